@@ -190,17 +190,17 @@ OURS_ONLY: dict[str, Callable[[str], bool]] = {
 }
 # What we may say to refuse a word that Hydra reads.
 THEIRS_ONLY: dict[str, str] = {
-    "shell-safe-ranges": "takes (FIRST|START), |is not a number that|a number is missing|stands alone",
-    "references-in-references": r"'\$\{' is never closed|the reference names nothing",
+    "shell-safe-ranges": "takes (FIRST|START), |is not a number that|a number is missing|among choices",
+    "references-in-references": r"'\$\{' is never closed|the reference is empty",
     "no-empty-key": "expected a key such as lr or model.depth, found ('[=@]'|nothing)",
     "no-dash-at-a-key's-end": "such as .*, found '-'|don't go together",
-    "no-map-key-twice": "stands twice in one map",
-    "no-empty-axis": "is empty|goes the wrong way",
+    "no-map-key-twice": "is twice in one map",
+    "no-empty-axis": "is empty|has the wrong direction",
     "no-other-functions": "there is no function",
     "no-functions-inside": r"'\(' inside text that is not in quotes",
     "no-names-in-functions": "'.*=.*' is not a number",
-    "no-swept-deletion": "what is (deleted|removed|appended) can't be swept",
-    "no-range-among-choices": "a range stands alone, not among choices",
+    "no-swept-deletion": "a deletion can't be swept|(a removed|an appended) value can't be swept",
+    "no-range-among-choices": "a range can't be among choices",
     "bounded-nesting": "nested deeper than",
 }
 

@@ -1,18 +1,18 @@
 """The adapters file: several adapters over one base, each with data and checkpoints of its own.
 
-    base = "Qwen/Qwen2.5-0.5B"          # what stands up here holds for all of them; so does key=value beside the file
+    base = "Qwen/Qwen2.5-0.5B"          # keys at the top hold for all of them; so does key=value beside the file
     epochs = 3
 
     [[adapter]]
-    data = "legal.jsonl"                # seen from the file's folder
+    data = "legal.jsonl"                # relative to the file's folder
     checkpoint = "checkpoints/legal"
     label = "legal"
-    rank = 16                           # alpha is then 32, unless it says alpha
+    rank = 16                           # alpha defaults to 32 then
     learning_rate = 2e-4
     max_seq_len = 512
 
-TOML, or YAML with the same keys. All faults of a file are found in one go, each with its line and key. Which arguments
-there are beside `data`, `checkpoint` and `label` is not known here: whoever knows hands in a schema.
+TOML, or YAML with the same keys. All faults of a file are reported at once, each with its line and key. The arguments
+beside `data`, `checkpoint` and `label` come from the recipe's schema, which is passed in.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ OLDER_WORDS: Mapping[str, str] = {"learning_rate": "lr"}
 """Keys of the file that are arguments by another name."""
 TURNS = "turns"
 _SCHEDULES = ("synchronized", "round_robin", "priority")
-"""What `schedule` may say of whose turn it is; anything else is of the learning rate."""
-WHOSE_TURN = f"whose turn it is: {', '.join(_SCHEDULES)}"
-"""What to say, too, of a schedule that is neither."""
+"""Values of `schedule` that set the order of adapters; any other is of the learning rate."""
+WHOSE_TURN = f"order of adapters: {', '.join(_SCHEDULES)}"
+"""Added to the message about a schedule that is neither."""
 _OWN_WORDS = ("data", "checkpoint", "label")
 _OF_ALL = ("base", TURNS)
-"""What the whole shared process has, so no adapter says it."""
+"""Keys of all adapters together, which no adapter has."""
 _FORM_HINT = "one adapter is [[adapter]] and its keys below it"
 _TAKEN = (BEST, "compare")
 """Folders of ours beside those of adapters."""
@@ -56,98 +56,98 @@ class AdapterEntry:
     """One `[[adapter]]` table."""
 
     number: int
-    """From 1, as it stands in the file."""
+    """From 1, in the order of the file."""
     label: str
-    """Its own among those of the file: what its results' folder is called."""
+    """Unique in the file: the name of its results' folder."""
     data: str
-    """Where its examples lie, from the root on; or a name that the recipe knows."""
+    """Absolute path of its examples; or a name that the recipe knows."""
     checkpoint: str
-    """The folder for its checkpoints, from the root on; nobody else's."""
+    """The folder for its checkpoints, an absolute path; not shared with other adapters."""
     values: Mapping[str, Any]
-    """What else it says, by the recipe's arguments."""
+    """Its other values, by the recipe's arguments."""
 
 
 @frozen
 class AdaptersFile:
-    """Everything that one file wants."""
+    """The content of one file."""
 
     path: str
     """From the root on."""
     shared: Mapping[str, Any] = fresh(factory=dict)
-    """What stands at its top, for every adapter that says nothing else."""
+    """Values at its top, defaults of every adapter."""
     adapters: tuple[AdapterEntry, ...] = ()
 
 
 def is_label(text: str) -> bool:
-    """Return whether an adapter may be called so: it becomes a folder's name."""
+    """Return True if a label is valid: it becomes a folder's name."""
     return text == text.strip() and text not in _TAKEN and is_job_name(text.replace(" ", "_"))
 
 
 @frozen
 class AdaptersContext:
-    """What there is to know beside the file."""
+    """What is known beside the file."""
 
     schema: Schema | None = None
-    """The arguments of the recipe that trains an adapter; unknown ones are let pass if nobody knows them."""
+    """The arguments of the recipe that trains an adapter; if there are none, unknown keys are accepted."""
     data: Collection[str] | None = ()
-    """Names that stand for examples without being files. Nothing: whether data is there does not matter."""
+    """Names of examples that are not files. None: whether data exists is not checked."""
     given: Mapping[str, Any] | None = None
-    """What was said beside the file, by argument. Nothing if the file alone is looked at: then it may lack a base."""
+    """Values given beside the file, by argument. None if the file alone is checked: then it may lack a base."""
 
 
 class ParsedAdapter(NamedTuple):
-    """One adapter on its way: what was read of it, and where that stands."""
+    """One adapter while it is read: its values, and their places."""
 
     given: ParsedMap
     """Its values by the recipe's arguments; `checkpoint`, `data` and `label` by their own names."""
     entry: AdapterEntry | None
-    """Nothing if it lacks what it has to have; the faults say why."""
+    """None if it lacks a required value; the faults name it."""
     words: Mapping[str, str]
     """By the recipe's argument, the key that the file has for it."""
     own: Mapping[str, str] = MappingProxyType({})
-    """Its data, folder and label, as far as they are right; paths from the root on."""
+    """Its data, folder and label, as far as they are valid; absolute paths."""
 
     def note(self, argument: str, message: str, hint: str, reading: FileDiagnostics) -> None:
-        """Note what is wrong with an argument, where the adapter says it."""
+        """Note a fault of an argument, at its place in the adapter."""
         word = self.words.get(argument, argument)
         reading.refuse(self.given.at(word), below(self.given.key, word), message, hint)
 
 
 class ParsedAdaptersFile(NamedTuple):
-    """A file on its way."""
+    """A file while it is read."""
 
     file: AdaptersFile
     top: ParsedAdapter
-    """What stands at its top; no adapter."""
+    """Values at its top, outside of adapters."""
     adapters: Sequence[ParsedAdapter]
 
 
 Making = Callable[[ParsedAdaptersFile, FileDiagnostics], T]
-"""Makes something of a file. It may note faults: places are known only as long as it works."""
+"""Builds something from a file. It may note faults: places are known only meanwhile."""
 
 
 def read_adapters(name: str, path: str, around: AdaptersContext | None = None) -> AdaptersFile:
-    """Read an adapters file, called `name` in what is said about it.
+    """Read an adapters file, called `name` in messages.
 
-    Raises `InvalidAdapters` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
+    Raises `InvalidAdapters` with all faults, or `LocalFile` if it can't be read at all.
     """
     return read_adapters_into(file_as_it_is, name, path, around)
 
 
 def read_adapters_into(make: Making[T], name: str, path: str, around: AdaptersContext | None = None) -> T:
-    """Read an adapters file and make something of it; what is noted meanwhile is raised with all the rest."""
+    """Read an adapters file and build something from it; faults noted meanwhile are raised with all the rest."""
     return read_as(
         WHAT, name, path, lambda reading, tree: adapters_of(make, reading, tree, around or AdaptersContext())
     )
 
 
 def adapters_of(make: Making[T], reading: FileDiagnostics, tree: LocatedValue | None, around: AdaptersContext) -> T:
-    """Make something of a file that was opened."""
+    """Build something from an open file."""
     at = tree if tree is not None else LocatedValue({}, 1, 1, 1, 1)
     top = _Words(around, reading, noun="adapters file").read_map(at, "", own=(ADAPTERS,))
     if tree is not None and around.given is not None and not top.given.says("base") and "base" not in around.given:
         hint = 'base = "org/name", or a folder, above the first [[adapter]]; or base=… beside the file'
-        reading.refuse(at, "base", "nothing says over which base the adapters are trained", hint)
+        reading.refuse(at, "base", "base is missing", hint)
     adapters = tuple(_adapters(at, reading, around)) if tree is not None else ()
     _refuse_shared(adapters, reading)
     entries = tuple(one.entry for one in adapters if one.entry is not None)
@@ -160,7 +160,7 @@ def adapters_of(make: Making[T], reading: FileDiagnostics, tree: LocatedValue | 
 
 
 def argument_of(word: str, value: object) -> str:
-    """Return the recipe's argument that a key of the file means."""
+    """Return the recipe's argument for a key of the file."""
     if word == "schedule" and value in _SCHEDULES:
         return TURNS
     return OLDER_WORDS.get(word, word)
@@ -194,7 +194,7 @@ def _adapters(tree: LocatedValue, reading: FileDiagnostics, around: AdaptersCont
 
 
 def _own(given: ParsedMap, folder: str, reading: FileDiagnostics, around: AdaptersContext) -> dict[str, str]:
-    """Read what an adapter has words of its own for."""
+    """Read the keys of an adapter that are not arguments of the recipe."""
     own: dict[str, str] = {}
     for word, kind in _OWN_KINDS.items():
         if given.says(word):
@@ -214,7 +214,7 @@ def _may_be_a_name(text: str) -> bool:
     return "\0" not in text
 
 
-_NAME_RULE = "no file is called so"
+_NAME_RULE = "not a valid file name"
 _OWN_KINDS = {
     "data": Text("a file of examples", fits=_may_be_a_name, hint=_NAME_RULE),
     "checkpoint": Text("a folder", fits=_may_be_a_name, hint=_NAME_RULE),
@@ -236,7 +236,7 @@ def _entry(read: ParsedAdapter, index: int, labels: _Labels, around: AdaptersCon
 
 
 def _with_alpha(values: Mapping[str, Any], around: AdaptersContext) -> dict[str, Any]:
-    """Return values with the alpha that a rank brings with it: twice as much, as the file has always meant it."""
+    """Return values with the default alpha of a rank: twice the rank."""
     rank = values.get("rank")
     knows_alpha = around.schema is None or "alpha" in around.schema.leaves
     if type(rank) is not int or "alpha" in values or not knows_alpha:
@@ -254,7 +254,7 @@ def _data(given: ParsedMap, data: str, folder: str, reading: FileDiagnostics, ar
     path = _from(folder, data)
     if around.data is None or os.path.exists(path):
         return path
-    hint = f"seen from the file's folder, {folder}"
+    hint = f"relative to the file's folder, {folder}"
     reading.refuse(given.at("data"), f"{given.key}.data", f"there is no file {shown(data)}", hint)
     return ""
 
@@ -283,34 +283,34 @@ def _refuse_shared(adapters: Sequence[ParsedAdapter], reading: FileDiagnostics) 
                 value = os.path.realpath(value)
             if value and first.setdefault(value, one) is not one:
                 hint = f"first on line {first[value].given.at(word).line}"
-                message = f"{what} {shown(one.given.at(word).value)} is another adapter's, too"
+                message = f"{what} {shown(one.given.at(word).value)} is used by another adapter, too"
                 reading.refuse(one.given.at(word), f"{one.given.key}.{word}", message, hint)
         if word == "checkpoint":
             _refuse_nested(first, reading)
 
 
 def _refuse_nested(folders: Mapping[str, ParsedAdapter], reading: FileDiagnostics) -> None:
-    """Refuse a folder for checkpoints inside of another adapter's, who replaces what lies there."""
+    """Refuse a folder for checkpoints inside of another adapter's, which replaces its content."""
     for folder, one in folders.items():
         above = next((outer for outer in _above(folder) if outer in folders), None)
         if above is not None:
             at, outer = one.given.at("checkpoint"), folders[above].given.at("checkpoint")
-            message = f"the folder {shown(at.value)} lies in another adapter's, {shown(outer.value)}"
-            hint = f"give each a folder of its own, side by side; the other is on line {outer.line}"
+            message = f"the folder {shown(at.value)} is inside another adapter's, {shown(outer.value)}"
+            hint = f"use a separate folder for each adapter; the other is on line {outer.line}"
             reading.refuse(at, f"{one.given.key}.checkpoint", message, hint)
 
 
 def _above(folder: str) -> Iterator[str]:
-    """Return every folder that a folder lies in."""
+    """Return every folder above a folder."""
     while (folder := os.path.dirname(folder)) != os.path.dirname(folder):
         yield folder
 
 
 class _Labels:
-    """Labels for those that have none: by their checkpoints' folder, as long as that tells them apart."""
+    """Labels for adapters without one: the name of their checkpoints' folder, if that is unique."""
 
     def __init__(self, items: Sequence[LocatedValue]) -> None:
-        # Numbers that are so far apart are nobody else's.
+        # Numbers beyond these are unique.
         self._count = max(1000, len(items))
         maps = [item.value if type(item.value) is dict else {} for item in items]
         self._said = {one["label"].value for one in maps if "label" in one and type(one["label"].value) is str}
@@ -343,7 +343,7 @@ class _Words:
     def read_map(
         self, node: LocatedValue, key: str, *, own: Sequence[str], elsewhere: Sequence[str] = ()
     ) -> ParsedAdapter:
-        """Read every key; `own` are left to whoever asks, what belongs `elsewhere` is refused."""
+        """Read every key; `own` are left to the caller, keys that belong `elsewhere` are refused."""
         values: dict[str, Any] = {}
         words: dict[str, str] = {}
         for word, item in node.value.items():
@@ -352,19 +352,19 @@ class _Words:
             for path, leaf in self._in_record(word, item):
                 name = argument_of(path, leaf.value)
                 if name in elsewhere:
-                    message, hint = f"{word} is the same for all adapters", "say it above the first [[adapter]]"
+                    message, hint = f"{word} is the same for all adapters", "put it above the first [[adapter]]"
                     self._reading.refuse(item, below(key, word), message, hint, at_key=True)
                     continue
                 if name in words:
-                    message = f"{path} and {words[name]} say the same"
-                    self._reading.refuse(leaf, below(key, path), message, "leave out one", at_key=True)
+                    message = f"{path} and {words[name]} are the same argument"
+                    self._reading.refuse(leaf, below(key, path), message, "remove one", at_key=True)
                 elif (value := self._value(name, leaf, below(key, path), own)) is not WRONG:
                     values[name] = value
                 words.setdefault(name, path)
         return ParsedAdapter(given=ParsedMap(node, key, values), entry=None, words=words)
 
     def _in_record(self, word: str, item: LocatedValue) -> Iterator[tuple[str, LocatedValue]]:
-        """Return the leaves of a map that is a record of the recipe's; any other value as it is."""
+        """Return the leaves of a map that is a record of the recipe; any other value as it is."""
         is_record = self._leaves is not None and any(path.startswith(f"{word}.") for path in self._leaves)
         if not is_record or type(item.value) is not dict:
             yield word, item
@@ -392,4 +392,4 @@ class _Words:
 
 
 _HIDDEN = frozenset({"data", "label", "checkpoints", "adapter_index", "machine_gpus"})
-"""Arguments that the file has words of its own for, or that Stoker finds out."""
+"""Arguments with keys of their own in the file, or set by Stoker."""

@@ -1,4 +1,4 @@
-"""The cluster file into nodes: which machines there are, and under which policy work is put there.
+"""The cluster file into nodes: the machines, and the policy for work on them.
 
     nodes:
       - { name: laptop, host: localhost }
@@ -12,8 +12,8 @@
       ada: { weight: 2 }
       "*": { most_jobs: 8 }
 
-YAML, or TOML with the same keys (`[[nodes]]`, `[[nodes.gpus]]`). All faults of a file are found in one go: first what
-its values are, then what they mean together, node by node.
+YAML, or TOML with the same keys (`[[nodes]]`, `[[nodes.gpus]]`). All faults of a file are reported at once: first of
+single values, then of their combination, node by node.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def _is_user(text: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """Return whether a text can be a machine's address: a name, or an IP address, in brackets or not."""
+    """Return True if a text can be a machine's address: a name, or an IP address, in brackets or not."""
     return _HOST.fullmatch(text) is not None or _address(text) is not None
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether an address leads back to where it is asked from, however it is spelt."""
+    """Return True if an address is this machine itself, however it is spelt."""
     name = host.rstrip(".").lower()
     if name in _LOCAL_NAMES or name.endswith(".localhost"):
         return True
@@ -124,7 +124,7 @@ GPU = MapSchema(
             "its memory in MiB, such as 24564",
             is_required=True,
         ),
-        Field("memory_type", EnumField(MemoryType), "whose memory it works in: its own, or the machine's"),
+        Field("memory_type", EnumField(MemoryType), "discrete: its own memory; unified: the machine's"),
     ),
 )
 
@@ -134,49 +134,49 @@ NODE = MapSchema(
         Field(
             "name",
             Text("a node's name", fits=is_node_name, hint=NODE_NAME_RULE),
-            "what it is called; the machine's host id",
+            "its name; the machine's host id",
             is_required=True,
         ),
         Field(
             "host",
-            Text("an address", fits=is_host, hint="a name or an IP address; users and ports have places of their own"),
+            Text("an address", fits=is_host, hint="a name or an IP address; user and port have keys of their own"),
             "its address: a name or an IP address",
             is_required=True,
         ),
         Field(
             "transport",
             EnumField(NodeTransport),
-            "how it would be reached from here; read and shown, nothing uses it yet",
+            "how it would be reached from here; shown only",
         ),
         Field(
             "user",
             Text("a user's name", fits=lambda text: _USER.fullmatch(text) is not None, may_be_empty=True),
-            "who logs in there",
+            "login name there",
             may_be_null=True,
         ),
         Field("gpus", ListOf(GPU), "its devices; none: jobs run on its CPU"),
         Field(
             "max_adapters",
             IntegerField(least=1, most=MOST_SLOTS, let_pass=0),
-            "how many jobs at once; more than one: they may share devices",
+            "maximum number of jobs at once; more than one: they may share devices",
         ),
         Field("cpu_cores", IntegerField(least=1, most=1_000_000), "physical cores", may_be_null=True),
         Field("ram_mb", IntegerField(least=1, most=MOST_MIB, unit_bytes=MIB), "memory in MiB", may_be_null=True),
         Field(
             "slots",
             IntegerField(least=1, most=MOST_SLOTS),
-            "how many jobs at once, where that is not max_adapters or one per device",
+            "maximum number of jobs at once (default: max_adapters, or one per device)",
             may_be_null=True,
         ),
         Field(
             "shares_devices",
             Flag(),
-            "whether jobs may share a device; unless said, they may if max_adapters is more than one",
+            "whether jobs may share a device (default: true if max_adapters is more than one)",
             may_be_null=True,
         ),
         Field("allow_jobs", JOB_LIST, "only these jobs or recipes; empty: all"),
-        Field("deny_jobs", JOB_LIST, "not these; wins over allow_jobs"),
-        Field("priority", IntegerField(least=-(2**31)), "better than others if it is higher"),
+        Field("deny_jobs", JOB_LIST, "not these; takes precedence over allow_jobs"),
+        Field("priority", IntegerField(least=-(2**31)), "preferred over others if higher"),
         Field("description", Text(may_be_empty=True), "a note for people"),
     ),
 )
@@ -189,8 +189,8 @@ USER = MapSchema(
             NumberField(least=_LEAST_WEIGHT, most=_MOST_WEIGHT),
             "share beside other users within a priority: 2 is twice as much as 1, which is the default",
         ),
-        Field("most_jobs", IntegerField(least=1), "how many jobs at once", may_be_null=True),
-        Field("most_devices", IntegerField(least=1), "how many devices at once", may_be_null=True),
+        Field("most_jobs", IntegerField(least=1), "maximum number of jobs at once", may_be_null=True),
+        Field("most_devices", IntegerField(least=1), "maximum number of devices at once", may_be_null=True),
     ),
     meant={
         **dict.fromkeys(("share", "shares", "priority"), "weight"),
@@ -214,15 +214,15 @@ CLUSTER = MapSchema(
 
 
 def read_cluster(name: str, path: str) -> Cluster:
-    """Read a cluster file, called `name` in what is said about it.
+    """Read a cluster file, called `name` in messages.
 
-    Raises `InvalidCluster` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
+    Raises `InvalidCluster` with all faults, or `LocalFile` if it can't be read at all.
     """
     return read_as(WHAT, name, path, cluster_of)
 
 
 def cluster_of(reading: FileDiagnostics, tree: LocatedValue | None) -> Cluster:
-    """Make the nodes of a file that was opened."""
+    """Build the nodes of an open file."""
     nodes: tuple[ParsedMap, ...] = ()
     users: Mapping[str, ParsedMap] = {}
     if tree is not None:
@@ -241,7 +241,7 @@ def cluster_of(reading: FileDiagnostics, tree: LocatedValue | None) -> Cluster:
 
 
 class _Rules:
-    """What nodes and their devices mean together, in the order in which system B looked at it."""
+    """Checks of nodes and their devices together, in the order of system B."""
 
     def __init__(self, reading: FileDiagnostics) -> None:
         self._reading = reading
@@ -268,7 +268,7 @@ class _Rules:
     def _check_slots(self, node: ParsedMap) -> None:
         if node.get("max_adapters") == 0:
             message = f"{_called(node)}: max_adapters is 0, so it would never get a job"
-            self._refuse(node, "max_adapters", message, "at least 1; leave out a node that takes no work")
+            self._refuse(node, "max_adapters", message, "at least 1; remove a node that takes no work")
 
     def _check_address(self, node: ParsedMap) -> None:
         host = node.get("host")
@@ -289,7 +289,7 @@ class _Rules:
         if first is gpu:
             return
         where = "it" if first_node is node else _called(first_node)
-        message = f"{_called(node)}: duplicate GPU UUID {uuid}: {where} has it on line {first.at('uuid').line}, too"
+        message = f"{_called(node)}: duplicate GPU UUID {uuid}: also in {where}, line {first.at('uuid').line}"
         self._refuse(gpu, "uuid", message, "a device is in one machine, once")
 
     def _refuse(self, given: ParsedMap, name: str, message: str, hint: str) -> None:
@@ -307,15 +307,15 @@ def _node(given: ParsedMap) -> Node:
     return Node(**values)
 
 
-# A cluster as text: the form that people read, and the file that reads back as the same cluster.
+# A cluster as text: the form for people, and the file that reads back as the same cluster.
 
 _LEFT_OUT: dict[str, Any] = fields_of(Node(name="", host="")) | fields_of(Gpu(uuid="", type="", vram_mb=0))
 
 
 def render_cluster(cluster: Cluster) -> str:
-    """Write a cluster for people: a line of sums, then a line for each node. No line end after the last.
+    """Format a cluster for people: a line of sums, then a line for each node. No line end after the last.
 
-    It is wide, and its columns stand below each other.
+    It is wide, with aligned columns.
     """
     count, slots = len(cluster.nodes), cluster.adapter_slots
     head = f"{count:,} node{'' if count == 1 else 's'}, {slots:,} adapter slot{'' if slots == 1 else 's'}"
@@ -329,7 +329,7 @@ def render_cluster(cluster: Cluster) -> str:
 
 
 def write_cluster(cluster: Cluster) -> str:
-    """Write a cluster as a YAML file: each node's keys below each other, a device per line, defaults left out."""
+    """Format a cluster as a YAML file: each node's keys one below the other, a device per line, without defaults."""
     lines = ["nodes:"] if cluster.nodes else ["nodes: []"]
     for node in cluster.nodes:
         for position, line in enumerate(_node_lines(node)):
@@ -343,7 +343,7 @@ def write_cluster(cluster: Cluster) -> str:
 
 
 def node_as_json(node: Node) -> dict[str, Any]:
-    """Return a node as JSON does: every key of the file, defaults included."""
+    """Return a node as JSON: every key of the file, defaults included."""
     return {**fields_of(node), "gpus": [fields_of(gpu) for gpu in node.gpus]}
 
 
@@ -363,7 +363,7 @@ def _node_lines(node: Node) -> Iterator[str]:
 
 
 def _given(noun: Node | Gpu) -> Iterator[tuple[str, Any]]:
-    """Return what differs from the defaults, and what has none."""
+    """Return the values that differ from the defaults, and those without one."""
     for key, value in fields_of(noun).items():
         if key in _ALWAYS or value != _LEFT_OUT[key]:
             yield key, value

@@ -28,20 +28,19 @@ from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.jsontext import dumps
 
-# What two configurations have to share to be the same one.
+# Fingerprints of configurations.
 #
-# `identity_fingerprint` names a trial: everything that is wanted, and nothing about how it is run (threads,
-# verbosity)
-# or noted beside it. `full_fingerprint` covers all of it. Both are digests of the canonical encoding, so types count
-# (1, 1.0, "1" and true are four values, and so are NaN, infinity, "inf" and null), the order of keys does not, and
-# neither do the layers that the values came from.
+# `identity_fingerprint` identifies a trial: everything that affects its result, and nothing about how it is run
+# (threads, verbosity) or noted beside it. `full_fingerprint` covers all of it. Both are digests of the canonical
+# encoding, so types count (1, 1.0, "1" and true are four values, and so are NaN, infinity, "inf" and null), the order
+# of keys does not, and neither do the layers that the values came from.
 
 IDENTITY: Final = "config-identity"
 FULL: Final = "config-full"
 
 
 def identity_fingerprint(values: Mapping[str, Any], schema: Schema) -> Digest:
-    """Digest what is wanted: every leaf but those that are declared as being about the running of it."""
+    """Digest every leaf but those that are declared to be about running."""
     return digest_value(IDENTITY, _without(dict(values), _runtime_steps(schema)))
 
 
@@ -53,8 +52,8 @@ def full_fingerprint(values: Mapping[str, Any], notes: Mapping[str, Any]) -> Dig
 class TrialFingerprints:
     """Identity fingerprints of many trials that share most of their values with one base.
 
-    Whatever a trial has from the base as the very same object is not encoded again. Gives what `identity_fingerprint`
-    gives.
+    Values that a trial shares with the base as the same object are not encoded again. The result is that of
+    `identity_fingerprint`.
     """
 
     def __init__(self, base: Mapping[str, Any], schema: Schema) -> None:
@@ -65,7 +64,7 @@ class TrialFingerprints:
         self._order = sorted(self._chunks, key=str.encode)
 
     def identity(self, values: Mapping[str, Any]) -> Digest:
-        """Digest what one trial wants."""
+        """Digest one trial."""
         base, chunks = self._base, self._chunks
         order = self._order if values.keys() == base.keys() else sorted(values, key=str.encode)
         parts = [
@@ -75,7 +74,7 @@ class TrialFingerprints:
         return digest_encoded(IDENTITY, b"m%d:%b" % (len(wanted), b"".join(wanted)))
 
     def _chunk(self, key: str, value: Any) -> bytes:
-        """Encode a key with its value, as they stand in an encoded map; nothing if all of it is about running."""
+        """Encode a key with its value, as in an encoded map; nothing if all of it is about running."""
         if key in self._touched:
             left = _without({key: value}, self._runtime)
             if not left:
@@ -94,7 +93,7 @@ def _without(values: dict[str, Any], paths: list[list[str]]) -> dict[str, Any]:
     return values
 
 
-# A configuration that is composed: its values, where each came from, and the values of each trial of its sweep.
+# A composed configuration: its values, their origins, and the values of each trial of its sweep.
 
 Options = tuple[tuple[str, str], ...]
 """Options of groups that a point chooses."""
@@ -120,7 +119,7 @@ class ComposedConfig:
     origins: Mapping[str, tuple[LayerValue, ...]]
     """For each leaf its value in each layer, the winner last; a deleted leaf ends with `NOTHING`."""
     notes: Mapping[str, Any]
-    """Leaves beyond a closed schema, by their path: kept and shown, no part of the identity."""
+    """Leaves beyond a closed schema, by their path: kept and shown, not part of the identity."""
     sweep: Sweep | None
     groups: Mapping[str, tuple[str, ...]]
     """The chosen options, by group."""
@@ -135,28 +134,28 @@ class ComposedConfig:
     _fingerprints: TrialFingerprints | None = None
 
     def at(self, point: SweepPoint) -> dict[str, Any]:
-        """Return the values of one trial. Raises `InvalidConfig` where only this point's combination is wrong."""
+        """Return the values of one trial. Raises `InvalidConfig` if only this point's combination is wrong."""
         if not self._swept_groups:
             return self._trials.at(point.choices)
         base, choices = self._split(point)
         return base._trials.at(choices)  # noqa: SLF001 - it is one of us
 
     def identity(self) -> Digest:
-        """Name what is wanted without its sweep."""
+        """Return the identity without its sweep."""
         return identity_fingerprint(self.values, self.schema)
 
     def trials(self, points: Iterator[SweepPoint]) -> Iterator[tuple[SweepPoint, dict[str, Any], Digest]]:
-        """Return points with their values and names, one at a time."""
+        """Yield points with their values and identities."""
         for point in points:
             values = self.at(point)
             yield point, values, self._identities.identity(values)
 
     def full(self) -> Digest:
-        """Digest everything, notes and what is about running included."""
+        """Digest everything, notes and leaves about running included."""
         return full_fingerprint(self.values, self.notes)
 
     def explain(self, path: str, point: SweepPoint | None = None) -> dict[str, tuple[LayerValue, ...]]:
-        """Return what every layer said about a leaf, or about all leaves of a branch; nothing if nobody said anything.
+        """Return all candidates of a leaf, or of all leaves of a branch; empty if no layer sets it.
 
         With a point, its choices come last.
         """
@@ -165,15 +164,15 @@ class ComposedConfig:
         if point is not None:
             base, listed = self._split(point)
             choices = dict(listed)
-        told = {leaf: stack for leaf, stack in base.origins.items() if _is_at(leaf, path)}
+        candidates = {leaf: stack for leaf, stack in base.origins.items() if _is_at(leaf, path)}
         for leaf, choice in choices.items():
             if _is_at(leaf, path):
                 origin = ValueOrigin(layer=ConfigLayer.SWEEP, where=f"{leaf}={choice.text}")
-                told[leaf] = (*told.get(leaf, ()), LayerValue(origin=origin, value=choice.value))
-        return told
+                candidates[leaf] = (*candidates.get(leaf, ()), LayerValue(origin=origin, value=choice.value))
+        return candidates
 
     def rows(self) -> list[ConfigRow]:
-        """Return every leaf that there is with its value and the origin that won, in the order of the layers."""
+        """Return every leaf with its value and the winning origin, in the order of the layers."""
         rows = []
         for path, stack in self.origins.items():
             if stack[-1].value is NOTHING:
@@ -185,7 +184,7 @@ class ComposedConfig:
         return rows
 
     def record(self) -> dict[str, Any]:
-        """Return everything that is known as plain data, for a file beside the results."""
+        """Return everything as plain data, for a file beside the results."""
         return {
             "values": self.values,
             "notes": dict(self.notes),
@@ -195,11 +194,11 @@ class ComposedConfig:
         }
 
     def to_yaml(self) -> str:
-        """Write the values as YAML that reads back as the same values."""
+        """Format the values as YAML that reads back as the same values."""
         return to_yaml(self.values)
 
     def to_json(self) -> str:
-        """Write the values as JSON, numbers that are not finite tagged."""
+        """Format the values as JSON, numbers that are not finite tagged."""
         return to_json(self.values)
 
     @property
@@ -228,7 +227,7 @@ def _is_at(leaf: str, path: str) -> bool:
     return leaf == path or leaf.startswith(f"{path}.") or path.startswith(f"{leaf}.")
 
 
-# So many choices of an axis are tried ahead where each means composing or resolving again.
+# So many choices of an axis are tried in advance where each means composing or resolving again.
 _TRIED = 200
 
 
@@ -284,13 +283,13 @@ class _Composition:
             if type(override.value) is not Axis:
                 overriding.apply(override)
             elif overriding.may_set(override, override.path, override.origin) and overriding.is_note(override.path):
-                message = "is no part of what is wanted, so it can't be swept"
+                message = "is not part of the identity, so it can't be swept"
                 hint = self._words.suggestion(override.path, [])
                 self.faults.append(fault_at(override.origin, message, hint=hint, key=override.path))
         return self._finish(tree, tuple(overriding.notes))
 
     def refuse(self, where: str) -> None:
-        """Raise if anything is wrong, each fault told once."""
+        """Raise if there is any fault, each once."""
         if self.faults:
             raise faulty(list(dict.fromkeys(self.faults)), where)
 
@@ -305,8 +304,8 @@ class _Composition:
                 known = {(fault.where, fault.message) for fault in self.faults}
                 for fault in variant.faults:
                     if (fault.where, fault.message) not in known:
-                        said = f"{fault.message}, with {path}={choice.text}"
-                        self.faults.append(Diagnostic(fault.where, said, fault.hint, fault.shown))
+                        message = f"{fault.message}, with {path}={choice.text}"
+                        self.faults.append(Diagnostic(fault.where, message, fault.hint, fault.shown))
 
     def _finish(self, tree: LayeredTree, notes: tuple[str, ...]) -> ComposedConfig:
         sweep = self._typed_sweep()
@@ -382,7 +381,7 @@ class _Composition:
         )
 
     def _refuse_unknown_axes(self, tree: LayeredTree, axes: Mapping[str, Axis]) -> None:
-        """Refuse axes of files that a closed schema does not know; those of overrides were asked about before."""
+        """Refuse axes of files that a closed schema does not have; those of overrides were checked before."""
         for path, axis in axes.items():
             origin = axis.origin
             if origin is None or not origin.line:
@@ -393,7 +392,7 @@ class _Composition:
                 tree.refuse(origin, "there is no such key", self._words.suggestion(path, []), key=path)
 
     def _required(self, tree: LayeredTree) -> list[str]:
-        """Return the leaves that nobody set and that have no default; unknown while a file is only half read."""
+        """Return the leaves without a value and a default; unknown while a file is only half read."""
         if self._shelf.is_torn:
             return []
         return [
@@ -403,7 +402,7 @@ class _Composition:
         ]
 
     def _try_choices(self, trials: Trials, axes: Mapping[str, Axis]) -> None:
-        """Try each choice beside the first ones of the other axes, where a combination can go wrong."""
+        """Try each choice beside the first ones of the other axes, where a combination can be wrong."""
         first = {path: axis.choices.at(0) for path, axis in axes.items()}
         for path, axis in axes.items():
             if trials.depend_on(path, islice(axis.choices, _TRIED)):
@@ -414,9 +413,9 @@ class _Composition:
 def _with_first_choices(
     tree: LayeredTree, axes: Mapping[str, Axis]
 ) -> tuple[dict[str, Any], Mapping[str, ValueOrigin], tuple[str, ...]]:
-    """Lend each leaf that only the sweep sets its first choice, so that what refers to it can be tried.
+    """Set each leaf that only the sweep sets to its first choice, so that references to it can be tried.
 
-    Gives the values, the leaves that refer, and the leaves to which something was lent.
+    Returns the values, the leaves with references, and the leaves that were set.
     """
     absent = {path: axis for path, axis in axes.items() if tree.at(path) is ABSENT}
     if not absent or not tree.referring:
@@ -437,10 +436,10 @@ def _faults_at(trials: Trials, choices: Mapping[str, AxisValue]) -> Sequence[Dia
 
 # A configuration as text: YAML and JSON that read back as the same values.
 #
-# The YAML is the plain subset that `yaml_file` reads: block maps, lists in one line where they hold single values, text
-# in double quotes wherever it could mean something else.
+# The YAML is the plain subset that `yaml_file` reads: block maps, lists in one line if they hold single values, text
+# in double quotes wherever it could be read as something else.
 
-# Text that stands without quotes in block and flow alike: nothing in it means anything to YAML.
+# Text without quotes, valid in block and flow style.
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*(?: [A-Za-z0-9_./+-]+)*", re.ASCII)
 _ESCAPED = re.compile('["\\\\\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]')
 _NAMED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}

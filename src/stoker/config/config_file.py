@@ -1,4 +1,4 @@
-"""One configuration file, whichever of its languages it is written in, as a located tree."""
+"""One configuration file, YAML or TOML, as a located tree."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def read_config(
     most_values: int = MOST_VALUES,
     is_placed: bool = True,
 ) -> tuple[SourceFile, LocatedValue | None]:
-    """Read a file, called `name` in what is said about it. Nothing in place of its tree if it can't be read to its end.
+    """Read a file, called `name` in messages. Returns None instead of its tree if it can't be read to its end.
 
-    A file that is not there, or may not be read, is an error at once: there is no line to point at. `what` is the sort
-    of file it is to be. Places of TOML cost as much as all the rest of it; `is_placed` does without.
+    A file that does not exist, or may not be read, is an error at once: there is no line to point at. `what` is the
+    type of file it should be. Places of TOML cost as much as all the rest of it; `is_placed` does without.
     """
     if not path.endswith(SUFFIXES) and os.path.exists(path):
         message = f"can't tell whether {name} is YAML or TOML"
@@ -79,10 +79,10 @@ def _bytes_of(name: str, path: str, what: str) -> bytes:
 
 
 def _read(path: str) -> bytes:
-    """Read a file, and at most one byte more than may be."""
+    """Read a file, and at most one byte more than the limit."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # As much as the system says there is, and then whatever else there is: a pipe has no size.
+        # As much as the system reports, and then the rest: a pipe has no size.
         data = os.read(fd, min(os.fstat(fd).st_size, LARGEST_BYTES) + 1)
         while data and len(data) <= LARGEST_BYTES and (more := os.read(fd, LARGEST_BYTES + 1 - len(data))):
             data += more
@@ -119,11 +119,11 @@ def _source(name: str, path: str, text: str) -> SourceFile:
     return SourceFile(name=name, path=path, text=text, lines=tuple(text.split("\n")))
 
 
-# The files of one composition: each is read once, however often it is named.
+# The files of one composition: each is read once.
 
 
 class ConfigFiles:
-    """Files and folders by their name. `faults` collects what is wrong with any of them."""
+    """Files and folders by their name. `faults` collects the faults of all of them."""
 
     def __init__(self, folder: str, faults: list[Diagnostic]) -> None:
         self.faults = faults
@@ -133,7 +133,7 @@ class ConfigFiles:
 
     @property
     def is_torn(self) -> bool:
-        """A file could not be read to its end, so what seems to be missing may stand in the rest of it."""
+        """A file could not be read to its end, so what seems to be missing may be in the rest of it."""
         return any(tree is None for _, tree in self._files.values())
 
     def take(self, name: str) -> tuple[SourceFile, LocatedValue | None]:
@@ -147,14 +147,14 @@ class ConfigFiles:
         return taken
 
     def take_named(self, name: str) -> tuple[SourceFile, LocatedValue | None] | StokerError:
-        """Return a file that another one names; an error that reading it met is for the caller to place."""
+        """Return a file that another one names; the caller places an error of reading it."""
         try:
             return self.take(name)
         except StokerError as error:
             return error
 
     def find(self, folder: str, name: str) -> str | None:
-        """Return the name of the file that is meant by a name with or without its suffix; nothing if there is none."""
+        """Return the name of the file for a name with or without its suffix; nothing if there is none."""
         for suffix in ("", *SUFFIXES) if name.endswith(SUFFIXES) else SUFFIXES:
             file = os.path.join(folder, name + suffix)
             if file in self._files or os.path.isfile(os.path.join(self._folder, file)):

@@ -1,4 +1,4 @@
-"""Defaults lists followed through: from one file to all the files it is built on, in the order in which they count.
+"""Defaults lists, expanded: from one file to all the files it is built on, in the order in which they count.
 
 A file comes after those that it names, unless its `_self_` says otherwise. A group's option is put under the group's
 name, below whatever the naming file is put under. An outer file's `override` wins over an inner one's, and the command
@@ -25,7 +25,7 @@ from stoker.core.text import did_you_mean
 # The entries of a defaults list: which other files a file is built on.
 #
 # An option may be null (nothing, until an override chooses) or a list of options. A name that begins with a slash is
-# looked up from the folder of the first file, others beside the file that names them.
+# relative to the folder of the first file, others to the file that names them.
 
 _NAME = re.compile(
     r"(?:(?P<word>optional|override)\s+)?(?P<path>/?[^\s@/]+(?:/[^\s@/]+)*)(?:@(?P<package>[^\s@/]+))?\s*"
@@ -54,7 +54,7 @@ class DefaultsEntry:
 
 
 def read_defaults(source: SourceFile, tree: LocatedValue, faults: list[Diagnostic]) -> list[DefaultsEntry]:
-    """Read a file's defaults list, which always says where the file itself comes."""
+    """Read a file's defaults list, which always contains the file's own place."""
     node = tree.value.get("defaults")
     if node is None:
         return [_ITSELF]
@@ -131,13 +131,13 @@ _CHOOSING = (OverrideKind.CHANGE, OverrideKind.ADD, OverrideKind.FORCE, Override
 
 @frozen
 class GroupChoice:
-    """What a command line says about a group."""
+    """A choice of the command line for a group."""
 
     kind: OverrideKind
     key: str
     """The group, and its package where it is not the group's own: `model`, `db@backup`."""
     options: tuple[str, ...] | None
-    """Nothing for a deletion of whatever is chosen."""
+    """None to delete the choice."""
     origin: ValueOrigin
 
 
@@ -150,14 +150,14 @@ class ConfigGroups:
         self._leaves = leaves
 
     def is_group(self, name: str) -> bool:
-        """Return whether a name such as `model` or `db@backup` is that of a group."""
+        """Return True if a name such as `model` or `db@backup` is that of a group."""
         path = name.partition("@")[0]
         if "." in path or not any(self._shelf.options(os.path.join(os.path.dirname(one), path)) for one in self._files):
             return False
         return path not in self._leaves or any(path in self._named(one) for one in self._files)
 
     def chooses(self, override: Override) -> bool:
-        """Return whether an override is about a group."""
+        """Return True if an override is about a group."""
         if override.names_group:
             return True
         value = override.value
@@ -172,7 +172,7 @@ class ConfigGroups:
 
 
 def key_of(override: Override) -> str:
-    """Return the name of the group that an override is about."""
+    """Return the name of an override's group."""
     return override.path if override.package is None else f"{override.path}@{override.package}"
 
 
@@ -203,7 +203,7 @@ _PACKAGE = re.compile(r"[^\s.@/]+(?:\.[^\s.@/]+)*")
 
 @frozen
 class _Place:
-    """From where a file's own list is read: its folder below the first file's, its package, and who named it."""
+    """Context of a file's own list: its folder below the first file's, its package, and the files that named it."""
 
     folder: str
     package: str
@@ -215,9 +215,9 @@ class Expansion:
 
     def __init__(self, shelf: ConfigFiles, choices: Mapping[str, GroupChoice]) -> None:
         self.chosen: dict[str, tuple[str, ...]] = {}
-        """Options by group, as they came out."""
+        """Options by group, as chosen."""
         self.used: set[str] = set()
-        """The choices of the command line that met their group."""
+        """The choices of the command line whose group exists."""
         self._shelf = shelf
         self._faults = shelf.faults
         self._choices = choices
@@ -246,7 +246,7 @@ class Expansion:
         for entry in entries:
             if entry.is_override:
                 self._override(self._key(entry, place), entry)
-        # Later entries first: what they override may stand before them.
+        # Later entries first: what they override may come before them.
         parts = [self._expand_entry(entry, source, tree, place) for entry in reversed(entries)]
         return [layer for part in reversed(parts) for layer in part]
 
@@ -274,7 +274,7 @@ class Expansion:
             return self._file(entry, entry.origin, place, folder=folder, name=name, package=package)
         key = self._key(entry, place)
         if key in self.chosen:
-            # Entries are met from the last one on, so it is the one met before that comes second.
+            # Entries are visited from the last one on, so the one visited before is the second.
             again = self._entries[key].origin
             is_typed = again.layer is ConfigLayer.OVERRIDE
             hint = f"write {key}=OPTION, without +" if is_typed else f"write - override {key}: OPTION"
@@ -334,7 +334,7 @@ class Expansion:
             return []
         header = _header(source)
         if entry.package is None and header is not None and header != "_group_":
-            # A header speaks for the file wherever it is named from.
+            # A header applies to the file wherever it is named from.
             wanted = self._package(header, _Place(folder="", package="", chain=()), origin)
         else:
             wanted = self._package(entry.package or package, place, origin)
@@ -351,7 +351,7 @@ class Expansion:
     def _may_follow(self, source: SourceFile, origin: ValueOrigin, place: _Place) -> bool:
         if any(before.path == source.path for before in place.chain):
             chain = " → ".join(one.name for one in (*place.chain, source))
-            self._fault(origin, f"the defaults lists go in a circle: {chain}")
+            self._fault(origin, f"the defaults lists form a cycle: {chain}")
             return False
         self._count += 1
         if self._count == MOST_FILES:
@@ -365,7 +365,7 @@ class Expansion:
         return group if package == _dotted(group) else f"{group}@{package or GLOBAL}"
 
     def _package(self, wanted: str, place: _Place, origin: ValueOrigin) -> str:
-        """Return the dotted path that a package stands for, seen from the file that names it."""
+        """Return the dotted path of a package, relative to the file that names it."""
         if wanted in (GLOBAL, HERE):
             return "" if wanted == GLOBAL else place.package
         inner = wanted.removeprefix(f"{GLOBAL}.")

@@ -1,11 +1,10 @@
-"""Typed fields of a file's tree: a form says which keys a map may have, and of what kind each value is.
+"""Typed fields of a file's tree: a form declares the keys of a map, and the type of each value.
 
     GPU = Form("GPU", (Field("uuid", Text(), "its identity", is_required=True), Field("vram_mb", Whole(), "in MiB")))
 
-Reading goes on past every fault. Each one points at the value that is wrong, at the key that nobody knows, or at the
-map that lacks something; it says the key's whole path, what stands there, and what would be right. What was read
-without a fault is given; defaults are the business of whatever is made of it. What fields mean together is not known
-here.
+Reading continues after every fault. Each one points at the wrong value, at the unknown key, or at the map that lacks a
+key; it has the key's whole path, what is there, and what would be right. Values without a fault are returned; defaults
+are applied by the caller. Combinations of fields are not checked here.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from stoker.core.text import did_you_mean, parse_size, whole_number
 
 MOST_SHOWN: Final = 100
 WRONG: Final = object()
-"""In place of a value that was refused; the fault is noted."""
+"""In place of a refused value; the fault is noted."""
 PLAIN: Final = (str, int, float, bool, dict, list, type(None))
-"""What values are. Anything else, such as a date of TOML, was refused when the file was read."""
+"""Types of values. Others, such as a date of TOML, were refused when the file was read."""
 
-# Of these, what is equal is the same. Not so floats: 0.0 equals -0.0.
+# For these, equal means the same. Not so floats: 0.0 equals -0.0.
 _EXACT = frozenset({str, int, bool})
-# What nobody can change may be given twice.
+# Immutable values may be returned twice.
 _LASTING = frozenset({str, int, bool, float, tuple})
 _LONGEST_SHOWN = 60
 _LINE = re.compile(r":(\d+):\d+(?:: |$)")
@@ -39,7 +38,7 @@ _MOST_BITS = 128
 
 
 class FileDiagnostics:
-    """One file on its way into nouns: where it was read from, and its faults. The first are kept, all are counted."""
+    """One file while it is read: its source, and its faults. The first are kept, all are counted."""
 
     def __init__(self, source: SourceFile, faults: Iterable[Diagnostic] = ()) -> None:
         self.source = source
@@ -48,11 +47,11 @@ class FileDiagnostics:
 
     @property
     def is_full(self) -> bool:
-        """Whether a further fault would only be counted; nobody need think of a hint for it."""
+        """True if a further fault would only be counted; then no hint is needed."""
         return len(self.faults) >= MOST_SHOWN
 
     def refuse(self, node: LocatedValue, key: str, message: str, hint: str = "", *, at_key: bool = False) -> Any:
-        """Note a fault at a value, or at its key; give `WRONG`."""
+        """Note a fault at a value, or at its key; return `WRONG`."""
         self.count += 1
         if not self.is_full:
             origin = self.source.key_of(node) if at_key else self.source.value_of(node)
@@ -60,24 +59,24 @@ class FileDiagnostics:
         return WRONG
 
     def add(self, faults: Iterable[Diagnostic]) -> None:
-        """Note faults that somebody else found."""
+        """Note faults from another check."""
         for fault in faults:
             self.count += 1
             if not self.is_full:
                 self.faults.append(fault)
 
     def sort(self) -> None:
-        """Put the faults in the order in which they stand in the file."""
+        """Sort the faults by their place in the file."""
         self.faults.sort(key=_line_of)
 
     def raise_any(self, kind: type[InvalidInput]) -> None:
-        """Raise an error with the faults, if there are any. Of a single one it is the message itself."""
+        """Raise an error with the faults, if there are any. A single one is the message itself."""
         if not self.count:
             return
         message = str(self.faults[0]) if self.count == 1 else f"{self.source.name} has {self.count:,} faults"
         shown = tuple(self.faults[:MOST_SHOWN])
         more = self.count - len(shown)
-        hint = f"and {more:,} more; mend these and check again" if more else ""
+        hint = f"and {more:,} more; fix these and check again" if more else ""
         raise kind(message, faults=shown, hint=hint, file=self.source.name, count=self.count)
 
 
@@ -91,10 +90,10 @@ class FieldType(Protocol):
 
     @property
     def says(self) -> str:
-        """What is right, in words: `a whole number from 1`."""
+        """What is valid, in words: `a whole number from 1`."""
 
     def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
-        """Return the value that is meant, or `WRONG` after noting why not."""
+        """Return the value, or `WRONG` after noting the fault."""
 
 
 @frozen_by_position
@@ -106,11 +105,11 @@ class Field:
     help: str
     is_required: bool = False
     may_be_null: bool = False
-    """Whether `null` says the same as leaving it out. Only for what has no value by default."""
+    """True if `null` means the same as a missing key. Only for fields without a default."""
 
 
 class ParsedMap:
-    """A map that was read: the right values by key, and where it and each of them stand."""
+    """A map that was read: the valid values by key, and the places of it and of each of them."""
 
     __slots__ = ("key", "node", "values")
 
@@ -128,12 +127,12 @@ class ParsedMap:
         return self.node if found is None else found
 
     def says(self, name: str) -> bool:
-        """Return whether the map has this key, rightly or wrongly."""
+        """Return True if the map has this key, with a valid value or not."""
         return name in self.node.value
 
 
 class MapSchema:
-    """A map with known keys; read, it is `Given`. `meant` maps words that people use elsewhere to the right keys."""
+    """A map with known keys. `meant` maps names that people use elsewhere to the right keys."""
 
     def __init__(self, noun: str, fields: tuple[Field, ...], *, meant: Mapping[str, str] | None = None) -> None:
         self.noun = noun
@@ -142,7 +141,7 @@ class MapSchema:
         self._by_name = {field.name: field for field in fields}
         self._required = [field for field in fields if field.is_required]
         self._read_last: dict[str, tuple[type, Any, Any]] = {}
-        """By name, a right value that nobody can change, and what was read of it: ten thousand maps say the same."""
+        """By name, a valid immutable value, and its reading: ten thousand maps have the same."""
 
     @property
     def says(self) -> str:
@@ -192,13 +191,13 @@ class MapSchema:
 
 
 def below(key: str, name: str) -> str:
-    """Return the path of a key that somebody else chose, below another."""
+    """Return the path of a key from outside, below another."""
     step = name if name.isprintable() and len(name) <= _LONGEST_SHOWN else shown(name)
     return f"{key}.{step}" if key else step
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it: short, in one line, as the file would spell it."""
+    """Return a value for a message: short, in one line, as in a file."""
     if type(value) is dict or type(value) is list:
         return f"{'an empty' if not value else 'a'} {'map' if type(value) is dict else 'list'}"
     if value is None or type(value) is bool:
@@ -209,9 +208,9 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
-# The kinds of values that a field may have: text, flags, choices, numbers, lists and maps.
+# The types of values of a field: text, flags, choices, numbers, lists and maps.
 #
-# Strict, so that a file means one thing: a number in quotes is text, `yes` is text. Whole numbers are read by the rule
+# Strict, so that a file has one meaning: a number in quotes is text, `yes` is text. Whole numbers are read by the rule
 # of every schema (`core.text.whole_number`). A value that is nearly right gets a hint that can be typed.
 
 _LONGEST_TEXT = 10_000
@@ -246,7 +245,7 @@ class Text:
         if not text and not self._may_be_empty:
             return reading.refuse(node, key, "is empty", f"it is {self.says}")
         if len(text) > _LONGEST_TEXT or not _can_be_written(text):
-            return reading.refuse(node, key, f"{shown(text)} is no text that could be shown")
+            return reading.refuse(node, key, f"{shown(text)} has characters that can't be printed")
         if self._fits is not None and not self._fits(text):
             return reading.refuse(node, key, f"{shown(text)} is not {self.says}", self._hint)
         return text
@@ -290,9 +289,9 @@ class IntegerField:
     least: int = 0
     most: int = _MOST
     let_pass: int | None = None
-    """A value beyond the bounds that somebody else refuses, who has more to say about it."""
+    """A value beyond the bounds that the caller refuses with a better message."""
     unit_bytes: int = 0
-    """What one of them is worth, if it counts bytes: a size with a suffix gets a hint."""
+    """Bytes per unit, if it counts bytes: a size with a suffix gets a hint."""
 
     @property
     def says(self) -> str:
@@ -342,7 +341,7 @@ class ListOf:
 
     kind: FieldType
     is_set: bool = False
-    """Whether saying an item twice is a fault."""
+    """True if a repeated item is a fault."""
 
     @property
     def says(self) -> str:
@@ -363,7 +362,7 @@ class ListOf:
                 continue
             if self.is_set:
                 if value in seen:
-                    reading.refuse(item, inside, f"{shown(value)} stands in the list twice")
+                    reading.refuse(item, inside, f"{shown(value)} is in the list twice")
                 seen.add(value)
             items.append(value)
         return tuple(items)
@@ -396,7 +395,7 @@ class MapOf:
 
 @frozen_by_position
 class Anything:
-    """Any value of these types, as it stands in the file: without places, maps and lists as they are."""
+    """Any value of these types, as in the file: without places, maps and lists as they are."""
 
     types: tuple[type, ...]
     says: str
@@ -440,11 +439,11 @@ def _size(text: str) -> int:
         return 0
 
 
-# A value that may be another one on machines of another sort: one text, or a table of platforms.
+# A value that may differ by platform: one text, or a table of platforms.
 #
 
 ANY = ""
-"""The key of what holds on machines that nothing else names; in a file it is called `default`."""
+"""The key for platforms without their own; in a file it is called `default`."""
 _DEFAULT = "default"
 _VERSION = re.compile(r"(?:(?:[<>=!~]=?|===)\s*)?\d+(?:\.\d+){0,2}(?:\.\*)?")
 
@@ -479,32 +478,32 @@ class ByPlatform:
 
 
 def is_version(text: str) -> bool:
-    """Return whether a text asks for a version of Python, `3.11` or `>=3.10,<3.13`, and not for a file."""
+    """Return True if a text requires a version of Python, `3.11` or `>=3.10,<3.13`, and is not a file."""
     return all(_VERSION.fullmatch(part.strip()) for part in text.split(","))
 
 
-# Reading a file that declares things: a cluster file or a manifest.
+# Reading a declarative file: a cluster file or a manifest.
 #
 # They may be larger than a configuration: ten thousand machines with two devices each are 350,000 values of YAML.
 
 T = TypeVar("T")
 
 MOST_DECLARED: Final = 500_000
-"""Values in one file, each alias counted with all that it stands for."""
+"""Maximum number of values in one file, each alias counted with its content."""
 
 
 def read_as(what: str, name: str, path: str, make: Callable[[FileDiagnostics, LocatedValue | None], T]) -> T:
-    """Read a file that is to be such a thing, and make it of its tree.
+    """Read a declarative file, and build its object from its tree.
 
-    `make` raises `InvalidInput`. It is given no tree if the file can't be read to its end; the faults say why. A file
-    that is not there, may not be read or is too large is an error at once.
+    `make` raises `InvalidInput`. It gets no tree if the file can't be read to its end; the faults have the reason. A
+    file that does not exist, may not be read or is too large is an error at once.
     """
     try:
         return make(*_opened(what, name, path, is_placed=False))
     except InvalidInput:
         if not path.endswith(".toml"):
             raise
-    # Now there is something to point at.
+    # Now there is a place to point at.
     return make(*_opened(what, name, path, is_placed=True))
 
 

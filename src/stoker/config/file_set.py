@@ -1,7 +1,7 @@
-"""The files of a composition gathered: which are read, in which order, with which options of groups chosen.
+"""The files of a composition: which are read, in which order, with which options of groups.
 
-The command line chooses options, and so does each point of a sweep that varies a group. What all trials start from has
-the first option of each group that is swept.
+The command line chooses options, and so does each point of a sweep that varies a group. The base of all trials has the
+first option of each swept group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stoker.config.values import DeclaredLeaf
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import changed
 
-# A file's sweep and a command line's: the words win, path by path, and whatever is new multiplies.
+# A file's sweep and a command line's: the command line wins, path by path, and new axes multiply.
 #
 # An axis of the command line takes the place of the file's axis of that path, wherever it stands; beside a zipped axis
 # it has to have the same length. A single value takes the path out of the sweep, and so does deleting it. Axes that the
@@ -41,7 +41,7 @@ from stoker.core.frozen import changed
 # taken of the whole.
 
 Words = Mapping[str, Axis | AxisValue | None]
-"""What a command line says of a path, the last word of each: an axis, a value, or nothing if it deletes it."""
+"""The last value of each path on a command line: an axis, a value, or nothing if it is deleted."""
 
 
 def combined(sweep: Sweep | None, words: Words) -> tuple[Sweep | None, list[Diagnostic]]:
@@ -59,18 +59,18 @@ def combined(sweep: Sweep | None, words: Words) -> tuple[Sweep | None, list[Diag
 
 
 def _with_all(sweep: Sweep, words: Words, faults: list[Diagnostic]) -> Sweep | None:
-    """Put words in their places in a sweep, and multiply it with the axes that have none there."""
+    """Replace axes of a sweep by those of the command line, and multiply it with the new ones."""
     match sweep:
         case SweepSample():
             inner = _with_all(sweep.of, words, faults)
             return SweepSample(of=inner, count=sweep.count, seed=sweep.seed) if inner is not None else None
         case Exclude():
             inner = _with_all(sweep.of, words, faults)
-            # A single value stays as an axis if a condition asks for it.
-            asked = dict.fromkeys(path for condition in sweep.conditions for path in condition)
+            # A single value stays as an axis if a condition refers to it.
+            conditioned = dict.fromkeys(path for condition in sweep.conditions for path in condition)
             single = [
                 Axis(path=path, choices=ListedAxisValues((word,)))
-                for path in asked
+                for path in conditioned
                 if isinstance(word := words.get(path), AxisValue)
             ]
             whole = SweepProduct((*_parts_of(inner), *single)) if single else inner
@@ -84,7 +84,7 @@ def _with_all(sweep: Sweep, words: Words, faults: list[Diagnostic]) -> Sweep | N
 
 
 def _replaced(sweep: Sweep, words: Words, faults: list[Diagnostic]) -> Sweep | None:
-    """Put words in their places; nothing if no axis is left."""
+    """Replace axes of a sweep; None if no axis is left."""
     match sweep:
         case Axis():
             word = words.get(sweep.path, sweep)
@@ -123,11 +123,11 @@ def _parts_of(sweep: Sweep | None) -> tuple[Sweep, ...]:
     return sweep.parts if isinstance(sweep, SweepProduct) else (sweep,)
 
 
-# The sweep of a configuration, where it stands: what a file's `sweep` says, and the last word on each path.
+# The sweep of a configuration: the `sweep` of a file, and the last value of each path.
 
 
 def sweep_in(source: SourceFile, node: LocatedValue, key: str = "sweep") -> tuple[Sweep | None, list[Diagnostic]]:
-    """Read what stands under `sweep` in a file, or under another key; nothing if there are faults."""
+    """Read `sweep`, or another key, of a file; nothing if there are faults."""
 
     def origin_of(place: Place) -> ValueOrigin:
         at = node
@@ -143,7 +143,7 @@ def sweep_in(source: SourceFile, node: LocatedValue, key: str = "sweep") -> tupl
 
 
 def words_of(overrides: Iterable[Override]) -> dict[str, Axis | AxisValue | None]:
-    """Return the last word of a command line on each path that it sets or deletes."""
+    """Return the last value of a command line for each path that it sets or deletes."""
     words: dict[str, Axis | AxisValue | None] = {}
     for override in overrides:
         if override.kind not in (OverrideKind.APPEND, OverrideKind.REMOVE):
@@ -153,7 +153,7 @@ def words_of(overrides: Iterable[Override]) -> dict[str, Axis | AxisValue | None
 
 
 class ConfigGatherer:
-    """Gathers the files once; `fixed` are the options that a point of the sweep chooses."""
+    """Collects the files once; `fixed` are the options that a point of the sweep chooses."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class ConfigGatherer:
             (self._choosing if self.groups.chooses(override) else self.setting).append(override)
 
     def layers(self) -> list[FileLayer]:
-        """Return the files in the order in which they count, and find the sweep. Faults go to the shelf's."""
+        """Return the files in the order in which they count, and find the sweep. Faults go to `files`."""
         choices = self._choices()
         layers = self._expand(choices)
         sweep, faults = self._sweep_of(layers)
@@ -206,7 +206,7 @@ class ConfigGatherer:
         return {axis.path: axis for axis in axes_in(sweep) if self.groups.is_group(axis.path)}
 
     def _expand(self, choices: Mapping[str, GroupChoice]) -> list[FileLayer]:
-        """Follow the defaults lists of all files."""
+        """Expand the defaults lists of all files."""
         if not self._files:
             return []
         from stoker.config.defaults import Expansion  # noqa: PLC0415 - a job without files has no lists
@@ -250,7 +250,7 @@ class ConfigGatherer:
         return sweep, [*faults, *others]
 
     def _take_unmet(self, choice: GroupChoice) -> None:
-        """Take a choice whose group no list has: a deletion may mean a leaf, anything else is a mistake."""
+        """Handle a choice whose group is in no list: a deletion may mean a leaf, anything else is a mistake."""
         group = choice.key.partition("@")[0]
         if choice.kind is OverrideKind.DELETE:
             self.setting.append(next(one for one in self._choosing if key_of(one) == choice.key))

@@ -1,8 +1,8 @@
 """References resolved, once, after all layers.
 
-A value that is one reference takes the other's value, type and all; within text, values are written as text. What a
-variable of the environment holds is text and is not looked into again. Circles, references to nothing and expansions
-without end are faults that name every step; a leaf that could not be resolved brings no second fault with it.
+A value that is one reference takes the other's value and type; within text, values are written as text. The value of an
+environment variable is text and is not resolved again. Cycles, references to nothing and endless expansions are faults
+that name every step; a leaf that could not be resolved causes no second fault.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen_by_position
 from stoker.core.text import did_you_mean, did_you_mean_path
 
-# Text with references in it, taken apart.
+# Parsing of text with references.
 #
-# A reference may stand inside another's argument: ${path:${folder}/train.csv}.
+# A reference may be inside another's argument: ${path:${folder}/train.csv}.
 
 CALLS = ("env", "path")
 
@@ -58,13 +58,13 @@ Template = tuple[str | Reference | TemplateCall, ...]
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Template:
-    """Take text apart; `ValueError` says what is wrong with a reference in it."""
+    """Parse text; `ValueError` for an invalid reference in it."""
     return _parse(text, 0)
 
 
 def _parse(text: str, depth: int) -> Template:
     if depth > _DEEPEST:
-        message = f"references stand inside each other more than {_DEEPEST} deep"
+        message = f"references are nested more than {_DEEPEST} deep"
         raise ValueError(message)
     parts: list[str | Reference | TemplateCall] = []
     at = 0
@@ -113,11 +113,11 @@ def _inner(text: str, depth: int) -> Reference | TemplateCall:
         name = called[1]
         if name not in CALLS:
             hint = did_you_mean(name.rpartition(".")[2], CALLS) or "there are ${env:NAME} and ${path:…}"
-            message = f"nothing answers to ${{{name}:…}}; {hint}"
+            message = f"unknown reference ${{{name}:…}}; {hint}"
             raise ValueError(message)
         return TemplateCall(name, _parse(text[called.end() :], depth + 1))
     if text.startswith("."):
-        message = f"${{{text}}} is relative; write the whole path of what is meant"
+        message = f"${{{text}}} is relative; write the whole path"
         raise ValueError(message)
     if _PATH.fullmatch(text) is None:
         message = f"${{{text}}} is not a reference; write ${{a.b}}, ${{env:NAME}} or ${{path:…}}"
@@ -126,11 +126,11 @@ def _inner(text: str, depth: int) -> Reference | TemplateCall:
 
 
 MOST_CHARACTERS = 1_000_000
-"""In all that references make of one configuration."""
+"""Limit for all references of one configuration."""
 LONGEST_CHAIN = 64
 
 Typed = Callable[[str, Any], Any]
-"""Gives the normal form of a leaf's value; `ValueError` says what is wrong with it."""
+"""Returns the normal form of a leaf's value; `ValueError` if it is invalid."""
 
 
 class _Failed(Exception):
@@ -151,9 +151,9 @@ class Resolution:
     ) -> None:
         self.faults: list[Diagnostic] = []
         self.read: dict[str, Digest] = {}
-        """The variables that were asked for, each with a digest of what it held; the value is never kept here."""
+        """The variables that were read, each with a digest of its value; the value is never kept here."""
         self.touched: set[str] = set()
-        """The leaves that a variable went into."""
+        """The leaves that contain a variable."""
         self._root = root
         self._referring = referring
         self._environment = environment
@@ -166,7 +166,7 @@ class Resolution:
         self._values = 0
 
     def resolve_all(self) -> dict[str, Any]:
-        """Return every leaf with a reference in it by its path, resolved; those that failed are not among them."""
+        """Return every leaf with a reference in it by its path, resolved; failed ones are not among them."""
         for path in self._referring:
             try:
                 self._leaf(path)
@@ -183,9 +183,9 @@ class Resolution:
             raise _Failed
         if path in self._chain:
             chain = [*self._chain[self._chain.index(path) :], path]
-            raise self._fault(f"references go in a circle: {' → '.join(chain)}", at=path, failing=chain)
+            raise self._fault(f"references form a cycle: {' → '.join(chain)}", at=path, failing=chain)
         if len(self._chain) >= LONGEST_CHAIN:
-            raise self._fault(f"more than {LONGEST_CHAIN} references stand behind each other")
+            raise self._fault(f"a chain of more than {LONGEST_CHAIN} references")
         self._chain.append(path)
         try:
             value = self._expand(found(self._root, path.split(".")))
@@ -248,7 +248,8 @@ class Resolution:
             path = ".".join(reference.steps[: index + 1])
             if value is ABSENT:
                 known = leaf_paths(self._root)
-                raise self._fault(f"there is no {reference.path} to refer to", did_you_mean_path(reference.path, known))
+                hint = did_you_mean_path(reference.path, known)
+                raise self._fault(f"reference to {reference.path}, which does not exist", hint)
             if path in self._referring:
                 value = self._leaf(path)
         if type(value) in (dict, list):
@@ -256,7 +257,7 @@ class Resolution:
         return value
 
     def _branch(self, path: str, value: Any) -> Any:
-        """Return a whole map or list, what refers in it resolved."""
+        """Return a whole map or list, with its references resolved."""
         inside = [other for other in self._referring if other.startswith(f"{path}.")]
         for other in inside:
             value = with_value(value, other[len(path) + 1 :].split("."), self._leaf(other))
@@ -281,19 +282,19 @@ class Resolution:
         return value
 
     def _split(self, argument: Template) -> tuple[str, Template | None]:
-        """Take `NAME` or `NAME,default` apart; the name is never itself a reference."""
+        """Parse `NAME` or `NAME,default`; the name is never itself a reference."""
         first = argument[0] if argument else ""
         if type(first) is not str or (len(argument) > 1 and "," not in first):
             raise self._fault("the name of a variable is not a reference")
         name, comma, rest = first.partition(",")
         if not name.strip():
-            raise self._fault("which variable? write ${env:NAME}")
+            raise self._fault("the name of the variable is missing: write ${env:NAME}")
         return name.strip(), (rest, *argument[1:]) if comma else None
 
     def _path(self, call: TemplateCall) -> str:
         text = self._joined(call.argument)
         if text.startswith("~"):
-            raise self._fault("~ stands for nothing here", "write ${env:HOME}/…")
+            raise self._fault("~ is not expanded here", "write ${env:HOME}/…")
         origin = self._referring[self._chain[-1]]
         folder = self._folder
         if origin.layer is ConfigLayer.FILE:

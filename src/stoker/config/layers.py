@@ -1,8 +1,8 @@
-"""Layers put over each other: one tree of values, and for each leaf everything that was ever said about it.
+"""Layers merged: one tree of values, and for each leaf the candidates of all layers.
 
-Maps merge, everything else replaces. A leaf keeps its candidates in order, the winner last; one that is gone keeps
-them, too, and the last of them is nothing. Each value is read or checked by its declared type where it is put down, so
-a mistake is reported whether or not a later layer wins over it.
+Maps merge, everything else replaces. A leaf keeps its candidates in order, the winner last; a deleted one keeps them,
+too, and the last of them is nothing. Each value is read or checked by its declared type when it is added, so a mistake
+is reported whether or not a later layer wins.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from stoker.core.errors import Diagnostic
 
 # Keys at the top of a file that are about the configuration, not in it.
 _ABOUT = frozenset({"defaults", "sweep"})
-# What may have references in it.
+# Types that may have references in them.
 _HOLDING = (str, list, dict, tuple)
 
 
 class LayeredTree:
-    """The tree while it grows."""
+    """The tree while layers are added."""
 
     def __init__(self, vocabulary: Vocabulary, faults: list[Diagnostic]) -> None:
         self.root: dict[str, Any] = {}
         self.stacks: dict[str, list[LayerValue]] = {}
         self.referring: dict[str, ValueOrigin] = {}
-        """The leaves that have references in them, with the place that put them there."""
+        """The leaves with references, each with its place."""
         self.refused: set[str] = set()
-        """The leaves that somebody set to something wrong: they are not missing as well."""
+        """The leaves with an invalid value: they are not missing as well."""
         self.faults = faults
         self.words = vocabulary
 
     def put_defaults(self) -> None:
-        """Put what is declared as default."""
+        """Add the declared defaults."""
         for path, declared in self.words.leaves.items():
             if declared.default is not NOTHING:
                 self.put(path, copied(declared.default), ValueOrigin(layer=ConfigLayer.DEFAULT, where="default"))
 
     def put_file(self, layer: FileLayer) -> None:
-        """Put a file over what there is."""
+        """Add a file."""
         entries = layer.tree.value
         top = {key: node for key, node in entries.items() if layer.package or key not in _ABOUT}
         if layer.package:
@@ -63,7 +63,7 @@ class LayeredTree:
         self._put_map(layer.source, node, self.root, "")
 
     def copied(self) -> LayeredTree:
-        """Give a tree of its own with the same values; what it is told is not told here, and neither are its faults."""
+        """Return a tree of its own with the same values; later values and faults are separate."""
         other = LayeredTree(self.words, [])
         other.root = copied(self.root)
         other.stacks = {path: list(stack) for path, stack in self.stacks.items()}
@@ -71,19 +71,19 @@ class LayeredTree:
         return other
 
     def at(self, path: str) -> Any:
-        """Return what a path leads to, or `ABSENT`."""
+        """Return the value at a path, or `ABSENT`."""
         return found(self.root, path.split("."))
 
     def owner_of(self, path: str) -> str:
-        """Return the leaf that a path leads into: a declared one or a list on the way, else the path itself."""
+        """Return the leaf of a path: a declared one or a list on the way, otherwise the path itself."""
         return owner_of(path, self.root, self.words.leaves)
 
     def paths(self) -> list[str]:
-        """Return the leaves that there are, in the order in which they came."""
+        """Return the leaves, in the order in which they came."""
         return [path for path, stack in self.stacks.items() if stack[-1].value is not NOTHING]
 
     def put(self, path: str, value: Any, origin: ValueOrigin) -> None:
-        """Put a value in its normal form, or text with references, at a leaf."""
+        """Set a leaf to a value in its normal form, or to text with references."""
         into = self.root
         *outer, last = path.split(".")
         at = ""
@@ -93,7 +93,7 @@ class LayeredTree:
         self._put_leaf(into, last, path, value, origin)
 
     def put_choice(self, path: str, choice: AxisValue, origin: ValueOrigin) -> None:
-        """Read a choice by the leaf's declared type and put it there."""
+        """Read a choice by the leaf's declared type and set it."""
         declared = self.words.leaves.get(path)
         if choice.refers:
             value: Any = choice.text if type(choice.value) is str else choice.value
@@ -108,7 +108,7 @@ class LayeredTree:
         self.put(path, value, origin)
 
     def drop(self, path: str, origin: ValueOrigin) -> None:
-        """Take away a leaf or a whole branch. A declared leaf goes back to its default."""
+        """Delete a leaf or a whole branch. A declared leaf gets its default back."""
         self._bury(path, origin)
         *outer, last = path.split(".")
         around = self.at(".".join(outer)) if outer else self.root
@@ -124,7 +124,7 @@ class LayeredTree:
         self.faults.append(fault_at(origin, message, hint=hint, key=key, width=width))
 
     def refuse_group(self, origin: ValueOrigin, path: str) -> None:
-        """Note that a single value was given for what holds several."""
+        """Note that a single value was given for a branch."""
         self.refuse(origin, "is a group of settings, not a single one", f"it holds {self.words.inside(path)}", key=path)
 
     def _put_map(self, source: SourceFile, node: LocatedValue, into: dict[str, Any], prefix: str) -> None:
@@ -187,7 +187,7 @@ class LayeredTree:
         return made
 
     def _bury(self, path: str, origin: ValueOrigin) -> None:
-        """Note that a leaf, or every leaf below a branch, is gone."""
+        """Note that a leaf, or every leaf below a branch, is deleted."""
         for leaf in list(self._leaves_at(path, self.at(path))):
             if self.stacks[leaf][-1].value is not NOTHING:
                 self._note(leaf, NOTHING, origin)
@@ -210,16 +210,14 @@ def _is_branch(value: Any) -> bool:
 
 # The layer of the environment: `STOKER__model__depth=3` sets `model.depth`.
 #
-# Two underscores stand for a dot. Each step is looked up as it is written and then in small letters, so `STOKER__LR`
-# sets
-# `lr`. The declared type reads the text; without one, the fixed rules do (`values`), and what they can't read is
-# text.
+# Two underscores mean a dot. Each step is looked up as it is written and then in lower case, so `STOKER__LR` sets `lr`.
+# The declared type reads the text; without one, the fixed rules do (`values`), and everything else is text.
 
 PREFIX: Final = "STOKER__"
 
 
 def put_environment(layering: LayeredTree, environment: Mapping[str, str]) -> None:
-    """Put every variable of ours over what there is."""
+    """Add the variables of the environment."""
     taken: dict[str, str] = {}
     for name in sorted(name for name in environment if name.startswith(PREFIX)):
         text = environment[name]
@@ -251,7 +249,7 @@ def _put(layering: LayeredTree, path: str, text: str, origin: ValueOrigin) -> No
 
 
 def _path_of(layering: LayeredTree, steps: list[str]) -> str | None:
-    """Return the path that a name stands for, the spelling of each step being the one that is known."""
+    """Return the path of a variable's name, with the known spelling of each step."""
     if not all(steps):
         return None
     words = layering.words
@@ -273,5 +271,5 @@ def _choice(text: str) -> AxisValue:
         choice = read_value(text)
     except ValueError:
         return AxisValue(text, text)
-    # The text as it stands: the environment has no quotes and no escapes of ours, so a declared type reads all of it.
+    # The text as it is: the environment has no quotes and no escapes of ours, so a declared type reads all of it.
     return AxisValue(text, choice.value)

@@ -1,4 +1,4 @@
-"""The manifest into jobs and policy: what to train, under which names, and what each job asks of a machine.
+"""The manifest into jobs and policy: what to train, under which names, and what each job requires of a machine.
 
     [[jobs]]
     name    = "resnet"
@@ -10,8 +10,7 @@
     name = "lab1"
     deny_jobs = ["lora"]
 
-TOML, or YAML with the same keys. All faults of a file are found in one go. Which recipes there are is not known here:
-whoever knows hands it in.
+TOML, or YAML with the same keys. All faults of a file are reported at once. The known recipes are passed in.
 """
 
 from __future__ import annotations
@@ -63,19 +62,19 @@ from stoker.core.machine import (
 )
 from stoker.core.text import JOB_NAME_RULE, NODE_NAME_RULE, did_you_mean, is_job_name, is_node_name, parse_duration
 
-# The manifest's nouns: the jobs that are wanted, and policy about machines, as the file says them.
+# Types of the manifest: jobs, and policy about machines, as in the file.
 #
-# Only what was read, with its defaults. Sweeps stand as they were written: whoever queues jobs expands them.
+# Only what was read, with its defaults. Sweeps are not expanded here.
 
 PROGRAM = "command"
-"""What a job with a `command` is an instance of, where lists name models."""
+"""Model name of a job with a `command`, for lists of models."""
 
 
 class CodePlace(StrEnum):
     """Where a program runs."""
 
     COPY = "copy"
-    """In a copy of its project, made anew for each attempt."""
+    """In a copy of its project, made for each attempt."""
     IN_PLACE = "in-place"
     """In the folder itself, on machines that have it."""
 
@@ -83,14 +82,14 @@ class CodePlace(StrEnum):
 class JobEntry:
     """One `[[jobs]]` table. Exactly one of `recipe`, `model` and `command` is given.
 
-    Not `frozen` by the decorator: of ten thousand each says a few of its thirty fields, and only those are set. What it
-    does not say is its class's.
+    Not `frozen` by the decorator: of ten thousand each has a few of its thirty fields, and only those are set. Others
+    are attributes of the class.
     """
 
     name: str
     recipe: str = ""
     model: str = ""
-    """The older word for a recipe."""
+    """The older key for a recipe."""
     command: tuple[str, ...] = ()
     mode: str = ""
     priority: int = 0
@@ -101,11 +100,11 @@ class JobEntry:
     min_ram_gib: float = DEFAULT_RAM_BYTES / GIB
     min_cores: int = 0
     gpus: int | None = None
-    """How many devices."""
+    """Number of devices."""
     ranks: int | None = None
-    """As how many processes it runs."""
+    """Number of processes."""
     shares: bool = False
-    """Whether it may run beside others on its device."""
+    """True if it may run beside others on its device."""
     base: str = ""
     base_gib: float = 0.0
     transfer_mb: float = 0.0
@@ -121,26 +120,26 @@ class JobEntry:
     outputs: tuple[str, ...] = ()
     code: CodePlace = CodePlace.COPY
     include: tuple[str, ...] = ()
-    """Untracked files that belong to the project all the same: patterns."""
+    """Untracked files that belong to the project: patterns."""
     env: Mapping[str, str] = MappingProxyType({})
     """Platform → file to make an environment from; "" is any other platform."""
     python: Mapping[str, str] = MappingProxyType({})
-    """Platform → interpreter, or the version that is wanted."""
+    """Platform → interpreter, or the required version."""
     after: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     attempts: int = 1
-    """How many failures of its own it may have, the first included."""
+    """Maximum number of attempts if it fails by itself."""
     timeout: str = ""
-    """How long one attempt may run, as it was written: 8h. Empty: as long as it takes."""
+    """Time limit of one attempt, as written: 8h. Empty: none."""
     expected: str = ""
-    """How long it is expected to take, as it was written. Empty: not stated."""
+    """Expected duration, as written. Empty: not stated."""
     on_partition: Partition = Partition.STOP
 
-    def __init__(self, **said: Any) -> None:
-        if "name" not in said or not _FIELDS.issuperset(said):
-            message = f"a job has a name, and nothing beside its fields; got {', '.join(said)}"
+    def __init__(self, **fields: Any) -> None:
+        if "name" not in fields or not _FIELDS.issuperset(fields):
+            message = f"a job has a name, and nothing beside its fields; got {', '.join(fields)}"
             raise TypeError(message)
-        self.__dict__.update(said)
+        self.__dict__.update(fields)
 
     def __setattr__(self, name: str, _value: object) -> NoReturn:
         message = f"JobEntry.{name} can't be changed"
@@ -156,15 +155,15 @@ class JobEntry:
 
     @property
     def of(self) -> str:
-        """What it is an instance of: its recipe, by whichever word."""
+        """Its recipe, by any of the keys."""
         return self.recipe or self.model or PROGRAM
 
     @property
     def wish(self) -> DevicePreference:
-        """How it stands to accelerators.
+        """How it uses accelerators.
 
-        Beside the two flags, what it declares about devices speaks: a number of them is required, memory on one is
-        preferred (on a fleet without devices it still runs, as it always did), none of them is none.
+        Beside the two flags, its declarations about devices count: a number of them means required, memory on one means
+        preferred (on a fleet without devices it still runs, as it always did), zero means none.
         """
         if self.require_cuda or (self.gpus and not self.prefer_cuda):
             return DevicePreference.REQUIRE
@@ -173,7 +172,7 @@ class JobEntry:
         return DevicePreference.NEVER
 
     def wanted(self) -> SchedulableJob:
-        """Return it as placement sees it."""
+        """Return it as input of placement."""
         return SchedulableJob(
             name=self.name,
             model=self.of,
@@ -208,30 +207,30 @@ class HostEntry:
     allow_jobs: tuple[str, ...] = ()
     deny_jobs: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
-    """Which of these the file says; about the others it has no opinion."""
+    """The fields that the file has; the others are not changed."""
 
 
 @frozen
 class Manifest:
-    """Everything that one file wants."""
+    """The content of one file."""
 
     jobs: tuple[JobEntry, ...] = ()
     hosts: tuple[HostEntry, ...] = ()
 
     def find(self, name: str) -> JobEntry | None:
-        """Return the job of that name, if there is one."""
+        """Return the job with that name, if there is one."""
         return next((job for job in self.jobs if job.name == name), None)
 
 
 def overlaid(cluster: Cluster, hosts: Iterable[HostEntry]) -> Cluster:
-    """Return the cluster with what a manifest says about its nodes in place of what the cluster file said.
+    """Return the cluster with a manifest's policy in place of the cluster file's.
 
-    A host that is no node of it is passed over: an enrolled machine needs no entry.
+    A host that is no node of it is skipped: an enrolled machine needs no entry.
     """
-    said = {host.name: host for host in hosts}
-    if not said:
+    by_name = {host.name: host for host in hosts}
+    if not by_name:
         return cluster
-    return changed(cluster, nodes=tuple(_overlaid(node, said.get(node.name)) for node in cluster.nodes))
+    return changed(cluster, nodes=tuple(_overlaid(node, by_name.get(node.name)) for node in cluster.nodes))
 
 
 def _overlaid(node: Node, host: HostEntry | None) -> Node:
@@ -249,7 +248,7 @@ _FORM_HINT = "one job is [[jobs]] and its keys below it"
 
 
 class CommandLineField:
-    """A program and its arguments: one text, taken apart as a shell would, or a list of words."""
+    """A program and its arguments: one text, split as by a shell, or a list of words."""
 
     says = "a command line, or a list of its words"
 
@@ -262,14 +261,14 @@ class CommandLineField:
             try:
                 words = _words(text)
             except ValueError as error:
-                return reading.refuse(node, key, f"{shown(text)} can't be taken apart: {str(error).lower()}")
+                return reading.refuse(node, key, f"{shown(text)} can't be split: {str(error).lower()}")
         if words is not WRONG and not (words and words[0]):
-            return reading.refuse(node, key, "has no words in it", "such as python train.py")
+            return reading.refuse(node, key, "is empty", "such as python train.py")
         return words
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Take a command line apart as a shell would. Where nothing is quoted, spaces do, thirty times as fast."""
+    """Split a command line as a shell does. Without quotes, by spaces, thirty times as fast."""
     is_plain = text.isascii() and text.isprintable() and not _QUOTING.intersection(text)
     return tuple(text.split() if is_plain else shlex.split(text))
 
@@ -303,51 +302,49 @@ _EXPECTED = Text(f"a time such as 90s, 30m or 8h, at most {MOST_EXPECTED_S / 864
 JOB = MapSchema(
     "job",
     (
-        Field(
-            "name", Text("a job's name", fits=is_job_name, hint=JOB_NAME_RULE), "what it is called", is_required=True
-        ),
-        Field("recipe", _WORD, "what to run: a recipe's name"),
-        Field("model", _WORD, "the older word for recipe"),
-        Field("command", CommandLineField(), "what to run: a program; {name} is filled in from hyper and sweep"),
-        Field("mode", _WORD, "which way of training, for recipes that have several"),
+        Field("name", Text("a job's name", fits=is_job_name, hint=JOB_NAME_RULE), "its name", is_required=True),
+        Field("recipe", _WORD, "recipe to run"),
+        Field("model", _WORD, "older key for recipe"),
+        Field("command", CommandLineField(), "program to run; {name} is filled in from hyper and sweep"),
+        Field("mode", _WORD, "mode of training, for recipes that have several"),
         Field(
             "priority",
             IntegerField(least=-MOST_PRIORITY, most=MOST_PRIORITY),
-            "before others if it is higher; strictly",
+            "queue priority; higher starts first (default: 0)",
         ),
-        Field("require_cuda", Flag(), "a device, or it does not start"),
-        Field("prefer_cuda", Flag(), "a device if one fits, else the CPU"),
-        Field("min_vram_gib", _GIB, "memory on each device, in GiB; said alone, it means prefer_cuda"),
+        Field("require_cuda", Flag(), "starts only on a device"),
+        Field("prefer_cuda", Flag(), "a device if one fits, otherwise the CPU"),
+        Field("min_vram_gib", _GIB, "memory on each device, in GiB; alone, it implies prefer_cuda"),
         Field("min_ram_gib", _GIB, "memory of the machine, in GiB"),
         Field("min_cores", IntegerField(most=65_536), "physical cores"),
-        Field("gpus", IntegerField(most=1024), "how many devices; said alone, it means require_cuda", may_be_null=True),
+        Field("gpus", IntegerField(most=1024), "number of devices; alone, it implies require_cuda", may_be_null=True),
         Field(
             "ranks",
             IntegerField(least=1, most=1024),
-            "as how many processes it runs, which start and end together; each on a device if it wants devices",
+            "number of processes, started and stopped together; each on its own device if it uses devices",
             may_be_null=True,
         ),
         Field("shares", Flag(), "it may run beside others on its device, within min_vram_gib"),
-        Field("base", _WORD, "what it has in common with its like on one device: a base model. Charged once"),
-        Field("base_gib", _GIB, "how much of min_vram_gib that is"),
-        Field("transfer_mb", NumberField(), "what goes to the device and back, in MB, for the cost rule"),
-        Field("mflop", NumberField(most=1e30), "what is computed there, in MFLOP, for the cost rule"),
+        Field("base", _WORD, "shared with similar jobs on one device: a base model. Charged once"),
+        Field("base_gib", _GIB, "the base's part of min_vram_gib, in GiB"),
+        Field("transfer_mb", NumberField(), "data moved to the device and back, in MB, for the cost rule"),
+        Field("mflop", NumberField(most=1e30), "computation there, in MFLOP, for the cost rule"),
         Field("allowed_hosts", _NODES, "only these machines; empty: all"),
         Field("prefer_hosts", _NODES, "these before others, if they fit"),
         Field("hyper", Anything((dict,), "a map of names and values"), "the recipe's arguments; lists are values"),
         Field("sweep", Anything((dict,), "a map of names and their values"), "what varies: a job for each point"),
-        Field("seed", IntegerField(most=2**63 - 1), "for everything random", may_be_null=True),
+        Field("seed", IntegerField(most=2**63 - 1), "random seed", may_be_null=True),
         Field("split_recipe", Anything((str, dict), "text or a map"), "how data is split", may_be_null=True),
-        Field("train_hosts", ListOf(_WORD, is_set=True), "machines whose data it is trained on; part of what it is"),
+        Field("train_hosts", ListOf(_WORD, is_set=True), "machines whose data it is trained on; part of its identity"),
         Field(
             "data",
             MapOf(_PATH, _VARIABLE_NAME),
-            "files and folders, stoker:NAME, org/repo; where each lies there stands in the variable of that name",
+            "files and folders, stoker:NAME, org/repo; the variable of that name holds the path",
         ),
         Field(
             "outputs",
             ListOf(Text("a path below the working folder", fits=_is_inside), is_set=True),
-            "what comes back, beside $STOKER_OUT",
+            "outputs to return, beside $STOKER_OUT",
         ),
         Field(
             "code",
@@ -363,15 +360,15 @@ JOB = MapSchema(
         Field("python", ByPlatform(_PATH), "the machine's own interpreter, or a version such as 3.11; by platform"),
         Field("after", ListOf(_WORD, is_set=True), "jobs that have to complete first"),
         Field("secrets", ListOf(_VARIABLE_NAME, is_set=True), "variables of the worker's own, never stored"),
-        Field("attempts", IntegerField(least=1, most=100), "how often it may fail by itself, the first time included"),
-        Field("timeout", _TIME, "stop an attempt that runs longer"),
+        Field("attempts", IntegerField(least=1, most=100), "maximum attempts if the program fails (default: 1)"),
+        Field("timeout", _TIME, "time limit of an attempt"),
         Field(
             "expected",
             _EXPECTED,
-            "how long it is expected to take on a device of speed 1 (an RTX 4090), or on the only machine that it "
-            "allows; used until jobs like it were measured",
+            "expected duration on a device of speed 1 (an RTX 4090), or on the only machine that it "
+            "allows; used until similar jobs were measured",
         ),
-        Field("on_partition", EnumField(Partition), "when its lease ends and the coordinator can't be reached"),
+        Field("on_partition", EnumField(Partition), "action when its lease ends and the coordinator can't be reached"),
     ),
     meant={
         **dict.fromkeys(("args", "arguments", "config", "hyperparameters", "overrides", "params"), "hyper"),
@@ -391,52 +388,52 @@ JOB = MapSchema(
 HOST = MapSchema(
     "host",
     (
-        Field("name", Text("a machine's name", fits=is_node_name, hint=NODE_NAME_RULE), "which one", is_required=True),
+        Field("name", Text("a machine's name", fits=is_node_name, hint=NODE_NAME_RULE), "its name", is_required=True),
         Field("description", Text(may_be_empty=True), "a note for people"),
-        Field("priority", IntegerField(least=-(2**31)), "better than others if it is higher"),
+        Field("priority", IntegerField(least=-(2**31)), "preferred over others if higher"),
         Field("allow_jobs", JOB_LIST, "only these jobs or recipes; empty: all"),
-        Field("deny_jobs", JOB_LIST, "not these; wins over allow_jobs"),
+        Field("deny_jobs", JOB_LIST, "not these; takes precedence over allow_jobs"),
     ),
 )
 
 MANIFEST = MapSchema(
     WHAT,
     (
-        Field("jobs", ListOf(JOB), "what is wanted", may_be_null=True),
+        Field("jobs", ListOf(JOB), "jobs to run", may_be_null=True),
         Field("hosts", ListOf(HOST), "policy about machines", may_be_null=True),
     ),
 )
 
 
 class ParsedJobEntry(NamedTuple):
-    """One job on its way: what was read of it, and where that stands."""
+    """One job while it is read: its values, and their places."""
 
     given: ParsedMap
     entry: JobEntry | None
-    """Nothing if it can't even be called something; the faults say why."""
+    """None if it has no valid name; the faults have the reason."""
     sweep: Sweep | None
-    """What its `sweep` says; nothing if it has none, or a wrong one."""
+    """Its `sweep`; None if it has none, or an invalid one."""
 
 
 Making = Callable[[Sequence[ParsedJobEntry], tuple[HostEntry, ...], FileDiagnostics], T]
-"""Makes something of a manifest's jobs and hosts. It may note faults: places are known only as long as it works."""
+"""Builds something from a manifest's jobs and hosts. It may note faults: places are known only meanwhile."""
 
 
 def read_manifest(name: str, path: str, known: KnownNames | None = None) -> Manifest:
-    """Read a manifest, called `name` in what is said about it. `known` are the names that it may refer to.
+    """Read a manifest, called `name` in messages. `known` are the names that it may refer to.
 
-    Raises `InvalidManifest` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
+    Raises `InvalidManifest` with all faults, or `LocalFile` if it can't be read at all.
     """
     return read_manifest_into(manifest_as_it_is, name, path, known)
 
 
 def read_manifest_into(make: Making[T], name: str, path: str, known: KnownNames | None = None) -> T:
-    """Read a manifest and make something of it; what is noted meanwhile is raised with all the rest."""
+    """Read a manifest and build something from it; faults noted meanwhile are raised with all the rest."""
     return read_as(WHAT, name, path, lambda reading, tree: made_of(make, reading, tree, known))
 
 
 def made_of(make: Making[T], reading: FileDiagnostics, tree: LocatedValue | None, known: KnownNames | None = None) -> T:
-    """Make something of a file that was opened."""
+    """Build something from an open file."""
     jobs: tuple[ParsedMap, ...] = ()
     hosts: tuple[ParsedMap, ...] = ()
     sweeps: dict[str, Sweep] = {}
@@ -478,10 +475,10 @@ _ABOUT_HOSTS = frozenset({"allowed_hosts", "prefer_hosts"})
 
 @frozen
 class KnownNames:
-    """Names from elsewhere that a manifest may refer to. `None` means that nobody knows, so none is refused."""
+    """Names that a manifest may refer to. `None` means unknown, so none is refused."""
 
     recipes: Collection[str] | None = None
-    """By their whole names; a file may say the last word of one alone."""
+    """By their whole names; a file may use the last part alone."""
     modes: Collection[str] | None = None
     jobs: Collection[str] | None = ()
     """Jobs beside those in the file, for `after`."""
@@ -491,9 +488,9 @@ class KnownNames:
 def check_manifest(
     jobs: Sequence[ParsedMap], hosts: Sequence[ParsedMap], reading: FileDiagnostics, known: KnownNames
 ) -> dict[str, Sweep]:
-    """Note everything that is wrong with jobs and hosts beyond their single values.
+    """Note all faults of jobs and hosts beyond their single values.
 
-    Gives the sweeps that were read on the way, by the key of their job.
+    Returns the sweeps that were read meanwhile, by the key of their job.
     """
     _check_names(jobs, "job", reading)
     names = {job.get("name") for job in jobs if "name" in job.values}
@@ -501,24 +498,24 @@ def check_manifest(
     good: set[tuple[Any, Any, Any]] = set()
     waits = False
     for job in jobs:
-        said = job.node.value.keys()
-        # Most jobs say little, and there may be ten thousand of them, of a few sorts.
+        keys = job.node.value.keys()
+        # Most jobs are short, and there may be ten thousand of them, of a few kinds.
         values = job.values
         names_known = (values.get("recipe"), values.get("model"), values.get("mode"))
-        if len(said & _ABOUT_WORK) != 1 or not said.isdisjoint(_ABOUT_INTERPRETERS):
+        if len(keys & _ABOUT_WORK) != 1 or not keys.isdisjoint(_ABOUT_INTERPRETERS):
             _check_work(job, reading)
         if names_known not in good:
             before = reading.count
             _check_known(job, reading, known)
             if reading.count == before:
                 good.add(names_known)
-        if not said.isdisjoint(_ABOUT_DEVICES):
+        if not keys.isdisjoint(_ABOUT_DEVICES):
             _check_devices(job, reading)
-        if not said.isdisjoint(_ABOUT_HOSTS):
+        if not keys.isdisjoint(_ABOUT_HOSTS):
             _check_hosts(job, reading, known)
-        if "sweep" in said:
+        if "sweep" in keys:
             _check_sweep(job, reading, sweeps)
-        if "after" in said:
+        if "after" in keys:
             waits = True
             _check_after(job, reading, names, known)
     if waits:
@@ -537,16 +534,16 @@ def _check_names(entries: Sequence[ParsedMap], noun: str, reading: FileDiagnosti
 
 
 def _check_work(job: ParsedMap, reading: FileDiagnostics) -> None:
-    said = [name for name in ("recipe", "model", "command") if job.says(name)]
-    if not said:
+    given = [name for name in ("recipe", "model", "command") if job.says(name)]
+    if not given:
         hint = 'command = "python train.py", or recipe = "tabular/gbt"'
-        reading.refuse(job.node, job.key, f"{_called(job)} says neither recipe, model nor command", hint)
-    elif len(said) > 1:
-        message = f"{_called(job)} says {' and '.join(said)}: it can be only one of them"
-        reading.refuse(job.at(said[1]), f"{job.key}.{said[1]}", message, at_key=True)
+        reading.refuse(job.node, job.key, f"{_called(job)} has neither recipe, model nor command", hint)
+    elif len(given) > 1:
+        message = f"{_called(job)} has {' and '.join(given)}: only one of them is allowed"
+        reading.refuse(job.at(given[1]), f"{job.key}.{given[1]}", message, at_key=True)
     env, python = job.get("env", {}), job.get("python", {})
     if any(not is_version(python.get(platform, "3")) for platform in env):
-        message = f"{_called(job)} says env and python: what is to be installed for the machine's own interpreter?"
+        message = f"{_called(job)} has env and python: nothing is installed for the machine's own interpreter"
         reading.refuse(job.at("python"), f"{job.key}.python", message, "one of them, or a version: 3.11", at_key=True)
 
 
@@ -560,7 +557,7 @@ def _check_known(job: ParsedMap, reading: FileDiagnostics, known: KnownNames) ->
 
 
 def _is_known(value: str, names: Collection[str]) -> bool:
-    """Return whether a name is one of these, or the last word of exactly one."""
+    """Return True if a name is one of these, or the last part of exactly one."""
     return value in names or sum(name.rpartition("/")[2] == value for name in names) == 1
 
 
@@ -568,16 +565,16 @@ def _check_devices(job: ParsedMap, reading: FileDiagnostics) -> None:
     vram_gib = job.get("min_vram_gib", 0.0)
     wants = [name for name in ("require_cuda", "prefer_cuda", "min_vram_gib", "shares") if job.get(name)]
     if job.get("gpus") == 0 and wants:
-        _refuse(job, "gpus", reading, f"{_called(job)} wants no device, but says {wants[0]}", "leave out one of them")
+        _refuse(job, "gpus", reading, f"{_called(job)} has gpus = 0 and {wants[0]}", "remove one of them")
     if job.get("shares") and not vram_gib and not _is_wrong(job, "min_vram_gib"):
-        message = f"{_called(job)} shares its device, but not how much of it"
-        _refuse(job, "shares", reading, message, "min_vram_gib is what it may take")
+        message = f"{_called(job)} shares its device without a limit"
+        _refuse(job, "shares", reading, message, "min_vram_gib is the limit")
     if job.says("base") != job.says("base_gib"):
         name, other = ("base", "base_gib") if job.says("base") else ("base_gib", "base")
-        _refuse(job, name, reading, f"{_called(job)} says {name} without {other}", "a base has a name and a size")
+        _refuse(job, name, reading, f"{_called(job)} has {name} without {other}", "a base has a name and a size")
     elif job.get("base_gib", 0.0) > vram_gib and not _is_wrong(job, "min_vram_gib"):
         message = f"{_called(job)}: its base of {job.get('base_gib'):g} GiB is more than min_vram_gib, {vram_gib:g}"
-        _refuse(job, "base_gib", reading, message, "min_vram_gib is everything, the base included")
+        _refuse(job, "base_gib", reading, message, "min_vram_gib includes the base")
 
 
 def _check_hosts(job: ParsedMap, reading: FileDiagnostics, known: KnownNames) -> None:
@@ -603,10 +600,8 @@ def _check_sweep(job: ParsedMap, reading: FileDiagnostics, sweeps: dict[str, Swe
     hyper = job.get("hyper", {})
     for path in paths_of(sweep) if sweep is not None else ():
         if path in hyper:
-            message = f"{_called(job)}: {path} stands in hyper and in sweep"
-            reading.refuse(
-                job.at("hyper").value[path], f"{job.key}.hyper.{path}", message, "leave out one", at_key=True
-            )
+            message = f"{_called(job)}: {path} is in hyper and in sweep"
+            reading.refuse(job.at("hyper").value[path], f"{job.key}.hyper.{path}", message, "remove one", at_key=True)
 
 
 def _check_after(job: ParsedMap, reading: FileDiagnostics, names: Collection[str], known: KnownNames) -> None:
@@ -618,7 +613,7 @@ def _check_after(job: ParsedMap, reading: FileDiagnostics, names: Collection[str
 
 
 def _check_circles(jobs: Sequence[ParsedMap], reading: FileDiagnostics) -> None:
-    """Note a job that waits for itself, directly or through others, at the `after` that closes the circle."""
+    """Note a job that depends on itself, directly or through others, at the `after` that closes the cycle."""
     by_name: dict[str, ParsedMap] = {}
     for job in jobs:
         if "name" in job.values:
@@ -634,7 +629,7 @@ def _check_circles(jobs: Sequence[ParsedMap], reading: FileDiagnostics) -> None:
 
 
 def _circles(after: dict[str, tuple[str, ...]]) -> Iterator[list[str]]:
-    """Walk along `after` from every job; give each way that comes back to where it has been."""
+    """Walk along `after` from every job; yield each cycle."""
     done: set[str] = set()
     for start, following in after.items():
         if start not in done:
@@ -644,7 +639,7 @@ def _circles(after: dict[str, tuple[str, ...]]) -> Iterator[list[str]]:
 def _circles_from(
     start: str, following: Iterator[str], after: dict[str, tuple[str, ...]], done: set[str]
 ) -> Iterator[list[str]]:
-    # A way may be as long as there are jobs, so it is walked without recursion.
+    # A path may be as long as there are jobs, so it is walked without recursion.
     path, ahead = [start], [following]
     places = {start: 0}
     while path:

@@ -6,8 +6,8 @@
     ~a.b         delete; ~a.b=v only if it is v
 
 Steps of a path are names (letters, digits, `_`, `$`, inner `-`) or indexes. A comma or a range in the value makes an
-axis of a sweep (`value_grammar`). Whether a word names a group or a leaf is not decided here: only who has the files
-knows. The text of a value is kept, because the declared type of a leaf decides how it is read.
+axis of a sweep (`value_grammar`). Whether a word names a group or a leaf is decided where the files are known. The text
+of a value is kept, because the declared type of a leaf decides how it is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stoker.config.values import ABSENT, quoted, refers, replaced, same, scalar,
 from stoker.core.errors import Diagnostic
 from stoker.core.frozen import changed, frozen
 
-# Nearly every word is one of these, and is understood without looking at each character.
+# Most words match one of these, and are parsed without looking at each character.
 _SIMPLE = re.compile(r"(\+{0,2})([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)=([A-Za-z0-9_./+-]+)", re.ASCII)
 _STEP = r"(?:[^\W\d]|\$)(?:[\w$-]*[\w$])?"
 _PATH = re.compile(rf"(?:{_STEP}|[0-9]+(?=\.))(?:\.(?:{_STEP}|[0-9]+))*")
@@ -50,15 +50,15 @@ _KINDS = {"": OverrideKind.CHANGE, "+": OverrideKind.ADD, "++": OverrideKind.FOR
 _LONGEST_SAID = 300
 _EDITS = {"+": OverrideKind.APPEND, "-": OverrideKind.REMOVE}
 _UNSWEPT = {
-    OverrideKind.DELETE: "what is deleted can't be swept",
-    OverrideKind.APPEND: "what is appended can't be swept",
-    OverrideKind.REMOVE: "what is removed can't be swept",
+    OverrideKind.DELETE: "a deletion can't be swept",
+    OverrideKind.APPEND: "an appended value can't be swept",
+    OverrideKind.REMOVE: "a removed value can't be swept",
 }
 
 
 @frozen
 class Override:
-    """One word, understood."""
+    """One parsed word."""
 
     kind: OverrideKind
     path: str
@@ -76,7 +76,7 @@ class Override:
 
     @property
     def names_group(self) -> bool:
-        """It can only mean a group: a leaf has neither slashes nor a package."""
+        """True if it can only mean a group: a leaf has neither slashes nor a package."""
         return self.package is not None or "/" in self.path
 
     @property
@@ -87,7 +87,7 @@ class Override:
 
 
 def read_overrides(words: Iterable[str]) -> tuple[list[Override], list[Diagnostic]]:
-    """Understand words: those that can be, and the faults of all others. Positions count from 1."""
+    """Parse words; return the valid ones, and the faults of all others. Positions count from 1."""
     overrides: list[Override] = []
     faults: list[Diagnostic] = []
     for position, word in enumerate(words, start=1):
@@ -99,7 +99,7 @@ def read_overrides(words: Iterable[str]) -> tuple[list[Override], list[Diagnosti
 
 
 def is_key(text: str) -> bool:
-    """Return whether this may stand before the `=`: a dotted path, or a group."""
+    """Return True if this may be before the `=`: a dotted path, or a group."""
     return _PATH.fullmatch(text) is not None or _GROUP.fullmatch(text) is not None
 
 
@@ -120,7 +120,7 @@ def _is_too_deep(key: str) -> bool:
 
 
 def _understand(text: str, position: int) -> Override | None:
-    """Understand any word without a fault; what is wrong with another one is found out apart."""
+    """Parse any word without a fault; the faults of another one are found separately."""
     key = _KEY.match(text)
     if key is None:
         return None
@@ -148,7 +148,7 @@ def _axis(text: str, position: int, path: str, choices: AxisValues, start: int) 
 
 
 class _Faulty:
-    """A word that can't be understood, and what is wrong with it."""
+    """A word that can't be parsed, and its faults."""
 
     def __init__(self, text: str, position: int) -> None:
         self.text = text
@@ -171,7 +171,7 @@ class _Faulty:
         return self.faults
 
     def look_at_key(self) -> None:
-        """Take apart what stands before the first `=`."""
+        """Parse what is before the first `=`."""
         text = self.text
         sign = "~" if text.startswith("~") else "+" * (len(text[:2]) - len(text[:2].lstrip("+")))
         self.kind = _KINDS[sign]
@@ -195,8 +195,8 @@ class _Faulty:
         forms = (_PATH,) if is_package else (_PATH, _GROUP)
         at = start + max(good.end() if (good := form.match(found)) else 0 for form in forms)
         wanted = "a package such as model or db.main" if is_package else "a key such as lr or model.depth"
-        said = repr(self.text[at]) if at < len(self.text) else "nothing"
-        self.fault(f"expected {wanted}, found {said}", at, hint=_key_hint(found, self.text[at:end]))
+        character = repr(self.text[at]) if at < len(self.text) else "nothing"
+        self.fault(f"expected {wanted}, found {character}", at, hint=_key_hint(found, self.text[at:end]))
 
     def look_at_value(self, start: int) -> None:
         try:
@@ -226,15 +226,15 @@ class _Faulty:
 
 
 def _shortened(text: str) -> str:
-    # A word may be megabytes long; what is said about it is not.
+    # A word may be megabytes long; a message about it is not.
     return text if len(text) <= _LONGEST_SAID else f"{text[: _LONGEST_SAID - 1]}…"
 
 
 def _key_hint(key: str, found: str) -> str:
     if key.startswith("-"):
-        return f"an override has no dashes in front: {key.lstrip('-')}=VALUE"
+        return f"an override has no leading dashes: {key.lstrip('-')}=VALUE"
     if found[:1].isspace():
-        return "no space may stand before the ="
+        return "remove the space before the ="
     if found[:1] == "[":
         return "an item of a list is a step of the path: a.0=VALUE"
     if found[:1] == "." and "/" not in key:
@@ -254,10 +254,10 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-# Overrides put over what there is: change, add, force, delete, and the edits of lists.
+# Overrides applied: change, add, force, delete, and the edits of lists.
 #
-# What is changed has to be there, what is added must not be; each is a fault that says what to write instead. What is
-# added beyond a closed schema becomes a note: it is kept and shown, and is no part of what is wanted.
+# What is changed has to exist, what is added must not; each is a fault with what to write instead. A key added beyond a
+# closed schema becomes a note: it is kept and shown, and is not part of the identity.
 
 
 class OverrideApplier:
@@ -268,9 +268,9 @@ class OverrideApplier:
         """The leaves beyond a closed schema, in the order in which they came."""
         self._tree = layering
         self._words = layering.words
-        # What a file only sweeps is there all the same.
+        # A key that a file only sweeps exists, too.
         self._swept = swept
-        # Without a file, whatever an open schema is given is what there is; with one, a misspelt key is a mistake.
+        # Without a file, any key of an open schema is accepted; with one, a misspelt key is a mistake.
         self._is_free = layering.words.is_open and not has_files
 
     def apply(self, override: Override) -> None:
@@ -284,7 +284,7 @@ class OverrideApplier:
             self._set(override.kind, override.path, override.value, override, origin)
 
     def may_set(self, override: Override, path: str, origin: ValueOrigin) -> bool:
-        """Return whether an override may set a leaf as its kind wants to; a fault says why not."""
+        """Return True if an override may set a leaf; otherwise note the fault."""
         kind, tree = override.kind, self._tree
         if path in self._words.branches:
             tree.refuse_group(origin, path)
@@ -292,11 +292,11 @@ class OverrideApplier:
         is_there = tree.at(path) is not ABSENT
         if kind is OverrideKind.ADD and is_there:
             hint = f"write {path}=… to change it"
-            tree.refuse(_at_key(override), "is there already", hint, key=path, width=len(override.path) + 1)
+            tree.refuse(_at_key(override), "already exists", hint, key=path, width=len(override.path) + 1)
             return False
         owner = tree.owner_of(path)
         is_known = is_there or path in self._swept or (owner == path and path in self._words.leaves)
-        # In a map that is one declared leaf, such as a program's `env`, an open schema leaves every key free.
+        # In a map that is one declared leaf, such as a program's `env`, an open schema accepts every key.
         is_open_map = self._words.is_open and owner in self._words.leaves and type(tree.at(owner)) is dict
         is_free = self._is_free if owner == path else is_open_map
         if kind is OverrideKind.CHANGE and not is_known and not is_free:
@@ -308,7 +308,7 @@ class OverrideApplier:
         return True
 
     def is_note(self, path: str) -> bool:
-        """Return whether a leaf lies beyond a closed schema."""
+        """Return True if a leaf is beyond a closed schema."""
         return not self._words.is_open and self._tree.owner_of(path) not in self._words.leaves
 
     def _set(self, kind: OverrideKind, path: str, choice: AxisValue, override: Override, origin: ValueOrigin) -> None:
@@ -329,7 +329,7 @@ class OverrideApplier:
             self._tree.put_choice(path, choice, origin)
 
     def _spreads(self, path: str, existing: Any) -> bool:
-        """Return whether a map given for a path is a branch of leaves and not the value of one leaf."""
+        """Return True if a map given for a path is a branch of leaves and not the value of one leaf."""
         if self._tree.owner_of(path) != path or path in self._words.leaves:
             return False
         return existing is ABSENT or type(existing) is dict
@@ -361,7 +361,8 @@ class OverrideApplier:
             tree.refuse(_at_key(override), "there is no such key", hint, key=path, width=len(path))
             return
         if type(override.value) is AxisValue and not self._is(path, existing, override.value):
-            tree.refuse(origin, f"is {_shown(existing)}, so it stays", f"write ~{path} to delete it anyway", key=path)
+            message = f"is {_shown(existing)}, so it is not deleted"
+            tree.refuse(origin, message, f"write ~{path} to delete it anyway", key=path)
             return
         owner = tree.owner_of(path)
         if owner == path:
@@ -405,7 +406,7 @@ class OverrideApplier:
         return list(value) if type(value) in (list, tuple) else [value]
 
     def _put_whole(self, owner: str, whole: Any, origin: ValueOrigin) -> None:
-        """Put back a leaf that was changed inside; `ValueError` if it is no longer what it has to be."""
+        """Set a leaf that was changed inside; `ValueError` if it is no longer valid."""
         if not refers(whole):
             whole = check_value(whole, self._words.leaves.get(owner))
         self._tree.put(owner, whole, origin)

@@ -1,7 +1,7 @@
-"""The values of one trial, made from those of all: only what a point touches is copied.
+"""The values of one trial, made from those of all: only what a point changes is copied.
 
-What each choice of an axis means for its leaf is read once and remembered. References are resolved again for each
-trial, for they may lead to what the point sets. Values that trials share are one object: nobody changes them.
+The value of each choice of an axis is read once and remembered. References are resolved again for each trial, since
+they may refer to what the point sets. Trials share values as one object, which must not be changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.core.digests import Digest
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import fresh, frozen
 
-# An axis may have a billion values; those met first are remembered.
+# An axis may have a billion values; the first ones are remembered.
 _REMEMBERED = 10_000
 
 Choices = Sequence[tuple[str, AxisValue]]
@@ -26,24 +26,24 @@ Resolve = Callable[[dict[str, Any], Mapping[str, ValueOrigin]], "ResolvedReferen
 
 @frozen
 class ResolvedReferences:
-    """What resolving the references of one tree gave."""
+    """The result of resolving the references of one tree."""
 
     leaves: Mapping[str, Any] = fresh(factory=dict)
     """The leaves that had references, by their path."""
     faults: Sequence[Diagnostic] = ()
     read: Mapping[str, Digest] = fresh(factory=dict)
-    """The variables that were asked for, each with a digest of what it held."""
+    """The variables that were read, each with a digest of its value."""
     touched: frozenset[str] = frozenset()
-    """The leaves that a variable went into."""
+    """The leaves that contain a variable."""
 
 
 @frozen
 class TrialBase:
-    """What every trial starts from."""
+    """The base of every trial."""
 
     leaves: Mapping[str, DeclaredLeaf]
     root: dict[str, Any]
-    """All values, notes among them, with references as they were written."""
+    """All values, notes among them, with references as written."""
     values: dict[str, Any]
     """The same without notes, resolved."""
     referring: Mapping[str, ValueOrigin]
@@ -55,7 +55,7 @@ class TrialBase:
 
 @frozen
 class _Target:
-    """Where the choices of one path go."""
+    """Where the choices of one path are set."""
 
     path: str
     owner: str
@@ -67,20 +67,20 @@ class _Target:
     declared: DeclaredLeaf | None
     """Of the owner."""
     known: dict[str, tuple[AxisValue, Any]]
-    """What choices mean, by their text."""
+    """Values of choices, by their text."""
 
 
 class Trials:
-    """Gives the values of points."""
+    """Returns the values of points."""
 
     def __init__(self, base: TrialBase) -> None:
         self.read: dict[str, Digest] = {}
-        """The variables that references of points asked for, each with a digest of what it held."""
+        """The variables that references of points read, each with a digest of its value."""
         self._base = base
         self._targets: dict[str, _Target] = {}
 
     def at(self, choices: Choices) -> dict[str, Any]:
-        """Return the values of one point. Raises `InvalidConfig` if they can't be."""
+        """Return the values of one point. Raises `InvalidConfig` if they are invalid."""
         base = self._base
         if base.required:
             self._refuse_missing(choices)
@@ -95,7 +95,7 @@ class Trials:
         return root
 
     def depend_on(self, path: str, choices: Iterable[AxisValue]) -> bool:
-        """Return whether a choice may be wrong only beside others: because of references, or as an item of a leaf."""
+        """Return True if a choice may be wrong only beside others: because of references, or as an item of a leaf."""
         is_inside = bool(self._target(path).inner)
         return bool(self._base.referring) or is_inside or any(choice.refers for choice in choices)
 
@@ -110,7 +110,7 @@ class Trials:
             raise faulty(faults, "in one point of the sweep")
 
     def _meaning(self, root: dict[str, Any], target: _Target, choice: AxisValue) -> Any:
-        """Return what a choice makes of its leaf."""
+        """Return the value of a leaf for a choice."""
         if target.inner:
             return self._meaning_inside(root, target, choice)
         met = target.known.get(choice.text)
@@ -125,7 +125,7 @@ class Trials:
         return value
 
     def _meaning_inside(self, root: dict[str, Any], target: _Target, choice: AxisValue) -> Any:
-        # Text that the fixed rules read as a number is still text where that is what the leaf takes.
+        # Text that the fixed rules read as a number is still text if the leaf takes text.
         tries = [choice.value, choice.text] if choice.form is ValueForm.PLAIN else [choice.value]
         refused = ""
         for value in tries:
@@ -187,7 +187,7 @@ class Trials:
 
 
 def finished(root: dict[str, Any], resolved: Mapping[str, Any], notes: Sequence[str]) -> dict[str, Any]:
-    """Return a tree with what references made of it, and without the notes."""
+    """Return a tree with its references resolved, and without the notes."""
     for path, value in resolved.items():
         root = with_value(root, path.split("."), value)
     for path in notes:
@@ -209,20 +209,20 @@ def _refused(path: str, choice: AxisValue, message: str) -> InvalidConfig:
     return faulty([Diagnostic(str(_origin(path, choice)), message)], "")
 
 
-# Points that mean the same are run once: the first stays, later ones are merged into it and told.
+# Equal points are run once: the first stays, later ones are merged into it and reported.
 #
 # Only digests are remembered, so memory is that of the fingerprints, not of the points.
 
 P = TypeVar("P")
 
 _MOST_TOLD = 20
-# 128 bits: no two of any number of points that can be walked share them by accident.
+# 128 bits: no two of any feasible number of points share them by accident.
 _KEPT_DIGITS = 32
 
 
 @frozen
 class MergedPoint:
-    """A point that was left out because an earlier one means the same. Numbers count all points, from 1."""
+    """A point that was left out because it equals an earlier one. Numbers count all points, from 1."""
 
     number: int
     label: str

@@ -1,7 +1,7 @@
-"""What a configuration file says, every value and key with its place: the same for YAML and TOML.
+"""The content of a configuration file, every value and key with its place: the same for YAML and TOML.
 
-A tree is never changed after it is read, and parts of it may be shared (an anchor and its aliases). Bounds keep a
-small file from becoming a large tree; what goes past them is a fault, never a crash.
+A tree is never changed after it is read, and parts of it may be shared (an anchor and its aliases). Limits keep a
+small file from becoming a large tree; exceeding them is a fault, never a crash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen
 
-# Where a value came from: a layer and a place in it that a person can find again.
+# The origin of a value: a layer and a place in it that a person can find again.
 #
 # These are made for every leaf of every layer, so they are named tuples, which are made three times faster than frozen
 # objects.
@@ -33,11 +33,11 @@ class ValueOrigin(NamedTuple):
 
     layer: ConfigLayer
     where: str
-    """A file's path as it was typed, a variable's name, `argument 3`, or whose default it is."""
+    """A file's path as typed, a variable's name, `argument 3`, or the owner of a default."""
     line: int = 0
     column: int = 0
     text: str = ""
-    """What stands there, in one line: of a file the line itself, of a command the whole argument."""
+    """The text there, in one line: of a file the line itself, of a command the whole argument."""
 
     def __str__(self) -> str:
         if self.line:
@@ -48,17 +48,17 @@ class ValueOrigin(NamedTuple):
 
 
 class LayerValue(NamedTuple):
-    """What one layer said about a leaf."""
+    """The value of one layer for a leaf."""
 
     origin: ValueOrigin
     value: Any
-    """As it was read there; `NOTHING` where the layer deletes the leaf."""
+    """As read there; `NOTHING` if the layer deletes the leaf."""
 
 
-# A line of somebody's text with carets under the part that is meant.
+# A line of text with carets under a part of it.
 #
 # Shown beneath a fault. Control characters become visible, tabs become one space, and a long line is cut around the
-# caret, so that what is printed is always one line over one line.
+# caret, so that the output is always one line over one line.
 
 _WIDEST = 100
 _BEFORE = 60
@@ -79,7 +79,7 @@ def caret_lines(line: str, column: int, width: int = 1) -> str:
 def fault_at(
     origin: ValueOrigin, message: str, *, hint: str = "", key: str = "", column: int = 0, width: int = 1
 ) -> Diagnostic:
-    """Make the fault of a place, with the line that stands there and carets under it where the place has one.
+    """Make the fault of a place, with the line there and carets under it if the place has one.
 
     `column` is for a part of the line other than the one where the place begins.
     """
@@ -108,10 +108,10 @@ def _columns(text: str) -> int:
 DEEPEST: Final = 50
 """Levels of maps and lists; a fingerprint takes no more than a few beyond it."""
 MOST_VALUES: Final = 200_000
-"""Values in one file, each alias counted with all that it stands for."""
+"""Maximum number of values in one file, each alias counted with its content."""
 LARGEST_BYTES: Final = 8 * 1024 * 1024
 MOST_FAULTS: Final = 1000
-"""After so many the rest of a file is not read: it is something else than it was taken for."""
+"""After so many the rest of a file is not read: it is probably another type of file."""
 
 _FILE = ConfigLayer.FILE
 
@@ -155,7 +155,7 @@ class StopReading(Exception):
 
 
 def note(faults: list[Diagnostic], fault: Diagnostic) -> None:
-    """Add a fault to those of a file; `StopReading` when there are more than anybody will read."""
+    """Add a fault to those of a file; `StopReading` when there are too many to read."""
     if len(faults) >= MOST_FAULTS:
         message = f"there are more than {MOST_FAULTS} faults; the rest is not read"
         raise StopReading(Diagnostic(fault.where, message, shown=fault.shown))
@@ -164,7 +164,7 @@ def note(faults: list[Diagnostic], fault: Diagnostic) -> None:
 
 @frozen
 class SourceFile:
-    """A file that was read: what to call it, where it lies, and its lines for people to see."""
+    """A file that was read: its name, its path, and its lines for messages."""
 
     name: str
     """Its path as it was typed."""
@@ -200,7 +200,7 @@ class SourceFile:
 
 @frozen
 class FileLayer:
-    """One file in its turn: what it says, and under which dotted path that is put."""
+    """One file in its turn: its content, and the dotted path where that is put."""
 
     source: SourceFile
     tree: LocatedValue

@@ -1,4 +1,4 @@
-"""Sweeps: a tree of axes that says which points there are, and in which order, without making them.
+"""Sweeps: a tree of axes that defines the points, and their order, without making them.
 
 The order is part of the contract: in a product the first part is slowest, as in nested loops; a concatenation gives
 its parts one after the other; leaving points out or sampling keeps the order of the rest. Points are made one at a
@@ -22,7 +22,7 @@ from stoker.core.digests import digest_value
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import frozen, frozen_by_position
 
-# One thing that a sweep varies: a path and the values that it takes, in order.
+# One axis of a sweep: a path and its values, in order.
 #
 # Values are listed, or computed one at a time (`sweep_ranges`), so an axis of a billion values costs as much as one of
 # two.
@@ -41,7 +41,7 @@ class ValueForm(Enum):
 
 @frozen_by_position
 class AxisValue:
-    """One value as it was given: the text that it stands for, and what it means."""
+    """One value as given: its text, and its value."""
 
     text: str
     """Without quotes and escapes if it is a single value, as typed if it is a list or a map."""
@@ -51,12 +51,12 @@ class AxisValue:
 
     @property
     def refers(self) -> bool:
-        """There is a `${…}` in it, so its value is known only when references are resolved."""
+        """It contains a `${…}`, so its value is known only when references are resolved."""
         return "${" in self.text
 
 
 class AxisValues(Protocol):
-    """The values of an axis, in order; never none."""
+    """The values of an axis, in order; never empty."""
 
     @property
     def count(self) -> int: ...
@@ -67,12 +67,12 @@ class AxisValues(Protocol):
     def __iter__(self) -> Iterator[AxisValue]: ...
 
     def indexes_of(self, value: Any) -> Sequence[int]:
-        """Return at which indexes this value stands."""
+        """Return the indexes of this value."""
 
 
 @frozen_by_position
 class ListedAxisValues:
-    """Values that somebody wrote down."""
+    """Listed values."""
 
     items: tuple[AxisValue, ...]
 
@@ -106,9 +106,9 @@ class Axis:
 
 # The name of a point: `lr=0.001,model.depth=3`.
 #
-# It can stand in a shell as it is, is a good name for a folder, and two points of one sweep whose values differ never
-# share it. Numbers are written in their shortest exact form, so 1e-3 and 0.001 are one name. A value that is long or
-# has odd characters is shortened and ends in `@` and a digest of itself; so does a label that grows too long.
+# It needs no quotes in a shell, is a valid folder name, and two points of one sweep whose values differ never share it.
+# Numbers are written in their shortest exact form, so 1e-3 and 0.001 are one name. A value that is long or has special
+# characters is shortened and ends in `@` and a digest of itself; so does a label that grows too long.
 
 _SAFE = re.compile(r"[A-Za-z0-9_.+-]{1,40}", re.ASCII)
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.+-]+", re.ASCII)
@@ -147,17 +147,17 @@ def _value_label(value: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def _stands(readable: str, is_text: bool) -> bool:  # noqa: FBT001 - by position it is found again sooner
-    """Return whether a value can stand as it is written. Ten thousand points have a few hundred values."""
+    """Return True if a value can be used as it is written. Ten thousand points have a few hundred values."""
     # Text that looks like a number or a word of the grammar is not the same as that.
     return _SAFE.fullmatch(readable) is not None and (scalar(readable) is readable) is is_text
 
 
 Condition = Mapping[str, Any]
-"""Values by path; a point agrees with it if it has all of these."""
+"""Values by path; a point matches it if it has all of these."""
 
-# A part of a product that is walked again and again is kept up to this many points.
+# A part of a product that is walked repeatedly is kept up to this many points.
 _KEPT = 4096
-# Counting what overlapping conditions leave out may take a step for every set of them that can hold together.
+# Counting what overlapping conditions exclude may take a step for every set of them that can hold together.
 _MOST_STEPS = 5_000
 _MOST_WALKED = 100_000
 
@@ -187,7 +187,7 @@ class Concat:
 
 @frozen
 class Exclude:
-    """A sweep without the points that agree with one of these conditions."""
+    """A sweep without the points that match one of these conditions."""
 
     of: Sweep
     conditions: tuple[Condition, ...]
@@ -195,7 +195,7 @@ class Exclude:
 
 @frozen
 class SweepSample:
-    """So many points of a sweep (or all, if it has fewer), chosen by a seed and nothing else."""
+    """A number of points of a sweep (or all, if it has fewer), chosen by a seed and nothing else."""
 
     of: Sweep
     count: int
@@ -213,7 +213,7 @@ class SweepPoint:
 
     @property
     def label(self) -> str:
-        """Its name: fit for a shell and for a folder, and its own within a sweep."""
+        """Its name: valid in a shell and as a folder, and unique within a sweep."""
         return label_of((path, choice.value) for path, choice in self.choices)
 
 
@@ -353,7 +353,7 @@ def _agrees_with_any(choices: _Choices, conditions: tuple[Condition, ...]) -> bo
 
 
 def _count(sweep: Sweep, condition: Condition) -> int:
-    """Count the points that agree with a condition."""
+    """Count the points that match a condition."""
     match sweep:
         case Axis():
             return _count_rows((sweep,), condition)
@@ -370,7 +370,7 @@ def _count(sweep: Sweep, condition: Condition) -> int:
 
 
 def _count_rows(axes: tuple[Axis, ...], condition: Condition) -> int:
-    """Count among axes that are walked together."""
+    """Count among axes that are zipped."""
     if not condition:
         return axes[0].count
     if len(axes) == len(condition) == 1 and axes[0].path in condition:
@@ -401,10 +401,10 @@ def _count_sample(sample: SweepSample, condition: Condition) -> int:
 
 
 def _count_any(of: Sweep, condition: Condition, others: tuple[Condition, ...]) -> int:
-    """Count the points that agree with a condition and with at least one of some others.
+    """Count the points that match a condition and at least one of some others.
 
-    Every set of the others that can hold together is added or taken away by turns. Sets that can't are cut off early,
-    so in practice there are few; where there are many, the points are walked if they are not too many as well.
+    By inclusion and exclusion: every set of the others that can hold together is added or subtracted. Sets that can't
+    are cut off early, so in practice there are few; if there are many, the points are walked if they are not too many.
     """
     total, steps = 0, 0
     pending: list[tuple[int, Condition, int]] = [(0, condition, 1)]

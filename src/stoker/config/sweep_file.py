@@ -1,4 +1,4 @@
-"""A sweep as a file says it: a map whose order is the order of the axes, the first slowest.
+"""A sweep in a file: a map whose order is the order of the axes, the first slowest.
 
     sweep:
       lr: [1e-3, 1e-4]                            # a list is an axis; so is text such as "log:1e-4:1e-1:4"
@@ -10,7 +10,7 @@
       exclude: [{lr: 1e-3, model.depth: 7}]       # leaves out what agrees in all of this
       sample: {n: 10, seed: 0}                    # of what is left, so many
 
-Leaving out and sampling come last, wherever they stand. A list of values inside a list is one value.
+Exclusion and sampling come last, wherever they are written. A list of values inside a list is one value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.text import did_you_mean, whole_number
 
 Place = tuple[str | int, ...]
-"""Keys and indexes that lead to a value, from the sweep's own map on."""
+"""Keys and indexes that lead to a value, starting at the sweep's own map."""
 
 MOST_NESTED = 16
 SEED_PATH = "seed"
@@ -51,7 +51,7 @@ _WORDS = ("zip", "repeat", "concat", "axes", "exclude", "sample")
 def read_sweep(
     tree: Any, origin_of: Callable[[Place], ValueOrigin], *, key: str = "sweep"
 ) -> tuple[Sweep | None, list[Diagnostic]]:
-    """Read the map under `key`; nothing if there are faults, which carry the places that `origin_of` gives."""
+    """Read the map under `key`; nothing if there are faults, which have the places of `origin_of`."""
     reader = _Reader(origin_of, key)
     sweep = reader.sweep(tree, ())
     return (None if reader.faults else sweep), reader.faults
@@ -83,7 +83,7 @@ class _Reader:
         return made
 
     def parts(self, key: Any, item: Any, at: Place) -> list[Sweep]:
-        """Read one key of a sweep's map; what leaves out or samples is read when all axes are known."""
+        """Read one key of a sweep's map; exclusion and sampling are read when all axes are known."""
         match key:
             case "exclude" | "sample":
                 return []
@@ -230,7 +230,7 @@ class _Reader:
 
 
 def unequal_lengths(axes: tuple[Axis, ...]) -> str:
-    """Return the message that axes can't be walked together, with their lengths; nothing if they can."""
+    """Return the message that axes can't be zipped, with their lengths; empty if they can."""
     if all(axis.count == axes[0].count for axis in axes):
         return ""
     return f"zip of unequal lengths: {', '.join(f'{axis.path} has {axis.count}' for axis in axes)}"
@@ -245,7 +245,7 @@ def _given(value: Any) -> AxisValue:
 
 
 def _flattened(item: Mapping[Any, Any], known: tuple[str, ...], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Return a condition's values by dotted path; a map is a value only where the axis itself is named."""
+    """Return a condition's values by dotted path; a map is a value only if the axis itself is named."""
     for key, value in item.items():
         path = f"{above}.{key}" if above else str(key)
         if isinstance(value, Mapping) and path not in known:

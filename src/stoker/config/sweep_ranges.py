@@ -1,4 +1,4 @@
-"""Numeric axes whose points are computed when they are asked for.
+"""Numeric axes whose points are computed on access.
 
     range:START:STOP[:STEP]   from START in steps; STOP itself is left out, as in Python; range:STOP begins at 0
     lin:FIRST:LAST:COUNT      evenly spaced, both ends in; a COUNT of 1 is FIRST alone
@@ -26,7 +26,7 @@ _PRECISE = Context(prec=50)
 
 
 class BadSpacing(ValueError):
-    """Numbers that make no axis; `part` says which of them is wrong, if it is one."""
+    """Numbers that make no axis; `part` is the index of the wrong one, if it is one."""
 
     def __init__(self, message: str, *, hint: str = "", part: int | None = None) -> None:
         super().__init__(message)
@@ -102,7 +102,7 @@ class LogSpacing:
 
 
 def spaced(name: str, texts: Sequence[str]) -> AxisValues:
-    """Make the points of `range`, `lin` or `log` from numbers as they were typed; `BadSpacing` if they make none."""
+    """Make the points of `range`, `lin` or `log` from numbers as typed; `BadSpacing` if they are invalid."""
     least, most, says, make = _MAKERS[name]
     if not least <= len(texts) <= most:
         raise BadSpacing(f"{name} takes {says}, here are {len(texts)} numbers", hint=_EXAMPLES[name])
@@ -116,15 +116,15 @@ def _range(numbers: list[DecimalNumber]) -> AxisValues:
     if len(numbers) > 2:
         step = numbers[2]
     if step.digits == 0:
-        raise BadSpacing("a step of 0 never arrives", part=2, hint=_EXAMPLES["range"])
+        raise BadSpacing("a step of 0 never reaches the end", part=2, hint=_EXAMPLES["range"])
     exponent = min(start.exponent, stop.exponent, step.exponent, 0)
     first, end, by = start.scaled(exponent), stop.scaled(exponent), step.scaled(exponent)
     count = -((first - end) // by)
     if count < 1:
-        said = f"from {start.value} to {stop.value} in steps of {step.value}"
+        span = f"from {start.value} to {stop.value} in steps of {step.value}"
         if first == end:
-            raise BadSpacing(f"range {said} is empty", hint="the end itself is left out")
-        raise BadSpacing(f"range {said} goes the wrong way", hint=f"turn the ends around, or step by {_turned(step)}")
+            raise BadSpacing(f"range {span} is empty", hint="the end itself is left out")
+        raise BadSpacing(f"range {span} has the wrong direction", hint=f"swap the ends, or step by {_turned(step)}")
     gives_whole = start.is_whole and stop.is_whole and step.is_whole
     return LinearSpacing(start=first, step=by, per=10**-exponent, count=_bounded(count), gives_whole=gives_whole)
 
@@ -192,7 +192,7 @@ def _turned(step: DecimalNumber) -> int | float:
 
 
 def _search(choices: LinearSpacing | LogSpacing, value: Any, *, falls: bool) -> Sequence[int]:
-    """Find a value among points that only rise or only fall, by halving."""
+    """Find a value among points that only rise or only fall, by bisection."""
     if type(value) not in (int, float) or value - value != 0:
         return ()
     wanted = -value if falls else value

@@ -13,10 +13,10 @@ from stoker.config.positions import DEEPEST, LocatedValue, SourceFile, StopReadi
 from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen_by_position
 
-# Where things stand in a TOML text: the place of every key and of every value.
+# Places in a TOML text: of every key and of every value.
 #
-# `tomllib` reads the values and forgets where they stood. This walks over the same text, which is known to be valid,
-# and notes places only. Keys written more than once (a table and its sub-table) keep their first place.
+# `tomllib` reads the values and drops their places. This walks over the same text, which is known to be valid, and
+# notes places only. Keys written more than once (a table and its sub-table) keep their first place.
 
 Path = tuple[str | int, ...]
 """Keys and positions from the outside in."""
@@ -34,7 +34,7 @@ _STRING = re.compile(
 _WORD = re.compile(r"[^,\]}#\n]*")
 _STEP = r"""(?:[A-Za-z0-9_-]++|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')"""
 _ONE_STEP = re.compile(_STEP)
-# What a text is made of, as far as it matters here. An opening quote without an end is the end of what can be read.
+# The parts of a text that matter here. An opening quote without an end is the end of what can be read.
 _PIECE = re.compile(
     r'"""(?:\\.|"{1,2}+(?!")|[^"\\]++)*+"{3,5}'
     r"|'''(?:'{1,2}+(?!')|[^']++)*+'{3,5}"
@@ -65,7 +65,7 @@ def find_places(source: SourceFile) -> dict[Path, Spot]:
 
 def refuse_deep_keys(source: SourceFile) -> None:
     """Stop at a dotted key of too many steps, before `tomllib` spends the square of them on it."""
-    # A key stands on one line. Ten thousand numbers have as many dots, each on a line of its own.
+    # A key is on one line. Ten thousand numbers have as many dots, each on a line of its own.
     if source.text.count(".") < DEEPEST or all(line.count(".") < DEEPEST for line in source.lines):
         return
     for start, keys in _key_like(source.text):
@@ -75,7 +75,7 @@ def refuse_deep_keys(source: SourceFile) -> None:
 
 
 def refuse_many_values(source: SourceFile) -> None:
-    """Stop at a text that can't but hold too many values, before `tomllib` spends a minute on it."""
+    """Stop at a text that must have too many values, before `tomllib` spends a minute on it."""
     text, most = source.text, source.most_values
     for mark in "=,":
         if text.count(mark) <= most:
@@ -183,7 +183,7 @@ class _Scan:
             self._advance(1)
 
     def _plain_keys(self, dotted: str) -> list[tuple[str, tuple[int, int]]]:
-        """Take apart a key of bare steps in one go: there may be a million of them."""
+        """Split a key of bare steps in one go: there may be a million of them."""
         line, column = self._place()
         keys = []
         for name in dotted.split("."):
@@ -266,9 +266,9 @@ def _unquoted(key: str) -> str:
     return str(read)
 
 
-_SAID = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
+_MESSAGE = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
 _PLAIN = (bool, int, float, str)
-# Whatever is of these is never refused.
+# Values of these types are never refused.
 _SMALL = frozenset({bool, float, str})
 _MOST_BITS = 8192
 _LARGE = 32 * 1024
@@ -281,7 +281,7 @@ def read_toml(source: SourceFile, faults: list[Diagnostic], *, is_placed: bool =
     try:
         refuse_deep_keys(source)
         refuse_many_values(source)
-        # A small file is read before the patterns of the quick way are compiled.
+        # A small file is read before the patterns of the fast path are compiled.
         raw = read_plain(source.lines) if len(source.text) >= _LARGE else None
         if raw is None:
             raw = tomllib.loads(source.text)
@@ -301,7 +301,7 @@ def read_toml(source: SourceFile, faults: list[Diagnostic], *, is_placed: bool =
 
 
 def _number_fault(source: SourceFile) -> Diagnostic | None:
-    """Python limits the digits that it reads, and tomllib passes that on without a place: find the place."""
+    """Return the fault of a number with too many digits: Python limits them, and tomllib reports no place."""
     found = find_long_number(source, sys.get_int_max_str_digits())
     if found is None:
         return None
@@ -309,10 +309,10 @@ def _number_fault(source: SourceFile) -> Diagnostic | None:
     return fault_at(origin, f"a whole number of {count} digits is too large", hint="put it in quotes if it is text")
 
 
-def _syntax_fault(source: SourceFile, said: str) -> Diagnostic:
-    found = _SAID.fullmatch(said)
+def _syntax_fault(source: SourceFile, message: str) -> Diagnostic:
+    found = _MESSAGE.fullmatch(message)
     if found is None:
-        return Diagnostic(source.name, f"is not TOML: {said}")
+        return Diagnostic(source.name, f"is not TOML: {message}")
     what = found["what"][:1].lower() + found["what"][1:]
     if found["line"]:
         origin = source.at(int(found["line"]), int(found["column"]))
@@ -324,7 +324,7 @@ def _syntax_fault(source: SourceFile, said: str) -> Diagnostic:
 
 
 def _unplaced(raw: dict[str, Any], most_values: int) -> LocatedValue | None:
-    """Return values without their places; nothing if there is anything among them that would have to be refused."""
+    """Return values without their places; nothing if any of them would have to be refused."""
     count = 0
     # The named tuple's own way goes through Python, and there may be half a million of them.
     make = tuple.__new__
@@ -393,7 +393,7 @@ class _Locating:
     def _refuse(self, raw: Any, path: Path, spot: Spot) -> None:
         message = hint = ""
         if type(raw) not in _PLAIN:
-            message, hint = f"{raw} is a date or a time, which is no value here", "put it in quotes"
+            message, hint = f"{raw} is a date or a time, which is not supported", "put it in quotes"
         elif type(raw) is int and raw.bit_length() > _MOST_BITS:
             message = f"a whole number of {raw.bit_length()} bits is too large"
         if message:
@@ -404,10 +404,10 @@ class _Locating:
 # The plain part of TOML, read four times faster than by `tomllib`: a file of ten thousand jobs is nothing else.
 #
 # Plain is: `[[name]]`, `[name.inner]` below the newest of them, and lines of a bare key and one value, which is text
-# without escapes, a number, true or false, or a one-line list or inline table of such. Whatever else stands in a text,
-# and whatever may be wrong with it, is left to `tomllib`; a test holds the two together.
+# without escapes, a number, true or false, or a one-line list or inline table of such. Everything else, and every
+# fault, is left to `tomllib`; a test compares the two.
 
-# Possessive throughout: what does not match is given up at once.
+# Possessive throughout: a mismatch fails at once.
 _PLAIN_BLANK = r"[ \t]*+"
 _PLAIN_KEY = r"[A-Za-z0-9_-]++"
 _PLAIN_CONTROL = r"\x00-\x08\x0a-\x1f\x7f"
@@ -431,9 +431,9 @@ _PLAIN_ITEM = rf"{_PLAIN_BLANK}{_PLAIN_SCALAR}{_PLAIN_BLANK}(?:,|\Z)"
 # Each is compiled when a large file is read for the first time: that takes as long as a small file.
 _plain_pattern = cache(re.compile)
 
-# Values that nobody can change may stand in several tables.
+# Immutable values may be in several tables.
 _LASTING = frozenset({"text", "float", "int", "flag"})
-_MOST_SAID = 1000
+_MOST_LINES = 1000
 
 
 class _NotPlain(Exception):
@@ -441,15 +441,15 @@ class _NotPlain(Exception):
 
 
 def read_plain(lines: Sequence[str]) -> dict[str, Any] | None:
-    """Return what a text says, if it is plain; else nothing."""
+    """Return the content of a text, if it is plain; otherwise nothing."""
     tables = _Tables()
     table = tables.root
     match = _plain_pattern(_PLAIN_LINE).fullmatch
-    # Ten thousand jobs say many things in the same words.
-    said: dict[str, tuple[str, Any]] = {}
+    # Ten thousand jobs repeat many lines.
+    pairs: dict[str, tuple[str, Any]] = {}
     try:
         for line in lines:
-            pair = said.get(line)
+            pair = pairs.get(line)
             if pair is None:
                 found = match(line)
                 if found is None:
@@ -461,8 +461,8 @@ def read_plain(lines: Sequence[str]) -> dict[str, Any] | None:
                     table = tables.begun(found)
                     continue
                 pair = (found["key"], _plain_value(found, kind))
-                if kind in _LASTING and len(said) < _MOST_SAID:
-                    said[line] = pair
+                if kind in _LASTING and len(pairs) < _MOST_LINES:
+                    pairs[line] = pair
             key, value = pair
             if key in table:
                 return None
@@ -473,7 +473,7 @@ def read_plain(lines: Sequence[str]) -> dict[str, Any] | None:
 
 
 class _Tables:
-    """The tables of a text as its headers name them."""
+    """The tables of a text by their headers."""
 
     def __init__(self) -> None:
         self.root: dict[str, Any] = {}
@@ -484,7 +484,7 @@ class _Tables:
         table: dict[str, Any] = {}
         name, inner = found["array"], found["inner"]
         if inner is not None:
-            # Of a list of tables it is the newest that a header speaks of.
+            # Of a list of tables a header refers to the newest.
             tables = self._lists.get(found["outer"])
             if tables is None or inner in tables[-1]:
                 raise _NotPlain

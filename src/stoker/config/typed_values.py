@@ -1,7 +1,7 @@
 """Values by their declared types: the type of a leaf decides how text is read.
 
     plain text      the type reads it: 007 is text for a text field and 7 for a whole number
-    text in quotes  text where the field can hold text, else read as if the quotes weren't there
+    text in quotes  text if the field can hold text, otherwise read as if the quotes weren't there
     a file's value  only checked: a file has types of its own
 
 Text that refers to another value (`${…}`) is left alone; it has no value yet.
@@ -38,7 +38,7 @@ _TRIED = 1000
 
 
 def read_choice(choice: AxisValue, declared: DeclaredLeaf) -> Any:
-    """Return the value that a leaf takes; `ValueError` says what would be right."""
+    """Return the value of a leaf; `ValueError` names what would be right."""
     if choice.form is ValueForm.VALUE:
         return declared.check(choice.value)
     if choice.form is ValueForm.QUOTED:
@@ -91,7 +91,7 @@ def _typed_axis(axis: Axis, leaves: Mapping[str, DeclaredLeaf], faults: list[Dia
 
 
 def _typed_condition(condition: Condition, leaves: Mapping[str, DeclaredLeaf]) -> Condition:
-    """Return a condition in the normal form of its leaves; what does not fit them agrees with no point anyway."""
+    """Return a condition in the normal form of its leaves; a value that does not fit matches no point anyway."""
     made = dict(condition)
     for path, value in condition.items():
         if path in leaves:
@@ -151,22 +151,22 @@ def _fault(axis: Axis, choice: AxisValue, declared: DeclaredLeaf, error: ValueEr
 
 
 def _column_of(text: str, axis: Axis) -> int:
-    """Find a choice in the line that its axis stands in; 0 if it is not there as it is."""
+    """Return the column of a choice in the line of its axis; 0 if it is not there as it is."""
     if axis.origin is None or not text:
         return 0
     return axis.origin.text.find(text, max(axis.origin.column - 1, 0)) + 1
 
 
-# The words of a schema, and how values fit them: which leaf a key means, and what a value is for it.
+# The leaves of a schema, and how values fit them.
 #
-# A leaf that nobody declared takes what the fixed rules read (`values`), as long as that has a canonical form.
+# A leaf that is not declared takes what the fixed rules read (`values`), if that has a canonical form.
 
 _MOST_BITS = 8192
 _MOST_SUGGESTED = 50
 
 
 class Vocabulary:
-    """The words of a schema, as the layers ask for them."""
+    """The leaves of a schema, with lookups for the layers."""
 
     def __init__(self, schema: Schema) -> None:
         self.leaves: Mapping[str, DeclaredLeaf] = schema.leaves
@@ -184,15 +184,15 @@ class Vocabulary:
         return path in self.leaves or path in self.branches
 
     def suggestion(self, path: str, also: list[str]) -> str:
-        """Return the nearest known path to an unknown one, as a hint; `also` are paths that nobody declared."""
-        # Each takes milliseconds among many names, and nobody reads the hundredth.
+        """Return the nearest known path to an unknown one, as a hint; `also` are undeclared paths."""
+        # Each takes milliseconds among many names, and the hundredth is of no use.
         self._suggested += 1
         if self._suggested > _MOST_SUGGESTED:
             return ""
         return did_you_mean_path(path, [*self.leaves, *self.branches, *also])
 
     def of_another(self, path: str, text: str) -> str:
-        """Return the one other leaf that takes a word which this one, a choice of words, does not, as a hint."""
+        """Return the one other leaf that accepts a word which this one, a choice of words, does not, as a hint."""
         declared = self.leaves.get(path)
         if declared is None or "|" not in declared.says:
             return ""
@@ -200,13 +200,13 @@ class Vocabulary:
         return f"did you mean {others[0]}={text}?" if len(others) == 1 else ""
 
     def inside(self, branch: str) -> str:
-        """Name what a branch holds."""
+        """List the keys of a branch."""
         names = [path.removeprefix(f"{branch}.") for path in self.leaves if path.startswith(f"{branch}.")]
         return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
 def owner_of(path: str, root: dict[str, Any], leaves: Mapping[str, DeclaredLeaf]) -> str:
-    """Return the leaf that a path leads into: a declared one or a list on the way, else the path itself."""
+    """Return the leaf of a path: a declared one or a list on the way, otherwise the path itself."""
     steps = path.split(".")
     for count in range(1, len(steps)):
         outer = ".".join(steps[:count])
@@ -216,17 +216,17 @@ def owner_of(path: str, root: dict[str, Any], leaves: Mapping[str, DeclaredLeaf]
 
 
 def value_of(choice: AxisValue, declared: DeclaredLeaf | None) -> Any:
-    """Return the value of a choice for a leaf, declared or not; `ValueError` says what would be right."""
+    """Return the value of a choice for a leaf, declared or not; `ValueError` names what would be right."""
     return check_untyped(choice.value) if declared is None else read_choice(choice, declared)
 
 
 def check_value(value: Any, declared: DeclaredLeaf | None) -> Any:
-    """Return the normal form of a value from a file; `ValueError` says what is wrong with it."""
+    """Return the normal form of a value from a file; `ValueError` if it is invalid."""
     return check_untyped(value) if declared is None else declared.check(value)
 
 
 def check_resolved(value: Any, declared: DeclaredLeaf | None) -> Any:
-    """Return the normal form of what references made: text that is not text for its field is read as if typed."""
+    """Return the normal form of a resolved value: text for a field that is not text is read as if typed."""
     if declared is None:
         return check_untyped(value)
     try:
@@ -238,18 +238,18 @@ def check_resolved(value: Any, declared: DeclaredLeaf | None) -> Any:
 
 
 def quoting_hint(value: Any, declared: DeclaredLeaf | None) -> str:
-    """Return the hint for a number or a word in a file that was meant as text."""
+    """Return the hint for a number or a word in a file that should be text."""
     if declared is None or type(value) not in (bool, int, float):
         return ""
     try:
         declared.check("text")
     except ValueError:
         return ""
-    return "put it in quotes: it is meant as text"
+    return "put it in quotes: it should be text"
 
 
 def check_untyped(value: Any) -> Any:
-    """Return a value unless it has no canonical form: text that is not Unicode, a number beyond all use."""
+    """Return a value unless it has no canonical form: text that is not Unicode, a number that is too large."""
     if type(value) is str:
         if not value.isascii() and not _is_unicode(value):
             message = f"{value!r} is not valid Unicode text"

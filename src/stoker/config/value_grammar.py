@@ -1,9 +1,9 @@
-r"""What stands behind the `=`: a value, or an axis of a sweep.
+r"""The value behind the `=`: one value, or an axis of a sweep.
 
     text  3  1e-5  null      a single value, read by the fixed rules (`values`); spaces around it are dropped
-    'a, b'  "a, b"           text exactly as it stands; \' and \" for the quote itself
+    'a, b'  "a, b"           text exactly as it is; \' and \" for the quote itself
     [a,b]  {a:1,b:2}         one list, one map; they nest
-    ${a.b}                   a reference, kept as text for whoever resolves it
+    ${a.b}                   a reference, kept as text and resolved later
     a\,b                     a backslash takes the meaning from , : = space \ quotes and brackets; the rest is text
     a,b,c  choice(a,b,c)     an axis with these values
     range:1:10:2  lin:0:1:5  log:1e-4:1e-1:4        numeric axes (`sweep_ranges`); they need no quotes in a shell
@@ -23,11 +23,11 @@ from stoker.core.text import did_you_mean
 MOST_NESTED = 32
 
 _SPACES = re.compile(r"[ \t]*")
-# What means nothing by itself in a value and in the key of a map; control characters are not among it.
+# Characters without a meaning in a value and in the key of a map; control characters are not among them.
 _RUN = re.compile(r"[^\\$,()\[\]{}'\"\x00-\x08\x0a-\x1f\x7f]*")
 _KEY_RUN = re.compile(r"[^\\$,:=()\[\]{}'\"\x00-\x08\x0a-\x1f\x7f]*")
 _BRACES = re.compile(r"\$\{|\}")
-# What nearly every list and every axis is made of, so that it can be split without looking at each character.
+# The parts of most lists and axes, so that they can be split without looking at each character.
 _ITEMS = r"[A-Za-z0-9_./+-]+(?:,[A-Za-z0-9_./+-]+)*"
 _FLAT = re.compile(rf"{_ITEMS}|\[(?P<listed>{_ITEMS})\]", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
@@ -40,7 +40,7 @@ _CLOSERS = {"[": "]", "{": "}", "(": ")"}
 
 
 class Unreadable(ValueError):
-    """Text that the grammar does not have; `at` is the index of what is wrong, `width` its length."""
+    """Invalid text; `at` is the index of the error, `width` its length."""
 
     def __init__(self, message: str, *, at: int, width: int = 1, hint: str = "", may_be_text: bool = False) -> None:
         super().__init__(message)
@@ -48,15 +48,15 @@ class Unreadable(ValueError):
         self.width = width
         self.hint = hint
         self.may_be_text = may_be_text
-        """Quotes around the whole value would make it right."""
+        """Quotes around the whole value would make it valid."""
 
 
 def read_value(text: str) -> AxisValue:
-    """Read one value; `Unreadable` if it is none, or if it makes an axis."""
+    """Read one value; `Unreadable` if it is invalid, or if it makes an axis."""
     found = read_value_or_axis(text)
     if isinstance(found, AxisValue):
         return found
-    raise Unreadable("one value is wanted here, not a sweep", at=0, width=len(text), may_be_text=True)
+    raise Unreadable("one value is expected here, not a sweep", at=0, width=len(text), may_be_text=True)
 
 
 def read_value_or_axis(text: str, start: int = 0) -> AxisValue | AxisValues:
@@ -71,7 +71,7 @@ def read_value_or_axis(text: str, start: int = 0) -> AxisValue | AxisValues:
 
 
 def split_items(text: str) -> list[AxisValue]:
-    """Read a list (`[a,b]`, or `a,b` without brackets) and give its items apart."""
+    """Read a list (`[a,b]`, or `a,b` without brackets) and return its items."""
     reader = _Reader(text, 0)
     reader.skip_spaces()
     if text.startswith("[", reader.at):
@@ -82,11 +82,11 @@ def split_items(text: str) -> list[AxisValue]:
 
 
 def split_pairs(text: str) -> dict[str, AxisValue]:
-    """Read a map (`{a:1,b:2}`) and give its items apart."""
+    """Read a map (`{a:1,b:2}`) and return its items."""
     reader = _Reader(text, 0)
     reader.skip_spaces()
     if not text.startswith("{", reader.at):
-        raise Unreadable("a map is wanted here", at=reader.at, hint="such as {a:1,b:2}")
+        raise Unreadable("a map is expected here", at=reader.at, hint="such as {a:1,b:2}")
     pairs = reader.pairs(1)
     reader.expect_end()
     return pairs
@@ -147,7 +147,7 @@ class _Reader:
         return choice
 
     def items(self, opener: str, depth: int) -> list[AxisValue]:
-        """Read what stands in square brackets or parentheses, and both of these."""
+        """Read square brackets or parentheses with their content."""
         closer, opened = _CLOSERS[opener], self.open(depth)
         items: list[AxisValue] = []
         if self.closes(closer):
@@ -158,7 +158,7 @@ class _Reader:
                 return items
 
     def pairs(self, depth: int) -> dict[str, AxisValue]:
-        """Read what stands in braces, and both of these."""
+        """Read braces with their content."""
         opened = self.open(depth)
         pairs: dict[str, AxisValue] = {}
         if self.closes("}"):
@@ -167,7 +167,7 @@ class _Reader:
             start = self.at
             key = self.map_key()
             if key in pairs:
-                raise Unreadable(f"{key!r} stands twice in one map", at=start, width=self.at - start)
+                raise Unreadable(f"{key!r} is twice in one map", at=start, width=self.at - start)
             self.expect(":", f"a colon and a value for {key!r}")
             pairs[key] = self.element("}", depth)
             if self.ends("}", opened):
@@ -197,7 +197,7 @@ class _Reader:
         return True
 
     def ends(self, closer: str, opened: int) -> bool:
-        """Step over a closing bracket (yes) or a comma (no)."""
+        """Step over a closing bracket (True) or a comma (False)."""
         if self.closes(closer):
             return True
         if self.at == len(self.text):
@@ -207,7 +207,7 @@ class _Reader:
         return False
 
     def quoted(self, quote: str) -> str:
-        """Read text in quotes, and both of these."""
+        """Read text in quotes, with the quotes."""
         text, opened, parts = self.text, self.at, []
         begin = opened + 1
         while (found := text.find(quote, begin)) >= 0:
@@ -235,7 +235,7 @@ class _Reader:
         return AxisValue(found, scalar(found))
 
     def with_signs(self, closer: str, at: int) -> AxisValue:
-        """Read the same where there is a sign at `at` that may mean something."""
+        """Read the same if there is a character at `at` that may have a meaning."""
         text, end, begin = self.text, len(self.text), self.at
         run = _KEY_RUN if closer == ":" else _RUN
         pieces = []
@@ -286,7 +286,7 @@ class _Reader:
         return _spaced(_SPACINGS[name], texts, places, (start, self.at - start))
 
     def numbers(self) -> tuple[list[str], list[tuple[int, int]]]:
-        """Read a function's numbers, and where they stand."""
+        """Read a function's numbers, and their places."""
         opened = self.open(1)
         texts: list[str] = []
         places: list[tuple[int, int]] = []
@@ -332,13 +332,13 @@ def _after_spaces(text: str, at: int) -> int:
 
 
 def _after_reference(text: str, start: int) -> int:
-    """Step over a `${…}` and whatever references stand inside it."""
+    """Step over a `${…}` and the references inside it."""
     depth = 0
     for found in _BRACES.finditer(text, start):
         depth += 1 if found[0] == "${" else -1
         if depth == 0:
             if found.end() == start + 3:
-                raise Unreadable("the reference names nothing", at=start, width=3, hint="such as ${model.depth}")
+                raise Unreadable("the reference is empty", at=start, width=3, hint="such as ${model.depth}")
             return found.end()
     raise Unreadable("'${' is never closed", at=start, width=2, hint="close it with }")
 
@@ -368,7 +368,7 @@ def _meaningless(text: str, at: int, closer: str) -> Unreadable:
 
 
 def _not_alone(at: int) -> Unreadable:
-    message = "a range stands alone, not among choices"
+    message = "a range can't be among choices"
     return Unreadable(message, at=at, hint="a sweep file has concat for that", may_be_text=True)
 
 

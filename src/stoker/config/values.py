@@ -1,4 +1,4 @@
-"""What plain text means where no type is declared, and how a value is written so that it reads back the same.
+"""The value of plain text without a declared type, and the text of a value that reads back the same.
 
 The fixed rules, for a single value without quotes:
 
@@ -32,7 +32,7 @@ _WORDS: dict[str, Any] = {
 _LONGEST_WORD = 5
 _MOST_DIGITS = 2000
 
-# What can stand without quotes wherever a value can, inside a list or a map, too.
+# Valid without quotes wherever a value is, inside a list or a map, too.
 _PLAIN_TEXT = re.compile(r"[A-Za-z0-9_./@%+-](?:[A-Za-z0-9_./@%+ -]*[A-Za-z0-9_./@%+-])?", re.ASCII)
 
 
@@ -48,7 +48,7 @@ def scalar(text: str) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Write a plain value so that the grammar of overrides reads exactly this value again."""
+    """Format a plain value so that the grammar of overrides reads exactly this value again."""
     if type(value) is str:
         return value if _stands_plain(value) else quoted(value)
     if type(value) in (list, tuple):
@@ -59,20 +59,20 @@ def text_of(value: Any) -> str:
 
 
 def fill_text(value: Any) -> str:
-    """Write a plain value as a program's argument: text as it is, numbers in their shortest exact form."""
+    """Format a plain value as a program's argument: text as it is, numbers in their shortest exact form."""
     return value if type(value) is str else text_of(value)
 
 
 def quoted(text: str) -> str:
-    """Put text in quotes, escaping what has to be: double ones, which stand well inside a shell's single ones."""
+    """Put text in quotes, with escapes: double ones, which fit inside a shell's single ones."""
     quote = "'" if '"' in text and "'" not in text else '"'
-    # A backslash means something only before the quote, so only the ones at a part's end are doubled.
+    # A backslash has a meaning only before the quote, so only those at a part's end are doubled.
     parts = text.split(quote)
     return quote + f"\\{quote}".join(part + "\\" * (len(part) - len(part.rstrip("\\"))) for part in parts) + quote
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two plain values are one: 1 is 1.0, but neither is true; NaN is NaN."""
+    """Return True if two plain values are equal: 1 is 1.0, but neither is true; NaN is NaN."""
     if type(one) is bool or type(other) is bool:
         return one is other
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -108,14 +108,14 @@ def _stands_plain(text: str) -> bool:
     return _PLAIN_TEXT.fullmatch(text) is not None and scalar(text) is text
 
 
-# Nested plain maps and lists, walked and changed by path. Whatever is changed is copied; the rest is shared.
+# Nested plain maps and lists, walked and changed by path. Changed parts are copied; the rest is shared.
 
 ABSENT: Final[Any] = object()
-"""What a path leads to where there is nothing."""
+"""The value of a path that does not exist."""
 
 
 def step_into(value: Any, step: str) -> Any:
-    """Return what one step of a path leads to: a key of a map, an index of a list, or `ABSENT`."""
+    """Return the value of one step of a path: a key of a map, an index of a list, or `ABSENT`."""
     if type(value) is dict:
         return value.get(step, ABSENT)
     if type(value) in (list, tuple) and step.isdecimal() and len(step) < 10 and int(step) < len(value):
@@ -124,7 +124,7 @@ def step_into(value: Any, step: str) -> Any:
 
 
 def found(value: Any, steps: Sequence[str]) -> Any:
-    """Return what a path leads to, or `ABSENT`."""
+    """Return the value of a path, or `ABSENT`."""
     for step in steps:
         value = step_into(value, step)
         if value is ABSENT:
@@ -133,7 +133,7 @@ def found(value: Any, steps: Sequence[str]) -> Any:
 
 
 def with_value(tree: Any, steps: Sequence[str], value: Any) -> Any:
-    """Return a tree with one value put into it; what stands in the way of a branch is replaced by one."""
+    """Return a tree with one value set; a value in the way of a branch is replaced by one."""
     if not steps:
         return value
     copied = dict(tree) if type(tree) is dict else {}
@@ -142,7 +142,7 @@ def with_value(tree: Any, steps: Sequence[str], value: Any) -> Any:
 
 
 def without(tree: dict[str, Any], steps: Sequence[str]) -> dict[str, Any]:
-    """Return a tree without one leaf or branch; a branch that held nothing else goes with it."""
+    """Return a tree without one leaf or branch; a branch that becomes empty is removed, too."""
     step = steps[0]
     if step not in tree:
         return tree
@@ -157,9 +157,9 @@ def without(tree: dict[str, Any], steps: Sequence[str]) -> dict[str, Any]:
 
 
 def replaced(value: Any, steps: Sequence[str], new: Any) -> Any:
-    """Return a value with one item inside it replaced, or taken out (`ABSENT`).
+    """Return a value with one item inside it replaced, or removed (`ABSENT`).
 
-    A map may get a new key; a list keeps its length unless an item is taken out. `ABSENT` if there is no such place.
+    A map may get a new key; a list keeps its length unless an item is removed. `ABSENT` if there is no such place.
     """
     if not steps:
         return new
@@ -185,7 +185,7 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def refers(value: object) -> bool:
-    """Return whether there is a reference, or an escaped one, anywhere in a value."""
+    """Return True if there is a reference, or an escaped one, anywhere in a value."""
     if type(value) is str:
         return "${" in value
     if type(value) is dict:
@@ -194,7 +194,7 @@ def refers(value: object) -> bool:
 
 
 def leaf_paths(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted paths of everything that is not a map with something in it."""
+    """Return the dotted paths of everything except maps with content."""
     paths = []
     for key, value in tree.items():
         paths += leaf_paths(value, f"{prefix}{key}.") if type(value) is dict and value else [prefix + key]
@@ -220,7 +220,7 @@ def copied(value: Any) -> Any:
     return [copied(item) for item in value] if type(value) is list else value
 
 
-# What a configuration may hold: the declared leaves, given by the owner of the declaration.
+# The declared leaves of a configuration, given by the owner of the declaration.
 
 
 class _Nothing:
@@ -229,7 +229,7 @@ class _Nothing:
 
 
 NOTHING: Final = _Nothing()
-"""The default of a leaf that has none, and so has to be given."""
+"""The default of a required leaf."""
 
 
 @frozen
@@ -239,14 +239,14 @@ class DeclaredLeaf:
     path: str
     """Dotted."""
     read: Callable[[str], Any]
-    """Turns what a person typed into a value; `ValueError` says what would be right."""
+    """Parses typed text; `ValueError` names what would be right."""
     check: Callable[[Any], Any]
-    """Gives the normal form of a value from a file; `ValueError` says what is wrong with it."""
+    """Returns the normal form of a value from a file; `ValueError` if it is invalid."""
     says: str
     """The type, named for people."""
     default: Any = NOTHING
     is_runtime: bool = False
-    """Not part of what is wanted: threads, verbosity."""
+    """Not part of the identity: threads, verbosity."""
     is_list: bool = False
     """One value of it is a list."""
 
@@ -257,8 +257,8 @@ class DeclaredLeaf:
 
 @frozen
 class Schema:
-    """Everything that may be set."""
+    """All declared leaves."""
 
     leaves: Mapping[str, DeclaredLeaf]
     is_open: bool = False
-    """Keys that nobody declared are free: the parameters of somebody's program."""
+    """Undeclared keys are accepted: the parameters of a user's program."""

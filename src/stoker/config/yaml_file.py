@@ -1,7 +1,7 @@
 """YAML files into located trees: by the 1.2 core schema, bounded, all faults of a file together.
 
 Anchors, aliases and merge keys (`<<`) are honoured; tags beyond the core, keys that are not text, keys given twice and
-several documents are refused. PyYAML tells what stands where (its C parser if it has one); what that means is decided
+several documents are refused. PyYAML produces events with places (its C parser if it has one); their meaning is decided
 here, one event after the other and without recursion.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from stoker.config.positions import DEEPEST, LocatedValue, SourceFile, StopReading, fault_at, note
 from stoker.core.errors import Diagnostic
 
-# What a plain word of YAML stands for, by the core schema of YAML 1.2.
+# The value of a plain scalar, by the core schema of YAML 1.2.
 #
 # `on`, `off`, `yes` and `no` are text, and so are dates, `1_000` and `12:30`; `0o17` is octal, `017` is seventeen and
 # `1e-5` is a number. Whatever is in quotes is text.
@@ -74,7 +74,7 @@ def read_tagged(tag: str, text: str) -> Any:
     if kind == "float" and type(value) is int:
         return float(value)
     if type(value) is not _KINDS[kind]:
-        message = f"{text!r} is not what its tag {_spell(tag)} says"
+        message = f"{text!r} does not match its tag {_spell(tag)}"
         raise ValueError(message)
     return value
 
@@ -87,7 +87,7 @@ def refuse_tag(tag: str, kind: str) -> None:
 
 
 def _whole(digits: str, base: int) -> int:
-    # No limit on a machine's memory: Python refuses to print what is much larger, and so does all that we write.
+    # Python refuses to print much larger numbers, and so does all that we write.
     if len(digits) > _MOST_DIGITS:
         message = f"a whole number of {len(digits)} digits is too large"
         raise ValueError(message)
@@ -109,7 +109,7 @@ def _spell(tag: str) -> str:
 _KINDS: dict[str, type] = {"null": type(None), "bool": bool, "int": int, "float": float}
 
 
-# What YAML does not allow in a file. Looked for first, so that its parser never meets it.
+# Characters that YAML does not allow. Checked first, so that its parser never meets them.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HINTS = (
     ("mapping values are not allowed", "put a text with ': ' in it in quotes; keys of one map stand below each other"),
@@ -125,7 +125,7 @@ def read_yaml(source: SourceFile, faults: list[Diagnostic]) -> LocatedValue | No
     bad = _CONTROL.search(source.text) if source.text.isascii() else _not_text().search(source.text)
     if bad:
         origin = source.at_index(bad.start())
-        faults.append(fault_at(origin, f"the character U+{ord(bad[0]):04X} may not stand in YAML"))
+        faults.append(fault_at(origin, f"the character U+{ord(bad[0]):04X} is not allowed in YAML"))
         return None
     try:
         return _compose(source, faults)
@@ -158,7 +158,7 @@ def _compose(source: SourceFile, faults: list[Diagnostic]) -> LocatedValue | Non
 
 @cache
 def _not_text() -> re.Pattern[str]:
-    # The same for all of Unicode; it takes milliseconds to compile, which only text beyond ASCII should cost.
+    # The same for all of Unicode; it takes milliseconds to compile, for text beyond ASCII only.
     return re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -174,7 +174,7 @@ def _parser(text: str) -> Any:
 
 
 def _syntax_fault(source: SourceFile, error: Any) -> Diagnostic:
-    # What is never closed is noticed only at the end of the file; where it was opened says more.
+    # A missing end is noticed only at the end of the file; its start is more useful.
     marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]
     places = [source.at(mark.line + 1, mark.column + 1) for mark in marks]
     origin = next((place for place in places if place.text.strip()), source.at(1, 1))
@@ -234,7 +234,7 @@ class _Composer:
         self._most = source.most_values
 
     def take(self, event: Any) -> None:
-        """Take an event other than a scalar."""
+        """Handle an event other than a scalar."""
         step = _STEPS.get(type(event).__name__)
         if step is not None:
             step(self, event)
@@ -259,12 +259,12 @@ class _Composer:
         if frame is None or frame.items is not None or event.anchor is not None:
             self._put(LocatedValue(value, line, column, line, column), 1, 0, event.anchor)
             return
-        # Nearly everything in a file is a key or its value: these two go the short way.
+        # Most events are a key or its value: these two take the fast path.
         self._total += 1
         frame.weight += 1
         key = frame.key
         if type(key) is str:
-            # Past the named tuple's own constructor: this line runs for every leaf of every file.
+            # Bypasses the named tuple's own constructor: this line runs for every leaf of every file.
             frame.entries[key] = _new(LocatedValue, (value, line, column, frame.key_line, frame.key_column))
             frame.key = _AWAITED
         elif key is not _AWAITED:
@@ -278,7 +278,7 @@ class _Composer:
         line, column = _place(event)
         known = self._anchors.get(event.anchor)
         if event.anchor in self._open:
-            raise StopReading(fault_at(self._source.at(line, column), f"*{event.anchor} stands inside itself"))
+            raise StopReading(fault_at(self._source.at(line, column), f"*{event.anchor} contains itself"))
         if known is None:
             self._fault(line, column, f"there is no anchor &{event.anchor} above")
             known = (LocatedValue(None, line, column, line, column), 1, 0)
@@ -297,7 +297,7 @@ class _Composer:
         frame = self._stack.pop()
         self._top = self._stack[-1] if self._stack else None
         if frame.merges is not None:
-            # What merged maps have and the map itself has not; the first of several wins.
+            # Keys of merged maps that the map itself does not have; the first of several wins.
             for merged in frame.merges:
                 for key, node in merged.value.items():
                     frame.entries.setdefault(key, node)
@@ -323,7 +323,7 @@ class _Composer:
         self._stack.append(self._top)
 
     def _read(self, event: Any, line: int, column: int) -> Any:
-        """Return the value of a scalar with a tag; one that does not fit it is noted, and stands for its text."""
+        """Return the value of a scalar with a tag; for one that does not fit it, note the fault and return the text."""
         try:
             return read_tagged(event.tag, event.value)
         except ValueError as error:

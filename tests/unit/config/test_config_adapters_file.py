@@ -123,8 +123,8 @@ def test_whose_turn_it_is_is_told_where_a_schedule_is_neither(folder: Folder) ->
         with pytest.raises(InvalidAdapters) as raised:
             read_adapters("a.toml", str(folder.path / "a.toml"), AdaptersContext(schema=schema))
         hints.append(raised.value.faults[0].hint)
-    assert "whose turn it is: synchronized, round_robin, priority" in hints[0]
-    assert "whose turn" not in hints[1]
+    assert "order of adapters: synchronized, round_robin, priority" in hints[0]
+    assert "order of adapters" not in hints[1]
 
 
 def test_a_file_in_yaml_says_the_same(folder: Folder) -> None:
@@ -157,7 +157,7 @@ def test_two_names_of_one_folder_are_one_folder(folder: Folder) -> None:
     (folder.path / "other").symlink_to("real")
     text = "".join(f'[[adapter]]\ndata = "code.jsonl"\ncheckpoint = "{one}/x"\n' for one in ("real", "other"))
     (fault,) = folder.faults(text)
-    assert "the folder 'other/x' is another adapter's, too" in fault
+    assert "the folder 'other/x' is used by another adapter, too" in fault
 
 
 def test_a_folder_inside_of_another_adapters_is_refused_beside_all_other_faults(folder: Folder) -> None:
@@ -165,8 +165,8 @@ def test_a_folder_inside_of_another_adapters_is_refused_beside_all_other_faults(
         f'[[adapter]]\ndata = "legal.jsonl"\ncheckpoint = "{one}"\n' for one in ("c/a", "c/a/best", "c/b", "c/ab")
     )
     first, second = folder.faults(text + "[[adapter]]\n")[:2]
-    assert "6:14: adapter[1].checkpoint: the folder 'c/a/best' lies in another adapter's, 'c/a'" in first
-    assert "side by side; the other is on line 3" in first
+    assert "6:14: adapter[1].checkpoint: the folder 'c/a/best' is inside another adapter's, 'c/a'" in first
+    assert "the other is on line 3" in first
     assert "adapter[4]" in second
 
 
@@ -200,7 +200,7 @@ label = "x"
     told = {fault.split(": ")[1] if fault.count(": ") > 1 else "": fault for fault in faults}
     assert [int(fault.partition(":")[0]) for fault in faults] == sorted(int(one.partition(":")[0]) for one in faults)
     assert "did you mean 'epochs'" in told["epoch"]
-    assert "nothing says over which base" in told["base"]
+    assert "base is missing" in told["base"]
     assert told["adapter[0].data"].startswith("3:8: adapter[0].data: there is no file 'nowhere.jsonl'")
     assert "'a/b' is not a label" in told["adapter[0].label"]
     assert any("adapter[1]: data is missing" in fault for fault in faults)
@@ -209,9 +209,9 @@ label = "x"
     assert "is a file" in told["adapter[2].checkpoint"]
     assert "expected a whole number" in told["adapter[2].rank"]
     assert "same for all adapters" in told["adapter[2].base"]
-    assert "learning_rate and lr say the same" in told["adapter[3].learning_rate"]
+    assert "learning_rate and lr are the same argument" in told["adapter[3].learning_rate"]
     assert told["adapter[4].label"].endswith("(first on line 18)")
-    assert "another adapter's, too" in told["adapter[4].checkpoint"]
+    assert "used by another adapter, too" in told["adapter[4].checkpoint"]
 
 
 @pytest.mark.parametrize("text", ["adapter = []\n", "base = 'x'\n", "[[adapters]]\ndata = 'x'\n"])
@@ -223,7 +223,7 @@ def test_a_file_without_adapters_is_refused(folder: Folder, text: str) -> None:
 def test_what_no_file_can_be_called_is_refused(folder: Folder, data: tuple[str, ...] | None) -> None:
     text = '[[adapter]]\ndata = "su\\u0000ms"\ncheckpoint = "a\\u0000b"\n'
     faults = folder.faults(text, given={"base": "tiny"}, data=data)
-    assert [fault.rpartition("(")[2] for fault in faults] == ["no file is called so)"] * 2
+    assert [fault.rpartition("(")[2] for fault in faults] == ["not a valid file name)"] * 2
 
 
 def test_names_of_bundled_data_are_no_files(folder: Folder) -> None:

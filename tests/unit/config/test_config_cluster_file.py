@@ -249,7 +249,7 @@ def test_memory_is_a_whole_number_of_mib_and_what_is_meant_is_told(drawer: Drawe
 def test_a_device_twice_in_one_node_is_refused(drawer: Drawer) -> None:
     gpu = "{uuid: GPU-1, type: t, vram_mb: 1}"
     fault = drawer.node_fault(f"gpus:\n  - {gpu}\n  - {gpu}")
-    assert fault.startswith("6:12: nodes[0].gpus[1].uuid: node n: duplicate GPU UUID GPU-1: it has it on line 5")
+    assert fault.startswith("6:12: nodes[0].gpus[1].uuid: node n: duplicate GPU UUID GPU-1: also in it, line 5")
 
 
 def test_a_device_in_two_nodes_is_refused_with_both_places(drawer: Drawer) -> None:
@@ -258,7 +258,7 @@ def test_a_device_in_two_nodes_is_refused_with_both_places(drawer: Drawer) -> No
         "- {name: b, host: y, gpus: [{uuid: gpu-1, type: t, vram_mb: 1}]}\n"
     )
     assert fault.startswith(
-        "c.yaml:3:36: nodes[1].gpus[0].uuid: node b: duplicate GPU UUID gpu-1: node a has it on line 2"
+        "c.yaml:3:36: nodes[1].gpus[0].uuid: node b: duplicate GPU UUID gpu-1: also in node a, line 2"
     )
 
 
@@ -280,7 +280,7 @@ def test_a_uuid_can_stand_in_a_list_of_devices(drawer: Drawer, uuid: str) -> Non
         ("gpus: {uuid: x}", "4:9: nodes[0].gpus: a map is not a list"),
         ("gpus: [rtx]", "4:10: nodes[0].gpus[0]: 'rtx' is not a GPU: a map of keys and values (a map with uuid,"),
         ("deny_jobs: gbt", "4:14: nodes[0].deny_jobs: 'gbt' is not a list (in a list: ['gbt'])"),
-        ("deny_jobs: [a, a]", "4:18: nodes[0].deny_jobs[1]: 'a' stands in the list twice"),
+        ("deny_jobs: [a, a]", "4:18: nodes[0].deny_jobs[1]: 'a' is in the list twice"),
         ("gpus:", "4:3: nodes[0].gpus: has no value"),
         ("cpu_cores: 0", "4:14: nodes[0].cpu_cores: 0 is less than 1 (it is a whole number from 1 to 1000000)"),
     ],
@@ -343,7 +343,7 @@ def test_faults_of_toml_have_lines_too(drawer: Drawer) -> None:
         ("nodes: [{name: a, name: b, host: h}]", "twice"),
         ("- name: a\n", "a cluster file is a map of keys and values"),
         ("nodes: !!python/object:os.system [x]", "tag"),
-        ("a: &a [*a]\nnodes: []", "inside itself"),
+        ("a: &a [*a]\nnodes: []", "contains itself"),
         ("nodes: *gone", "no anchor"),
         ("--- \nnodes: []\n---\nnodes: []\n", "one document"),
         (b"nodes: [\xff]", "UTF-8"),

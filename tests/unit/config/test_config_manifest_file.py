@@ -159,14 +159,14 @@ def test_a_program_is_of_the_recipe_command(drawer: Drawer) -> None:
 @pytest.mark.parametrize(
     ("lines", "fault"),
     [
-        ("", "1:3: jobs[0]: job j says neither recipe, model nor command"),
-        ('model = "m"\ncommand = "x"', "4:1: jobs[0].command: job j says model and command"),
-        ('recipe = "r"\nmodel = "m"', "4:1: jobs[0].model: job j says recipe and model"),
-        ('command = "python \'x"', "3:11: jobs[0].command: \"python 'x\" can't be taken apart: no closing quotation"),
+        ("", "1:3: jobs[0]: job j has neither recipe, model nor command"),
+        ('model = "m"\ncommand = "x"', "4:1: jobs[0].command: job j has model and command"),
+        ('recipe = "r"\nmodel = "m"', "4:1: jobs[0].model: job j has recipe and model"),
+        ('command = "python \'x"', "3:11: jobs[0].command: \"python 'x\" can't be split: no closing quotation"),
         ('command = ""', "3:11: jobs[0].command: is empty"),
-        ("command = []", "3:11: jobs[0].command: has no words in it"),
-        ('command = "  "', "3:11: jobs[0].command: has no words in it"),
-        ('command = ["", "x"]', "3:11: jobs[0].command: has no words in it"),
+        ("command = []", "3:11: jobs[0].command: is empty"),
+        ('command = "  "', "3:11: jobs[0].command: is empty"),
+        ('command = ["", "x"]', "3:11: jobs[0].command: is empty"),
         ("command = 3", "3:11: jobs[0].command: 3 is not text"),
         (
             'model = "m"\nmin_vram_gib = "6GiB"',
@@ -198,11 +198,11 @@ def test_a_program_is_of_the_recipe_command(drawer: Drawer) -> None:
         ),
         (
             'model = "m"\ngpus = 0\nrequire_cuda = true',
-            "4:8: jobs[0].gpus: job j wants no device, but says require_cuda",
+            "4:8: jobs[0].gpus: job j has gpus = 0 and require_cuda",
         ),
-        ('model = "m"\nshares = true', "4:10: jobs[0].shares: job j shares its device, but not how much of it"),
-        ('model = "m"\nbase = "b"', "4:8: jobs[0].base: job j says base without base_gib"),
-        ('model = "m"\nbase_gib = 2', "4:12: jobs[0].base_gib: job j says base_gib without base"),
+        ('model = "m"\nshares = true', "4:10: jobs[0].shares: job j shares its device without a limit"),
+        ('model = "m"\nbase = "b"', "4:8: jobs[0].base: job j has base without base_gib"),
+        ('model = "m"\nbase_gib = 2', "4:12: jobs[0].base_gib: job j has base_gib without base"),
         (
             'model = "m"\nbase = "b"\nbase_gib = 2\nmin_vram_gib = 1',
             "5:12: jobs[0].base_gib: job j: its base of 2 GiB is more than min_vram_gib, 1",
@@ -218,7 +218,7 @@ def test_a_program_is_of_the_recipe_command(drawer: Drawer) -> None:
         ('model = "m"\nsweep = { zip = { a = [1], b = [1, 2] } }', "4:17: jobs[0].sweep.zip: zip of unequal lengths"),
         (
             'model = "m"\nhyper = { lr = 1 }\nsweep = { lr = [1, 2] }',
-            "4:11: jobs[0].hyper.lr: job j: lr stands in hyper and in sweep",
+            "4:11: jobs[0].hyper.lr: job j: lr is in hyper and in sweep",
         ),
         ('model = "m"\ndata = { "2x" = "y" }', "4:10: jobs[0].data.2x: '2x' is not a variable's name"),
         ('model = "m"\ndata = { X = 3 }', "4:14: jobs[0].data.X: 3 is not text"),
@@ -228,7 +228,7 @@ def test_a_program_is_of_the_recipe_command(drawer: Drawer) -> None:
         ),
         ('model = "m"\noutputs = ["/abs"]', "4:12: jobs[0].outputs[0]: '/abs' is not a path below"),
         ('model = "m"\nsecrets = ["A B"]', "4:12: jobs[0].secrets[0]: 'A B' is not a variable's name"),
-        ('model = "m"\nenv = "uv.lock"\npython = "/usr/bin/python3"', "5:1: jobs[0].python: job j says env and python"),
+        ('model = "m"\nenv = "uv.lock"\npython = "/usr/bin/python3"', "5:1: jobs[0].python: job j has env and python"),
         ('model = "m"\nenv = { mars = "uv.lock" }', "4:9: jobs[0].env.mars: 'mars' is no platform"),
         ('model = "m"\nenv = { linux-aarch64 = 3 }', "4:25: jobs[0].env.linux-aarch64: 3 is not text"),
         ('model = "m"\nenv = {}', "4:7: jobs[0].env: names no platform"),
@@ -324,7 +324,7 @@ def test_faults_of_all_jobs_come_together(drawer: Drawer) -> None:
         "m.toml:5:9: jobs[1].model: 3 is not text",
         "m.toml:6:3: hosts[0]: name is missing",
         "m.toml:7:2: extra: a manifest has no key 'extra'",
-        "m.toml:1:3: jobs[0]: the job jobs[0] says neither recipe, model nor command",
+        "m.toml:1:3: jobs[0]: the job jobs[0] has neither recipe, model nor command",
     ]
     assert caught.value.exit_code == 24
 

@@ -47,7 +47,7 @@ def test_an_addition_of_what_is_not_there(tree: Desk):
 @pytest.mark.parametrize("word", ["+lr=1", "+model.depth=1", "+none=1", "+tags=[x]"])
 def test_an_addition_of_what_is_there_is_a_fault(tree: Desk, word: str):
     fault = tree.fault(word)
-    assert "is there already" in fault.message
+    assert "already exists" in fault.message
     assert fault.hint == f"write {word[1:].partition('=')[0]}=… to change it"
 
 
@@ -91,7 +91,7 @@ def test_a_deletion_takes_a_leaf_or_a_branch_and_is_remembered(tree: Desk):
 def test_a_deletion_may_name_the_value_that_it_expects(tree: Desk):
     assert "lr" not in tree.values("~lr=0.1")
     fault = tree.fault("~lr=0.2")
-    assert fault.message == "is 0.1, so it stays"
+    assert fault.message == "is 0.1, so it is not deleted"
     assert fault.hint == "write ~lr to delete it anyway"
 
 

@@ -108,7 +108,7 @@ def test_an_axis_knows_its_place() -> None:
         ({"x y": [1]}, "s.yaml:2:3: sweep.x y", "'x y' is not a path", ""),
         ({7: [1]}, "s.yaml:2:3: sweep.7", "7 is not a path", ""),
         ({"lr": "log:0:1:3"}, "s.yaml:2:3: sweep.lr", "a logarithmic scale has no 0", "above 0"),
-        ({"lr": "range:3:1"}, "s.yaml:2:3: sweep.lr", "goes the wrong way", ""),
+        ({"lr": "range:3:1"}, "s.yaml:2:3: sweep.lr", "has the wrong direction", ""),
         ({"lr": "[1,"}, "s.yaml:2:3: sweep.lr", "expected a value, found the end", ""),
         ({"zip": {"a": [1, 2], "b": [1]}}, "s.yaml:2:3: sweep.zip", "zip of unequal lengths: a has 2, b has 1", ""),
         ({"zip": 3}, "s.yaml:2:3: sweep.zip", "zip is a map", "swept under axes: {zip: …}"),

@@ -108,7 +108,7 @@ def test_not_a_number_is_a_number() -> None:
         (Literal["a", "b"], "c", "'c' is not one of a, b"),
         (list[int], "1,x", "'x' is not a whole number"),
         (list[int], "1,,2", "expected a value before ','"),
-        (dict[str, int], "a=1", "a map is wanted here"),
+        (dict[str, int], "a=1", "a map is expected here"),
         (dict[str, int], "{a:x}", "'x' is not a whole number"),
         (InputPath, "", "expected a path"),
         (str, "\ud800", "not valid Unicode"),
