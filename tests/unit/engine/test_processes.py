@@ -101,6 +101,7 @@ def test_a_kill_for_memory_is_hinted_at(shared: Lab) -> None:
     assert "memory" in error.hint
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_one_whose_child_was_killed_for_memory_has_failed_whatever_it_does_next(tmp_path: Path, goes_on: bool) -> None:
     if containment().mechanism not in ("cgroup1", "cgroup2", "systemd"):
