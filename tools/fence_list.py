@@ -16,7 +16,7 @@ ENDINGS = "tests/contract/test_queue_endings.py"
 CANCELLING = "tests/contract/test_queue_cancelling.py"
 CLAIMS = "tests/contract/test_queue.py"
 OWN_LEASES = "tests/contract/test_queue_trust.py::test_a_machine_speaks_for_its_own_leases_only"
-DECIDING = "tests/unit/worker/test_keeper_deciding.py"
+DECIDING = "tests/unit/worker/test_worker_deciding.py"
 INPUTS = "tests/contract/test_queue_inputs.py"
 ARRIVALS = "tests/unit/scheduler/test_scheduler_arrivals.py"
 ESTIMATES = "tests/unit/scheduler/test_scheduler_estimates.py"
@@ -450,7 +450,7 @@ FENCES = (
         "worker/actions.py",
         "is_over = lease.is_over or self._clock.boottime_s() >= lease.ends_s",
         "is_over = False",
-        ("tests/unit/worker/test_keeper_speaking.py",),
+        ("tests/unit/worker/test_worker_speaking.py",),
     ),
     Fence(
         "a keeper drops what the coordinator calls stale",
@@ -464,7 +464,7 @@ FENCES = (
         "worker/assignment.py",
         "if partition == Partition.KEEP or now_s < float(ends):",
         "if ends:",
-        ("tests/unit/worker/test_keeper_parts.py",),
+        ("tests/unit/worker/test_worker_parts.py",),
     ),
     Fence(
         "a progress report can't set an end beyond all bounds",

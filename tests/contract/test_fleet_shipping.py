@@ -24,7 +24,7 @@ from stoker.transfer.trees.tree_sources import TransferConnection
 from stoker.transfer.trees.tree_upload import ArchiveSendOutcome, send
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
-from tests.unit.worker.conftest import Office
+from tests.unit.jobs.conftest import Office
 
 CLOCK = SystemClock()
 SOON_S = 60.0

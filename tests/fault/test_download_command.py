@@ -7,8 +7,8 @@ Every kind of end is tried here once; what leads to each is tried case by case i
     bodies      F27 to F37            redirects   F54 to F58        signals     F65
     kills       F64                   names       F59 to F61        disks       F62, F63, F71
 
-F26 (a branch that moves) is a test of the hub, in tests/unit/store/test_hub_repository.py; F73 to F79 are tests of the
-store.
+F26 (a branch that moves) is a test of the hub, in tests/unit/transfer/test_hub_repository.py; F73 to F79 are tests of
+the store.
 """
 
 from __future__ import annotations

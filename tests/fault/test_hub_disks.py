@@ -16,12 +16,12 @@ from stoker.transfer.download.types import Status
 from stoker.transfer.hub.repository import first_cause
 from tests.servers.hub import FakeHub, Served, small_files
 from tests.unit.host.real_mounts import small_disk
-from tests.unit.store.real_hubs import FILES, LARGE, REPO, Scene, content, scenes
+from tests.unit.transfer.real_hubs import FILES, LARGE, REPO, Scene, content, scenes
 
 FETCH = """
 import sys
 from pathlib import Path
-from tests.unit.store.real_hubs import client_of, REPO
+from tests.unit.transfer.real_hubs import client_of, REPO
 from stoker.transfer.hub.repository import RepoRequest, fetch_repository
 endpoint, folder = sys.argv[1:]
 with client_of(endpoint, Path(folder)) as hub:

@@ -10,7 +10,7 @@ from stoker.core.frozen import changed
 from stoker.transfer.hub.repository import RepoRequest, fetch_repository, first_cause
 from tests.lengths import examples
 from tests.servers.hub import Answer, Asked, Served
-from tests.unit.store.real_hubs import FILES, REPO, Scene, content, path_of, scenes
+from tests.unit.transfer.real_hubs import FILES, REPO, Scene, content, path_of, scenes
 
 FAULTS = st.sampled_from(
     ["none", "none", "flip", "cut", "longer", "shorter", "401", "404", "500", "html", "empty", "gzip"]

@@ -13,7 +13,7 @@ from stoker.transfer.download.types import Status
 from stoker.transfer.hub.hub_cache import HubCache, UnfinishedDownload
 from stoker.transfer.hub.repository import first_cause
 from tests.servers.hub import Answer, Asked, Served, small_files
-from tests.unit.store.real_hubs import FILES, LARGE, Scene, content, fetched, scenes
+from tests.unit.transfer.real_hubs import FILES, LARGE, Scene, content, fetched, scenes
 
 LARGE_SHA = Served(LARGE).sha256
 SCRIPT = """

@@ -25,8 +25,8 @@ from stoker.worker.preparation.input_fetch import InputFetcher, InputFetcherCont
 from stoker.worker.preparation.prepare_child import PrepareLine
 from stoker.worker.preparation.workspaces import DataCache, Workspaces, take_in
 from tests.fakes.origins import CoordinatorAlone
-from tests.unit.worker.keeper_on_paper import grant
 from tests.unit.worker.tiny_wheels import maker_in
+from tests.unit.worker.worker_on_paper import grant
 
 CLOCK = SystemClock()
 HOST = "desk"

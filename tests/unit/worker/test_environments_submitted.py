@@ -20,7 +20,7 @@ from stoker.views.fleet_lines import python_lines
 from stoker.worker.assignment import Assignment
 from stoker.worker.attempt_child import build_assignment
 from stoker.worker.environments.environment_cache import EnvironmentReady
-from tests.unit.worker.conftest import Office
+from tests.unit.jobs.conftest import Office
 
 PROGRAM = ("python", "train.py")
 

@@ -27,7 +27,7 @@ from stoker.worker.attempt_child import build_assignment
 from stoker.worker.preparation.input_check import python_beside, refusal_by_tree, refusal_of
 from stoker.worker.worker_options import read_accepted
 from tests.fakes.grants import grant_of
-from tests.unit.worker.conftest import Office
+from tests.unit.jobs.conftest import Office
 
 PROJECT = "f" * 40
 

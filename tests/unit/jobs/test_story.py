@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.engine.journal import read_status
+from stoker.jobs.job_history import RunHistory, tell
+from tests.unit.jobs.conftest import Office
+
+
+def event(kind: str, node: str = "a", **more: Any) -> dict[str, Any]:
+    return {"v": 1, "ts": 10.0, "seq": 1, "source": "s", "kind": kind, "node": node, **more}
+
+
+def endings(story: RunHistory) -> dict[str, str]:
+    return {name: node.ending for name, node in story.nodes.items()}
+
+
+def test_the_life_of_a_node() -> None:
+    story = RunHistory()
+    begin = story.take(event("stage_begin", stage="x/y", why="it has not run before", key="k", attempt=1, changes=[]))
+    assert begin is not None
+    assert (begin.ending, begin.stage, begin.why, begin.began_s) == ("running", "x/y", "it has not run before", 10.0)
+    story.take(event("stage_step", step=3, of=10, metrics={"loss": 0.5}))
+    assert (begin.step, begin.of, begin.metrics) == (3, 10, {"loss": 0.5})
+    story.take(event("stage_retrying", attempt=1, message="no luck"))
+    assert (begin.ending, begin.message) == ("waiting", "attempt 1 failed: no luck")
+    story.take(event("stage_begin", attempt=2, why="again"))
+    story.take(event("stage_end", digest="d", seconds=1.5, peak_rss_bytes=7))
+    assert (begin.ending, begin.digest, begin.seconds, begin.attempts) == ("ran", "d", 1.5, 2)
+    assert begin.to_json()["peak_rss_bytes"] == 7
+
+
+@pytest.mark.parametrize(
+    ("told", "ending"),
+    [
+        (event("stage_skipped", key="k", digest="d"), "hit"),
+        (event("stage_failed", cause="user", message="m"), "failed"),
+        (event("stage_failed", cause="diverged", message="m"), "diverged"),
+        (event("stage_pruned", because="b"), "pruned"),
+        (event("stage_cancelled"), "cancelled"),
+        (event("stage_waiting", why="process 7 works on it"), "waiting"),
+        (event("stage_blocked", short_of=["gpu"]), "waiting"),
+    ],
+)
+def test_how_a_node_ends(told: dict[str, Any], ending: str) -> None:
+    assert endings(tell([told])) == {"a": ending}
+
+
+def test_warnings_beyond_the_first_hundred_are_counted() -> None:
+    story = tell([event("warning", message=f"no {number}") for number in range(130)])
+    assert (len(story.warnings), story.dropped_warnings) == (100, 30)
+
+
+def test_a_fan_out_ends_when_its_last_instance_does() -> None:
+    story = RunHistory()
+    story.take(event("stage_expanded", "train", count=2, stage="x/y"))
+    assert endings(story) == {"train": "running"}
+    story.take(event("stage_end", "train[0]"))
+    assert story.nodes["train"].ending == "running"
+    story.take(event("stage_skipped", "train[1]"))
+    assert endings(story) == {"train": "ran", "train[0]": "ran", "train[1]": "hit"}
+    assert story.nodes["train"].instances == 2
+
+
+def test_a_fan_out_over_nothing_ends_at_once() -> None:
+    assert endings(tell([event("stage_expanded", "train", count=0)])) == {"train": "hit"}
+
+
+def test_a_fan_out_of_hits_is_one() -> None:
+    events = [event("stage_expanded", "t", count=2), event("stage_skipped", "t[0]"), event("stage_skipped", "t[1]")]
+    assert endings(tell(events))["t"] == "hit"
+
+
+def test_a_fan_out_with_a_failure_is_pruned() -> None:
+    events = [
+        event("stage_expanded", "t", count=2),
+        event("stage_failed", "t[0]", cause="user"),
+        event("stage_pruned", "t", because="t[0]"),
+        event("stage_end", "t[1]"),
+    ]
+    assert endings(tell(events)) == {"t": "pruned", "t[0]": "failed", "t[1]": "ran"}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{}, {"kind": "unheard"}, {"kind": "stage_end"}, {"node": 5}, event("unheard"), event("stage_begin", "x[", why=5)],
+)
+def test_odd_events_do_no_harm(odd: dict[str, Any]) -> None:
+    story = tell([odd, event("stage_end")])
+    assert story.nodes["a"].ending == "ran"
+
+
+def test_the_story_of_a_real_run_agrees_with_its_result(office: Office) -> None:
+    for recipe, texts in (
+        ("test/fan", {}),
+        ("test/sum", {}),
+        ("test/go", {"how": "raise"}),
+        ("test/go", {"how": "diverge"}),
+    ):
+        for _ in range(2):
+            done = office.run(recipe, **texts)
+            assert done.result is not None
+            story = tell(read_status(done.folder.status_path))
+            assert endings(story) == {name: str(node.ending) for name, node in done.result.nodes.items()}
+            assert story.begin["kind"] == "run_begin"
+            assert story.end["kind"] == "run_end"
