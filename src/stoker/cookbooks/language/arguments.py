@@ -44,9 +44,7 @@ class LearningArgs:
     """How to train, whatever is trained."""
 
     lr: float = arg(2e-4, help="learning rate (AdamW)", gt=0, le=LARGEST)
-    schedule: Schedule = arg(
-        "cosine", help="how the learning rate goes on after the warm-up: down to zero, or constant"
-    )
+    schedule: Schedule = arg("cosine", help="learning rate after the warm-up: down to zero, or constant")
     warmup_percent: float = arg(3.0, help="share of the updates over which the learning rate rises", ge=0, lt=100)
     epochs: int = arg(3, help="times that every example is seen", ge=1, le=100_000)
     steps: int | None = arg(None, help="updates; null: as many as the epochs have", ge=1, le=1_000_000_000)

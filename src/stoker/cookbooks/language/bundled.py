@@ -285,5 +285,5 @@ def _make_own(folder: Path) -> None:
     # Anyone may have put something there under this name.
     status = folder.lstat()
     if status.st_uid != os.getuid() or folder.is_symlink() or not folder.is_dir():
-        raise NoPermission(f"{folder} belongs to somebody else", hint="remove it, or set TMPDIR")
+        raise NoPermission(f"{folder} belongs to another user", hint="remove it, or set TMPDIR")
     folder.chmod(0o700)

@@ -321,7 +321,7 @@ class FullTraining:
             for name, one in self._weights.items():
                 one.copy_(kept.state["model"][name])
         self._optimiser.load_state_dict(kept.state["opt"])
-        job.tell(f"goes on after update {member.update} of {member.updates}", at_once=True)
+        job.tell(f"resumes after update {member.update} of {member.updates}", at_once=True)
 
 
 def _folders(member: AdapterMember, *, is_better: bool) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def adapter_header(folder: Path) -> Header:
     except OSError:
         hint = "an adapter is a folder as PEFT writes it"
         if (folder / _PICKLED).exists():
-            hint = f"{_PICKLED} may run anything when it is read, and is not; PEFT saves it anew with safetensors"
+            hint = f"{_PICKLED} may run any code when it is read, so it is not read; save it with PEFT as safetensors"
         raise BadInput(f"{folder} has no {WEIGHTS}", hint=hint) from None
     except ValueError as error:
         raise Damaged(f"{path} is damaged: {error}", hint=_AGAIN) from None

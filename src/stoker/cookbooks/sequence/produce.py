@@ -53,9 +53,9 @@ class FileProgressStore:
             raw = torch.load(self._path, map_location=self._device, weights_only=True)
             progress = SequenceTrainingProgress(**{one.name: raw[one.name] for one in fields(SequenceTrainingProgress)})
         except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
-            self._say(f"{FILE} can't be used ({type(error).__name__}): training begins anew")
+            self._say(f"{FILE} can't be used ({type(error).__name__}): training restarts from epoch 0")
             return None
-        self._say(f"goes on after epoch {progress.epoch}")
+        self._say(f"resumes after epoch {progress.epoch}")
         return progress
 
     def keep(self, progress: SequenceTrainingProgress) -> None:

@@ -19,7 +19,7 @@ from stoker.cookbooks.tabular.schemas import (
     TabularEvaluation,
 )
 
-# Told apart by people with any colour vision, and in grey.
+# Distinguishable with any colour vision, and in grey.
 COLOURS = {"gbt": "#0072B2", "knn": "#E69F00", "knn_semi": "#CC79A7", "mlp": "#009E73", "baseline": "#7F7F7F"}
 MARKS = {"gbt": "o", "knn": "s", "knn_semi": "D", "mlp": "^", "baseline": "x"}
 _MOST_NUMBERED_CLASSES = 12

@@ -87,7 +87,7 @@ def test_a_training_that_was_interrupted_ends_with_the_same_bytes(tmp_path):
     with pytest.raises(Cancelled):
         run_node(plan, "train_full", tmp_path / "cut", examples=given, said=Cut(), scratch=scratch)
     again = run_node(plan, "train_full", tmp_path / "again", examples=given, said=said, scratch=scratch)
-    assert {"log": "goes on after update 4 of 8"} in said
+    assert {"log": "resumes after update 4 of 8"} in said
     for name in ("model.safetensors", "training.json"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
 

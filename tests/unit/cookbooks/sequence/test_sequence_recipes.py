@@ -107,7 +107,7 @@ def test_a_training_reports_its_losses_and_goes_on_from_its_scratch(waves, tmp_p
         assert [event["step"] for event in steps] == ([1, 2] if attempt == "first" else [])
         assert all(set(event["metrics"]) == {"loss", "train_loss"} for event in steps)
         logs.append([event["log"] for event in said if "log" in event])
-    assert logs[1][0] == "goes on after epoch 2"
+    assert logs[1][0] == "resumes after epoch 2"
     assert not (tmp_path / "second" / "progress.pt").exists()
 
 

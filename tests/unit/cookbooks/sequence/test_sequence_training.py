@@ -76,7 +76,7 @@ def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(tmp_path):
     with pytest.raises(Stopped):
         learned(keeper=keeper, watch=stop_after(4))
     weights, curve = learned(keeper=keeper)
-    assert said == ["goes on after epoch 3"]
+    assert said == ["resumes after epoch 3"]
     assert same(weights, learned()[0])
     assert curve == learned()[1]
 
@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_told_and_not_used(tmp_path, damage):
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole[: len(whole) // 2] if damage is None else damage)
     weights, _ = learned(keeper=keeper)
-    assert "training begins anew" in said[0]
+    assert "training restarts from epoch 0" in said[0]
     assert same(weights, learned()[0])
 
 

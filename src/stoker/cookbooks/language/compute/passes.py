@@ -44,11 +44,11 @@ class PassInput:
     update: Tensor
     rates: Tensor
     updates_any: bool
-    """Somebody is updated."""
+    """A member is updated."""
     gathers: bool
-    """Somebody has gradients of earlier passes, or keeps those of this one for later."""
+    """A member has gradients of earlier passes, or keeps those of this one for later."""
     drops: bool
-    """Somebody has dropout."""
+    """A member has dropout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

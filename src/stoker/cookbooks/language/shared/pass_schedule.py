@@ -210,7 +210,7 @@ def whose_turn(step: int, members: Sequence[AdapterProgress]) -> tuple[int, ...]
 
 def _worst_first(one: AdapterProgress) -> tuple[float, int, int]:
     loss = math.inf if one.eval_loss is None else one.eval_loss
-    # Nobody evaluated yet: the one with the fewest updates, so that all come to an evaluation.
+    # No member is evaluated yet: the one with the fewest updates, so that all come to an evaluation.
     return (-loss, one.updates, one.slot)
 
 

@@ -154,7 +154,7 @@ class MultiAdapterStepper:
         """A slot has a member again, or is no longer to be shown anything."""
         self._kept.pop(slot, None)
         self._shapes.pop(slot, None)
-        # Whoever is there now may be larger, and what the one before took of memory was given back.
+        # The member there now may be larger, and the memory of the one before was freed.
         self._wide = Counter({slots: count for slots, count in self._wide.items() if slot not in slots})
 
     @property
@@ -350,7 +350,7 @@ class MultiAdapterStepper:
 
 
 class _PassFailed(Exception):
-    """A pass raised. Whoever was updated before it, is."""
+    """A pass raised. Members updated before it stay updated."""
 
     def __init__(self, one: MultiAdapterPass, error: Exception, done: dict[int, Tally], *, is_close: bool) -> None:
         """`is_close`: it held rows that are several laid end to end, as long as memory was not short."""
