@@ -407,23 +407,23 @@ class RankFailed(WorkFailed, code="rank_failed", exit_code=54):
 
     @property
     def traceback(self) -> str:
-        """Return what its interpreter printed; empty if there is nothing."""
         """Return the traceback of its interpreter; empty if there is none."""
+        return str(self.data.get("traceback", ""))
 
     @property
     def crash(self) -> str:
-        """Return what its native side printed when it crashed, or where it was when it was silent."""
         """Return what its native code printed at a crash, or where the rank was at a timeout."""
+        return str(self.data.get("crash", ""))
 
     @property
     def collateral(self) -> tuple[dict[str, Any], ...]:
-        """Return the ranks that failed after it, in order of time."""
         """Return the ranks that failed after it, by time."""
+        return tuple(self.data.get("collateral", ()))  # type: ignore[arg-type]  # a sequence, if it is there
 
     @property
     def pending(self) -> tuple[dict[str, Any], ...]:
-        """Return the ranks that neither failed nor were done, and the phase of each."""
         """Return the ranks that had neither failed nor finished, with their phases."""
+        return tuple(self.data.get("pending", ()))  # type: ignore[arg-type]  # a sequence, if it is there
 
 
 class RankTimeout(RankFailed, code="rank_silent", exit_code=55):
