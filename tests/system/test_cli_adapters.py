@@ -81,7 +81,7 @@ def test_a_board_lists_best_checkpoints_and_names_who_has_none(shell: Shell) -> 
     assert [row["measured_on"] for row in rows] == [legal, {**legal, "data": "chats", "max_seq_len": None}]
     assert [(row["place"], row["label"], row["val_loss"]) for row in rows] == [(1, "legal", None), (2, "code", 1.25)]
     (shell.folder / "c/code/best/metadata.json").write_text("{")
-    assert "code is left out" in shell.stoker("adapters", "board", "adapters.toml").err
+    assert "code skipped" in shell.stoker("adapters", "board", "adapters.toml").err
 
 
 @pytest.mark.slow
@@ -98,6 +98,6 @@ def test_one_that_diverges_leaves_the_other_and_the_sweep_ends_with_its_code(she
     alone = shell.stoker("adapters", "run", "same.toml", "epochs=1", "--solo")
     assert alone.code == 0, alone.err
     assert "one process" not in alone.out
-    assert "2 ok. No best of all: eval_loss on different data is not compared." in alone.out
+    assert "2 ok. No overall best: eval_loss on different data is not compared." in alone.out
     assert not (shell.folder / "stoker-out/same/best").exists()
     assert shell.stoker("adapters", "board", "same.toml", "--json").objects()[0]["place"] == 1

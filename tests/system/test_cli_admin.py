@@ -92,7 +92,7 @@ def test_a_cluster_file_gives_the_machines_and_what_fits_nowhere_is_told(shell: 
         (("--jobs", "10000001"), "10,000,000 at most"),
         (("--seed", "x"), "--seed"),
         (("--cluster", "a.yaml", "--nodes", "3"), "--nodes and --cluster"),
-        (("extra",), "nothing more was expected"),
+        (("extra",), "unexpected argument"),
     ],
     ids=["mix", "none", "negative", "words", "shapes", "jobs", "seed", "both", "extra"],
 )
@@ -163,7 +163,7 @@ def test_the_queue_of_a_coordinator_is_simulated_and_its_forecasts_agree(fleet: 
     assert [(job["job"], job["machine"]) for job in told["jobs"]] == [("wait/2", "desk"), ("wait/3", "desk")]
     shown = fleet.stoker("admin", "simulate", "--live", "--leave", "desk")
     assert shown.code == 0, shown.err
-    assert "never: 3 jobs find no machine" in shown.out
+    assert "never: 3 jobs fit no machine" in shown.out
     (explained,) = fleet.stoker("explain", "wait/3", "--json").objects()
     assert explained["expected"]["machine"] == "desk"
     assert explained["verdict"] == "pending, queue position 2: expected on desk. desk: taken by wait/1"
@@ -177,10 +177,10 @@ def test_the_queue_of_a_coordinator_is_simulated_and_its_forecasts_agree(fleet: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--live", "--mix", "desktop"), "leave --mix out"),
-        (("--add", "rtx-4090"), "only --live asks a coordinator"),
+        (("--live", "--mix", "desktop"), "omit --mix"),
+        (("--add", "rtx-4090"), "needs --live"),
         (("--fail", "2"), "not a number from 0 to 0.9"),
-        (("--leave", "desk"), "names are for --live"),
+        (("--leave", "desk"), "names need --live"),
         (("--arrive", "soon"), "--arrive"),
     ],
     ids=["mix", "add", "fail", "leave", "arrive"],

@@ -72,7 +72,7 @@ def test_several_files_are_told_one_by_one_and_their_faults_together(shell: Shel
         "✓ jobs.toml ",
         "✗ bad.toml  ",
     ]
-    assert done.err.startswith("stoker: 2 of 4 files have faults\n")
+    assert done.err.startswith("stoker: 2 of 4 files have errors\n")
     assert "duplicate node name" in done.err
     assert "waits for 'yours'" in done.err
     both = shell.stoker("check", "cluster.yaml", "bad.yaml", "--json")
@@ -117,7 +117,7 @@ def test_a_cluster_is_shown_a_line_for_each_node(shell: Shell) -> None:
 def test_the_cluster_file_is_named_or_lies_here_or_is_in_the_environment(shell: Shell) -> None:
     none = shell.stoker("cluster")
     assert none.code == 16
-    assert "there is no cluster.yaml in this folder" in none.err
+    assert "no cluster.yaml in this folder" in none.err
     assert "STOKER_CLUSTER" in none.err
     write(shell, lab_yaml=CLUSTER)
     assert shell.stoker("cluster", STOKER_CLUSTER="lab.yaml").code == 0

@@ -65,7 +65,7 @@ def test_trials_are_compared_best_first_with_pictures_beside_the_results(fresh: 
 def test_what_it_is_ranked_by_is_guessed_and_said_and_can_be_chosen(fresh: Shell) -> None:
     guessed = fresh.stoker("compare", "sweep", "--no-plots").out.splitlines()
     assert guessed[1] == (
-        "ranked by accuracy, larger is better (guessed by its name; --by NAME, --min or --max choose)"
+        "ranked by accuracy, larger is better (guessed by its name; change it with --by NAME, --min or --max)"
     )
     turned = fresh.stoker("compare", "sweep", "--by", "loss", "--max", "--no-plots").out.splitlines()
     assert turned[1] == "ranked by loss, larger is better"
@@ -107,7 +107,7 @@ def test_without_matplotlib_everything_but_png_comes_and_one_line_says_what_to_i
     done = fresh.stoker("compare", "sweep", PYTHONPATH=f"{tmp_path}:{fresh.env['PYTHONPATH']}")
     assert done.code == 0
     assert [line for line in done.err.splitlines() if "matplotlib" in line] == [
-        f"note: PNG pictures need matplotlib: {sys.executable} -m pip install 'stoker[plots]'"
+        f"note: PNG plots need matplotlib: {sys.executable} -m pip install 'stoker[plots]'"
     ]
     assert "Traceback" not in done.err
     folder = fresh.folder / "stoker-out" / "sweep" / "compare"
@@ -141,7 +141,7 @@ def test_two_trials_differ_in_what_the_sweep_set_and_a_job_is_identical_to_itsel
     assert "  lr  0.1 (sweep)  0.01 (sweep)" in trials
     itself = fresh.stoker("compare", "again", "again")
     assert itself.code == 0
-    assert "identical: config, code and environment are the same, and so is what came out" in itself.out
+    assert "identical: config, code and environment are the same, and the metrics too" in itself.out
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_configuration_written_as_a_file_means_the_same(shell: Shell) -> None:
 
 def test_a_sweep_is_shown_by_its_axes(shell: Shell) -> None:
     done = shell.stoker("config", "show", "lr=log:1e-4:1:5", "batch=32", "--", "python", "train.py", "{lr}")
-    assert "and a sweep of 5 trials over" in done.out
+    assert "sweep of 5 trials over" in done.out
     assert "0.0001, 0.001, 0.01, 0.1, 1.0 (5)" in done.out
     (axis,) = [
         row

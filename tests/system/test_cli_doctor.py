@@ -106,7 +106,7 @@ def test_a_missing_device_is_a_line_with_a_hint_on_the_screen(shell: Shell) -> N
         (["--require", "gl"], "can't be required"),
         (["--require"], "needs a value"),
         (["--smok"], "did you mean '--smoke'?"),
-        (["now"], "nothing more was expected"),
+        (["now"], "unexpected argument"),
     ],
     ids=["misspelt", "part of a word", "no value", "option", "word"],
 )

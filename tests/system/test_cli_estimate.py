@@ -27,10 +27,10 @@ def test_the_terms_and_the_total_are_shown_and_where_it_fits(shell: Shell, confi
     done = shell.stoker("machines", "estimate", "config.json", "batch=4", STOKER_GPU_FAKE="cuda:12GiB,cuda:24GiB")
     assert done.code == 0, done.err
     first, *lines = done.out.splitlines()
-    assert first.startswith("llama, 1,100,048,384 parameters, 12,615,680 trained beside them")
+    assert first.startswith("llama, 1,100,048,384 parameters, 12,615,680 adapter parameters trained")
     names = ["weights", "adapters", "activations", "logits", "fragmentation", "context", "total"]
     assert [line.split()[0] for line in lines[:7]] == names
-    assert "fits" in lines[7]
+    assert "does not fit" in lines[7]
 
 
 def test_json_is_one_object_and_its_terms_add_up(shell: Shell, config: Path) -> None:
@@ -45,7 +45,7 @@ def test_json_is_one_object_and_its_terms_add_up(shell: Shell, config: Path) -> 
 def test_a_machine_without_a_device_is_told(shell: Shell, config: Path) -> None:
     done = shell.stoker("machines", "estimate", "config.json", STOKER_GPU_FAKE="none")
     assert done.code == 0
-    assert done.out.splitlines()[-1] == "this machine has no device to put it on"
+    assert done.out.splitlines()[-1] == "this machine has no device"
 
 
 def test_a_model_of_the_hub_is_found_where_it_was_fetched(shell: Shell) -> None:
@@ -71,7 +71,7 @@ def test_a_measured_peak_corrects_the_next_estimate_of_its_kind(shell: Shell, co
     plain = json.loads(shell.stoker(*said, "--json").out)["total_bytes"]
     noted = shell.stoker(*said, "--measured", str(round(plain * 1.05)))
     assert noted.code == 0
-    assert "noted:" in noted.err
+    assert "recorded:" in noted.err
     after = json.loads(shell.stoker(*said, "batch=2", "--json").out)
     assert after["terms"][-1]["name"] == "calibration"
     assert after["terms"][-1]["why"] == "+5.0 %, by 1 measured run of this kind"
@@ -82,7 +82,7 @@ def test_a_measured_peak_corrects_the_next_estimate_of_its_kind(shell: Shell, co
 def test_a_measured_peak_of_an_unknown_torch_is_refused(shell: Shell, config: Path) -> None:
     done = shell.stoker("machines", "estimate", "config.json", "--measured", "10GiB", "--torch", "")
     assert done.code == 2
-    assert "hint: say which one it was: --torch" in done.err
+    assert "hint: name the version: --torch" in done.err
     assert not (shell.home / "state" / "vram.json").exists()
 
 
@@ -102,12 +102,12 @@ def test_all_faults_of_the_words_are_told_at_once(shell: Shell, config: Path) ->
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
-        ("{", 16, "is no JSON"),
-        ("[]", 2, "says nothing of a model"),
+        ("{", 16, "is not JSON"),
+        ("[]", 2, "is not a model configuration"),
         ("{}", 2, "it has no model_type"),
         ('{"model_type": "llamma"}', 2, "did you mean 'llama'?"),
         ('{"model_type": "llama", "hidden_size": -1, "vocab_size": "x"}', 20, "vocab_size"),
-        ("[" * 50_000, 16, "is no JSON"),
+        ("[" * 50_000, 16, "is not JSON"),
     ],
     ids=["broken", "a list", "empty", "misspelt", "bad fields", "deep"],
 )
@@ -122,7 +122,7 @@ def test_a_bad_config_is_told_without_a_trace(shell: Shell, text: str, code: int
 def test_a_model_that_is_nowhere_is_told_with_what_to_do(shell: Shell) -> None:
     done = shell.stoker("machines", "estimate", "./no/such/place/at all")
     assert done.code == 1
-    assert "there is no file and no folder" in done.err
+    assert "no file or folder" in done.err
     assert shell.stoker("machines", "estimate").code == 2
 
 
@@ -146,7 +146,7 @@ def test_a_shared_process_shows_its_base_once_what_each_adapter_adds_and_how_man
     assert names[:5] == ["base,", "weights", "loss", "context", "together"]
     assert names[5:8] == ["each", "adapter", "activations"]
     small, hint, large = lines[-3:]
-    assert ": none fits; room for 3.4 GiB" in small
+    assert ": none fits; 3.4 GiB of" in small
     assert hint.startswith("  would fit: ")
     assert ": all 8 fit at once; " in large
 
@@ -154,7 +154,7 @@ def test_a_shared_process_shows_its_base_once_what_each_adapter_adds_and_how_man
 def test_a_bundled_base_is_a_model_and_a_machine_without_devices_offers_its_own_memory(shell: Shell) -> None:
     done = shell.stoker("machines", "estimate", "tiny", "adapters=2", STOKER_GPU_FAKE="none")
     assert done.code == 0, done.err
-    assert done.out.splitlines()[-1] == "this machine has no device to put it on; device=cpu tells of its own memory"
+    assert done.out.splitlines()[-1] == "this machine has no device; estimate main memory with device=cpu"
 
 
 def test_a_shared_process_as_json_learns_from_what_was_measured(shell: Shell, config: Path) -> None:

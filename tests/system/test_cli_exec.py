@@ -114,7 +114,7 @@ def test_an_operator_looks_inside_a_running_job_and_nothing_of_that_outlives_it(
         killed = desk.stoker("exec", "long", "--json", "--", "sh", "-c", "echo x; kill -9 $$")
         assert killed.code == 128 + 9
         assert [line["kind"] for line in killed.objects()] == ["exec_begun", "exec_output", "exec_ended"]
-        assert desk.stoker("exec", "long").code == 2, "there is no terminal for a shell"
+        assert desk.stoker("exec", "long").code == 2, "a shell needs a terminal"
 
         at_shell = desk.at_a_terminal("exec", "long", when=_types)
         assert at_shell.code == 5, at_shell.out

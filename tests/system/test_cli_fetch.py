@@ -109,7 +109,7 @@ def test_a_web_page_in_place_of_a_file_does_not_get_its_name(shell: Shell, serve
 def test_an_out_that_looks_like_a_file_is_told_to_be_a_folder(shell: Shell, server: FaultyServer) -> None:
     url = f"{server.origin}/models/a%20model.gguf"
     done = shell.stoker("fetch", url, "--out", "sub/other.gguf")
-    assert "note: sub/other.gguf is taken as a folder: the file is sub/other.gguf/a model.gguf" in done.err
+    assert "note: --out sub/other.gguf is a folder; the file is sub/other.gguf/a model.gguf" in done.err
     assert "note" not in shell.stoker("fetch", url, "--out", "sub/other.gguf").err
 
 
@@ -203,7 +203,7 @@ def test_offline_asks_nobody_and_takes_what_is_there(shell: Shell, server: Fault
 def test_a_dry_run_says_what_would_come_and_touches_nothing(shell: Shell, server: FaultyServer) -> None:
     done = shell.stoker("fetch", server.url, "--dry-run")
     assert done.code == 0
-    assert "3.0 MiB  to come  file" in done.out
+    assert "3.0 MiB  to download  file" in done.out
     assert "free there" in done.out
     assert [asked.method for asked in server.asked] == ["HEAD"]
     told, summary = shell.stoker("fetch", server.url, "--dry-run", "--json").objects()
@@ -235,7 +235,7 @@ def test_a_receipt_is_left_that_check_believes_until_the_file_changes(shell: She
     (shell.folder / "mine").write_text("never fetched")
     unknown = shell.stoker("check", "mine").err
     assert "no receipt speaks of it" in unknown
-    assert f"hint: its sha256 is {sha256_of(b'never fetched')}" in unknown
+    assert f"hint: compare its sha256 {sha256_of(b'never fetched')}" in unknown
     nowhere = shell.stoker("check", "nowhere")
     assert nowhere.code == 16
     assert "hint: check the path" in nowhere.err
@@ -245,19 +245,19 @@ def test_a_receipt_is_left_that_check_believes_until_the_file_changes(shell: She
 @pytest.mark.parametrize(
     ("words", "said", "hint"),
     [
-        ([], "what is to be fetched?", "stoker fetch org/repo"),
-        (["https://h.example/a", "b"], "an address is one file", ""),
+        ([], "TARGET is missing", "stoker fetch org/repo"),
+        (["https://h.example/a", "b"], "do not apply to a URL", ""),
         (["ftp://h.example/a"], "not the name of a repository", "org/name"),
         (["org/repo", "--sha256", "abc"], "64 hexadecimal digits", ""),
         (["org/repo@v1", "--rev", "v2"], "name two revisions", ""),
-        (["org/repo", "../x"], "no file of a repository: '../x'", "path in the repository"),
+        (["org/repo", "../x"], "'../x' is not a file name", "path in the repository"),
         (["org/repo", "--retries", "0", "--timeout", "soon"], "at least 1; --timeout: 'soon' is not a duration", ""),
         (["org/repo", "--base-url", "nonsense"], "not a web address: nonsense", ""),
-        (["org/repo", "--lock", "x", "--rev", "y"], "--lock and TARGET do not go together; --lock and --rev", ""),
-        (["one", "--lock", "two", "--check"], "--lock two and one are two lists", ""),
-        (["org/repo", "--freeze", "--out", "x"], "--freeze and --out do not go together", ""),
+        (["org/repo", "--lock", "x", "--rev", "y"], "--lock and TARGET exclude each other; --lock and --rev", ""),
+        (["one", "--lock", "two", "--check"], "--lock two and one name two lists", ""),
+        (["org/repo", "--freeze", "--out", "x"], "--freeze and --out exclude each other", ""),
         (["--freeze", "https://h.example/a"], "--freeze needs a repository", "org/repo"),
-        (["org/repo/a/m.gguf"], "not the name of a repository", "a word of its own: org/repo a/m.gguf"),
+        (["org/repo/a/m.gguf"], "not the name of a repository", "a separate argument: org/repo a/m.gguf"),
         (["models.lock.json"], "is a file here", "hint: stoker fetch --lock models.lock.json"),
     ],
 )

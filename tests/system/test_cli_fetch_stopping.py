@@ -69,7 +69,7 @@ def test_a_killed_download_goes_on_as_well(shell: Shell, server: FaultyServer) -
     server.become(well)
     done = shell.stoker("fetch", server.url, "--sha256", sha256_of(DATA))
     assert done.code == 0, done.err
-    assert "were there" in done.out
+    assert "resumed" in done.out
     assert (shell.folder / "file").read_bytes() == DATA
     assert sorted(path.name for path in shell.folder.iterdir()) == ["file"]
 

@@ -108,7 +108,7 @@ def test_a_program_that_is_no_script_gets_its_rank_and_its_last_words_are_the_re
     assert sorted(done.out.splitlines()) == ["from 0 of 2", "from 1 of 2"]
     assert "rank 1 (device 1) failed in RUN" in done.err
     assert "exit status 9" in done.err
-    assert "the last that rank 1 wrote to standard error:\n  sorry" in done.err
+    assert "last output of rank 1 on standard error:\n  sorry" in done.err
 
 
 def test_an_interpreter_that_is_not_ours_runs_the_script_and_tells_of_it_too(shell):
@@ -129,7 +129,7 @@ def test_an_interpreter_that_is_not_ours_runs_the_script_and_tells_of_it_too(she
         (["--ranks", "10000", "--", "python", "train.py"], 2, "1,024"),
         (["--ranks", "2", "--", PYTHON, "nowhere.py"], None, "there is no script nowhere.py"),
         (["--ranks", "2", "--", "no-such-program"], None, "there is no program no-such-program"),
-        (["--ranks", "2"], 2, "No program follows --"),
+        (["--ranks", "2"], 2, "no program after --"),
         (["--ranks", "2", "train.py"], 2, "-- python train.py"),
     ],
 )
@@ -151,7 +151,7 @@ def test_output_that_can_not_be_written_is_told_and_the_ranks_go_on(shell):
         done = subprocess.run(
             words, cwd=shell.folder, env=shell.env, stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    assert (done.returncode, done.stderr) == (0, "stoker: standard output can't be written: No space left on device\n")
+    assert (done.returncode, done.stderr) == (0, "stoker: can't write to standard output: No space left on device\n")
 
 
 def test_unless_told_there_is_a_rank_for_each_gpu(shell):

@@ -213,7 +213,7 @@ def test_trials_of_one_run_take_turns_on_the_card(cards: Cards) -> None:
     assert done.code == 0, done
     assert re.match(
         r"\S+: Fake cuda device, 24\.0 of 24\.0 GiB free; .* RAM, .*; python = .*\. 2 trials, one at a time, "
-        r"each has the whole card\n",
+        r"each with a whole GPU\n",
         done.out,
     ), done.out
     # They wait for each other, which is nothing to tell.

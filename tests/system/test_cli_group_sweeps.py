@@ -43,7 +43,7 @@ def test_what_only_another_option_has_is_not_there(swept: Shell) -> None:
     assert winner(swept, "grp/1", "model.only") == (1, "model/small.yaml:3:7")
     done = swept.stoker("explain", "grp/2", "model.only")
     assert done.code == 1
-    assert done.err.startswith("stoker: nothing was said about 'model.only'\n")
+    assert done.err.startswith("stoker: no setting 'model.only'\n")
     assert "did you mean 'model.only'" not in done.err
 
 
@@ -115,4 +115,4 @@ def test_jobs_and_scratch_are_only_the_user_s_own(swept: Shell) -> None:
 
 def test_a_program_that_wrote_nothing_is_told_so(swept: Shell) -> None:
     done = swept.stoker("run", "--name", "nothing", "--", "true")
-    assert "results: stoker-out/nothing  (no files were written to $STOKER_OUT)" in done.out
+    assert "results: stoker-out/nothing  (no files in $STOKER_OUT)" in done.out

@@ -66,7 +66,7 @@ def test_an_admin_adds_tries_and_removes_a_hook(home: Shell):
     with receiver() as told:
         (made,) = home.stoker("admin", "notify", "add", told.url, "--on", "symptom", "--json").objects()
         number = made["hook"]["id"]
-        assert home.stoker("admin", "notify", "test", number).out == f"hook {number} took it\n"
+        assert home.stoker("admin", "notify", "test", number).out == f"webhook {number}: delivered\n"
         assert json.loads(told.messages[0].body)["event"] == "test"
     assert told.url in home.stoker("admin", "notify").out
     assert home.stoker("admin", "notify", "rm", number).code == 0

@@ -33,14 +33,14 @@ def test_jobs_are_listed_found_by_name_prefix_and_last_and_forgotten(used: Shell
     used.stoker("run", "toy/text", "value=3", "--no-out")
     listed = used.stoker("jobs").out.splitlines()
     assert [line.split()[0] for line in listed] == ["job", "text", "sum"]
-    assert "note: older ones are not shown" in used.stoker("jobs", "--limit", "1").err
+    assert "note: older jobs are not shown" in used.stoker("jobs", "--limit", "1").err
     attempt = used.stoker("jobs", "--json").objects()[1]["attempt"]
     for name in ("sum", attempt, attempt.rpartition("-")[2][:4]):
         assert used.stoker("jobs", "show", name).out.startswith("sum: completed")
     assert used.stoker("jobs", "show", "last").out.startswith("text: completed")
     assert used.stoker("jobs", "rm", "text").code == 0
     assert used.stoker("jobs", "show", "last").out.startswith("sum: completed")
-    assert used.stoker("run", "toy/text", "value=3", "--no-out").out.startswith("all 2 stages were known")
+    assert used.stoker("run", "toy/text", "value=3", "--no-out").out.startswith("all 2 stages were cached")
 
 
 def test_a_bare_command_says_how_things_stand(used: Shell) -> None:
@@ -89,7 +89,7 @@ def test_explain_still_tells_what_was_when_the_recipe_is_gone(used: Shell, tmp_p
     used.use(tmp_path)
     told = used.stoker("explain", "sum")
     assert told.code == 0
-    assert "what would happen now can't be said: there is no recipe 'toy/sum'" in told.err
+    assert "no forecast for a run now: there is no recipe 'toy/sum'" in told.err
     assert "it has not run before" in told.out
 
 

@@ -86,12 +86,15 @@ def test_a_base_of_the_hub_is_fetched_once_small_files_first_and_verified(tmp_pa
         hub.repository("org/name").commit({**files, "pytorch_model.bin": Served(b"x" * 1000, is_large=True)})
         hub.repository("org/odd").commit({**files, "config.json": weights["config.json"].replace(b'"llama"', b'"odd"')})
         dry = shell.stoker(*run, "--dry-run")
-        assert (dry.code, "base org/name would be fetched from 127.0.0.1:" in dry.out) == (0, True)
+        assert (dry.code, "base org/name would be downloaded from 127.0.0.1:" in dry.out) == (0, True)
         assert not Path(shell.env["HF_HOME"]).exists()
         away = shell.stoker(*run, HF_HUB_OFFLINE="1")
         assert (away.code, "is not in the hub's cache (stoker fetch org/name)" in away.err) == (28, True)
         absent = shell.stoker("run", "language/lora", "base=org/absent")
-        assert (absent.code, "base=org/absent is no folder here, and can't be fetched: " in absent.err) == (11, True)
+        assert (absent.code, "base=org/absent is not a local folder, and the download failed: " in absent.err) == (
+            11,
+            True,
+        )
         odd = shell.stoker("run", "language/lora", "base=org/odd")
         assert (odd.code, "its architecture, 'odd', is not known here" in odd.err) == (28, True)
         assert not hub.asked_for("model.safetensors")

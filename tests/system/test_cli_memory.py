@@ -49,14 +49,14 @@ def test_nobody_holds_anything_at_first(shell: Shell) -> None:
     done = shell.stoker("machines", "memory")
     assert done.code == 0
     assert done.out.count("total 24.0 GiB  (invented by STOKER_GPU_FAKE)") == 2
-    assert "usable 85 % = 20.4 GiB to share; reserved 0 B, available 20.4 GiB" in done.out
-    assert done.out.count("nobody holds any of it") == 2
+    assert "usable 85 % = 20.4 GiB sharable; reserved 0 B, available 20.4 GiB" in done.out
+    assert done.out.count("no reservations") == 2
     assert shell.stoker("ledger").out == done.out
 
 
 def test_a_machine_without_devices_says_so(shell: Shell) -> None:
     done = shell.stoker("machines", "memory", STOKER_GPU_FAKE="none")
-    assert (done.code, done.out) == (0, "no accelerator was found here, and nobody holds one\n")
+    assert (done.code, done.out) == (0, "no accelerators found, no reservations\n")
     refused = shell.stoker("machines", "memory", "--wait", "1GiB", "--", "true", STOKER_GPU_FAKE="none")
     assert refused.code == 50
     assert "there is none" in refused.err
@@ -81,7 +81,7 @@ def test_a_program_runs_holding_its_room_and_sees_only_its_device(shell: Shell) 
 def test_a_device_is_held_whole_unless_it_is_shared(shell: Shell) -> None:
     first = started(shell, "--wait", "6GiB", "--on", "0", "--", "sleep", "60")
     assert holders(shell)[0]["is_exclusive"] is True
-    assert "has it whole" in shell.stoker("machines", "memory").out
+    assert "exclusive" in shell.stoker("machines", "memory").out
     late = shell.stoker("machines", "memory", "--wait", "1GiB", "--on", "0", "--timeout", "100ms", "--", "true")
     assert late.code == 51
     assert "held whole by sleep" in late.err
@@ -130,7 +130,7 @@ def test_an_interrupted_wait_gives_its_place_back(shell: Shell) -> None:
     waiting.send_signal(signal.SIGINT)
     code, _, err = ended(waiting)
     assert code == 130
-    assert "place 1 in line" in err
+    assert "queue position 1" in err
     assert len(objects(shell)) == 2
     first.terminate()
     ended(first)
@@ -166,9 +166,9 @@ def test_what_a_program_leaves_behind_holds_the_room(shell: Shell) -> None:
         "machines", "memory", "--wait", "whole", "--on", "0", "--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"
     )
     assert done.code == 0
-    assert "left process" in done.err
+    assert "still holds the memory" in done.err
     behind = int(done.out)
-    assert f"process {behind} of it is still there" in shell.stoker("machines", "memory").out
+    assert f"process {behind} is still running" in shell.stoker("machines", "memory").out
     os.kill(behind, signal.SIGKILL)
     wait_until(lambda: holders(shell) == [])
 
@@ -204,10 +204,10 @@ def test_json_tells_of_waiting_granting_and_ending(shell: Shell) -> None:
         (["--wait", "30GiB", "--share", "--", "true"], 50, "24.0 GiB, and 30.0 GiB are needed"),
         (["--wait", "1GiB", "--count", "3", "--", "true"], 50, "3 devices are wanted, and there are 2"),
         (["--wait", "1x", "--", "true"], 2, "'1x' is not a size"),
-        (["--wait", "1GiB", "--"], 2, "no program follows"),
-        (["--wait", "1GiB", "--on", "7"], 2, "no device here is called '7'"),
+        (["--wait", "1GiB", "--"], 2, "no program after"),
+        (["--wait", "1GiB", "--on", "7"], 2, "no device '7'"),
         (["--wait", "1GiB", "--on", "FAKE"], 2, "could be"),
-        (["--share", "--", "true"], 2, "--share needs to know how much"),
+        (["--share", "--", "true"], 2, "--share needs a size"),
         (["--timeout", "1s"], 2, "--timeout without --wait"),
         (["--wait", "1GiB", "--", "no-such-program"], 16, "no-such-program"),
     ],

@@ -22,7 +22,7 @@ def test_a_run_ends_with_scores_a_folder_and_what_to_try_next(shell: Shell) -> N
 def test_a_second_run_of_the_same_says_in_one_line_that_nothing_ran(shell: Shell) -> None:
     shell.stoker("run", "toy/sum", "value=3")
     done = shell.stoker("run", "toy/sum", "value=3")
-    assert done.out.startswith("all 3 stages were known: nothing ran (")
+    assert done.out.startswith("all 3 stages were cached: nothing ran (")
     assert "hit" not in done.out
 
 
@@ -31,7 +31,7 @@ def test_only_what_changed_is_run_and_each_stage_has_one_line(shell: Shell) -> N
     done = shell.stoker("run", "toy/sum", "value=3", "--rerun", "double")
     lines = done.out.splitlines()
     assert [line.split()[:2] for line in lines[:3]] == [["=", "number"], ["✓", "double"], ["=", "page"]]
-    assert lines[3].startswith("3 stages: 1 ran, 2 known (")
+    assert lines[3].startswith("3 stages: 1 ran, 2 cached (")
     assert "\033" not in done.out
 
 
@@ -48,7 +48,7 @@ def test_with_keep_going_the_branch_beside_a_failure_is_finished(shell: Shell) -
     done = shell.stoker("run", "toy/fail", "value=1", "--keep-going")
     assert done.code == 1
     assert "after" in done.out
-    assert "left out: needs fail" in done.out
+    assert "skipped: needs fail" in done.out
     assert (shell.folder / "stoker-out/fail/beside/value.json").exists()
 
 
@@ -65,7 +65,7 @@ def test_every_end_of_a_stage_has_its_own_exit_code(shell: Shell) -> None:
 def test_a_stage_that_fails_at_first_is_tried_again_and_that_is_told(shell: Shell) -> None:
     done = shell.stoker("run", "toy/flaky", f"ledger={shell.folder}/ledger")
     assert done.code == 0, done.err
-    assert "attempt 1 failed: OSError: not in the mood; again in" in done.out
+    assert "attempt 1 failed: OSError: not in the mood; retry in" in done.out
 
 
 def test_a_dry_run_says_hit_or_miss_with_the_reason_and_runs_nothing(shell: Shell) -> None:
@@ -73,9 +73,9 @@ def test_a_dry_run_says_hit_or_miss_with_the_reason_and_runs_nothing(shell: Shel
     shell.stoker("run", "toy/sum", "value=3", f"ledger={ledger}")
     same = shell.stoker("run", "toy/sum", "value=3", "--dry-run")
     other = shell.stoker("run", "toy/sum", "value=4", f"ledger={ledger}", "--dry-run")
-    assert "all 3 stages are known; nothing was run" in same.out
+    assert "all 3 stages are cached; nothing was run" in same.out
     assert "changed: args.value: 3 → 4" in other.out
-    assert "0 of 3 stages are known, 1 would run, 2 may follow" in other.out
+    assert "0 of 3 stages are cached, 1 would run, 2 may run" in other.out
     assert len(ledger.read_text().splitlines()) == 1
     assert len(shell.stoker("jobs", "--json").objects()) == 1
 

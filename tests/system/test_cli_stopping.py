@@ -82,7 +82,7 @@ def test_cancel_stops_a_job_of_another_process_and_says_when_it_has(shell: Shell
     assert shell.stoker("jobs", "rm", "slow").code == 30
     done = shell.stoker("cancel", "slow")
     assert done.code == 0, done.err
-    assert "cancelled slow: it stopped when asked" in done.out
+    assert "cancelled slow: stopped in its grace period" in done.out
     assert process.poll() is not None
     assert alive(family) == set()
     assert finish(process).code == 143
@@ -100,7 +100,7 @@ def test_cancel_stops_an_older_job_that_still_runs_when_a_newer_one_of_its_name_
     assert (by_id.code, "job slow is not running: completed" in by_id.err) == (30, True), by_id.err
     done = shell.stoker("cancel", "slow")
     assert done.code == 0, done.err
-    assert "cancelled slow: it stopped when asked" in done.out
+    assert "cancelled slow: stopped in its grace period" in done.out
     assert finish(process).code == 143
     assert alive(family) == set()
     again = shell.stoker("cancel", "slow")

@@ -34,7 +34,7 @@ def test_du_adds_up_by_stage_and_kind(used: Shell) -> None:
 
 
 def test_verify_finds_damage_sets_it_aside_and_says_13(used: Shell) -> None:
-    assert used.stoker("store", "verify", "--full").out == "2 results, all as they should be\n"
+    assert used.stoker("store", "verify", "--full").out == "2 results verified\n"
     (blob,) = used.home.glob("store/blobs/*/*")
     blob.chmod(0o644)
     blob.write_bytes(b"y" + blob.read_bytes()[1:])
@@ -56,7 +56,7 @@ def test_verify_finds_a_damaged_record(used: Shell) -> None:
 def test_a_prune_shows_first_acts_when_told_and_what_it_took_is_made_again_when_needed(used: Shell) -> None:
     shown = used.stoker("store", "prune", "--max-size", "100")
     assert re.search(r"^to remove: [12] results?; frees 9\.8 KiB, keeps \d+ B$", shown.out, re.MULTILINE)
-    assert "nothing was removed: add --yes to remove it" in shown.out
+    assert "nothing was removed; remove it with --yes" in shown.out
     assert list(used.home.glob("store/blobs/*/*"))
     let_it_age(used)
     done = used.stoker("store", "prune", "--max-size", "0", "--yes")
@@ -79,7 +79,7 @@ def test_what_is_pinned_stays(used: Shell) -> None:
     assert kept.out.splitlines() == [
         "no results to remove; 9.8 KiB kept",
         "not removed: 2 results, pinned as text",
-        "still 9.8 KiB above --max-size: what is left can't be removed, for the reasons above",
+        "still 9.8 KiB above --max-size: the rest is kept for the reasons above",
         "freed 0 B",
     ]
     assert list(used.home.glob("store/blobs/*/*"))
@@ -87,7 +87,7 @@ def test_what_is_pinned_stays(used: Shell) -> None:
     assert "to remove: 2 results; frees 9.8 KiB, keeps 0 B" in used.stoker("store", "prune", "--max-size", "0").out
     assert (
         used.stoker("store", "prune").out
-        == "no results to remove; 9.8 KiB kept; limits are --max-size and --older-than\n"
+        == "no results to remove; 9.8 KiB kept; set a limit with --max-size or --older-than\n"
     )
 
 
@@ -121,12 +121,12 @@ def test_an_old_result_is_adopted_for_changed_code_with_who_and_why(used: Shell,
     code = cookbook / "stoker_toy.py"
     code.write_text(code.read_text() + "\n\nUNUSED = 1\n")
     used.use(cookbook)
-    assert "0 of 2 stages are known" in used.stoker("run", "toy/text", "value=3", "--dry-run").out
+    assert "0 of 2 stages are cached" in used.stoker("run", "toy/text", "value=3", "--dry-run").out
     early = used.stoker("store", "adopt", "text/big", "--reason", "only a constant was added")
     assert early.code == 1
     assert "hint: adopt number first" in early.err
     for stage in ("number", "big"):
         done = used.stoker("store", "adopt", f"text/{stage}", "--reason", "only a constant was added")
         assert done.code == 0, done.err
-        assert "now also stands for" in done.out
-    assert used.stoker("run", "toy/text", "value=3", "--no-out").out.startswith("all 2 stages were known")
+        assert "is now also the result of key" in done.out
+    assert used.stoker("run", "toy/text", "value=3", "--no-out").out.startswith("all 2 stages were cached")

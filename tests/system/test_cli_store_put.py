@@ -43,7 +43,7 @@ def test_what_is_put_is_listed_known_again_and_given_back_as_plain_files(shell: 
     done = shell.stoker("store", "put", "data")
     assert done.code == 0, done.err
     assert done.out.endswith("5 files, 39.1 KiB; 19.5 KiB added\n")
-    assert "already here, 0 B added" in shell.stoker("store", "put", "data", "--as", "again").out
+    assert "already stored, 0 B added" in shell.stoker("store", "put", "data", "--as", "again").out
     listed = shell.stoker("store", "refs", "--json").objects()
     assert [one["name"] for one in listed] == ["again", "data"]
     assert listed[0]["digest"] == listed[1]["digest"]
@@ -123,7 +123,7 @@ def test_a_bundle_is_the_same_bytes_each_time_and_can_be_put_again(shell: Shell,
     first, second = ((shell.folder / name).read_bytes() for name in ("a.tar.zst", "b.tar.zst"))
     assert first == second
     refused = shell.stoker("get", "data", "--bundle", "a.tar.zst")
-    assert (refused.code, "is there already" in refused.err) == (1, True)
+    assert (refused.code, "already exists" in refused.err) == (1, True)
     unpacked = subprocess.run(
         ["tar", "--zstd", "-tf", "a.tar.zst"], cwd=shell.folder, capture_output=True, text=True, check=True
     )
@@ -143,7 +143,7 @@ def test_a_name_is_moved_only_when_told(shell: Shell, data: Path) -> None:
     assert "the name 'data' already belongs to another tree" in refused.err
     assert "--replace" in refused.err
     moved = shell.stoker("store", "put", "data", "--replace")
-    assert f"data stood for {first['digest'][:12]} until now" in moved.err
+    assert f"data was {first['digest'][:12]} before" in moved.err
     assert "(no name)" in shell.stoker("store").out
     unnamed = next(one for one in shell.stoker("store", "--json").objects() if one.get("things"))
     # The large file is shared with what the name stands for now: only what lies in the old record would go.
@@ -173,14 +173,14 @@ def test_jobs_win_over_what_was_put_and_that_is_said(shell: Shell, data: Path) -
         (("store", "put", "data", "--as", "a/b"), 2, "invalid name"),
         (("store", "put", "data/model.bin", "--unpack"), 20, "the archive can't be unpacked: "),
         (("get", "dta"), 1, "there is no job 'dta', and nothing was put under that name"),
-        (("store", "refs", "nope", "--remove"), 1, "nothing was put as 'nope'"),
-        (("store", "refs", "--remove"), 2, "--remove needs the name"),
+        (("store", "refs", "nope", "--remove"), 1, "no stored tree 'nope'"),
+        (("store", "refs", "--remove"), 2, "--remove needs a name"),
         (("store", "verify", "--sample", "7/3"), 2, "is not a part"),
-        (("store", "verify", "--sample", "1/3", "--full"), 2, "--full is everything"),
+        (("store", "verify", "--sample", "1/3", "--full"), 2, "--full and --sample exclude each other"),
         (("store", "verify", "--rate", "fast"), 2, "is not a size"),
-        (("store", "prune", "--quarantine"), 2, "--quarantine goes with --everywhere"),
-        (("store", "prune", "--downloads"), 2, "--downloads goes with --everywhere"),
-        (("clean-cache", "--dry-run", "--yes"), 2, "say one of them"),
+        (("store", "prune", "--quarantine"), 2, "--quarantine needs --everywhere"),
+        (("store", "prune", "--downloads"), 2, "--downloads needs --everywhere"),
+        (("clean-cache", "--dry-run", "--yes"), 2, "--dry-run and --yes exclude each other"),
     ],
 )
 def test_bad_input_is_told_in_one_line_with_its_code(
@@ -273,7 +273,7 @@ def test_damage_is_listed_by_name_before_it_is_summed_up(shell: Shell, data: Pat
     assert header.split() == ["what", "damage"]
     assert row.split("  ")[0] == put["digest"][:12]
     assert "put as data, too  lost: deep/copy.bin, model.bin" in row
-    assert summary.startswith("stoker: 1 damaged thing; what is wrong was set aside in ")
+    assert summary.startswith("stoker: 1 damaged item; moved to ")
     assert hint.startswith("hint: ")
 
 
@@ -281,7 +281,7 @@ def test_stages_trials_and_metrics_are_a_jobs(shell: Shell, data: Path) -> None:
     shell.stoker("store", "put", "data")
     for words in (("get", "data/3"), ("get", "data", "--metrics", "m.csv")):
         done = shell.stoker(*words)
-        assert (done.code, "is no job" in done.err) == (2, True), done.err
+        assert (done.code, "is not a job" in done.err) == (2, True), done.err
 
 
 def test_a_file_in_the_way_of_what_is_given_back_is_not_touched(shell: Shell, data: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_file_in_the_way_of_what_is_given_back_is_not_touched(shell: Shell, da
     (shell.folder / "model.bin").write_bytes(b"mine")
     done = shell.stoker("get", "model.bin")
     assert done.code == 1
-    assert "is there and no folder" in done.err
+    assert "is not a folder" in done.err
     assert (shell.folder / "model.bin").read_bytes() == b"mine"
 
 
@@ -299,7 +299,7 @@ def test_a_prune_keeps_what_has_a_name_and_takes_what_has_none(shell: Shell, dat
     assert "not removed: 1 result, put as data" in kept.out
     assert shell.stoker("get", "data", "out").code == 0
     gone = shell.stoker("store", "refs", "data", "--remove")
-    assert "took the name data away" in gone.out
+    assert "removed the name data" in gone.out
     spared = shell.stoker("store", "prune").out
     assert "no results to remove" in spared
     assert "not removed: 1 result, put without a name, for less than an hour" in spared
@@ -307,7 +307,7 @@ def test_a_prune_keeps_what_has_a_name_and_takes_what_has_none(shell: Shell, dat
     os.utime(record, (time.time() - 7200, time.time() - 7200))
     shown = shell.stoker("store", "prune").out
     assert "no name stands for it any more" in shown
-    assert "nothing was removed: add --yes to remove it" in shown
+    assert "nothing was removed; remove it with --yes" in shown
     wait_until(lambda: all(time.time() - path.stat().st_ctime > 1.2 for path in shell.home.glob("store/blobs/*/*")))
     assert "freed 19.5 KiB" in shell.stoker("store", "prune", "--yes").out
     assert "(no name)" not in shell.stoker("store").out
@@ -334,9 +334,7 @@ def test_parts_of_the_store_are_verified_and_damage_to_what_was_put_is_found(she
     assert "in quarantine" in shell.stoker("store").out
     mended = shell.stoker("store", "put", "data")
     assert "added" in mended.out
-    assert shell.stoker("store", "verify", "--full", "--rate", "1GB").out == (
-        "0 results and 1 thing that was put, all as they should be\n"
-    )
+    assert shell.stoker("store", "verify", "--full", "--rate", "1GB").out == ("0 results and 1 stored tree verified\n")
 
 
 def test_a_slow_verification_takes_its_time_and_is_ended_by_ctrl_c(shell: Shell, data: Path) -> None:
@@ -374,7 +372,7 @@ def test_a_put_that_is_stopped_leaves_nothing_half(shell: Shell, number: signal.
     done = finish(process)
     assert (done.code, done.out) == (code, ""), done.err
     assert shell.staged() == []
-    assert shell.stoker("store", "refs").out == "nothing was put; stoker store put PATH\n"
+    assert shell.stoker("store", "refs").out == "no stored trees; add one: stoker store put PATH\n"
     assert not list(shell.home.glob("store/blobs/*/*"))
     assert not list((shell.home / "store" / "leases").glob("?" * 64))
 

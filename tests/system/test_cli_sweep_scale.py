@@ -54,5 +54,5 @@ def test_a_thousand_trials_run_and_the_same_line_runs_none_of_them(shell: Shell)
     assert peak < 120 * MIB
     assert len(list((shell.folder / "stoker-out/slow-inline").iterdir())) == 1000
     lines, _, _ = measured(shell, "run", "toy/slow-inline", "value=range:0:1000:1")
-    assert lines[0] == "= 1,000 trials were known"
+    assert lines[0] == "= 1,000 trials cached"
     assert lines[1] == "1000 ok (1000 kept)."

@@ -56,7 +56,7 @@ def test_a_sweep_of_a_program_is_one_line_in_and_a_line_per_trial_out(shell: She
     done = shell.stoker("run", "lr=1e-2,1e-3", f"python={sys.executable}", "--", "python", "train.py", "--lr", "{lr}")
     assert done.code == 0, done.err
     head, first, second, end, following = done.out.splitlines()
-    assert " RAM, cap " in head
+    assert " RAM, limit " in head
     assert head.endswith(". 2 trials, one at a time")
     assert first.split()[:2] == ["✓", "lr=0.01"]
     assert "loss 0.003333" in first
@@ -69,7 +69,7 @@ def test_a_sweep_of_a_program_is_one_line_in_and_a_line_per_trial_out(shell: She
 
 
 def test_the_cap_of_declared_memory_is_where_it_begins(shell: Shell) -> None:
-    assert " RAM, cap from 2.1 GiB (" in shell.stoker("run", "memory=100M", "--", "true").out
+    assert " RAM, limit from 2.1 GiB (" in shell.stoker("run", "memory=100M", "--", "true").out
 
 
 def test_what_fails_is_named_and_run_again_alone(shell: Shell) -> None:
@@ -96,9 +96,9 @@ def test_what_fails_is_named_and_run_again_alone(shell: Shell) -> None:
     assert ran(shell) == ["2"]
     assert sorted(os.listdir(shell.folder / "stoker-out/work")) == ["n=1", "n=2", "n=3"]
     elsewhere = shell.stoker("run", "--failed", "last", "--name", "other")
-    assert elsewhere.out == "nothing of work failed: nothing to run\n"
+    assert elsewhere.out == "nothing in work failed; nothing to run\n"
     nothing = shell.stoker("run", "--failed", "last")
-    assert (nothing.code, nothing.out) == (0, "nothing of work failed: nothing to run\n")
+    assert (nothing.code, nothing.out) == (0, "nothing in work failed; nothing to run\n")
 
 
 def test_a_dry_run_agrees_with_the_run_that_follows(shell: Shell) -> None:
@@ -114,7 +114,7 @@ def test_a_dry_run_agrees_with_the_run_that_follows(shell: Shell) -> None:
         ["3", "n=2", "kept"],
         ["4", "n=3", "would"],
     ]
-    assert "4 trials; 2 of 4 stages are known, 2 would run" in table.out
+    assert "4 trials; 2 of 4 stages are cached, 2 would run" in table.out
     done = shell.stoker(*words, "--json", *PROGRAM)
     would_run = {one["label"] for one in forecast if one["verdict"] == "would run"}
     assert {label for label, end in trials_in(done).items() if not end["is_kept"]} == would_run
@@ -251,7 +251,7 @@ def test_a_terminal_is_asked_and_no_is_an_answer(shell: Shell) -> None:
 def test_programs_that_run_at_once_may_not_write_to_one_place(shell: Shell) -> None:
     done = shell.stoker("run", "n=1,2", "outputs=[runs/]", "--jobs", "2", *PROGRAM)
     assert done.code == 2
-    assert "--jobs 2: programs that run at once would all write to runs/" in done.err
+    assert "--jobs 2: parallel programs would all write to runs/" in done.err
     assert "$STOKER_OUT" in done.err
     assert ran(shell) == []
 
@@ -321,7 +321,7 @@ def test_a_kept_trial_whose_bytes_are_gone_runs_again(shell: Shell) -> None:
     done = shell.stoker("run", "n=1,2,3", *program)
     assert done.code == 0, done.err
     assert ran(shell) == ["1", "3"]
-    assert "set aside, made again" in done.out
+    assert "quarantined, runs again" in done.out
     assert (shell.folder / "stoker-out/sh/n=1/big").read_bytes().startswith(b"1")
 
 

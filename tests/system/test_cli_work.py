@@ -130,7 +130,7 @@ def test_two_workers_share_the_jobs_by_what_they_declare_and_give_back_what_runs
         assert big.code == 0, big.err
         assert [one["kind"] for one in big.objects()] == ["joined", "granted", "started", "ended", "settled"]
         assert all({"v", "ts", "seq", "source", "kind"} <= one.keys() for one in big.objects())
-        assert "little gives back" in shell.stoker("pause", "2h").out
+        assert "little releases its jobs" in shell.stoker("pause", "2h").out
         wait_until(lambda: desk.states()["long"][0] == "pending")
         assert desk.client.machine("little").state == "paused"
         assert desk.states()["large"] == ("completed", "big")
@@ -138,9 +138,9 @@ def test_two_workers_share_the_jobs_by_what_they_declare_and_give_back_what_runs
     lines = finish(little)
     assert lines.code == 143, lines.err
     assert "joined as little: 1 job at once" in lines.out
-    assert "long given back" in lines.out
+    assert "long released" in lines.out
     assert subprocess.run(["/bin/kill", "-0", pid.read_text()], check=False).returncode
-    assert shell.stoker("pause", "--off").out == "takes jobs again\n"
+    assert shell.stoker("pause", "--off").out == "resumed: takes jobs\n"
 
 
 def test_a_pause_without_sense_is_refused(shell: Shell):

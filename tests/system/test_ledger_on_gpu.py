@@ -133,7 +133,7 @@ def test_with_the_ledger_one_waits_and_both_succeed(shop: Shop, more: tuple[str,
     second = shop.guarded("second", 0.6, *more)
     (code_1, ran_1, err_1), (code_2, ran_2, err_2) = told(first), told(second)
     assert (code_1, code_2) == (0, 0), err_1 + err_2
-    assert "place 1 in line" in err_2
+    assert "queue position 1" in err_2
     assert ran_2["begun"] >= ran_1["ended"]
     assert shop.devices()[0]["holders"] == []
 

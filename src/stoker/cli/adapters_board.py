@@ -1,4 +1,4 @@
-"""`stoker adapters board`: the adapters of files by their best checkpoints, whoever trained them and whenever."""
+"""`stoker adapters board`: list the adapters of files by their best checkpoints."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAMED = 5
 GRAMMAR = Grammar(
     "adapters board",
     about=(
-        "Read the best checkpoint of every adapter that the files name (CHECKPOINT/best/metadata.json) and list them, "
-        "best first: by validation loss, by average loss where nothing was held out. Each has its place among those "
-        "that were measured on the same: data, max_seq_len, train_on and holdout_percent, as the files say them. "
-        "Adapters that have none yet are left out, and named below. Works while they train."
+        "Read the best checkpoint of every adapter in the files (CHECKPOINT/best/metadata.json) and list them, best "
+        "first: by validation loss, or by average loss without a held-out set. Adapters are ranked only against others "
+        "with the same data, max_seq_len, train_on and holdout_percent. Adapters without a checkpoint are named below "
+        "the list. Can be run during training."
     ),
     positionals=(Positional("FILE", key="files", help="adapters files", is_many=True),),
     examples=("stoker adapters board adapters.toml", "stoker adapters board first.toml second.toml --json"),
@@ -34,7 +34,7 @@ GRAMMAR = Grammar(
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """List adapters, best first."""
     if not given["files"]:
-        raise Usage("whose adapters?", hint="stoker adapters board FILE …, such as stoker adapters board adapters.toml")
+        raise Usage("FILE is missing", hint="stoker adapters board adapters.toml")
     out = call.out
     entries, missing = _looked_up(call, given["files"])
     rows = ranked(entries)
@@ -48,7 +48,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         out.line("no adapter has a checkpoint yet")
     grounds = grounds_of(entries)
     if len(grounds) > 1:
-        out.note(f"note: {not_compared_text('loss', grounds)}: each has its place among its like")
+        out.note(f"note: {not_compared_text('loss', grounds)}; ranked per group")
     if missing:
         out.note(f"note: without a checkpoint: {_missing_text(missing, names_files=len(given['files']) > 1)}")
     return 0
@@ -64,7 +64,7 @@ def _looked_up(
     entries: list[AdapterLeaderboardEntry] = []
     missing: list[tuple[str, str]] = []
     for name in names:
-        # Whether its data is still there, or its values are right, does not matter here.
+        # Missing data or invalid values do not matter here.
         file = read_adapters(name, call.path(name), AdaptersContext(data=None))
         for adapter in file.adapters:
             folder = best_folder(Path(adapter.checkpoint))
@@ -75,12 +75,12 @@ def _looked_up(
                 measured_on = _measured_on(recipe, file, adapter)
                 entries.append(_entry(len(entries) + 1, name, adapter, measured_on, folder))
             except BadInput as error:
-                call.out.note(f"note: {adapter.label} is left out: {error}")
+                call.out.note(f"note: {adapter.label} skipped: {error}")
     return entries, missing
 
 
 def _missing_text(missing: Sequence[tuple[str, str]], *, names_files: bool) -> str:
-    """Name some of the adapters that have no checkpoint; where there are several files, by their files."""
+    """Name some adapters without a checkpoint, grouped by file if there are several files."""
     labels: dict[str, list[str]] = {}
     for file, label in missing[:_NAMED]:
         labels.setdefault(f"{file}: " if names_files else "", []).append(label)
@@ -111,14 +111,14 @@ def _entry(
 
 
 def _measured_on(recipe: Recipe, file: AdaptersFile, adapter: AdapterEntry) -> dict[str, Any]:
-    """Return over what an adapter's losses are, as far as its file says it, else by the recipe's defaults."""
-    said = {**file.shared, **adapter.values, "data": _data_of(adapter)}
-    # What isn't right stays as it was written.
-    known, _ = recipe.args.check(said, owner=recipe.name)
-    return recipe.args.measured_on({**said, **known})
+    """Return the settings of an adapter's losses: the file's values, else the recipe's defaults."""
+    values = {**file.shared, **adapter.values, "data": _data_of(adapter)}
+    # Invalid values stay as written.
+    known, _ = recipe.args.check(values, owner=recipe.name)
+    return recipe.args.measured_on({**values, **known})
 
 
 def _data_of(adapter: AdapterEntry) -> str:
-    """Return where an adapter's examples lie, or what they are called if they are bundled."""
+    """Return the path of an adapter's data, or the name of a bundled dataset."""
     name = os.path.basename(adapter.data)
     return name if name in BUNDLED_DATA and not os.path.exists(adapter.data) else adapter.data

@@ -1,4 +1,4 @@
-"""`stoker admin tokens make`: a token for a person or a program."""
+"""`stoker admin` (tokens, webhooks, reload) and the list of `stoker adapters`."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ PEOPLE = tuple(str(role) for role in Role if role is not Role.WORKER)
 
 
 def role_of_people(text: str) -> Role:
-    """Read one of people's roles."""
+    """Parse a role of a user."""
     if text not in PEOPLE:
-        message = f"{text!r} is none of {', '.join(PEOPLE)}"
+        message = f"unknown role {text!r}; use {', '.join(PEOPLE)}"
         raise ValueError(message)
     return Role(text)
 
 
-# `stoker admin tokens`: who may ask the coordinator for what, and until when.
+# `stoker admin tokens`: list API tokens.
 
 TOKENS_GRAMMAR = Grammar(
     "admin tokens",
     about=(
-        "List the tokens of a fleet: whose, for which role, when they were last used, when they end. Their texts are "
-        "not kept: a token is shown when it is made, and never again."
+        "List the API tokens of the fleet: name, role, last use, expiry. Secrets are not stored: a token is printed "
+        "once, when it is created."
     ),
-    options=(Option("--all", help="those that were revoked or have ended, too"), AT),
+    options=(Option("--all", help="also list revoked and expired tokens"), AT),
     examples=("stoker admin tokens", "stoker admin tokens --all --json", "stoker admin tokens revoke 573f7a79"),
 )
 
 
 def perform_tokens(call: CommandContext, given: dict[str, Any]) -> int:
-    """List them."""
+    """List tokens."""
     from stoker.views.fleet_lines import TOKEN_HEADER, token_row
 
     out, now_s = call.out, call.parts.clock.wall_s()
@@ -52,26 +52,26 @@ def perform_tokens(call: CommandContext, given: dict[str, Any]) -> int:
         out.object(token.model_dump(mode="json"))
     out.table([token_row(token, now_s) for token in tokens], header=TOKEN_HEADER)
     if not tokens:
-        out.note("no tokens; `stoker admin tokens make NAME --role submit` makes one")
+        out.note("no tokens; create one: stoker admin tokens make NAME --role submit")
     return 0
 
 
 def _life(text: str) -> float | str:
-    """Read how long a token lasts."""
+    """Parse the lifetime of a token."""
     return text if text == "never" else duration(text)
 
 
 TOKENS_MAKE_GRAMMAR = Grammar(
     "admin tokens make",
     about=(
-        "Make a token and print it, once: only its digest is kept. Whoever has it may do what its role says (read, "
-        "submit, operate, admin; each includes those before it), for a year unless --for says otherwise. For people, "
-        "`stoker machines invite --operator` is easier: their computer gets the token, and trusts this coordinator."
+        "Create an API token and print it once; only its digest is stored. The role (read, submit, operate, admin; "
+        "each includes those before it) decides what its holder may do. For users, `stoker machines invite "
+        "--operator` is easier: their computer gets the token and the coordinator's certificate."
     ),
-    positionals=(Positional("NAME", help="whose it is: stands beside all that is done with it"),),
+    positionals=(Positional("NAME", help="name of the holder; recorded with each action"),),
     options=(
         Option("--role", value="ROLE", read=role_of_people, help="read, submit, operate or admin"),
-        Option("--for", value="TIME", read=_life, help="how long it lasts, such as 30d, or never (default: 365d)"),
+        Option("--for", value="TIME", read=_life, help="lifetime, such as 30d, or never (default: 365d)"),
         AT,
     ),
     examples=("stoker admin tokens make ci --role submit --for 30d", "stoker admin tokens make wall --role read"),
@@ -79,11 +79,11 @@ TOKENS_MAKE_GRAMMAR = Grammar(
 
 
 def perform_tokens_make(call: CommandContext, given: dict[str, Any]) -> int:
-    """Make it."""
+    """Create a token."""
     from stoker.protocol.enrolment_messages import TokenRequest
 
     if given["role"] is None:
-        raise Usage("a token has a role", hint="--role read, submit, operate or admin")
+        raise Usage("--role is missing", hint="--role read, submit, operate or admin")
     made = call.lookup.client(given["at"]).make_token(
         TokenRequest(name=given["name"], role=given["role"], life_s=given["for"])
     )
@@ -92,51 +92,51 @@ def perform_tokens_make(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def show_made(call: CommandContext, made: TokenResponse) -> None:
-    """Print a token alone on standard output, so that it can be stored, and the rest beside it."""
+    """Print a token to standard output and its description to standard error."""
     from stoker.views.fleet_lines import day
 
     call.out.object(made.model_dump(mode="json"))
     call.out.line(made.token)
     view = made.view
-    call.out.note(f"token {view.id} of {view.name}, who may {view.role}; until {day(view.expires_s)}")
-    call.out.note("it is not shown again; STOKER_OPERATOR_TOKEN carries it")
+    call.out.note(f"token {view.id}: name {view.name}, role {view.role}, expires {day(view.expires_s)}")
+    call.out.note("store it now: it is not shown again; use it with STOKER_OPERATOR_TOKEN")
 
 
-# `stoker admin tokens revoke`: end a token at once.
+# `stoker admin tokens revoke`: revoke a token immediately.
 
 TOKENS_REVOKE_GRAMMAR = Grammar(
     "admin tokens revoke",
-    about="End a token: the next request that shows it is refused. What was done with it stays done.",
-    positionals=(Positional("ID", help="as `stoker admin tokens` lists it", key="id"),),
+    about="Revoke a token: the next request with it is rejected. Earlier actions are not undone.",
+    positionals=(Positional("ID", help="token id, from `stoker admin tokens`", key="id"),),
     options=(AT,),
     examples=("stoker admin tokens revoke 573f7a79",),
 )
 
 
 def perform_tokens_revoke(call: CommandContext, given: dict[str, Any]) -> int:
-    """Revoke it."""
+    """Revoke a token."""
     by = who_asks(call.parts.settings.environment)
     done = call.lookup.client(given["at"]).revoke_token(given["id"], by=by)
     call.out.object({"token": given["id"], **done.model_dump(mode="json")})
-    call.out.line(f"token {given['id']} is revoked" if done.changed else f"token {given['id']} had ended already")
+    call.out.line(f"token {given['id']} {'revoked' if done.changed else 'was already revoked or expired'}")
     for note in done.notes:
         call.out.note(f"note: {note}")
     return 0
 
 
-# `stoker admin tokens rotate`: a new text in a token's place.
+# `stoker admin tokens rotate`: replace a token's secret.
 
 TOKENS_ROTATE_GRAMMAR = Grammar(
     "admin tokens rotate",
-    about="Make a new token of the same name, role and length of life, print it once, and end the old one at once.",
-    positionals=(Positional("ID", help="as `stoker admin tokens` lists it", key="id"),),
+    about="Create a token with the same name, role and lifetime, print it once, and revoke the old one immediately.",
+    positionals=(Positional("ID", help="token id, from `stoker admin tokens`", key="id"),),
     options=(AT,),
     examples=("stoker admin tokens rotate 573f7a79",),
 )
 
 
 def perform_tokens_rotate(call: CommandContext, given: dict[str, Any]) -> int:
-    """Rotate it."""
+    """Rotate a token."""
     by = who_asks(call.parts.settings.environment)
     show_made(call, call.lookup.client(given["at"]).rotate_token(given["id"], by=by))
     return 0
@@ -147,17 +147,17 @@ def perform_tokens_rotate(call: CommandContext, given: dict[str, Any]) -> int:
 NOTIFY_GRAMMAR = Grammar(
     "admin notify",
     about=(
-        "List who is told of events by signed POST requests: the fleet's hooks and those of `stoker submit --notify "
-        "URL`. Each message carries X-Stoker-Event-Id, the same if it comes twice, and X-Stoker-Signature: "
-        "t=SECONDS,sha256=HEX, the HMAC-SHA256 of SECONDS, a dot and the body under the hook's secret."
+        "List webhooks: URLs that receive events as signed POST requests, of the fleet and of `stoker submit --notify "
+        "URL`. Each request has X-Stoker-Event-Id (the same id if it is repeated) and X-Stoker-Signature: "
+        "t=SECONDS,sha256=HEX, the HMAC-SHA256 of SECONDS, a dot and the body with the webhook's secret."
     ),
-    options=(Option("--all", help="those that were closed, too"), AT),
+    options=(Option("--all", help="also list closed webhooks"), AT),
     examples=("stoker admin notify", "stoker admin notify --all --json"),
 )
 
 
 def perform_notify(call: CommandContext, given: dict[str, Any]) -> int:
-    """List them."""
+    """List tokens."""
     from stoker.views.fleet_lines import HOOK_HEADER, hook_row
 
     out, now_s = call.out, call.parts.clock.wall_s()
@@ -166,11 +166,11 @@ def perform_notify(call: CommandContext, given: dict[str, Any]) -> int:
         out.object(hook.model_dump(mode="json"))
     out.table([hook_row(hook, now_s) for hook in hooks], header=HOOK_HEADER)
     if not hooks:
-        out.note("nobody is told; `stoker admin notify add URL` tells somebody")
+        out.note("no webhooks; add one: stoker admin notify add URL")
     return 0
 
 
-# `stoker admin notify add`: tell an address of events.
+# `stoker admin notify add`: add a webhook.
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -180,13 +180,20 @@ def _words(text: str) -> tuple[str, ...]:
 NOTIFY_ADD_GRAMMAR = Grammar(
     "admin notify add",
     about=(
-        "Tell an address of what happens from now on, by POST requests of JSON, at least once each, in order. What "
-        "signs them is printed, once. An address that can't be told anything is tried again after pauses of up to an "
-        "hour, and closed after a day. Words: submitted, started, completed, failed, cancelled, retrying, symptom, "
-        "machine, trust; completed, failed, cancelled and symptom unless told."
+        "Send events from now on to a URL as JSON POST requests, in order, each at least once. Prints the signing "
+        "secret once. Failed requests are retried with a backoff of up to 1 h; after 24 h the webhook is closed. "
+        "Events: submitted, started, completed, failed, cancelled, retrying, symptom, machine, trust."
     ),
-    positionals=(Positional("URL", help="https://…; link-local addresses are never told"),),
-    options=(Option("--on", value="WORDS", read=_words, help="of what, with commas: failed,symptom"), AT),
+    positionals=(Positional("URL", help="https://…; link-local addresses are not allowed"),),
+    options=(
+        Option(
+            "--on",
+            value="WORDS",
+            read=_words,
+            help="events, comma-separated (default: completed,failed,cancelled,symptom)",
+        ),
+        AT,
+    ),
     examples=(
         "stoker admin notify add https://example.org/stoker",
         "stoker admin notify add http://10.0.0.5:8080/ --on failed,symptom",
@@ -195,89 +202,89 @@ NOTIFY_ADD_GRAMMAR = Grammar(
 
 
 def perform_notify_add(call: CommandContext, given: dict[str, Any]) -> int:
-    """Make it."""
+    """Add a webhook."""
     from stoker.protocol.operator_messages import WebhookRequest
 
     by = who_asks(call.parts.settings.environment)
     made = call.lookup.client(given["at"]).make_hook(WebhookRequest(url=given["url"], on=given["on"] or (), by=by))
     call.out.object(made.model_dump(mode="json"))
     call.out.line(made.secret)
-    call.out.note(f"hook {made.hook.id}: {made.hook.url}; what signs its messages is above, and is not shown again")
-    call.out.note(f"try it: stoker admin notify test {made.hook.id}")
+    call.out.note(f"webhook {made.hook.id}: {made.hook.url}; its signing secret is above and is not shown again")
+    call.out.note(f"test it: stoker admin notify test {made.hook.id}")
     return 0
 
 
-# `stoker admin notify rm`: tell an address nothing more.
+# `stoker admin notify rm`: close a webhook.
 
 NOTIFY_RM_GRAMMAR = Grammar(
     "admin notify rm",
-    about="Close a hook: nothing more is sent there. What was sent stays sent.",
-    positionals=(Positional("ID", help="as `stoker admin notify` lists it", key="id"),),
+    about="Close a webhook: no more events are sent to it.",
+    positionals=(Positional("ID", help="webhook number, from `stoker admin notify`", key="id"),),
     options=(AT,),
     examples=("stoker admin notify rm 3",),
 )
 
 
 def perform_notify_rm(call: CommandContext, given: dict[str, Any]) -> int:
-    """Close it."""
+    """Close a webhook."""
     number = hook_number(given["id"])
     done = call.lookup.client(given["at"]).close_hook(number)
     call.out.object({"hook": number, **done.model_dump(mode="json")})
-    call.out.line(f"hook {number} is told nothing more" if done.changed else f"hook {number} was closed already")
+    call.out.line(f"webhook {number} closed" if done.changed else f"webhook {number} was already closed")
     return 0
 
 
 def hook_number(text: str) -> int:
-    """Read a hook's number."""
+    """Parse a webhook's number."""
     try:
         return whole(1)(text)
     except ValueError:
-        raise Usage(f"{text!r} is no hook's number", hint="`stoker admin notify` lists them") from None
+        raise Usage(f"{text!r} is not a webhook number", hint="list them: stoker admin notify") from None
 
 
-# `stoker admin notify test`: send an address a message that says nothing, and say what became of it.
+# `stoker admin notify test`: send a test event and report the result.
 
 NOTIFY_TRYING_GRAMMAR = Grammar(
     "admin notify test",
-    about="Send one signed message of the event `test`, once, and say whether it was taken. Exit code 1 if not.",
-    positionals=(Positional("ID", help="as `stoker admin notify` lists it", key="id"),),
+    about="Send one signed event `test`, without retries, and report the result. Exit code 1 if it failed.",
+    positionals=(Positional("ID", help="webhook number, from `stoker admin notify`", key="id"),),
     options=(AT,),
     examples=("stoker admin notify test 3",),
 )
 
 
 def perform_notify_trying(call: CommandContext, given: dict[str, Any]) -> int:
-    """Try it."""
+    """Send a test event."""
     number = hook_number(given["id"])
     tried = call.lookup.client(given["at"]).try_hook(number)
     call.out.object({"hook": number, **tried.model_dump(mode="json")})
     if tried.is_delivered:
-        call.out.line(f"hook {number} took it")
+        call.out.line(f"webhook {number}: delivered")
         return 0
-    call.out.line(f"hook {number} did not take it: {tried.message}")
+    call.out.line(f"webhook {number}: not delivered: {tried.message}")
     return 1
 
 
-# `stoker admin reload`: have the coordinator read its cluster file and its manifest again.
+# `stoker admin reload`: make the coordinator read its cluster file and its manifest again.
 
 RELOAD_GRAMMAR = Grammar(
     "admin reload",
     about=(
-        "Have the coordinator read its cluster file and its manifest again, as HUP does, and say what changed. Files "
-        "with faults change nothing; reading them twice changes nothing more."
+        "Make the coordinator read its cluster file and its manifest again, as SIGHUP does, and list the changes. If a "
+        "file has errors, nothing changes. Idempotent."
     ),
-    options=(Option("--dry-run", help="say what would change, and change nothing"), AT),
+    options=(Option("--dry-run", help="list the changes without applying them"), AT),
     examples=("stoker admin reload --dry-run", "stoker admin reload"),
 )
 
 
 def perform_reload(call: CommandContext, given: dict[str, Any]) -> int:
-    """Have them read."""
+    """Reload the coordinator's files."""
     from stoker.protocol.view_messages import NOTHING_GIVEN
 
     done = call.lookup.client(given["at"]).reload(dry_run=given["dry_run"])
     call.out.object({**done.model_dump(mode="json"), "dry_run": given["dry_run"]})
-    # Every change is one of the notes, by its name; what is changed itself is for programs.
+    # Each note names one change; the changed data is for programs.
     for note in done.notes:
         call.out.line(f"would change: {note}" if given["dry_run"] else note)
     if not done.notes:
@@ -285,11 +292,11 @@ def perform_reload(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-# `stoker admin`: what operators need, one line each.
+# `stoker admin`: list its verbs.
 
 ADMIN_GRAMMAR = Grammar(
     "admin",
-    about="List what operators need now and then.",
+    about="List the commands for operators.",
     examples=("stoker admin", "stoker admin simulate"),
 )
 
@@ -300,13 +307,13 @@ def perform_admin(call: CommandContext, _given: dict[str, Any]) -> int:
     return 0
 
 
-# `stoker adapters`: what there is to do with many adapters.
+# `stoker adapters`: list its verbs.
 
 ADAPTERS_GRAMMAR = Grammar(
     "adapters",
     about=(
-        "Train many adapters over one base in one process, which loads the base once, each with its own data and "
-        "settings. A sweep of language/lora does so by itself; a file names adapters one by one."
+        "Train many adapters in one process that loads the base model once, each adapter with its own data and "
+        "settings. A sweep of language/lora does the same; an adapters file lists adapters one by one."
     ),
     examples=("stoker adapters run adapters.toml", "stoker adapters board adapters.toml"),
 )

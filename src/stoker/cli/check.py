@@ -1,7 +1,6 @@
-"""`stoker check`: are these files what they should be? Needs no network.
+"""`stoker check`: verify files offline.
 
-Downloaded files are held against their receipts; cluster files, manifests and adapters files are read to their last
-fault.
+Downloaded files are compared with their receipts; of cluster files, manifests and adapters files all errors are listed.
 """
 
 from __future__ import annotations
@@ -48,12 +47,11 @@ _HEAD_BYTES = 256
 GRAMMAR = Grammar(
     "check",
     about=(
-        "Verify files offline, reading every byte: a downloaded file against the receipt that its download left (found "
-        "by its path, else by its digest), a receipt against its own checksum and the file it speaks of, a lock list "
-        "against everything on disk. Exit code 15 if anything differs. Of a cluster file (it has `nodes`), a "
-        "manifest (`jobs`, `hosts`) and an adapters file (`adapter`), in YAML or TOML, every fault is told with its "
-        "line, a recipe that is not installed here, values that a recipe does not take and data that isn't there "
-        "among them; exit codes 23, 24 and 25."
+        "Verify files offline, reading every byte: a downloaded file against the receipt of its download (found by "
+        "path, else by digest), a receipt against its checksum and its file, a lock list against the files on disk. "
+        "Exit code 15 if anything differs. For a cluster file (key `nodes`), a manifest (`jobs`, `hosts`) and an "
+        "adapters file (`adapter`), in YAML or TOML, list all errors with their lines, including recipes that are not "
+        "installed, invalid arguments and missing data; exit codes 23, 24 and 25."
     ),
     positionals=(
         Positional(
@@ -63,7 +61,7 @@ GRAMMAR = Grammar(
             is_many=True,
         ),
     ),
-    options=(Option("--out", value="DIR", help=f"where a lock list's files lie; `{LOCK_FOLDER}` unless told"),),
+    options=(Option("--out", value="DIR", help=f"folder of a lock list's files (default: {LOCK_FOLDER})"),),
     examples=(
         "stoker check models/org-repo/model.gguf",
         "stoker check models.lock.json --json",
@@ -76,7 +74,7 @@ GRAMMAR = Grammar(
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Check each file."""
     if not given["files"]:
-        raise Usage("what is to be checked?", hint="stoker check FILE …, for example stoker check model.gguf")
+        raise Usage("FILE is missing", hint="stoker check model.gguf")
     typed = {call.path(name): name for name in given["files"]}
     ours = _declared(call, typed)
     paths = [path for path in typed if path not in {one.path for one in ours}]
@@ -85,29 +83,29 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         findings = (finding for path in paths for finding in _findings(call, path, given["out"]))
         is_alone = is_alone and not _is_list(call, paths[0])
         try:
-            tell(call, findings, typed=typed, is_alone=is_alone)
+            show_findings(call, findings, typed=typed, is_alone=is_alone)
         except NotVerified as error:
             if not any(one.error for one in ours):
                 raise
             call.out.complain(f"stoker: {error}")
     if ours:
-        tell_declared(call, ours, is_alone=is_alone)
+        show_declared(call, ours, is_alone=is_alone)
     return 0
 
 
-def tell(
+def show_findings(
     call: CommandContext, findings: Iterable[Finding], *, typed: Mapping[str, str] | None = None, is_alone: bool = False
 ) -> int:
-    """Show what was found, as it is found; `NotVerified` if anything differs. Of one file alone the error tells.
+    """Print each finding as it comes. Raises `NotVerified` if anything differs.
 
-    `typed` maps each path to how it was typed.
+    `typed` maps each path to how it was typed. With `is_alone`, only the error reports a difference.
     """
     out = call.out
     out.is_watched = True
     count, bad = 0, []
     for one in findings:
         count += 1
-        out.object(_told(one))
+        out.object(_finding_as_json(one))
         if not one.is_good:
             bad.append(one)
         if (one.is_good and not out.is_quiet) or (not one.is_good and not is_alone):
@@ -120,20 +118,18 @@ def tell(
         raise NotVerified(what, hint=_hint(bad), differ=[one.path for one in bad])
     if not out.is_quiet and not is_alone:
         files = f"{count} file{'' if count == 1 else 's'}"
-        out.line(f"{files}, all as they should be" if count else "the list names no files")
+        out.line(f"{files} verified" if count else "the list is empty")
     return 0
 
 
 def _hint(bad: list[Finding]) -> str:
     if all(one.is_known for one in bad):
-        return "stoker fetch brings the right bytes"
+        return "download again: stoker fetch"
     if len(bad) == 1 and bad[0].path.endswith(SUFFIXES):
-        return (
-            "if it is meant as a cluster file, it needs `nodes`; as a manifest, `jobs`; as an adapters file, `adapter`"
-        )
+        return "a cluster file needs the key `nodes`, a manifest `jobs`, an adapters file `adapter`"
     if len(bad) == 1:
-        return f"its sha256 is {bad[0].sha256}: compare it with what its author says, or fetch it"
-    return "what Stoker did not fetch can't be checked: compare its sha256 with what its author says"
+        return f"compare its sha256 {bad[0].sha256} with the publisher's, or download it with stoker fetch"
+    return "files not downloaded by Stoker have no receipt: compare their sha256 with the publisher's"
 
 
 def _shown(one: Finding, typed: Mapping[str, str]) -> str:
@@ -147,7 +143,7 @@ def _show(out: CliOutput, one: Finding, shown: str) -> None:
     shown = outside(shown)
     if one.is_good:
         size = "" if one.size_bytes is None else f"  {format_size(one.size_bytes)}"
-        # What is called as it was fetched needs no explanation.
+        # The source is shown only if the file was renamed.
         is_renamed = bool(one.source) and one.what == "file" and leaf_of(one.source) != os.path.basename(shown)
         came = f"  from {outside(one.source)}" if is_renamed else ""
         out.line(f"{out.paint(signs.ran, 'green')} {shown}{size}  sha256 {one.sha256[:12]}{came}")
@@ -168,7 +164,7 @@ def check_list(call: CommandContext, path: str, out: str | None) -> Iterator[Fin
 
 
 def _declared(call: CommandContext, typed: Mapping[str, str]) -> list[DeclaredFileCheck]:
-    """Read those files that declare something of ours. One that was fetched does not, whatever is in it."""
+    """Read the files that are cluster files, manifests or adapters files; downloaded files are none of these."""
     may_be = {path: name for path, name in typed.items() if path.endswith(SUFFIXES)}
     may_be = {path: name for path, name in may_be.items() if not call.parts.receipts.has_any(path)}
     if not may_be:
@@ -190,7 +186,7 @@ def _findings(call: CommandContext, path: str, out: str | None) -> Iterable[Find
 
 
 def _is_list(call: CommandContext, path: str) -> bool:
-    # A file that was fetched is checked as one, whatever is in it, unless its name says what it is for.
+    # A downloaded file is not read as a lock list, except by its name.
     return path.endswith(SUFFIX) or (is_lock_list(path) and not call.parts.receipts.has_any(path))
 
 
@@ -201,7 +197,7 @@ def _head(path: str) -> bytes:
         return file.read(_HEAD_BYTES)
 
 
-def _told(one: Finding) -> dict[str, object]:
+def _finding_as_json(one: Finding) -> dict[str, object]:
     return {
         "file": one.name or os.path.basename(one.path),
         "path": one.path,
@@ -215,19 +211,16 @@ def _told(one: Finding) -> dict[str, object]:
     }
 
 
-# Files that declare things as `check` tells of them: what each declares, or everything that is wrong in it.
-
-# Telling files that declare things apart, by what stands at their top, and reading them.
+# Cluster files, manifests and adapters files, recognised by their top-level keys.
 #
-# A cluster file has `nodes`; a manifest has `jobs`, `hosts` or both; an adapters file has `adapter`. What can't be read
-# to its end is recognised by its lines, and one that has none of these keys by a list of maps whose name is
-# nearly one of them, so that a fault in a cluster file is a fault, and not an unknown file.
+# A cluster file has `nodes`; a manifest has `jobs`, `hosts` or both; an adapters file has `adapter`. A file with syntax
+# errors is recognised by its lines, and one without these keys by a list of maps with a similar name.
 
 _KEYS = {"nodes", "jobs", "hosts", ADAPTERS}
 _CHECK_FILES_HEAD_BYTES = 64 * 1024
 _MISSPELT = 0.75
-"""How alike a list's name is to the key that it was meant to be: `adaptors` is 0.8 of `adapter`."""
-# Keys of the whole file stand at the beginning of a line, in YAML and TOML alike.
+"""Minimum similarity of a misspelt key: `adaptors` has 0.8 to `adapter`."""
+# Top-level keys start a line, in YAML and TOML.
 _TOP_KEY = re.compile(
     rb"^(?:\xef\xbb\xbf)?(?:\[\[?\s*|\{\s*)?[\"']?(nodes|jobs|hosts|adapter)[\"']?\s*[\]:=.]", re.MULTILINE
 )
@@ -243,11 +236,11 @@ def read_declared(
     make: Making[Manifest] = manifest_as_it_is,
     around: Callable[[], AdaptersContext] = AdaptersContext,
 ) -> DeclaredFile | None:
-    """Read a file that declares things, called `name` in what is said about it; nothing if it is none of them.
+    """Read a cluster file, a manifest or an adapters file; return None if it is none of them.
 
-    `known` gives the names that a manifest may refer to, `around` what an adapters file may say, and each is asked only
-    for one; `make` may find more that is wrong with a manifest's jobs. Raises what `read_cluster`, `read_manifest` and
-    `read_adapters` raise.
+    Messages call it `name`. `known` returns the names that a manifest may refer to, `around` the context of an adapters
+    file; each is called only if needed. `make` may find more errors in a manifest's jobs. Raises what `read_cluster`,
+    `read_manifest` and `read_adapters` raise.
     """
     if not path.endswith(SUFFIXES) or not os.path.isfile(path):
         return None
@@ -269,7 +262,7 @@ def read_declared(
 
 
 def _keys_of(tree: LocatedValue) -> set[str]:
-    """Give which of our keys a file has at its top; if none, those that its lists of maps were probably meant to be."""
+    """Return the known top-level keys of a file; if none, those that its lists of maps are similar to."""
     if keys := _KEYS.intersection(tree.value):
         return keys
     lists = [name for name, item in tree.value.items() if _is_of_maps(item)]
@@ -282,13 +275,13 @@ def _is_of_maps(item: LocatedValue) -> bool:
 
 
 def _top_keys(path: str) -> set[str]:
-    """Return which of our keys begin a line of a file's first part."""
+    """Return the known keys that start a line in a file's first part."""
     with translated(path), open(path, "rb") as file:
         return {found.decode() for found in _TOP_KEY.findall(file.read(_CHECK_FILES_HEAD_BYTES))}
 
 
 class DeclaredFileCheck:
-    """One file that was looked at."""
+    """A cluster file, manifest or adapters file that was read, or its errors."""
 
     def __init__(self, name: str, path: str, made: DeclaredFile | None, error: InvalidInput | None) -> None:
         self.name = name
@@ -298,7 +291,7 @@ class DeclaredFileCheck:
 
     @classmethod
     def of(cls, name: str, path: str, read: Callable[[str, str], DeclaredFile | None]) -> DeclaredFileCheck:
-        """Read a file; faults in it are kept, not raised."""
+        """Read a file; its errors are stored, not raised."""
         try:
             return cls(name, path, read(name, path), None)
         except InvalidInput as error:
@@ -306,7 +299,7 @@ class DeclaredFileCheck:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it declares something of ours at all."""
+        """True if it is a cluster file, a manifest or an adapters file."""
         return self.made is not None or self.error is not None
 
     @property
@@ -317,7 +310,7 @@ class DeclaredFileCheck:
         return ADAPTERS_FILE if is_adapters else MANIFEST
 
     def counts(self) -> dict[str, int]:
-        """Return how many of each thing it declares."""
+        """Return the number of each kind of entry."""
         if isinstance(self.made, Cluster):
             gpus = sum(len(node.gpus) for node in self.made.nodes)
             return {"nodes": len(self.made.nodes), "GPUs": gpus, "adapter slots": self.made.adapter_slots}
@@ -329,16 +322,16 @@ class DeclaredFileCheck:
 
 
 def known_here(call: CommandContext) -> KnownNames:
-    """Return the names that a manifest may refer to: recipes that are installed here.
+    """Return the names that a manifest may refer to: the installed recipes.
 
-    A cookbook that can't be loaded may have any; then none is refused.
+    If a cookbook can't be loaded, any recipe name is allowed.
     """
     names, troubles = call.parts.recipes
     return KnownNames(recipes=None if troubles else names)
 
 
 def checked_here(call: CommandContext) -> Making[Manifest]:
-    """Return what holds a manifest's jobs against the recipes that are installed here."""
+    """Return the check of a manifest's jobs against the installed recipes."""
 
     def make(jobs: Sequence[ParsedJobEntry], hosts: tuple[HostEntry, ...], reading: FileDiagnostics) -> Manifest:
         from stoker.jobs.manifest_checks import check_values
@@ -349,14 +342,14 @@ def checked_here(call: CommandContext) -> Making[Manifest]:
 
 
 def adapters_here(call: CommandContext) -> AdaptersContext:
-    """Return what adapters of a file may say, as the recipe that trains one is installed here."""
+    """Return the context of an adapters file: the arguments of the installed recipe."""
     from stoker.jobs.adapter_jobs import LORA, around_here
 
     return around_here(call.parts.catalogue.load(LORA).args.declared())
 
 
-def tell_declared(call: CommandContext, files: Sequence[DeclaredFileCheck], *, is_alone: bool = True) -> None:
-    """Show each file; raise everything that is wrong in them as one error. Of one file alone only the error tells."""
+def show_declared(call: CommandContext, files: Sequence[DeclaredFileCheck], *, is_alone: bool = True) -> None:
+    """Print each file; raise all errors as one. With `is_alone`, only the error reports them."""
     out = call.out
     signs = out.signs
     for one in files:
@@ -365,7 +358,7 @@ def tell_declared(call: CommandContext, files: Sequence[DeclaredFileCheck], *, i
         about = {"file": one.name, "path": one.path, "what": one.what, "is_good": not faults, "faults": faults}
         out.object({**about, **counts})
         if faults and not is_alone:
-            out.line(f"{out.paint(signs.failed, 'red')} {one.name}  {one.what}, {faults:,} fault{_s(faults)}")
+            out.line(f"{out.paint(signs.failed, 'red')} {one.name}  {one.what}, {faults:,} error{_s(faults)}")
         elif not faults and not out.is_quiet:
             texts = ", ".join(f"{count:,} {name[:-1] if count == 1 else name}" for name, count in one.counts().items())
             out.line(f"{out.paint(signs.ran, 'green')} {one.name}  {one.what}: {texts}")
@@ -376,7 +369,7 @@ def tell_declared(call: CommandContext, files: Sequence[DeclaredFileCheck], *, i
         kinds = {type(error) for error in errors}
         kind = kinds.pop() if len(kinds) == 1 else InvalidInput
         raise kind(
-            f"{len(errors)} of {len(files)} files have faults",
+            f"{len(errors)} of {len(files)} files have errors",
             faults=tuple(fault for error in errors for fault in error.faults),
             hint="; ".join(filter(None, dict.fromkeys(error.hint for error in errors))),
         )

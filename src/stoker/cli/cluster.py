@@ -1,4 +1,4 @@
-"""Which cluster file is meant: the one that is named, the one that lies here, or the one that the environment names."""
+"""`stoker cluster`: check and show a cluster file, and place jobs on its machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.cli.check import DeclaredFileCheck, tell_declared
+from stoker.cli.check import DeclaredFileCheck, show_declared
 from stoker.cli.commands import verbs_of
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional, instead
@@ -31,13 +31,13 @@ VARIABLE = "STOKER_CLUSTER"
 
 FILE = Positional(
     "FILE",
-    help=f"a cluster file; unless told, {NAMES[0]} in this folder, else what {VARIABLE} names",
+    help=f"cluster file (default: {NAMES[0]} in this folder, else {VARIABLE})",
     is_required=False,
 )
 
 
 def choose_cluster(call: CommandContext, typed: str) -> tuple[str, str]:
-    """Return the cluster file that is meant: as it was called, and its whole path. `typed` may be empty."""
+    """Return the cluster file to use: its name and its absolute path. `typed` may be empty."""
     settings = call.parts.settings
     here = next((name for name in NAMES if os.path.exists(os.path.join(settings.folder, name))), "")
     chosen = typed or here or settings.environment.get(VARIABLE, "")
@@ -45,20 +45,20 @@ def choose_cluster(call: CommandContext, typed: str) -> tuple[str, str]:
         meant = nearest(typed, [verb.path[1] for verb in verbs_of("cluster")])
         near = f"did you mean `stoker cluster {meant}`?" if meant else f"a cluster file is {' or '.join(SUFFIXES)}"
         hint = instead("cluster", [typed]) or near
-        raise Usage(f"`stoker cluster` does not know {typed!r}", hint=hint)
+        raise Usage(f"stoker cluster: unknown command {typed!r}", hint=hint)
     if not chosen:
-        hint = f"name one, set {VARIABLE}, or write one: stoker machines export --out {NAMES[0]}"
-        raise LocalFile(f"there is no {NAMES[0]} in this folder", hint=hint, path=NAMES[0])
+        hint = f"name a file, set {VARIABLE}, or create one: stoker machines export --out {NAMES[0]}"
+        raise LocalFile(f"no {NAMES[0]} in this folder", hint=hint, path=NAMES[0])
     return chosen, call.path(chosen)
 
 
-# `stoker cluster check`: every fault of a cluster file, with its line.
+# `stoker cluster check`: all errors of a cluster file, with their lines.
 
 CLUSTER_CHECK_GRAMMAR = Grammar(
     "cluster check",
     about=(
-        "Check a cluster file: its values, its names and addresses, devices that stand in it twice. All faults are "
-        "told at once, each with file, line, key and value. Exit code 23 if there are any."
+        "Check a cluster file: values, names, addresses, duplicate devices. Lists all errors, each with file, line, "
+        "key and value. Exit code 23 if there are any."
     ),
     positionals=(FILE,),
     examples=("stoker cluster check", "stoker cluster check lab.yaml --json", "stoker check lab.yaml jobs.toml"),
@@ -66,9 +66,9 @@ CLUSTER_CHECK_GRAMMAR = Grammar(
 
 
 def perform_cluster_check(call: CommandContext, given: dict[str, Any]) -> int:
-    """Check it."""
+    """Check a cluster file."""
     name, path = choose_cluster(call, given["file"])
-    tell_declared(call, [DeclaredFileCheck.of(name, path, read_cluster)])
+    show_declared(call, [DeclaredFileCheck.of(name, path, read_cluster)])
     return 0
 
 
@@ -77,8 +77,8 @@ def perform_cluster_check(call: CommandContext, given: dict[str, Any]) -> int:
 CLUSTER_SHOW_GRAMMAR = Grammar(
     "cluster",
     about=(
-        "Show the machines of a cluster file: name, address, how it is reached, its devices, and how many jobs it "
-        "takes at once."
+        "Show the machines of a cluster file: name, address, transport, devices, and the maximum number of jobs at "
+        "once."
     ),
     positionals=(FILE,),
     examples=("stoker cluster show", "stoker cluster show lab.yaml --json", "stoker cluster check lab.yaml"),
@@ -86,7 +86,7 @@ CLUSTER_SHOW_GRAMMAR = Grammar(
 
 
 def perform_cluster_show(call: CommandContext, given: dict[str, Any]) -> int:
-    """Show them."""
+    """Show a cluster file."""
     name, path = choose_cluster(call, given["file"])
     cluster = read_cluster(name, path)
     call.out.object(
@@ -101,24 +101,24 @@ def perform_cluster_show(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-# `stoker cluster place`: where a manifest's jobs would go, and why not elsewhere. Nothing is started.
+# `stoker cluster place`: where a manifest's jobs would be placed. Nothing is started.
 
 _MOST_NAMED = 8
 
 CLUSTER_PLACE_GRAMMAR = Grammar(
     "cluster place",
     about=(
-        "Say where the jobs of a manifest would go if they all came now, in the order of their priority, then of "
-        f"the file; a sweep counts as its trials. The machines are those of a cluster file: --cluster, else {NAMES[0]} "
-        f"in this folder, else what {VARIABLE} names; without any it is this machine as it was found. Of this machine "
-        "the smaller of declared and found counts, less what is held now. Nothing is started. Exit code 1 if a job "
-        "would have to wait, or fits nowhere."
+        "Show where the jobs of a manifest would be placed if all were submitted now, by priority, then in the order "
+        "of the file; each trial of a sweep counts. The machines come from a cluster file: --cluster, else "
+        f"{NAMES[0]} in this folder, else {VARIABLE}; without one, this machine as detected. For this machine the "
+        "smaller of declared and detected capacity counts, less current reservations. Nothing is started. Exit code "
+        "1 if a job would wait or fits nowhere."
     ),
-    positionals=(Positional("FILE", help="a manifest: its jobs, and its hosts' policy"),),
+    positionals=(Positional("FILE", help="a manifest with jobs, and policies of hosts"),),
     options=(
-        Option("--cluster", value="FILE", help="the machines"),
-        Option("--explain", help="every machine and device with its score, or what stands in the way"),
-        Option("--no-cost-rule", help="let jobs that prefer a device have one, worth it or not"),
+        Option("--cluster", value="FILE", help="cluster file with the machines"),
+        Option("--explain", help="show each machine and device with its score or the reason against it"),
+        Option("--no-cost-rule", help="ignore the cost rule for jobs that prefer a device"),
     ),
     examples=(
         "stoker cluster place jobs.toml",
@@ -129,7 +129,7 @@ CLUSTER_PLACE_GRAMMAR = Grammar(
 
 
 def perform_cluster_place(call: CommandContext, given: dict[str, Any]) -> int:
-    """Read, place, tell."""
+    """Read the files, place the jobs, print the result."""
     label, declared, is_file = _declared(call, given["cluster"] or "")
     known = KnownNames(hosts=frozenset(node.name for node in declared.nodes))
     manifest = read_manifest(given["file"], call.path(given["file"]), known)
@@ -138,7 +138,7 @@ def perform_cluster_place(call: CommandContext, given: dict[str, Any]) -> int:
     wanted = [PlacementRequest(job=job.wanted(), count=trials_of(job)) for job in manifest.jobs]
     cost = None if given["no_cost_rule"] else COST_RULE
     planned = plan_jobs(wanted, offers, cost=cost, explains_all=given["explain"])
-    _tell(call, planned, offers, explains=given["explain"])
+    _show(call, planned, offers, explains=given["explain"])
     placed = sum(len(one.placed) for one in planned)
     count = sum(one.wanted.count for one in planned)
     totals = {
@@ -155,7 +155,7 @@ def perform_cluster_place(call: CommandContext, given: dict[str, Any]) -> int:
     call.out.line(
         f"{placed} of {_counted(count, 'job')} placed. {label}: {machines}{_counted(totals['slots'], 'job')} at once"
     )
-    _tell_unchecked(call, wanted, offers)
+    _note_unchecked(call, wanted, offers)
     return 0 if placed == count else 1
 
 
@@ -164,12 +164,12 @@ def trials_of(job: JobEntry) -> int:
     if not job.sweep:
         return 1
     sweep, faults = read_sweep(dict(job.sweep), lambda _place: ValueOrigin(ConfigLayer.FILE, job.name))
-    # Its faults were reported with the file's.
+    # Its errors were reported with the file's.
     return 1 if sweep is None or faults else size(sweep)
 
 
 def _declared(call: CommandContext, typed: str) -> tuple[str, Cluster, bool]:
-    """Return what to call the machines that are meant, them, and whether they are a file's; else it is this one."""
+    """Return a label, the machines, and whether they come from a file; without a file, this machine."""
     settings = call.parts.settings
     is_here = any(os.path.exists(os.path.join(settings.folder, name)) for name in NAMES)
     if typed or is_here or settings.environment.get(VARIABLE):
@@ -187,7 +187,7 @@ def _offers(call: CommandContext, cluster: Cluster) -> list[NodeOffer]:
 
 
 def _here(call: CommandContext, node: Node) -> NodeOffer:
-    """Give this machine as it is: the smaller of declared and found, less what the ledger says is held."""
+    """Return this machine's offer: the smaller of declared and detected, less the ledger's reservations."""
     agreed = agree(node, call.parts.capability)
     for one in agreed.drift:
         call.out.note(f"{node.name}: {one.message}")
@@ -197,7 +197,7 @@ def _here(call: CommandContext, node: Node) -> NodeOffer:
     return with_holders(agreed.offer, call.parts.ledger.state(candidates).devices)
 
 
-def _tell(
+def _show(
     call: CommandContext, planned: Sequence[PlannedPlacements], offers: Sequence[NodeOffer], *, explains: bool
 ) -> None:
     out = call.out
@@ -205,8 +205,8 @@ def _tell(
     types = {device.uuid: device.type for offer in offers for device in offer.devices}
     for one in planned:
         if out.is_json:
-            # A row for each machine, for each job: costly, so only where it is printed.
-            out.object(_told(one))
+            # One row per machine and job is costly, so made only if printed.
+            out.object(_planned_as_json(one))
         out.line(job_line(one, signs, types))
         if one.explanation is not None:
             for line in why_lines(one.explanation, is_waiting=one.waiting > 0):
@@ -219,24 +219,24 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _tell_unchecked(call: CommandContext, wanted: Sequence[PlacementRequest], offers: Sequence[NodeOffer]) -> None:
-    """Note whose RAM or cores are not declared, and so were not checked, if a job requires more than usual."""
-    asked = [one.job.requirements for one in wanted]
+def _note_unchecked(call: CommandContext, wanted: Sequence[PlacementRequest], offers: Sequence[NodeOffer]) -> None:
+    """Note the machines whose RAM or cores are undeclared, if a job requires more than the default."""
+    requirements = [one.job.requirements for one in wanted]
     unknown = {
         "RAM (ram_mb)": [one.node for one in offers if one.ram_bytes is None]
-        if any(one.ram_bytes > DEFAULT_RAM_BYTES for one in asked)
+        if any(one.ram_bytes > DEFAULT_RAM_BYTES for one in requirements)
         else [],
         "cores (cpu_cores)": [one.node for one in offers if one.cores is None]
-        if any(one.cores for one in asked)
+        if any(one.cores for one in requirements)
         else [],
     }
     for what, nodes in unknown.items():
         if nodes:
             more = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
-            call.out.note(f"note: not declared, so not checked: {what} of {', '.join(nodes[:_MOST_NAMED])}{more}")
+            call.out.note(f"note: not declared, not checked: {what} of {', '.join(nodes[:_MOST_NAMED])}{more}")
 
 
-def _told(planned: PlannedPlacements) -> dict[str, Any]:
+def _planned_as_json(planned: PlannedPlacements) -> dict[str, Any]:
     return {
         "job": planned.wanted.job.name,
         "count": planned.wanted.count,

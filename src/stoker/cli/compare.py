@@ -1,4 +1,4 @@
-"""`stoker compare`: trials of a job beside each other, best first, as table and pictures; or jobs, fact by fact."""
+"""`stoker compare`: compare the trials of a job, best first, as table and plots; or several jobs."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _ROWS = 40
 GRAMMAR = Grammar(
     "compare",
     about=(
-        "Compare the trials of one job: what varied, what came out, best first, as a table and as pictures (PNG, SVG, "
-        "and one page that opens anywhere). With several names, compare jobs or trials with each other: config, code, "
+        "Compare the trials of one job: varied settings and metrics, best first, as a table and as plots (PNG, SVG, "
+        "and one self-contained HTML page). With several names, compare jobs or trials with each other: config, code, "
         "data, environment, metrics."
     ),
     positionals=(
@@ -49,13 +49,13 @@ GRAMMAR = Grammar(
         ),
     ),
     options=(
-        Option("--by", value="METRIC", help="what to rank by; else guessed from the names of the metrics"),
-        Option("--min", help="smaller is better, whatever the metric's name suggests"),
+        Option("--by", value="METRIC", help="metric to rank by (default: guessed from the names of the metrics)"),
+        Option("--min", help="smaller is better (default: by the metric's name)"),
         Option("--max", help="larger is better"),
-        Option("--limit", value="N", read=whole(1), help=f"how many trials to list, {_ROWS} unless told"),
-        Option("--csv", value="FILE", help="also write everything as CSV"),
-        Option("--out", value="DIR", help="where the pictures go, instead of stoker-out/NAME/compare"),
-        Option("--no-plots", help="no pictures and no page"),
+        Option("--limit", value="N", read=whole(1), help=f"maximum number of trials listed (default: {_ROWS})"),
+        Option("--csv", value="FILE", help="also write all values as CSV"),
+        Option("--out", value="DIR", help="folder for the plots (default: stoker-out/NAME/compare)"),
+        Option("--no-plots", help="write no plots and no HTML page"),
         AT,
     ),
     examples=(
@@ -83,7 +83,7 @@ def _compare_trials(call: CommandContext, given: dict[str, Any], target: str) ->
     out, parts = call.out, call.parts
     name, _, trial = target.partition("/")
     if trial:
-        raise Usage(f"{target} is one trial", hint=f"stoker compare {name} compares them all; or name another")
+        raise Usage(f"{target} is one trial", hint=f"compare all trials: stoker compare {name}; or name a second one")
     gathering, gathered = call.lookup.job(target, given["at"]).gather()
     comparison = compare_trials(
         gathered,
@@ -135,12 +135,12 @@ def _show_trials(call: CommandContext, comparison: Comparison, limit: int) -> No
         out.note(f"note: {left} more trials are not listed; --limit {len(comparison.rows)} lists all")
     hidden = comparison.metrics[METRICS_SHOWN:]
     if hidden:
-        out.note(f"note: also measured, and in --json, --csv and the page: {', '.join(hidden)}")
+        out.note(f"note: more metrics in --json, --csv and the HTML page: {', '.join(hidden)}")
 
 
 def _compare_jobs(call: CommandContext, given: dict[str, Any], names: Sequence[str]) -> None:
     out = call.out
-    sides = _told_apart([_side(call, given, name) for name in names])
+    sides = _labelled([_side(call, given, name) for name in names])
     facts = compare_sides(sides)
     for fact in facts:
         out.object({**fact.to_json(), "sides": [side.label for side in sides]})
@@ -166,8 +166,8 @@ def _side(call: CommandContext, given: dict[str, Any], target: str) -> Compariso
     return side_of(facts, trial, label=label, by=given["by"] or "", direction=_direction(given))
 
 
-def _told_apart(sides: list[ComparisonSide]) -> list[ComparisonSide]:
-    """Call sides of one name by their ids: two attempts of the same job."""
+def _labelled(sides: list[ComparisonSide]) -> list[ComparisonSide]:
+    """Label sides of the same name, two attempts of one job, by their ids."""
     labels = [side.label for side in sides]
     return [changed(side, label=side.attempt) if labels.count(side.label) > 1 else side for side in sides]
 
@@ -178,21 +178,21 @@ def _show_sides(call: CommandContext, sides: Sequence[ComparisonSide], facts: Se
     for side in sides:
         row = side.row
         trials = len(side.comparison.rows)
-        speaks = f"; {_speaks(side)} of {trials} trials: {row.label}" if row is not None and trials > 1 else ""
+        chosen = f"; {_chosen(side)} of {trials} trials: {row.label}" if row is not None and trials > 1 else ""
         called = f" ({row.label})" if row is not None and trials == 1 and row.label else ""
         when = ago(side.started_s, now_s)
-        out.line(f"{out.paint(side.label, 'bold')}{called}  {side.state}, {when} · {side.attempt}{speaks}")
+        out.line(f"{out.paint(side.label, 'bold')}{called}  {side.state}, {when} · {side.attempt}{chosen}")
     out.line(verdict(facts))
     out.lines(side_lines(facts, sides, columns=out.columns))
     for side in sides:
         if side.without_result:
             listed = ", ".join(side.without_result[:5]) + (", …" if len(side.without_result) > 5 else "")
-            out.note(f"note: {side.label}: nothing is kept of {listed}, so its code and data are not known")
+            out.note(f"note: {side.label}: no stored result of {listed}, so its code and data are unknown")
 
 
-def _speaks(side: ComparisonSide) -> str:
-    """Return which of its trials speaks for a side."""
-    return "its best" if side.comparison.best is not None else "the first"
+def _chosen(side: ComparisonSide) -> str:
+    """Return which of its trials represents a side."""
+    return "the best" if side.comparison.best is not None else "the first"
 
 
 def _direction(given: dict[str, Any]) -> Direction | None:
@@ -223,14 +223,14 @@ def _write_pictures(call: CommandContext, folder: str, charts: Sequence[Chart], 
     files |= {f"{chart.name}.svg": to_svg(chart).encode(errors="replace") for chart in charts}
     hint = ""
     try:
-        # It imports matplotlib, which takes longer than all the rest.
+        # Importing matplotlib is slow.
         from stoker.views.png import to_png
     except ImportError:
-        hint = f"note: PNG pictures need matplotlib: {pip_install('stoker[plots]')}"
+        hint = f"note: PNG plots need matplotlib: {pip_install('stoker[plots]')}"
     else:
         files |= {f"{chart.name}.png": to_png(chart) for chart in charts}
     for name, data in files.items():
         write_file(os.path.join(target, name), data)
-    call.out.line(f"\npictures: {near_path(target, call.parts.settings.folder)}  ({', '.join(sorted(files))})")
+    call.out.line(f"\nplots: {near_path(target, call.parts.settings.folder)}  ({', '.join(sorted(files))})")
     if hint and charts:
         call.out.note(hint)

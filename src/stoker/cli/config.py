@@ -1,4 +1,4 @@
-"""`stoker config show`: a configuration as it would be used, and where each of its values came from."""
+"""`stoker config show`: show a configuration with the origin of each value."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _CHOICES_SHOWN = 8
 GRAMMAR = Grammar(
     "config show",
     about=(
-        "Show the configuration that `stoker run` with the same words would use: every value with the file and line, "
-        "variable or argument that it came from. `--why KEY` shows everything that was said about one of them."
+        "Show the configuration that `stoker run` would use with the same arguments: each value with its origin (file "
+        "and line, variable or argument). `--why KEY` shows all layers of one value."
     ),
     positionals=(
-        Positional("RECIPE", key="target", help="a recipe; nothing if a program follows --", is_required=False),
+        Positional("RECIPE", key="target", help="a recipe; omit it if a program follows --", is_required=False),
         Positional("key=value", key="values", help="settings, as for `stoker run`", is_many=True, is_required=False),
     ),
     options=(
-        Option("--config", value="FILE", help="a YAML or TOML file; several: later ones win", is_many=True),
-        Option("--why", value="KEY", help="the stack of layers behind one value, the winner last"),
-        Option("--yaml", help="write it as a YAML file that can be used with --config"),
+        Option("--config", value="FILE", help="YAML or TOML file; may be repeated, later ones win", is_many=True),
+        Option("--why", value="KEY", help="show all layers of one value, the winner last"),
+        Option("--yaml", help="print as YAML for --config"),
     ),
     examples=(
         "stoker config show tabular/gbt lr=0.05",
@@ -85,7 +85,7 @@ def _show_sweep(call: CommandContext, sweep: Sweep, size: int) -> None:
         out.object({"key": axis.path, "choices": first, "count": axis.count, "from": where, "layer": "sweep"})
         more = ", …" if axis.count > len(first) else ""
         rows.append([axis.path, f"{', '.join(first)}{more} ({axis.count:,})", where])
-    out.line(f"\nand a sweep of {size:,} trials over")
+    out.line(f"\nsweep of {size:,} trials over")
     out.table(rows, header=("key", "values", "from"))
 
 
@@ -104,12 +104,12 @@ def show_stacks(
     recipe: str,
     varying: Container[str] = (),
 ) -> int:
-    """Write what every layer said about some values, the winner last; of those that vary, each trial has its own."""
+    """Print the layers of some values, the winner last; `varying` paths differ by trial and have no winner."""
     from stoker.core.errors import NotFound
     from stoker.core.text import did_you_mean_path
 
     if not stacks:
-        raise NotFound(f"nothing was said about {key!r}", hint=did_you_mean_path(key, known))
+        raise NotFound(f"no setting {key!r}", hint=did_you_mean_path(key, known))
     for path, texts in stacks:
         stack = [(masked_origin(recipe, path, where), masked(recipe, path, value)) for where, value in texts]
         call.out.object({"key": path, "layers": [{"from": where, "value": _plain(value)} for where, value in stack]})

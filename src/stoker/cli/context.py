@@ -27,7 +27,7 @@ _CONNECT_S = 3.0
 
 
 class CommandContext:
-    """What a command gets: flags, where to write, and the objects of this process."""
+    """Passed to every command: flags, output, and the objects of this process."""
 
     def __init__(self, flags: Flags, out: CliOutput, build: Callable[[], AppParts]) -> None:
         self.flags = flags
@@ -35,20 +35,20 @@ class CommandContext:
         self._build = build
         self._parts: AppParts | None = None
         self.incomplete: StokerError | None = None
-        """Why the answer is incomplete. The command does what it can; then this is reported, with its exit code."""
+        """Set if the output is incomplete: reported after the command, with its exit code."""
 
     @property
     def parts(self) -> AppParts:
-        """The parts, built when first asked for."""
+        """The parts, built on first use."""
         if self._parts is None:
             try:
                 self._parts = self._build()
             except FileNotFoundError as error:
-                raise LocalFile("the folder this was started in is gone", hint="cd to one that exists") from error
+                raise LocalFile("the current folder no longer exists", hint="cd to an existing folder") from error
         return self._parts
 
     def state_folder(self) -> str:
-        """Return where a crash may be written down, if that can be found out."""
+        """Return the folder for crash reports, or "" if it can't be determined."""
         try:
             return self.parts.settings.state
         except Exception:  # noqa: BLE001 - it may be the very thing that is broken
@@ -62,23 +62,23 @@ class CommandContext:
         return JobLookup(self.parts, self.out.note)
 
     def client_if_any(self, at: str | None = "") -> FleetClient | None:
-        """Return a client of a coordinator that answers; None if there is none.
+        """Return a client of a reachable coordinator; None if there is none.
 
-        A coordinator that was not named for this command need not answer: a note says so. If it refuses a token, the
-        command shows what is here and ends with that refusal.
+        If a coordinator that was not named with `--at` does not answer, print a note. If it rejects the token, the
+        command shows local data and ends with that error.
         """
         found = self.lookup.coordinator(at)
         if found is None:
             self.lookup.note_if_gone()
             return None
-        # A laptop that is elsewhere now need not wait for the fleet that it joined.
+        # A laptop away from its fleet should not wait for it.
         client = self.lookup.client_of(found, connect_s=None if at else _CONNECT_S)
         try:
             (client if at else client.more_patient(0.0)).jobs(limit=1)
         except (NoCoordinator, BadAnswer, Forbidden) as error:
             if at:
                 raise
-            message = f"{error.message}; only what is here is shown"
+            message = f"{error.message}; showing this machine only"
             if isinstance(error, Forbidden) and found.token:
                 self.incomplete = Forbidden(message, hint=error.hint, **error.data)
             else:
@@ -94,17 +94,17 @@ class CommandContext:
             self._parts.close()
 
     def path(self, text: str) -> str:
-        """Return the whole path of what a user wrote: below where the command was given, `~` being home."""
+        """Return the absolute path of a user's path, relative to the current folder; `~` is the home folder."""
         return os.path.abspath(os.path.join(self.parts.settings.folder, os.path.expanduser(text)))
 
     def find_job(self, name: str) -> JobFolder:
-        """Find a job by its name, `last`, or the beginning of an id."""
+        """Find a job by its name, `last`, or an id prefix."""
         from stoker.jobs.job_folder import find_job
 
         return find_job(self.parts.settings.runs, name)
 
     def sweeps_folder(self) -> str:
-        """Return where it is written down which trials of programs have finished."""
+        """Return the folder that records which trials of programs have finished."""
         return os.path.join(self.parts.settings.state, "sweeps")
 
     def builder(self) -> JobBuilder:
@@ -112,13 +112,13 @@ class CommandContext:
         return self.parts.builder()
 
 
-# The only printer: data to standard output, everything else to standard error, and JSON mode pure.
+# The only printer: data to standard output, everything else to standard error; in JSON mode only JSON to output.
 
 _COLOURS = {"green": "32", "red": "31", "yellow": "33", "dim": "2", "bold": "1"}
 
 
 def list_verbs(call: CommandContext, words: str) -> None:
-    """Show the commands that are some words and one more."""
+    """Print the verbs of a noun."""
     verbs = [(f"stoker {verb.words}", verb.summary) for verb in verbs_of(words)]
     for command, summary in verbs:
         call.out.object({"command": command, "summary": summary})
@@ -126,15 +126,15 @@ def list_verbs(call: CommandContext, words: str) -> None:
 
 
 class CliOutput:
-    """Where one command writes. Open it before anything of other people's is imported."""
+    """The output of one command. Call `open` before importing third-party code."""
 
     def __init__(self, *, is_json: bool, is_quiet: bool) -> None:
         self.is_json = is_json
         self.is_quiet = is_quiet
         self.goes_on_unread = False
-        """Whether the command continues when its output is no longer read."""
+        """True if the command continues after its output was closed by the reader."""
         self.is_watched = False
-        """Whether each line is to be written at once."""
+        """True if each line is flushed at once."""
         self._json_fd = -1
         self._is_unread = False
         self.is_terminal = (
@@ -148,9 +148,9 @@ class CliOutput:
         self.is_unicode = encoding.startswith("utf")
 
     def open(self) -> None:
-        """Take hold of standard output."""
+        """Prepare standard output; in JSON mode redirect it to standard error."""
         for stream in (sys.stdout, sys.stderr):
-            # A file's name may hold bytes that are no text, and a terminal may know few signs.
+            # A file name may hold invalid UTF-8, and a terminal may not support all characters.
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
                 reconfigure(errors="backslashreplace")
@@ -165,7 +165,7 @@ class CliOutput:
                 self._json_fd = os.open(os.devnull, os.O_WRONLY)
 
     def close(self) -> None:
-        """Write what is buffered and give standard output back."""
+        """Flush and restore standard output."""
         if sys.stdout is not None:
             try:
                 sys.stdout.flush()
@@ -180,7 +180,7 @@ class CliOutput:
 
     @property
     def columns(self) -> int:
-        """How wide a line may be; 0 where there is no screen."""
+        """Width of the terminal; 0 without one."""
         if not self.is_terminal:
             return 0
         try:
@@ -190,7 +190,7 @@ class CliOutput:
 
     @property
     def rows(self) -> int:
-        """How many lines a screen shows at once; 0 where there is none."""
+        """Height of the terminal; 0 without one."""
         if not self.is_terminal:
             return 0
         try:
@@ -199,59 +199,59 @@ class CliOutput:
             return 0
 
     def line(self, text: str = "") -> None:
-        """Write a line for people; nothing in JSON mode."""
+        """Write a line of text; nothing in JSON mode."""
         if not self.is_json and sys.stdout is not None:
             self._write(lambda: self._print(printable(text)))
 
     def lines(self, texts: Iterable[str]) -> None:
-        """Write lines for people."""
+        """Write lines of text; nothing in JSON mode."""
         for text in texts:
             self.line(text)
 
     def table(self, rows: Sequence[Sequence[str]], *, header: Sequence[str] = (), indent: str = "") -> None:
-        """Write rows as a table, as wide as the screen."""
+        """Write rows as a table, as wide as the terminal."""
         from stoker.views.text_tables import table
 
         self.lines(table(rows, header=header, columns=self.columns, indent=indent))
 
     @property
     def signs(self) -> Signs:
-        """The signs before lines that this terminal can show."""
+        """The status signs that this terminal can show."""
         from stoker.views.text_tables import ASCII, UNICODE
 
         return UNICODE if self.is_unicode else ASCII
 
     def object(self, value: dict[str, Any]) -> None:
-        """Write an object as a line of JSON; nothing in any other mode."""
+        """Write an object as a line of JSON; nothing in text mode."""
         if self.is_json:
             from stoker.core.jsontext import dumps
 
             self.json_line(dumps(value))
 
     def json_line(self, text: str) -> None:
-        """Write a line that is JSON already. It means the same to a program, and nothing to a terminal."""
+        """Write a line of JSON, with control characters escaped."""
         self._write(lambda: _write_all(self._json_fd, f"{json_printable(text)}\n".encode()))
 
     def note(self, text: str) -> None:
-        """Say something beside the answer, on standard error."""
+        """Write a line to standard error, except with --quiet."""
         if not self.is_quiet:
             self.complain(text)
 
     def complain(self, text: str) -> None:
-        """Say what went wrong, on standard error."""
+        """Write an error to standard error."""
         if sys.stderr is not None:
-            # Earlier output is read before it; what can't be written is reported by `close`.
+            # Earlier output comes first; `close` reports what can't be written.
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 sys.stdout.flush()
             try:
                 sys.stderr.write(f"{printable(text)}\n")
                 sys.stderr.flush()
             except OSError:
-                # There is no reader; the exit code still says it.
+                # There is no reader; the exit code still reports it.
                 return
 
     def asks(self, question: str, *, by_default: bool = False) -> bool:
-        """Ask a yes-or-no question on a terminal; elsewhere the answer is no, whatever Enter alone means."""
+        """Ask a yes-or-no question on a terminal; elsewhere return False. `by_default` is the meaning of Enter."""
         if not self.is_terminal or sys.stdin is None or not sys.stdin.isatty():
             return False
         sys.stderr.write(f"{question} [{'Y/n' if by_default else 'y/N'}] ")
@@ -261,7 +261,7 @@ class CliOutput:
         return answer.strip().lower() in ("y", "yes") or (by_default and answer == "\n")
 
     def paint(self, text: str, colour: str) -> str:
-        """Return the text in a colour, where there are colours."""
+        """Return the text in a colour, if the terminal has colours."""
         return f"\033[{_COLOURS[colour]}m{text}\033[0m" if self.has_colour else text
 
     def _print(self, text: str) -> None:
@@ -284,9 +284,9 @@ class CliOutput:
                 raise translate(error, "standard output") from error
 
     def _give_up(self, error: Exception) -> None:
-        """Stop writing to where nothing can be written, and say so where people look."""
+        """Stop writing to standard output, and report why on standard error."""
         self._turn_away()
-        self.complain(f"stoker: standard output can't be written: {getattr(error, 'strerror', None) or error}")
+        self.complain(f"stoker: can't write to standard output: {getattr(error, 'strerror', None) or error}")
 
     def _turn_away(self) -> None:
         self._is_unread = True

@@ -1,4 +1,4 @@
-"""`stoker admin db check`: prove that the queue kept its promises; list every fault with what shows it."""
+"""`stoker admin db`: check, back up, restore, migrate and move the queue's database."""
 
 from __future__ import annotations
 
@@ -15,40 +15,39 @@ if TYPE_CHECKING:
     from stoker.coordinator.database.database import Database
 
 
-# Which database is meant: what `--db` names, else this home's own.
-
-DB = Option("--db", value="URL", help="sqlite:///PATH or postgresql://…; unless told, the file below STOKER_HOME")
+DB = Option("--db", value="URL", help="sqlite:///PATH or postgresql://… (default: the file below STOKER_HOME)")
 
 
 def address(call: CommandContext, given: dict[str, Any]) -> str:
-    """Return the address of the database that is meant."""
+    """Return the URL of the database to use."""
     return given["db"] or call.parts.settings.queue
 
 
 def beside(call: CommandContext, given: dict[str, Any]) -> closing[Database]:
-    """Open it only to read, beside the coordinator that serves it."""
+    """Open the database read-only; a coordinator may be running."""
     from stoker.coordinator.database.database import look_into
 
     return closing(look_into(address(call, given), clock=call.parts.clock))
 
 
 def alone(call: CommandContext, url: str) -> closing[Database]:
-    """Open it exclusively, made or migrated where needed; refused while a coordinator serves it."""
+    """Open the database exclusively; create or migrate it if needed. Refused while a coordinator runs."""
     from stoker.coordinator.database.database import open_database
 
     return closing(open_database(url, clock=call.parts.clock))
 
 
-# `stoker admin db backup FILE`: everything that the queue's database holds, in one file.
+# `stoker admin db backup FILE`: the whole database in one file.
 
 DB_BACKUP_GRAMMAR = Grammar(
     "admin db backup",
     about=(
-        "Write one moment of the database into a file, also while it is served; the file has a digest inside and fits "
-        "SQLite and PostgreSQL alike. The bytes of results are not in it: they lie below STOKER_HOME/fleet."
+        "Write a consistent snapshot of the database to a file; the coordinator may be running. The file contains a "
+        "digest and can be restored to SQLite and PostgreSQL. Result files are not included: they are below "
+        "STOKER_HOME/fleet."
     ),
-    positionals=(Positional("FILE", help="where to write it"),),
-    options=(DB, Option("--force", help="write over a file that is there")),
+    positionals=(Positional("FILE", help="the backup file"),),
+    options=(DB, Option("--force", help="overwrite an existing file")),
     examples=(
         "stoker admin db backup queue.backup",
         "stoker admin db backup --force queue.backup --db postgresql://stoker@localhost/stoker",
@@ -57,14 +56,14 @@ DB_BACKUP_GRAMMAR = Grammar(
 
 
 def perform_db_backup(call: CommandContext, given: dict[str, Any]) -> int:
-    """Write it, and say what is in it."""
+    """Write a backup and print its contents."""
     from stoker.cli.screens import counted
     from stoker.coordinator.database.backup import back_up
     from stoker.core.errors import LocalFile
 
     path = call.path(given["file"])
     if os.path.exists(path) and not given["force"]:
-        raise LocalFile(f"{given['file']} is there already", hint="choose another name, or say --force")
+        raise LocalFile(f"{given['file']} already exists", hint="choose another name, or overwrite it with --force")
     with beside(call, given) as database, counted(call, "backing up", 1) as count:
         head = back_up(database, path, clock=call.parts.clock, progress=count.reach)
         shown = database.shown
@@ -73,16 +72,17 @@ def perform_db_backup(call: CommandContext, given: dict[str, Any]) -> int:
         {"file": path, "bytes": size_bytes, "database": shown, "rows": head.rows, "generation": head.generation}
     )
     call.out.line(f"{given['file']}: {head.rows['jobs']:,} jobs, {head.total:,} rows, {format_size(size_bytes)}")
-    call.out.note("hint: results' bytes are not in it; copy the folder fleet/ as well")
+    call.out.note("hint: result files are not included; copy the folder fleet/ as well")
     return 0
 
 
 DB_CHECK_GRAMMAR = Grammar(
     "admin db check",
     about=(
-        "Read the whole database at one moment, also while it is served, and prove for every job: at most one live "
-        "lease, epochs that only grow, nothing accepted under an old one, events that lead to the state it is in, "
-        "results whose bytes are there. The file and the counters are checked too. Every fault is listed."
+        "Read a consistent snapshot of the whole database (the coordinator may be running) and check each job: at "
+        "most one active lease, increasing epochs, no writes under an old epoch, events that match its state, result "
+        "files present. The database file and its counters are checked too. Lists all errors. Exit code 1 if there "
+        "are any."
     ),
     options=(DB,),
     examples=("stoker admin db check", "stoker admin db check --json --db sqlite:///queue.db"),
@@ -90,7 +90,7 @@ DB_CHECK_GRAMMAR = Grammar(
 
 
 def perform_db_check(call: CommandContext, given: dict[str, Any]) -> int:
-    """Check, list what is wrong, and say whether anything is."""
+    """Check the database and list all errors."""
     from stoker.cli.screens import counted
     from stoker.coordinator.database.database_check import check_database
 
@@ -109,14 +109,14 @@ def perform_db_check(call: CommandContext, given: dict[str, Any]) -> int:
             call.out.line(f"{fault.rule}: {about}{fault.message}")
         shown = database.shown
     call.out.object({"database": shown, "jobs": jobs, "faults": faults, "has_looked_for_bytes": has_object is not None})
-    unlooked = "" if has_object is not None else "; results' bytes are kept elsewhere and were not looked for"
-    call.out.line(f"{shown}: {jobs:,} jobs, {faults or 'no'} fault{'s' * (faults != 1)}{unlooked}")
+    unchecked = "" if has_object is not None else "; result files are stored elsewhere and were not checked"
+    call.out.line(f"{shown}: {jobs:,} jobs, {faults or 'no'} error{'s' * (faults != 1)}{unchecked}")
     return 1 if faults else 0
 
 
 @contextmanager
 def _objects(call: CommandContext) -> Iterator[Callable[[str], int | None] | None]:
-    """Return what says whether a result's bytes are here, if anything is kept here at all."""
+    """Yield a function that returns the size of a stored result file; None without a local store."""
     from stoker.coordinator.storage.storage import LocalCoordinatorStorage
 
     folder = call.parts.settings.fleet
@@ -130,11 +130,11 @@ def _objects(call: CommandContext) -> Iterator[Callable[[str], int | None] | Non
         keeping.close()
 
 
-# `stoker admin db`: what can be done with the queue's database, one line each.
+# `stoker admin db`: list its verbs.
 
 DB_LISTING_GRAMMAR = Grammar(
     "admin db",
-    about="List what can be done with the database that a coordinator keeps its queue in.",
+    about="List the commands for the coordinator's database.",
     examples=("stoker admin db", "stoker admin db check", "stoker admin db backup queue.backup"),
 )
 
@@ -145,13 +145,13 @@ def perform_db_listing(call: CommandContext, _given: dict[str, Any]) -> int:
     return 0
 
 
-# `stoker admin db migrate`: bring the queue's tables to this program's version.
+# `stoker admin db migrate`: migrate the tables to this version.
 
 DB_MIGRATE_GRAMMAR = Grammar(
     "admin db migrate",
     about=(
-        "Bring a database's tables to this program's version, in one transaction; an empty database gets them. A "
-        "coordinator does the same when it starts. Refused while one serves it, and for tables of a newer program."
+        "Migrate the tables to this version of Stoker in one transaction; an empty database gets new tables. A "
+        "coordinator does this when it starts. Refused while a coordinator runs, and for tables of a newer version."
     ),
     options=(DB,),
     examples=("stoker admin db migrate", "stoker admin db migrate --db postgresql://stoker@localhost/stoker"),
@@ -159,7 +159,7 @@ DB_MIGRATE_GRAMMAR = Grammar(
 
 
 def perform_db_migrate(call: CommandContext, given: dict[str, Any]) -> int:
-    """Migrate, and say from where to where."""
+    """Migrate and print the versions."""
     from stoker.coordinator.database.database import look_into
     from stoker.coordinator.database.migrate import HEAD
     from stoker.core.errors import NotFound, VersionSkew
@@ -174,7 +174,7 @@ def perform_db_migrate(call: CommandContext, given: dict[str, Any]) -> int:
         was = str(skew.data["found"])
     with alone(call, url) as database:
         call.out.object({"database": database.shown, "was": was or None, "is": HEAD})
-        how = "is up to date at" if was == HEAD else f"went from {was} to" if was else "was made at"
+        how = "is up to date at" if was == HEAD else f"migrated from {was} to" if was else "created at"
         call.out.line(f"{database.shown} {how} {HEAD}")
     return 0
 
@@ -184,12 +184,12 @@ def perform_db_migrate(call: CommandContext, given: dict[str, Any]) -> int:
 DB_MOVE_GRAMMAR = Grammar(
     "admin db move",
     about=(
-        "Copy everything into another database and compare it afterwards. Generation, epochs and leases stay what they "
-        "are, so running work goes on once `stoker serve --db URL` serves the new one. Refused while a coordinator "
-        "serves either. The old one stays as it is; nobody may serve it again."
+        "Copy the database to another one and compare both. Generation, epochs and leases are preserved, so running "
+        "jobs continue after `stoker serve --db URL`. Refused while a coordinator serves either database. The old "
+        "database is not changed; do not serve it again."
     ),
-    positionals=(Positional("URL", help="where to: sqlite:///PATH or postgresql://…"),),
-    options=(DB, Option("--replace", help="throw away what the new database holds now")),
+    positionals=(Positional("URL", help="the target: sqlite:///PATH or postgresql://…"),),
+    options=(DB, Option("--replace", help="delete the contents of the target first")),
     examples=(
         "stoker admin db move postgresql://stoker@localhost/stoker",
         "stoker admin db move --db postgresql://stoker@localhost/stoker sqlite:///queue.db",
@@ -198,13 +198,13 @@ DB_MOVE_GRAMMAR = Grammar(
 
 
 def perform_db_move(call: CommandContext, given: dict[str, Any]) -> int:
-    """Move, compare, and say how to serve it."""
+    """Move the database, compare it, and print the next command."""
     from stoker.cli.screens import counted
     from stoker.coordinator.database.backup import move
     from stoker.coordinator.database.database import look_into
 
     url = address(call, given)
-    # Nothing is made where there is nothing to move.
+    # Fails before creating the target if there is no source.
     look_into(url, clock=call.parts.clock).close()
     with alone(call, url) as source, alone(call, given["url"]) as target, counted(call, "moving", 1) as count:
         head = move(source, target, clock=call.parts.clock, may_replace=given["replace"], progress=count.reach)
@@ -215,17 +215,17 @@ def perform_db_move(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-# `stoker admin db restore FILE`: go on from a backup, under a new generation.
+# `stoker admin db restore FILE`: restore a backup under a new generation.
 
 DB_RESTORE_GRAMMAR = Grammar(
     "admin db restore",
     about=(
-        "Fill a database from a backup, all of it or nothing. The generation rises, so that no worker of the time "
-        "after the backup can write; what was running goes back into the line when the coordinator starts. Refused "
-        "while a coordinator serves the database, and for one that holds jobs unless --replace is said."
+        "Restore a database from a backup, completely or not at all. The generation rises, so that writes of workers "
+        "from after the backup are rejected; running jobs return to the queue when the coordinator starts. Refused "
+        "while a coordinator runs, and for a database with jobs without --replace."
     ),
-    positionals=(Positional("FILE", help="what `stoker admin db backup` wrote"),),
-    options=(DB, Option("--replace", help="throw away what the database holds now")),
+    positionals=(Positional("FILE", help="file written by `stoker admin db backup`"),),
+    options=(DB, Option("--replace", help="delete the contents of the database first")),
     examples=(
         "stoker admin db restore queue.backup",
         "stoker admin db restore --replace queue.backup",
@@ -235,7 +235,7 @@ DB_RESTORE_GRAMMAR = Grammar(
 
 
 def perform_db_restore(call: CommandContext, given: dict[str, Any]) -> int:
-    """Restore, and say what is there now."""
+    """Restore a backup and print the contents."""
     from stoker.cli.screens import counted
     from stoker.coordinator.database.backup import restore
     from stoker.host.durable import open_regular, translated
@@ -257,7 +257,7 @@ def perform_db_restore(call: CommandContext, given: dict[str, Any]) -> int:
         )
         shown = database.shown
     call.out.object({"database": shown, "rows": done.head.rows, "generation": done.generation, "live": done.live})
-    back = f"; {done.live:,} that ran go back into the line" if done.live else ""
+    back = f"; {done.live:,} running jobs return to the queue" if done.live else ""
     call.out.line(f"{shown}: {done.head.rows['jobs']:,} jobs, generation {done.generation}{back}")
     call.out.note("next: stoker admin db check, then stoker serve")
     return 0

@@ -1,6 +1,6 @@
-"""From words to an exit code: find the command, read its words, perform it, and report whatever goes wrong.
+"""Find the command, parse its words, perform it, report errors, and return the exit code.
 
-Whatever happens, what was built is closed and standard output is given back.
+On every path the built objects are closed and standard output is restored.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 _OBJECTS_BETWEEN_SEARCHES = 50_000
-"""New objects after which Python looks for garbage; 700 unless set."""
+"""New objects after which Python collects garbage (Python's default: 700)."""
 
 
 def answer(words: list[str], flags: Flags, build: Callable[[], AppParts]) -> int:
-    """Perform the command that the words name; give the exit code."""
+    """Perform the command that the words name; return the exit code."""
     out = CliOutput(is_json=flags.json, is_quiet=flags.quiet)
     out.open()
     call = CommandContext(flags, out, build)
@@ -65,10 +65,10 @@ def _perform(call: CommandContext, words: list[str]) -> int:
 
 
 def _imported(name: str) -> ModuleType:
-    """Import a command without looking for garbage meanwhile, and never look through what was imported again.
+    """Import a command without garbage collection, and exclude what was imported from later collections.
 
-    Everything that is made stays: eighty searches in a run of 300 ms took 14 ms and found nothing. A command imports
-    more while it runs, so it looks for garbage seldom then, too.
+    Eighty collections in a run of 300 ms took 14 ms and found nothing. A command imports more while it runs, so
+    collections stay rare afterwards.
     """
     gc.disable()
     gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
@@ -86,17 +86,17 @@ def _unknown(word: str) -> Usage:
     known = list(dict.fromkeys(_first(command) for command in COMMANDS))
     as_verb = [command.words for command in COMMANDS if command.path[0] != word == command.path[-1]]
     hint = f"did you mean `stoker {as_verb[0]}`?" if len(as_verb) == 1 else ""
-    hint = hint or instead_of(word) or did_you_mean(word, [*known, "help"]) or "`stoker --help` lists the commands"
+    hint = hint or instead_of(word) or did_you_mean(word, [*known, "help"]) or "list the commands: stoker --help"
     if word.startswith("-"):
-        return Usage(f"there is no option {word!r} here", hint="`stoker --help` lists the commands and their options")
-    return Usage(f"there is no command {word!r}", hint=hint)
+        return Usage(f"unknown option {word!r}", hint="list the commands: stoker --help")
+    return Usage(f"unknown command {word!r}", hint=hint)
 
 
 def _first(command: Command) -> str:
     return command.path[0]
 
 
-# Errors as people and programs read them: one line that says what happened, one that says what to do, and a code.
+# Errors: one line for what happened, one for what to do, and an exit code.
 
 _NO_THREAD = "can't start new thread"
 
@@ -110,9 +110,9 @@ def report(
     is_in_stream: bool = False,
     besides: StokerError | None = None,
 ) -> int:
-    """Report an error to people and programs; return the exit code.
+    """Print an error, also as JSON unless the stream of events has it already; return the exit code.
 
-    A stream of events has reported it to programs already. `besides` was wrong before, such as a refused token.
+    `besides` is an earlier error, such as a refused token.
     """
     if isinstance(error, BrokenPipeError):
         return 0
@@ -123,10 +123,10 @@ def report(
     elif isinstance(error, StokerError):
         known = error
     elif isinstance(error, OSError) and error.filename is not None:
-        # What the machine refuses is not our bug, wherever it comes up.
+        # An error of the operating system is not an internal error.
         known = translate(error, str(error.filename))
     elif isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
-        known = ProcessLost("no thread could be made", hint="this machine or user is out of memory or process numbers")
+        known = ProcessLost("could not start a thread", hint="this machine or user is out of memory or process ids")
     else:
         known = _missing_extra(error) or _bug(error, crash_folder())
     if debug:
@@ -141,7 +141,7 @@ def report(
 
 
 def error_lines(error: StokerError) -> list[str]:
-    """Return an error as the lines that a person reads."""
+    """Return an error as lines of text."""
     lines = [f"stoker: {error}"]
     if isinstance(error, InvalidInput):
         for fault in error.faults:
@@ -165,16 +165,16 @@ def _missing_extra(error: BaseException) -> StokerError | None:
 def _bug(error: BaseException, crash_folder: str) -> InternalError:
     text = str(error).strip().split("\n")[0]
     path = _keep(error, crash_folder)
-    where = f"please send us {path}" if path else "run it again with --debug to see where"
+    where = f"report it with {path}" if path else "run the command again with --debug"
     return InternalError(
-        f"a bug in Stoker: {type(error).__name__}{f': {text}' if text else ''}", hint=where, report=path
+        f"internal error: {type(error).__name__}{f': {text}' if text else ''}", hint=where, report=path
     )
 
 
 def _keep(error: BaseException, folder: str) -> str:
-    """Write a report into the folder, or where temporary files lie; return its path, or nothing.
+    """Write a crash report into the folder, or into the folder for temporary files; return its path, or "".
 
-    Others may write to the second place: its name can't be foreseen, it is new, and only its owner reads it.
+    Other users may write to the second folder, so the file is new, has a random name and is readable only by its owner.
     """
     import platform
     import tempfile

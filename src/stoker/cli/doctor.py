@@ -1,4 +1,4 @@
-"""`stoker doctor`: everything that matters about this machine in one screen, each line with a verdict and a hint."""
+"""`stoker doctor`: check this machine; each line has a verdict and a hint."""
 
 from __future__ import annotations
 
@@ -37,18 +37,17 @@ _FORMAT = 1
 
 
 def _read_ranks(text: str) -> int:
-    """Read how many ranks are meant; 0 for as many as fit."""
+    """Parse a number of ranks; `auto` is 0."""
     return 0 if text == "auto" else whole(1)(text)
 
 
 GRAMMAR = Grammar(
     "doctor",
     about=(
-        "Look at this machine and say what matters: processors, memory, disks, each accelerator with three separate "
-        "answers (installed, visible to programs, usable), torch, containment, clock, ports. ✓ is well, ! is worth "
-        "knowing, ✗ stops work; a hint says what to do. Nothing is changed. Exit code 1 only if something that "
-        "--require names is not there, or if --smoke computes wrongly; --gang has codes of its own (54: a rank failed, "
-        "55: a rank was silent, 29: torch is missing)."
+        "Check this machine: processors, memory, disks, each accelerator (installed, visible to programs, usable), "
+        "torch, containment, clock, ports. ✓ is good, ! is a warning, ✗ prevents work; hints name the fix. Nothing is "
+        "changed. Exit code 1 only if something that --require names is missing, or if --smoke computes a wrong "
+        "result; --gang has its own codes (54: a rank failed, 55: a rank timed out, 29: torch is missing)."
     ),
     options=(
         Option(
@@ -56,15 +55,15 @@ GRAMMAR = Grammar(
             value="WORDS",
             read=read_words,
             is_many=True,
-            help=f"fail unless these can be used: {', '.join(WORDS)}",
+            help=f"fail if one of these is not usable: {', '.join(WORDS)}",
         ),
-        Option("--deep", help="ask torch as well, in a child, even if nothing speaks for a device"),
-        Option("--smoke", help="compute something small on the CPU and on each device, and compare"),
+        Option("--deep", help="also query torch in a child process, even without signs of a device"),
+        Option("--smoke", help="run a small computation on the CPU and on each device, and compare the results"),
         Option(
             "--gang",
             value="N",
             read=_read_ranks,
-            help="bring N ranks up together and have them add something up; auto: one for each GPU, at least 2",
+            help="start N ranks that compute a sum together; auto: one for each GPU, at least 2",
         ),
     ),
     examples=(
@@ -77,7 +76,7 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Look, judge, show."""
+    """Check this machine and print the result."""
     parts = call.parts
     required = tuple(dict.fromkeys(word for words in given["require"] for word in words))
     capability = parts.detect(asks_torch=True, deep=given["deep"])
@@ -111,7 +110,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         }
     )
     if lacking and not call.out.is_terminal:
-        # On a terminal the check's own line says it.
+        # On a terminal the check's line shows it.
         for one in lacking:
             call.out.complain(f"stoker: {one.message}\nhint: {one.hint}")
     if rehearsal is not None and rehearsal.error is not None:
@@ -139,44 +138,42 @@ def _show(call: CommandContext, capability: Capability, checks: list[Check]) -> 
     out.line(summary(checks))
 
 
-# `stoker preflight`: what this installation can use, and what is there to be used.
-
-# `stoker gpu-preflight`: which accelerators work here, as fields for scripts; `--require` fails without one.
+# `stoker gpu-preflight`: the usable accelerators as fields for scripts; `--require` fails without one.
 
 _YES = {True: "yes", False: "no"}
 
 GPU_PREFLIGHT_GRAMMAR = Grammar(
     "gpu-preflight",
     about=(
-        "Say which accelerators programs can use here: cuda and rocm with their versions, metal, wgpu (implied by any "
+        "Show which accelerators programs can use here: cuda and rocm with versions, metal, wgpu (implied by any "
         "other), and whether there is any. Exit code 0; with --require, 1 if there is none."
     ),
     options=(
         Option("--require", help="fail with exit code 1 if there is none"),
-        Option("--format", value="HOW", help="`text` (the default) or `json`, which is what --json writes"),
+        Option("--format", value="HOW", help="text or json; json is the same as --json (default: text)"),
     ),
     examples=("stoker gpu-preflight", "stoker gpu-preflight --require --format json"),
 )
 
 
 def perform_gpu_preflight(call: CommandContext, given: dict[str, Any]) -> int:
-    """Look and answer."""
+    """Print the usable accelerators."""
     out = call.out
     how = given["format"] or ("json" if out.is_json else "text")
     if how not in ("text", "json") or (out.is_json and how == "text"):
-        what = "--json and --format text contradict each other" if how == "text" else f"there is no format {how!r}"
+        what = "--json and --format text contradict each other" if how == "text" else f"unknown format {how!r}"
         raise Usage(what, hint="--format text, --format json, or --json")
     capability = call.parts.capability
     fields = preflight_fields(capability)
-    _answer(out, fields, faked_by(capability), is_text=how == "text")
+    _print_fields(out, fields, faked_by(capability), is_text=how == "text")
     if given["require"] and not fields["any_available"]:
-        out.complain("stoker: no accelerator can be used here")
-        out.complain("hint: stoker doctor says what is installed, visible and usable, and what to do")
+        out.complain("stoker: no usable accelerator on this machine")
+        out.complain("hint: stoker doctor")
         return 1
     return 0
 
 
-def _answer(out: CliOutput, fields: dict[str, Any], label: str, *, is_text: bool) -> None:
+def _print_fields(out: CliOutput, fields: dict[str, Any], label: str, *, is_text: bool) -> None:
     if out.is_json:
         out.object(fields)
     elif not is_text:
@@ -186,27 +183,27 @@ def _answer(out: CliOutput, fields: dict[str, Any], label: str, *, is_text: bool
 
 
 def field_lines(fields: dict[str, Any], label: str) -> list[str]:
-    """Return the fields as a person reads them, one a line."""
+    """Return the fields as text, one per line."""
     lines = []
     for name, value in fields.items():
-        # The version is unknown of something that is there.
-        unsaid = "unknown" if fields.get(name.removesuffix("_version")) else "none"
-        lines.append(f"{name}: {unsaid if value is None else value if isinstance(value, str) else _YES[value]}")
+        # A present accelerator may have an unknown version.
+        missing_text = "unknown" if fields.get(name.removesuffix("_version")) else "none"
+        lines.append(f"{name}: {missing_text if value is None else value if isinstance(value, str) else _YES[value]}")
     return [*lines, label] if label else lines
 
 
 PREFLIGHT_GRAMMAR = Grammar(
     "preflight",
     about=(
-        "Say what this installation can use (the library that asks NVIDIA's driver, vendors' tools on PATH, torch in "
-        "which Python) and what is there at run time, as `stoker gpu-preflight` says. Exit code 0 either way."
+        "Show what this installation can use (NVIDIA's management library, vendor tools on PATH, torch and its "
+        "Python) and the accelerators found, as in `stoker gpu-preflight`. Exit code 0 in both cases."
     ),
     examples=("stoker preflight", "stoker preflight --json"),
 )
 
 
 def perform_preflight(call: CommandContext, _given: dict[str, Any]) -> int:
-    """Look at both."""
+    """Print installation and accelerators."""
     out = call.out
     capability = call.parts.capability
     compiled = _compiled(call, capability)
@@ -214,7 +211,7 @@ def perform_preflight(call: CommandContext, _given: dict[str, Any]) -> int:
     out.object({"compiled": compiled, "runtime": runtime, "label": faked_by(capability)})
     out.line("this installation can use")
     out.table(_rows(compiled), indent="  ")
-    out.line("\nhere and now")
+    out.line("\nfound on this machine")
     for line in field_lines(runtime, faked_by(capability)):
         out.line(f"  {line}")
     return 0
@@ -224,7 +221,7 @@ def _compiled(call: CommandContext, capability: Capability) -> dict[str, Any]:
     return {
         "nvidia_ml_py": _installed("nvidia-ml-py"),
         "tools": {name: program_on_path(name, call.parts.settings.environment) or None for name in TOOLS},
-        "torch": [_told(one) for one in capability.interpreters],
+        "torch": [_interpreter_as_json(one) for one in capability.interpreters],
     }
 
 
@@ -235,7 +232,7 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _told(one: MachineInterpreter) -> dict[str, Any]:
+def _interpreter_as_json(one: MachineInterpreter) -> dict[str, Any]:
     return {
         "python": one.path,
         "python_version": one.version,
@@ -252,6 +249,6 @@ def _rows(compiled: dict[str, Any]) -> list[list[str]]:
         rows.append(["tools", f"none on PATH of {', '.join(TOOLS)}"])
     for one in compiled["torch"]:
         built = f" for {one['torch_cuda']}" if one["torch_cuda"] else ""
-        said = f"{one['torch']}{built}" if one["torch"] else "none"
-        rows.append(["torch", f"{said} in {one['python']}"])
+        installed = f"{one['torch']}{built}" if one["torch"] else "none"
+        rows.append(["torch", f"{installed} in {one['python']}"])
     return rows

@@ -1,4 +1,4 @@
-"""`stoker run --dry-run`: hit or miss with the reason for every stage, and what the misses may cost. Runs nothing.
+"""`stoker run --dry-run`: for every stage hit or miss with the reason, and the estimated time. Runs nothing.
 
 What a run would refuse, or fail on, comes last, and sets the run's exit code.
 """
@@ -31,7 +31,7 @@ def show_forecast(
     *,
     is_solo: bool = False,
 ) -> int:
-    """Write what a run would do; give the code that it would surely end with, else 0."""
+    """Print what a run would do; return the exit code of a certain error, else 0."""
     parts, out = call.parts, call.out
     seen = preview(build.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
     if is_sweep(build.trials):
@@ -54,10 +54,7 @@ def show_forecast(
 
 
 def _foreseen(call: CommandContext, build: JobBuild, seen: PlanPreview) -> Iterator[StokerError | str]:
-    """Return what a run would refuse before it begins; else what stages that surely run would find in their files.
-
-    What is wrong there is an error; what they would only tell of it is a text.
-    """
+    """Yield the error that a run would have before its start; else errors and notes of the stages' input checks."""
     refused = impossible_here(call.parts.tools.engine, build.plan.nodes)
     if refused is not None:
         yield refused
@@ -88,7 +85,7 @@ def _show_stages(call: CommandContext, seen: PlanPreview) -> None:
 
 
 def _show_trials(call: CommandContext, build: JobBuild, seen: PlanPreview, kept: Mapping[str, Digest]) -> None:
-    """List every trial with what of it is known and what would run."""
+    """List every trial with its verdict and estimated time."""
     by_node = {forecast.node: forecast for forecast in seen.forecasts}
     rows = []
     for trial in build.trials:
@@ -113,13 +110,13 @@ def _show_trials(call: CommandContext, build: JobBuild, seen: PlanPreview, kept:
     for line in table(rows, header=("", "trial", "", "cost"), columns=call.out.columns):
         call.out.line(line)
     count = len(build.trials)
-    shared = "" if len(by_node) == sum(len(trial.nodes.nodes) for trial in build.trials) else ", what they share once"
+    shared = "" if len(by_node) == sum(len(trial.nodes.nodes) for trial in build.trials) else ", shared stages once"
     trials = "1 trial" if count == 1 else f"{count:,} trials"
     call.out.line(f"\n{trials}{shared}; {_headline(seen)}; nothing was run")
 
 
 def _verdict(forecasts: list[NodeForecast], *, is_kept: bool) -> str:
-    """Return in a word what would become of a trial."""
+    """Return the verdict of a trial."""
     verdicts = {forecast.verdict for forecast in forecasts}
     if verdicts == {ForecastVerdict.HIT}:
         return "kept" if is_kept else "known"
@@ -149,7 +146,7 @@ def _headline(seen: PlanPreview) -> str:
     misses, unknown = seen.count(ForecastVerdict.MISS), seen.count(ForecastVerdict.UNKNOWN)
     total = len(seen.forecasts)
     if not misses and not unknown:
-        return f"all {total} stages are known"
+        return f"all {total} stages are cached"
     parts = [f"{seen.count(ForecastVerdict.HIT)} of {total} stages are known", f"{misses} would run"]
     if unknown:
         parts.append(f"{unknown} may follow")
@@ -178,7 +175,7 @@ def shared_processes_here(call: CommandContext, build: JobBuild, seen: PlanPrevi
 
 
 def _most_free_bytes(call: CommandContext) -> int | None:
-    """Return what the emptiest device has for work that shares it."""
+    """Return the largest free memory of a device for shared work."""
     rooms = [
         shared_bytes(device.total_bytes, device.memory_type, device.free_bytes)
         for device in call.parts.devices

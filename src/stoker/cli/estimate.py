@@ -1,4 +1,4 @@
-"""`stoker machines estimate`: how much device memory a training will take, term by term, and where it would fit."""
+"""`stoker machines estimate`: estimate the device memory of a training run, term by term, and where it fits."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _LONGEST_BYTES = 4 * 1024**2
 _FITS = {
     Fit.NOW: "fits now",
     Fit.ALONE: "fits alone",
-    Fit.NEVER: "never fits",
-    Fit.UNKNOWN: "not known whether it fits",
+    Fit.NEVER: "does not fit",
+    Fit.UNKNOWN: "unknown",
 }
 
 GRAMMAR = Grammar(
@@ -57,10 +57,10 @@ GRAMMAR = Grammar(
         f"how many fit at once. Families of models: {', '.join(families())}."
     ),
     positionals=(
-        Positional("MODEL", help="a config.json, a folder with one, a model of the hub that was fetched, or tiny"),
+        Positional("MODEL", help="a config.json, a folder with one, a downloaded hub model, or tiny"),
         Positional(
             "KEY=VALUE",
-            help="what the training is like, by the keys below",
+            help="settings of the training run, by the keys below",
             key="words",
             is_many=True,
             keys={**KEYS, **ADAPTER_KEYS},
@@ -71,20 +71,20 @@ GRAMMAR = Grammar(
             "--context",
             value="SIZE",
             read=size_with_unit,
-            help="what a process takes before it has a tensor, if known",
+            help="memory of a process without tensors (default: by GPU name)",
         ),
         Option(
             "--gpu",
             value="NAME",
-            help="whose CUDA context to count: a device's name, as the driver says it; else this machine's",
+            help="GPU name as reported by the driver, for the size of the CUDA context (default: this machine's)",
         ),
         Option(
             "--measured",
             value="SIZE",
             read=size_with_unit,
-            help="note what such a training really took: it corrects the next",
+            help="record the measured peak of such a run; it corrects later estimates",
         ),
-        Option("--torch", value="VERSION", help="whose runs correct it; this machine's unless told"),
+        Option("--torch", value="VERSION", help="use corrections of this torch version (default: this machine's)"),
     ),
     examples=(
         "stoker machines estimate config.json",
@@ -97,7 +97,7 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Estimate, and say where it fits."""
+    """Estimate, and show where it fits."""
     config, where = _config(call, given["model"])
     shape = read_shape(config, where=where)
     if has_adapters(given["words"]):
@@ -132,38 +132,38 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
 def _show(call: CommandContext, training: TrainingSpec, estimated: Estimate, fitting: list[DeviceFit]) -> None:
     out, shape = call.out, training.shape
-    trained = "all trained" if not training.is_lora else f"{estimated.trained_parameters:,} trained beside them"
-    out.line(f"{shape.family}, {estimated.parameters:,} parameters, {trained}; fullest {estimated.fullest}")
+    trained = "all trained" if not training.is_lora else f"{estimated.trained_parameters:,} adapter parameters trained"
+    out.line(f"{shape.family}, {estimated.parameters:,} parameters, {trained}; peak {estimated.fullest}")
     rows = [[term.name, format_size(term.size_bytes), term.why] for term in estimated.terms]
-    rows.append(["total", format_size(estimated.total_bytes), "what the driver counts for the process"])
+    rows.append(["total", format_size(estimated.total_bytes), "memory of the process, as the driver counts it"])
     widest = max(len(row[1]) for row in rows)
     out.table([[name, text.rjust(widest), why] for name, text, why in rows], indent="  ")
     for one in fitting:
         out.line(f"{_label(one.device)}: {_FITS[one.fit]}; {one.why}")
     if not fitting:
-        out.line("this machine has no device to put it on")
+        out.line("this machine has no device")
 
 
 def _multi_adapter(call: CommandContext, given: dict[str, Any], training: MultiAdapterTraining, where: str) -> int:
-    """Estimate adapters that share a process, and say how many fit where."""
+    """Estimate adapters that share a process, and show how many fit where."""
     gpu, book = _gpu(call, given), CalibrationFile(call.parts.settings.peaks)
     if given["measured"] is not None:
         plain = estimate_adapters(training, context_bytes=given["context"], gpu=gpu)
         _note(call, book, training, given, plain.total_bytes, plain.needs.base_bytes)
     correction = _correction(call, book, training, given["torch"])
 
-    def foretell(one: MultiAdapterTraining) -> MultiAdapterEstimate:
+    def estimate_one(one: MultiAdapterTraining) -> MultiAdapterEstimate:
         return estimate_adapters(one, context_bytes=given["context"], gpu=gpu, correction=correction)
 
-    estimated = foretell(training)
-    seats = [
+    estimated = estimate_one(training)
+    places = [
         SharedProcessFitView(
             uuid=uuid,
             name=name,
-            at_once=at_once(room_bytes or 0, training, foretell),
+            at_once=at_once(room_bytes or 0, training, estimate_one),
             room_bytes=room_bytes,
             why=why,
-            would_fit=() if room_bytes is None else smaller(room_bytes, training, foretell, WORDS),
+            would_fit=() if room_bytes is None else smaller(room_bytes, training, estimate_one, WORDS),
         )
         for uuid, name, room_bytes, why in (_rooms(call) if training.where is MemoryLocation.CUDA else [_own_room()])
     ]
@@ -177,40 +177,40 @@ def _multi_adapter(call: CommandContext, given: dict[str, Any], training: MultiA
             "batch": training.rows,
             "sequence": training.sequence,
             **estimated.to_dict(),
-            "devices": [one.to_dict() for one in seats],
+            "devices": [one.to_dict() for one in places],
         }
     )
-    call.out.lines(multi_adapter_lines(training, estimated, seats, columns=call.out.columns))
-    if not seats:
-        call.out.line("this machine has no device to put it on; device=cpu tells of its own memory")
+    call.out.lines(multi_adapter_lines(training, estimated, places, columns=call.out.columns))
+    if not places:
+        call.out.line("this machine has no device; estimate main memory with device=cpu")
     return 0
 
 
 _Room = tuple[str, str, int | None, str]
-"""Of one place: its UUID, its name, how much is free for a shared process now, and of how much."""
+"""UUID, name, bytes free for a shared process, and a text with the total."""
 
 
 def _rooms(call: CommandContext) -> Iterator[_Room]:
-    """Return what every device has for those who share it."""
+    """Yield the free memory of every device."""
     devices = call.parts.devices
     candidates = [one for one in map(CandidateDevice.of, devices) if one is not None]
     states = {one.device.uuid: one for one in (call.parts.ledger.state(candidates).devices if candidates else ())}
     for device in devices:
         state = states.get(device.uuid)
         if state is None:
-            yield device.uuid, _label(device), None, "nobody could say how much memory it has"
+            yield device.uuid, _label(device), None, "memory size unknown"
             continue
-        why = f"room for {format_size(state.room_bytes)} of the {format_size(state.device.usable_bytes)} to share"
+        why = f"{format_size(state.room_bytes)} of {format_size(state.device.usable_bytes)} sharable memory free"
         yield device.uuid, _label(device), state.room_bytes, why
 
 
 def _own_room() -> _Room:
-    """Return what the machine's own memory has room for."""
+    """Return the free main memory."""
     memory = memory_here()
     room_bytes = memory.room_bytes
     if room_bytes is None or memory.most_bytes is None:
-        return "", "this machine", None, "nobody could say how much memory it has"
-    return "", "this machine", room_bytes, f"{format_size(room_bytes)} of {format_size(memory.most_bytes)} are free"
+        return "", "this machine", None, "memory size unknown"
+    return "", "this machine", room_bytes, f"{format_size(room_bytes)} of {format_size(memory.most_bytes)} free"
 
 
 def _label(device: Device) -> str:
@@ -238,16 +238,16 @@ def _note(
     plain_bytes: int,
     known_bytes: int = 0,
 ) -> None:
-    """Note what was measured; of what is known anyway nothing is learned."""
+    """Record a measured peak; memory known exactly is not part of the correction."""
     torch = _torch(call, given["torch"])
     if not torch:
-        hint = "say which one it was: --torch 2.11.0"
-        raise BadInput("what was measured is kept by version of torch, and there is none here", hint=hint)
+        hint = "name the version: --torch 2.11.0"
+        raise BadInput("measurements are stored per torch version, and torch is not installed here", hint=hint)
     measured_bytes, estimated_bytes = given["measured"] - known_bytes, plain_bytes - known_bytes
     book.note(work, torch, measured_bytes=measured_bytes, estimated_bytes=estimated_bytes)
     off = 100 * (plain_bytes - given["measured"]) / given["measured"]
     beside = f"{abs(off):.1f} % {'above' if off > 0 else 'below'} it"
-    call.out.note(f"noted: {format_size(given['measured'])} measured; the estimate was {beside}")
+    call.out.note(f"recorded: {format_size(given['measured'])} measured; the estimate was {beside}")
 
 
 def _torch(call: CommandContext, version: str | None) -> str:
@@ -255,7 +255,7 @@ def _torch(call: CommandContext, version: str | None) -> str:
 
 
 def _config(call: CommandContext, text: str) -> tuple[Mapping[str, Any], str]:
-    """Find a model's config.json; give what it says and how it is called."""
+    """Find a model's config.json; return its contents and its name."""
     from stoker.cookbooks.language.bundled import BASES, bundled_base
 
     path = str(bundled_base(text)) if text in BASES else call.path(text)
@@ -268,9 +268,9 @@ def _config(call: CommandContext, text: str) -> tuple[Mapping[str, Any], str]:
     except OSError as error:
         raise translate(error, path) from error
     except (ValueError, RecursionError) as error:
-        raise LocalFile(f"{path} is no JSON: {error}", hint="a model's config.json is wanted") from error
+        raise LocalFile(f"{path} is not JSON: {error}", hint="give a model's config.json") from error
     if not isinstance(config, dict):
-        raise BadInput(f"{path} says nothing of a model", hint="a model's config.json is wanted")
+        raise BadInput(f"{path} is not a model configuration", hint="give a model's config.json")
     return config, text
 
 
@@ -281,14 +281,14 @@ def _in_cache(call: CommandContext, text: str) -> str:
         named = None
     if named is None:
         raise NotFound(
-            f"there is no file and no folder {text}", hint="a model's config.json, its folder, or org/name of the hub"
+            f"no file or folder {text}", hint="give a model's config.json, its folder, or org/name of the hub"
         )
     cache = HubCache(call.parts.hub_settings("").cache)
     commit = cache.commit_at(*named)
     path = os.path.join(cache.snapshot(named[0], commit), _CONFIG)
     if not commit or not os.path.exists(path):
         raise NotFound(
-            f"{text} was not fetched: its config.json is not in the hub's cache",
+            f"config.json of {text} is not in the hub cache",
             hint=f"stoker fetch {text} {_CONFIG}",
         )
     return path

@@ -1,4 +1,4 @@
-"""`stoker exec`: a command, or a shell, inside a running job of the fleet: in its folder, with its environment."""
+"""`stoker exec`: run a command or a shell inside a running fleet job, in its folder, with its environment."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 GRAMMAR = Grammar(
     "exec",
     about=(
-        "Run a command inside a running job of the fleet, on the machine where it runs: in the job's folder, with its "
-        "variables, devices and limits, as its user. Without a command, a shell. Its exit code is ours. Needs the role "
-        "operate; who ran what is written into the job's story. The command ends with the job, or with this program."
+        "Run a command inside a running fleet job, on the job's machine: in its folder, with its environment "
+        "variables, devices and limits, as its user. Without a command, start a shell. Exits with the command's exit "
+        "code. Needs the role operate; the job's history records each session. The command is stopped with the job, "
+        "or when this program exits."
     ),
-    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),),
-    options=(Option("--no-tty", help="give it no terminal, even if this is one"), AT),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),),
+    options=(Option("--no-tty", help="allocate no terminal"), AT),
     examples=("stoker exec resnet -- nvidia-smi", "stoker exec resnet", "stoker exec resnet/3 -- sh -c 'ls $DATA'"),
     takes_program=True,
 )
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Run it."""
+    """Run a command inside a job."""
     argv = tuple(given["program"] or ())
     is_tty = is_at_terminal() and not call.flags.json and not given["no_tty"]
     if not argv and not is_tty:
-        raise Usage("there is no terminal for a shell here", hint=f"stoker exec {given['name']} -- CMD …")
+        raise Usage("a shell needs a terminal", hint=f"stoker exec {given['name']} -- CMD …")
     job = call.lookup.fleet_job(given["name"], given["at"])
     if job.is_sweep and len(points := job.points()) > 1:
         raise Usage(f"{job.ref} has {len(points):,} points", hint=f"stoker exec {points[0].name} …")
@@ -48,7 +49,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
     environment = call.parts.settings.environment
     rows, columns = terminal_size()
-    asked = ExecRequest(
+    request = ExecRequest(
         argv=argv,
         is_tty=is_tty,
         rows=rows,
@@ -56,14 +57,14 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         term=environment.get("TERM", "")[:100] if is_tty else "",
         by=who_asks(environment),
     )
-    return follow(call, job.client, job.client.begin_exec(job.view.id, asked), is_tty=is_tty)
+    return follow(call, job.client, job.client.begin_exec(job.view.id, request), is_tty=is_tty)
 
 
-# A command inside a job, followed to its end: what is typed goes in, what it writes comes out, byte for byte.
+# A session: forwards input and output until the command ends.
 
 _WAIT_S = 10.0
 _AWAY_S = 30.0
-"""A coordinator that was restarted knows no sessions: it is not worth waiting for one for longer."""
+"""A restarted coordinator has no sessions, so waiting longer is useless."""
 _LOOK_EVERY_S = 0.2
 _FULL_S = 0.05
 _STDIN = 0
@@ -71,7 +72,7 @@ _NAMES = {OUT: "stdout", ERROR: "stderr"}
 
 
 def follow(call: CommandContext, client: FleetClient, begun: ExecResponse, *, is_tty: bool) -> int:
-    """Follow a session to its end and return its command's exit code; leaving early ends the session."""
+    """Follow a session to its end and return the exit code; an exception ends the session."""
     client = client.more_patient(_AWAY_S)
     showing = _Showing(call)
     call.out.object({"kind": "exec_begun", "job": begun.name, "machine": begun.machine, "session": begun.id[:8]})
@@ -80,17 +81,17 @@ def follow(call: CommandContext, client: FleetClient, begun: ExecResponse, *, is
     try:
         with ExitStack() as opened:
             resized = opened.enter_context(raw_terminal()) if is_tty else threading.Event()
-            # It is not joined: it may be reading where nothing ever comes.
+            # Not joined: it may block in a read.
             typing = _Typing(client, begun.id, resized, over)
             threading.Thread(target=typing.run, name="stoker-typing", daemon=True).start()
             offset = 0
             while ended is None:
-                heard = client.read_exec(begun.id, offset=offset, wait_s=_WAIT_S)
-                for piece in heard.pieces:
+                output = client.read_exec(begun.id, offset=offset, wait_s=_WAIT_S)
+                for piece in output.pieces:
                     showing.show(piece.stream, piece.data)
                     offset += len(piece.data)
-                if heard.exit_code is not None:
-                    ended = heard
+                if output.exit_code is not None:
+                    ended = output
     finally:
         over.set()
         showing.finish()
@@ -112,7 +113,7 @@ def _conclude(call: CommandContext, begun: ExecResponse, ended: ExecOutput) -> i
 
 
 class _Showing:
-    """Writes what comes: as it is, or as lines of JSON."""
+    """Writes the output: unchanged, or as lines of JSON."""
 
     def __init__(self, call: CommandContext) -> None:
         self._call = call
@@ -120,25 +121,25 @@ class _Showing:
 
     def show(self, stream: int, data: bytes) -> None:
         if self._call.flags.json:
-            self._tell(stream, self._decoders[stream].decode(data))
+            self._write_json(stream, self._decoders[stream].decode(data))
             return
         view = memoryview(data)
         while view:
             view = view[os.write(stream, view) :]
 
     def finish(self) -> None:
-        """Write what was held back: the beginning of a sign whose end did not come."""
+        """Write an incomplete character at the end."""
         if self._call.flags.json:
             for stream, decoder in self._decoders.items():
-                self._tell(stream, decoder.decode(b"", final=True))
+                self._write_json(stream, decoder.decode(b"", final=True))
 
-    def _tell(self, stream: int, text: str) -> None:
+    def _write_json(self, stream: int, text: str) -> None:
         if text:
             self._call.out.object({"kind": "exec_output", "stream": _NAMES[stream], "text": text})
 
 
 class _Typing:
-    """Sends what is typed, or piped in, and the size of the terminal when it changes."""
+    """Sends standard input, and the size of the terminal when it changes."""
 
     def __init__(self, client: FleetClient, session: str, resized: threading.Event, over: threading.Event) -> None:
         self._client = client
@@ -148,7 +149,7 @@ class _Typing:
         self._sent = 0
 
     def run(self) -> None:
-        """Send until there is no more, or the session is over. The reader of the session reports its errors."""
+        """Send until the end of input or of the session. The session's reader reports errors."""
         is_eof = False
         with suppress(StokerError):
             while not self._over.is_set():
@@ -164,7 +165,7 @@ class _Typing:
                     self._send(data, is_eof=is_eof)
 
     def _read(self) -> bytes | None:
-        """Return what was typed; nothing: not yet; empty: nothing more comes."""
+        """Return new input; None if there is none yet, empty at its end."""
         try:
             if not select.select([_STDIN], [], [], _LOOK_EVERY_S)[0]:
                 return None

@@ -1,7 +1,7 @@
-"""`stoker explain`: why each stage ran or did not, then and now, field by field.
+"""`stoker explain`: why each stage ran or was reused, then and now, field by field.
 
-What was decided then is read from the job's journal. What would happen now is asked of the same function that a run
-asks, about the same order with today's code and files.
+The earlier decision is read from the job's journal. The current one comes from the function that a run calls, for the
+same job with the current code and files.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 GRAMMAR = Grammar(
     "explain",
     about=(
-        "Say why each stage of a job ran or did not: the difference between what was wanted and what was known, field "
-        "by field. And say what would happen if the same job were run now, with today's code and files. Of a job of "
-        "the fleet, say why it is where it is: every machine and device with its score or its exact reason, its place "
-        "in line, when it may start, and what would change that."
+        "Explain why each stage of a job ran or was reused: the differences from the stored results, field by field, "
+        "and what a run would do now, with the current code and files. For a fleet job, explain its state: each "
+        "machine and device with its score or the reason against it, the queue position, the estimated start, and "
+        "what would change them."
     ),
     positionals=(
         Positional("NAME[/STAGE]", key="target", help="a job (a name, `last`, an id), or one stage or trial of it"),
-        Positional("KEY", help="a setting of the job: the layers behind its value", is_required=False),
+        Positional("KEY", help="a setting of the job: show all layers of its value", is_required=False),
     ),
     options=(AT,),
     examples=(
@@ -66,7 +66,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         now = _of(forecasts, node)
         out.object({"job": facts["name"], **node.to_json(), "now": forecast_as_json(now) if now else None})
     if trouble:
-        out.note(f"note: what would happen now can't be said: {trouble}")
+        out.note(f"note: no forecast for a run now: {trouble}")
     if stage:
         for node in nodes:
             _show_one(call, facts["name"], node, _of(forecasts, node))
@@ -82,9 +82,9 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         rows.append([node.node, *label, _then(node), _now_word(_of(forecasts, node)), _reason(node)])
     out.table(rows, header=("stage", *(["trial"] if labels else []), "then", "now", "why"))
     if nodes:
-        out.line(f"\nfield by field:  stoker explain {facts['name']}/{_telling(nodes)}")
+        out.line(f"\ndetails:  stoker explain {facts['name']}/{_telling(nodes)}")
     else:
-        out.line("its journal names no stage: it ended before the first one")
+        out.line("no stages: the job ended before the first one")
     return 0
 
 
@@ -93,7 +93,7 @@ def _then(node: NodeHistory) -> str:
 
 
 def _of(forecasts: dict[str, NodeForecast], node: NodeHistory) -> NodeForecast | None:
-    """Return what is foreseen of a node; the instances of a fan-out are foreseen together."""
+    """Return the forecast of a node; instances of a fan-out share one."""
     return forecasts.get(node.node) or forecasts.get(node.node.partition("[")[0])
 
 
@@ -128,19 +128,19 @@ def _now_word(now: NodeForecast | None) -> str:
 
 
 def _telling(nodes: list[NodeHistory]) -> str:
-    """Name the stage that is most worth asking about."""
+    """Return the stage with the most to explain."""
     shown = [node for node in nodes if node.changes or node.message] or [node for node in nodes if node.ending == "ran"]
     return (shown or nodes)[-1].node
 
 
-# `stoker explain` of a job of the fleet: why it is where it is, every machine with its reason; and how it went.
+# Fleet jobs: the state with the reason of every machine, and the history.
 
 _MOST_EVENTS = 12
 _MOST_POINTS = 50
 
 
 def _explain_fleet_job(call: CommandContext, job: FleetJob) -> int:
-    """Explain why a job of the fleet is where it is, every machine with its reason, and how it went."""
+    """Explain the state of a fleet job, with the reason of every machine, and its history."""
     from stoker.views.fleet_lines import ATTEMPT_HEADER, attempt_row, story_texts
     from stoker.views.placement_lines import explanation_lines
 
@@ -167,7 +167,7 @@ def _explain_fleet_job(call: CommandContext, job: FleetJob) -> int:
 
 
 def _explain_points(call: CommandContext, job: FleetJob) -> int:
-    """Explain, in a line each, the points of a sweep that have not ended."""
+    """Explain the unfinished points of a sweep, one line each."""
     out, points = call.out, job.points()
     waiting = [point for point in points if not JobState(point.state).is_terminal]
     rows = []
@@ -180,6 +180,6 @@ def _explain_points(call: CommandContext, job: FleetJob) -> int:
         return 0
     out.table(rows, header=("job", "point", ""))
     if len(waiting) > _MOST_POINTS:
-        out.note(f"note: {len(waiting) - _MOST_POINTS:,} more wait")
-    out.note(f"every machine, with its reason: stoker explain {waiting[0].name}")
+        out.note(f"note: {len(waiting) - _MOST_POINTS:,} more are unfinished")
+    out.note(f"reasons per machine: stoker explain {waiting[0].name}")
     return 0

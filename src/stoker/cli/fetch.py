@@ -1,4 +1,4 @@
-"""`stoker fetch`: files from a hub or from any address, whole, checked and durable, or not at all."""
+"""`stoker fetch`: download files from a hub or any URL, verified and durable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stoker.cli.check import LOCK_FOLDER, check_list, tell
+from stoker.cli.check import LOCK_FOLDER, check_list, show_findings
 from stoker.cli.context import CommandContext
 from stoker.cli.dispatch import report
 from stoker.cli.fetch_session import DEFAULT_JOBS, EXIT_CODES, SHARED_OPTIONS, FetchSession, hinted, session, sha256
@@ -49,11 +49,11 @@ from stoker.views.transfer_lines import short_name
 GRAMMAR = Grammar(
     "fetch",
     about=(
-        "Fetch files of a repository, all of it, or any web address. Every file is checked while it comes and gets its "
-        "name only when it is whole and on disk; what was interrupted goes on from where it stopped. Repositories land "
-        "in the hub's own cache, where other programs find them; with --out as plain files in DIR/org-repo. An address "
-        "lands in this folder, or in --out DIR. A lock list names files by their digests: --lock fetches what it "
-        f"names, --freeze writes one, --check holds this disk against it. {EXIT_CODES}"
+        "Download files of a repository, a whole repository, or any URL. Each file is verified during the download "
+        "and gets its name only when it is complete and on disk; an interrupted download resumes. Repositories are "
+        "stored in the Hugging Face cache, or with --out as plain files in DIR/org-repo. A URL is stored in this "
+        "folder, or in --out DIR. A lock list names files by digest: --lock downloads its files, --freeze writes a "
+        f"list, --check verifies the disk against a list. {EXIT_CODES}"
     ),
     positionals=(
         Positional(
@@ -63,27 +63,29 @@ GRAMMAR = Grammar(
         ),
         Positional(
             "FILE",
-            help="files, folders with a / at the end, or 'patterns*'; all unless told",
+            help="files, folders ending with /, or 'patterns*' (default: all)",
             key="files",
             is_many=True,
         ),
     ),
     options=(
-        Option("--rev", value="REF", help="branch, tag or commit; main unless told"),
-        Option("--sha256", value="HEX", read=sha256, help="what the one file must be, else exit code 13"),
-        Option("--include", value="GLOB", is_many=True, help="only files that match; may be given again"),
-        Option("--exclude", value="GLOB", is_many=True, help="no files that match; may be given again"),
-        Option("--out", value="DIR", help="plain files there; of a lock list below `models` unless told"),
-        Option("--base-url", value="URL", help="another hub, or a mirror of it (also HF_ENDPOINT)"),
-        Option("-j", "--jobs", value="N", read=whole(1), help=f"how many files at once; {DEFAULT_JOBS} unless told"),
-        Option("--dry-run", help="list what would be fetched, with sizes and free space, and touch nothing"),
+        Option("--rev", value="REF", help="branch, tag or commit (default: main)"),
+        Option("--sha256", value="HEX", read=sha256, help="expected digest of the file; else exit code 13"),
+        Option("--include", value="GLOB", is_many=True, help="download only matching files; may be repeated"),
+        Option("--exclude", value="GLOB", is_many=True, help="skip matching files; may be repeated"),
+        Option("--out", value="DIR", help="folder for plain files (default for a lock list: models)"),
+        Option("--base-url", value="URL", help="another hub or a mirror (also HF_ENDPOINT)"),
+        Option(
+            "-j", "--jobs", value="N", read=whole(1), help=f"number of parallel downloads (default: {DEFAULT_JOBS})"
+        ),
+        Option("--dry-run", help="list the files with sizes and free space; download nothing"),
         Option(
             "--lock",
             value="FILE",
-            help="fetch all that a lock list names; or the list that --freeze writes and --check reads",
+            help="download the files of a lock list; or the list for --freeze and --check",
         ),
-        Option("--freeze", help=f"write a lock list of TARGET: commit, sha256 and sizes; {DEFAULT_NAME} unless told"),
-        Option("--check", help=f"verify this disk against a lock list, without a network; {DEFAULT_NAME} unless told"),
+        Option("--freeze", help=f"write a lock list of TARGET with commit, sha256 and sizes (default: {DEFAULT_NAME})"),
+        Option("--check", help=f"verify the disk against a lock list, offline (default: {DEFAULT_NAME})"),
         *SHARED_OPTIONS,
     ),
     examples=(
@@ -105,14 +107,14 @@ _NOT_WITH = {
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Fetch, or list, freeze or check what would be fetched."""
+    """Download, list, freeze or check files."""
     _refuse_contradictions(given)
     if given["check"]:
         return check_lock(call, given)
     if given["lock"] is not None and not given["freeze"]:
         return fetch_lock(call, given)
     if not given["target"]:
-        raise Usage("what is to be fetched?", hint=f"{GRAMMAR.examples[0]}, or {GRAMMAR.examples[3]}")
+        raise Usage("TARGET is missing", hint=f"{GRAMMAR.examples[0]}, or {GRAMMAR.examples[3]}")
     if given["target"].endswith(".json") and os.path.isfile(call.path(given["target"])):
         raise Usage(f"{given['target']!r} is a file here", hint=f"stoker fetch --lock {given['target']}")
     endpoint = call.parts.hub_settings(given["base_url"] or "").endpoint
@@ -128,14 +130,14 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 def _refuse_contradictions(given: dict[str, Any]) -> None:
     is_named = given["freeze"] or given["check"]
     faults = [
-        f"--{mode} and {_spelt(other)} do not go together"
+        f"--{mode} and {_spelt(other)} exclude each other"
         for mode, others in _NOT_WITH.items()
         if given[mode] and not (mode == "lock" and is_named)
         for other in others
         if given[other]
     ]
     if given["check"] and given["lock"] and given["target"]:
-        faults.append(f"--lock {given['lock']} and {given['target']} are two lists")
+        faults.append(f"--lock {given['lock']} and {given['target']} name two lists")
     if faults:
         raise Usage("; ".join(faults), hint="stoker help fetch")
 
@@ -144,30 +146,30 @@ def _spelt(key: str) -> str:
     return {"target": "TARGET", "files": "FILE"}.get(key, f"--{key.replace('_', '-')}")
 
 
-# How fetching ended: where the files are, what is missing and why, and the code that says so.
+# The result of a download: where the files are, which are missing and why, and the exit code.
 
-_KEPT = "what came is kept"
+_KEPT = "downloaded data is kept"
 _SAME = "the same command"
 
 
 @frozen
 class FetchCommandResult:
-    """Everything that was wanted, and the folder that a person looks into."""
+    """All requested files, and the folder to show."""
 
     files: Sequence[DownloadOutcome]
     folder: str = ""
-    told: str = ""
-    """The last line, where it is not simply where the files are."""
+    last_line: str = ""
+    """The last line, if it is not the place of the files."""
 
 
 def fetch_with(
     call: CommandContext, given: dict[str, Any], about: str, work: Callable[[FetchSession], FetchCommandResult]
 ) -> int:
-    """Let `work` fetch within a session; tell how it ended and give the exit code."""
+    """Let `work` download within a session; print the result and return the exit code."""
     haul, error = try_fetching(call, given, about, work)
     if error is not None:
         return report(error, call.out, debug=call.flags.debug, is_in_stream=True)
-    call.out.line(haul.told or _where(haul, is_short=call.out.is_quiet))
+    call.out.line(haul.last_line or _where(haul, is_short=call.out.is_quiet))
     return 0
 
 
@@ -177,16 +179,16 @@ def try_fetching(
     about: str,
     work: Callable[[FetchSession], FetchCommandResult],
     *,
-    tells_there: bool = True,
+    shows_present: bool = True,
 ) -> tuple[FetchCommandResult, StokerError | None]:
-    """Let `work` fetch within a session and tell of each file; give what came, and what failed as one error.
+    """Let `work` download within a session and print each file; return the files, and failures as one error.
 
-    Unless it `tells_there`, nothing is said of files that were there already.
+    Without `shows_present`, files that were already present are not printed.
     """
     call.parts.receipts.make()
     haul = FetchCommandResult(files=())
     error: StokerError | None = None
-    with session(call, given, memo=call.parts.store.memo, tells_there=tells_there) as one:
+    with session(call, given, memo=call.parts.store.memo, shows_present=shows_present) as one:
         try:
             haul = one.run(work)
         except StokerError as failure:
@@ -194,23 +196,23 @@ def try_fetching(
             haul = FetchCommandResult(files=(DownloadOutcome(label=about, error=failure),))
         failed = [(got.label, hinted(got.error)) for got in haul.files if got.error is not None]
         if not call.out.is_json:
-            # Of one file, and of an interruption, the last line tells; a stream of JSON has no other.
+            # The last line reports one file or an interruption; a stream of JSON has no last line.
             failed = [
                 texts for texts in failed if len(haul.files) > 1 and not isinstance(texts[1], Cancelled | Terminated)
             ]
-        one.tell_failures(failed)
+        one.show_failures(failed)
     return haul, error or first_failure(haul.files)
 
 
 def first_failure(files: Sequence[DownloadOutcome]) -> StokerError | None:
-    """Return what failed as one error: an interruption before everything else, then the first in the order of files."""
+    """Return the failures as one error: an interruption first, else the first in the order of files."""
     failed = [got.error for got in files if got.error is not None]
     if not failed:
         return None
     first = next((one for one in failed if isinstance(one, Cancelled | Terminated)), failed[0])
     if len(files) == 1 or isinstance(first, Cancelled | Terminated):
         return first
-    texts = type(first)(f"{len(failed)} of {len(files)} files did not come: {first}", hint=first.hint, **first.data)
+    texts = type(first)(f"{len(failed)} of {len(files)} files failed: {first}", hint=first.hint, **first.data)
     has_come = any(got.fetched is not None for got in files) or any(one.data.get("kept_bytes") for one in failed)
     if has_come and not first.data.get("kept_bytes"):
         texts.add_hint(_KEPT if _SAME in texts.hint else f"{_KEPT}: {_SAME} resumes")
@@ -227,15 +229,15 @@ def _where(haul: FetchCommandResult, *, is_short: bool) -> str:
     return f"{len(there):,} files, {format_size(sum(one.size_bytes for one in there))} in {folder}"
 
 
-# What would be fetched, before anything is: file by file, what is there, what is to come, and whether it fits.
+# --dry-run: for each file whether it is present, what would be downloaded, and whether it fits on the disk.
 
 
 def preview_with(
     call: CommandContext, given: dict[str, Any], look: Callable[[FetchSession], DownloadPreview], *, within: str = ""
 ) -> int:
-    """Let `look` find out within a session what would be fetched, and show it. Nothing on the disk is touched.
+    """Let `look` make a preview within a session, and print it. Writes nothing to the disk.
 
-    `within` is the repository that all files are of, if there is one.
+    `within` is the repository of all files, if there is one.
     """
     with session(call, given, memo=call.parts.memo) as one:
         preview = one.run(look)
@@ -243,7 +245,7 @@ def preview_with(
 
 
 def show_preview(call: CommandContext, preview: DownloadPreview, within: str) -> int:
-    """Show what would be fetched and where to."""
+    """Print what would be downloaded and where."""
     out, files = call.out, preview.files
     for one in files:
         out.object(
@@ -273,38 +275,38 @@ def show_preview(call: CommandContext, preview: DownloadPreview, within: str) ->
     out.table(rows)
     count = f"{len(files):,} file{'' if len(files) == 1 else 's'}"
     total, to_come, free = _size(preview.size_bytes), _size(preview.to_come_bytes), format_size(preview.free_bytes)
-    out.line(f"\n{count}, {total}: {to_come} to come into {preview.folder}, {free} free there")
+    out.line(f"\n{count}, {total}: {to_come} to download into {preview.folder}, {free} free there")
     if preview.has_space is False:
-        out.note("note: that does not fit: free some space, or choose another folder with --out DIR")
+        out.note("note: not enough disk space: free some, or choose another folder with --out DIR")
     if preview.missing:
-        out.note(f"note: {preview.missing:,} of {count} would not come: not on this machine, and --offline asks nobody")
+        out.note(f"note: {preview.missing:,} of {count} not available: not on this machine, and --offline is set")
     return 0
 
 
 def _state(one: PlannedDownload) -> str:
     if one.is_missing:
-        return "not here"
+        return "not available"
     if one.is_there:
-        return "there" if one.status is Status.CACHED else "on this machine"
-    return f"to come, {format_size(one.partial_bytes)} are there" if one.partial_bytes else "to come"
+        return "present" if one.status is Status.CACHED else "on this machine"
+    return f"to download, {format_size(one.partial_bytes)} present" if one.partial_bytes else "to download"
 
 
 def _size(size_bytes: int | None) -> str:
     return "size unknown" if size_bytes is None else format_size(size_bytes)
 
 
-# One file from any web address, into this folder or another.
+# One file from any URL.
 
 _ONLY_FOR_REPOSITORIES = ("include", "exclude", "base_url")
 
 
 def fetch_address(call: CommandContext, target: Target, given: dict[str, Any]) -> int:
-    """Fetch what an address names, or say what would come."""
+    """Download a URL, or preview it."""
     idle = [f"--{name.replace('_', '-')}" for name in _ONLY_FOR_REPOSITORIES if given[name]]
     if idle:
-        raise Usage(f"an address is one file: it takes no {', '.join(idle)}", hint="stoker help fetch")
+        raise Usage(f"{', '.join(idle)} does not apply to a URL", hint="stoker help fetch")
     landing = landing_for(call, target.leaf, given)
-    _tell_folder(call, target.leaf, given["out"])
+    _note_folder(call, target.leaf, given["out"])
 
     def wanted(one: FetchSession) -> DownloadRequest:
         return wanted_at(one.hub, target.url, target.leaf, sha256=given["sha256"])
@@ -315,7 +317,7 @@ def fetch_address(call: CommandContext, target: Target, given: dict[str, Any]) -
 
 
 def landing_for(call: CommandContext, leaf: str, given: dict[str, Any]) -> TargetFile:
-    """Return where a plain file shall lie: in the folder that was named, or where the command was given."""
+    """Return the target of a plain file: in --out, or in the current folder."""
     locks = os.path.join(call.parts.settings.state, "locks")
     return plain_landing(call.path(given["out"] or ""), leaf, locks=locks)
 
@@ -323,7 +325,7 @@ def landing_for(call: CommandContext, leaf: str, given: dict[str, Any]) -> Targe
 def fetch_file(
     call: CommandContext, one: FetchSession, wanted: DownloadRequest, landing: TargetFile
 ) -> FetchCommandResult:
-    """Fetch one plain file."""
+    """Download one plain file."""
     one.expect([wanted.label], wanted.size_bytes)
     fetched = fetch_plain(one.hub, wanted, landing, receipts=call.parts.receipts, force=one.force)
     return FetchCommandResult(files=(DownloadOutcome(label=wanted.label, fetched=fetched),))
@@ -332,22 +334,22 @@ def fetch_file(
 def preview_file(
     call: CommandContext, one: FetchSession, wanted: DownloadRequest, landing: TargetFile
 ) -> DownloadPreview:
-    """Return what `fetch_file` would do."""
+    """Return a preview of `fetch_file`."""
     return preview_plain(one.hub, wanted, landing, receipts=call.parts.receipts, force=one.force)
 
 
-def _tell_folder(call: CommandContext, leaf: str, out: str | None) -> None:
-    """Note that `--out` is a folder where it looks like a file's name."""
+def _note_folder(call: CommandContext, leaf: str, out: str | None) -> None:
+    """Print a note if `--out` looks like a file name: it is a folder."""
     suffix = os.path.splitext(leaf)[1]
     if out and suffix and out.endswith(suffix) and not os.path.isdir(call.path(out)):
-        call.out.note(f"note: {out} is taken as a folder: the file is {os.path.join(out, leaf)}")
+        call.out.note(f"note: --out {out} is a folder; the file is {os.path.join(out, leaf)}")
 
 
-# Files of a hub's repository: into the hub's cache, or as plain files into a folder.
+# Files of a hub repository: into the hub cache, or as plain files into a folder.
 
 
 def fetch_repo(call: CommandContext, repo: Repo, target: Target, given: dict[str, Any]) -> int:
-    """Fetch what a target names, or say what would come."""
+    """Download a repository's files, or preview them."""
 
     def look(one: FetchSession) -> DownloadPreview:
         found = find(one, repo, target, given)
@@ -372,7 +374,7 @@ def fetch_repo(call: CommandContext, repo: Repo, target: Target, given: dict[str
 
 
 def find(one: FetchSession, repo: Repo, target: Target, given: dict[str, Any]) -> RepoListing:
-    """Ask the hub what a target is now. Raises `Usage` if --sha256 fits several files."""
+    """Resolve a target at the hub. Raises `Usage` if --sha256 is given and several files match."""
     try:
         found = find_files(
             one.hub,
@@ -387,12 +389,12 @@ def find(one: FetchSession, repo: Repo, target: Target, given: dict[str, Any]) -
             error.hint = f"{error.hint}; if it is a dataset: stoker fetch datasets/{repo}"
         raise
     if given["sha256"] and len(found.files) != 1:
-        raise Usage(f"--sha256 is for one file, and {target} means {len(found.files)}", hint="name the file as well")
+        raise Usage(f"--sha256 needs exactly one file; {target} has {len(found.files)}", hint="name the file")
     return found
 
 
 def folder_name(repo: Repo) -> str:
-    """Return a repository's name as one folder's: slashes as dashes."""
+    """Return a repository's name as a folder name: slashes become dashes."""
     return str(repo).replace("/", "-")
 
 
@@ -408,17 +410,17 @@ def _order(call: CommandContext, found: RepoListing, given: dict[str, Any]) -> R
     )
 
 
-# Lock lists on the command line: fetch what one names, write one of a repository, check the disk against one.
+# Lock lists: download the files of one, write one, check the disk against one.
 
 
 def check_lock(call: CommandContext, given: dict[str, Any]) -> int:
     """Check everything on disk against a lock list."""
     path = call.path(given["lock"] or given["target"] or DEFAULT_NAME)
-    return tell(call, check_list(call, path, given["out"]))
+    return show_findings(call, check_list(call, path, given["out"]))
 
 
 def fetch_lock(call: CommandContext, given: dict[str, Any]) -> int:
-    """Fetch every file of a lock list, each into a folder that is named by its digest."""
+    """Download every file of a lock list, each into a folder named by its digest."""
     files = read_lock_list(call.path(given["lock"]))
     folder, receipts = call.path(given["out"] or LOCK_FOLDER), call.parts.receipts
     if given["dry_run"]:
@@ -430,9 +432,7 @@ def fetch_lock(call: CommandContext, given: dict[str, Any]) -> int:
         one.expect([file.id for file in files], sum(file.size_bytes for file in files))
         workers = given["jobs"] or DEFAULT_JOBS
         outcomes = fetch_list(one.hub, files, folder, receipts=receipts, force=one.force, workers=workers)
-        return FetchCommandResult(
-            files=outcomes, folder=folder, told="" if files else f"{given['lock']} names no files"
-        )
+        return FetchCommandResult(files=outcomes, folder=folder, last_line="" if files else f"{given['lock']} is empty")
 
     return fetch_with(call, given, given["lock"], work)
 
@@ -445,7 +445,7 @@ def freeze(call: CommandContext, target: Target, given: dict[str, Any]) -> int:
     path = call.path(given["lock"] or DEFAULT_NAME)
     is_kept = not given["force"] and os.path.lexists(path)
     if is_kept:
-        # What can't be read is reported before the work.
+        # An unreadable list fails before the download.
         read_lock_list(path)
 
     def work(one: FetchSession) -> FetchCommandResult:
@@ -461,13 +461,13 @@ def freeze(call: CommandContext, target: Target, given: dict[str, Any]) -> int:
         count = f"{len(files):,} file{'' if len(files) == 1 else 's'}"
         texts = f"{count}, {format_size(total_bytes)}, listed in {path}"
         if len(listed) > len(files):
-            texts = f"{texts}, with {len(listed) - len(files):,} from before"
-        return FetchCommandResult(files=(), told=path if call.out.is_quiet else texts)
+            texts = f"{texts}, plus {len(listed) - len(files):,} from before"
+        return FetchCommandResult(files=(), last_line=path if call.out.is_quiet else texts)
 
     return fetch_with(call, given, str(target), work)
 
 
-# `stoker download-model`: one model file, with its tokenizer, in a folder of plain files.
+# `stoker download-model`: one model file and its tokenizer as plain files.
 
 DEFAULT_ID = "microsoft/bitnet-b1.58-2B-4T-gguf"
 DEFAULT_FILE = "ggml-model-i2_s.gguf"
@@ -476,18 +476,22 @@ DEFAULT_OUT = "models"
 DOWNLOAD_MODEL_GRAMMAR = Grammar(
     "download-model",
     about=(
-        "Fetch one model file into OUT/org-repo/FILE, and then its tokenizer if the repository has one. FILE.etag and "
-        "FILE.lastmod stay beside it, FILE.part and FILE.lock only while it comes. The same checks and resume as "
-        "`stoker fetch`. "
+        "Download one model file to OUT/org-repo/FILE, then its tokenizer if the repository has one. FILE.etag and "
+        "FILE.lastmod stay beside it, FILE.part and FILE.lock exist only during the download. Verifies and resumes "
+        "like `stoker fetch`. "
         f"{EXIT_CODES}"
     ),
     options=(
-        Option("--id", value="ORG/REPO", help=f"{DEFAULT_ID} unless told"),
-        Option("--file", value="PATH", help=f"{DEFAULT_FILE} unless told; its last part names the file here"),
-        Option("--out", value="DIR", help=f"{DEFAULT_OUT} unless told"),
-        Option("--rev", value="REF", help="branch, tag or commit; main unless told"),
-        Option("--sha256", value="HEX", read=sha256, help="what the file must be, else exit code 13"),
-        Option("--base-url", value="URL", help="another hub, or a mirror of it (also HF_ENDPOINT)"),
+        Option("--id", value="ORG/REPO", help=f"repository (default: {DEFAULT_ID})"),
+        Option(
+            "--file",
+            value="PATH",
+            help=f"file in the repository; its last part is the local name (default: {DEFAULT_FILE})",
+        ),
+        Option("--out", value="DIR", help=f"target folder (default: {DEFAULT_OUT})"),
+        Option("--rev", value="REF", help="branch, tag or commit (default: main)"),
+        Option("--sha256", value="HEX", read=sha256, help="expected digest of the file; else exit code 13"),
+        Option("--base-url", value="URL", help="another hub or a mirror (also HF_ENDPOINT)"),
         *SHARED_OPTIONS,
     ),
     examples=(
@@ -499,13 +503,13 @@ DOWNLOAD_MODEL_GRAMMAR = Grammar(
 
 
 def perform_download_model(call: CommandContext, given: dict[str, Any]) -> int:
-    """Fetch a model and what belongs to it."""
+    """Download a model file and its tokenizer."""
     repo = read_repo(given["id"] or DEFAULT_ID)
     revision = check_revision(given["rev"] or MAIN)
     path = given["file"] or DEFAULT_FILE
     fault = name_fault(path)
     if fault:
-        raise Usage(f"--file {path!r} names no file: {fault}", hint="give a file's path in the repository")
+        raise Usage(f"--file {path!r} is not a file name: {fault}", hint="give a file's path in the repository")
     folder = os.path.join(call.path(given["out"] or DEFAULT_OUT), folder_name(repo))
     label = label_of(repo, path)
 
@@ -526,11 +530,11 @@ def perform_download_model(call: CommandContext, given: dict[str, Any]) -> int:
 
 def _hint(repo: Repo, given: dict[str, Any]) -> str:
     revision = f" --rev {given['rev']}" if given["rev"] else ""
-    why = "" if given["file"] else f"{DEFAULT_FILE} is meant unless --file names another; "
+    why = "" if given["file"] else f"the default is --file {DEFAULT_FILE}; "
     return f"{why}`stoker fetch {repo}{revision} --dry-run` lists what there is"
 
 
-# What `stoker fetch` is pointed at: a repository of a hub, a file of one, or any web address.
+# The target of `stoker fetch`: a repository of a hub, a file of one, or any URL.
 
 _KINDS = ("models", "datasets", "spaces")
 _FILE_PAGES = ("blob", "resolve", "raw")
@@ -538,19 +542,19 @@ _FILE_PAGES = ("blob", "resolve", "raw")
 
 @frozen
 class Target:
-    """Either a repository at a revision, and perhaps files of it, or an address."""
+    """A repository at a revision, with optional files, or a URL."""
 
     repo: Repo | None = None
     revision: str = MAIN
     names: tuple[str, ...] = ()
     is_address: bool = False
-    """Whether an address was given: what it names lands as a plain file."""
+    """True if a URL was given: the file is stored as a plain file."""
     url: str = ""
-    """The address, where it is no page of the hub."""
+    """The URL, if it is not a page of the hub."""
 
     @property
     def leaf(self) -> str:
-        """What a file from an address is called here."""
+        """The local name of a file from a URL."""
         return self.names[0].rpartition("/")[2] if self.repo else leaf_of(self.url)
 
     def __str__(self) -> str:
@@ -558,14 +562,14 @@ class Target:
 
 
 def read_target(text: str, *, revision: str | None, names: tuple[str, ...], endpoint: str) -> Target:
-    """Read a target and the files named with it. Raises `Usage` or `BadInput`."""
+    """Parse a target and its files. Raises `Usage` or `BadInput`."""
     if text.startswith(("http://", "https://")):
         target = _address(text, revision, names, endpoint)
     else:
         target = _repository(text, revision, names)
     for name in target.names:
         if fault := name_fault(name.removesuffix("/")):
-            raise Usage(f"no file of a repository: {name!r}: {fault}", hint="give a file's path in the repository")
+            raise Usage(f"{name!r} is not a file name: {fault}", hint="give a file's path in the repository")
     return target
 
 
@@ -584,29 +588,27 @@ def _read_repo(name: str) -> Repo:
         parts = name.removeprefix("hf://").split("/")
         count = 3 if parts[0] in _KINDS else 2
         if len(parts) > count and all(parts):
-            error.hint = f"a file is a word of its own: {'/'.join(parts[:count])} {'/'.join(parts[count:])}"
+            error.hint = f"write the file as a separate argument: {'/'.join(parts[:count])} {'/'.join(parts[count:])}"
         raise
 
 
 def _address(url: str, revision: str | None, names: tuple[str, ...], endpoint: str) -> Target:
     page = _hub_page(url) if origin(url) == origin(endpoint) else None
     if page is not None and page.is_address and (names or revision is not None):
-        raise Usage(
-            f"{shown(url)} is one file already", hint="give the repository instead: stoker fetch org/repo FILE …"
-        )
+        raise Usage(f"{shown(url)} is a single file", hint="give the repository: stoker fetch org/repo FILE …")
     if page is not None:
         chosen = page.revision if revision is None else check_revision(revision)
         return Target(repo=page.repo, revision=chosen, names=page.names + names, is_address=page.is_address)
     if names or revision is not None:
-        raise Usage("an address is one file: it takes neither FILE nor --rev", hint="stoker fetch https://… --out DIR")
+        raise Usage("FILE and --rev do not apply to a URL", hint="stoker fetch https://… --out DIR")
     fault = name_fault(leaf_of(url))
     if fault:
-        raise Usage(f"the address names no file: {shown(url)}: {fault}", hint="give the address of a file")
+        raise Usage(f"URL without a file name: {shown(url)}: {fault}", hint="give the URL of a file")
     return Target(url=url, is_address=True)
 
 
 def _hub_page(url: str) -> Target | None:
-    """Read a hub's own page: `/org/repo`, `/org/repo/tree/main/folder`, `/org/repo/blob/main/file`."""
+    """Parse the URL of a hub page: `/org/repo`, `/org/repo/tree/main/folder`, `/org/repo/blob/main/file`."""
     parts = [unquote(part) for part in urlsplit(url).path.strip("/").split("/")]
     prefix = f"{parts.pop(0)}/" if parts[0] in _KINDS else ""
     if len(parts) < 2 or parts[0] == "api":

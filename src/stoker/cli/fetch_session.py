@@ -1,7 +1,7 @@
-"""Downloads on their way, as a user meets them: a screen or a stream of JSON, signals, receipts, and the tools for it.
+"""The downloads of one command: progress display or stream of JSON, signals, receipts.
 
-One `Session` stands around everything that one command fetches, from the first question to a server to the last byte,
-so that Ctrl-C always ends it in the same way: what came is kept, and the same command resumes from there.
+One `FetchSession` covers all downloads of a command, so that Ctrl-C always ends them in the same way: downloaded data
+is kept, and the same command resumes.
 """
 
 from __future__ import annotations
@@ -39,34 +39,32 @@ from stoker.transfer.download.types import (
 from stoker.transfer.hub.client import Hub
 from stoker.views.text_tables import span
 
-# A transport that tells what it does: each request with its range, each answer with its status, time and redirect.
-#
-# For `--verbose`. Never a query, a credential or a header that may hold one.
+# For `--verbose`. Never logs a query, a credential or a header that may hold one.
 
-_TOLD = ("Content-Length", "Content-Range", "Retry-After")
+_LOGGED = ("Content-Length", "Content-Range", "Retry-After")
 
 
 class LoggingTransport:
-    """A transport that logs each request of another one."""
+    """Logs each request of another transport, with range, status, time and redirect."""
 
-    def __init__(self, inner: Transport, clock: Clock, tell: Callable[[str], None]) -> None:
+    def __init__(self, inner: Transport, clock: Clock, log: Callable[[str], None]) -> None:
         self._inner = inner
         self._clock = clock
-        self._tell = tell
+        self._log = log
 
     def send(self, request: Request) -> HttpClientResponse:
         ranged = request.headers.get("Range")
-        asked = f"{request.method} {shown(request.url)}{f' ({ranged})' if ranged else ''}"
+        sent = f"{request.method} {shown(request.url)}{f' ({ranged})' if ranged else ''}"
         began_s = self._clock.monotonic_s()
         try:
             reply = self._inner.send(request)
         except StokerError as error:
-            self._tell(f"> {asked}: {error}")
+            self._log(f"> {sent}: {error}")
             raise
         location = reply.headers.get("Location")
         to = f" to {shown(joined(request.url, location))}" if location else ""
-        texts = "".join(f", {name} {value}" for name in _TOLD if (value := reply.headers.get(name)))
-        self._tell(f"> {asked}: {reply.status}{to}{texts} in {span(self._clock.monotonic_s() - began_s)}")
+        texts = "".join(f", {name} {value}" for name in _LOGGED if (value := reply.headers.get(name)))
+        self._log(f"> {sent}: {reply.status}{to}{texts} in {span(self._clock.monotonic_s() - began_s)}")
         return reply
 
     def abort(self) -> None:
@@ -77,26 +75,26 @@ class LoggingTransport:
 
 
 _FAILURES_SHOWN = 8
-_HEARING_S = 0.1
+_JOIN_S = 0.1
 
 T = TypeVar("T")
 
 
 class FetchSession:
-    """What one command fetches, from the outside. Make it with `session`."""
+    """The downloads of one command. Make it with `session`."""
 
-    def __init__(self, call: CommandContext, given: dict[str, Any], memo: Memo, *, tells_there: bool = True) -> None:
+    def __init__(self, call: CommandContext, given: dict[str, Any], memo: Memo, *, shows_present: bool = True) -> None:
         self._call = call
         self._out = call.out
         self._clock = call.parts.clock
         self._shows_progress = not given["no_progress"]
-        self._tells_there = tells_there
+        self._shows_present = shows_present
         self._lock = threading.Lock()
         self._seq = 0
         self._source = attempt_id(self._clock.now(), call.parts.entropy())
         self.screen = open_screen(self._out, self._clock, is_live=self._shows_progress)
         self._lines = TransferLines(
-            self.screen, self._out, shows_progress=self._shows_progress, tells_there=tells_there
+            self.screen, self._out, shows_progress=self._shows_progress, shows_present=shows_present
         )
         self.force = bool(given["force"])
         self._stop = DownloadStop()
@@ -104,7 +102,7 @@ class FetchSession:
         settings = call.parts.hub_settings(given.get("base_url") or "", offline=given["offline"])
         self._transport = call.parts.open_transport(patience.no_progress_s)
         if given["verbose"]:
-            self._transport = LoggingTransport(self._transport, self._clock, self._tell_aside)
+            self._transport = LoggingTransport(self._transport, self._clock, self._print_aside)
         tools = DownloadTools(
             transport=self._transport,
             clock=self._clock,
@@ -116,40 +114,40 @@ class FetchSession:
             received=call.parts.receipts.sha256_at,
         )
         self.hub = Hub(settings, tools=tools, patience=patience, stop=self._stop, memo=memo)
-        """Whom to ask and to fetch from, any other server included."""
+        """Downloads from the hub and from any other server."""
 
     def expect(self, names: Iterable[str], total_bytes: int | None, *, within: str = "") -> None:
-        """Say what is going to be fetched, so that the display knows when all of it is there."""
+        """Set the expected files, for the progress display."""
         self._lines.expect(names, total_bytes, within=within)
 
     def say(self, event: Event) -> None:
         """Show an event, or write it as JSON. Thread-safe."""
         at_s = self._clock.wall_s()
         if self._out.is_json:
-            is_told = self._tells_there or event.fields.get("status") != Status.CACHED
-            if is_told and (event.kind != Kinds.DOWNLOAD_PROGRESS or self._shows_progress):
+            is_shown = self._shows_present or event.fields.get("status") != Status.CACHED
+            if is_shown and (event.kind != Kinds.DOWNLOAD_PROGRESS or self._shows_progress):
                 with self._lock:
                     self._seq += 1
                     self._out.json_line(event_line(event, ts=at_s, seq=self._seq, source=self._source))
         elif event.kind == Kinds.WARNING:
             if not self._out.is_quiet:
-                self._tell_aside(f"note: {event.fields.get('message', '')}")
+                self._print_aside(f"note: {event.fields.get('message', '')}")
         else:
             self._lines.take(event, at_s)
 
-    def tell_failures(self, failed: Sequence[tuple[str, StokerError]]) -> None:
-        """Report which files will not come; outside JSON only the first by name."""
+    def show_failures(self, failed: Sequence[tuple[str, StokerError]]) -> None:
+        """Print the failed files; as text only the first few."""
         shown = failed if self._out.is_json else failed[:_FAILURES_SHOWN]
         for label, error in shown:
             self.say(failure_of(label, error))
         if len(failed) > len(shown):
-            self.screen.lasting(f"… and {len(failed) - len(shown):,} more that did not come")
+            self.screen.lasting(f"… and {len(failed) - len(shown):,} more failed")
 
     def run(self, work: Callable[[FetchSession], T]) -> T:
-        """Do the work in a thread of its own; give what it gives, or raise what it raises.
+        """Do the work in a thread; return its result or raise its error.
 
-        The main thread only waits, in short turns: a signal that comes just before a wait for a network begins is heard
-        when that wait is over, and that may take half a minute.
+        The main thread waits in short turns: otherwise a signal just before a wait for the network would be handled
+        only after that wait, up to half a minute later.
         """
         done: list[T] = []
         failed: list[BaseException] = []
@@ -163,30 +161,30 @@ class FetchSession:
         thread = threading.Thread(target=act, name="stoker-fetch", daemon=True)
         thread.start()
         while thread.is_alive():
-            thread.join(_HEARING_S)
+            thread.join(_JOIN_S)
         if failed:
             raise hinted(failed[0]) if isinstance(failed[0], StokerError) else failed[0]
         return done[0]
 
     def close(self) -> None:
-        """Write what is left to say, and let go of the screen and of connections."""
+        """Write the last lines and close the display and the connections."""
         self._lines.close()
         self.screen.close()
         self._transport.close()
 
     def interruptions(self) -> Interruptions:
-        """Return the block in which signals end the downloads and keep what came."""
+        """Return a block in which signals stop the downloads and keep downloaded data."""
         return Interruptions(self._ask, self.screen.mention, _leave, last_wait_s=0.0)
 
     def _ask(self, error: StokerError) -> None:
         try:
             self._stop.ask(error)
         finally:
-            # Also what other threads are about to send.
+            # Also stops requests that other threads are about to send.
             self._transport.abort()
 
-    def _tell_aside(self, line: str) -> None:
-        """Tell something on standard error, without spoiling what is drawn."""
+    def _print_aside(self, line: str) -> None:
+        """Write a line to standard error without disturbing the display."""
         if self._out.is_terminal and self._shows_progress and not self._out.is_quiet:
             # The terminal is being drawn on.
             self.screen.lasting(line)
@@ -194,7 +192,7 @@ class FetchSession:
             self._out.complain(line)
 
     def _keep(self, came: Sequence[tuple[DownloadRequest, FetchedFile]]) -> None:
-        """Leave receipts. What was there before keeps the one it has, which says how it came."""
+        """Write receipts. A file that was present keeps its receipt."""
         receipts, version = self._call.parts.receipts, self._call.parts.version
         ended_s = self._clock.wall_s()
         receipts.keep(
@@ -208,15 +206,14 @@ class FetchSession:
 
 @contextmanager
 def session(
-    call: CommandContext, given: dict[str, Any], *, memo: Memo, tells_there: bool = True
+    call: CommandContext, given: dict[str, Any], *, memo: Memo, shows_present: bool = True
 ) -> Iterator[FetchSession]:
-    """Open a session: within the block, signals end the downloads and keep what came.
+    """Open a session: within the block, signals stop the downloads and keep downloaded data.
 
-    `memo` is where it is remembered which bytes on this disk were checked. Unless it `tells_there`, people hear nothing
-    of files that were there already.
+    `memo` records which files were verified. Without `shows_present`, files that were already present are not printed.
     """
     call.out.goes_on_unread = call.out.is_watched = True
-    one = FetchSession(call, given, memo, tells_there=tells_there)
+    one = FetchSession(call, given, memo, shows_present=shows_present)
     try:
         with one.interruptions():
             yield one
@@ -228,7 +225,7 @@ def _leave() -> None:
     os._exit(Cancelled.exit_code)
 
 
-# Options that all commands share which fetch something, and how they are read.
+# Options of all commands that download.
 
 DEFAULT_JOBS = 8
 
@@ -237,32 +234,32 @@ SHARED_OPTIONS = (
         "--retries",
         value="N",
         read=whole(1),
-        help="also give up after N attempts in a row without a new byte, the first included (default: --timeout alone)",
+        help="maximum attempts in a row without new data, including the first (default: only --timeout)",
     ),
-    Option("--timeout", value="S", read=duration, help="give up after this long without a new byte (default: 30m)"),
-    Option("--offline", help="ask no server: only what is on this disk (also HF_HUB_OFFLINE=1, STOKER_OFFLINE=1)"),
-    Option("--force", help="fetch again what is there already"),
-    Option("--no-progress", help="no progress, only results"),
-    Option("--verbose", help="tell every request, redirect and retry, on standard error"),
+    Option("--timeout", value="S", read=duration, help="stall timeout, no data received (default: 30m)"),
+    Option("--offline", help="use only files on this disk (also HF_HUB_OFFLINE=1, STOKER_OFFLINE=1)"),
+    Option("--force", help="download again files that are present"),
+    Option("--no-progress", help="show no progress"),
+    Option("--verbose", help="log each request, redirect and retry to standard error"),
 )
 
 EXIT_CODES = (
-    "Exit codes: 10 no space, 11 not allowed, 12 too many requests, 13 wrong bytes, 14 network or no such file, 16 a "
-    "lock, a permission or a file in the way, 130 interrupted."
+    "Exit codes: 10 no disk space, 11 not authorized, 12 rate limited, 13 wrong digest, 14 network or not found, 16 "
+    "file locked, permission denied or file exists, 130 interrupted."
 )
 
 
 def sha256(text: str) -> Digest:
-    """Read a digest, in capitals or not."""
+    """Parse a digest in upper or lower case."""
     plain = text.lower().removeprefix("sha256:")
     if not is_digest(plain):
-        message = f"{text!r} is not a sha256: that is 64 hexadecimal digits"
+        message = f"{text!r} is not a sha256 of 64 hexadecimal digits"
         raise ValueError(message)
     return Digest(plain)
 
 
 def patience_of(given: dict[str, Any]) -> DownloadTimeouts:
-    """Return how patient the options want a download to be."""
+    """Return the timeouts of a download."""
     usual = DownloadTimeouts()
     no_progress_s = usual.no_progress_s if given["timeout"] is None else given["timeout"]
     return DownloadTimeouts(
@@ -273,34 +270,34 @@ def patience_of(given: dict[str, Any]) -> DownloadTimeouts:
     )
 
 
-# What to do about an error of a download, in the words of the command line: the floors below know no options.
+# Hints for download errors: the layers below know no command-line options.
 
 _LISTS = "lists what there is"
-_NO_HUB = "HF_ENDPOINT or --base-url names another hub or a mirror; --offline takes what is on this machine"
-_NO_HUB_FOR_JOB = "HF_ENDPOINT names another hub or a mirror; {argument}=FOLDER takes what is on this machine"
+_NO_HUB = "set HF_ENDPOINT or --base-url to another hub or a mirror; or use local files with --offline"
+_NO_HUB_FOR_JOB = "set HF_ENDPOINT to another hub or a mirror; or use a local folder with {argument}=FOLDER"
 _SAME = "the same command"
 _AGAIN = f"{_SAME} tries again"
 _NOT_REACHED = frozenset({"dns", "refused", "unreachable", "connect_timeout"})
 _HINTS = {
-    ("not_on_server", "offline"): "without --offline it is fetched",
-    ("hash_mismatch", "offline"): "without --offline it is fetched anew",
+    ("not_on_server", "offline"): "download it without --offline",
+    ("hash_mismatch", "offline"): "download it again without --offline",
     ("not_on_server", "EntryNotFound"): f"--dry-run {_LISTS}",
     ("local_file", "not_ours"): "or replace it with --force",
-    ("bad_answer", "web_page"): "give the address of the file itself, or --sha256",
-    ("bad_answer", "bad_names"): "leave them out with --exclude, or choose files by name",
-    ("bad_answer", "unknown_version"): "if it is right, start anew with --force",
+    ("bad_answer", "web_page"): "give the URL of the file itself, or --sha256",
+    ("bad_answer", "bad_names"): "skip them with --exclude, or name the files",
+    ("bad_answer", "unknown_version"): "if it is correct, download again with --force",
     ("bad_answer", "needs_folder"): "name a folder with --out",
     ("bad_input", "needs_folder"): "name a folder with --out",
 }
 
 
 def hinted(error: StokerError) -> StokerError:
-    """Add to an error's hint what the command line offers about it, once."""
+    """Add a command-line option to an error's hint, once."""
     if _is_unreached(error):
         error.hint = f"check this computer's network; {_NO_HUB}"
     is_passing = isinstance(error, NetworkFailed | RateLimited) and not error.data.get("is_lasting")
     if is_passing and _SAME not in error.hint:
-        # Nothing of this file is kept, or its hint would say so.
+        # Nothing of this file is kept, else its hint would mention it.
         error.add_hint(_AGAIN)
         return error
     more = _HINTS.get((error.code, str(error.data.get("reason"))), "")
@@ -310,7 +307,7 @@ def hinted(error: StokerError) -> StokerError:
 
 
 def hinted_for_job(error: StokerError, argument: str) -> StokerError:
-    """Return of a job, which has none of a download's options, what to do if the hub is not reached for an argument."""
+    """Set the hint for an unreachable hub; a job has no download options."""
     if _is_unreached(error):
         error.hint = f"check this computer's network; {_NO_HUB_FOR_JOB.format(argument=argument)}"
     return error

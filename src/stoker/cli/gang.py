@@ -1,4 +1,4 @@
-"""`stoker gang run`: a script as several ranks of one machine, in the place of `torchrun --standalone`."""
+"""`stoker gang run`: run a script as several ranks on one machine, like `torchrun --standalone`."""
 
 from __future__ import annotations
 
@@ -26,23 +26,28 @@ _STUCK_S = 1.0
 GANG_GRAMMAR = Grammar(
     "gang run",
     about=(
-        "Run a script as several ranks that start and end together, in the place of `torchrun --standalone`: the same "
-        "variables (RANK, LOCAL_RANK, WORLD_SIZE, …), the script unchanged. Libraries are imported once for all ranks, "
-        "if `python` is the one that Stoker runs in; no port is needed. When a rank fails, all are ended, and it is "
-        "told which one, where and why. Exit code 0 if all ranks end with 0."
+        "Run a script as several ranks that start and stop together, like `torchrun --standalone`: the same "
+        "environment variables (RANK, LOCAL_RANK, WORLD_SIZE, …), the script unchanged. Libraries are imported once "
+        "for all ranks if `python` is Stoker's interpreter; no port is needed. If a rank fails, all are stopped, and "
+        "the failed rank is reported with place and cause. Exit code 0 if all ranks exit with 0."
     ),
     options=(
-        Option("--ranks", value="N|auto", read=ranks, help="how many; auto, unless told: one for each GPU, or 1"),
+        Option(
+            "--ranks",
+            value="N|auto",
+            read=ranks,
+            help="number of ranks; auto: one for each GPU, at least 1 (default: auto)",
+        ),
         Option(
             "--timeout",
             value="TIME",
             read=duration,
-            help="give up if not all ranks come through init_process_group within: 90s, 15m",
+            help="time limit for init_process_group on all ranks, such as 90s or 15m (default: none)",
         ),
-        Option("--no-prefix", help="print what ranks say as it is, without [rank 3] before each line"),
-        Option("--quiet-others", help="print what rank 0 says and nothing of the others"),
-        Option("--log-dir", value="DIR", help="also keep what each rank says in DIR/rank-3.out and DIR/rank-3.err"),
-        Option("--grace", value="TIME", read=duration, help="how long ranks that are told to end may take, 10s"),
+        Option("--no-prefix", help="print output without the prefix [rank 3]"),
+        Option("--quiet-others", help="print only the output of rank 0"),
+        Option("--log-dir", value="DIR", help="also write each rank's output to DIR/rank-3.out and DIR/rank-3.err"),
+        Option("--grace", value="TIME", read=duration, help="grace period before ranks are killed (default: 10s)"),
     ),
     examples=(
         "stoker gang run --ranks 8 -- python train.py --epochs 3",
@@ -56,53 +61,51 @@ GANG_GRAMMAR = Grammar(
 
 
 def perform_gang(call: CommandContext, given: dict[str, Any]) -> int:
-    """Run the ranks to their end."""
+    """Run the ranks and wait for them."""
     try:
         return _perform(call, given)
     except StokerError as error:
-        _tell_run(str(error))
+        _report_to_run(str(error))
         raise
 
 
 def _perform(call: CommandContext, given: dict[str, Any]) -> int:
     if not given["program"]:
-        raise Usage(
-            "what is to run as ranks? No program follows --", hint="stoker gang run --ranks 2 -- python train.py"
-        )
+        raise Usage("no program after --", hint="stoker gang run --ranks 2 -- python train.py")
     from stoker.gang.script_gang import ScriptGang
     from stoker.gang.scripts import read_script
 
-    # Not the parts: to build them takes longer than to start the ranks.
+    # Not `call.parts`: building them takes longer than starting the ranks.
     try:
         folder, environment = os.getcwd(), dict(os.environ)
     except FileNotFoundError as error:
-        raise LocalFile("the folder this was started in is gone", hint="cd to one that exists") from error
+        raise LocalFile("the current folder no longer exists", hint="cd to an existing folder") from error
     script = read_script(given["program"], folder=folder, environment=environment)
     nranks = _count(call, given["ranks"])
-    telling = _Telling(
+    printer = _RankPrinter(
         call.out, is_prefixed=nranks > 1 and not given["no_prefix"], only=0 if given["quiet_others"] else None
     )
     gang = ScriptGang(
         script,
         nranks,
         folder=folder,
-        hear=telling.hear,
-        on_phase=telling.phase,
+        hear=printer.on_lines,
+        on_phase=printer.on_phase,
         timeout_s=given["timeout"],
         log_folder=_log_folder(given["log_dir"]),
         **({} if given["grace"] is None else {"grace_s": given["grace"]}),
     )
     call.out.goes_on_unread = True
-    telling.event("gang_started", ranks=nranks, program=list(given["program"]), is_forked=script.is_own)
+    printer.event("gang_started", ranks=nranks, program=list(given["program"]), is_forked=script.is_own)
     try:
-        with Interruptions(gang.end, say_aside, _leave, hint="the ranks were told to end"):
+        with Interruptions(gang.end, say_aside, _leave, hint="the ranks are being stopped"):
             gang.run()
     except StokerError as error:
-        return _tell_failure(call, telling, error)
+        return _report_failure(call, printer, error)
     finally:
         for warning in gang.warnings:
             call.out.note(f"note: {warning}")
-    telling.event("gang_ended", ranks=nranks, exit_code=0, seconds=telling.seconds())
+    printer.event("gang_ended", ranks=nranks, exit_code=0, seconds=printer.seconds())
     return 0
 
 
@@ -124,25 +127,25 @@ def _log_folder(given: str | None) -> str | None:
     return folder
 
 
-def _tell_failure(call: CommandContext, telling: _Telling, error: StokerError) -> int:
+def _report_failure(call: CommandContext, printer: _RankPrinter, error: StokerError) -> int:
     from stoker.core.errors import RankFailed, RankTimeout
     from stoker.gang.gang_failures import story_of
 
     if isinstance(error, RankFailed) and error.data.get("crash") and not isinstance(error, RankTimeout):
-        error.hint = "where it was when it crashed follows"
+        error.hint = "the stack at the crash follows"
     code = report(error, call.out, debug=call.flags.debug, is_in_stream=True)
     if isinstance(error, RankFailed):
-        # Its first line has been said.
-        for line in [*story_of(error)[1:], *_last_words(error)]:
+        # Its first line has been printed.
+        for line in [*story_of(error)[1:], *_last_output(error)]:
             call.out.complain(line)
-    _tell_run(str(error))
+    _report_to_run(str(error))
     wait_s = _STUCK_S if isinstance(error, (Cancelled, Terminated)) else -1
-    telling.event("gang_failed", wait_s=wait_s, **error.to_dict(), seconds=telling.seconds())
+    printer.event("gang_failed", wait_s=wait_s, **error.to_dict(), seconds=printer.seconds())
     return code
 
 
-def _tell_run(message: str) -> None:
-    """Tell the run of Stoker that started us, if one did, in the words of its trainer contract."""
+def _report_to_run(message: str) -> None:
+    """Report the failure to the parent run of Stoker, if there is one, by the trainer contract."""
     path = os.environ.get("STOKER_CONTROL")
     if path:
         from stoker.core.jsontext import dumps
@@ -151,15 +154,13 @@ def _tell_run(message: str) -> None:
             file.write(dumps({"kind": "failed", "message": message}).encode() + b"\n")
 
 
-def _last_words(error: RankFailed) -> list[str]:
-    said = str(error.data.get("output", "")).splitlines()
-    return (
-        [f"the last that rank {error.rank} wrote to standard error:", *(f"  {line}" for line in said)] if said else []
-    )
+def _last_output(error: RankFailed) -> list[str]:
+    output = str(error.data.get("output", "")).splitlines()
+    return [f"last output of rank {error.rank} on standard error:", *(f"  {line}" for line in output)] if output else []
 
 
-class _Telling:
-    """Where the words of ranks and the news of them go: lines for people, or events. Any thread may tell."""
+class _RankPrinter:
+    """Prints the output of ranks as lines, or as JSON events. Thread-safe."""
 
     def __init__(self, out: CliOutput, *, is_prefixed: bool, only: int | None) -> None:
         self._out = out
@@ -173,8 +174,8 @@ class _Telling:
     def seconds(self) -> float:
         return round(time.monotonic() - self._began_s, 3)
 
-    def hear(self, rank: int, lines: Sequence[bytes], *, is_error: bool) -> None:
-        """Pass on what a rank printed, each line in one piece."""
+    def on_lines(self, rank: int, lines: Sequence[bytes], *, is_error: bool) -> None:
+        """Print lines of a rank, each in one write."""
         if self._only not in (None, rank):
             return
         if self._out.is_json:
@@ -187,12 +188,12 @@ class _Telling:
         with self._turn:
             self._write(2 if is_error else 1, prefixed(rank, lines, is_prefixed=self._is_prefixed))
 
-    def phase(self, rank: int, phase: Phase, at_ns: int) -> None:
-        """Tell programs where a rank is."""
+    def on_phase(self, rank: int, phase: Phase, at_ns: int) -> None:
+        """Write an event for a rank's phase."""
         self.event("rank_phase", rank=rank, phase=phase.name, after_s=round(at_ns / 1e9 - self._began_s, 6))
 
     def event(self, kind: str, *, wait_s: float = -1, **fields: Any) -> None:
-        """Tell programs; people are told otherwise. `wait_s` is for a reader who may never go on."""
+        """Write a JSON event; nothing in text mode. `wait_s` limits the wait for a blocked reader."""
         if not self._out.is_json or not self._turn.acquire(timeout=wait_s):
             return
         from stoker.core.jsontext import dumps
@@ -212,17 +213,17 @@ class _Telling:
             while view:
                 view = view[os.write(fd, view) :]
         except OSError as error:
-            # The ranks go on all the same; that nobody reads on is no news to anybody.
+            # The ranks continue without a reader.
             self._unread.add(fd)
             if fd == 1 and not isinstance(error, BrokenPipeError):
-                self._out.complain(f"stoker: standard output can't be written: {error.strerror}")
+                self._out.complain(f"stoker: can't write to standard output: {error.strerror}")
 
 
-# `stoker gang`: what there is to do with gangs.
+# `stoker gang`: list its verbs.
 
 GANG_HELP_GRAMMAR = Grammar(
     "gang",
-    about="A gang is several processes, its ranks, that start and end together. From Python: stoker.gang.Gang.",
+    about="A gang is a group of processes, its ranks, that start and stop together. From Python: stoker.gang.Gang.",
     examples=("stoker gang run --ranks 8 -- python train.py", "stoker gang run -- python -m package.train"),
 )
 

@@ -1,9 +1,8 @@
-"""The words of one command: what it takes, how that is read, and the help that says so.
+"""The grammar of one command: its arguments, how they are parsed, and its help text.
 
-Declared once as data, so that parsing, `--help` and the reference page can't disagree. Every fault of a command line is
-reported together, each with the nearest word that would have been right. Ours and not the standard library's because
-that costs as much time to import as the rest of a command, stops at the first fault, and lays help out differently in
-every version of Python.
+Declared once as data, so that parsing, `--help` and the reference page agree. All errors of a command line are reported
+together, each with the nearest valid word. Not argparse: importing it takes as long as the rest of a command, it stops
+at the first error, and its help layout differs between versions of Python.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _FEWEST_BYTES = 2**20
-"""The least device memory that is ever requested."""
+"""A smaller number without a unit is an error."""
 
 _MOST_DIGITS = 1000
-"""Longer numbers are a mistake, and take long to read."""
+"""Longer numbers are rejected: parsing them is slow."""
 
 
 class Option:
-    """A word that begins with a dash; with `value` it takes one, and `is_many` collects several."""
+    """An option; with `value` it takes one, and `is_many` collects several."""
 
     __slots__ = ("help", "is_many", "key", "names", "read", "value")
 
@@ -52,12 +51,12 @@ class Option:
 AT = Option(
     "--at",
     value="URL",
-    help="the coordinator; unless told STOKER_COORDINATOR, the one on this machine, or the one that was joined",
+    help="the coordinator (default: STOKER_COORDINATOR, the one on this machine, or the one joined)",
 )
 
 
 class Positional:
-    """A word by its place; the last one of a command may be many, and help lists the `keys` of its key=value."""
+    """A positional argument; the last one may take many words, and help lists the `keys` of its key=value."""
 
     __slots__ = ("help", "is_many", "is_required", "key", "keys", "label")
 
@@ -80,7 +79,7 @@ class Positional:
 
 
 class Grammar:
-    """What one command takes."""
+    """The arguments and the help of one command."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Grammar:
         self.examples = examples
 
     def parse(self, argv: list[str]) -> dict[str, Any]:
-        """Read the words behind the command; `Usage` names everything that is wrong with them."""
+        """Parse the words after the command. Raises `Usage` with all errors."""
         return _Reading(self, argv).given()
 
     def usage(self) -> str:
@@ -115,7 +114,7 @@ class Grammar:
         return " ".join(parts)
 
     def help(self) -> str:
-        """Return what `--help` says."""
+        """Return the text of `--help`."""
         rows = [(positional.label, positional.help) for positional in self.positionals]
         lines = [f"usage: {self.usage()}", "", *_wrap(self.about, "")]
         sections = [
@@ -136,11 +135,11 @@ class Grammar:
 
 
 AUTO = "auto"
-"""What `--ranks` takes in place of a number: one rank for each GPU."""
+"""Value of `--ranks`: one rank for each GPU."""
 
 
 def ranks(text: str) -> int | str:
-    """Read how many ranks: a number, or `auto`."""
+    """Parse a number of ranks, or `auto`."""
     if text == AUTO:
         return AUTO
     from stoker.gang.rank_config import MOST_RANKS
@@ -153,7 +152,7 @@ def ranks(text: str) -> int | str:
 
 
 def whole(at_least: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers from a limit on, of at most `_MOST_DIGITS` digits."""
+    """Return a parser of whole numbers of at least a limit and at most `_MOST_DIGITS` digits."""
 
     def read(text: str) -> int:
         is_number = text.isascii() and text.isdigit()
@@ -169,21 +168,21 @@ def whole(at_least: int) -> Callable[[str], int]:
 
 
 def duration(text: str) -> float:
-    """Read a duration such as `2h`."""
+    """Parse a duration such as `2h`."""
     from stoker.core.text import parse_duration
 
     return parse_duration(text)
 
 
 def size(text: str) -> int:
-    """Read a size such as `10G`."""
+    """Parse a size such as `10G`."""
     from stoker.core.text import parse_size
 
     return parse_size(text)
 
 
 def size_with_unit(text: str) -> int:
-    """Read a size such as `6GiB`. A bare number is bytes, as programs count them; a small one lacks its unit."""
+    """Parse a size such as `6GiB`. A bare number is bytes; a small one is rejected, because its unit is missing."""
     size_bytes = size(text)
     if size_bytes < _FEWEST_BYTES and text.strip().replace(".", "", 1).isdecimal():
         message = f"{text!r} has no unit; write {text.strip()}GiB if GiB are meant"
@@ -192,7 +191,7 @@ def size_with_unit(text: str) -> int:
 
 
 class _Reading:
-    """One command line on its way from words to values."""
+    """Parses one command line."""
 
     def __init__(self, grammar: Grammar, argv: list[str]) -> None:
         self._grammar = grammar
@@ -233,7 +232,7 @@ class _Reading:
             name, equals, value = word[:2], "=", word[2:].removeprefix("=")
         option = next((option for option in self._grammar.options if name in option.names), None)
         if option is None:
-            self._unknown(name, [known for option in self._grammar.options for known in option.names])
+            self._unknown("option", name, [known for option in self._grammar.options for known in option.names])
         elif not option.value:
             if equals:
                 self._faults.append(f"{name} takes no value")
@@ -269,20 +268,19 @@ class _Reading:
             self._left_over(plain)
 
     def _left_over(self, plain: list[str]) -> None:
-
         self._hint = self._hint or instead(self._grammar.words, plain)
         verbs = [verb.path[-1] for verb in verbs_of(self._grammar.words)]
         if not verbs:
-            self._faults.append(f"nothing more was expected, got {' '.join(plain)!r}")
+            self._faults.append(f"unexpected argument {' '.join(plain)!r}")
             return
-        self._unknown(plain[0], verbs)
+        self._unknown("command", plain[0], verbs)
         if not self._hint and "show" in verbs:
             self._hint = f"stoker {self._grammar.words} show {plain[0]}"
 
-    def _unknown(self, word: str, known: list[str]) -> None:
+    def _unknown(self, what: str, word: str, known: list[str]) -> None:
         from stoker.core.text import did_you_mean
 
-        self._faults.append(f"`stoker {self._grammar.words}` does not know {word!r}")
+        self._faults.append(f"stoker {self._grammar.words}: unknown {what} {word!r}")
         self._hint = self._hint or did_you_mean(word, known)
 
 
@@ -299,7 +297,7 @@ def _wrap(text: str, indent: str) -> list[str]:
     return wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
-# Words that people try first, and what is said here instead: for hints only, none of them is a command.
+# Words of other tools and the command to use instead: for hints only, none of them is a command.
 
 _INSTEAD = {
     "store": {
@@ -369,16 +367,16 @@ _NOTHING_BEHIND = {
 
 
 def instead_of(word: str) -> str:
-    """Return a hint for a word that is no command; or an empty text."""
-    said = _COMMANDS.get(word, "")
-    return f"did you mean `stoker {said}`?" if said else ""
+    """Return a hint for a word that is no command, or an empty text."""
+    command = _COMMANDS.get(word, "")
+    return f"did you mean `stoker {command}`?" if command else ""
 
 
 def instead(noun: str, words: list[str]) -> str:
-    """Return a hint for words behind a noun that are no verb of it, with their own name in it; or an empty text."""
+    """Return a hint for words after a noun that are no verb of it, or an empty text."""
     if noun in _NOTHING_BEHIND:
         return f"did you mean `{_NOTHING_BEHIND[noun].replace('NAME', words[0])}`?"
-    said = _INSTEAD.get(noun, {}).get(words[0], "")
+    command = _INSTEAD.get(noun, {}).get(words[0], "")
     if words[1:]:
-        said = said.replace("NAME", words[1])
-    return f"did you mean `{said}`?" if said else ""
+        command = command.replace("NAME", words[1])
+    return f"did you mean `{command}`?" if command else ""

@@ -1,13 +1,11 @@
-"""Signals: any command may be asked to end, and cleans up first (`ended_on_request`); the rest is about work here.
+"""Signals: every command cleans up on SIGTERM and SIGHUP (`ended_on_request`); `Interruptions` stops local work.
 
-The first asks the work to stop and waits for its clean-up, a second Ctrl-C ends it now.
+    Ctrl-C                 request a stop, clean up, 130
+    Ctrl-C again           kill child processes, clean up what is possible at once, 130
+    SIGTERM, or SIGHUP (terminal closed)      request a stop, clean up, 143
 
-    Ctrl-C                 ask the work to stop, clean up, 130
-    Ctrl-C once more       kill our children, clean up what can be cleaned up at once, 130
-    TERM, or the terminal goes away (HUP)      ask the work to stop, clean up, 143
-
-A signal that this process was started to ignore (nohup, a background job of a script) stays ignored. What stood before
-is put back at the end.
+A signal that was ignored at the start (nohup, a background job of a script) stays ignored. The earlier handlers are
+restored at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _CONTINUES = "the same command continues where this one stopped"
 
 
 def say_aside(text: str) -> None:
-    """Say something on standard error from a signal's own code: buffered streams may be in the middle of a write."""
+    """Write to standard error from a signal handler: buffered streams may be in the middle of a write."""
     try:
         os.write(2, f"{text}\n".encode())
     except OSError:
@@ -36,12 +34,12 @@ def say_aside(text: str) -> None:
 
 
 class AskedToEnd(KeyboardInterrupt):
-    """TERM or HUP, raised where the code stands, as Ctrl-C is."""
+    """SIGTERM or SIGHUP, raised like KeyboardInterrupt."""
 
 
 @contextmanager
 def ended_on_request() -> Iterator[None]:
-    """Let a request to end be raised within the block, so that nothing that was started is left behind. Once only."""
+    """Raise `AskedToEnd` within the block on SIGTERM or SIGHUP, once, so that the command cleans up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -50,7 +48,7 @@ def ended_on_request() -> Iterator[None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         for one in ours:
             signal.signal(one, signal.SIG_DFL)
-        raise AskedToEnd("the terminal went away" if number == signal.SIGHUP else "it was asked to end")
+        raise AskedToEnd("terminal closed (SIGHUP)" if number == signal.SIGHUP else "terminated (SIGTERM)")
 
     for number in ours:
         signal.signal(number, on_signal)
@@ -73,10 +71,7 @@ class Interruptions:
         last_wait_s: float = _LAST_WAIT_S,
         hint: str = _CONTINUES,
     ) -> None:
-        """Make the block; `hint` says what becomes of the work.
-
-        After a second Ctrl-C the work has `last_wait_s` to end by itself, then `leave` is called.
-        """
+        """`hint` goes into the error. `last_wait_s` after a second Ctrl-C, `leave` is called."""
         self._cancel = cancel
         self._say = say
         self._leave = leave
@@ -102,19 +97,19 @@ class Interruptions:
         if not self._is_asked:
             self._is_asked = True
             if number == signal.SIGINT:
-                self._say("stopping… (Ctrl-C again ends it at once)")
+                self._say("stopping… (press Ctrl-C again to stop now)")
                 self._cancel(Cancelled("interrupted", hint=self._hint))
             else:
-                why = "the terminal went away" if number == signal.SIGHUP else "it was asked to end"
+                why = "terminal closed (SIGHUP)" if number == signal.SIGHUP else "terminated (SIGTERM)"
                 self._say("stopping…")
                 self._cancel(Terminated(why, hint=self._hint))
         elif number == signal.SIGINT and not self._is_firm:
             self._is_firm = True
-            self._say("ending it now")
+            self._say("stopping now")
             _kill_children()
             if not self._last_wait_s:
                 self._leave()
-            # Stages in children are gone now and the run ends by itself. Work in our own process may not.
+            # The run ends now that its child processes are gone. Work in this process may not.
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
             signal.setitimer(signal.ITIMER_REAL, self._last_wait_s)
 
@@ -123,7 +118,7 @@ class Interruptions:
 
 
 def _kill_children() -> None:
-    """Kill our own children: the warm process, whose end is the end of every stage that it forked."""
+    """Kill the child processes: the warm process and with it every stage that it forked."""
     me = os.getpid()
     for row in rows():
         if row.parent_pid == me:

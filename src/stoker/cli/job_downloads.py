@@ -1,4 +1,4 @@
-"""Files of a repository that a job reads: fetched, previewed and verified as `stoker fetch` does it."""
+"""Repository files that a job reads: downloaded, previewed and verified like `stoker fetch`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _USUAL: dict[str, Any] = {
     "base_url": None, "force": False, "no_progress": False, "offline": False, "retries": None, "timeout": None,
     "verbose": False,
 }  # fmt: skip
-"""The options of `stoker fetch`, none of them given."""
+"""The default options of `stoker fetch`."""
 
 
 def fetch(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput) -> int:
-    """Have in the cache what is lacking; give how many bytes came. Raises `refused` if the repository has none."""
+    """Download the missing files; return the downloaded bytes. Raises `refused` if the repository has none of them."""
 
     def work(one: FetchSession) -> FetchCommandResult:
         found = _found(one.hub, lack.repo)
@@ -41,14 +41,14 @@ def fetch(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput) -
         order = RepoRequest(repo=found.repo, revision=found.revision, files=files, workers=DEFAULT_JOBS)
         return FetchCommandResult(files=fetch_repository(one.hub, order))
 
-    haul, error = try_fetching(call, _USUAL, lack.repo, work, tells_there=False)
+    haul, error = try_fetching(call, _USUAL, lack.repo, work, shows_present=False)
     if error is not None:
         raise _named(error, lack)
     return _came_bytes(haul)
 
 
-def foretell(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput) -> None:
-    """Say what would come, all of it. Raises `NoSpace` if the disk has no room, `refused` as `fetch` does."""
+def preview(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput) -> None:
+    """Print what would be downloaded. Raises `NoSpace` if it does not fit, `refused` as `fetch` does."""
 
     def look(one: FetchSession) -> DownloadPreview:
         found = _found(one.hub, lack.repo)
@@ -67,17 +67,17 @@ def foretell(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput
     body = {"argument": lack.argument, "repo": lack.repo, "files": len(seen.files), "bytes": size}
     out.object({"fetch": {**body, "to_come_bytes": coming, "from": host, "folder": seen.folder}})
     shown = "of unknown size" if size is None or coming is None else format_size(size)
-    part = "" if coming is None or shown == format_size(coming) else f", {format_size(coming)} of it not here yet"
-    out.line(f"{lack.argument} {lack.repo} would be fetched from {host}: {count}, {shown}{part}")
-    out.line("what it makes possible is known once it is here; nothing was fetched, and nothing was run")
+    part = "" if coming is None or shown == format_size(coming) else f", {format_size(coming)} to download"
+    out.line(f"{lack.argument} {lack.repo} would be downloaded from {host}: {count}, {shown}{part}")
+    out.line("the plan needs these files; nothing was downloaded or run")
     check_space(count, seen.folder, coming_bytes=seen.needed_bytes, free=seen.free_bytes)
 
 
 def verify(call: CommandContext, text: str, argument: str, paths: Collection[str], *, came_bytes: int) -> None:
-    """Hold those of some paths that lie in the cache's copy of a repository against their digests.
+    """Verify the paths that are in the cache's copy of a repository against their digests.
 
-    What is damaged is set aside and fetched again. If anything came, `came_bytes` before included, a line says where
-    from. Where the cache knows no digests nothing is looked at. Raises `StokerError`.
+    Damaged files are set aside and downloaded again. If anything was downloaded, `came_bytes` before included, a line
+    reports it. Without digests in the cache nothing is checked. Raises `StokerError`.
     """
     cache = HubCache(call.parts.hub_settings("").cache)
     found = _found_here(cache, text)
@@ -95,13 +95,13 @@ def verify(call: CommandContext, text: str, argument: str, paths: Collection[str
             files=fetch_repository(one.hub, RepoRequest(repo=found.repo, revision=found.revision, files=files))
         )
 
-    haul, error = try_fetching(call, _USUAL, text, work, tells_there=False)
+    haul, error = try_fetching(call, _USUAL, text, work, shows_present=False)
     if error is not None:
         raise hinted_for_job(error, argument)
     for file, got in zip(files, haul.files, strict=True):
         path = f"{below}{file.path}"
         info = os.stat(path)
-        # So that they are not read once more for the keys of stages.
+        # The keys of stages then need not read the files again.
         if got.fetched is not None and stamp_of(info) == before[file.path]:
             remember_file(path, info, got.fetched.sha256, memo=call.parts.store.memo, clock=call.parts.clock)
     came_bytes += _came_bytes(haul)
@@ -112,7 +112,7 @@ def verify(call: CommandContext, text: str, argument: str, paths: Collection[str
 
 @frozen
 class _Found:
-    """A repository at the commit that is meant."""
+    """The files of a repository at one commit."""
 
     repo: Repo
     revision: Revision
@@ -120,20 +120,20 @@ class _Found:
 
 
 def _found(hub: Hub, text: str) -> _Found:
-    """Ask what a repository holds; at the commit that the cache knows, if it does: what was begun is of that one."""
-    repo, asked = read_repo_at(text)
-    commit = hub.cache.read_ref(repo, asked)
-    found = Revision(asked=asked, commit=commit) if commit else hub.resolve(repo, asked)
+    """List a repository; at the commit in the cache, if there is one, because partial downloads are of that one."""
+    repo, revision = read_repo_at(text)
+    commit = hub.cache.read_ref(repo, revision)
+    found = Revision(asked=revision, commit=commit) if commit else hub.resolve(repo, revision)
     return _Found(repo=repo, revision=found, listed=hub.files(repo, found.commit))
 
 
 def _found_here(cache: HubCache, text: str) -> _Found | None:
-    """Look what the cache has of a repository; nothing if that is nothing, or the text names none."""
+    """List a repository from the cache; None if it is not there, or the text names no repository."""
     try:
-        repo, asked = read_repo_at(text)
+        repo, revision = read_repo_at(text)
     except BadInput:
         return None
-    commit = cache.commit_at(repo, asked)
+    commit = cache.commit_at(repo, revision)
     if not commit:
         return None
     listed = cache.read_tree(repo, commit) or cache.read_snapshot(repo, commit)
@@ -146,10 +146,10 @@ def _expect(one: FetchSession, repo: Repo, files: Iterable[RepoFile]) -> None:
 
 
 def _named(error: StokerError, lack: MissingRepoFiles) -> StokerError:
-    """Return why something did not come, with what it was for: a folder may have been meant."""
+    """Return a download error with the argument that needs it: a folder may have been meant."""
     if isinstance(error, InvalidInput | Cancelled | Terminated):
         return error
-    message = f"{lack.argument}={lack.repo} is no folder here, and can't be fetched: {error}"
+    message = f"{lack.argument}={lack.repo} is not a local folder, and the download failed: {error}"
     return hinted_for_job(type(error)(message, hint=error.hint, **error.data), lack.argument)
 
 

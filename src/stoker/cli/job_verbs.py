@@ -1,4 +1,4 @@
-"""What is done with one job, here or on the fleet: `stoker logs`, `stoker cancel`, `stoker get`."""
+"""Commands for one local or fleet job: `stoker logs`, `stoker cancel`, `stoker get`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _WAITING = frozenset(str(state) for state in JobState if not state.is_terminal)
 LOGS_GRAMMAR = Grammar(
     "logs",
     about=(
-        "Show what a job's stages printed, wherever it runs. A stage whose result was known printed nothing in this "
-        "job. Of a job of the fleet, -f goes on with its next attempt on another machine."
+        "Print the output of a job's stages, of a local or a fleet job. A stage with a cached result has no output. "
+        "For a fleet job, -f continues with the next attempt, also on another machine."
     ),
     positionals=(
         Positional(
@@ -38,9 +38,9 @@ LOGS_GRAMMAR = Grammar(
         ),
     ),
     options=(
-        Option("-f", "--follow", help="go on until the job ends"),
+        Option("-f", "--follow", help="print new output until the job ends"),
         Option("--stage", value="STAGE", help="only this stage"),
-        Option("--attempt", value="N", read=whole(1), help="this try of a job of the fleet; the last unless told"),
+        Option("--attempt", value="N", read=whole(1), help="attempt of a fleet job (default: the last)"),
         AT,
     ),
     examples=(
@@ -57,11 +57,11 @@ def perform_logs(call: CommandContext, given: dict[str, Any]) -> int:
     job, stage, out = call.lookup.job(given["target"], given["at"]), given["stage"] or "", call.out
     if isinstance(job, LocalJob):
         if given["attempt"] is not None:
-            raise Usage("--attempt is for jobs of the fleet; here each run is a job of its own", hint="stoker jobs")
+            raise Usage("--attempt is only for fleet jobs", hint="stoker jobs")
         stage = "/".join(filter(None, (given["target"].partition("/")[2], stage)))
     elif job.is_sweep and len(points := job.points()) > 1:
         hint = f"stoker logs {points[0].name}"
-        raise Usage(f"{job.ref} has {len(points):,} points, each with logs of its own", hint=hint)
+        raise Usage(f"{job.ref} has {len(points):,} points; name one", hint=hint)
     out.is_watched = given["follow"]
     for one in job.logs(stage, attempt=given["attempt"], follow=given["follow"]):
         if isinstance(one, str):
@@ -78,20 +78,20 @@ def perform_logs(call: CommandContext, given: dict[str, Any]) -> int:
 CANCEL_GRAMMAR = Grammar(
     "cancel",
     about=(
-        "Stop a running job: its process is asked to end and given time to clean up; if it does not, it is killed with "
-        "everything it started. Finished stages stay known, so running the job again continues it. NAME/3 stops the "
-        "third trial of a sweep or an adapters file, and the others go on; NAME alone stops them all. If the newest "
-        "job of that name has ended, the newest that still runs here is stopped. Of the fleet, the request is written "
-        "down first and holds whatever happens."
+        "Stop a running job: its process gets SIGTERM and a grace period to clean up, then it is killed with all its "
+        "children. Finished stages stay cached, so running the job again continues it. NAME/3 stops only the third "
+        "trial of a sweep or an adapters file; NAME stops all. If the newest job of that name has ended, the newest "
+        "running one on this machine is stopped. For a fleet job, the cancel request is durable before the command "
+        "returns."
     ),
-    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),),
-    options=(Option("--no-wait", help="of the fleet: do not wait until it has stopped"), AT),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),),
+    options=(Option("--no-wait", help="for a fleet job: do not wait until it has stopped"), AT),
     examples=("stoker cancel last", "stoker cancel resnet/3", "stoker cancel resnet --no-wait"),
 )
 
 
 def perform_cancel(call: CommandContext, given: dict[str, Any]) -> int:
-    """Stop one job, and say so only when it has stopped."""
+    """Stop one job; report it only when it has stopped."""
     from stoker.jobs.stop import JobStopMethod, stop_job
 
     job = _running_of_name(call, call.lookup.job(given["name"], given["at"]), given)
@@ -106,15 +106,15 @@ def perform_cancel(call: CommandContext, given: dict[str, Any]) -> int:
     stopped = stop_job(folder, clock=clock)
     out.object({"name": name, "attempt": folder.attempt, "how": str(stopped.how), "seconds": stopped.seconds})
     how = {
-        JobStopMethod.POLITE: "it stopped when asked",
-        JobStopMethod.FIRM: "it did not stop when asked and was killed",
+        JobStopMethod.POLITE: "stopped in its grace period",
+        JobStopMethod.FIRM: "killed after its grace period",
     }[stopped.how]
     out.line(f"cancelled {name}: {how} ({span(stopped.seconds)})")
     return 0
 
 
 def _running_of_name(call: CommandContext, found: LocalJob | FleetJob, given: dict[str, Any]) -> LocalJob | FleetJob:
-    """Return the job to stop: the one that was found, or if it has ended, the newest of its name that runs here."""
+    """Return the job to stop: `found`, or if it has ended, the newest local job of its name that runs."""
     if found.folder.may_be_running() if isinstance(found, LocalJob) else given["at"]:
         return found
     running = call.lookup.running_job(given["name"].partition("/")[0])
@@ -127,7 +127,7 @@ def _running_of_name(call: CommandContext, found: LocalJob | FleetJob, given: di
 
 
 def _cancel_trial(call: CommandContext, job: LocalJob, point: str) -> int:
-    """Stop one trial of a sweep that runs here; exit 1 if it ended otherwise before."""
+    """Stop one trial of a local sweep; return 1 if it had ended otherwise."""
     from stoker.jobs.stop import stop_trial
 
     folder, name, out = job.folder, job.spec.name, call.out
@@ -139,14 +139,14 @@ def _cancel_trial(call: CommandContext, job: LocalJob, point: str) -> int:
     fields = {"name": f"{name}/{trial.spec.number}", "label": trial.spec.label, "attempt": folder.attempt}
     out.object({**fields, "state": stopped.state, "seconds": stopped.seconds})
     if stopped.state == JobState.CANCELLED:
-        out.line(f"cancelled {title} ({span(stopped.seconds)}); the other trials go on")
+        out.line(f"cancelled {title} ({span(stopped.seconds)}); the other trials continue")
         return 0
-    out.line(f"{title} had {stopped.state} before it could be cancelled")
+    out.line(f"{title}: already {stopped.state}")
     return 1
 
 
 def cancel_fleet_job(call: CommandContext, job: FleetJob, *, waits: bool) -> int:
-    """Cancel a job of the fleet: one point of a sweep, or every point that has not ended; exit 1 if none stopped."""
+    """Cancel a fleet job: one point of a sweep, or all unfinished points; return 1 if none was cancelled."""
     from stoker.cli.watch import FirstLines
 
     out, clock = call.out, call.parts.clock
@@ -162,7 +162,7 @@ def cancel_fleet_job(call: CommandContext, job: FleetJob, *, waits: bool) -> int
             out.object({"name": point.name, "job": point.id, "state": point.state, "is_cancelling": True})
             lines.say(f"cancelling {called(point)}")
         lines.end()
-        out.note(f"hint: stoker jobs wait {job.ref} says when nothing of it runs any more")
+        out.note(f"hint: wait until it has stopped: stoker jobs wait {job.ref}")
         return 0
     running = [point for point in live if point.state != JobState.PENDING]
     if running:
@@ -178,7 +178,7 @@ def cancel_fleet_job(call: CommandContext, job: FleetJob, *, waits: bool) -> int
             cancelled += 1
             lines.say(f"cancelled {called(view)}{f' on {view.machine}' if view.machine else ''} ({span(took)})")
         else:
-            lines.say(f"{called(view)} had {view.state} before it could be cancelled")
+            lines.say(f"{called(view)}: already {view.state}")
 
     job.wait(None, ended, live)
     lines.end()
@@ -188,29 +188,26 @@ def cancel_fleet_job(call: CommandContext, job: FleetJob, *, waits: bool) -> int
 GET_GRAMMAR = Grammar(
     "get",
     about=(
-        "Copy a job's results, or what was put into the store, into a folder, as plain files that are yours: changing "
-        "them changes nothing else. Or pack them into one archive that is the same bytes wherever it is made. Of a "
-        "sweep, trials without a result are listed, the others are copied, and the command ends with 1."
+        "Copy a job's results, or a stored tree, into a folder as plain files; or pack them into one reproducible "
+        "archive. For a sweep, trials without a result are listed, the others are copied, and the exit code is 1."
     ),
     positionals=(
         Positional(
             "NAME",
-            help="a job's name, `last`, or the beginning of an id; `last/3` is a sweep's third trial; else the name of "
-            "what was put, or the beginning of a digest",
+            help="a job's name, `last`, or an id prefix; `last/3` for the third trial of a sweep; or the name or "
+            "digest prefix of a stored tree",
         ),
-        Positional("DIR", help="where to; a folder named like the job unless told", is_required=False),
+        Positional("DIR", help="target folder (default: the job's name)", is_required=False),
     ),
     options=(
         Option(
             "--metrics",
             value="FILE",
-            help="write the curves instead of the results: FILE.csv, or a folder for Parquet files",
+            help="write metrics instead of results: FILE.csv, or a folder for Parquet files",
         ),
-        Option("--stage", value="STAGE", help="what this stage made, instead of the job's result"),
-        Option("--bundle", value="FILE", help="one archive (FILE.tar.zst) instead of a folder"),
-        Option(
-            "--force", help="also into a folder that has something in it; edited files are kept beside the new ones"
-        ),
+        Option("--stage", value="STAGE", help="the result of this stage instead of the job's"),
+        Option("--bundle", value="FILE", help="write one archive (FILE.tar.zst) instead of a folder"),
+        Option("--force", help="write into a non-empty folder; edited files are kept beside the new ones"),
         AT,
     ),
     examples=(
@@ -244,21 +241,21 @@ def perform_get(call: CommandContext, given: dict[str, Any]) -> int:
         for end in ends
         if end.state != JobState.COMPLETED
     ]
-    _tell_left(call, title, left, len(ends))
+    _report_left(call, title, left, len(ends))
     return 0
 
 
 def _get_parts(
     call: CommandContext, title: str, parts: list[ResultPart], given: dict[str, Any], trial: str = ""
 ) -> None:
-    """Copy what is in this machine's store, into a folder or one archive."""
+    """Copy from this machine's store into a folder or one archive."""
     if given["bundle"] is not None:
         _write_bundle(call, title, parts, given)
         return
     from stoker.store.results import lay_out
 
     target = os.path.join(call.parts.settings.folder, given["dir"] or "/".join(filter(None, (title, trial))))
-    _refuse_target(target, title, ", and what is got comes into one", is_forced=given["force"])
+    _refuse_target(target, title, is_forced=given["force"])
     laid_out = lay_out(call.parts.store, parts, target)
     call.out.object({"name": title, **_laid_out(laid_out)})
     call.out.line(f"{len(laid_out.files)} file{'' if len(laid_out.files) == 1 else 's'} in {laid_out.folder}")
@@ -266,25 +263,27 @@ def _get_parts(
 
 
 def _part_of_stored(call: CommandContext, kept: StoredItem, given: dict[str, Any], trial: str) -> ResultPart:
-    """Return what was put, or has a digest, as it is laid out."""
+    """Return a stored tree as a result part."""
     from stoker.jobs.results import part_of_record
 
     if given["metrics"] is not None or given["stage"] or trial:
-        raise Usage(f"{kept.name} is no job: it has no stages, trials or metrics", hint=f"stoker get {kept.name} [DIR]")
+        raise Usage(
+            f"{kept.name} is not a job: it has no stages, trials or metrics", hint=f"stoker get {kept.name} [DIR]"
+        )
     record = next((one for one in kept.records if not one.is_tombstone), kept.records[0])
     return part_of_record(call.parts.store, record.key, name=kept.name, again="put it again")
 
 
 def get_fleet_job(call: CommandContext, job: FleetJob, given: dict[str, Any]) -> int:
-    """Copy the result of a job, or those of all completed points of a sweep, each into a folder of its own.
+    """Copy the result of a job, or of all completed points of a sweep, each into its own folder.
 
-    Points without a result are listed, and the command ends with 1.
+    Points without a result are listed, and the exit code is 1.
     """
     from stoker.api.fleet_job import folder_name
 
     if given["stage"]:
-        hint = f"stoker get {job.ref} brings its result; stages' own results stay on the machine that made them"
-        raise Usage(f"{job.ref} is a job of the fleet: only its result lies with the coordinator", hint=hint)
+        hint = f"get its result: stoker get {job.ref}; results of stages stay on the worker"
+        raise Usage(f"{job.ref} is a fleet job: the coordinator has only its final result", hint=hint)
     if given["metrics"] is not None:
         return _write_metrics(call, job.ref, job, given["metrics"])
     everyone = job.points()
@@ -293,7 +292,7 @@ def get_fleet_job(call: CommandContext, job: FleetJob, given: dict[str, Any]) ->
         raise Refused(f"no point of {job.ref} has completed", hint=f"stoker jobs show {job.ref}")
     if given["bundle"] is not None:
         if len(everyone) > 1:
-            hint = f"one archive for each: stoker get {points[0].name} --bundle FILE"
+            hint = f"one archive per point: stoker get {points[0].name} --bundle FILE"
             raise Usage(f"{job.ref} is a sweep of {len(everyone)} points", hint=hint)
         return _get_archive(call, job, points[0], given)
     folder = os.path.join(call.parts.settings.folder, given["dir"] or folder_name(job.ref).replace("/", os.sep))
@@ -302,25 +301,25 @@ def get_fleet_job(call: CommandContext, job: FleetJob, given: dict[str, Any]) ->
         target = os.path.join(folder, job.folder_of(point)) if job.is_sweep else folder
         is_any_empty |= not _get_point(call, job, point, target, is_forced=given["force"])
     if is_any_empty:
-        call.out.note("note: what a program writes into $STOKER_OUT comes back, and what `outputs` names")
+        call.out.note("note: results are the files in $STOKER_OUT and those that `outputs` names")
     copied = {point.id for point in points}
     left = [(one.name, one.label, one.state) for one in everyone if one.id not in copied]
-    _tell_left(call, job.ref, left, len(everyone))
+    _report_left(call, job.ref, left, len(everyone))
     return 0
 
 
 def _get_point(call: CommandContext, job: FleetJob, point: JobView, target: str, *, is_forced: bool) -> int:
-    """Bring one result; return how many files came."""
+    """Fetch one result; return the number of files."""
     from stoker.cli.screens import under_way
 
-    _refuse_target(target, point.name, "", is_forced=is_forced)
+    _refuse_target(target, point.name, is_forced=is_forced)
     wanted, out = job.result_of(point), call.out
     with under_way(call, f"fetching {point.name}", wanted.size_bytes) as amount:
         laid_out = job.fetch(wanted, target, amount.heed)
     out.object({"name": point.name, "job": point.id, "state": point.state, "tree": wanted.tree, **_laid_out(laid_out)})
     count = len(laid_out.files)
     files = f"{count} file{'' if count == 1 else 's'} in {laid_out.folder}"
-    out.line(f"{point.name}: {files}" if count else f"{point.name} left no files")
+    out.line(f"{point.name}: {files}" if count else f"{point.name} has no result files")
     _note_edits(call, laid_out)
     return count
 
@@ -345,7 +344,7 @@ def _get_archive(call: CommandContext, job: FleetJob, point: JobView, given: dic
 
 
 def _write_bundle(call: CommandContext, name: str, wanted: list[ResultPart], given: dict[str, Any]) -> None:
-    """Pack what is wanted into one file."""
+    """Pack results into one file."""
     from stoker.cli.screens import under_way
     from stoker.store.archives.pack import write_bundle
 
@@ -369,20 +368,20 @@ def _write_bundle(call: CommandContext, name: str, wanted: list[ResultPart], giv
 
 
 def _archive_path(call: CommandContext, name: str, given: dict[str, Any]) -> str:
-    """Return where an archive goes, if it may."""
+    """Return the path of an archive. Raises `Refused` if it exists."""
     path = os.path.join(call.parts.settings.folder, given["bundle"])
     if given["dir"]:
-        raise Usage("a folder or an archive, not both", hint=f"stoker get {name} --bundle {given['bundle']}")
+        raise Usage("DIR and --bundle exclude each other", hint=f"stoker get {name} --bundle {given['bundle']}")
     if os.path.lexists(path) and not given["force"]:
-        raise Refused(f"{path} is there already", hint="choose another name, or say --force")
+        raise Refused(f"{path} already exists", hint="choose another name, or overwrite it with --force")
     return path
 
 
-def _refuse_target(target: str, name: str, why: str, *, is_forced: bool) -> None:
+def _refuse_target(target: str, name: str, *, is_forced: bool) -> None:
     if os.path.lexists(target) and not os.path.isdir(target):
-        raise Refused(f"{target} is there and no folder{why}", hint=f"say which one: stoker get {name} DIR")
+        raise Refused(f"{target} is not a folder", hint=f"stoker get {name} DIR")
     if not is_forced and os.path.isdir(target) and os.listdir(target):
-        raise Refused(f"{target} is not empty", hint="choose another folder, or say --force")
+        raise Refused(f"{target} is not empty", hint="choose another folder, or use --force")
 
 
 def _laid_out(done: MaterialisedResult) -> dict[str, Any]:
@@ -391,11 +390,11 @@ def _laid_out(done: MaterialisedResult) -> dict[str, Any]:
 
 def _note_edits(call: CommandContext, done: MaterialisedResult) -> None:
     for kept in done.kept_edits:
-        call.out.note(f"note: you had edited it, so it was kept: {kept}")
+        call.out.note(f"note: kept an edited file: {kept}")
 
 
-def _tell_left(call: CommandContext, sweep: str, left: Sequence[tuple[str, str, str]], total: int) -> None:
-    """Report trials without a result (name, label, state), if there are any; the command then ends with 1."""
+def _report_left(call: CommandContext, sweep: str, left: Sequence[tuple[str, str, str]], total: int) -> None:
+    """Report trials without a result (name, label, state); the exit code is then 1."""
     if not left:
         return
     for name, label, state in left:
@@ -411,7 +410,7 @@ def _tell_left(call: CommandContext, sweep: str, left: Sequence[tuple[str, str, 
 
 
 def _write_metrics(call: CommandContext, name: str, job: Job, file: str, trial: str = "") -> int:
-    """Write what trials of a job measured, also of one that runs or failed: FILE.csv, or a folder that is empty."""
+    """Write the metrics of a job's trials, also of a running or failed one: FILE.csv, or an empty folder."""
     from stoker.engine.metrics.curves import MetricSeries, export_csv, export_parquet
 
     path = os.path.join(call.parts.settings.folder, file)
@@ -423,7 +422,7 @@ def _write_metrics(call: CommandContext, name: str, job: Job, file: str, trial: 
         for one in gathered
     ]
     if not any(one.paths for one in series):
-        raise NotFound(f"job {name} measured nothing", hint="print name=number, or use stoker_trainer: see the guide")
+        raise NotFound(f"job {name} has no metrics", hint="print name=number, or use stoker_trainer")
     if not path.endswith(".csv") and os.path.isdir(path) and os.listdir(path):
         raise Refused(f"{path} is not empty", hint="choose another folder, or FILE.csv")
     written = export_csv(series, path) if path.endswith(".csv") else export_parquet(series, path)
@@ -431,7 +430,7 @@ def _write_metrics(call: CommandContext, name: str, job: Job, file: str, trial: 
     call.out.line(f"{written.rows:,} values in {path}")
     lacking = [f"{name}/{one.end.trial.spec.number} ({one.end.state})" for one in gathered if not one.curve_files]
     if lacking:
-        call.out.note(f"note: nothing was measured of {some_of(lacking, _MOST_NAMED)}")
+        call.out.note(f"note: no metrics of {some_of(lacking, _MOST_NAMED)}")
     if written.lost:
-        call.out.note(f"note: {written.lost:,} values were dropped when they were measured")
+        call.out.note(f"note: {written.lost:,} values were dropped during the run")
     return 0

@@ -1,4 +1,4 @@
-"""`stoker jobs`: list jobs here and of the fleet; show one, wait for one, put it elsewhere in the queue, forget it."""
+"""`stoker jobs`: list, show, wait for, reprioritise, requeue and delete local and fleet jobs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _states(text: str) -> str:
     known = [str(state) for state in JobState]
     for state in text.split(","):
         if state not in known:
-            message = f"there is no state {state!r}; {did_you_mean(state, known) or ', '.join(known)}"
+            message = f"unknown state {state!r}; {did_you_mean(state, known) or ', '.join(known)}"
             raise ValueError(message)
     return text
 
@@ -51,17 +51,17 @@ def _states(text: str) -> str:
 GRAMMAR = Grammar(
     "jobs",
     about=(
-        "List jobs, the newest first: those of the fleet, if there is one, and those that ran here. A job of this "
-        "machine whose process is gone without a word has failed."
+        "List jobs, newest first: those of the fleet, if there is one, and those of this machine. A job of this "
+        "machine whose process has disappeared counts as failed."
     ),
     options=(
         Option(
-            "--status", value="STATE", read=_states, help="only these: pending, running, failed; a comma for several"
+            "--status", value="STATE", read=_states, help="only jobs in these states, comma-separated: pending,running"
         ),
         Option("--recipe", value="NAME", help="only jobs of this recipe"),
-        Option("--machine", value="NAME", help="only jobs that run, or ran last, there; `here` is this one"),
-        Option("--limit", value="N", read=whole(1), help=f"how many, {_LISTED} unless told"),
-        Option("--all", help="every one, page by page"),
+        Option("--machine", value="NAME", help="only jobs of this machine; `here` is the local one"),
+        Option("--limit", value="N", read=whole(1), help=f"maximum number of jobs (default: {_LISTED})"),
+        Option("--all", help="list all jobs"),
         AT,
     ),
     examples=(
@@ -74,15 +74,15 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """List the jobs."""
+    """List jobs."""
     if given["all"] and given["limit"]:
-        raise Usage("--all and --limit: all of them, or so many?", hint="one of them")
+        raise Usage("--all and --limit exclude each other", hint="stoker jobs --all")
     settings = call.parts.settings
     client = call.client_if_any(given["at"])
-    asked = JobFilter(state=given["status"] or "", recipe=given["recipe"] or "", machine=given["machine"] or "")
+    wanted = JobFilter(state=given["status"] or "", recipe=given["recipe"] or "", machine=given["machine"] or "")
     limit = given["limit"] or _LISTED
     page = _AT_ONCE if given["all"] else min(limit + 1, _AT_ONCE)
-    jobs = list_jobs(settings.runs, client, asked, here=host_name(settings.environment)[0], page=page)
+    jobs = list_jobs(settings.runs, client, wanted, here=host_name(settings.environment)[0], page=page)
     count = 0
     while listed := list(islice(jobs, _AT_ONCE if given["all"] else limit)):
         _show(call, listed, client)
@@ -90,9 +90,9 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         if not given["all"]:
             break
     if not count:
-        return _none(call, asked, client)
+        return _print_none(call, wanted, client)
     if not given["all"] and next(jobs, None) is not None:
-        call.out.note(f"note: older ones are not shown; --limit {limit * 5} shows more")
+        call.out.note(f"note: older jobs are not shown; show more: --limit {limit * 5}")
     return 0
 
 
@@ -107,24 +107,24 @@ def _show(call: CommandContext, listed: list[JobListItem], client: FleetClient |
         out.table(rows, header=JOB_HEADER)
 
 
-def _none(call: CommandContext, asked: JobFilter, client: FleetClient | None) -> int:
-    if asked == JobFilter() and client is not None:
-        call.out.line("the fleet has no jobs yet, and nothing has run here")
+def _print_none(call: CommandContext, wanted: JobFilter, client: FleetClient | None) -> int:
+    if wanted == JobFilter() and client is not None:
+        call.out.line("no jobs in the fleet or on this machine")
         call.out.note("hint: stoker submit manifest.toml")
-    elif asked == JobFilter():
-        call.out.line("nothing has run here yet")
+    elif wanted == JobFilter():
+        call.out.line("no jobs on this machine")
         call.out.note("hint: stoker recipes")
     else:
-        call.out.line("no job is like that")
+        call.out.line("no matching jobs")
     return 0
 
 
-# `stoker jobs show`: everything known of one job.
+# `stoker jobs show`: the details of one job.
 
 JOBS_SHOW_GRAMMAR = Grammar(
     "jobs show",
-    about="Show one job: what was asked, how it stands, and how each of its stages went.",
-    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),),
+    about="Show one job: its arguments, its state, and each of its stages.",
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),),
     options=(AT,),
     examples=("stoker jobs show last", "stoker jobs show resnet/3", "stoker jobs show last --json"),
 )
@@ -192,7 +192,7 @@ def _show_local_head(call: CommandContext, job: LocalJob, facts: dict[str, Any],
 
 
 def _show_fleet_job(call: CommandContext, job: FleetJob) -> int:
-    """Show what was asked, its state, each attempt, and how its stages went."""
+    """Show a fleet job: arguments, state, attempts and stages."""
     from stoker.views.fleet_lines import ATTEMPT_HEADER, attempt_row, job_lines
 
     story, out, now_s = job.story, call.out, call.parts.clock.wall_s()
@@ -227,8 +227,8 @@ def _show_points(call: CommandContext, job: FleetJob) -> int:
     out, now_s, points = call.out, call.parts.clock.wall_s(), job.points()
     for point in points:
         out.object({**point.model_dump(mode="json"), "where": "fleet"})
-    said = ", ".join(f"{count:,} {state}" for state, count in Counter(point.state for point in points).items())
-    out.line(f"{out.paint(job.ref, 'bold')}: {len(points):,} points, {said}\n")
+    counts = ", ".join(f"{count:,} {state}" for state, count in Counter(point.state for point in points).items())
+    out.line(f"{out.paint(job.ref, 'bold')}: {len(points):,} points, {counts}\n")
     out.table([job_row(point, now_s) for point in points], header=JOB_HEADER)
     return 0
 
@@ -270,22 +270,25 @@ def _row(node: NodeHistory) -> list[str]:
     return [node.node, node.ending, span(node.seconds), memory, "  ".join(text for text in texts if text)]
 
 
-# `stoker jobs wait`: until a job has ended; its end is the command's answer.
+# `stoker jobs wait`: wait until a job has ended.
 
 JOBS_WAIT_GRAMMAR = Grammar(
     "jobs wait",
     about=(
-        "Wait until a job has ended, or all points of a sweep. Ends with 0 if everything completed and with 1 if "
-        "something did not, or if the time that was given is over first."
+        "Wait until a job, or all points of a sweep, have ended. Exit code 0 if all completed; 1 if one did not, or "
+        "after the timeout."
     ),
-    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),),
-    options=(Option("--timeout", value="TIME", read=duration, help="wait no longer: 90s, 15m, 8h"), AT),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),),
+    options=(
+        Option("--timeout", value="TIME", read=duration, help="maximum wait, such as 90s, 15m, 8h (default: none)"),
+        AT,
+    ),
     examples=("stoker jobs wait resnet", "stoker jobs wait last --timeout 10m"),
 )
 
 
 def perform_jobs_wait(call: CommandContext, given: dict[str, Any]) -> int:
-    """Wait; the job's end is the answer."""
+    """Wait for a job; return 0 if it completed."""
     job, limit_s = call.lookup.job(given["name"], given["at"]), given["timeout"]
     out, clock = call.out, call.parts.clock
     began_s = clock.monotonic_s()
@@ -294,8 +297,8 @@ def perform_jobs_wait(call: CommandContext, given: dict[str, Any]) -> int:
     states: list[str] = []
 
     def waiting(_now_s: float, _at_least_s: float) -> list[str]:
-        on = f"{len(states):,} of {len(names):,} ended" if len(names) > 1 else f"waits for {names[0]}"
-        return [f"{on}  {span(clock.monotonic_s() - began_s)}  (Ctrl-C stops waiting, not the job)"]
+        on = f"{len(states):,} of {len(names):,} ended" if len(names) > 1 else f"waiting for {names[0]}"
+        return [f"{on}  {span(clock.monotonic_s() - began_s)}  (Ctrl-C stops waiting; the job continues)"]
 
     def ended_here(facts: dict[str, Any]) -> None:
         states.append(facts["state"])
@@ -323,52 +326,50 @@ def perform_jobs_wait(call: CommandContext, given: dict[str, Any]) -> int:
             if isinstance(job, LocalJob) or len(names) == 1
             else f"{left:,} of {len(names):,} points of {job.ref}"
         )
-        out.complain(f"{who} had not ended after {format_duration(limit_s or 0.0)}")
+        out.complain(f"{who} did not end within {format_duration(limit_s or 0.0)}")
         return 1
     return 0 if set(states) <= {JobState.COMPLETED} else 1
 
 
-# `stoker jobs priority`: put jobs of the fleet elsewhere in the line.
-
-# `stoker jobs rm`: forget a job. Its results stay in the store and in the folder where they were laid out.
+# `stoker jobs rm`: delete the record of a local job. Its results stay in the store and in its result folder.
 
 JOBS_RM_GRAMMAR = Grammar(
     "jobs rm",
     about=(
-        "Forget a job of this machine: its journal and logs are removed. Results stay, in the store and where they "
-        "were laid out. Jobs of a fleet are never removed."
+        "Delete the journal and logs of a job of this machine. Results stay in the store and in the result folder. "
+        "Fleet jobs can't be deleted."
     ),
-    positionals=(Positional("NAME", help="a job's name, `last`, or the beginning of an id"),),
+    positionals=(Positional("NAME", help="a job's name, `last`, or an id prefix"),),
     examples=("stoker jobs rm last",),
 )
 
 
 def perform_jobs_rm(call: CommandContext, given: dict[str, Any]) -> int:
-    """Forget one job."""
+    """Delete the record of one job."""
     job = call.lookup.job(given["name"])
     if not isinstance(job, LocalJob):
         has_ended = JobState(job.view.state).is_terminal
         raise InvalidTransition(
-            f"{job.ref} is a job of the fleet: jobs of a fleet are never removed, their history is kept",
-            hint=f"{'' if has_ended else f'stoker cancel {job.ref} ends it; '}a job of this machine goes by its id",
+            f"{job.ref} is a fleet job: fleet jobs can't be deleted",
+            hint=f"{'' if has_ended else f'stoker cancel {job.ref}; '}name a job of this machine by its id",
         )
     name, folder = job.spec.name, job.folder
     if folder.state()[0] is JobState.RUNNING:
         raise InvalidTransition(f"job {name} is running", hint=f"stoker cancel {name}", job=name)
     remove_tree(folder.path)
     call.out.object({"name": name, "attempt": folder.attempt, "removed": True})
-    call.out.line(f"forgot {name} ({folder.attempt}); its results stay")
+    call.out.line(f"deleted {name} ({folder.attempt}); its results remain")
     return 0
 
 
 PRIORITY_GRAMMAR = Grammar(
     "jobs priority",
     about=(
-        "Put a job elsewhere in the line: the higher number goes first, strictly; 0 is where jobs begin. One that runs "
-        "goes on; the number counts if it comes back. A negative number stands behind --."
+        "Change the queue priority of a fleet job; higher starts first (default of new jobs: 0). A running job "
+        "continues; the priority counts if it is queued again. Write a negative number after --."
     ),
     positionals=(
-        Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),
+        Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),
         Positional("N", key="priority", help=f"from -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}"),
     ),
     options=(AT,),
@@ -377,14 +378,14 @@ PRIORITY_GRAMMAR = Grammar(
 
 
 def perform_priority(call: CommandContext, given: dict[str, Any]) -> int:
-    """Set it."""
+    """Set the priority of a job."""
     priority = _read(given["priority"])
     job = call.lookup.fleet_job(given["name"], given["at"])
     live = [point for point in job.points() if not JobState(point.state).is_terminal]
     if not live:
-        state = f"is {job.view.state}" if not job.is_sweep else "has ended, all of its points"
-        hint = f"stoker jobs show {job.ref}; stoker jobs requeue {job.ref} puts it back into the line"
-        raise InvalidTransition(f"{job.ref} {state}: it does not wait in line", hint=hint, state=job.view.state)
+        state = f"is {job.view.state}" if not job.is_sweep else "has ended"
+        hint = f"queue it again: stoker jobs requeue {job.ref}"
+        raise InvalidTransition(f"{job.ref} {state}: not in the queue", hint=hint, state=job.view.state)
     job.client.set_priority_of_jobs(
         [point.id for point in live], priority, by=who_asks(call.parts.settings.environment)
     )
@@ -409,22 +410,22 @@ def _read(text: str) -> int:
     return number
 
 
-# `stoker jobs requeue`: start jobs of the fleet again that have ended. What they made before stays in history.
+# `stoker jobs requeue`: start fleet jobs again that have ended. Earlier attempts stay in the history.
 
 REQUEUE_GRAMMAR = Grammar(
     "jobs requeue",
     about=(
-        "Start a job of the fleet again that has failed, was cancelled or has completed: a new attempt, under a higher "
-        "epoch, so that nothing old can come back. Of a sweep all points that did not complete, unless --all."
+        "Start a fleet job again that failed, completed or was cancelled: a new attempt under a higher epoch, so that "
+        "late writes of older attempts are rejected. For a sweep, all points that did not complete."
     ),
-    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),),
-    options=(Option("--all", help="of a sweep also the points that completed"), AT),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),),
+    options=(Option("--all", help="for a sweep, also completed points"), AT),
     examples=("stoker jobs requeue resnet/3", "stoker jobs requeue resnet", "stoker jobs requeue gbt --json"),
 )
 
 
 def perform_requeue(call: CommandContext, given: dict[str, Any]) -> int:
-    """Queue it again."""
+    """Queue a job again."""
     out = call.out
     job = call.lookup.fleet_job(given["name"], given["at"])
     points = job.points()
@@ -434,18 +435,14 @@ def perform_requeue(call: CommandContext, given: dict[str, Any]) -> int:
         if JobState(point.state).is_terminal and (len(points) == 1 or given["all"] or point.state != JobState.COMPLETED)
     ]
     if not again:
-        state = points[0].state if len(points) == 1 else "no point of it has failed or was cancelled"
-        raise InvalidTransition(f"{job.ref} can't be queued again: {state}", hint=f"stoker jobs show {job.ref}")
+        state = points[0].state if len(points) == 1 else "no point failed or was cancelled"
+        raise InvalidTransition(f"{job.ref} can't be requeued: {state}", hint=f"stoker jobs show {job.ref}")
     done = job.client.requeue_jobs([point.id for point in again], by=who_asks(call.parts.settings.environment))
     lines = FirstLines(call)
     for point in again:
         out.object({"name": point.name, "job": point.id, "state": "pending", "was": point.state})
-        lines.say(f"{point.name} is queued again ({_was(point.state)})")
+        lines.say(f"{point.name} requeued (was {point.state})")
     lines.end()
     for note in done.notes:
         out.note(f"note: {note}")
     return 0
-
-
-def _was(state: str) -> str:
-    return "it was cancelled" if state == JobState.CANCELLED else f"it had {state}"

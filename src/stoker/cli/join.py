@@ -1,4 +1,4 @@
-"""`stoker join`: let this machine, or a person on it, belong to a fleet."""
+"""`stoker join`: join a fleet as a machine or as a user; `stoker pause`: take no jobs for a while."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ if TYPE_CHECKING:
 GRAMMAR = Grammar(
     "join",
     about=(
-        "Join a fleet by a code that `stoker machines invite` printed. The coordinator proves by the code that it is "
-        "the one that was meant; this machine is looked at, and nobody hears of it if something stops work; then it "
-        "gets a certificate of its own, which `stoker work` uses and renews. A person's code gives a token instead, "
-        "and every command here then means that fleet. The code works once and travels nowhere; "
-        "who was cut off says the same command again."
+        "Join a fleet with a code of `stoker machines invite`. The code authenticates the coordinator. This machine "
+        "is checked first and joins only without errors; then it gets a certificate, which `stoker work` uses and "
+        "renews. A code for a user gives a token instead, and commands then use that fleet. The code works once and "
+        "is not sent over the network. If the connection drops, run the same command again."
     ),
-    positionals=(Positional("CODE@HOST", help="the code, and where: K7QD-M2XW-9HCE@desk.local[:PORT]", key="where"),),
+    positionals=(Positional("CODE@HOST", help="code and coordinator: K7QD-M2XW-9HCE@desk.local[:PORT]", key="where"),),
     options=(
-        Option("--name", value="NAME", help="what it is called in the fleet; this machine's name unless told"),
-        Option("--operator", help="as a person: the code is one of `stoker machines invite --operator`"),
-        Option("--again", help="in place of the fleet that was joined before"),
+        Option("--name", value="NAME", help="name in the fleet (default: this machine's name)"),
+        Option("--operator", help="join as a user, with a code of `stoker machines invite --operator`"),
+        Option("--again", help="replace the fleet that was joined before"),
         INSTALL,
         YES,
     ),
@@ -53,7 +52,7 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Join."""
+    """Join a fleet."""
     from stoker.worker.enrolment import begin, finish, read_invitation, resume
 
     call.out.is_watched = True
@@ -61,10 +60,10 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     if given["install"]:
         _check_install(call, given)
     invitation = read_invitation(given["where"])
-    _under_way(call, f"asks {invitation.host} …")
+    _under_way(call, f"connecting to {invitation.host} …")
     cut_off = resume(invitation, given["name"] or "", call.parts, state=call.parts.settings.state)
     if cut_off is not None:
-        call.out.note("note: goes on with an attempt to join that was cut off")
+        call.out.note("note: resuming an interrupted join")
         return _joined(call, given, cut_off, ())
     proven = begin(invitation, call.parts)
     _refuse_other_role(proven, is_operator=given["operator"])
@@ -73,20 +72,20 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     proof = f"matches the code (SHA-256 {proven.fingerprint[:16]}…)"
     found: tuple[Check, ...] = (Check(name="CA", verdict=CheckStatus.OK, message=proof),)
     if proven.role is Role.WORKER:
-        _under_way(call, "looks at this machine …")
+        _under_way(call, "checking this machine …")
         found += look_at_machine(call, proven)
     _show(call, found)
     bad = [check for check in found if check.verdict is CheckStatus.BAD]
     if bad:
         call.out.object({"joined": False, "url": proven.url, "checks": [check.to_dict() for check in found]})
-        call.out.complain(f"stoker: not joined: {bad[0].name}: {bad[0].message}\nhint: the code still works")
+        call.out.complain(f"stoker: not joined: {bad[0].name}: {bad[0].message}\nhint: the code is still valid")
         return 1
     return _joined(call, given, finish(proven, name, call.parts, state=call.parts.settings.state), found)
 
 
 def _joined(call: CommandContext, given: dict[str, Any], membership: Membership, found: tuple[Check, ...]) -> int:
-    """Tell what was given, and keep a worker going if that is wanted."""
-    _tell(call, membership, found, installs=given["install"])
+    """Print the result, and install the worker's service if requested."""
+    _report(call, membership, found, installs=given["install"])
     if given["install"]:
         from stoker.cli.services import boot_line, install_services
 
@@ -97,12 +96,12 @@ def _joined(call: CommandContext, given: dict[str, Any], membership: Membership,
 
 
 def _check_install(call: CommandContext, given: dict[str, Any]) -> None:
-    """Refuse a service that could not be made while the code is unused."""
+    """Check that the service can be installed before the code is used."""
     from stoker.cli.services import check_services
     from stoker.core.errors import Usage
 
     if given["operator"]:
-        raise Usage("--install is for machines: a person's commands need no service", hint="leave it out")
+        raise Usage("--install is only for machines", hint="omit --install")
     check_services(call, (_worker_service(call),), yes=given["yes"])
 
 
@@ -114,8 +113,8 @@ def _worker_service(call: CommandContext) -> SupervisedService:
 
 def _refuse_other_role(proven: VerifiedCoordinator, *, is_operator: bool) -> None:
     if is_operator and proven.role is Role.WORKER:
-        hint = "`stoker machines invite --operator` makes one for people; without --operator this machine joins"
-        raise BadInput("this code invites a machine, not a person", hint=hint)
+        hint = "create a code for a user: stoker machines invite --operator; or join as a machine without --operator"
+        raise BadInput("this code is for a machine, not for a user", hint=hint)
 
 
 def _refuse_second(call: CommandContext, proven: VerifiedCoordinator, *, again: bool) -> None:
@@ -126,15 +125,15 @@ def _refuse_second(call: CommandContext, proven: VerifiedCoordinator, *, again: 
         return
     before = read_joined(call.parts.settings.state, MembershipKind.of(proven.role))
     if before is not None:
-        same = "this very fleet" if before.fingerprint == proven.fingerprint else "another fleet"
+        same = "the same fleet" if before.fingerprint == proven.fingerprint else "another fleet"
         raise Conflict(
-            f"this home has joined {before.url} as {before.name} already ({same})",
-            hint="--again joins anew, and forgets what was given before; the code still works",
+            f"already joined {before.url} as {before.name} ({same})",
+            hint="replace it with --again; the code is still valid",
         )
 
 
 def _under_way(call: CommandContext, what: str) -> None:
-    """Say on a terminal what takes a moment."""
+    """Print progress on a terminal."""
     if call.out.is_terminal:
         call.out.note(what)
 
@@ -145,7 +144,7 @@ def _show(call: CommandContext, checks: tuple[Check, ...]) -> None:
         out.lines(check_lines(checks, signs=out.signs, columns=out.columns, paint=out.paint))
 
 
-def _tell(call: CommandContext, membership: Membership, checks: tuple[Check, ...], *, installs: bool) -> None:
+def _report(call: CommandContext, membership: Membership, checks: tuple[Check, ...], *, installs: bool) -> None:
     from stoker.protocol.discovery import MembershipKind
     from stoker.views.fleet_lines import day
 
@@ -164,39 +163,36 @@ def _tell(call: CommandContext, membership: Membership, checks: tuple[Check, ...
     if membership.side is MembershipKind.WORKER:
         out.line(
             f"joined {membership.url} as {membership.name}; certificate until {day(membership.expires_s)}, "
-            "renewed by itself while it works"
+            "renewed automatically by `stoker work`"
         )
         if not installs:
-            out.note("next: stoker work   (--install keeps it going)")
+            out.note("next: stoker work   (--install runs it as a service)")
         return
     out.line(
-        f"joined {membership.url} as {membership.name}, who may {membership.role}; "
-        f"token until {day(membership.expires_s)}"
+        f"joined {membership.url} as {membership.name}, role {membership.role}; token until {day(membership.expires_s)}"
     )
     may_submit = membership.role is not Role.READ
     out.note(f"next: {'stoker submit manifest.toml   or: ' if may_submit else ''}stoker status")
 
 
-# What `join` and a worker beside its coordinator have in common: names, the look at the machine, the two steps.
-
 _OWN_CODE_S = 300.0
 
 
 def name_to_join(call: CommandContext, wanted: str, proven: VerifiedCoordinator) -> str:
-    """Return the name to join under: the invitation's, what was asked for, the one of before, or this machine's own."""
+    """Return the name to join under: the invitation's, `wanted`, the earlier one, or this machine's."""
     if proven.name:
         if wanted and wanted != proven.name:
-            hint = f"leave --name out, or have {wanted} invited: stoker machines invite --name {wanted}"
+            hint = f"omit --name, or invite {wanted}: stoker machines invite --name {wanted}"
             raise BadInput(f"this code is for {proven.name}, not for {wanted}", hint=hint)
         return proven.name
     name = wanted or _name_before(call, proven) or _own_name(call, proven.role)
     if not is_node_name(name):
-        raise BadInput(f"{name!r} can't be a name in a fleet", hint=f"--name NAME: {NODE_NAME_RULE}")
+        raise BadInput(f"{name!r} is not a valid name", hint=f"--name NAME: {NODE_NAME_RULE}")
     return name
 
 
 def look_at_machine(call: CommandContext, proven: VerifiedCoordinator) -> tuple[Check, ...]:
-    """Test this machine before the coordinator learns of it."""
+    """Check this machine before it joins."""
     from stoker.worker.enrolment import JoinCheckFacts, self_test
 
     parts = call.parts
@@ -213,15 +209,14 @@ def look_at_machine(call: CommandContext, proven: VerifiedCoordinator) -> tuple[
 
 
 def join_here(call: CommandContext, url: str, name: str) -> Membership:
-    """Join the coordinator of this very home, over its Unix socket: the user who runs it needs no invitation."""
+    """Join the coordinator of this home over its Unix socket, without an invitation."""
     from stoker.protocol.enrolment_messages import InviteRequest, read_code
     from stoker.worker.enrolment import Invitation, begin, finish
 
     own = name or host_name(call.parts.settings.environment)[0]
     if not is_node_name(own):
-        raise BadInput(f"{own!r} can't be a worker's name", hint=f"--name NAME: {NODE_NAME_RULE}")
-    # As its operator, not as the machine: that may have no certificate, or one that has ended. No token is taken from
-    # the environment: a worker never holds one.
+        raise BadInput(f"{own!r} is not a valid name", hint=f"--name NAME: {NODE_NAME_RULE}")
+    # As operator: the machine may have no valid certificate. No token from the environment: a worker never holds one.
     found = find_coordinator(url, environment={}, state=call.parts.settings.state)
     if found is None:
         raise no_coordinator_known(call.parts.settings.state)
@@ -231,13 +226,13 @@ def join_here(call: CommandContext, url: str, name: str) -> Membership:
 
 
 def _name_before(call: CommandContext, proven: VerifiedCoordinator) -> str:
-    """Return the name under which this home belongs to the very same fleet already."""
+    """Return the name under which this home has joined the same fleet."""
     from stoker.protocol.discovery import MembershipKind, read_joined
 
     try:
         before = read_joined(call.parts.settings.state, MembershipKind.of(proven.role))
     except StokerError:
-        # What is spoilt is about to be replaced.
+        # A damaged file is about to be replaced.
         return ""
     return before.name if before is not None and before.fingerprint == proven.fingerprint else ""
 
@@ -246,9 +241,9 @@ def _own_name(call: CommandContext, role: Role) -> str:
     host = host_name(call.parts.settings.environment)[0]
     if role is Role.WORKER:
         return host
-    # A person's token is named after both: one laptop may have several people, and one person several laptops.
+    # A user's token is named after user and host: either may have several of the other.
     plain = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in user_name())
-    return f"{plain.lstrip('._-') or 'somebody'}-{host}"[:LONGEST_NAME]
+    return f"{plain.lstrip('._-') or 'user'}-{host}"[:LONGEST_NAME]
 
 
 def _store_trouble(call: CommandContext) -> str:
@@ -259,22 +254,22 @@ def _store_trouble(call: CommandContext) -> str:
     return ""
 
 
-# `stoker pause`: this machine's owner needs it; its workers give back what they hold and take no more until then.
+# `stoker pause`: the workers of this machine release their jobs and take no more for a while.
 
 PAUSE_GRAMMAR = Grammar(
     "pause",
     about=(
-        "Give this machine to its owner for a while: its workers save what they can, give their jobs back without "
-        "charge, and take no more until then. Without a time, until `stoker pause --off`."
+        "Take no jobs on this machine for a while: its workers save checkpoints and release their jobs, which does not "
+        "count as a failed attempt. Without a time, until `stoker pause --off`."
     ),
-    positionals=(Positional("TIME", help="how long: 30m, 2h", is_required=False),),
+    positionals=(Positional("TIME", help="duration, such as 30m or 2h (default: until --off)", is_required=False),),
     options=(Option("--off", help="take jobs again"),),
     examples=("stoker pause 2h", "stoker pause", "stoker pause --off"),
 )
 
 
 def perform_pause(call: CommandContext, given: dict[str, Any]) -> int:
-    """Write the wish down, or take it back."""
+    """Pause or resume this machine."""
     settings, now_s = call.parts.settings, call.parts.clock.wall_s()
     for_s = _read(given["time"])
     if given["off"]:
@@ -282,9 +277,9 @@ def perform_pause(call: CommandContext, given: dict[str, Any]) -> int:
             raise Usage("--off takes no time", hint="stoker pause --off")
         was = read_pause(settings.state, now_s=now_s)
         clear_pause(settings.state)
-        _tell_coordinators(call, _workers(settings.state), None)
+        _notify_coordinators(call, _workers(settings.state), None)
         call.out.object({"is_paused": False, "was_paused": was is not None})
-        call.out.line("takes jobs again" if was is not None else "it was not paused")
+        call.out.line("resumed: takes jobs" if was is not None else "not paused")
         return 0
     os.makedirs(settings.state, exist_ok=True)
     until_s = None if for_s is None else now_s + for_s
@@ -293,12 +288,12 @@ def perform_pause(call: CommandContext, given: dict[str, Any]) -> int:
     if workers:
         from stoker.protocol.view_messages import MachineRequest
 
-        _tell_coordinators(call, workers, MachineRequest(why="its owner needs it", for_s=for_s, by=user_name()))
+        _notify_coordinators(call, workers, MachineRequest(why="paused by its owner", for_s=for_s, by=user_name()))
     call.out.object({"is_paused": True, "until_s": until_s, "workers": workers})
     span = "until `stoker pause --off`" if for_s is None else f"for {format_duration(for_s)}"
-    call.out.line(f"paused {span}: {_told(workers)}")
+    call.out.line(f"paused {span}: {_effect(workers)}")
     if for_s is not None:
-        call.out.note("`stoker pause --off` ends it before that")
+        call.out.note("resume earlier: stoker pause --off")
     return 0
 
 
@@ -310,19 +305,19 @@ def _read(text: str) -> float | None:
     except ValueError as error:
         raise Usage(f"TIME: {error}", hint="stoker pause 2h") from None
     if not seconds > 0:
-        raise Usage(f"TIME: {text!r} is no time at all", hint="stoker pause 2h")
+        raise Usage(f"TIME: {text!r} is not a duration above 0", hint="stoker pause 2h")
     return seconds
 
 
-def _told(workers: list[str]) -> str:
+def _effect(workers: list[str]) -> str:
     if not workers:
-        return "no worker runs here now; one that is started takes nothing until then"
-    does = "give back what runs, and take no more" if len(workers) > 1 else "gives back what runs, and takes no more"
+        return "no worker is running; a new one takes no jobs until then"
+    does = "release their jobs and take no more" if len(workers) > 1 else "releases its jobs and takes no more"
     return f"{', '.join(workers)} {does}"
 
 
-def _tell_coordinators(call: CommandContext, workers: list[str], ask: MachineRequest | None) -> None:
-    """Show it to the fleet at once. The workers act on the file by themselves, so no coordinator has to answer."""
+def _notify_coordinators(call: CommandContext, workers: list[str], request: MachineRequest | None) -> None:
+    """Report the pause to the coordinators. Errors are only notes: the workers act on the file."""
     for name in workers:
         from stoker.worker.worker_state import Journal
 
@@ -331,17 +326,17 @@ def _tell_coordinators(call: CommandContext, workers: list[str], ask: MachineReq
             continue
         try:
             client = call.lookup.client(written.coordinator)
-            if ask is not None:
-                client.pause(name, ask)
+            if request is not None:
+                client.pause(name, request)
             elif client.machine(name).state == "paused":
-                # Who drained or cordoned it did so for another reason.
+                # A drained or cordoned machine stays so.
                 client.open(name)
         except StokerError as error:
-            call.out.note(f"note: the coordinator was not told, {name} will tell it: {error}")
+            call.out.note(f"note: coordinator not reached, {name} will report it: {error}")
 
 
 def _workers(state: str) -> list[str]:
-    """Name the workers of this home that run now."""
+    """Return the names of the running workers of this home."""
     place = workers_folder(state)
     with suppress(OSError):
         return [name for name in sorted(os.listdir(place)) if is_locked(os.path.join(place, name, LOCK_FILE))]

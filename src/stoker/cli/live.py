@@ -1,8 +1,8 @@
-"""The news of a run as lines: what ended stays on the screen, what runs is shown while it runs.
+"""The progress of runs and downloads as lines: finished work stays on the screen, running work is redrawn.
 
-Known results are held back until something really runs, so that a run of nothing but hits is one line at its end. On a
-terminal a `live` screen draws what runs; elsewhere each end is a plain line, and long work says now and then that it
-goes on. Listens to the journal: called from several threads, one at a time.
+Cached results are held back until a stage runs, so that a run of only hits prints one line. On a terminal a live screen
+draws running work; elsewhere each end is a plain line, and long work prints a line now and then. Listens to the
+journal: called from several threads, one at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HITS_LISTED = 8
 
 
 class ProgressLines:
-    """Turns events into lines."""
+    """Prints the events of a run as lines."""
 
     def __init__(
         self, screen: Screen, out: CliOutput, titles: Titles, *, near: str, shared: SharedProcessRunView | None = None
@@ -44,13 +44,13 @@ class ProgressLines:
         self._apart = 0
         self._shared = shared or SharedProcessRunView()
         self._is_introduced = False
-        self._told_together: set[str] = set()
+        self._shown_together: set[str] = set()
         self._titles = titles
         self._width = titles.width
         self._near = near
 
     def take(self, event: Event, at_s: float, _seq: int) -> None:
-        """Take in one event of the journal."""
+        """Handle one event of the journal."""
         with self._lock:
             node = self._story.take({"kind": event.kind, "ts": at_s, **event.fields})
             if node is not None:
@@ -66,14 +66,14 @@ class ProgressLines:
                 return
             lines = list(self._lines(event.kind, event.fields, node))
             if self._kept and (lines or event.kind == Kinds.RUN_END):
-                lines = [*self._told_of_kept(), *lines]
+                lines = [*self._kept_lines(), *lines]
             if event.kind == Kinds.STAGE_BEGIN or lines:
                 self._begin()
         for line in lines:
             self._screen.lasting(line)
 
     def running(self, now_s: float, at_least_s: float) -> list[str]:
-        """Return a line for each stage that has been running, or waiting for devices, for a while."""
+        """Return a line for each stage that has been running, or waiting for devices, for `at_least_s`."""
         with self._lock:
             nodes = self._story.nodes.values()
             waiting = [
@@ -86,7 +86,7 @@ class ProgressLines:
                 for node in nodes
                 if node.ending == "running" and node.instances is None and now_s - (node.began_s or now_s) >= at_least_s
             ]
-            # Of a trial with several stages the name says which one.
+            # For a trial with several stages, the name includes the stage.
             width = max((self._width, *(len(node.title or node.node) for node in shown)))
             speed = [shared_speed_text(self._shared.speed, width)] if self._shared.speed.members > 1 else []
             return [
@@ -111,17 +111,17 @@ class ProgressLines:
             return
         self._has_begun = True
         if len(self._known) > _HITS_LISTED:
-            self._screen.lasting(f"{self._signs.hit} {len(self._known)} stages were known")
+            self._screen.lasting(f"{self._signs.hit} {len(self._known)} stages cached")
         else:
             for node in self._known:
                 self._screen.lasting(self._finished(node))
         self._screen.begin(self.running)
 
-    def _told_of_kept(self) -> list[str]:
-        """Tell of trials whose results were there already: of a few each, of many how many."""
+    def _kept_lines(self) -> list[str]:
+        """Return lines for cached trials: each of a few, or the number of many."""
         kept, self._kept = self._kept, []
         if len(kept) > _HITS_LISTED:
-            return [f"{self._signs.hit} {len(kept):,} trials were known"]
+            return [f"{self._signs.hit} {len(kept):,} trials cached"]
         return [self._trial(fields) for fields in kept]
 
     def _lines(self, kind: str, fields: dict[str, Any], node: NodeHistory | None) -> Iterable[str]:
@@ -137,34 +137,34 @@ class ProgressLines:
             self._is_introduced = True
             yield from self._shared.lines
         if kind == Kinds.STAGE_TOLD:
-            yield from self._tell(node, fields)
+            yield from self._message_lines(node, fields)
         elif kind in _ENDS:
-            # A trial tells of its own end, with its label and where its result lies.
+            # The end of a trial has its own line, with label and result folder.
             if node.node not in self._titles.of_trials:
                 yield self._finished(node)
         elif kind == Kinds.STAGE_RETRYING:
             pause = span(float(fields.get("delay_s", 0.0)))
-            yield f"{self._signs.again} {node.node:<{self._width}}  {node.message}; again in {pause}"
+            yield f"{self._signs.again} {node.node:<{self._width}}  {node.message}; retry in {pause}"
         elif kind == Kinds.STAGE_WAITING:
             why = str(fields.get("why", ""))
-            said = why if why.startswith("waits ") else f"waits: {why}"
-            yield f"{self._signs.again} {node.title or node.node:<{self._width}}  {said}"
+            text = why if why.startswith("waits ") else f"waits: {why}"
+            yield f"{self._signs.again} {node.title or node.node:<{self._width}}  {text}"
         elif kind == Kinds.STAGE_REWIND:
-            text = f"runs again: its bytes are gone and {fields.get('wanted_by')} reads them"
+            text = f"runs again: its result was pruned and {fields.get('wanted_by')} needs it"
             yield f"{self._signs.again} {node.node:<{self._width}}  {text}"
         elif kind == Kinds.CACHE_CORRUPT:
-            yield self._warning(node.node, f"{fields.get('damage')}; set aside, made again")
+            yield self._warning(node.node, f"{fields.get('damage')}; quarantined, runs again")
         elif kind == Kinds.CACHE_DIFFERS and not fields.get("expected"):
-            stays = "the new one" if fields.get("kept") == fields.get("ours") else "the first one"
-            yield self._warning(node.node, f"gave another result than before from the same inputs; {stays} is kept")
+            kept = "new" if fields.get("kept") == fields.get("ours") else "first"
+            yield self._warning(node.node, f"different result from the same inputs; the {kept} one is kept")
 
-    def _tell(self, node: NodeHistory, fields: dict[str, Any]) -> Iterable[str]:
-        """Tell what a stage says for people, unless that can wait for its end; once of those that work together."""
+    def _message_lines(self, node: NodeHistory, fields: dict[str, Any]) -> Iterable[str]:
+        """Yield a stage's message, except if its end shows it; once for stages that share a process."""
         if fields.get("at_once"):
             yield f"  {node.title or node.node:<{self._width}}  {fields.get('text', '')}"
         elif node.node in self._titles.together:
-            if node.told not in self._told_together:
-                self._told_together.add(node.told)
+            if node.told not in self._shown_together:
+                self._shown_together.add(node.told)
                 yield node.told
         elif node.node in self._titles.of_trials:
             yield f"  {node.title:<{self._width}}  {node.told}"
@@ -172,8 +172,8 @@ class ProgressLines:
     def _finished(self, node: NodeHistory) -> str:
         sign = sign_of(node, self._signs)
         colour = {self._signs.ran: "green", self._signs.failed: "red"}.get(sign, "dim")
-        was_told = node.node in self._titles.together
-        return f"{self._out.paint(sign, colour)} {finished_text(node, self._width, was_told=was_told)}"
+        is_shown = node.node in self._titles.together
+        return f"{self._out.paint(sign, colour)} {finished_text(node, self._width, is_message_shown=is_shown)}"
 
     def _trial(self, fields: dict[str, Any]) -> str:
         state = fields.get("state")
@@ -183,7 +183,7 @@ class ProgressLines:
         )
         colour = {"completed": "green", "failed": "red"}.get(str(state), "dim")
         self._apart += state == "failed"
-        # Those that failed, and those that were known, are not there to be affected.
+        # Failed and cached trials can not be affected.
         others = max(0, self._titles.trials - self._apart) if self._titles.together else 0
         return f"{self._out.paint(sign, colour)} {trial_text(fields, self._titles, self._near, others=others)}"
 
@@ -203,10 +203,10 @@ _ENDS = frozenset(
 )
 
 
-# The news of downloads as lines: files that are there stay on the screen, those on their way are shown meanwhile.
+# Downloads: finished files stay on the screen, running ones are redrawn.
 #
-# Files that were there already are held back: few are listed at the end, many only counted. So are quick ones among
-# very many. Listens to the events of a download: called from several threads.
+# Files that were present are held back: few are listed at the end, many only counted; so are quick ones among very
+# many. Called from several threads.
 
 _LISTED = 8
 _MANY = 40
@@ -214,20 +214,20 @@ _QUICK_MS = 1000
 _LONGEST_NAME = 48
 _MOST_ROWS = 8
 _ROWS_BESIDE = 3
-"""Lines of a screen that stay free for all files together, for the last line and for what is typed."""
+"""Lines of a screen for the summary, the last line and the input line."""
 _COLUMNS_BESIDE = 5
-"""Of a line: for the sign before it, and for the `^C` behind it, which must not begin another line."""
+"""Columns for the sign before a line and the `^C` after it, which must not wrap."""
 _SHORTEST_NAME = 12
 
 
 class TransferLines:
-    """Turns events of downloads into lines."""
+    """Prints the events of downloads as lines."""
 
     def __init__(
-        self, screen: Screen, out: CliOutput, *, shows_progress: bool = True, tells_there: bool = True
+        self, screen: Screen, out: CliOutput, *, shows_progress: bool = True, shows_present: bool = True
     ) -> None:
         self._screen = screen
-        self._tells_there = tells_there
+        self._shows_present = shows_present
         self._out = out
         self._signs = out.signs
         self._lock = threading.Lock()
@@ -236,14 +236,11 @@ class TransferLines:
         self._width = 0
         self._there: list[dict[str, Any]] = []
         self._quick: list[dict[str, Any]] = []
-        # Never to begin is to show only ends.
+        # Without progress only ends are shown.
         self._has_begun = not shows_progress
 
     def expect(self, names: Iterable[str], total_bytes: int | None, *, within: str = "") -> None:
-        """Say which files will come, all of one repository if `within` names it.
-
-        With `total_bytes` known, the remaining time is shown.
-        """
+        """Set the expected files, all of the repository `within` if given; `total_bytes` gives the remaining time."""
         with self._lock:
             known = [short_name(name, within) for name in names]
             self._within = within
@@ -251,7 +248,7 @@ class TransferLines:
             self._transfers = Transfers(files=len(known), total_bytes=total_bytes)
 
     def take(self, event: Event, at_s: float) -> None:
-        """Take in one event."""
+        """Handle one event."""
         with self._lock:
             if self._transfers.take(event, at_s) is None:
                 return
@@ -264,7 +261,7 @@ class TransferLines:
             self._screen.lasting(line)
 
     def running(self, now_s: float, at_least_s: float) -> list[str]:
-        """Return how far it is: in short where lines stay (`at_least_s` above 0), else file by file too."""
+        """Return the progress: a summary for plain output (`at_least_s` above 0), else also each file."""
         with self._lock:
             flying = self._transfers.in_flight()
             if not flying:
@@ -284,13 +281,13 @@ class TransferLines:
             return [*together, *rows]
 
     def close(self) -> None:
-        """Tell of what was held back."""
+        """Print what was held back."""
         quick, there, self._quick, self._there = self._quick, self._there, [], []
         if quick:
             size = format_size(sum(int(texts.get("bytes") or 0) for texts in quick))
             self._screen.lasting(f"{self._out.paint(self._signs.ran, 'green')} {len(quick):,} files, {size}")
         if len(there) > _LISTED:
-            self._screen.lasting(f"{self._signs.hit} {len(there):,} files were there")
+            self._screen.lasting(f"{self._signs.hit} {len(there):,} files present")
             return
         for texts in there:
             self._screen.lasting(self._done(texts))
@@ -303,7 +300,7 @@ class TransferLines:
         name = f"{self._name(texts):<{self._width}}"
         if kind == Kinds.DOWNLOAD_DONE:
             if texts.get("status") == "cached":
-                if self._tells_there:
+                if self._shows_present:
                     self._there.append(texts)
             elif self._transfers.files > _MANY and int(texts.get("ms") or 0) < _QUICK_MS:
                 self._quick.append(texts)
@@ -313,7 +310,7 @@ class TransferLines:
             yield f"{self._out.paint(self._signs.failed, 'red')} {name}  {outside(str(texts.get('message', '')))}"
         elif kind == Kinds.DOWNLOAD_RETRY:
             wait_s = seconds_of(texts)
-            # Who asks about a repository says so in the message itself.
+            # A message about a repository already names it.
             why = str(texts.get("msg", "")).removeprefix(f"{texts.get('file', '')}: ")
             again = f"; {again_text(int(texts.get('attempt') or 0), wait_s)}" if wait_s else ""
             yield f"{self._signs.again} {name}  {outside(why)}{again}"
@@ -330,7 +327,7 @@ class TransferLines:
 
 
 def _cut(name: str, width: int) -> str:
-    """Return a name that fits, by its end if need be."""
+    """Return a name that fits, cut at its start."""
     return name if len(name) <= width or not width else f"…{name[len(name) - width + 1 :]}"
 
 

@@ -1,4 +1,4 @@
-"""An build on its way: screens, interruptions, and what is said when it is over."""
+"""Run a job on this machine: progress, interruptions, and the report at the end."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _NAMED = 5
 
 
 def unwritten_text(build: JobBuild, nodes: Mapping[str, NodeResult]) -> str:
-    """Name those of a run that were known and have no checkpoints in their folders; nothing if there are none."""
+    """Name the cached trainings of a run without checkpoints in their folders; "" if there are none."""
     wanting = [node for node in build.plan.nodes if _is_unwritten(node, nodes)]
     if not wanting:
         return ""
     titles = {one: trial.spec.label for trial in build.trials for one in trial.nodes.nodes}
     missing = list(dict.fromkeys(titles.get(node.id) or build.spec.name for node in wanting))
     those = ", ".join(missing[:_NAMED]) + (" …" if len(missing) > _NAMED else "")
-    known = "was known, and has" if len(missing) == 1 else "were known, and have"
+    known = "has a cached result and" if len(missing) == 1 else "have cached results and"
     stage = wanting[0].stage.name.rpartition("/")[2]
-    return f"{those} {known} no checkpoints where they were wanted; --rerun {stage} trains again and writes them"
+    return f"{those} {known} no checkpoints in the requested folder; train again with --rerun {stage}"
 
 
 def _is_unwritten(node: PlanNode, nodes: Mapping[str, NodeResult]) -> bool:
@@ -58,14 +58,14 @@ def _is_unwritten(node: PlanNode, nodes: Mapping[str, NodeResult]) -> bool:
     try:
         return not best_folder(Path(folder)).is_dir()
     except OSError:
-        # What we may not look into, we did not write into.
+        # An unreadable folder has no checkpoints of ours.
         return True
 
 
 def run_build(
     call: CommandContext, build: JobBuild, going_on: Continuation, given: dict[str, Any], rerun: frozenset[str]
 ) -> int:
-    """Run an build to its end; give the exit code."""
+    """Run a job to its end; return the exit code."""
     call.out.goes_on_unread = call.out.is_watched = True
     tools = call.parts.tools
     if given["contain"] is not None:
@@ -74,7 +74,7 @@ def run_build(
         _check_out(_out_folder(call, given["out"]))
     options = _options(build, given, rerun, going_on)
     name = build.spec.name
-    attempt = call.builder().new_attempt(build.spec, _options_told(options))
+    attempt = call.builder().new_attempt(build.spec, _options_as_json(options))
     if build.program is not None:
         _introduce(call, build, options)
     index = None
@@ -116,7 +116,7 @@ def run_build(
         screen.close()
     for end in tracking.ends if tracking is not None else ():
         if end.where:
-            call.out.note(f"wandb: {end.where}; `wandb sync` sends what was kept offline")
+            call.out.note(f"wandb: {end.where}; send offline runs: wandb sync")
     return _tell(call, build, job, shared)
 
 
@@ -133,10 +133,10 @@ def _options(build: JobBuild, given: dict[str, Any], rerun: frozenset[str], goin
 
 
 def _introduce(call: CommandContext, build: JobBuild, options: RunOptions) -> None:
-    """Say what a run of programs works with, before it starts."""
+    """Print the machine line of a program run."""
     warning = call.parts.containment.warning
     if warning:
-        # Also to those who asked for quiet: a machine that freezes is not what they asked for.
+        # Also with --quiet: the machine may freeze.
         call.out.complain(f"warning: {warning}")
     if not call.out.is_quiet:
         from stoker.cli.run_machine import machine_line
@@ -159,7 +159,7 @@ def _tell(call: CommandContext, build: JobBuild, job: JobResult, shared: SharedP
         call.out.note(f"note: {unwritten}")
     for part in (call.parts.store.memo.trouble, call.parts.history.trouble):
         if part:
-            call.out.note(f"note: an index is out of build, which costs time and nothing else: {part}")
+            call.out.note(f"note: an index is damaged; this only costs time: {part}")
     if job.error is None:
         return 0
     code = report(job.error, call.out, debug=call.flags.debug, is_in_stream=True)
@@ -171,7 +171,7 @@ def _tell(call: CommandContext, build: JobBuild, job: JobResult, shared: SharedP
 def _listen(
     call: CommandContext, build: JobBuild, attempt: str, shared: SharedProcessRunView
 ) -> tuple[Screen, Callable[[Event, float, int], None], Callable[[str], None]]:
-    """Return where news of the run go: the screen to close, the journal's listener, and a voice for signal time."""
+    """Return the screen to close, the journal's listener, and a printer for signal handlers."""
     out = call.out
     if out.is_json:
 
@@ -185,7 +185,7 @@ def _listen(
         from stoker.cli.screens import LiveScreen
 
         live = LiveScreen(out, call.parts.clock)
-        # Not straight to the terminal, which is being drawn on.
+        # Not directly to the terminal, which is being drawn on.
         return live, ProgressLines(live, out, titles, near=near, shared=shared).take, live.mention
     screen = Screen() if out.is_quiet else PlainScreen(out, call.parts.clock)
     return screen, ProgressLines(screen, out, titles, near=near, shared=shared).take, say_aside
@@ -199,7 +199,7 @@ def _out_folder(call: CommandContext, given: str | None) -> str:
 def _estimated_shared_processes(
     call: CommandContext, build: JobBuild, going_on: Continuation, rerun: frozenset[str]
 ) -> list[SharedProcessEstimate]:
-    """Return what is foreseen of trials that will share a process; nothing where none will."""
+    """Return the estimates of trials that will share a process."""
     if not any(node.stage.together for node in build.plan.nodes):
         return []
     from stoker.cli.dry_run import shared_processes_here
@@ -211,7 +211,7 @@ def _estimated_shared_processes(
 
 
 def _check_out(folder: str) -> None:
-    """Find out before the work, not after it, whether results can be laid out."""
+    """Check before the run that the result folder is writable."""
     try:
         os.makedirs(folder, exist_ok=True)
         is_writable = os.access(folder, os.W_OK)
@@ -219,11 +219,11 @@ def _check_out(folder: str) -> None:
         is_writable = False
     if not is_writable:
         raise NoPermission(
-            f"results can't be written to {folder}", hint="give another folder with --out DIR, or none with --no-out"
+            f"can't write results to {folder}", hint="choose another folder with --out DIR, or none with --no-out"
         )
 
 
-def _options_told(options: RunOptions) -> dict[str, Any]:
+def _options_as_json(options: RunOptions) -> dict[str, Any]:
     recorded = {
         "jobs": options.max_in_flight,
         "keep_going": options.keep_going,
@@ -235,43 +235,43 @@ def _options_told(options: RunOptions) -> dict[str, Any]:
     return {name: value for name, value in recorded.items() if value not in (None, [], False)}
 
 
-# What a job wants of the hub, brought before it runs: fetched where it is not here, verified in any case.
+# Hub files of a job, downloaded if missing and verified before it runs.
 #
-# A recipe says what it lacks (`InvalidInput.lacks`), small files first, so that what they refuse is refused before the
-# large ones come.
+# A recipe names its missing files (`InvalidInput.lacks`), small ones first, so that their errors come before the large
+# downloads.
 
 
 class CommandInputFetcher:
-    """Brings what one command lacks, each thing once."""
+    """Downloads the missing hub files of one command, each once."""
 
     def __init__(self, call: CommandContext, *, is_dry: bool) -> None:
         self._call = call
         self._is_dry = is_dry
         self._came: Counter[str] = Counter()
-        """Bytes that came over the network, by what was typed."""
+        """Downloaded bytes by repository as typed."""
 
     def build(self, make: Callable[[], JobBuild]) -> JobBuild | None:
-        """Take an build; while nothing is wrong but what the hub may have, that is fetched, and it is taken again.
+        """Build a job; while only hub files are missing, download them and build again.
 
-        Of a dry run nothing is fetched: what would be is told, and there is no build. Raises what `take` raises if we
-        may not ask (offline) or if what came does not help, and whatever goes wrong in fetching.
+        In a dry run, print what would be downloaded and return None. Raises what `make` raises if offline or if the
+        download did not help, and errors of the download.
         """
-        asked: set[MissingRepoFiles] = set()
+        fetched: set[MissingRepoFiles] = set()
         while True:
             try:
                 return make()
             except InvalidInput as error:
-                if not error.lacks or asked >= set(error.lacks) or self._call.parts.hub_settings("").offline:
+                if not error.lacks or fetched >= set(error.lacks) or self._call.parts.hub_settings("").offline:
                     raise
-                asked |= set(error.lacks)
+                fetched |= set(error.lacks)
                 self._bring(error)
             if self._is_dry:
                 return None
 
     def verify(self, build: JobBuild) -> None:
-        """Hold the files that an build reads from the hub's cache against their digests, and say what was fetched.
+        """Verify the hub files that a job reads, and report downloads.
 
-        What is damaged is set aside and fetched again. Raises `StokerError` if that can't be.
+        Damaged files are set aside and downloaded again. Raises `StokerError` if that fails.
         """
         words = self._words_of(build)
         if not words:
@@ -283,16 +283,16 @@ class CommandInputFetcher:
             verify(self._call, text, argument, paths, came_bytes=self._came[text])
 
     def _bring(self, error: InvalidInput) -> None:
-        from stoker.cli.job_downloads import fetch, foretell
+        from stoker.cli.job_downloads import fetch, preview
 
         for lack in error.lacks:
             if self._is_dry:
-                foretell(self._call, lack, error)
+                preview(self._call, lack, error)
             else:
                 self._came[lack.repo] += fetch(self._call, lack, error)
 
     def _words_of(self, build: JobBuild) -> dict[str, str]:
-        """Return what may name repositories among the arguments of an build's trials, each with the argument's name."""
+        """Return the arguments of a job's trials that may name repositories, each with the argument's name."""
         if not build.trials or build.program is not None:
             return {}
         brings = self._call.parts.catalogue.load(build.spec.recipe).brings

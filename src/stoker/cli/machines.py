@@ -1,4 +1,4 @@
-"""`stoker machines invite`: a code by which a machine, or a person, joins the fleet."""
+"""`stoker machines`: list, show, drain, cordon, open, forget, invite and export."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ if TYPE_CHECKING:
     from stoker.protocol.view_messages import DoneView, MachineRequest
 
 
-# What drain, cordon, open and forget have in common: which machine, which devices, why and for how long.
+# Arguments of drain, cordon, open and forget.
 
-MACHINE = Positional("NAME", help="a machine, as `stoker machines` lists it")
-DEVICE = Option("--device", value="UUID", help="only this device; may be given again", is_many=True)
-WHY = Option("--why", value="TEXT", help="told to everybody who asks")
-FOR = Option("--for", value="TIME", read=duration, help="until then: 30m, 2h; until opened unless told")
+MACHINE = Positional("NAME", help="a machine's name, from `stoker machines`")
+DEVICE = Option("--device", value="UUID", help="only this device; may be repeated", is_many=True)
+WHY = Option("--why", value="TEXT", help="reason, shown by status and explain")
+FOR = Option("--for", value="TIME", read=duration, help="duration, such as 30m or 2h (default: until opened)")
 OPTIONS = (WHY, FOR, AT)
 
 
-def close_or_open(call: CommandContext, given: dict[str, Any], act: Callable[..., DoneView], *, said: str) -> int:
-    """Ask for it and say what it did."""
+def close_or_open(call: CommandContext, given: dict[str, Any], act: Callable[..., DoneView], *, effect: str) -> int:
+    """Send the request and print its effect."""
     from stoker.protocol.view_messages import MachineRequest
 
     for_s = given.get("for")
-    asked = MachineRequest(
+    request = MachineRequest(
         devices=tuple(given.get("device") or ()),
         why=given.get("why") or "",
         for_s=for_s,
         is_forced=given.get("force") or False,
         by=who_asks(call.parts.settings.environment),
     )
-    done = act(call.lookup.client(given["at"]), given["name"], asked)
+    done = act(call.lookup.client(given["at"]), given["name"], request)
     span = f" for {format_duration(for_s)}" if for_s else ""
-    what = f"{given['name']} ({', '.join(asked.devices)})" if asked.devices else given["name"]
-    call.out.object({"machine": given["name"], **asked.model_dump(mode="json"), **done.model_dump(mode="json")})
+    what = f"{given['name']} ({', '.join(request.devices)})" if request.devices else given["name"]
+    call.out.object({"machine": given["name"], **request.model_dump(mode="json"), **done.model_dump(mode="json")})
     if done.changed:
-        # What a note says counts more than what may follow from it.
-        does = said.partition(":")[0] if done.notes else said
-        call.out.line(f"{what} {does}{span}{f': {asked.why}' if asked.why else ''}")
+        # A note replaces the second half of the text.
+        does = effect.partition(":")[0] if done.notes else effect
+        call.out.line(f"{what} {does}{span}{f': {request.why}' if request.why else ''}")
     for note in done.notes:
         call.out.note(f"note: {note}" if done.changed else note)
     return 0
 
 
-# `stoker machines cordon`: a machine, or one of its devices, that is mistrusted gets no more work.
+# `stoker machines cordon`: start no jobs on a machine or on some of its devices.
 
 CORDON_GRAMMAR = Grammar(
     "machines cordon",
-    about="Give a machine, or only some of its devices, no more work: it is mistrusted. What runs there finishes.",
+    about="Start no more jobs on a machine, or on some of its devices, because of a fault. Running jobs finish.",
     positionals=(MACHINE,),
     options=(DEVICE, *OPTIONS),
     examples=("stoker machines cordon lab1", "stoker machines cordon lab1 --device GPU-8f1c --why 'ECC errors'"),
@@ -74,15 +74,15 @@ CORDON_GRAMMAR = Grammar(
 
 
 def perform_cordon(call: CommandContext, given: dict[str, Any]) -> int:
-    """Cordon it."""
-    return close_or_open(call, given, lambda client, *to: client.cordon(*to), said="is cordoned: nothing more comes")
+    """Cordon a machine."""
+    return close_or_open(call, given, lambda client, *to: client.cordon(*to), effect="is cordoned: no jobs start there")
 
 
-# `stoker machines drain`: what runs on a machine finishes, and it gets no more.
+# `stoker machines drain`: running jobs finish, no more start.
 
 DRAIN_GRAMMAR = Grammar(
     "machines drain",
-    about="Give a machine of the fleet no more work; what runs there finishes. For an update, a restart, a holiday.",
+    about="Start no more jobs on a machine, for an update or a restart. Running jobs finish.",
     positionals=(MACHINE,),
     options=OPTIONS,
     examples=("stoker machines drain lab1", "stoker machines drain lab1 --why 'new driver' --for 2h"),
@@ -90,20 +90,20 @@ DRAIN_GRAMMAR = Grammar(
 
 
 def perform_drain(call: CommandContext, given: dict[str, Any]) -> int:
-    """Drain it."""
+    """Drain a machine."""
     return close_or_open(
         call,
         given,
         lambda client, *to: client.drain(*to),
-        said="is drained: what runs there finishes, nothing more comes",
+        effect="is drained: running jobs finish, no more start",
     )
 
 
-# `stoker machines open`: a machine that was drained, cordoned or paused gets work again.
+# `stoker machines open`: undo drain, cordon and pause.
 
 OPEN_GRAMMAR = Grammar(
     "machines open",
-    about="Let a machine have work again that was drained, cordoned or paused; or some of its devices.",
+    about="Start jobs again on a drained, cordoned or paused machine, or on some of its devices.",
     positionals=(MACHINE,),
     options=(DEVICE, AT),
     examples=("stoker machines open lab1", "stoker machines open lab1 --device GPU-8f1c"),
@@ -111,8 +111,8 @@ OPEN_GRAMMAR = Grammar(
 
 
 def perform_open(call: CommandContext, given: dict[str, Any]) -> int:
-    """Open it."""
-    return close_or_open(call, given, lambda client, *to: client.open(*to), said="is open: jobs may come")
+    """Open a machine."""
+    return close_or_open(call, given, lambda client, *to: client.open(*to), effect="is open: jobs may start")
 
 
 # `stoker machines forget`: remove a machine from the fleet, with its certificate.
@@ -120,28 +120,28 @@ def perform_open(call: CommandContext, given: dict[str, Any]) -> int:
 FORGET_GRAMMAR = Grammar(
     "machines forget",
     about=(
-        "Remove a machine that is not to come back. One that joined by a code loses its certificate at once: its next "
-        "word is refused, and the jobs that it holds go back to the queue; to return it has to be invited again. One "
-        "on the coordinator's own machine has none: it is refused while it holds jobs, and while its worker runs, "
-        "which would join again, open."
+        "Remove a machine from the fleet. The certificate of a machine that joined with a code is revoked immediately: "
+        "its requests are rejected, and its jobs return to the queue; to return, it needs a new invitation. A machine "
+        "on the coordinator's own host has no certificate: removing it is refused while it holds jobs, and while its "
+        "worker runs, because it would join again."
     ),
     positionals=(MACHINE,),
-    options=(Option("--force", help="although its worker runs"), AT),
+    options=(Option("--force", help="also while its worker runs"), AT),
     examples=("stoker machines forget old-laptop", "stoker machines forget --force desk"),
 )
 
 
 def perform_forget(call: CommandContext, given: dict[str, Any]) -> int:
-    """Forget it."""
-    return close_or_open(call, given, _forget, said="is forgotten")
+    """Remove a machine."""
+    return close_or_open(call, given, _forget, effect="is removed")
 
 
-def _forget(client: FleetClient, name: str, asked: MachineRequest) -> DoneView:
+def _forget(client: FleetClient, name: str, request: MachineRequest) -> DoneView:
     from stoker.views.fleet_lines import day
 
     held = [one for one in client.certificates() if one.name == name and one.revoked_s is None]
-    done = client.forget(name, asked)
-    notes = [f"its certificate ({one.serial[:12]}, until {day(one.expires_s)}) is revoked" for one in held]
+    done = client.forget(name, request)
+    notes = [f"certificate {one.serial[:12]} (valid until {day(one.expires_s)}) is revoked" for one in held]
     return done.model_copy(update={"notes": (*done.notes, *notes), "data": {**done.data, "revoked": len(held)}})
 
 
@@ -150,20 +150,20 @@ _LIFE_S = 900.0
 INVITE_GRAMMAR = Grammar(
     "machines invite",
     about=(
-        "Make a code by which one machine joins the fleet, and print the exact command to type there. It works once "
-        "and not for long. It is also how the other side knows this coordinator from a stranger: pass it on so that "
-        "nobody else reads it. With --operator it is for a person, who gets a token."
+        "Create a code with which one machine joins the fleet, and print the command to run there. It works once. It "
+        "also authenticates this coordinator to the machine, so keep it secret. With --operator it is for a user, who "
+        "gets a token."
     ),
     options=(
-        Option("--operator", help="for a person: they submit and operate from their own computer"),
+        Option("--operator", help="invite a user, who submits and operates from another computer"),
         Option(
             "--role",
             value="ROLE",
             read=role_of_people,
-            help=f"what that person may: {', '.join(PEOPLE)}; operate unless told",
+            help=f"role of the user: {', '.join(PEOPLE)} (default: operate)",
         ),
-        Option("--name", value="NAME", help="the only name under which it may join; any that is free unless told"),
-        Option("--for", value="TIME", read=duration, help="how long the code works; 15m unless told"),
+        Option("--name", value="NAME", help="the only name allowed (default: any free name)"),
+        Option("--for", value="TIME", read=duration, help="lifetime of the code (default: 15m)"),
         AT,
     ),
     examples=(
@@ -175,18 +175,18 @@ INVITE_GRAMMAR = Grammar(
 
 
 def perform_invite(call: CommandContext, given: dict[str, Any]) -> int:
-    """Invite."""
+    """Create an invitation."""
     from stoker.protocol.enrolment_messages import InviteRequest
     from stoker.views.fleet_lines import invited_lines, join_lines
 
     if given["role"] is not None and not given["operator"]:
-        raise Usage("--role is for people", hint="stoker machines invite --operator --role submit")
+        raise Usage("--role needs --operator", hint="stoker machines invite --operator --role submit")
     role = (given["role"] or Role.OPERATE) if given["operator"] else Role.WORKER
     client = call.lookup.client(given["at"])
     if not client.url.startswith("https://"):
         raise BadInput(
-            f"the coordinator at {client.url} serves its own machine alone: nobody else can join it",
-            hint="start it so that others reach it, with TLS of its own: stoker serve --listen 0.0.0.0",
+            f"the coordinator at {client.url} serves only its own machine",
+            hint="serve other machines with TLS: stoker serve --listen 0.0.0.0",
         )
     invited = client.invite(InviteRequest(role=role, name=given["name"] or "", life_s=given["for"] or _LIFE_S))
     call.out.object({**invited.model_dump(mode="json"), "commands": join_lines(invited)})
@@ -194,15 +194,13 @@ def perform_invite(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-# `stoker machines show`: one machine's whole capability, and where each fact came from.
-
-# `stoker machines`: the machines that Stoker knows: this one, and beside it those of the fleet.
+# `stoker machines`: this machine and those of the fleet.
 
 LISTING_GRAMMAR = Grammar(
     "machines",
     about=(
-        "List the machines that Stoker knows: this one with its cores, memory, devices and what is free; and, where "
-        "there is a coordinator, those of its fleet with what they hold and whether they take jobs."
+        "List this machine with its cores, memory and devices; and, with a coordinator, the machines of the fleet with "
+        "their jobs and state."
     ),
     options=(AT,),
     examples=(
@@ -215,7 +213,7 @@ LISTING_GRAMMAR = Grammar(
 
 
 def perform_listing(call: CommandContext, given: dict[str, Any]) -> int:
-    """List them."""
+    """List machines."""
     out = call.out
     client = call.client_if_any(given["at"])
     capability = call.parts.capability
@@ -232,7 +230,7 @@ def _list_fleet(call: CommandContext, client: FleetClient) -> None:
     machines = client.machines()
     for machine in machines:
         out.object({**machine.model_dump(mode="json"), "is_here": False})
-    out.line(f"\nfleet of {client.url}" + ("" if machines else ": no machine belongs to it"))
+    out.line(f"\nfleet of {client.url}" + ("" if machines else ": no machines"))
     if machines:
         out.table([machine_row(one, now_s) for one in machines], header=MACHINE_HEADER)
     else:
@@ -244,7 +242,7 @@ def _row(capability: Capability) -> list[str]:
     usable = capability.usable_devices
     others = len(capability.devices) - len(usable)
     devices = [devices_text(usable)] if usable else ["none: CPU only"]
-    devices += [f"{others} that can't be used"] if others else []
+    devices += [f"{others} not usable"] if others else []
     label = faked_by(capability)
     return [
         capability.hostname,
@@ -257,15 +255,15 @@ def _row(capability: Capability) -> list[str]:
 
 SHOW_GRAMMAR = Grammar(
     "machines show",
-    about="Show everything that was found out about a machine, and who said it. With --json it is one object.",
-    positionals=(Positional("NAME", help="which machine; this one unless told", is_required=False),),
+    about="Show the detected properties of a machine, each with its source. With --json, one object.",
+    positionals=(Positional("NAME", help="machine name (default: this machine)", is_required=False),),
     options=(AT,),
     examples=("stoker machines show", "stoker machines show lab1", "stoker machines show --json"),
 )
 
 
 def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
-    """Show it."""
+    """Show a machine."""
     out = call.out
     capability = call.parts.capability
     name = given["name"]
@@ -275,7 +273,7 @@ def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
     out.object({**capability.to_dict(), "label": label})
     out.line(f"{capability.hostname}{f' ({label})' if label else ''}")
     rows = _facts(capability)
-    out.lines(table(rows, header=("", "", "said by"), indent="  "))
+    out.lines(table(rows, header=("", "", "source"), indent="  "))
     for one in capability.devices:
         out.line(f"\n{one.name} ({one.backend}{', faked' if one.is_fake else ''})")
         out.lines(table(_device_facts(one), indent="  "))
@@ -291,7 +289,7 @@ def _show_of_fleet(call: CommandContext, name: str, at: str | None) -> int:
         if call.incomplete is not None:
             raise call.incomplete
         here = call.parts.capability.hostname
-        raise NotFound(f"there is no machine {name!r}", hint=f"this one is {here}; `stoker machines` lists")
+        raise NotFound(f"no machine {name!r}", hint=f"this machine is {here}; list machines: stoker machines")
     machine, out = client.machine(name), call.out
     out.object({**machine.model_dump(mode="json"), "is_here": False})
     out.lines(machine_lines(machine, call.parts.clock.wall_s()))
@@ -344,24 +342,23 @@ def _device_facts(one: Device) -> list[list[str]]:
     ]
 
 
-# `stoker machines export`: a cluster file for this machine, its devices by UUID.
+# `stoker machines export`: write a cluster file for this machine.
 
 EXPORT_GRAMMAR = Grammar(
     "machines export",
     about=(
-        "Write a cluster file for this machine: cores, memory, every device by UUID. To standard output, unless --out "
-        "names a file. `stoker check` reads it back."
+        "Write a cluster file for this machine: cores, memory, and each device by UUID. Check it with `stoker check`."
     ),
     options=(
-        Option("--out", value="FILE", help="write it there instead of to standard output"),
-        Option("--force", help="replace what is there"),
+        Option("--out", value="FILE", help="output file (default: standard output)"),
+        Option("--force", help="overwrite an existing file"),
     ),
     examples=("stoker machines export", "stoker machines export --out cluster.yaml"),
 )
 
 
 def perform_export(call: CommandContext, given: dict[str, Any]) -> int:
-    """Write it."""
+    """Write a cluster file."""
     out = call.out
     capability = call.parts.capability
     node = node_of(capability)
@@ -379,7 +376,7 @@ def perform_export(call: CommandContext, given: dict[str, Any]) -> int:
         out.line(f"{node.name} with {devices} in {path}{f' ({label})' if label else ''}")
     unknown = [one.name for one in capability.devices if one.uuid not in {gpu.uuid for gpu in node.gpus}]
     if unknown:
-        out.note(f"left out, their memory is unknown: {', '.join(unknown)}")
+        out.note(f"omitted, memory size unknown: {', '.join(unknown)}")
     return 0
 
 
@@ -387,4 +384,4 @@ def _write(path: str, text: str, *, force: bool) -> None:
     if force:
         write_file(path, text.encode())
     elif not create_file(path, text.encode()):
-        raise LocalFile(f"{path} is there already", hint="choose another name, or replace it with --force", path=path)
+        raise LocalFile(f"{path} already exists", hint="choose another name, or overwrite it with --force", path=path)

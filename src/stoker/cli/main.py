@@ -1,7 +1,7 @@
-"""The front door of the command line: flags that every command takes, aliases, help and version.
+"""Entry of the command line: global flags, aliases, help and version.
 
-Imports next to nothing, because `stoker --help` is the first thing that people run; the rest of the way is
-`answering`. Flags of every command stand before or behind it, up to a `--`.
+Imports little, so that `stoker --help` starts fast; `dispatch` does the rest. Global flags stand before or after the
+command, up to a `--`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 def run_command_line(argv: list[str], *, build: Callable[[], AppParts]) -> int:
-    """Do what the words say; give the exit code. `build` makes the parts, and is called only if they are needed."""
+    """Perform a command line; return the exit code. `build` is called only if the parts are needed."""
     words, flags = take_flags(argv)
     words = expand(words)
     if words[:1] == ["help"]:
         words, flags.help = expand(words[1:]), True
     if flags.version:
-        return _say(f"stoker {__version__}\n")
+        return _print(f"stoker {__version__}\n")
     if flags.help and not words:
-        return _say(top_help())
+        return _print(top_help())
     from stoker.cli.dispatch import answer
 
     return answer(words or ["status"], flags, build)
 
 
-def _say(text: str) -> int:
+def _print(text: str) -> int:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has closed the pipe; the interpreter's own last flush must not complain either.
+        # The reader has closed the pipe; the interpreter's last flush must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0

@@ -1,4 +1,4 @@
-"""`stoker machines memory`: who holds how much of which device; with `--wait`, a place in line for room on one."""
+"""`stoker machines memory`: list reservations of device memory; with `--wait`, queue for memory."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ _WHOLE = "whole"
 
 
 def _room(text: str) -> int:
-    """Read how much is wanted; `whole` is a device of which nothing more is said."""
+    """Parse a size; `whole` is 0, a whole device."""
     return 0 if text.strip().lower() == _WHOLE else size_with_unit(text)
 
 
 GRAMMAR = Grammar(
     "machines memory",
     about=(
-        "Say who holds how much of which accelerator on this machine, by the ledger that all runs share and by the "
-        "driver's own measure, and who waits. With --wait, queue for room, first come first served: PROGRAM then runs "
-        "holding it, sees only its device (CUDA_VISIBLE_DEVICES), and its exit code is ours; its standard input is "
-        "empty. Without PROGRAM the command ends when there is room, and holds nothing. Exit code 50 if it can never "
-        "fit, 51 if no room came free in time."
+        "List the device memory reservations of this machine, by the shared ledger and as measured by the driver, and "
+        "the queue. With --wait, queue for memory (first come, first served), then run PROGRAM with the reservation: "
+        "it sees only its device (CUDA_VISIBLE_DEVICES), its standard input is empty, and its exit code is returned. "
+        "Without PROGRAM, exit when there is memory, and hold nothing. Exit code 50 if it can never fit, 51 after the "
+        "timeout."
     ),
     options=(
-        Option("--wait", value="SIZE", read=_room, help=f"how much on each device: 6GiB, or `{_WHOLE}`"),
+        Option("--wait", value="SIZE", read=_room, help=f"memory on each device: 6GiB, or `{_WHOLE}`"),
         Option(
             "--on",
             value="DEVICE",
             is_many=True,
-            help="only this device: its UUID or the beginning of it, or its number",
+            help="only this device: UUID, UUID prefix, or number",
         ),
-        Option("--count", value="N", read=whole(1), help="how many devices, together; 1 unless told"),
-        Option("--share", help="let others hold the rest of the device; else it is held whole"),
+        Option("--count", value="N", read=whole(1), help="number of devices (default: 1)"),
+        Option("--share", help="allow other reservations on the device (default: exclusive)"),
         Option(
             "--timeout",
             value="TIME",
             read=duration,
-            help=f"give up after this long; {format_duration(WAIT_S)} unless told",
+            help=f"maximum wait (default: {format_duration(WAIT_S)})",
         ),
-        Option("--job", value="NAME", help="what others see it is for; the program's name unless told"),
+        Option("--job", value="NAME", help="name of the reservation (default: the program's name)"),
     ),
     examples=(
         "stoker machines memory",
@@ -68,7 +68,7 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Show the ledger, or queue for room in it."""
+    """Show the ledger, or queue for memory."""
     program = given["program"]
     if given["wait"] is None and program is None:
         stray = [f"--{name}" for name in ("on", "count", "share", "timeout", "job") if given[name]]
@@ -76,10 +76,10 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
             raise Usage(f"{', '.join(stray)} without --wait", hint="stoker machines memory --wait 6GiB -- PROGRAM")
         return _show(call)
     if program is not None and not program:
-        raise Usage("no program follows --", hint="stoker machines memory --wait 6GiB -- python train.py")
+        raise Usage("no program after --", hint="stoker machines memory --wait 6GiB -- python train.py")
     if given["share"] and not given["wait"]:
-        raise Usage("--share needs to know how much", hint="stoker machines memory --wait 6GiB --share -- PROGRAM")
-    return _hold(call, _ask(call, given), given)
+        raise Usage("--share needs a size", hint="stoker machines memory --wait 6GiB --share -- PROGRAM")
+    return _hold(call, _request(call, given), given)
 
 
 def _show(call: CommandContext) -> int:
@@ -97,7 +97,7 @@ def _show(call: CommandContext) -> int:
     return 0
 
 
-def _ask(call: CommandContext, given: dict[str, Any]) -> DeviceRequest:
+def _request(call: CommandContext, given: dict[str, Any]) -> DeviceRequest:
     devices = call.parts.devices
     chosen = [_named(word, devices) for word in given["on"]] or list(devices)
     named = {device.uuid: device for device in chosen}
@@ -112,14 +112,13 @@ def _ask(call: CommandContext, given: dict[str, Any]) -> DeviceRequest:
     )
 
 
-def _hold(call: CommandContext, ask: DeviceRequest, given: dict[str, Any]) -> int:
-
+def _hold(call: CommandContext, request: DeviceRequest, given: dict[str, Any]) -> int:
     ledger = call.parts.ledger
     program = given["program"]
     path = find(call, program) if program else ""
-    shown = _Told(call, ask)
+    shown = _WaitPrinter(call, request)
     timeout_s = WAIT_S if given["timeout"] is None else given["timeout"]
-    held = ledger.wait(ask, timeout_s, shown.progress)
+    held = ledger.wait(request, timeout_s, shown.progress)
     try:
         _warn(call)
         shown.granted(held)
@@ -132,18 +131,18 @@ def _hold(call: CommandContext, ask: DeviceRequest, given: dict[str, Any]) -> in
         raise
 
 
-class _Told:
-    """What is said while waiting: each answer once, and then that there is room."""
+class _WaitPrinter:
+    """Prints the progress of a wait, each state once, and the grant."""
 
-    def __init__(self, call: CommandContext, ask: DeviceRequest) -> None:
+    def __init__(self, call: CommandContext, request: DeviceRequest) -> None:
         self._call = call
-        self._ask = ask
+        self._request = request
         self._last = ""
         self._begun_s = call.parts.clock.monotonic_s()
 
     def progress(self, progress: DeviceWaitProgress) -> None:
         answer = progress.answer
-        line = f"place {progress.place} in line for {self._what()}: {answer.why}"
+        line = f"queue position {progress.place} for {self._what()}: {answer.why}"
         if line == self._last:
             return
         self._last = line
@@ -151,7 +150,7 @@ class _Told:
         self._call.out.object(
             {
                 "state": "waiting",
-                "job": self._ask.job,
+                "job": self._request.job,
                 "place": progress.place,
                 "why": answer.why,
                 "bound": str(answer.bound),
@@ -170,10 +169,10 @@ class _Told:
         self._call.out.object(
             {
                 "state": "granted",
-                "job": self._ask.job,
+                "job": self._request.job,
                 "id": held.id,
                 "devices": list(held.uuids),
-                "vram_bytes": self._ask.vram_bytes or None,
+                "vram_bytes": self._request.vram_bytes or None,
                 "is_exclusive": held.shares[0].is_exclusive,
                 "is_fake": bool(fake),
                 "waited_s": round(waited_s, 3),
@@ -181,21 +180,21 @@ class _Told:
         )
 
     def _what(self) -> str:
-        if not self._ask.vram_bytes:
-            return "a whole device" if self._ask.count == 1 else f"{self._ask.count} whole devices"
-        return format_size(self._ask.vram_bytes)
+        if not self._request.vram_bytes:
+            return "a whole device" if self._request.count == 1 else f"{self._request.count} whole devices"
+        return format_size(self._request.vram_bytes)
 
 
 def _named(word: str, devices: tuple[Device, ...]) -> Device:
-    """Find the device that a user means."""
+    """Find a device by UUID, UUID prefix or number."""
     exact = [one for one in devices if word in (one.uuid, str(one.index))]
     found = exact or [one for one in devices if one.uuid.startswith(word)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise Usage(f"--on {word} could be {', '.join(one.uuid for one in found)}", hint="write more of it")
-    hint = did_you_mean(word, [one.uuid for one in devices]) or "stoker machines memory lists the devices"
-    raise Usage(f"no device here is called {word!r}", hint=hint)
+        raise Usage(f"--on {word} could be {', '.join(one.uuid for one in found)}", hint="write a longer prefix")
+    hint = did_you_mean(word, [one.uuid for one in devices]) or "list the devices: stoker machines memory"
+    raise Usage(f"no device {word!r}", hint=hint)
 
 
 def _warn(call: CommandContext) -> None:
@@ -204,35 +203,34 @@ def _warn(call: CommandContext) -> None:
         call.out.note(f"warning: {ledger.warnings.pop(0)}")
 
 
-# A program that runs while it holds room on a device.
+# A program that runs with a reservation.
 #
-# The program waits at a gate until it owns the reservation. So whichever process is killed when, the room is held
-# while the program lives, and never longer. Meanwhile signals go to the program, and the lease is renewed and
-# measured.
+# The program waits at a gate until it owns the reservation, so that the memory is held exactly as long as the program
+# lives, whichever process is killed when. Meanwhile signals go to the program, and the lease is renewed and measured.
 
 
 def find(call: CommandContext, program: list[str]) -> str:
-    """Find the program before waiting for its room."""
+    """Find the program before waiting for memory."""
     settings = call.parts.settings
     return find_program(program[0], cwd=settings.folder, env=settings.environment)
 
 
 def run_holding(call: CommandContext, held: Reservation, path: str, program: list[str], *, shares: bool) -> int:
-    """Run the program, own what is held by it, and give it back at its end; the exit code is the program's."""
+    """Run the program as owner of the reservation, and release it at its end; return the program's exit code."""
     out, ledger = call.out, call.parts.ledger
     child, held = _start(call, held, path, program, shares=shares)
     try:
         with _forwarded(child):
             ended = _watch(call, child, held)
     except BaseException:
-        # The room is given back only once the program is gone.
+        # The memory is released only after the program is gone.
         child.stop(grace_s=0.0)
         raise
     left = group_members(child.identity)
     if left:
         # They may still use the device; the reservation lives as long as they do.
         pids = ", ".join(str(row.pid) for row in left)
-        out.note(f"note: {program[0]} has ended and left process {pids} behind, which holds the room until it ends")
+        out.note(f"note: {program[0]} has ended; its child process {pids} still holds the memory")
     else:
         ledger.release(held)
     code = ended.status if ended.status is not None else 128 + (ended.signal or 0)
@@ -263,7 +261,7 @@ def _start(
 
 
 def _watch(call: CommandContext, child: Child, held: Reservation) -> ProcessExit:
-    """Wait for the end, renewing the lease three times in its length and saying once if the promise is exceeded."""
+    """Wait for the end, renewing the lease three times per lease duration; warn once if the reservation is exceeded."""
     ledger = call.parts.ledger
     has_warned = has_lost = False
     while True:
@@ -273,18 +271,18 @@ def _watch(call: CommandContext, child: Child, held: Reservation) -> ProcessExit
             measured = ledger.measure(held)
             if ledger.renew(held) and not has_lost:
                 has_lost = True
-                call.out.note(f"warning: the lease was past, and others were promised the room of {held.job}")
+                call.out.note(f"warning: the lease of {held.job} had expired, and its memory was reserved by others")
             if measured is not None and measured.is_over and not has_warned:
                 has_warned = True
                 call.out.note(
-                    f"warning: {held.job} takes {format_size(measured.measured_bytes)} of {measured.uuid}, "
-                    f"{measured.percent} % of the {format_size(measured.promised_bytes)} that it asked for"
+                    f"warning: {held.job} uses {format_size(measured.measured_bytes)} on {measured.uuid}, "
+                    f"{measured.percent} % of its reservation of {format_size(measured.promised_bytes)}"
                 )
 
 
 @contextmanager
 def _forwarded(child: Child) -> Iterator[None]:
-    """Pass signals on to the program's group; how it ends is its own business."""
+    """Forward signals to the program's process group."""
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         with suppress(ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""`stoker store prune`: free space, least recently used first. Shows what would go; acts only if confirmed."""
+"""`stoker store prune`: free disk space, least recently used first. Acts only if confirmed."""
 
 from __future__ import annotations
 
@@ -26,32 +26,35 @@ _LISTED = 20
 GRAMMAR = Grammar(
     "store prune",
     about=(
-        "Free space. Results unused for --older-than are removed, then the least recently used until the rest fits "
-        "--max-size; without a limit none. Kept whatever the limit: what is pinned, put under a name, or used by a "
-        "running job. A removed result is still known: it is made again when a run needs its bytes. Also removed: "
-        "leftovers of dead processes, uploads idle for 7 days, and checkpoints of work that did not succeed after 30 "
-        "days. Python environments that no job runs in are removed by --older-than and --max-envs; they are built "
-        "again when a job needs them. `stoker clean-cache` is the same as `stoker store prune --everywhere`: it lists "
-        "every place that Stoker fills, with its size, and clears up all of them. With --fleet it removes the "
-        "coordinator's results instead: too old ones, except each job's newest, then the oldest until the rest fits; "
-        "pinned ones are kept. What would be removed is shown first; nothing is removed without --yes, or y where it "
-        "asks, at a terminal."
+        "Free disk space. Delete results unused for --older-than, then the least recently used ones down to "
+        "--max-size; without a limit none. Pinned results, stored trees and results of running jobs are kept. A "
+        "deleted result is made again when a run needs it. Also deleted: leftovers of dead processes, uploads idle "
+        "for 7 days, and checkpoints of unsuccessful work after 30 days. Unused Python environments are deleted by "
+        "--older-than and --max-envs, and built again when needed. With --everywhere (also `stoker clean-cache`), "
+        "list and clean all folders that Stoker fills. With --fleet, delete results of the coordinator instead: too "
+        "old ones, except the newest of each job, then the oldest down to --max-size; pinned ones are kept. The list "
+        "is shown first; nothing is deleted without --yes or a confirmation on a terminal."
     ),
     options=(
-        Option("--max-size", value="SIZE", read=size, help="keep at most this much: 500MB, 10G"),
-        Option("--older-than", value="TIME", read=duration, help="remove what was unused for longer: 12h, 30d"),
-        Option("--max-envs", value="SIZE", read=size, help="keep at most this much of Python environments: 20G, 0"),
-        Option("--everywhere", help="every place, not only the store"),
-        Option("--fleet", help="results and logs that lie with the coordinator, instead of this machine's store"),
-        Option("--keep-last", value="N", read=whole(0), help="with --fleet: of each job, so many of its newest; 1"),
+        Option("--max-size", value="SIZE", read=size, help="maximum size of the results: 500MB, 10G"),
+        Option("--older-than", value="TIME", read=duration, help="delete results unused for longer: 12h, 30d"),
+        Option("--max-envs", value="SIZE", read=size, help="maximum size of the Python environments: 20G, 0"),
+        Option("--everywhere", help="clean all folders, not only the store"),
+        Option("--fleet", help="clean the coordinator's results and logs instead of this machine's store"),
         Option(
-            "--logs-older-than", value="TIME", read=duration, help="with --fleet: logs of attempts that ended before"
+            "--keep-last", value="N", read=whole(0), help="with --fleet: newest results to keep per job (default: 1)"
+        ),
+        Option(
+            "--logs-older-than",
+            value="TIME",
+            read=duration,
+            help="with --fleet: delete logs of attempts that ended earlier: 30d",
         ),
         AT,
-        Option("--quarantine", help="with --everywhere: what is in quarantine goes, too, however young"),
-        Option("--downloads", help="with --everywhere: unfinished downloads go, too, however young"),
-        Option("--dry-run", help="only show what would be done; asks nothing"),
-        Option("--yes", help="do it, and ask nothing"),
+        Option("--quarantine", help="with --everywhere: also delete the quarantine, regardless of age"),
+        Option("--downloads", help="with --everywhere: also delete unfinished downloads, regardless of age"),
+        Option("--dry-run", help="only show what would be deleted"),
+        Option("--yes", help="delete without confirmation"),
     ),
     examples=(
         "stoker store prune --max-size 10G",
@@ -93,7 +96,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
             candidates=found, decision=decision, rubbish=rubbish, environments=environments, young_bytes=spared_bytes
         )
         more = CleanupOptions(quarantine=given["quarantine"], downloads=given["downloads"])
-        return clean(call, findings, more=more, is_told=given["yes"], may_ask=not given["dry_run"])
+        return clean(call, findings, more=more, is_confirmed=given["yes"], may_ask=not given["dry_run"])
     _show(call, decision, rubbish, spared_bytes, given)
     show_offer(call, environments)
     has_something = bool(decision.removals) or not rubbish.is_none or not environments.is_none
@@ -109,25 +112,25 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         for stuck in cleared.stuck:
             out.note(f"note: could not be removed: {stuck}")
     elif has_something:
-        out.line("nothing was removed: add --yes to remove it")
-    _tell(call, decision, rubbish, environments, cleared, is_done=is_wanted, spared_bytes=spared_bytes)
+        out.line("nothing was removed; remove it with --yes")
+    _print_json(call, decision, rubbish, environments, cleared, is_done=is_wanted, spared_bytes=spared_bytes)
     return 0
 
 
 def _refuse_misfits(given: dict[str, Any]) -> None:
     for word in ("quarantine", "downloads"):
         if given[word] and not given["everywhere"]:
-            raise Usage(f"--{word} goes with --everywhere", hint=f"stoker store prune --everywhere --{word}")
+            raise Usage(f"--{word} needs --everywhere", hint=f"stoker store prune --everywhere --{word}")
     if given["max_envs"] is not None and given["fleet"]:
-        raise Usage("--max-envs is about this machine, --fleet about the coordinator", hint="stoker help store prune")
+        raise Usage("--max-envs and --fleet exclude each other", hint="stoker help store prune")
     for word in ("keep_last", "logs_older_than", "at"):
         if given[word] is not None and not given["fleet"]:
             option = word.replace("_", "-")
-            raise Usage(f"--{option} goes with --fleet", hint="stoker store prune --fleet")
+            raise Usage(f"--{option} needs --fleet", hint="stoker store prune --fleet")
     if given["fleet"] and given["everywhere"]:
-        raise Usage("this machine or the fleet: say one of them", hint="stoker help store prune")
+        raise Usage("--everywhere and --fleet exclude each other", hint="stoker help store prune")
     if given["yes"] and given["dry_run"]:
-        raise Usage("--dry-run removes nothing, and --yes removes it: say one of them", hint="stoker help store prune")
+        raise Usage("--dry-run and --yes exclude each other", hint="stoker help store prune")
 
 
 def _carry_out(
@@ -139,13 +142,13 @@ def _carry_out(
     swept = carry_out(parts.store, decision, clock=parts.clock)
     if swept.freed_bytes < promised_bytes and not swept.stuck:
         left = format_size(promised_bytes - swept.freed_bytes)
-        call.out.note(f"note: {left} of that is kept: it was used or written meanwhile; a later prune removes it")
+        call.out.note(f"note: {left} of that was kept: used or written meanwhile; prune again later")
     return CleanupResult(
         freed_bytes=cleared.freed_bytes + uploads_bytes + swept.freed_bytes, stuck=(*cleared.stuck, *swept.stuck)
     )
 
 
-def _tell(  # noqa: PLR0913 - everything that one answer tells
+def _print_json(  # noqa: PLR0913 - all fields of one object
     call: CommandContext,
     decision: PruneDecision,
     rubbish: Rubbish,
@@ -193,21 +196,23 @@ def _show(
         out.line(f"to remove: {_count(rows, 'result')}; frees {frees}, keeps {format_size(after_bytes)}")
     else:
         has_limit = given["max_size"] is not None or given["older_than"] is not None
-        ask = "" if has_limit else "; limits are --max-size and --older-than"
-        out.line(f"no results to remove; {format_size(after_bytes)} kept{ask}")
+        limits = "" if has_limit else "; set a limit with --max-size or --older-than"
+        out.line(f"no results to remove; {format_size(after_bytes)} kept{limits}")
     if spared_bytes:
-        out.line(f"not removed now: {format_size(spared_bytes)} newer than 1 h, as a process writes to the store")
+        out.line(f"not removed now: {format_size(spared_bytes)} newer than 1 h, because a process writes to the store")
     for reason, count in decision.kept_by_reason.items():
         out.line(f"not removed: {_count(count, 'result')}, {reason}")
     if given["max_size"] is not None and after_bytes > given["max_size"]:
         over = format_size(after_bytes - given["max_size"])
-        out.line(f"still {over} above --max-size: what is left can't be removed, for the reasons above")
+        out.line(f"still {over} above --max-size: the rest is kept for the reasons above")
     leftovers = (
         _count(len(rubbish.staging), "staging folder") + " of dead processes" if rubbish.staging else "",
         _count(len(rubbish.leases), "lease") + " of dead processes" if rubbish.leases else "",
         _count(len(rubbish.scratch), "scratch folder") + " unused for 30 days" if rubbish.scratch else "",
         _count(len(rubbish.uploads), "upload") + " idle for 7 days" if rubbish.uploads else "",
-        _count(rubbish.blobs, "blob") + f" of no result ({format_size(rubbish.blob_bytes)})" if rubbish.blobs else "",
+        _count(rubbish.blobs, "blob") + f" without a result ({format_size(rubbish.blob_bytes)})"
+        if rubbish.blobs
+        else "",
     )
     shown = ", ".join(filter(None, leftovers))
     if shown:
@@ -215,7 +220,7 @@ def _show(
 
 
 def _list_removals(call: CommandContext, removals: Sequence[Removal], header: Sequence[str]) -> int:
-    """List the first of what would be removed, and say how many more there are; return how many there are."""
+    """Print the first removals and the number of the others; return the total number."""
     rows = [[one.key[:12], one.label, format_size(one.freed_bytes), one.why] for one in removals]
     if rows:
         call.out.lines(table(rows[:_LISTED], header=header))
@@ -232,31 +237,31 @@ def _label(record: Record) -> str:
     return str(record.body.get("stage", "?"))
 
 
-# `stoker store prune --fleet`: results and logs that the coordinator has. It decides, and acts if confirmed.
+# `stoker store prune --fleet`: results and logs of the coordinator, which decides.
 
 
 def prune_fleet(call: CommandContext, given: dict[str, Any]) -> int:
-    """Ask what would be removed, show it, and have it removed if confirmed."""
+    """Print what the coordinator would remove, and remove it if confirmed."""
     from stoker.protocol.view_messages import PruneRequest
 
     client, out = call.lookup.client(given["at"]), call.out
-    asked = PruneRequest(
+    request = PruneRequest(
         keep_last=1 if given["keep_last"] is None else given["keep_last"],
         older_than_s=given["older_than"],
         max_bytes=given["max_size"],
         logs_older_than_s=given["logs_older_than"],
         by=who_asks(call.parts.settings.environment),
     )
-    view = client.prune(asked)
+    view = client.prune(request)
     _show_prune_fleet(call, view)
     has_something = bool(view.result_count or view.logs or view.orphans or view.uploads or view.trees)
     if given["yes"] or (has_something and not given["dry_run"] and out.asks("Remove that?")):
-        view = client.prune(asked.model_copy(update={"is_wanted": True}))
+        view = client.prune(request.model_copy(update={"is_wanted": True}))
         out.line(f"freed {format_size(view.freed_bytes)}")
         for stuck in view.stuck:
             out.note(f"note: could not be removed: {stuck}")
     elif has_something:
-        out.line("nothing was removed: add --yes to remove it")
+        out.line("nothing was removed; remove it with --yes")
     out.object({**view.model_dump(exclude={"results", "is_done"}), "done": view.is_done})
     return 0
 
@@ -285,14 +290,14 @@ def _show_prune_fleet(call: CommandContext, view: PruneView) -> None:
         (view.logs, "attempt's files", "attempts' files", f" ({format_size(view.log_bytes)})"),
         (
             view.orphans,
-            "archive that nothing names",
-            "archives that nothing names",
+            "unreferenced archive",
+            "unreferenced archives",
             f" ({format_size(view.orphan_bytes)})",
         ),
         (
             view.trees,
-            "tree of code or data that no job needs",
-            "trees of code and data that no job needs",
+            "unused tree of code or data",
+            "unused trees of code and data",
             f" ({format_size(view.tree_bytes)})",
         ),
         (view.uploads, "idle upload", "idle uploads", ""),
@@ -302,11 +307,11 @@ def _show_prune_fleet(call: CommandContext, view: PruneView) -> None:
         out.line(f"also to remove: {shown}")
 
 
-# `stoker clean-cache`: every place that Stoker fills, with its size, what would go and why the rest stays.
+# `stoker clean-cache`: all folders that Stoker fills, with sizes, and what would be removed.
 
 
-def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_told: bool, may_ask: bool) -> int:
-    """List every place; clean up if `is_told`, or if a person at a terminal says yes."""
+def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_confirmed: bool, may_ask: bool) -> int:
+    """List all folders; clean up if `is_confirmed`, or if the user at a terminal confirms."""
     parts, out = call.parts, call.out
     now_s = parts.clock.wall_s()
     areas = look_around(parts.store, parts.settings, models_cache(call), found, now_s=now_s, more=more)
@@ -314,10 +319,10 @@ def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_tol
     _show_prune_all(call, areas, removable_bytes)
     total = {"total_bytes": sum(area.size_bytes for area in areas), "removable_bytes": removable_bytes}
     has_something = any(area.goes for area in areas) or bool(found.rubbish.leases)
-    is_wanted = is_told or (may_ask and has_something and out.asks(f"Remove {format_size(removable_bytes)}?"))
+    is_wanted = is_confirmed or (may_ask and has_something and out.asks(f"Remove {format_size(removable_bytes)}?"))
     if not is_wanted:
         out.object({**total, "done": False, "freed_bytes": 0, "stuck": []})
-        out.line("nothing was removed: add --yes to remove it" if has_something else "nothing to remove")
+        out.line("nothing was removed; remove it with --yes" if has_something else "nothing to remove")
         return 0
     leases = parts.tools.engine.leases
     cleared = clear(
@@ -331,11 +336,11 @@ def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_tol
 
 
 def models_cache(call: CommandContext) -> str:
-    """Return where models are cached; nothing, and a note, if the environment says what can't be."""
+    """Return the folder of the model cache; "" and a note if the environment is invalid."""
     try:
         return call.parts.hub_settings("").cache
     except BadInput as error:
-        call.out.note(f"note: the cache of models is left out: {error}")
+        call.out.note(f"note: skipping the model cache: {error}")
         return ""
 
 
@@ -353,23 +358,23 @@ def _show_prune_all(call: CommandContext, areas: list[Area], removable_bytes: in
                 "stays": area.stays,
             }
         )
-        words = "; ".join(filter(None, (f"goes: {area.goes}" if area.goes else "", area.stays)))
+        words = "; ".join(filter(None, (f"remove: {area.goes}" if area.goes else "", area.stays)))
         frees = format_size(area.removable_bytes) if area.goes else ""
         rows.append([area.name, format_size(area.size_bytes), frees, words if area.size_bytes or area.goes else ""])
     rows.append(["total", format_size(sum(area.size_bytes for area in areas)), format_size(removable_bytes), ""])
     out.table(rows, header=("place", "size", "frees", ""))
 
 
-# Python environments that jobs run in: what there is, what may go.
+# Python environments of jobs.
 
 
 def shelf_of(call: CommandContext) -> EnvironmentCache:
-    """Return this home's environments."""
+    """Return this home's environment cache."""
     return EnvironmentCache(call.parts.settings.envs, clock=call.parts.clock)
 
 
 def show_offer(call: CommandContext, offered: EnvironmentPrunePlan) -> None:
-    """Show which environments would be removed, and why others are not."""
+    """Print the environments that would be removed, and why others are not."""
     out, decision = call.out, offered.decision
     for one in decision.removals:
         out.object({"environment": one.key, "label": one.label, "freed_bytes": one.freed_bytes, "why": one.why})

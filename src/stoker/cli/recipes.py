@@ -1,4 +1,4 @@
-"""`stoker recipes`: what can be run, from the index, without importing any of it."""
+"""`stoker recipes`: list recipes from the index, without importing them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from stoker.engine.catalogue import RecipeEntry
 
 
-# Written out, since the module that has them as a type takes longer to import than this command may.
+# Repeated here, because importing their enumeration is slow.
 _CATEGORIES = ("data_prep", "pretrain", "train", "eval", "gate", "export", "pipeline", "user")
 
 RECIPES_GRAMMAR = Grammar(
     "recipes",
-    about="List what can be run: every recipe of every installed cookbook, in the order in which work goes.",
-    options=(Option("--category", value="NAME", help=f"only those for one kind of work: {', '.join(_CATEGORIES)}"),),
+    about="List all recipes of the installed cookbooks, ordered by category.",
+    options=(Option("--category", value="NAME", help=f"only this category: {', '.join(_CATEGORIES)}"),),
     examples=("stoker recipes", "stoker recipes --category train", "stoker recipes show tabular/gbt"),
 )
 
@@ -32,8 +32,8 @@ def perform_recipes(call: CommandContext, given: dict[str, Any]) -> int:
     catalogue = call.parts.catalogue
     wanted = (given["category"] or "").replace(" ", "_").replace("-", "_")
     if wanted and wanted not in _CATEGORIES:
-        hint = did_you_mean(wanted, _CATEGORIES) or f"there are {', '.join(_CATEGORIES)}"
-        raise Usage(f"there is no category {wanted!r}", hint=hint)
+        hint = did_you_mean(wanted, _CATEGORIES) or f"use one of {', '.join(_CATEGORIES)}"
+        raise Usage(f"unknown category {wanted!r}", hint=hint)
     entries = catalogue.entries()
     list_entries(call, [entry for entry in entries if not wanted or entry.category == wanted])
     for trouble in catalogue.troubles:
@@ -47,23 +47,23 @@ def entry_as_json(entry: RecipeEntry) -> dict[str, Any]:
 
 
 def list_entries(call: CommandContext, entries: list[RecipeEntry]) -> None:
-    """Write recipes, one a line."""
+    """Print recipes, one per line."""
     out = call.out
     for entry in entries:
         out.object(entry_as_json(entry))
     rows = [[entry.name, entry.category.replace("_", " "), entry.summary] for entry in entries]
-    out.table(rows, header=("recipe", "for", "summary"))
+    out.table(rows, header=("recipe", "category", "summary"))
     if not entries:
-        out.line("no cookbook is installed")
-        out.note(f"hint: {pip_install('stoker[tabular]')} brings one")
+        out.line("no cookbooks installed")
+        out.note(f"hint: {pip_install('stoker[tabular]')}")
 
 
-# `stoker recipes show`: one recipe with its arguments, and a line to start from.
+# `stoker recipes show`: one recipe with its arguments and an example.
 
 RECIPES_SHOW_GRAMMAR = Grammar(
     "recipes show",
-    about="Show what a recipe does, what it takes (type, default, limits) and a line that runs it.",
-    positionals=(Positional("RECIPE", help="a recipe's name; its last part will do if no other ends in it"),),
+    about="Show a recipe's purpose, its arguments (type, default, limits), and a command that runs it.",
+    positionals=(Positional("RECIPE", help="a recipe's name, or its last part if it is unique"),),
     examples=("stoker recipes show tabular/gbt", "stoker recipes show tabular/gbt --json"),
 )
 
@@ -84,30 +84,30 @@ def perform_recipes_show(call: CommandContext, given: dict[str, Any]) -> int:
     out.line()
     out.table(rows, header=("argument", "type", "default", "limits", "help"), indent="  ")
     if not rows:
-        out.line("  it takes no arguments")
+        out.line("  no arguments")
     out.line(f"\nrun it:\n  {example}")
     if swaps:
-        out.line(f"instead:  {', '.join(swaps)}")
+        out.line(f"alternatives:  {', '.join(swaps)}")
     return 0
 
 
-# `stoker recipes swaps`: recipes that could stand in for one.
+# `stoker recipes swaps`: recipes with the same input and output kinds.
 
 RECIPES_SWAPS_GRAMMAR = Grammar(
     "recipes swaps",
-    about="List the recipes that take and give the same kinds as one, so that they could stand in for it.",
-    positionals=(Positional("RECIPE", help="a recipe's name; its last part will do if no other ends in it"),),
+    about="List the recipes with the same input and output kinds, which can replace a recipe.",
+    positionals=(Positional("RECIPE", help="a recipe's name, or its last part if it is unique"),),
     examples=("stoker recipes swaps tabular/gbt",),
 )
 
 
 def perform_recipes_swaps(call: CommandContext, given: dict[str, Any]) -> int:
-    """List what could be swapped in."""
+    """List the alternatives of a recipe."""
     catalogue = call.parts.catalogue
     swaps = catalogue.swaps(given["recipe"])
     if swaps:
         list_entries(call, swaps)
     else:
         wanted = catalogue.find(given["recipe"])
-        call.out.line(f"nothing else takes and gives what {wanted.name} does ({wanted.output})")
+        call.out.line(f"no other recipe has the inputs and output of {wanted.name} ({wanted.output})")
     return 0

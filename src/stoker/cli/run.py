@@ -1,4 +1,4 @@
-"""`stoker run`: a recipe, a plan file or any program, here and now, watched to its end."""
+"""`stoker run`: run a recipe, a plan file or any program on this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def running(unnamed: str) -> tuple[Option, ...]:
         ),
         Option("--name", value="NAME", help=f"job name (default: {unnamed})"),
         Option("--out", value="DIR", help="write results to DIR/NAME (default: stoker-out)"),
-        Option("--no-out", help="keep results in the store only"),
+        Option("--no-out", help="keep results only in the store"),
         Option("--timeout", value="TIME", read=duration, help="stop the job if it takes longer: 90s, 15m, 2h"),
         Option(
             "--contain",
@@ -112,7 +112,7 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Run, or show what a run would do."""
+    """Run, or show the plan."""
     fetcher = CommandInputFetcher(call, is_dry=given["dry_run"])
     if given["failed"] is not None:
         build, going_on = _build_failed(call, fetcher, given)
@@ -137,7 +137,7 @@ def carry_out(
     nodes: frozenset[str],
     fetcher: CommandInputFetcher,
 ) -> int:
-    """Run a job, or show what that would do; `nodes` run in any case."""
+    """Run a job, or show the plan; `nodes` run despite cached results."""
     for note in (*build.notes, going_on.note):
         if note:
             call.out.note(f"note: {note}")
@@ -164,9 +164,9 @@ def _build(call: CommandContext, fetcher: CommandInputFetcher, given: dict[str, 
         return builder.build(request)
     if request.target.endswith(SUFFIXES) and not request.program:
         raise UnknownRecipe(
-            f"{request.target} is no recipe and no plan",
-            hint=f"settings of a recipe or a program: --config {request.target}; jobs of a manifest, on the fleet: "
-            f"stoker submit {request.target}; an adapters file: stoker adapters run {request.target}",
+            f"{request.target} is not a recipe or a plan",
+            hint=f"settings: --config {request.target}; a manifest: stoker submit {request.target}; "
+            f"an adapters file: stoker adapters run {request.target}",
         )
     job = builder.compose(request)
     _check_size(call, job.size, given)
@@ -180,7 +180,7 @@ def _refuse_shared_outputs(build: JobBuild, given: dict[str, Any]) -> None:
     outputs = dict.fromkeys(name for trial in build.trials for name in trial.spec.args.get("outputs", ()))
     if outputs:
         raise Usage(
-            f"--jobs {given['jobs']}: programs that run at once would all write to {', '.join(outputs)}",
+            f"--jobs {given['jobs']}: parallel programs would all write to {', '.join(outputs)}",
             hint="write to $STOKER_OUT, a folder for each trial, or use --jobs 1",
         )
 
@@ -190,7 +190,7 @@ def _check_size(call: CommandContext, count: int, given: dict[str, Any]) -> None
     if count > MOST_TRIALS:
         raise TooManyTrials(
             f"sweep has {count:,} trials; a job has at most {MOST_TRIALS:,}",
-            hint="fewer values, or `sample` in a sweep file",
+            hint="use fewer values, or `sample` in a sweep file",
             trials=count,
         )
     if count <= MOST_UNASKED or given["yes"] or given["dry_run"]:
@@ -198,7 +198,7 @@ def _check_size(call: CommandContext, count: int, given: dict[str, Any]) -> None
     if not call.out.asks(f"{count:,} trials. Run them?"):
         raise TooManyTrials(
             f"sweep has {count:,} trials; more than {MOST_UNASKED:,} need --yes",
-            hint="--dry-run lists them, --yes confirms",
+            hint="list them: --dry-run; run them: --yes",
         )
 
 
@@ -207,7 +207,7 @@ def _build_failed(
 ) -> tuple[JobBuild | None, Continuation]:
     """Build an earlier job again, keeping its completed trials; None if there is nothing to run."""
     if given["target"] or given["values"] or given["program"] is not None or given["config"]:
-        raise Usage("--failed takes everything from the earlier job", hint=f"stoker run --failed {given['failed']}")
+        raise Usage("--failed takes no target and no settings", hint=f"stoker run --failed {given['failed']}")
     folder = call.find_job(given["failed"])
     name = folder.spec().name
     if folder.state()[0] is JobState.RUNNING:
@@ -225,7 +225,7 @@ def _build_failed(
         )
         if left or has_trouble:
             return build, going_on
-    call.out.line(f"nothing of {name} failed: nothing to run")
+    call.out.line(f"nothing in {name} failed; nothing to run")
     return None, Continuation()
 
 
@@ -238,7 +238,7 @@ def nodes_to_rerun(plan: Plan, rerun: list[str]) -> frozenset[str]:
         if meant:
             nodes |= meant
         else:
-            # An instance of a fan-out is not a node yet.
+            # An instance of a fan-out is not yet a node.
             base = name.partition("[")[0]
             if "[" in name and any(node.id == base for node in plan.nodes):
                 nodes.add(name)
@@ -268,21 +268,21 @@ _NO_TARGET = {
 
 
 def read_request(given: dict[str, Any], *, verb: str = "run") -> JobRequest:
-    """Return the request of a command line. Raises `Usage` for words that can't mean anything."""
+    """Return the request of a command line. Raises `Usage`."""
     target, values = given["target"], list(given["values"])
     if given["program"] is not None:
         if not given["program"]:
-            raise Usage("no program follows --", hint=f"stoker {verb} lr=1e-2,1e-3 -- python train.py --lr {{lr}}")
+            raise Usage("no program after --", hint=f"stoker {verb} lr=1e-2,1e-3 -- python train.py --lr {{lr}}")
         # Before a program, every word is a setting.
         values, target = ([target, *values] if target else values), ""
-        refuse_words(values, "a recipe or a program, not both: the program follows --")
+        refuse_words(values, "write only settings before --")
     elif not target:
         message, targets = _NO_TARGET[verb]
-        raise Usage(message, hint=f"{targets}, or -- and a program; see `stoker help {verb}`")
+        raise Usage(message, hint=f"give {targets}, or -- PROGRAM; see `stoker help {verb}`")
     elif target.endswith((".py", ".sh")) or target in ("python", "python3"):
         words = " ".join([target, *values])
         program = words if target.startswith("python") else f"{'python' if target.endswith('.py') else 'sh'} {words}"
-        raise Usage(f"{target!r} is no recipe", hint=f"a program follows --: stoker {verb} -- {program}")
+        raise Usage(f"{target!r} is not a recipe", hint=f"write a program after --: stoker {verb} -- {program}")
     elif "=" in target:
         both = f"stoker {verb} RECIPE key=value …, or stoker {verb} key=value … -- PROGRAM"
         raise Usage(f"{target!r} is a setting, without a recipe or a program", hint=both)
@@ -320,7 +320,7 @@ ADAPTERS_RUN_GRAMMAR = Grammar(
         "continue."
     ),
     positionals=(
-        Positional("FILE", key="file", help="the adapters, in TOML or YAML: [[adapter]] with data and checkpoint"),
+        Positional("FILE", key="file", help="adapters file in TOML or YAML: [[adapter]] with data and checkpoint"),
         Positional(
             "key=value",
             key="values",
@@ -340,8 +340,8 @@ ADAPTERS_RUN_GRAMMAR = Grammar(
 
 
 def perform_adapters_run(call: CommandContext, given: dict[str, Any]) -> int:
-    """Train a file's adapters, or show what that would do."""
-    refuse_words(given["values"], "one file at a time; settings are one word each, without spaces around the =")
+    """Train a file's adapters, or show the plan."""
+    refuse_words(given["values"], "give one file; write settings as key=value without spaces around =")
     fetcher, builder = CommandInputFetcher(call, is_dry=given["dry_run"]), call.builder()
     request = JobRequest(
         target=given["file"], is_adapters_file=True, overrides=tuple(given["values"]), name=given["name"] or ""

@@ -1,4 +1,4 @@
-"""One line about the machine that a program is about to run on."""
+"""One line about the machine that a program runs on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def machine_line(parts: AppParts, build: JobBuild, options: RunOptions) -> str:
-    """Return what there is, how it is bounded, whose Python runs, and how many trials go at once."""
+    """Return devices, memory limit, Python, and the number of parallel trials as one line."""
     needs = build.plan.node(build.plan.final).needs
     parts = [
         *_devices(parts.devices, needs),
@@ -47,7 +47,7 @@ def at_once(needs: Needs, capacity: Capacity, devices: Sequence[Device], most: i
 
 
 def _places_on(device: Device, needs: Needs) -> int:
-    """Return how many programs with these needs have room on a device together: one that can't share has it alone."""
+    """Return how many programs with these needs fit on a device; without sharing, one."""
     return (device.usable_bytes or 0) // needs.vram_bytes if _is_shared(device, needs) else 1
 
 
@@ -60,12 +60,12 @@ def _pace(count: int) -> str:
 
 
 def _part(devices: Sequence[Device], needs: Needs) -> str:
-    """Return how much of its devices each has, as text."""
+    """Return the part of a device that each program gets."""
     if not needs.gpu:
         return ""
     if any(_is_shared(device, needs) for device in devices):
-        return f", each has {format_size(needs.vram_bytes)} of a card"
-    return ", each has the whole card" if needs.gpu == 1 else f", each has {needs.gpu} whole cards"
+        return f", each with {format_size(needs.vram_bytes)} of a GPU"
+    return ", each with a whole GPU" if needs.gpu == 1 else f", each with {needs.gpu} whole GPUs"
 
 
 def _cores(capacity: Capacity) -> str:
@@ -87,9 +87,9 @@ def _memory(memory: MachineMemory, needs: Needs, mechanism: str) -> list[str]:
         return [f"memory unknown ({mechanism})"]
     admitted = admit(needs.memory_bytes or None, memory, is_work_running=True)
     cap_bytes = admitted.cap_bytes if isinstance(admitted, Admission) else None
-    # What was declared is where it begins: if the same work was killed there before, it gets more.
+    # The declared limit is the first one: after an out-of-memory kill the retry gets more.
     may_be_more = needs.memory_bytes and cap_bytes != memory.most_bytes
-    cap = "no cap" if cap_bytes is None else f"cap {'from ' if may_be_more else ''}{format_size(cap_bytes)}"
+    cap = "no limit" if cap_bytes is None else f"limit {'from ' if may_be_more else ''}{format_size(cap_bytes)}"
     return [f"{format_size(memory.total_bytes)} RAM", f"{cap} ({mechanism})"]
 
 

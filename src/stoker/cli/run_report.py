@@ -1,4 +1,4 @@
-"""The end of a run for people: scores, where the results lie, what to try next; or how to see what failed."""
+"""The report at the end of a run: metrics, result folder, next commands; or the logs of failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLACEHOLDER = re.compile(r"(?<!\S)(\w+)=(?:FILE(?:\.\w+)?(?!\S)|PATH/\S*)")
 
 
 def show_outcome(call: CommandContext, build: JobBuild, job: JobResult) -> None:
-    """Write what became of a run."""
+    """Print the outcome of a run."""
     out, plan, name = call.out, build.plan, build.spec.name
     if job.result is not None:
         out.line(counts_text(job.result))
@@ -40,10 +40,10 @@ def show_outcome(call: CommandContext, build: JobBuild, job: JobResult) -> None:
     if job.laid_out is not None:
         tops = list(dict.fromkeys(f"{path.partition('/')[0]}{'/' * ('/' in path)}" for path in job.laid_out.files))
         named = ", ".join(tops[:_FILES_NAMED]) + (", …" if len(tops) > _FILES_NAMED else "")
-        what = named or ("no files were written to $STOKER_OUT" if _is_program(plan) else "no files")
+        what = named or ("no files in $STOKER_OUT" if _is_program(plan) else "no files")
         out.line(f"results: {near_path(job.laid_out.folder, call.parts.settings.folder)}  ({what})")
         for kept in job.laid_out.kept_edits:
-            out.note(f"note: you had edited it, so it was kept: {kept}")
+            out.note(f"note: kept an edited file: {kept}")
     if job.result is not None and job.error is None:
         steps = _summary(call, plan, job.result).get("next")
         proposed = [filled_in(str(step), build.spec.args) for step in steps] if isinstance(steps, list) else []
@@ -52,27 +52,27 @@ def show_outcome(call: CommandContext, build: JobBuild, job: JobResult) -> None:
 
 
 def failure_lines(job: JobResult, name: str) -> list[str]:
-    """Return of each stage that failed how to see what it printed."""
+    """Return the logs command of each failed stage."""
     if job.result is None:
         return []
     return [f"log:  stoker logs {name}/{node}" for node, _ in job.result.failures()]
 
 
 def counts_text(result: RunResult) -> str:
-    """Return in one line how much was known and how much ran."""
+    """Return in one line how many stages were cached and how many ran."""
     took = span(result.elapsed_s)
     by_ending = {ending: result.count(ending) for ending in NodeEnding}
     count = sum(by_ending.values())
     if by_ending[NodeEnding.HIT] == count:
-        what = "the one stage was known" if count == 1 else f"all {count} stages were known"
+        what = "the only stage was cached" if count == 1 else f"all {count} stages were cached"
         return f"{what}: nothing ran ({took})"
     words = {
         NodeEnding.RAN: "ran",
-        NodeEnding.HIT: "known",
+        NodeEnding.HIT: "cached",
         NodeEnding.FAILED: "failed",
         NodeEnding.DIVERGED: "diverged",
         NodeEnding.CANCELLED: "cancelled",
-        NodeEnding.PRUNED: "left out",
+        NodeEnding.PRUNED: "skipped",
     }
     parts = ", ".join(f"{by_ending[ending]} {word}" for ending, word in words.items() if by_ending[ending])
     return f"{count} stage{'' if count == 1 else 's'}: {parts} ({took})"
@@ -92,9 +92,9 @@ def _summary_lines(call: CommandContext, plan: Plan, result: RunResult) -> list[
 
 
 def filled_in(step: str, args: Mapping[str, Any]) -> str:
-    """Put what a run was given where a proposed command names a file or a folder by a placeholder.
+    """Replace the placeholders of a proposed command with the paths of this run.
 
-    Results are kept by content, so what wrote the proposal does not know where its inputs lie; the run does.
+    The proposal is part of a cached result, which does not depend on paths.
     """
 
     def given(found: re.Match[str]) -> str:
@@ -122,14 +122,14 @@ def _is_program(plan: Plan) -> bool:
     return plan.node(plan.final).stage.name.startswith(f"{RECIPE}/")
 
 
-# The end of a sweep for people: how many went well, the best one, what to try next. Quiet, only where results lie.
+# The report of a sweep: counts, the best trial, next commands. With --quiet only the result folders.
 
 _ADAPTER = "adapter_config.json"
-"""What PEFT looks for in a folder."""
+"""The file by which PEFT recognises an adapter."""
 
 
 def show_sweep_outcome(call: CommandContext, build: JobBuild, job: JobResult, shared: SharedProcessRunView) -> None:
-    """Write what became of a sweep."""
+    """Print the outcome of a sweep."""
     out, name = call.out, build.spec.name
     if out.is_quiet:
         for end in sorted(job.trials, key=lambda end: end.trial.spec.number):
@@ -163,14 +163,14 @@ def _ranking(job: JobResult, build: JobBuild, near: str) -> list[str]:
 
 
 def _show_shared_process(call: CommandContext, build: JobBuild, job: JobResult, shared: SharedProcessRunView) -> None:
-    """Say how quickly they went together, what they took, and where the best one lies."""
+    """Print the speed and memory of the shared process, and the folder of the best result."""
     total = len(build.trials)
     ran = [end for end in job.trials if not end.is_kept]
     if ran and job.result is not None:
         kept = len(job.trials) - len(ran)
         text = end_text(ran, total - kept, job.result.elapsed_s, shared.speed.mean)
         is_done = any(end.state == "completed" for end in ran)
-        # What is known is not trained again, unless that is asked for.
+        # Without --rerun, cached trials would not be trained again.
         trained = next((node.stage.name.rpartition("/")[2] for node in build.plan.nodes if node.stage.together), "")
         again = f"   same {total} one by one: --solo --rerun {trained}"
         solo = "" if shared.is_solo or total < 2 or not is_done else again
@@ -184,7 +184,7 @@ def _show_shared_process(call: CommandContext, build: JobBuild, job: JobResult, 
 
 
 def where_text(best: str, bases: Collection[str]) -> str:
-    """Return where the best result lies; of an adapter over one of some bases how it is loaded."""
+    """Return the folder of the best result; for an adapter, the call that loads it."""
     from stoker.cookbooks.language.bundled import BASES
 
     # A bundled base has no folder that could be loaded as `base`.
@@ -193,7 +193,7 @@ def where_text(best: str, bases: Collection[str]) -> str:
 
 
 def best_text(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> str:
-    """Name the best of some trials, with what it is best by; nothing if there is nothing to compare.
+    """Return the best of some trials with its metric; "" if there is nothing to compare.
 
     Trials that were measured on different data have no best one; the text gives the reason.
     """
@@ -202,7 +202,7 @@ def best_text(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> str:
         return ""
     best, metric, grounds = ranked.best, ranked.measure.metric, ranked.grounds
     if len(grounds) > 1:
-        return f"No best of all: {not_compared_text(metric, grounds)}."
+        return f"No overall best: {not_compared_text(metric, grounds)}."
     if best is None:
         return ""
     return f"Best {best.end.trial.spec.label} ({metric} {number(best.metrics[metric])})."

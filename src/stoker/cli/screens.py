@@ -1,4 +1,4 @@
-"""Where lines go while work is under way: one after the other, or nowhere. The live one is in `live`."""
+"""Screens that show the progress of work: none, plain lines, or a live display; and progress of long commands."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ HEARTBEAT_S = 10.0
 
 
 Running = Callable[[float, float], list[str]]
-"""Gives a line for each stage that runs, from the time now and for how long at least it has run."""
+"""Returns a line for each running stage, from the current time and the minimum time it has run."""
 
 
 class Screen:
-    """Where lines go while work is under way. This one shows nothing, for those who asked for that."""
+    """Shows the progress of work. This one shows nothing."""
 
     def begin(self, running: Running) -> None:
-        """Show what runs from now on; `running` gives it."""
+        """Start showing what `running` returns."""
 
     def lasting(self, line: str) -> None:
-        """Write a line that stays."""
+        """Print a line that stays."""
 
     def mention(self, line: str) -> None:
-        """Write a line that stays, soon; may be called from a signal handler."""
+        """Print a line soon; may be called from a signal handler."""
         say_aside(line)
 
     def close(self) -> None:
-        """Write what is left and stop."""
+        """Print what is left and stop."""
 
 
 class LineScreen(Screen):
-    """Only what lasts, as it comes."""
+    """Prints only the lines that stay."""
 
     def __init__(self, out: CliOutput) -> None:
         self._out = out
@@ -59,7 +59,7 @@ class LineScreen(Screen):
 
 
 class PlainScreen(LineScreen):
-    """Lines as they come, without control codes; what runs long is mentioned every so often, if it has changed."""
+    """Prints lines without control codes, and every 10 s the changed lines of long work."""
 
     def __init__(self, out: CliOutput, clock: Clock) -> None:
         super().__init__(out)
@@ -77,28 +77,27 @@ class PlainScreen(LineScreen):
             self._thread.join()
 
     def _beat(self, running: Running) -> None:
-        said: list[str] = []
+        before: list[str] = []
         while not self._is_over.wait(HEARTBEAT_S):
             lines = running(self._clock.wall_s(), HEARTBEAT_S / 2)
             for line in lines:
-                if line not in said:
+                if line not in before:
                     self._out.line(f"  {line}")
-            said = lines
+            before = lines
 
 
 def open_screen(out: CliOutput, clock: Clock, *, is_live: bool = True) -> Screen:
-    """Return what shows lines: drawn on a terminal if `is_live`, one after the other elsewhere, none if quiet."""
+    """Return a live screen on a terminal if `is_live`, a plain one elsewhere, none if quiet."""
     if out.is_json or out.is_quiet:
         return Screen()
     return LiveScreen(out, clock) if out.is_terminal and is_live else PlainScreen(out, clock)
 
 
-# The live part of a terminal: a line for each stage that runs, below the lines that stay.
+# The live display: a line for each running stage, below the lines that stay.
 #
-# One thread does all the drawing, and imports the drawing library only when something has run for a moment: a run that
-# is over before that never pays for it.
+# One thread draws, and imports Rich only after 0.15 s, so that a short run does not pay for it.
 
-_PATIENCE_S = 0.15
+_IMPORT_AFTER_S = 0.15
 _FRAME_S = 0.1
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ASCII_SPINNER = "|/-\\"
@@ -137,7 +136,7 @@ class LiveScreen(Screen):
             self._out.line(self._waiting.popleft())
 
     def _draw(self, running: Running) -> None:
-        if self._is_over.wait(_PATIENCE_S):
+        if self._is_over.wait(_IMPORT_AFTER_S):
             return
         from rich.console import Console
         from rich.live import Live
@@ -160,13 +159,13 @@ class LiveScreen(Screen):
         return Text("\n".join(f"{sign} {printable(line)}" for line in lines), no_wrap=True, overflow="ellipsis")
 
 
-# The user's own terminal, handed through: every key as it is typed, and put back as it was whatever happens.
+# The user's terminal in raw mode.
 
 _STDIN, _STDOUT = 0, 1
 
 
 def is_at_terminal() -> bool:
-    """Return whether standard input and output are a terminal."""
+    """Return True if standard input and output are a terminal."""
     if sys.platform == "win32":
         return False
     try:
@@ -176,7 +175,7 @@ def is_at_terminal() -> bool:
 
 
 def terminal_size() -> tuple[int, int]:
-    """Return rows and columns; of a terminal that does not know, the usual ones."""
+    """Return rows and columns (default: 24 and 80)."""
     try:
         columns, rows = os.get_terminal_size(_STDOUT)
     except OSError:
@@ -186,7 +185,7 @@ def terminal_size() -> tuple[int, int]:
 
 @contextmanager
 def raw_terminal() -> Iterator[threading.Event]:
-    """Hand keys through in this block; what is given is set whenever the terminal has another size."""
+    """Pass keys through in this block; the yielded event is set when the size of the terminal changes."""
     import termios
     import tty
 
@@ -196,24 +195,24 @@ def raw_terminal() -> Iterator[threading.Event]:
         resized.set()
 
     before = termios.tcgetattr(_STDIN)
-    heeded = signal.signal(signal.SIGWINCH, on_resize)
+    handler = signal.signal(signal.SIGWINCH, on_resize)
     try:
         tty.setraw(_STDIN)
         yield resized
     finally:
-        # What was typed and not taken must not be read by the user's shell.
+        # Unread input must not reach the user's shell.
         termios.tcsetattr(_STDIN, termios.TCSAFLUSH, before)
-        signal.signal(signal.SIGWINCH, heeded)
+        signal.signal(signal.SIGWINCH, handler)
 
 
-# Long work on the store: how far it is, shown on a terminal, and a clean end when a signal comes.
+# Progress of long commands: shown on a terminal; a signal stops them cleanly.
 
 _WORTH_A_RATE_S = 0.5
-_BEGINS_ANEW = "nothing half is left; the same command begins anew"
+_BEGINS_ANEW = "no partial files remain; run the same command again"
 
 
 class CommandProgress(ABC):
-    """How much of a whole is done."""
+    """The progress of a command."""
 
     def __init__(self, what: str, total: int | None, began_s: float, *, is_unicode: bool, hint: str) -> None:
         self._done = 0
@@ -222,19 +221,19 @@ class CommandProgress(ABC):
         self._began_s = began_s
         self._is_unicode = is_unicode
         self._hint = hint
-        self._asked: StokerError | None = None
+        self._stop: StokerError | None = None
 
     def stop(self, error: StokerError) -> None:
-        """Ask the work to end with this error, as soon as it says again how far it is."""
-        self._asked = error
+        """Request a stop with this error at the next progress report."""
+        self._stop = error
 
     @property
-    def asked(self) -> StokerError:
-        """Why the work ends before its end."""
-        return self._asked or Cancelled("interrupted", hint=self._hint)
+    def error(self) -> StokerError:
+        """The reason of the stop."""
+        return self._stop or Cancelled("interrupted", hint=self._hint)
 
     def lines(self, now_s: float, _at_least_s: float) -> list[str]:
-        """Return how far it is."""
+        """Return the progress line."""
         done, total, passed_s = self._done, self._total, now_s - self._began_s
         rate = done / passed_s if passed_s >= _WORTH_A_RATE_S and done else None
         left_s = max(0, total - done) / rate if rate and total is not None else None
@@ -247,22 +246,22 @@ class CommandProgress(ABC):
         ]
         return ["  ".join(part for part in parts if part)]
 
-    def _end_if_asked(self) -> None:
-        if self._asked is not None:
-            # Not one of our errors: those who check or copy many things take such for a fault of one of them.
+    def _raise_if_stopped(self) -> None:
+        if self._stop is not None:
+            # Not a StokerError: loops over many files would take it for an error of one file.
             raise KeyboardInterrupt
 
     @abstractmethod
     def _amount(self, done: int, total: int | None) -> str:
-        """Return how much of how much there is."""
+        """Return the done amount and the total as text."""
 
     @abstractmethod
     def _rate(self, each_s: float) -> str:
-        """Return how quickly it goes."""
+        """Return the rate as text."""
 
 
 class Amount(CommandProgress):
-    """How many bytes of some work are done."""
+    """Progress in bytes."""
 
     def __init__(self, what: str, total_bytes: int | None, began_s: float, *, is_unicode: bool) -> None:
         super().__init__(what, total_bytes, began_s, is_unicode=is_unicode, hint=_BEGINS_ANEW)
@@ -272,13 +271,13 @@ class Amount(CommandProgress):
         return self._done
 
     def add(self, size_bytes: int) -> None:
-        """Take in that so many bytes more are done."""
+        """Add done bytes."""
         self._done += size_bytes
 
     def heed(self, size_bytes: int) -> None:
-        """Take in that so many bytes more are done; ends the work if that was asked for."""
+        """Add done bytes. Raises `KeyboardInterrupt` if a stop was requested."""
         self.add(size_bytes)
-        self._end_if_asked()
+        self._raise_if_stopped()
 
     def _amount(self, done: int, total: int | None) -> str:
         return amount_text(done, total)
@@ -289,9 +288,9 @@ class Amount(CommandProgress):
 
 @contextmanager
 def under_way(call: CommandContext, what: str, total_bytes: int | None) -> Iterator[Amount]:
-    """Show on a terminal how far the block is; a signal ends it between two bytes, and is what it then raises.
+    """Show the progress of the block on a terminal; a signal stops it at the next report and raises its error.
 
-    Whatever the block does when it ends is not disturbed, except by a second Ctrl-C, two seconds after it.
+    The clean-up of the block is not interrupted, except by a second Ctrl-C, after two seconds.
     """
     amount = Amount(what, total_bytes, call.parts.clock.wall_s(), is_unicode=call.out.is_unicode)
     with watched(call, amount):
@@ -300,7 +299,7 @@ def under_way(call: CommandContext, what: str, total_bytes: int | None) -> Itera
 
 @contextmanager
 def watched(call: CommandContext, work: CommandProgress, hint: str = _BEGINS_ANEW) -> Iterator[None]:
-    """The same for any work that ends itself by `KeyboardInterrupt` once it is asked to."""
+    """Like `under_way`, for any `CommandProgress`."""
     out = call.out
     screen = LiveScreen(out, call.parts.clock) if out.is_terminal and not out.is_quiet else Screen()
     screen.begin(work.lines)
@@ -308,7 +307,7 @@ def watched(call: CommandContext, work: CommandProgress, hint: str = _BEGINS_ANE
         with Interruptions(work.stop, screen.mention, _leave, hint=hint):
             yield
     except KeyboardInterrupt:
-        raise work.asked from None
+        raise work.error from None
     finally:
         screen.close()
 
@@ -317,19 +316,17 @@ def _leave() -> None:
     os._exit(Cancelled.exit_code)
 
 
-# Long work that is counted: how far it is, shown on a terminal, and a clean end when a signal comes.
-
 _NOTHING_LEFT = "nothing was started or written"
 
 
 class Count(CommandProgress):
-    """How many of how many are done."""
+    """Progress as a number of items."""
 
     def reach(self, done: int, total: int | None = None) -> None:
-        """Take in how many are done, perhaps of a new total; ends the work if that was asked for."""
+        """Set the done number and perhaps a new total. Raises `KeyboardInterrupt` if a stop was requested."""
         self._done = done
         self._total = self._total if total is None else total
-        self._end_if_asked()
+        self._raise_if_stopped()
 
     def _amount(self, done: int, total: int | None) -> str:
         return f"{done:,}" if total is None else f"{done:,} of {total:,}"
@@ -339,7 +336,7 @@ class Count(CommandProgress):
 
 
 class ElapsedSeconds(Count):
-    """How many seconds of how many have passed: they pass one each second, which needs not be said."""
+    """Progress in elapsed seconds, without a rate."""
 
     def _amount(self, done: int, total: int | None) -> str:
         return format_duration(done) if total is None else f"{format_duration(done)} of {format_duration(total)}"
@@ -350,7 +347,7 @@ class ElapsedSeconds(Count):
 
 @contextmanager
 def counted(call: CommandContext, what: str, total: int, sort: type[Count] = Count) -> Iterator[Count]:
-    """Show on a terminal how far the block is; a signal ends it where it counts, and is what it then raises."""
+    """Show the progress of the block on a terminal; a signal stops it at the next report and raises its error."""
     began_s = call.parts.clock.wall_s()
     count = sort(what, total, began_s, is_unicode=call.out.is_unicode, hint=_NOTHING_LEFT)
     with watched(call, count, hint=_NOTHING_LEFT):

@@ -1,4 +1,4 @@
-"""`stoker serve`: the coordinator of a fleet, in this process, until a signal ends it."""
+"""`stoker serve`: run the coordinator of a fleet in this process."""
 
 from __future__ import annotations
 
@@ -17,35 +17,39 @@ if TYPE_CHECKING:
 GRAMMAR = Grammar(
     "serve",
     about=(
-        "Serve a queue of jobs: workers join it, people submit to it. One process, SQLite in a file unless another "
-        "database is named. By default it serves this machine alone: workers and commands of the same user reach it "
-        "over a Unix socket, without set-up; over TCP only /v1/health answers without a token. At any other address "
-        "(--listen) it speaks TLS from its own CA: machines and people join with a code (`stoker machines invite`). "
-        "Ctrl-C or TERM ends it in order, and nothing that was answered is lost; HUP reads the cluster file and the "
-        "manifest again. With --install it starts with this machine, listens to others, and has a worker beside it."
+        "Run the coordinator, which owns the queue of the fleet: one process with SQLite, or another database (--db). "
+        "By default it serves only this machine: workers and commands of the same user connect over a Unix socket "
+        "without set-up; over TCP only /v1/health answers without a token. At other addresses (--listen) it uses TLS "
+        "with its own CA; machines and users join with a code (`stoker machines invite`). Ctrl-C or SIGTERM shuts it "
+        "down gracefully; answered requests are durable. SIGHUP reads the cluster file and the manifest again. With "
+        "--install it starts at boot, listens for other machines, and a worker runs beside it."
     ),
     options=(
-        Option("--db", value="URL", help="sqlite:///PATH or postgresql://…; unless told, a file below STOKER_HOME"),
-        Option("--listen", value="HOST:PORT", help="127.0.0.1:7717 unless told; port 0 is any that is free"),
-        Option("--cluster", value="FILE", help="which machines there are, and under which policy"),
-        Option("--manifest", value="FILE", help="jobs to begin with"),
-        Option("--lease", value="TIME", read=duration, help="how long a silent worker keeps its jobs, 90s unless told"),
-        Option("--heartbeat", value="TIME", read=duration, help="how often workers speak, 30s unless told"),
-        Option("--keep-events", value="TIME", read=duration, help="how long old events stay, 90d unless told"),
+        Option("--db", value="URL", help="sqlite:///PATH or postgresql://… (default: a file below STOKER_HOME)"),
+        Option("--listen", value="HOST:PORT", help="address; port 0 is any free one (default: 127.0.0.1:7717)"),
+        Option("--cluster", value="FILE", help="cluster file with machines and policies"),
+        Option("--manifest", value="FILE", help="manifest with initial jobs"),
+        Option("--lease", value="TIME", read=duration, help="lease duration without a heartbeat (default: 90s)"),
+        Option("--heartbeat", value="TIME", read=duration, help="heartbeat interval (default: 30s)"),
+        Option("--keep-events", value="TIME", read=duration, help="retention of events (default: 90d)"),
         Option(
             "--upload-limit",
             value="SIZE",
             read=size,
-            help="the most that one job's code, one input or one result may be: 20G; unless told, 1 TiB, and in any "
-            "case 2 GiB of the disk stay free of code and data",
+            help="maximum size of a job's code, of an input and of a result; 2 GiB of disk always stay free (default: "
+            "1 TiB)",
         ),
-        Option("--token-file", value="FILE", help="the operator's token; unless told, one is made below STOKER_HOME"),
-        Option("--advertise", value="NAME[,NAME]", help="names by which other machines reach it, beside its own"),
-        Option("--certificate-life", value="TIME", read=duration, help="of machines' certificates, 30d unless told"),
+        Option(
+            "--token-file", value="FILE", help="file with the operator's token (default: created below STOKER_HOME)"
+        ),
+        Option("--advertise", value="NAME[,NAME]", help="additional host names for other machines"),
+        Option(
+            "--certificate-life", value="TIME", read=duration, help="lifetime of machine certificates (default: 30d)"
+        ),
         Option(
             "--accept-code",
             value="REPO[:BRANCH]",
-            help="take only programs whose code is one of the last 100 commits of this git repository",
+            help="accept only programs whose code is one of the last 100 commits of this git repository",
         ),
         Option(
             "--system-a",
@@ -69,7 +73,7 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Serve."""
+    """Run the coordinator, or install its service."""
     refuse_both(given)
     if given["install"] or given["uninstall"]:
         from stoker.cli.services import install_serve, uninstall_serve
@@ -93,19 +97,19 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     out = call.out
     out.goes_on_unread = out.is_watched = True
     serving = call.parts.serving(options, lambda path, keep, url: _read_manifest(call, path, keep, url))
-    return serving.run(on_ready=lambda ready: _tell(out, ready), say=out.note)
+    return serving.run(on_ready=lambda ready: _announce(out, ready), say=out.note)
 
 
-def _tell(out: CliOutput, ready: ListeningCoordinator) -> None:
-    """Say what is served, and what to type next."""
+def _announce(out: CliOutput, ready: ListeningCoordinator) -> None:
+    """Print the address and the next command."""
     out.object({**ready.to_dict(), "pid": os.getpid()})
     for line in ready.files.notes:
         out.line(f"  {line}")
     times = ready.times
     out.line(f"serving {ready.url}, {ready.database}")
     out.line(
-        f"leases {format_duration(times.lease_s)}, a heartbeat every {format_duration(times.heartbeat_s)}; "
-        + ("for this user of this machine" if ready.is_open else "TLS from the fleet's own CA")
+        f"lease {format_duration(times.lease_s)}, heartbeat {format_duration(times.heartbeat_s)}; "
+        + ("only this user on this machine" if ready.is_open else "TLS from the fleet's own CA")
     )
     out.line(f"socket {ready.socket}")
     if ready.system_a:
@@ -117,7 +121,7 @@ def _tell(out: CliOutput, ready: ListeningCoordinator) -> None:
 
 
 def system_a_warning(*, is_tls: bool) -> str:
-    """Return the warning for those who serve system A."""
+    """Return the warning for --system-a."""
     if is_tls:
         return "WARNING: the routes of system A are on (--system-a); their workers need a machine's certificate"
     return (
@@ -127,7 +131,7 @@ def system_a_warning(*, is_tls: bool) -> str:
 
 
 def _read_manifest(call: CommandContext, path: str, keep: KeepTree, url: str) -> Submission:
-    """Read it as `submit` does; its code and data are kept first. Data stays where all machines are this one."""
+    """Read the manifest like `submit`; store its code, and its data if there may be other machines."""
     from stoker.engine.code_identity import CodeIdentity
     from stoker.jobs.request import JobRequest
     from stoker.jobs.submission import prepare
@@ -140,7 +144,7 @@ def _read_manifest(call: CommandContext, path: str, keep: KeepTree, url: str) ->
 
 
 def _accepted_code(call: CommandContext, text: str | None) -> dict[str, str]:
-    """Read `REPO[:BRANCH]`; a path with a colon in it may be meant, too."""
+    """Parse `REPO[:BRANCH]`; an existing path may contain a colon."""
     if not text:
         return {}
     path, colon, branch = text.rpartition(":")

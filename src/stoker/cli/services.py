@@ -1,6 +1,6 @@
-"""`--install` and `--uninstall`: a service of this machine, shown before it is made.
+"""`--install` and `--uninstall`: system services of this machine.
 
-What would be written is printed first; on a terminal a question confirms it, elsewhere `--yes`.
+The unit file is printed first; it is written after a confirmation on a terminal, or with `--yes`.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
     from stoker.protocol.discovery import CoordinatorEndpoint
 
 
-INSTALL = Option("--install", help="as a service that starts with this machine; what is written is shown first")
-UNINSTALL = Option("--uninstall", help="stop that service and remove it")
-YES = Option("--yes", help="with --install: do not ask")
+INSTALL = Option("--install", help="install a service that starts at boot; shows the unit file first")
+UNINSTALL = Option("--uninstall", help="stop and remove the service")
+YES = Option("--yes", help="with --install: no confirmation")
 
 
 def refuse_both(given: dict[str, Any]) -> None:
-    """Refuse words that contradict each other, or mean nothing."""
+    """Raise `Usage` for options that exclude each other."""
     if given["install"] and given.get("uninstall"):
-        raise Usage("--install and --uninstall contradict each other")
+        raise Usage("--install and --uninstall exclude each other")
     if given["yes"] and not given["install"]:
-        raise Usage("--yes answers the question of --install", hint="add --install, or leave it out")
+        raise Usage("--yes needs --install", hint="add --install, or omit --yes")
 
 
 def check_services(call: CommandContext, services: Sequence[SupervisedService], *, yes: bool) -> None:
-    """Refuse now what could not be installed later."""
+    """Raise an error now if the services can't be installed."""
     for service in services:
         call.parts.installer().check(service)
     if not yes and not call.out.is_terminal:
-        raise Usage("nobody is here to confirm the service", hint="--yes confirms it")
+        raise Usage("the service needs a confirmation, and this is no terminal", hint="confirm it with --yes")
 
 
 def install_services(
     call: CommandContext, services: Sequence[SupervisedService], *, yes: bool
 ) -> tuple[InstalledService, ...]:
-    """Show, ask, install and see them run; return nothing if the answer is no."""
+    """Print, confirm, install and start services; return () if not confirmed."""
     out, installer = call.out, call.parts.installer()
     check_services(call, services, yes=yes)
     for service in services:
@@ -77,44 +77,42 @@ def install_services(
             {"service": installed.label, "installed": True, "path": installed.path, "pid": installed.seen.pid,
              "was_there": installed.was_there}
         )  # fmt: skip
-        out.line(f"service {installed.label} {'was there, and runs' if installed.was_there else 'runs'}")
+        out.line(f"service {installed.label} {'was already installed; running' if installed.was_there else 'running'}")
     return tuple(done)
 
 
 def uninstall_services(call: CommandContext, labels: Sequence[str]) -> int:
-    """Stop and remove them; 1 if none was there."""
+    """Stop and remove services; return 1 if none was installed."""
     removed = [label for label in labels if call.parts.installer().uninstall(label)]
     for label in removed:
         call.out.object({"service": label, "installed": False})
         call.out.line(f"service {label} stopped and removed")
     if not removed:
         call.out.object({"service": labels[0], "installed": False, "was_there": False})
-        call.out.line(f"there was no service {labels[0]}")
+        call.out.line(f"no service {labels[0]}")
     return 0 if removed else 1
 
 
 def boot_line(call: CommandContext) -> str:
-    """Return whether services survive a reboot, and what to type if they do not yet."""
+    """Return whether services survive a reboot, and the command if they do not."""
     trouble = call.parts.boot_trouble()
-    return "survives reboot" if not trouble else f"starts when you log in; to start with the machine: {trouble}"
+    return "survives reboot" if not trouble else f"starts at login; to start at boot: {trouble}"
 
 
-# `stoker serve --install`: the machine that stays on serves the fleet, and works in it, from every boot on.
-
-# `stoker work --install`, and that of `stoker join`: this machine works for its fleet from every boot on.
+# `stoker work --install` and `stoker join --install`.
 
 _PLAIN = ("join", "name", "run_as")
 _GRACE, _JOIN = "--grace", "--join"
 
 
 def install_work(call: CommandContext, given: dict[str, Any]) -> int:
-    """Install a worker as it was asked for."""
+    """Install a worker's service."""
     ending = [f"--{name.replace('_', '-')}" for name in ("once", "until_idle", "until", "for") if given[name]]
     if ending:
-        raise Usage(f"a service goes on: {', '.join(ending)} is for a worker that ends")
-    # What this shell's variable says is said by no file of a service.
+        raise Usage(f"{', '.join(ending)} and --install exclude each other")
+    # A service does not have this shell's variables.
     given = {**given, "join": given["join"] or call.parts.settings.environment.get(COORDINATOR, "")}
-    # Beside a coordinator of this home it starts after it, unless it works for another one.
+    # Starts after the coordinator of this home, if it works for that one.
     serve = call.parts.service(ServiceKind.SERVE, ()).label
     after = serve if not given["join"] and call.parts.installer().stands(serve) else ""
     service = call.parts.service(
@@ -133,7 +131,7 @@ def uninstall_work(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def worker_beside(call: CommandContext, serve: str) -> SupervisedService:
-    """Return the service of the worker beside a coordinator, with the options it has where one stands already."""
+    """Return the service of the worker beside a coordinator, with the options of an installed one."""
     words = call.parts.installer().words_of(call.parts.service(ServiceKind.WORK, ()).label)
     grace = words[words.index(_GRACE) + 1 :][:1] if _GRACE in words else ()
     return call.parts.service(
@@ -172,11 +170,11 @@ _PATHS = ("cluster", "manifest", "token_file", "accept_code")
 
 
 def install_serve(call: CommandContext, given: dict[str, Any]) -> int:
-    """Install the coordinator and a worker beside it; say where it is, and how another machine joins."""
+    """Install the coordinator and a worker; print its URL, and how another machine joins."""
     if call.parts.settings.environment.get(OPERATOR_TOKEN, "").strip() and not given["token_file"]:
         raise BadInput(
-            f"{OPERATOR_TOKEN} is set, and a service's file is no place for a token",
-            hint="--token-file FILE, or unset it: the coordinator makes one of its own",
+            f"{OPERATOR_TOKEN} is set, and a unit file must not contain a token",
+            hint="use --token-file FILE, or unset it: the coordinator creates a token",
         )
     serve = call.parts.service(ServiceKind.SERVE, serve_words(call, given))
     work = worker_beside(call, serve.label)
@@ -184,7 +182,7 @@ def install_serve(call: CommandContext, given: dict[str, Any]) -> int:
     _refuse_another(call, serve)
     if not install_services(call, (serve, work), yes=given["yes"]):
         return 1
-    _tell(call, "PostgreSQL" if (given["db"] or "").startswith("postgres") else "SQLite")
+    _announce(call, "PostgreSQL" if (given["db"] or "").startswith("postgres") else "SQLite")
     return 0
 
 
@@ -196,7 +194,7 @@ def uninstall_serve(call: CommandContext) -> int:
 
 
 def serve_words(call: CommandContext, given: dict[str, Any]) -> tuple[str, ...]:
-    """Return the words after `serve` for a service: whole paths, since it runs in another folder."""
+    """Return the words after `serve` for a service, with absolute paths."""
     words = {"listen": f"{_EVERYWHERE}:{DEFAULT_PORT}"}
     words |= {name: given[name] for name in _SERVE_SERVICE_PLAIN if given[name]}
     if given["db"]:
@@ -210,29 +208,29 @@ def serve_words(call: CommandContext, given: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _refuse_another(call: CommandContext, serve: SupervisedService) -> None:
-    """Refuse to install beside a coordinator that was started by hand: both would use one database."""
+    """Refuse to install while a manually started coordinator uses the database."""
     here = living_coordinator(call.parts.settings.state)
     if here is not None and call.parts.installer().look(serve.label).pid != here.owner.pid:
         raise Conflict(
-            f"a coordinator of this home runs already: {here.url}, process {here.owner.pid}",
-            hint="end it (Ctrl-C, or kill), then say this again",
+            f"a coordinator of this home is already running: {here.url}, process {here.owner.pid}",
+            hint="stop it (Ctrl-C, or kill), then run this command again",
         )
 
 
-def _tell(call: CommandContext, kind: str) -> None:
+def _announce(call: CommandContext, kind: str) -> None:
     settings = call.parts.settings
-    # This home's own, whatever the environment names.
+    # The coordinator of this home, not one of the environment.
     found = find_coordinator("", environment={}, state=settings.state)
     if found is None:
-        call.out.note("the coordinator does not say where it is; `stoker status` asks it")
+        call.out.note("the coordinator's URL is not known yet; see stoker status")
         return
     client = call.lookup.client_of(found)
     name = _own_name(call, found)
-    joined = f'"{name}" joined' if name else "this machine's own worker runs"
+    joined = f'"{name}" joined' if name else "the local worker is running"
     facts: dict[str, Any] = {"url": found.url, "database": kind, "worker": name, "boot": boot_line(call)}
     if not found.is_secure:
         call.out.object(facts)
-        call.out.line(f"{found.url}, for this user of this machine alone, {kind}, {boot_line(call)}; {joined}")
+        call.out.line(f"{found.url}, only for this user on this machine, {kind}, {boot_line(call)}; {joined}")
         return
     from stoker.protocol.enrolment_messages import InviteRequest
 
@@ -244,7 +242,7 @@ def _tell(call: CommandContext, kind: str) -> None:
 
 
 def _own_name(call: CommandContext, found: CoordinatorEndpoint) -> str:
-    """Return the name under which the worker beside it has joined, once it has; empty where it needs none."""
+    """Wait until the local worker has joined and return its name; "" if it needs none."""
     if not found.is_secure:
         return ""
     clock = call.parts.clock

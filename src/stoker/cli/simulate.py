@@ -1,4 +1,4 @@
-"""`stoker admin simulate`: the scheduler on invented machines and jobs, or the fleet's own, on a clock of its own."""
+"""`stoker admin simulate`: run the scheduler on generated machines and jobs, or on the fleet's, in simulated time."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 _MIXES = ("desktop", "datacentre", "edge", "adapters", "everything")
-"""Written out, so that help needs no file; a test compares them with it."""
+"""Repeated here, so that help reads no file; a test compares both."""
 _NODES, _JOBS, _SHAPES = 200, 10_000, 200
 _MOST = {"jobs": 10_000_000, "nodes": 100_000, "shapes": 4096, "users": 10_000}
 _MOST_FAILING = 0.9
 _MOST_ARRIVE_S = 365 * 86400.0
 _INVENTED = ("mix", "nodes", "jobs", "shapes", "cluster", "equal", "arrive", "users", "plot")
-"""Options that --live leaves no place for."""
+"""Options that --live excludes."""
 
 
 def part(text: str) -> float:
-    """Read a part of a whole: `0.05`."""
+    """Parse a fraction such as `0.05`."""
     try:
         found = float(text)
     except ValueError:
@@ -40,37 +40,44 @@ def part(text: str) -> float:
 GRAMMAR = Grammar(
     "admin simulate",
     about=(
-        "Let the scheduler run on machines and jobs that a seed invents, on a clock of its own: how long everything "
-        "takes beside what no rules could beat, how machines are used, how long jobs wait. The same seed gives the "
-        "same decisions. With --live it begins with the coordinator's machines, running and waiting jobs and measured "
-        "durations: when is everything done, and when with other machines? Nothing is started."
+        "Run the scheduler on machines and jobs generated from a seed, in simulated time: total time and its lower "
+        "bound, use of the machines, waiting times. The same seed gives the same decisions. With --live, start from "
+        "the coordinator's machines, jobs and measured durations: when will all jobs be done, also with other "
+        "machines. Nothing is started."
     ),
     options=(
-        Option("--mix", value="NAME", help=f"which machines and jobs: {', '.join(_MIXES)}; unless told {_MIXES[-1]}"),
-        Option("--nodes", value="N", read=whole(1), help=f"how many machines, {_NODES} unless told"),
-        Option("--jobs", value="N", read=whole(1), help=f"how many jobs wait, {_JOBS:,} unless told"),
-        Option("--shapes", value="N", read=whole(1), help=f"how many different ones there are, {_SHAPES} unless told"),
-        Option("--seed", value="N", read=whole(0), help="another draw of the same mix"),
-        Option("--cluster", value="FILE", help="the machines of a cluster file instead"),
-        Option("--equal", help="all jobs have the same priority"),
-        Option("--arrive", value="SPAN", read=duration, help="jobs come over this time, not all at the beginning"),
-        Option("--users", value="N", read=whole(1), help="jobs are of so many users, in unequal parts (default: 1)"),
+        Option("--mix", value="NAME", help=f"kind of machines and jobs: {', '.join(_MIXES)} (default: {_MIXES[-1]})"),
+        Option("--nodes", value="N", read=whole(1), help=f"number of machines (default: {_NODES})"),
+        Option("--jobs", value="N", read=whole(1), help=f"number of jobs (default: {_JOBS:,})"),
+        Option("--shapes", value="N", read=whole(1), help=f"number of different job shapes (default: {_SHAPES})"),
+        Option("--seed", value="N", read=whole(0), help="seed of the generator"),
+        Option("--cluster", value="FILE", help="use the machines of a cluster file"),
+        Option("--equal", help="give all jobs the same priority"),
         Option(
-            "--fail", value="P", read=part, help="the part of all attempts that fail, up to 0.9; the job runs again"
+            "--arrive", value="SPAN", read=duration, help="submit the jobs over this time (default: all at the start)"
+        ),
+        Option(
+            "--users", value="N", read=whole(1), help="number of users, with unequal shares of the jobs (default: 1)"
+        ),
+        Option(
+            "--fail",
+            value="P",
+            read=part,
+            help="fraction of attempts that fail and are retried, up to 0.9 (default: 0)",
         ),
         Option(
             "--leave",
             value="N",
-            help="so many machines leave midway; with --live NAME[:WHEN], such as desk:2h (default: now)",
+            help="number of machines that leave midway; with --live NAME[:WHEN], such as desk:2h (default: now)",
         ),
-        Option("--live", help="begin with the coordinator's machines and jobs"),
+        Option("--live", help="start from the coordinator's machines and jobs"),
         Option(
             "--add",
             value="MACHINES",
-            help="with --live: and with more machines, such as rtx-4090:2, or desk:2 for two more like desk",
+            help="with --live: also simulate more machines, such as rtx-4090:2, or desk:2 for two more like desk",
         ),
         AT,
-        Option("--plot", value="FILE.svg", help="draw how machines were used over time"),
+        Option("--plot", value="FILE.svg", help="write a chart of machine use over time"),
     ),
     examples=(
         "stoker admin simulate",
@@ -84,24 +91,24 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Simulate, show, draw."""
+    """Simulate and print the result."""
     if given["live"]:
         _refuse(given, _INVENTED, "--live simulates the coordinator's machines and jobs")
         return simulate_live(call, given)
-    _refuse(given, ("add", "at"), "only --live asks a coordinator")
+    _refuse(given, ("add", "at"), "needs --live")
     from stoker.cli.screens import counted
     from stoker.scheduler.simulation.simulation_report import simulate
     from stoker.views.simulation_lines import report_lines
 
-    asked, machines = _asked(call, given)
-    with counted(call, "simulating", asked.jobs) as count:
-        simulated = simulate(asked, call.parts.clock, count.reach)
+    request, machines = _request(call, given)
+    with counted(call, "simulating", request.jobs) as count:
+        simulated = simulate(request, call.parts.clock, count.reach)
     report = simulated.report
-    plot = _draw(call, given["plot"], simulated.report, asked) if given["plot"] else ""
+    plot = _draw(call, given["plot"], simulated.report, request) if given["plot"] else ""
     call.out.object(
         {
-            "mix": asked.mix.name,
-            "seed": asked.seed,
+            "mix": request.mix.name,
+            "seed": request.seed,
             "decisions_per_s": simulated.decisions_per_s,
             "seconds": simulated.seconds,
             **report.to_dict(),
@@ -109,8 +116,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         }
     )
     call.out.line(
-        f"{machines}, {len(report.uses)} sorts; {report.jobs:,} jobs of {report.shapes} shapes "
-        f"({asked.mix.name}: {asked.mix.about}; seed {asked.seed})"
+        f"{machines}, {len(report.uses)} kinds; {report.jobs:,} jobs of {report.shapes} shapes "
+        f"({request.mix.name}: {request.mix.about}; seed {request.seed})"
     )
     call.out.lines(report_lines(simulated, call.out.columns))
     if plot:
@@ -118,7 +125,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-def _asked(call: CommandContext, given: dict[str, Any]) -> tuple[SimulationRequest, str]:
+def _request(call: CommandContext, given: dict[str, Any]) -> tuple[SimulationRequest, str]:
     from stoker.core.errors import Usage
     from stoker.core.text import did_you_mean
     from stoker.scheduler.simulation.simulation_report import SimulationRequest
@@ -127,19 +134,19 @@ def _asked(call: CommandContext, given: dict[str, Any]) -> tuple[SimulationReque
     name = given["mix"] or _MIXES[-1]
     mix = mixes().get(name)
     if mix is None:
-        raise Usage(f"there is no mix {name!r}", hint=did_you_mean(name, _MIXES) or f"there are {', '.join(_MIXES)}")
+        raise Usage(f"unknown mix {name!r}", hint=did_you_mean(name, _MIXES) or f"use one of {', '.join(_MIXES)}")
     for option, most in _MOST.items():
         if (given[option] or 0) > most:
-            raise Usage(f"--{option} {given[option]}: {most:,} at most", hint="a part of it behaves like the whole")
+            raise Usage(f"--{option} {given[option]}: the maximum is {most:,}", hint="simulate a smaller part")
     if given["cluster"] and given["nodes"]:
-        raise Usage("--nodes and --cluster both say which machines there are", hint="leave one of them out")
+        raise Usage("--nodes and --cluster exclude each other", hint="omit one of them")
     if (given["arrive"] or 0.0) > _MOST_ARRIVE_S:
-        raise Usage("--arrive: a year at most", hint="a part of it behaves like the whole")
+        raise Usage("--arrive: the maximum is a year", hint="simulate a smaller part")
     leave = given["leave"] or "0"
     if not (leave.isascii() and leave.isdigit()):
-        raise Usage(f"--leave {leave}: not a number of machines", hint="names are for --live")
+        raise Usage(f"--leave {leave}: not a number of machines", hint="names need --live")
     offers = _machines_of(call, given["cluster"]) if given["cluster"] else ()
-    asked = SimulationRequest(
+    request = SimulationRequest(
         mix=mix,
         seed=mix.seed if given["seed"] is None else given["seed"],
         nodes=given["nodes"] or _NODES,
@@ -152,8 +159,8 @@ def _asked(call: CommandContext, given: dict[str, Any]) -> tuple[SimulationReque
         fail=given["fail"] or 0.0,
         leave=int(leave),
     )
-    count = len(offers) or asked.nodes
-    return asked, f"{count:,} machine{'s' * (count != 1)}" + (f" of {given['cluster']}" if offers else "")
+    count = len(offers) or request.nodes
+    return request, f"{count:,} machine{'s' * (count != 1)}" + (f" of {given['cluster']}" if offers else "")
 
 
 def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
@@ -161,7 +168,7 @@ def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
 
     for name in names:
         if given[name]:
-            raise Usage(f"--{name}: {why}", hint=f"leave --{name} out")
+            raise Usage(f"--{name}: {why}", hint=f"omit --{name}")
 
 
 def _machines_of(call: CommandContext, file: str) -> tuple[NodeOffer, ...]:
@@ -171,18 +178,18 @@ def _machines_of(call: CommandContext, file: str) -> tuple[NodeOffer, ...]:
     return tuple(offer_of(node) for node in read_cluster(file, call.path(file)).nodes)
 
 
-def _draw(call: CommandContext, file: str, report: Any, asked: SimulationRequest) -> str:
+def _draw(call: CommandContext, file: str, report: Any, request: SimulationRequest) -> str:
     from stoker.host.durable import write_file
     from stoker.views.simulation_lines import timeline_chart
     from stoker.views.svg import to_svg
 
-    chart = timeline_chart(report, f"{asked.mix.name}, seed {asked.seed}")
+    chart = timeline_chart(report, f"{request.mix.name}, seed {request.seed}")
     path = call.path(file)
     write_file(path, to_svg(chart).encode())
     return path
 
 
-# `stoker admin simulate --live`: the coordinator's machines and queue, run forward; as they are, and with changes.
+# `stoker admin simulate --live`: the coordinator's machines and queue, unchanged and with changes.
 
 MOST_JOBS = 1_000_000
 MOST_ADDED = 10_000
@@ -190,7 +197,7 @@ _LISTED = 20
 
 
 def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
-    """Ask the coordinator for its schedule, let it run forward, and show when everything is done."""
+    """Simulate the coordinator's schedule and print when all jobs are done."""
     from stoker.cli.screens import counted
     from stoker.scheduler.simulation.simulation_report import simulate_from
     from stoker.scheduler.snapshot import snapshot_from_dict
@@ -214,8 +221,8 @@ def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
             "live": True,
             "at_s": snapshot.now_s,
             "blocked": view.blocked,
-            "now": _told(now, snapshot),
-            "changed": None if changed is None else _told(changed, snapshot),
+            "now": _run_as_json(now, snapshot),
+            "changed": None if changed is None else _run_as_json(changed, snapshot),
             "added": [offer.node for offer in added],
             "jobs": jobs,
         }
@@ -232,12 +239,12 @@ def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
         )
     )
     if len(jobs) > _LISTED:
-        call.out.note(f"note: {len(jobs) - _LISTED:,} more jobs: --json lists the first {len(jobs):,}")
+        call.out.note(f"note: {len(jobs) - _LISTED:,} more jobs; --json lists {len(jobs):,}")
     return 0
 
 
 def machines_of(text: str | None, snapshot: Snapshot) -> tuple[NodeOffer, ...]:
-    """Return the machines that `--add` names: a kind (`rtx-4090:2`), or one that the fleet has (`desk:2`)."""
+    """Return the machines of `--add`: a kind (`rtx-4090:2`), or like one of the fleet (`desk:2`)."""
     from stoker.core.errors import Usage
     from stoker.core.text import did_you_mean
     from stoker.scheduler.offers import offer_of
@@ -250,13 +257,13 @@ def machines_of(text: str | None, snapshot: Snapshot) -> tuple[NodeOffer, ...]:
         word, _, number = part.strip().partition(":")
         is_number = number.isascii() and number.isdigit() and len(number) <= len(str(MOST_ADDED))
         if number and not (is_number and 0 < int(number) <= MOST_ADDED):
-            hint = f"write for example rtx-4090:2; {MOST_ADDED:,} at most"
+            hint = f"for example rtx-4090:2; the maximum is {MOST_ADDED:,}"
             raise Usage(f"--add {part[:100]}: {number[:100]!r} is not a number of machines", hint=hint)
         kind = kinds.get(_plain(word))
         if word not in known and kind is None:
             words = [*known, *node_kinds()]
             hint = did_you_mean(word, words) or f"name one of the fleet, or {', '.join(node_kinds())}"
-            raise Usage(f"--add {part}: there is no kind of machine {word!r}", hint=hint)
+            raise Usage(f"--add {part}: unknown kind of machine {word!r}", hint=hint)
         for at in range(len(found) + 1, len(found) + 1 + int(number or "1")):
             name = f"added-{word}-{at}"
             if word in known:
@@ -264,7 +271,7 @@ def machines_of(text: str | None, snapshot: Snapshot) -> tuple[NodeOffer, ...]:
             elif kind is not None:
                 found.append(offer_of(make_node(kind, name)))
         if len(found) > MOST_ADDED:
-            raise Usage(f"--add: {MOST_ADDED:,} machines at most", hint="leave some out")
+            raise Usage(f"--add: the maximum is {MOST_ADDED:,} machines", hint="add fewer")
     return tuple(found)
 
 
@@ -273,7 +280,7 @@ def _plain(word: str) -> str:
 
 
 def _like(offer: NodeOffer, name: str) -> NodeOffer:
-    """Return a machine as another one is, open and with nothing measured."""
+    """Return an open copy of a machine without measurements."""
     from stoker.core.frozen import changed
 
     devices = tuple(changed(one, uuid=f"{name}-{one.uuid}", free_bytes=None, closed="") for one in offer.devices)
@@ -293,8 +300,8 @@ def _disruptions(snapshot: Snapshot, given: dict[str, Any]) -> Disruptions | Non
         name, _, when = part.partition(":")
         if name not in names:
             raise Usage(
-                f"--leave {part}: there is no machine {name!r}",
-                hint=did_you_mean(name, names) or "stoker machines lists them",
+                f"--leave {part}: no machine {name!r}",
+                hint=did_you_mean(name, names) or "list machines: stoker machines",
             )
         try:
             leaves_s[name] = parse_duration(when) if when else 0.0
@@ -304,7 +311,7 @@ def _disruptions(snapshot: Snapshot, given: dict[str, Any]) -> Disruptions | Non
 
 
 def _is_guess(run: Simulator, snapshot: Snapshot) -> bool:
-    """Return whether some job that runs, or finds a machine, has no estimate of its duration."""
+    """Return True if a job that runs in the simulation has no estimate of its duration."""
     from stoker.scheduler.simulation.simulator import NOWHERE
 
     batch, log = run.batch, run.log
@@ -315,7 +322,7 @@ def _is_guess(run: Simulator, snapshot: Snapshot) -> bool:
     return any(shape in shapes and log.node_of[row] != NOWHERE for row, shape in enumerate(batch.shape_of))
 
 
-def _told(run: tuple[Simulator, SimulationResult], snapshot: Snapshot) -> dict[str, Any]:
+def _run_as_json(run: tuple[Simulator, SimulationResult], snapshot: Snapshot) -> dict[str, Any]:
     report, unfinished = run[1].report, run[0].scheduler.ready.count
     return {
         "done_s": None if unfinished else snapshot.now_s + report.makespan_s,
@@ -331,7 +338,7 @@ def _starts(
     view: ScheduleView,
     snapshot: Snapshot,
 ) -> list[dict[str, Any]]:
-    """Return where and when the jobs with names start, the first first; None: it fits no machine."""
+    """Return machine and start of the named jobs, in order of start; None if a job fits no machine."""
     users = {one.class_id: one.user for one in snapshot.classes}
     batch = now[0].batch
     rows = [row for row in range(batch.running, len(batch)) if str(batch.numbers[row]) in view.names]

@@ -1,4 +1,4 @@
-"""`stoker status`: what runs and how far it is, here and on the fleet, what ran last, how full the store is."""
+"""`stoker status`: running and recent jobs, the state of the fleet, and the size of the store."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _LONGEST_LOOK_S = 0.1
 GRAMMAR = Grammar(
     "status",
     about=(
-        "Say what runs and how far it is, what ran last, and how full the store is; where there is a coordinator, how "
-        "its fleet stands. Bare `stoker` does the same."
+        "Show running jobs with their progress, recent jobs and the size of the store; with a coordinator, also the "
+        "state of its fleet. `stoker` without arguments does the same."
     ),
     options=(AT,),
     examples=("stoker status", "stoker status --at desk", "stoker status --json"),
@@ -35,13 +35,13 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Show how things stand."""
+    """Show the status."""
     out, parts = call.out, call.parts
     client = call.client_if_any(given["at"])
     fleet = look_at_fleet(client) if client is not None else None
     worker = _worker_alone(call, given["at"]) if client is None else None
     now_s = parts.clock.wall_s()
-    # What ran here for the fleet is listed with the fleet.
+    # Jobs of the fleet that ran here are listed with the fleet.
     newest = map(facts_or_why_not, islice(job_folders(parts.settings.runs), _LOOKED_AT))
     jobs = [job for job in newest if fleet is None or not job["fleet"]]
     running = [job for job in jobs if job["state"] == "running"]
@@ -64,23 +64,23 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     if fleet is not None:
         out.lines(fleet.lines(now_s, columns=out.columns))
     if not running and fleet is None:
-        out.line("nothing runs")
+        out.line("no running jobs")
     if worker is not None:
         out.line(_joined_text(worker))
     if pause is not None:
-        line = f"this machine takes no jobs of a fleet: {pause.why()}; `stoker pause --off` ends that"
+        line = f"this machine takes no fleet jobs: {pause.why()}; resume: stoker pause --off"
         out.line(line if fleet is None else f"\n{line}")
     if recent:
         out.line()
         out.table([local_job_row(job, now_s) for job in recent], header=LOCAL_JOB_HEADER)
     out.line(f"\nstore: {'' if is_all else 'more than '}{format_size(size_bytes)} in {parts.settings.store}")
     if not jobs and fleet is None:
-        out.line("nothing has run here yet; `stoker recipes` lists what could")
+        out.line("no jobs on this machine; list recipes: stoker recipes")
     return 0
 
 
 def _worker_alone(call: CommandContext, at: str | None) -> Membership | None:
-    """Return the fleet for which this machine works, if no operator's token for it is here."""
+    """Return the fleet of this machine's worker, if this home has no operator's token for it."""
     state = call.parts.settings.state
     if call.lookup.coordinator(at) is not None or coordinator_gone(state) is not None:
         return None
@@ -89,8 +89,8 @@ def _worker_alone(call: CommandContext, at: str | None) -> Membership | None:
 
 def _joined_text(worker: Membership) -> str:
     return (
-        f"joined to {worker.url} as {worker.name}; how that fleet stands is told to its operators: "
-        "`stoker machines invite --operator` there, then here: stoker join --operator CODE@HOST"
+        f"joined {worker.url} as {worker.name}; the status of the fleet needs an operator's token: "
+        "run `stoker machines invite --operator` there, then here: stoker join --operator CODE@HOST"
     )
 
 
@@ -98,7 +98,7 @@ def _show_running(
     call: CommandContext, job: dict[str, Any], nodes: list[NodeHistory], at_work: list[NodeHistory], now_s: float
 ) -> None:
     done = sum(1 for node in nodes if node.ending in ("hit", "ran"))
-    does = "waits" if at_work and all(node.waits_for for node in at_work) else "runs"
+    does = "waiting" if at_work and all(node.waits_for for node in at_work) else "running"
     call.out.line(
         f"{call.out.paint(job['name'], 'bold')} {does}, started {ago(job['started_s'], now_s)}, {done} stages done"
     )
@@ -109,7 +109,7 @@ def _show_running(
 
 
 def _kept_bytes(call: CommandContext) -> tuple[int, bool]:
-    """Add up blobs and records, for a moment; says whether that was all of them."""
+    """Return the size of blobs and records, and whether all were counted within 0.1 s."""
     clock = call.parts.clock
     until_s = clock.monotonic_s() + _LONGEST_LOOK_S
     total = 0

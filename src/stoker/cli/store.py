@@ -1,4 +1,4 @@
-"""`stoker store verify`: is what is kept still what its digests say?"""
+"""`stoker store`: put, verify, du, pins, refs and adopt."""
 
 from __future__ import annotations
 
@@ -39,20 +39,21 @@ if TYPE_CHECKING:
     from stoker.store.verify import StoreItemCheck
 
 
-# `stoker store put`: take a file or a folder into the store, under a name.
+# `stoker store put`: store a file or a folder under a name.
 
 PUT_GRAMMAR = Grammar(
     "store put",
     about=(
-        "Copy a file or a folder into the store, checked and durable, under a name that keeps it from pruning. Yours "
-        "stays where it is. What the store has already takes no space again. `stoker get NAME` gives it back."
+        "Copy a file or a folder into the store, verified and durable, under a name that protects it from pruning. The "
+        "original is not changed. Files that the store already has take no additional space. Copy it back with `stoker "
+        "get NAME`."
     ),
     positionals=(Positional("PATH", help="a file or a folder"),),
     options=(
-        Option("--as", value="NAME", help="what to call it; its own name unless told"),
-        Option("--kind", value="KIND", help="what it is, for your own order: a word that is kept with the name"),
-        Option("--replace", help="let a name that stands for something else stand for this from now on"),
-        Option("--unpack", help="take in what an archive holds (.tar.zst, .tar), not the archive"),
+        Option("--as", value="NAME", help="name in the store (default: the file's name)"),
+        Option("--kind", value="KIND", help="a label that is stored with the name"),
+        Option("--replace", help="replace an existing name"),
+        Option("--unpack", help="store the contents of an archive (.tar.zst, .tar)"),
     ),
     examples=(
         "stoker store put data",
@@ -63,7 +64,7 @@ PUT_GRAMMAR = Grammar(
 
 
 def perform_put(call: CommandContext, given: dict[str, Any]) -> int:
-    """Put a thing."""
+    """Store a file or a folder."""
     parts = call.parts
     path = os.path.join(parts.settings.folder, given["path"])
     own_name = _own_name(path, is_archive=given["unpack"])
@@ -89,12 +90,12 @@ def _show(call: CommandContext, done: StoredTree) -> None:
         }
     )
     files = f"{ref.files} file{'' if ref.files == 1 else 's'}, {format_size(ref.size_bytes)}"
-    added = "already here, 0 B added" if done.is_known else f"{format_size(done.added_bytes)} added"
+    added = "already stored, 0 B added" if done.is_known else f"{format_size(done.added_bytes)} added"
     out.line(f"{ref.name}  {ref.digest[:12]}  {files}; {added}")
     if done.before is not None and done.before.key not in {one.key for one in list_refs(call.parts.store.places)}:
         out.note(
-            f"note: {ref.name} stood for {done.before.digest[:12]} until now; that goes with a later prune unless you "
-            f"say stoker store pin {done.before.digest[:12]}"
+            f"note: {ref.name} was {done.before.digest[:12]} before, which a later prune deletes; keep it: "
+            f"stoker store pin {done.before.digest[:12]}"
         )
 
 
@@ -108,22 +109,22 @@ def _own_name(path: str, *, is_archive: bool) -> str:
 VERIFY_GRAMMAR = Grammar(
     "store verify",
     about=(
-        "Check every result and everything that was put: what changed since it was last checked, or was never checked "
-        "here, is hashed again. --full hashes every byte, from the disk; --sample only a part of all bytes, and parts "
-        "1/20 to 20/20 are everything. Damage is set aside in the store's quarantine, and the next run makes it again. "
-        "Exit code 13 if any."
+        "Verify all results and stored trees: files that changed since the last check, or were never checked here, "
+        "are hashed. --full hashes every byte from the disk; --sample hashes a part of all bytes (1/20 to 20/20 are "
+        "everything). Damaged files are moved to the store's quarantine, and the next run makes them again. Exit code "
+        "13 if there are any."
     ),
     options=(
-        Option("--full", help="hash every byte again, whatever is known of it"),
-        Option("--sample", value="N/M", help="hash the N-th of M parts again; 5% is a part by chance"),
-        Option("--rate", value="SIZE", read=size, help="read at most so much a second: 50MB"),
+        Option("--full", help="hash every byte again"),
+        Option("--sample", value="N/M", help="hash the N-th of M parts; or a random part: 5%"),
+        Option("--rate", value="SIZE", read=size, help="maximum read rate per second: 50MB (default: unlimited)"),
     ),
     examples=("stoker store verify", "stoker store verify --full --rate 50MB", "stoker store verify --sample 1/20"),
 )
 
 
 def perform_verify(call: CommandContext, given: dict[str, Any]) -> int:
-    """Check everything, or a part."""
+    """Verify the store or a part of it."""
     from stoker.store.verify import EVERYTHING, StoreItemType, Throttle, bytes_to_check, check_store
 
     out, store, clock = call.out, call.parts.store, call.parts.clock
@@ -136,7 +137,7 @@ def perform_verify(call: CommandContext, given: dict[str, Any]) -> int:
         heed = Throttle(given["rate"], clock, amount.heed).heed if given["rate"] else amount.heed
         with closing(check_store(store, afresh=part, heed=heed, clock=clock)) as checks:
             for checked in checks:
-                # Also where nothing has to be hashed, it can be stopped.
+                # A stop is possible even if nothing is hashed.
                 amount.heed(0)
                 counts[checked.what] += 1
                 if checked.damage:
@@ -167,17 +168,17 @@ def perform_verify(call: CommandContext, given: dict[str, Any]) -> int:
     )
     if damaged:
         raise CorruptBytes(
-            f"{_counted(damaged, results)}; what is wrong was set aside in {store.places.quarantine}",
-            hint="run the jobs again, and put again what was put: only what is damaged is made anew",
+            f"{_counted(damaged, results)}; moved to {store.places.quarantine}",
+            hint="run the jobs again, and put damaged trees again; only damaged files are made again",
         )
     share = f", {format_size(amount.done_bytes)} hashed again" if sample else ""
-    things = f" and {puts} thing{'' if puts == 1 else 's'} that {'was' if puts == 1 else 'were'} put" if puts else ""
-    out.line(f"{results} result{'' if results == 1 else 's'}{things}, all as they should be{share}")
+    trees = f" and {puts} stored tree{'' if puts == 1 else 's'}" if puts else ""
+    out.line(f"{results} result{'' if results == 1 else 's'}{trees} verified{share}")
     return 0
 
 
 def _rows(damaged: list[StoreItemCheck]) -> list[list[str]]:
-    """Return a row for each, by the digest and the names that `store refs` shows, where it has them."""
+    """Return a row for each damaged item, by digest and names if it has names."""
     rows = []
     for one in damaged:
         shown = (one.digest or one.key) if one.names else one.key
@@ -189,7 +190,7 @@ def _counted(damaged: list[StoreItemCheck], results: int) -> str:
     count = len(damaged)
     if all(one.what == "result" for one in damaged):
         return f"{count} of {results} results {'is' if count == 1 else 'are'} damaged"
-    return f"{count} damaged thing{'' if count == 1 else 's'}"
+    return f"{count} damaged item{'' if count == 1 else 's'}"
 
 
 def _sample(call: CommandContext, given: dict[str, Any]) -> Any:
@@ -198,30 +199,30 @@ def _sample(call: CommandContext, given: dict[str, Any]) -> Any:
     if given["sample"] is None:
         return None
     if given["full"]:
-        raise Usage("--full is everything: with --sample it can't be", hint="stoker help store verify")
+        raise Usage("--full and --sample exclude each other", hint="stoker help store verify")
     try:
         return read_sample(given["sample"], call.parts.entropy() << 32)
     except ValueError as error:
         raise Usage(f"--sample: {error}", hint="stoker help store verify") from None
 
 
-# `stoker store du`: how much is kept: results by stage, what was put by name, and the rest of the store.
+# `stoker store du`: disk usage of results by stage, stored trees by name, and the rest of the store.
 
 _LISTED = 5
 
 DU_GRAMMAR = Grammar(
     "store",
     about=(
-        "Say how much is kept: results by stage and kind, what was put by name, Python environments that jobs run in, "
-        "and the rest of the store. Bytes that several of them share are counted once, for the first. `stoker "
-        "clean-cache` also lists what else lies outside of the store."
+        "Show the disk usage of the store: results by stage and kind, stored trees by name, Python environments of "
+        "jobs, and the rest. Shared files are counted once. `stoker clean-cache` also lists folders outside of the "
+        "store."
     ),
     examples=("stoker store", "stoker store du --json", "stoker store prune --max-size 10G"),
 )
 
 
 def perform_du(call: CommandContext, _given: dict[str, Any]) -> int:
-    """Show what is kept."""
+    """Show the disk usage."""
     out, store = call.out, call.parts.store
     seen: set[str] = set()
     results: dict[tuple[str, str], list[int]] = {}
@@ -266,10 +267,7 @@ def perform_du(call: CommandContext, _given: dict[str, Any]) -> int:
 
 
 def _show_environments(call: CommandContext, *, is_first: bool) -> tuple[bool, int]:
-    """Show those that are ready, the last used first; give whether there are any, and the bytes of all that lies there.
-
-    Unfinished ones are in the bytes.
-    """
+    """Print the environments, last used first; return whether there are any, and the bytes of their folder."""
     shelf, out = shelf_of(call), call.out
     now_s = call.parts.clock.wall_s()
     rows = []
@@ -296,7 +294,7 @@ def _show_environments(call: CommandContext, *, is_first: bool) -> tuple[bool, i
 
 
 def _unwanted_last(store: LocalStore) -> Iterator[Record]:
-    """Return every record; last those that nothing keeps, so that no bytes are counted for them that stay."""
+    """Yield all records, unreferenced ones last, so that shared bytes are counted for referenced ones."""
     named = {ref.key for ref in list_refs(store.places)}
     unwanted = []
     for record, _ in all_records(store):
@@ -327,7 +325,7 @@ def _show_results(call: CommandContext, results: dict[tuple[str, str], list[int]
 
 
 def _show_puts(call: CommandContext, puts: dict[Digest, int], *, is_first: bool) -> bool:
-    """Show what was put: under its names, and what no name stands for any more."""
+    """Print stored trees by name, and those without a name."""
     refs = list_refs(call.parts.store.places)
     named = {ref.key for ref in refs}
     let_go = [size_bytes for key, size_bytes in puts.items() if key not in named]
@@ -338,13 +336,11 @@ def _show_puts(call: CommandContext, puts: dict[Digest, int], *, is_first: bool)
         rows.append([format_size(size_bytes), ref.name, ref.digest[:12], ref.damage or ref.kind])
     if let_go:
         call.out.object({"name": None, "things": len(let_go), "bytes": sum(let_go)})
-        rows.append(
-            [format_size(sum(let_go)), "(no name)", "", f"{len(let_go)} to go with a prune, an hour after the last use"]
-        )
+        rows.append([format_size(sum(let_go)), "(no name)", "", f"{len(let_go)} to be pruned, 1 h after the last use"])
     if rows and not is_first:
         call.out.line()
     if rows:
-        call.out.table(rows, header=("size", "put as", "digest", "kind"))
+        call.out.table(rows, header=("size", "name", "digest", "kind"))
     return bool(rows)
 
 
@@ -359,11 +355,11 @@ def _show_quarantine(call: CommandContext, aside: list[QuarantinedItem]) -> None
         call.out.line(f"  … and {len(aside) - _LISTED} before these")
 
 
-# `stoker store pins`: what is kept whatever is pruned.
+# `stoker store pins`: list the pins.
 
 PINS_GRAMMAR = Grammar(
     "store pins",
-    about="List the pins: results that stay whatever is pruned.",
+    about="List the pins: results protected from pruning.",
     examples=("stoker store pins", "stoker store pin gbt --remove"),
 )
 
@@ -375,27 +371,26 @@ def perform_pins(call: CommandContext, _given: dict[str, Any]) -> int:
     for one in pins:
         out.object({"pin": one.name, "keys": list(one.keys)})
     rows = [[one.name, str(len(one.keys))] for one in pins]
-    out.lines(table(rows, header=("pin", "results")) if rows else ["nothing is pinned"])
+    out.lines(table(rows, header=("pin", "results")) if rows else ["no pins"])
     return 0
 
 
-# `stoker store pin`: keep a job's results, or anything by its digest, whatever is pruned.
+# `stoker store pin`: protect results or stored trees from pruning.
 
 PIN_GRAMMAR = Grammar(
     "store pin",
     about=(
-        "Keep the results of a job, of one stage of it, or what a name or a digest stands for, whatever is pruned, "
-        "until the pin is taken away."
+        "Protect the results of a job or of one of its stages, or a stored tree, from pruning until the pin is removed."
     ),
     positionals=(
         Positional(
             "NAME[/STAGE]",
             key="target",
-            help="a job (a name, `last`, an id), here or of the fleet, or one stage of it; else what was put under a "
-            "name, or a digest",
+            help="a local or fleet job (a name, `last`, an id), or one stage of it; or the name or digest of a stored "
+            "tree",
         ),
     ),
-    options=(Option("--remove", help="take the pin of that name away"), AT),
+    options=(Option("--remove", help="remove the pin"), AT),
     examples=(
         "stoker store pin gbt",
         "stoker store pin 3fa9c1d2",
@@ -406,7 +401,7 @@ PIN_GRAMMAR = Grammar(
 
 
 def perform_pin(call: CommandContext, given: dict[str, Any]) -> int:
-    """Pin, or take a pin away."""
+    """Pin or unpin."""
     fleet = call.lookup.fleet_job_if_meant(given["target"], given["at"])
     if fleet is not None:
         return _pin_on_fleet(call, fleet, is_pinned=not given["remove"])
@@ -414,21 +409,21 @@ def perform_pin(call: CommandContext, given: dict[str, Any]) -> int:
     if given["remove"]:
         if not unpin(places, given["target"]):
             known = [one.name for one in list_pins(places)]
-            hint = did_you_mean(given["target"], known) or "`stoker store pins` lists them"
-            raise NotFound(f"there is no pin {given['target']!r}", hint=hint)
+            hint = did_you_mean(given["target"], known) or "list pins: stoker store pins"
+            raise NotFound(f"no pin {given['target']!r}", hint=hint)
         out.object({"pin": given["target"], "removed": True})
-        out.line(f"took the pin {given['target']} away")
+        out.line(f"removed the pin {given['target']}")
         return 0
     name, keys = _chosen(call, given["target"])
     kept = pin(places, name, tuple(dict.fromkeys(keys)))
     out.object({"pin": kept.name, "keys": list(kept.keys)})
-    count = "1 result stays" if len(kept.keys) == 1 else f"{len(kept.keys)} results stay"
-    out.line(f"pinned {kept.name}: {count} whatever is pruned")
+    count = "1 result" if len(kept.keys) == 1 else f"{len(kept.keys)} results"
+    out.line(f"pinned {kept.name}: {count} protected from pruning")
     return 0
 
 
 def _pin_on_fleet(call: CommandContext, job: FleetJob, *, is_pinned: bool) -> int:
-    """Pin what the coordinator has of a job, or of every point of a sweep."""
+    """Pin the coordinator's results of a job, or of every point of a sweep."""
     out = call.out
     for point in job.points():
         done = (job.client.pin if is_pinned else job.client.unpin)(
@@ -438,44 +433,44 @@ def _pin_on_fleet(call: CommandContext, job: FleetJob, *, is_pinned: bool) -> in
             out.note(f"note: {note}")
         if done.changed:
             out.object({"name": point.name, "job": point.id, "pinned": is_pinned})
-            out.line(f"{point.name}: its result stays whatever is pruned" if is_pinned else f"{point.name}: unpinned")
+            out.line(f"{point.name}: result protected from pruning" if is_pinned else f"{point.name}: unpinned")
     return 0
 
 
 def _chosen(call: CommandContext, target: str) -> tuple[str, list[Digest]]:
-    """Return what a pin is to be called, and the keys that it keeps."""
+    """Return the name of a pin and the keys that it protects."""
     name, _, stage = target.partition("/")
     found = call.lookup.job_or_stored(name)
     if not isinstance(found, LocalJob):
         if stage:
-            raise NotFound(f"{name} is no job, so it has no stage {stage!r}", hint="`stoker jobs` lists the jobs")
+            raise NotFound(f"{name} is not a job, so it has no stage {stage!r}", hint="list jobs: stoker jobs")
         return found.name, [record.key for record in found.records]
     story = job_story(found.folder)
     keys = keys_of_stage(found.folder, story, stage) if stage else keys_of_job(found.folder, story)
     job = found.spec.name
     if not keys:
-        raise NotFound(f"job {job} has no results to keep", hint=f"stoker jobs show {job}")
+        raise NotFound(f"job {job} has no results", hint=f"stoker jobs show {job}")
     return f"{job}/{stage}" if stage else job, list(keys.values())
 
 
-# `stoker store refs`: what was put, by name; what is in one of them; take a name away.
+# `stoker store refs`: list stored trees, show one, remove a name.
 
 _STORE_PINS_LISTED = 50
 
 REFS_GRAMMAR = Grammar(
     "store refs",
     about=(
-        "List what was put into the store, by name, or the files of one thing. A name keeps its thing from pruning; "
-        "when it is taken away, the next prune takes the bytes that nothing else needs."
+        "List stored trees by name, or the files of one. A name protects its tree from pruning; without it, the next "
+        "prune deletes the files that nothing else uses."
     ),
-    positionals=(Positional("NAME", help="a name, or the beginning of a digest", is_required=False),),
-    options=(Option("--remove", help="take the name away"),),
+    positionals=(Positional("NAME", help="a name, or a digest prefix", is_required=False),),
+    options=(Option("--remove", help="remove the name"),),
     examples=("stoker store refs", "stoker store refs base", "stoker store refs base --remove"),
 )
 
 
 def perform_refs(call: CommandContext, given: dict[str, Any]) -> int:
-    """List, show or take away."""
+    """List, show or remove names."""
     if given["remove"]:
         return _remove(call, given["name"])
     return _show_store_pins(call, given["name"]) if given["name"] else _list(call)
@@ -490,7 +485,9 @@ def _list(call: CommandContext) -> int:
         texts = [ref.digest[:12], format_size(ref.size_bytes), str(ref.files), ago(ref.at_s, now_s), ref.kind]
         rows.append([ref.name, *(texts if not ref.damage else ["damaged", "", "", "", ref.damage])])
     header = ("name", "digest", "size", "files", "put", "kind")
-    lines = table(rows, header=header, columns=out.columns) if rows else ["nothing was put; stoker store put PATH"]
+    lines = (
+        table(rows, header=header, columns=out.columns) if rows else ["no stored trees; add one: stoker store put PATH"]
+    )
     out.lines(lines)
     return 0
 
@@ -517,7 +514,7 @@ def _show_store_pins(call: CommandContext, name: str) -> int:
         ]
         for entry in entries[:_STORE_PINS_LISTED]
     ]
-    out.lines(table(rows, header=("size", "sha256", "file")) if rows else ["it is empty"])
+    out.lines(table(rows, header=("size", "sha256", "file")) if rows else ["empty"])
     if len(entries) > _STORE_PINS_LISTED:
         out.line(f"… and {len(entries) - _STORE_PINS_LISTED:,} more")
     return 0
@@ -526,30 +523,28 @@ def _show_store_pins(call: CommandContext, name: str) -> int:
 def _remove(call: CommandContext, name: str) -> int:
     places, out = call.parts.store.places, call.out
     if not name:
-        raise Usage("--remove needs the name to take away", hint="stoker store refs lists them")
+        raise Usage("--remove needs a name", hint="list names: stoker store refs")
     if not remove_ref(places, name):
         known = [ref.name for ref in list_refs(places)]
-        raise NotFound(
-            f"nothing was put as {name!r}", hint=did_you_mean(name, known) or "`stoker store refs` lists the names"
-        )
+        raise NotFound(f"no stored tree {name!r}", hint=did_you_mean(name, known) or "list names: stoker store refs")
     add_row(places, {"did": "remove", "name": name, "at_s": call.parts.clock.wall_s()})
     out.object({"name": name, "removed": True})
-    out.line(f"took the name {name} away; `stoker store prune` frees what nothing else needs")
+    out.line(f"removed the name {name}; free its space: stoker store prune")
     return 0
 
 
-# `stoker store adopt`: let an old result stand for a change that a person knows to be without effect.
+# `stoker store adopt`: reuse an old result for changed code.
 
 ADOPT_GRAMMAR = Grammar(
     "store adopt",
     about=(
-        "Let the result that a stage gave in a job stand for what it would make now, with today's code and files: for "
-        "a change that you know to be without effect. Who, when and why is written down with the result."
+        "Reuse the result of a job's stage for the current code and files, after a change that you know to have no "
+        "effect. User, time and reason are recorded with the result."
     ),
-    positionals=(Positional("NAME/STAGE", key="target", help="the stage of a job whose result is to stand"),),
+    positionals=(Positional("NAME/STAGE", key="target", help="a stage of a job"),),
     options=(
-        Option("--reason", value="TEXT", help="why the change has no effect; required"),
-        Option("--from", value="KEY", help="take the result under this key (its beginning will do) instead"),
+        Option("--reason", value="TEXT", help="why the change has no effect (required)"),
+        Option("--from", value="KEY", help="use the result under this key or key prefix"),
     ),
     examples=("stoker store adopt last/train_gbt --reason 'only renamed a variable'",),
 )
@@ -560,9 +555,7 @@ def perform_adopt(call: CommandContext, given: dict[str, Any]) -> int:
     out, parts = call.out, call.parts
     name, _, stage = given["target"].partition("/")
     if not stage or not (given["reason"] or "").strip():
-        missing = (
-            "NAME/STAGE names one stage of a job" if not stage else "--reason is required: say why it has no effect"
-        )
+        missing = "NAME/STAGE needs a stage" if not stage else "--reason is missing: why the change has no effect"
         raise Usage(missing, hint="stoker help store adopt")
     folder = call.find_job(name)
     plan = call.builder().build(JobRequest(earlier=folder)).plan
@@ -575,7 +568,7 @@ def perform_adopt(call: CommandContext, given: dict[str, Any]) -> int:
         out.object(
             {"node": adopted.node, "from": adopted.old, "key": adopted.new, "reason": blessing.reason, "by": author}
         )
-        out.line(f"{adopted.node}: the result under {adopted.old[:12]} now also stands for {adopted.new[:12]}")
+        out.line(f"{adopted.node}: result {adopted.old[:12]} is now also the result of key {adopted.new[:12]}")
     return 0
 
 
@@ -584,11 +577,9 @@ def _full_key(call: CommandContext, text: str) -> Digest:
         return Digest(text)
     found = [record.key for record, _ in all_records(call.parts.store) if record.key.startswith(text)]
     if not found:
-        raise NotFound(
-            f"no result lies under a key that begins with {text!r}", hint="`stoker explain NAME/STAGE` shows keys"
-        )
+        raise NotFound(f"no result with key prefix {text!r}", hint="show keys: stoker explain NAME/STAGE")
     if len(found) > 1:
-        raise Ambiguous(f"{text!r} begins the keys of {len(found)} results", hint="type more of it")
+        raise Ambiguous(f"{text!r} matches {len(found)} keys", hint="type more of the key")
     return found[0]
 
 

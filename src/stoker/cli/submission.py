@@ -1,4 +1,4 @@
-"""One submission through the coordinator: what it would change, the questions, what it did, and how to follow it."""
+"""Submit prepared jobs to the coordinator: preview, confirmation, upload, report and notification."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from stoker.transfer.trees.tree_download import TreeFetchEstimate
 
 
-# Code and data on their way to the coordinator before jobs that need them are submitted: shown, and gone on with.
+# Upload of code and data before the submission.
 
 _GOES_ON = "sent files are kept; run the same command again to continue"
 _SENT_UNCHECKED_BYTES = 4 << 20
-"""So little is sent at once: to check ten thousand jobs first takes longer, and a prune takes what no job names."""
+"""Smaller uploads are not checked first: checking ten thousand jobs takes longer."""
 
 
 def ship(call: CommandContext, prepared: PreparedSubmission, client: FleetClient, check: Callable[[], object]) -> None:
     """Have every tree with the coordinator that the jobs name. Data stays where all machines are this one.
 
-    `check` is called before the first byte of a large amount flows, to raise what would be refused afterwards.
+    `check` is called before a large upload, to raise errors of the submission first.
     """
     missing = prepared.missing(client)
     if sum(one.tree.size_bytes for one in missing) > _SENT_UNCHECKED_BYTES:
@@ -80,14 +80,14 @@ def _send(call: CommandContext, shipment: Shipment, client: FleetClient) -> None
             )
         except StokerError:
             if amount.over.is_set():
-                raise amount.asked from None
+                raise amount.error from None
             raise
     files = "1 file" if sent.sent_files == 1 else f"{sent.sent_files:,} files"
     call.out.note(f"sent {shipment.what}: {files}, {format_size(sent.sent_bytes)}")
 
 
 class _Sent(Amount):
-    """How much of a tree is sent."""
+    """Progress of the upload of a tree."""
 
     def __init__(self, call: CommandContext, what: str) -> None:
         self._clock = call.parts.clock
@@ -103,13 +103,13 @@ class _Sent(Amount):
             self.add(size_bytes)
 
     def stop(self, error: StokerError) -> None:
-        """Ask it to end: everything that was sent is kept."""
+        """Stop the upload; uploaded data is kept."""
         super().stop(error)
         self.over.set()
 
 
 _MOST_PLACED = 5
-"""Of so many new jobs it is shown where they would go."""
+"""Maximum number of new jobs whose placement is shown."""
 _KEY_WORDS = 4
 _MOVED = (SubmissionOutcome.NEW, SubmissionOutcome.CHANGED, SubmissionOutcome.REQUEUED)
 
@@ -129,7 +129,7 @@ def show_alone(call: CommandContext, prepared: PreparedSubmission) -> int:
 
 
 def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmission, client: FleetClient) -> int:
-    """Ask what would change, ask the person, submit, and follow."""
+    """Preview, confirm, submit and follow."""
     out = call.out
     if not prepared.jobs and not prepared.hosts:
         out.line("nothing to submit")
@@ -146,18 +146,18 @@ def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmis
         preview = sending.send(changed_code, dry_run=True)
         _show(call, prepared, preview, MOST_FORESEEN if given["dry_run"] else MOST_LISTED)
         if given["dry_run"]:
-            _tell(call, prepared, preview)
+            _print_json(call, prepared, preview)
             ends = done_text(preview, call.parts.clock.wall_s())
             out.line(f"\n{counts_text(preview)}{ends}; nothing was submitted")
             return 0
         if asks and not (given["rerun"] or given["keep"]):
             changed_code = _ask_about_kept(call, preview)
         if not _confirm(call, preview, changed_code):
-            raise Refused("nothing was submitted", hint="-y submits without asking")
+            raise Refused("nothing was submitted", hint="submit without confirmation: -y")
     # A user who was asked has seen it already.
     ship(call, prepared, client, lambda: asks or sending.send(changed_code, dry_run=True))
     done = sending.send(changed_code, dry_run=False)
-    _tell(call, prepared, done)
+    _print_json(call, prepared, done)
     if not asks:
         _show(call, prepared, done)
     _warn_about_kept(call, done)
@@ -177,7 +177,7 @@ def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmis
 
 
 class _Sending:
-    """The same jobs, under one key: a repeat after a lost answer changes nothing."""
+    """Sends the jobs under one idempotency key."""
 
     def __init__(self, call: CommandContext, prepared: PreparedSubmission, client: FleetClient) -> None:
         parts = call.parts
@@ -204,7 +204,7 @@ def _show(
         call.out.line(line)
 
 
-def _tell(call: CommandContext, prepared: PreparedSubmission, answer: SubmissionResponse) -> None:
+def _print_json(call: CommandContext, prepared: PreparedSubmission, answer: SubmissionResponse) -> None:
     if call.out.is_json:
         for order, outcome in zip(prepared.jobs, answer.jobs, strict=True):
             call.out.object({**as_json(order, outcome, dry_run=answer.dry_run), "all_done_s": answer.done_s})
@@ -243,7 +243,7 @@ def _warn_about_kept(call: CommandContext, answer: SubmissionResponse) -> None:
 
 
 def _hint_at_ended(call: CommandContext, answer: SubmissionResponse) -> None:
-    """Say how to start again what stands there without having completed."""
+    """Print how to start failed and cancelled jobs again."""
     ended = [
         job
         for job in answer.jobs
@@ -255,12 +255,12 @@ def _hint_at_ended(call: CommandContext, answer: SubmissionResponse) -> None:
         call.out.note(f"hint: {them} completed, although other files of the project changed; --rerun runs again")
     if ended:
         name, whose = ended[0].shown, ended[0].submitter
-        how = f"ask {whose} or an operator to requeue it" if whose else f"stoker jobs requeue {name} starts it again"
-        call.out.note(f"hint: {name} stays {ended[0].state}: {how}")
+        how = f"contact {whose} or an operator" if whose else f"stoker jobs requeue {name}"
+        call.out.note(f"hint: {name} is {ended[0].state}; to start it again: {how}")
 
 
 def _show_places(call: CommandContext, answer: SubmissionResponse, client: FleetClient) -> None:
-    """Show where the first new jobs stand, by the coordinator's own explanation."""
+    """Print the placement of the first new jobs, as the coordinator explains it."""
     new = [job for job in answer.jobs if job.outcome in (SubmissionOutcome.NEW, SubmissionOutcome.REQUEUED)]
     if call.out.is_json or call.out.is_quiet or not 0 < len(new) <= _MOST_PLACED:
         return
@@ -268,7 +268,7 @@ def _show_places(call: CommandContext, answer: SubmissionResponse, client: Fleet
         try:
             verdict = client.explain(job.id).verdict
         except StokerError:
-            # They are submitted whatever can be said about them.
+            # The jobs are submitted in any case.
             return
         call.out.line(f"  {job.shown}  {verdict}")
 
@@ -281,11 +281,8 @@ def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count:,} jobs"
 
 
-# Jobs that a coordinator knows, as names that a manifest's `after` may give: asked for one at a time.
-
-
 class KnownJobs(Collection[str]):
-    """Says whether a job is known; it does not list them, there may be a million."""
+    """The jobs of a coordinator as names for a manifest's `after`, looked up one at a time."""
 
     def __init__(self, client: FleetClient) -> None:
         self._client = client
@@ -324,7 +321,7 @@ def is_address(target: str) -> bool:
 
 
 def notify(call: CommandContext, target: str, jobs: Sequence[str], client: FleetClient, *, at: str) -> None:
-    """Arrange for it, once the jobs are submitted."""
+    """Set up the notification after the submission."""
     from stoker.protocol.operator_messages import MOST_HOOKED_JOBS
 
     if not jobs:
@@ -332,18 +329,18 @@ def notify(call: CommandContext, target: str, jobs: Sequence[str], client: Fleet
     if len(jobs) > MOST_HOOKED_JOBS:
         call.out.note(f"note: no notification: {len(jobs):,} jobs are more than {MOST_HOOKED_JOBS:,}")
     elif is_address(target):
-        _tell_elsewhere(call, target, jobs, client)
+        _add_webhook(call, target, jobs, client)
     else:
         _run_here(call, target, jobs, at=at)
 
 
 def check_target(target: str) -> None:
-    """Refuse what is neither an address nor a command, before anything is submitted."""
+    """Raise `Usage` for an empty target, before anything is submitted."""
     if not target.strip():
         raise Usage("--notify: empty value", hint="--notify https://…, or --notify 'a command'")
 
 
-def _tell_elsewhere(call: CommandContext, url: str, jobs: Sequence[str], client: FleetClient) -> None:
+def _add_webhook(call: CommandContext, url: str, jobs: Sequence[str], client: FleetClient) -> None:
     from stoker.protocol.operator_messages import WebhookRequest
 
     try:
@@ -377,7 +374,7 @@ def _run_here(call: CommandContext, command: str, jobs: Sequence[str], *, at: st
     if child.stdin is not None:
         child.stdin.write(ticket)
         child.stdin.close()
-    call.out.note(f"when they have ended, this runs here: {command}  (process {child.identity.pid}, log {path})")
+    call.out.note(f"runs here when all jobs have ended: {command}  (process {child.identity.pid}, log {path})")
 
 
 # The variables of the command that runs when a submission has ended, from the states of its jobs.
@@ -387,7 +384,7 @@ _MOST_NAMES = 100
 
 
 def notice_variables(views: Iterable[JobView], *, url: str) -> dict[str, str]:
-    """Return the variables: STATE is the worst that happened, then how many there were of each, and their names."""
+    """Return the variables: the worst STATE, the number of jobs in each state, and their names."""
     jobs = list(views)
     counts = Counter(view.state for view in jobs)
     state = next((one for one in _WORST_FIRST if counts[one]), JobState.COMPLETED)

@@ -1,4 +1,4 @@
-"""What a submission changes, as lines: job by job where they are few, by outcome where they are many."""
+"""The changes of a submission as lines: job by job, or by outcome if there are many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 20
 MOST_FORESEEN = 50
-"""Of a dry run: so many jobs have a forecast."""
+"""Maximum number of jobs with a forecast in a dry run."""
 _SHORT = 12
 _SIGNS = {
     SubmissionOutcome.NEW: "+",
@@ -36,7 +36,7 @@ _SIGNS = {
 def change_lines(
     jobs: Sequence[JobSpec], answer: SubmissionResponse, *, source: str, columns: int, most: int = MOST_LISTED
 ) -> list[str]:
-    """Return the difference between what is submitted and what the coordinator has."""
+    """Return the differences from the coordinator's jobs as lines."""
     rows = []
     listed: dict[SubmissionOutcome, int] = {}
     for order, job in zip(jobs, answer.jobs, strict=True):
@@ -50,15 +50,16 @@ def change_lines(
             lines.append(f"{_SIGNS[outcome]} … and {count - most:,} more {outcome}")
     shown = answer.vanished[:MOST_LISTED]
     lines += [
-        f"- {name}  not in {os.path.basename(source) or 'it'} any more; it stays until you cancel it" for name in shown
+        f"- {name}  not in {os.path.basename(source) or 'the source'} any more; remove it: stoker cancel {name}"
+        for name in shown
     ]
     if len(answer.vanished) > len(shown):
-        lines.append(f"- … and {len(answer.vanished) - len(shown):,} more like that")
+        lines.append(f"- … and {len(answer.vanished) - len(shown):,} more")
     return lines
 
 
 def order_lines(jobs: Sequence[JobSpec], *, columns: int) -> list[str]:
-    """Return what would be submitted."""
+    """Return the jobs to submit as lines."""
     rows = [[_called(order), _what(order), needs_text(order)] for order in jobs[:MOST_LISTED]]
     lines = table(rows, header=("job", "what", "needs"), columns=columns)
     if len(jobs) > MOST_LISTED:
@@ -67,14 +68,14 @@ def order_lines(jobs: Sequence[JobSpec], *, columns: int) -> list[str]:
 
 
 def done_text(answer: SubmissionResponse, now_s: float) -> str:
-    """Return when all jobs of a dry run would be done, as the end of a line; empty: that is not known."""
+    """Return when all jobs of a dry run would be done, as the end of a line; "" if unknown."""
     if answer.done_s is None:
         return ""
     return f"; all done in about {format_duration(max(0.0, answer.done_s - now_s))}, {moment(answer.done_s, now_s)}"
 
 
 def counts_text(answer: SubmissionResponse) -> str:
-    """Return how many jobs there are of each outcome."""
+    """Return the number of jobs of each outcome."""
     total = len(answer.jobs)
     counts = {outcome: sum(job.shown_outcome is outcome for job in answer.jobs) for outcome in SubmissionOutcome}
     listed = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count)
@@ -105,13 +106,13 @@ def as_json(order: JobSpec, outcome: JobSubmissionResult, *, dry_run: bool) -> d
 
 
 def needs_text(order: JobSpec) -> str:
-    """Return what a job asks of its machine."""
+    """Return the requirements of a job."""
     wants = order.requirements
     parts = []
     if wants.wish is not DevicePreference.NEVER:
         devices = "a GPU" if wants.device_count == 1 else f"{wants.device_count} GPUs"
         devices += f" with {format_size(wants.vram_bytes)}" if wants.vram_bytes else ""
-        parts.append(devices if wants.wish is DevicePreference.REQUIRE else f"{devices} if there is one")
+        parts.append(devices if wants.wish is DevicePreference.REQUIRE else f"{devices} if available")
     if wants.ram_bytes:
         parts.append(f"{format_size(wants.ram_bytes)} RAM")
     if wants.cores:
@@ -123,7 +124,7 @@ def _outcome_text(outcome: JobSubmissionResult) -> str:
     known = f"known: {outcome.state}"
     if outcome.instead_of:
         changes = f"changed: {', '.join(outcome.changes) or 'it'}"
-        stays = f"the one before stays: stoker cancel {outcome.instead_of[:_SHORT]}"
+        stays = f"the old job remains; cancel it: stoker cancel {outcome.instead_of[:_SHORT]}"
         return "; ".join(filter(None, (changes, outcome.forecast, stays)))
     match outcome.outcome:
         case SubmissionOutcome.NEW:
@@ -143,12 +144,12 @@ def _outcome_text(outcome: JobSubmissionResult) -> str:
 
 
 def _other_name(outcome: JobSubmissionResult) -> str:
-    """Return under which other name the same job is known, if it is."""
+    """Return the other name of the same job, if it has one."""
     return f"already in the queue as {outcome.known_as}" if outcome.known_as else ""
 
 
 def _whose(outcome: JobSubmissionResult) -> str:
-    """Return whose job it is that stays as it is, if another principal submitted it."""
+    """Return the submitter of an unchanged job, if it is another one."""
     if not outcome.submitter:
         return ""
     withheld = f" (yours differs in {', '.join(outcome.withheld)})" if outcome.withheld else ""
@@ -163,7 +164,7 @@ def _what(order: JobSpec) -> str:
     return f"{order.recipe}  {order.label}".rstrip()
 
 
-# What goes along with a submission, in one line: `code 41 files (2 uncommitted, included) · env … · data …`.
+# The summary of a submission in one line: `code 41 files (2 uncommitted, included) · env … · data …`.
 
 _BETWEEN = " · "
 _MOST_NAMED = 8
@@ -181,7 +182,7 @@ class SubmitSummary:
         self._parts.append(part)
 
     def show(self) -> None:
-        """Show what has come together."""
+        """Print the line."""
         if self._parts and not self._call.out.is_quiet:
             separator = _BETWEEN if self._call.out.is_unicode else "; "
             self._call.out.line(separator.join(self._parts))
@@ -191,7 +192,7 @@ class SubmitSummary:
 def add_code(
     call: CommandContext, summary: SubmitSummary, orders: PreparedSubmission, client: FleetClient | None
 ) -> None:
-    """Add which code goes along. With a coordinator, of which nothing is wanted but an answer, what would be sent."""
+    """Add the code of the submission; with a coordinator (dry run), also how much would be sent."""
     for packed in orders.packed:
         to_send = _to_send(packed, client) if client is not None else ""
         summary.add(code_text(packed) + to_send)
@@ -208,7 +209,7 @@ def add_code(
 
 
 def add_data(call: CommandContext, summary: SubmitSummary, orders: PreparedSubmission, client: FleetClient) -> None:
-    """Add how much data goes along, who has it, and who copies it."""
+    """Add the data of the submission and where it is."""
     shipments = {one.digest: one for one in orders.shipments if one.is_data}
     if not shipments:
         return
@@ -216,7 +217,7 @@ def add_data(call: CommandContext, summary: SubmitSummary, orders: PreparedSubmi
     machines = sorted(machines_there(client)) if sent else []
     for digest, one in shipments.items():
         tree = one.tree
-        # Of several, each by what it is for.
+        # Several inputs are named by their purpose.
         size = f"{outside(one.what) if len(shipments) > 1 else 'data'} {format_size(tree.size_bytes)}"
         if digest not in sent:
             summary.add(f"{size}: read in place")
@@ -229,13 +230,13 @@ def add_data(call: CommandContext, summary: SubmitSummary, orders: PreparedSubmi
 
 
 def data_text(view: TreeView, machines: Sequence[str]) -> str:
-    """Return where data is, and which machines take it from there, each once."""
+    """Return where data is, and which machines copy it."""
     having = [name for name in machines if name in view.held_by]
     lacking = [name for name in machines if name not in view.held_by]
     parts = [] if view.is_here else ["to send"]
     parts += [f"on {_some(having)}"] if having else []
     parts += [f"{_some(lacking)} {'copies' if len(lacking) == 1 else 'copy'} it once"] if lacking else []
-    return ", ".join(parts) or "with the coordinator"
+    return ", ".join(parts) or "on the coordinator"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -244,13 +245,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def code_text(packed: PackedProject) -> str:
-    """Return what a project's code is."""
+    """Return a project's code as text."""
     count = "1 file" if packed.files == 1 else f"{packed.files:,} files"
     return f"code {count}" + (f" ({packed.uncommitted:,} uncommitted, included)" if packed.uncommitted else "")
 
 
 def _to_send(packed: PackedProject, client: FleetClient) -> str:
-    """Return how much of it the coordinator does not have."""
+    """Return the part that the coordinator does not have."""
     from stoker.protocol.tree_messages import MOST_DIGESTS
     from stoker.store.archives.archive_members import files_of
 

@@ -1,4 +1,4 @@
-"""`stoker submit`: a manifest, a recipe or any program, on the fleet. Shows what would change first, and asks."""
+"""`stoker submit`: submit a manifest, a recipe or any program to the fleet, after a preview and a confirmation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _priority(text: str) -> int:
 def _some_time(text: str) -> float:
     seconds = duration(text)
     if not seconds > 0:
-        message = f"{text!r} leaves no time at all"
+        message = f"{text!r} is not a duration above 0"
         raise ValueError(message)
     return seconds
 
@@ -55,7 +55,7 @@ def _expected(text: str) -> float:
 def _attempts(text: str) -> int:
     count = whole(1)(text)
     if count > _MOST_ATTEMPTS:
-        message = f"{count:,} are more than {_MOST_ATTEMPTS}"
+        message = f"{count:,} is above the maximum of {_MOST_ATTEMPTS}"
         raise ValueError(message)
     return count
 
@@ -86,7 +86,7 @@ GRAMMAR = Grammar(
         ),
     ),
     options=(
-        Option("--dry-run", help="show what would be submitted and what that would change; submit nothing"),
+        Option("--dry-run", help="show the preview; submit nothing"),
         Option("--watch", help="follow the jobs until they end; Ctrl-C leaves them running"),
         Option("--rerun", help="run completed jobs again whose code has changed"),
         Option("--keep", help="keep results of completed jobs whose code has changed, without asking"),
@@ -104,12 +104,17 @@ GRAMMAR = Grammar(
             "--ranks",
             value="N",
             read=whole(1),
-            help="run a program, or a recipe that has ranks=, as N processes that start and end together",
+            help="run a program, or a recipe with ranks=, as a gang of N processes",
         ),
         Option("--priority", value="N", read=_priority, help="queue priority; higher starts first (default: 0)"),
-        Option("--after", value="NAME", help="a job that has to complete first; may be repeated", is_many=True),
-        Option("--host", value="NAME", help="only this machine; may be repeated", is_many=True),
-        Option("--secret", value="NAME", help="a variable of the worker or of its secrets file", is_many=True),
+        Option("--after", value="NAME", help="start after this job has completed; may be repeated", is_many=True),
+        Option("--host", value="NAME", help="run only on this machine; may be repeated", is_many=True),
+        Option(
+            "--secret",
+            value="NAME",
+            help="pass this variable of the worker's environment or secrets file; may be repeated",
+            is_many=True,
+        ),
         Option(
             "--env",
             value="FILE",
@@ -130,7 +135,12 @@ GRAMMAR = Grammar(
             help="webhook URL that gets a signed message as each job ends; or a command that runs here after the last",
         ),
         Option("--attempts", value="N", read=_attempts, help="maximum attempts if the program fails (default: 1)"),
-        Option("--timeout", value="TIME", read=_some_time, help="stop an attempt that runs longer: 90s, 15m, 8h"),
+        Option(
+            "--timeout",
+            value="TIME",
+            read=_some_time,
+            help="time limit of an attempt, such as 90s, 15m, 8h (default: none)",
+        ),
         Option(
             "--expected",
             value="TIME",
@@ -167,7 +177,7 @@ _TYPED_ONLY = (
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Submit, or show what submitting would do."""
+    """Submit, or show the preview."""
     if given["rerun"] and given["keep"]:
         raise Usage("--rerun and --keep exclude each other", hint="give one of them")
     if given["in_place"] and given["include"]:

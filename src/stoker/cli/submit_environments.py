@@ -1,4 +1,4 @@
-"""Before jobs are submitted: how their Python environments stand on each machine, and where they can't be."""
+"""The state of the jobs' Python environments on each machine, shown before a submission."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _AWAY = ("silent", "gone", "left")
 
 
 def read_env(words: Sequence[str]) -> dict[str, str]:
-    """Read `--env FILE` and `--env PLATFORM=FILE`, as a manifest's table. Raises `ValueError`."""
+    """Parse `--env FILE` and `--env PLATFORM=FILE` as a manifest's table. Raises `ValueError`."""
     found: dict[str, str] = {}
     for word in words:
         name, equals, file = word.partition("=")
         platform, file = (name, file) if equals and (is_platform(name) or name == _DEFAULT) else (_DEFAULT, word)
         platform = "" if platform == _DEFAULT else platform
         if platform in found:
-            message = f"--env {word}: {found[platform]} was named before it"
+            message = f"--env {word}: {found[platform]} is already set for this platform"
             raise ValueError(message)
         found[platform] = file
     return found
@@ -40,7 +40,7 @@ def read_env(words: Sequence[str]) -> dict[str, str]:
 def look_at_environments(
     call: CommandContext, orders: PreparedSubmission, client: FleetClient, say: Callable[[str], None]
 ) -> PreparedSubmission:
-    """Tell how the jobs' environments stand on the fleet; give the orders with what their locks say can't be."""
+    """Print the state of the jobs' environments on the fleet; return the jobs with unsupported platforms excluded."""
     ways = {id(order.environment): (order.environment, order.folder) for order in orders.jobs if order.environment}
     if not ways:
         return orders
@@ -66,7 +66,7 @@ def look_at_environments(
 
 
 def machines_there(client: FleetClient) -> dict[str, MachineInventory]:
-    """Return the machines that may be counted on, and what each has; none where that may not be asked."""
+    """Return the available machines and their inventories; none without permission."""
     from stoker.protocol.lease_messages import MachineInventory
 
     try:
@@ -89,4 +89,4 @@ def _show(
         call.out.object({"environment": files, "machines": machines})
         return
     shown = ", ".join(texts[:_MOST_NAMED]) + (f" and {len(texts) - _MOST_NAMED} more" if texts[_MOST_NAMED:] else "")
-    say(f"env {outside(files)}: {outside(shown) or 'no machine is there'}")
+    say(f"env {outside(files)}: {outside(shown) or 'no machines'}")

@@ -1,4 +1,4 @@
-"""`stoker admin torture`: prove on one's own fleet that its queue keeps its promises."""
+"""`stoker admin torture`: test the guarantees of the queue on a live fleet."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _CHECKED = 20_000
 GRAMMAR = Grammar(
     "admin torture",
     about=(
-        "Make trouble on this very fleet, for some minutes: jobs that do nothing, random cancels, requeues and "
-        "priorities, submissions twice, words of attempts that are over. Then the coordinator's history checker goes "
-        "through its newest jobs, and every promise is listed as kept or broken. The jobs stand behind all others; "
-        "when it ends, by Ctrl-C too, those that have not ended are cancelled. Exit code 1 if a promise is broken."
+        "Stress this fleet for some minutes with no-op jobs: random cancels, requeues and priorities, repeated "
+        "submissions, stale reports of ended attempts. Then check the history of the newest jobs, and list each "
+        "guarantee as kept or broken. The jobs have the lowest priority; at the end, also after Ctrl-C, unfinished "
+        "ones are cancelled. Exit code 1 if a guarantee is broken."
     ),
     options=(
-        Option("--for", value="TIME", read=duration, help="how long, 3m unless told"),
-        Option("--jobs", value="N", read=whole(1), help=f"how many jobs at most, {_JOBS} unless told"),
-        Option("--seed", value="N", read=whole(0), help="the same draw again"),
+        Option("--for", value="TIME", read=duration, help="duration (default: 3m)"),
+        Option("--jobs", value="N", read=whole(1), help=f"maximum number of jobs (default: {_JOBS})"),
+        Option("--seed", value="N", read=whole(0), help="seed of the random operations"),
         AT,
     ),
     examples=("stoker admin torture", "stoker admin torture --for 20s --jobs 50", "stoker admin torture --json"),
@@ -47,15 +47,15 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Make trouble, tidy up, ask for the verdict, and say it."""
+    """Stress the queue, clean up, and print the verdict."""
     from stoker.cli.screens import ElapsedSeconds, counted
 
     for_s = _FOR_S if given["for"] is None else given["for"]
     jobs = given["jobs"] or _JOBS
     if jobs > _MOST_JOBS:
-        raise Usage(f"--jobs {jobs}: {_MOST_JOBS:,} at most", hint="they are used again and again")
+        raise Usage(f"--jobs {jobs}: the maximum is {_MOST_JOBS:,}", hint="the same jobs are used repeatedly")
     client = call.lookup.client(given["at"])
-    # A token that may not ask for it is refused before there is any trouble.
+    # A token without permission is rejected before the test starts.
     client.verdict(jobs=1)
     seed = call.parts.entropy() if given["seed"] is None else given["seed"]
     by = who_asks(call.parts.settings.environment)
@@ -92,7 +92,7 @@ def _show(
             "verdict": verdict.model_dump(mode="json"),
         }
     )
-    out.line(f"{torture.name}: {torture.tried.total():,} things tried on {len(torture.jobs):,} jobs (seed {seed})")
+    out.line(f"{torture.name}: {torture.tried.total():,} operations on {len(torture.jobs):,} jobs (seed {seed})")
     for line in counts_lines(torture.tried, torture.refused, columns=out.columns):
         out.line(f"  {line}")
     whole_text = "all" if verdict.is_whole else "the newest"
@@ -102,16 +102,16 @@ def _show(
     for trouble in torture.troubles:
         out.line(f"  {signs.failed} {trouble}")
     if left:
-        out.line(f"  {signs.failed} {left} jobs had not ended a minute after they were cancelled: stoker jobs")
-    out.line(f"{signs.ran} every promise was kept" if is_well else f"{signs.failed} something is wrong")
+        out.line(f"  {signs.failed} {left} jobs did not end within 1 min of their cancellation: stoker jobs")
+    out.line(
+        f"{signs.ran} all guarantees kept" if is_well else f"{signs.failed} a guarantee is broken or a job is left"
+    )
 
-
-# Trouble for a fleet's queue, from one client: small jobs, and all that may go wrong with them, as a seed draws it.
 
 NAME = "torture"
 _AT_ONCE = 5
 _PAUSE_S = 0.05
-"""The fleet has other things to do."""
+"""Leaves time for other requests."""
 _TIDY_S = 60.0
 _TIDY_LOOK_S = 0.2
 _PAGE = 1000
@@ -120,7 +120,7 @@ _MOST_TROUBLES = 20
 
 
 class StressTest:
-    """One session of it."""
+    """One stress test of a queue, from one client."""
 
     def __init__(self, client: FleetClient, *, clock: Clock, seed: int, jobs: int, by: str) -> None:
         self._client = client
@@ -132,13 +132,13 @@ class StressTest:
         self.tried: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.troubles: list[str] = []
-        """What no honest coordinator does: bugs, and words of the past that were taken."""
+        """Errors of the coordinator: internal errors, and accepted stale reports."""
         self.jobs: list[str] = []
         self._last: Submission | None = None
         self._states: dict[str, JobView] = {}
 
     def run(self, for_s: float, heed: Callable[[int], None]) -> None:
-        """Make trouble for a while; `heed` hears how much there was, and may raise to end it."""
+        """Run random operations for a while; `heed` gets their number, and may raise to stop."""
         until_s = self._clock.monotonic_s() + for_s
         verbs: tuple[tuple[Callable[[], None], int], ...] = (
             (self._submit, 6),
@@ -146,7 +146,7 @@ class StressTest:
             (self._cancel, 1),
             (self._requeue, 3),
             (self._prioritise, 2),
-            (self._speak_of_the_past, 3),
+            (self._send_stale_report, 3),
             (self._look, 2),
         )
         choices, weights = zip(*verbs, strict=True)
@@ -157,7 +157,7 @@ class StressTest:
             self._clock.sleep(_PAUSE_S)
 
     def tidy(self) -> int:
-        """Cancel what has not ended, wait for it a while, and say how many jobs are left that have not."""
+        """Cancel unfinished jobs, wait up to 60 s, and return how many are left."""
         until_s = self._clock.monotonic_s() + _TIDY_S
         while left := [view.id for view in self._all() if not JobState(view.state).is_terminal]:
             if self._clock.monotonic_s() > until_s:
@@ -183,7 +183,7 @@ class StressTest:
         return self._last
 
     def _submit_again(self) -> None:
-        """Hand the same in again: under its key as after a lost answer, and without one as a person would."""
+        """Repeat the last submission, with its idempotency key or without."""
         if self._last is None:
             return
         again = self._last if self._chance.random() < 0.5 else self._last.model_copy(update={"key": ""})
@@ -201,23 +201,23 @@ class StressTest:
         priority = self._priority()
         self._to_some("priorities", lambda some: self._client.set_priority_of_jobs(some, priority, by=self._by))
 
-    def _speak_of_the_past(self) -> None:
-        """Say something about an attempt as a worker would that has lost it; it must be refused."""
+    def _send_stale_report(self) -> None:
+        """Send a stale report of an attempt; it must be refused."""
         view = self._states.get(self._chance.choice(self.jobs)) if self.jobs and self._states else None
         if view is None or view.epoch < 1:
             return self._look()
         token: dict[str, Any] = {"attempt": max(1, view.attempt), "epoch": max(1, view.epoch), "generation": 1 << 40}
-        word = self._chance.choice(("start", "fail", "release"))
+        report = self._chance.choice(("start", "fail", "release"))
         before = self.refused["words of the past"]
-        if word == "start":
+        if report == "start":
             self._try("words of the past", lambda: self._client.start(view.id, Start(**token)))
-        elif word == "fail":
-            said = Fail(**token, cause="user", message="late")
-            self._try("words of the past", lambda: self._client.fail(view.id, said))
+        elif report == "fail":
+            late = Fail(**token, cause="user", message="late")
+            self._try("words of the past", lambda: self._client.fail(view.id, late))
         else:
             self._try("words of the past", lambda: self._client.release(view.id, Release(**token)))
         if self.refused["words of the past"] == before:
-            self._note(f"a word of the past was taken: {word} of {view.name}")
+            self._note(f"a stale report was accepted: {report} of {view.name}")
         return None
 
     def _look(self) -> None:
@@ -230,7 +230,7 @@ class StressTest:
             self._try(what, lambda: do(some))
 
     def _try(self, what: str, do: Callable[[], object], count: int = 1) -> bool:
-        """Do something; a refusal is an answer, a bug is not."""
+        """Run one operation; a refusal is expected, an internal error is not."""
         self.tried[what] += count
         try:
             do()
@@ -249,7 +249,7 @@ class StressTest:
             self.troubles.append(trouble)
 
     def _order(self, number: int) -> JobSpec:
-        """Order a job that does nothing; some of them fail, and may again."""
+        """Return a no-op job; some of them fail."""
         is_bad = self._chance.random() < 0.2
         args = {"argv": ["false" if is_bad else "true"], "params": {"torture": self.name, "number": number}}
         return JobSpec(

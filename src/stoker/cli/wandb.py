@@ -1,4 +1,4 @@
-"""`stoker run --wandb`: what wandb gets of each trial of a job."""
+"""`stoker run --wandb`: send the metrics of each trial to wandb."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCRIPT = os.path.join(os.path.dirname(stoker.__file__), "trainer", "stoker_wand
 
 
 def tracking_of(call: CommandContext, build: JobBuild, attempt: Attempt, project: str) -> TrialTracker:
-    """Return what passes an build's metrics on to a project at wandb."""
+    """Return a tracker that sends a job's metrics to a wandb project."""
     settings, spec = call.parts.settings, build.spec
     wanted = str(build.trials[0].spec.args.get("python", "")) if build.program is not None and build.trials else ""
     python = find_python(wanted, folder=settings.folder, environment=settings.environment, own_prefix=sys.prefix)

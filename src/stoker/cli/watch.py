@@ -1,4 +1,4 @@
-"""`--watch`: jobs of the fleet followed to their ends. To stop watching stops nothing else."""
+"""`--watch`: follow fleet jobs until they end. Stopping the watch does not stop the jobs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _BEAT_S = 2.0
 _NAMES_A_LOOK = 20
 _PAGES_A_NAME = 20
 _MOST_RUNNING = 12
-_NOBODY_S = 10.0
-"""So long the first machine may take to join: a worker that was started along with this command needs a moment."""
-_NO_MACHINE = "a machine that is not here"
+_JOIN_S = 10.0
+"""Time for the first machine to join: a worker may have been started together with this command."""
+_NO_MACHINE = "a machine that the fleet does not have"
 _NOT_COMPLETED = "a job that did not complete"
 _BACK = {
-    FleetKinds.JOB_RETRYING: "failed, and is tried again",
-    FleetKinds.JOB_EXPIRED: "its worker was lost; back in the queue",
-    FleetKinds.JOB_RELEASED: "given back by its worker; back in the queue",
-    FleetKinds.JOB_DECLINED: "its worker would not start it; back in the queue",
+    FleetKinds.JOB_RETRYING: "failed; retrying",
+    FleetKinds.JOB_EXPIRED: "worker lost; back in the queue",
+    FleetKinds.JOB_RELEASED: "released by its worker; back in the queue",
+    FleetKinds.JOB_DECLINED: "declined by its worker; back in the queue",
 }
 
 
 def watch(call: CommandContext, client: FleetClient, jobs: Iterable[JobSubmissionResult]) -> int:
-    """Follow jobs until none is left that may still run; 0 if all completed, else 1."""
+    """Follow jobs until none can still run; return 0 if all completed, else 1."""
     call.out.is_watched = True
     watching = JobWatcher(call, client, jobs)
     try:
@@ -46,8 +46,8 @@ def watch(call: CommandContext, client: FleetClient, jobs: Iterable[JobSubmissio
     except KeyboardInterrupt:
         watching.close()
         count = watching.left
-        going = "1 job goes" if count == 1 else f"{count:,} jobs go"
-        call.out.complain(f"{going} on without you: stoker jobs lists them, stoker cancel NAME ends one")
+        still = "1 job continues" if count == 1 else f"{count:,} jobs continue"
+        call.out.complain(f"{still}; list: stoker jobs; stop: stoker cancel NAME")
         raise
     finally:
         watching.close()
@@ -55,20 +55,20 @@ def watch(call: CommandContext, client: FleetClient, jobs: Iterable[JobSubmissio
 
 
 class JobWatcher:
-    """What is known of the jobs that are followed. Events tell of moves; a look now and then tells how far each is."""
+    """The state of the followed jobs: changes come as events, progress by polling."""
 
     def __init__(self, call: CommandContext, client: FleetClient, jobs: Iterable[JobSubmissionResult]) -> None:
         self._out = call.out
         self._clock = call.parts.clock
-        # A coordinator may start again while its jobs are followed.
+        # The coordinator may be restarted meanwhile.
         self._client = client.more_patient()
         self._signs = UNICODE if self._out.is_unicode else ASCII
         self._left: dict[str, str] = {}
-        """The base names of jobs that have not ended, by id."""
+        """Base names of unfinished jobs by id."""
         self._views: dict[str, JobView] = {}
         self._counts: dict[JobState, int] = {}
         self._stuck: dict[str, str] = {}
-        """What nothing here will let run, by name, and what it waits for."""
+        """Jobs that can't run, by name, and what they wait for."""
         self._lock = threading.Lock()
         self._is_closed = False
         self._screen = open_screen(self._out, self._clock)
@@ -80,16 +80,16 @@ class JobWatcher:
 
     @property
     def left(self) -> int:
-        """How many have not ended."""
+        """Number of unfinished jobs."""
         return len(self._left)
 
     def follow(self) -> None:
-        """Listen until all have ended, or nothing that is left can run by itself."""
+        """Follow events until all jobs have ended or no job can run without an operator."""
         if not self._left:
             return
         self._screen.begin(self.running)
         began_s = self._clock.monotonic_s()
-        # What happened before the stream was open is found by asking.
+        # Poll once for changes before the stream was open.
         looked_s = began_s - _BEAT_S
         for event in self._client.events(beat_s=_BEAT_S):
             is_ours = event is not None and event.data.get("job") in self._left
@@ -103,13 +103,13 @@ class JobWatcher:
                 return
 
     def close(self) -> None:
-        """Give the screen back."""
+        """Close the screen."""
         if not self._is_closed:
             self._is_closed = True
             self._screen.close()
 
     def conclude(self) -> int:
-        """Return how it all ended."""
+        """Print the result and return the exit code."""
         total = sum(self._counts.values())
         listed = ", ".join(f"{count:,} {state}" for state, count in self._counts.items())
         is_good = set(self._counts) <= {JobState.COMPLETED}
@@ -125,7 +125,7 @@ class JobWatcher:
         return 1
 
     def running(self, _now_s: float, _at_least_s: float) -> list[str]:
-        """Return a line for each job that runs, and one for those that wait."""
+        """Return a line for each running job, and one for the waiting ones."""
         with self._lock:
             views = [view for view in self._views.values() if view.id in self._left]
             waiting = len(self._left) - sum(view.state == JobState.RUNNING for view in views)
@@ -137,7 +137,7 @@ class JobWatcher:
         if waiting == 1 and only is not None:
             lines.append(f"{only.name} {only.why}")
         elif waiting:
-            lines.append(f"{waiting:,} wait{'s' if waiting == 1 else ''}")
+            lines.append(f"{waiting:,} waiting")
         return lines
 
     def _take(self, kind: str, data: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ class JobWatcher:
             self._see([self._client.job(job).job])
 
     def _look(self) -> None:
-        """Ask how the jobs stand, those that were not asked about for longest first."""
+        """Poll the states of the jobs, least recently polled first."""
         names = list(islice(dict.fromkeys(self._left.values()), _NAMES_A_LOOK))
         for name in names:
             after = ""
@@ -162,15 +162,15 @@ class JobWatcher:
                 after = page.next
                 if not after:
                     break
-        # Those that were looked at go to the end of the line.
+        # Polled jobs move to the end.
         looked = set(names)
         seen = {job: name for job, name in self._left.items() if name in looked}
         self._left = {**{job: name for job, name in self._left.items() if name not in looked}, **seen}
 
     def _are_all_stuck(self, waited_s: float) -> bool:
-        """Return whether nothing that is left could run on the machines known now without an operator.
+        """Return True if no remaining job can run on the current machines without an operator.
 
-        The points of a sweep ask for the same, so one of them speaks for all.
+        The points of a sweep have the same requirements, so one of them is explained.
         """
         with self._lock:
             live = [view for view in self._views.values() if view.id in self._left]
@@ -180,7 +180,7 @@ class JobWatcher:
         self._stuck = {}
         for view in {_base(view.name): view for view in live}.values():
             shown = self._client.explain(view.id)
-            if shown.never and (shown.machines or waited_s >= _NOBODY_S):
+            if shown.never and (shown.machines or waited_s >= _JOIN_S):
                 self._stuck[view.name] = _NO_MACHINE
             elif any(JobState(state).is_terminal for state in shown.after.values()):
                 self._stuck[view.name] = _NOT_COMPLETED
@@ -213,7 +213,7 @@ class JobWatcher:
             try:
                 view = self._client.job(job).job
             except StokerError:
-                # That it ended is known; only how is not.
+                # The job has ended; only the details are missing.
                 self._screen.lasting(f"{self._sign(state)} {name}  {state}")
                 return
         self._screen.lasting(f"{self._sign(state)} {ended_text(view, state)}")
@@ -228,7 +228,7 @@ class JobWatcher:
 
 
 def _base(name: str) -> str:
-    """Return what the points of a sweep are called together."""
+    """Return the common name of a sweep's points."""
     base, _, number = name.rpartition("/")
     return base if number.isdigit() else name
 
@@ -237,10 +237,10 @@ def ended_text(view: JobView, state: JobState) -> str:
     """Return how a job ended."""
     took = span(view.ended_s - view.started_s) if view.ended_s is not None and view.started_s is not None else ""
     if state is JobState.COMPLETED:
-        said = [took, metrics_text(view.metrics), f"on {view.machine}" if view.machine else ""]
+        texts = [took, metrics_text(view.metrics), f"on {view.machine}" if view.machine else ""]
     else:
-        said = [str(state), took, view.why]
-    return "  ".join(part for part in (view.name, view.label, *said) if part)
+        texts = [str(state), took, view.why]
+    return "  ".join(part for part in (view.name, view.label, *texts) if part)
 
 
 def _running_text(view: JobView) -> str:
@@ -252,25 +252,25 @@ def _running_text(view: JobView) -> str:
     return "  ".join(part for part in (view.name, view.label, step, metrics, view.says, on) if part)
 
 
-# Lines about many jobs: the first of them, and how many more there are. JSON has all of them elsewhere.
+# Lines about many jobs: the first ones and the number of the others. JSON lists all.
 
 _MOST_LISTED = 20
 
 
 class FirstLines:
-    """Says a line for each job, of a large sweep only the first ones."""
+    """Prints a line for each job, for a large sweep only the first ones."""
 
     def __init__(self, call: CommandContext) -> None:
         self._out = call.out
         self._count = 0
 
     def say(self, line: str) -> None:
-        """Say one, if not too many were said."""
+        """Print a line, if not too many were printed."""
         self._count += 1
         if self._count <= _MOST_LISTED:
             self._out.line(line)
 
     def end(self) -> None:
-        """Say how many were left out."""
+        """Print the number of the others."""
         if self._count > _MOST_LISTED:
             self._out.line(f"… and {self._count - _MOST_LISTED:,} more")

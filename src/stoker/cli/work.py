@@ -1,4 +1,4 @@
-"""`stoker work`: this machine takes jobs of a coordinator, until a signal or an option ends it."""
+"""`stoker work`: run the worker of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.worker.worker_options import WorkOptions, read_accepted, read_declar
 
 _LARGEST_LIST_BYTES = 1 << 20
 _COMES_UP_S = 10.0
-"""How long a coordinator that was started at the same time may take before it can be found."""
+"""Time for a coordinator to start that was started together with this worker."""
 _LOOK_EVERY_S = 0.1
 _CLOCK = re.compile(r"\d(\d)?:\d{2}(?::\d{2})?", re.ASCII)
 
@@ -28,7 +28,7 @@ _CLOCK = re.compile(r"\d(\d)?:\d{2}(?::\d{2})?", re.ASCII)
 def _some_time(text: str) -> float:
     seconds = duration(text)
     if not 0 < seconds <= MOST_LEFT_S:
-        message = f"{text!r} is not a time from now on, of at most {MOST_LEFT_S / 86400:,.0f} days"
+        message = f"{text!r} is not a duration above 0 and of at most {MOST_LEFT_S / 86400:,.0f} days"
         raise ValueError(message)
     return seconds
 
@@ -36,29 +36,35 @@ def _some_time(text: str) -> float:
 GRAMMAR = Grammar(
     "work",
     about=(
-        "Let this machine work for a coordinator: it says what it has, asks for jobs, runs each in a process of its "
-        "own, and reports. Ctrl-C or TERM gives everything back first, checkpoints kept; a second one ends it now. "
-        "A worker that was killed finds its jobs again when it is started under the same name."
+        "Run the worker: it reports this machine's devices to a coordinator, claims jobs, runs each in its own "
+        "process, and reports results. Ctrl-C or SIGTERM releases all jobs first and keeps their checkpoints; a "
+        "second one stops immediately. A killed worker takes up its jobs again when it is started under the same "
+        "name."
     ),
     options=(
         Option(
             "--join",
             value="URL",
-            help="the coordinator; unless told STOKER_COORDINATOR, this home's own, or the one that was joined",
+            help="the coordinator (default: STOKER_COORDINATOR, the one of this home, or the one joined)",
         ),
-        Option("--name", value="NAME", help="what this worker is called; the machine's name unless told"),
-        Option("--slots", value="N", read=whole(1), help="jobs at once; one for each GPU, at least one, unless told"),
+        Option("--name", value="NAME", help="name of the worker (default: the machine's name)"),
+        Option(
+            "--slots",
+            value="N",
+            read=whole(1),
+            help="maximum number of parallel jobs (default: one for each GPU, at least 1)",
+        ),
         Option(
             "--declare",
             value="k=v",
-            help="offer no more than this: cores=2,ram=4G,gpus=0; the smaller of this and what is found counts",
+            help="limit the offered resources: cores=2,ram=4G,gpus=0; the smaller of declared and detected counts",
             is_many=True,
         ),
         Option(
             "--grace",
             value="TIME",
             read=duration,
-            help="how long a job may take to save what it has when it is stopped; 10s unless told",
+            help="grace period in which a stopped job can save a checkpoint (default: 10s)",
         ),
         Option(
             "--run-as",
@@ -68,20 +74,20 @@ GRAMMAR = Grammar(
         Option(
             "--accept-code",
             value="TREE",
-            help="run only programs that lie in this tree (`code` of stoker submit --json); several with commas, or "
-            "@FILE with one on each line; may be given again",
+            help="run only programs of this code tree (`code` in stoker submit --json); comma-separated, or @FILE with "
+            "one per line; may be repeated",
             is_many=True,
         ),
-        Option("--keep-workspace", help="leave the folders in which programs ran; they are removed unless told"),
-        Option("--once", help="take one job, then end"),
-        Option("--until-idle", help="end when nothing is left for this machine"),
+        Option("--keep-workspace", help="keep the folders in which programs ran (default: removed)"),
+        Option("--once", help="run one job, then exit"),
+        Option("--until-idle", help="exit when there are no more jobs for this machine"),
         Option(
             "--until",
             value="TIME",
-            help="leave at this time, local unless it names a zone: 18:00, 2026-11-17T08:00. Jobs that are expected to "
-            "take longer are not started here; what still runs then is given back, checkpoint kept",
+            help="exit at this time: 18:00, 2026-11-17T08:00 (default zone: local). Jobs that are expected to take "
+            "longer are not started; jobs still running then are released with their checkpoints",
         ),
-        Option("--for", value="TIME", read=_some_time, help="the same, by how long: 90m, 3h"),
+        Option("--for", value="TIME", read=_some_time, help="like --until, as a duration: 90m, 3h"),
         INSTALL,
         UNINSTALL,
         YES,
@@ -100,7 +106,7 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Work."""
+    """Run the worker, or install its service."""
     out = call.out
     declared = read_declared(given["declare"])
     refuse_both(given)
@@ -113,7 +119,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     out.goes_on_unread = out.is_watched = True
     count = 0
 
-    def tell(kind: str, fields: dict[str, Any]) -> None:
+    def log(kind: str, fields: dict[str, Any]) -> None:
         nonlocal count
         count += 1
         if out.is_json:
@@ -136,26 +142,26 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         accepts=read_accepted(given["accept_code"], lambda path: _lines_of(call, path)),
         keeps_workspaces=given["keep_workspace"],
     )
-    return call.parts.work(options, tell)
+    return call.parts.work(options, log)
 
 
 def _time_left_s(given: dict[str, Any], now_s: float) -> float | None:
-    """Return how long the worker works by `--for` or `--until`; None: neither is given."""
+    """Return the duration of `--for` or `--until`; None without either."""
     if given["until"] and given["for"]:
-        raise Usage("--until and --for both say when the worker ends", hint="give one of them")
+        raise Usage("--until and --for exclude each other", hint="omit one of them")
     if not given["until"]:
         for_s: float | None = given["for"]
         return for_s
     try:
         return seconds_until(given["until"], now_s)
     except ValueError as error:
-        raise Usage(f"--until: {error}", hint="a time of the day such as 18:00, or a date and a time") from None
+        raise Usage(f"--until: {error}", hint="give a time such as 18:00, or a date and a time") from None
 
 
 def seconds_until(text: str, now_s: float) -> float:
-    """Return how long it is until a local clock time, today or tomorrow, or until a time in ISO format.
+    """Return the seconds until a local clock time, today or tomorrow, or until a time in ISO format.
 
-    Raises `ValueError` for a text that is neither, and for a time in the past or too far away.
+    Raises `ValueError` for other texts, and for a time in the past or too far away.
     """
     now = datetime.fromtimestamp(now_s)  # noqa: DTZ006 - local, as people read a clock
     clock = _CLOCK.fullmatch(text)
@@ -182,7 +188,7 @@ def _lines_of(call: CommandContext, path: str) -> list[str]:
 
 
 def _find(call: CommandContext, join: str, name: str) -> CoordinatorEndpoint:
-    """Return for whom to work, and as whom: a machine that joined works under its certificate's name alone."""
+    """Return the coordinator and the identity to use: a joined machine has the name of its certificate."""
     settings = call.parts.settings
 
     def find() -> CoordinatorEndpoint:
@@ -196,8 +202,8 @@ def _find(call: CommandContext, join: str, name: str) -> CoordinatorEndpoint:
     found = _wait_for_one(call, find)
     has_ended = _has_ended(call, found)
     if has_ended and not found.is_here:
-        hint = f"`stoker machines invite --name {found.name}` there, then here: stoker join CODE@HOST --again"
-        raise Forbidden(f"the certificate of {found.name} has ended: it was away for too long", hint=hint)
+        hint = f"run `stoker machines invite --name {found.name}` there, then here: stoker join CODE@HOST --again"
+        raise Forbidden(f"the certificate of {found.name} has expired: the machine was offline for too long", hint=hint)
     is_stranger = found.identity is None or not found.identity.certificate_file
     if has_ended or (found.is_here and found.is_secure and is_stranger):
         from stoker.cli.join import join_here
@@ -206,30 +212,30 @@ def _find(call: CommandContext, join: str, name: str) -> CoordinatorEndpoint:
         call.out.note(f"joined {joined.url} as {joined.name}")
         found = find()
     if found.name and name and name != found.name:
-        hint = f"leave --name out, or join under it: stoker machines invite --name {name}, then stoker join … --again"
+        hint = f"omit --name, or join under that name: stoker machines invite --name {name}, then stoker join … --again"
         raise BadInput(f"this machine has joined {found.url} as {found.name}, not as {name}", hint=hint)
     return found
 
 
 def _wait_for_one(call: CommandContext, find: Callable[[], CoordinatorEndpoint]) -> CoordinatorEndpoint:
-    """Return the coordinator once one is known here; one that was started at the same time takes a moment."""
+    """Return the coordinator; wait for one that was started at the same time."""
     clock = call.parts.clock
     until_s = clock.monotonic_s() + _COMES_UP_S
-    has_said = False
+    is_noted = False
     while True:
         try:
             return find()
         except NoCoordinator:
             if clock.monotonic_s() >= until_s:
                 raise
-        if not has_said:
-            call.out.note(f"no coordinator serves this home yet: waiting up to {_COMES_UP_S:.0f} s for `stoker serve`")
-            has_said = True
+        if not is_noted:
+            call.out.note(f"no coordinator of this home yet: waiting up to {_COMES_UP_S:.0f} s for `stoker serve`")
+            is_noted = True
         clock.sleep(_LOOK_EVERY_S)
 
 
 def _has_ended(call: CommandContext, found: CoordinatorEndpoint) -> bool:
-    """Return whether this machine's certificate no longer holds: a coordinator could only cut the connection."""
+    """Return True if this machine's certificate has expired."""
     if found.identity is None or not found.identity.certificate_file:
         return False
     from stoker.worker.enrolment import read_term

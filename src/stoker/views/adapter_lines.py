@@ -1,4 +1,4 @@
-"""Adapters that train together, for people: what is foreseen, how they go, and how they rank at the end."""
+"""Adapters that share a process, as lines: estimate, progress, ranking and memory."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def forecast_text(one: SharedProcessEstimate) -> str:
     where = "" if one.members == 1 else ", one process"
     text = f"{adapters}{where}: predicted {format_size(one.predicted_bytes)}{free}"
     if one.free_bytes is not None and one.predicted_bytes > one.free_bytes:
-        return f"{text}: more than is free now"
+        return f"{text}: more than is free"
     return text if one.members == 1 else f"{text}, {_pace(one)}"
 
 
 def _pace(one: SharedProcessEstimate) -> str:
     if one.at_once == one.members:
         return "both at once" if one.members == 2 else f"all {one.members} at once"
-    together = "one after the other" if one.at_once == 1 else f"{one.at_once} at once"
-    return f"{together}, the rest as others leave"
+    together = "one at a time" if one.at_once == 1 else f"{one.at_once} at once"
+    return f"{together}, the rest as memory is freed"
 
 
 def speed_text(tokens_per_s: float) -> str:
@@ -56,69 +56,69 @@ def speed_text(tokens_per_s: float) -> str:
 
 
 class Speed:
-    """The speed of all members of a shared process together, from what each reports."""
+    """The total speed of the members of a shared process."""
 
     def __init__(self) -> None:
         self._now: dict[str, float] = {}
-        self._heard_s = 0.0
+        self._reported_s = 0.0
         self._worked_s = 0.0
         self._tokens = 0.0
 
     def hear(self, member: str, metrics: Mapping[str, Any], at_s: float) -> None:
-        """Take in what a member says."""
+        """Record a member's metrics."""
         speed = metrics.get(_SPEED)
         if isinstance(speed, int | float) and math.isfinite(speed):
             self._pass(at_s)
             self._now[member] = float(speed)
 
     def leave(self, member: str, at_s: float) -> None:
-        """A member has ended."""
+        """Remove a member that has ended."""
         if member in self._now:
             self._pass(at_s)
             del self._now[member]
 
     @property
     def members(self) -> int:
-        """How many go at the moment."""
+        """Number of running members."""
         return len(self._now)
 
     @property
     def now(self) -> float:
-        """Tokens per second at the moment, of all of them."""
+        """Current tokens per second of all members."""
         return sum(self._now.values())
 
     @property
     def mean(self) -> float:
-        """Tokens per second, over all the time in which any member worked."""
+        """Mean tokens per second while any member ran."""
         return self._tokens / self._worked_s if self._worked_s > 0 else self.now
 
     def _pass(self, at_s: float) -> None:
-        passed_s = max(0.0, at_s - self._heard_s) if self._now else 0.0
+        passed_s = max(0.0, at_s - self._reported_s) if self._now else 0.0
         self._worked_s += passed_s
         self._tokens += passed_s * self.now
-        self._heard_s = at_s
+        self._reported_s = at_s
 
 
 @frozen
 class SharedProcessRunView:
-    """What a run knows of those of its trials that work together."""
+    """The trials of a run that share a process."""
 
     lines: tuple[str, ...] = ()
-    """What is foreseen."""
+    """The estimate."""
     is_solo: bool = False
-    """Each has a process of its own, by `--solo`."""
+    """True with `--solo`: each trial has its own process."""
     speed: Speed = fresh(factory=Speed)
 
 
 def shared_speed_text(speed: Speed, width: int) -> str:
-    """Return how those that work together go at the moment."""
+    """Return the current speed of a shared process."""
     return f"{f'{speed.members} together':<{width}}  {speed_text(speed.now)}"
 
 
 def ranking_lines(ranked: TrialRanking, near: str) -> list[str]:
-    """List the trials that ended well, best first, each with its place among those that it may be compared with.
+    """Return the completed trials, best first, each with its place among comparable trials.
 
-    Nothing if there are no two such. Files are called as they are seen from the folder `near`.
+    Empty if no two are comparable. Paths are relative to the folder `near`.
     """
     grounds, metric, total = ranked.grounds, ranked.measure.metric, len(ranked.standings)
     if len(grounds) == total:
@@ -139,12 +139,12 @@ def ranking_lines(ranked: TrialRanking, near: str) -> list[str]:
 
 
 def unaffected_text(others: int) -> str:
-    """Return the message that a member that failed left the others running."""
+    """Return the note that a failure did not affect the others."""
     return "" if not others else ", the other one unaffected" if others == 1 else f", the other {others} unaffected"
 
 
 def end_text(ends: Sequence[TrialEnd], total: int, elapsed_s: float, tokens_per_s: float) -> str:
-    """Return how many members ended well, how long that took, their speed, and their peak of memory."""
+    """Return completed members, time, speed and peak memory as one line."""
     done = sum(end.state == "completed" for end in ends)
     texts = [f"{done} of {total} in {span(elapsed_s)}"]
     if tokens_per_s:
@@ -156,25 +156,24 @@ def end_text(ends: Sequence[TrialEnd], total: int, elapsed_s: float, tokens_per_
     return ", ".join(texts)
 
 
-# Adapters by their best checkpoints: ascending by validation loss, by average loss where there was no validation.
+# Adapters by their best checkpoints: ascending by validation loss, or by average loss without validation.
 #
-# A loss over one text says nothing about an adapter that was measured on another: each has its place among those with
-# the same data, cut and held out alike.
+# Losses on different data are not comparable: each adapter is ranked among those with the same data and settings.
 
 
 @frozen
 class AdapterLeaderboardEntry:
-    """One adapter that has a best checkpoint."""
+    """An adapter with a best checkpoint."""
 
     n: int
-    """Its number among those of all files."""
+    """Its number over all files."""
     label: str
     file: str
-    """Which adapters file names it."""
+    """The adapters file that names it."""
     checkpoint: str
-    """Where that checkpoint lies."""
+    """The folder of the checkpoint."""
     measured_on: Mapping[str, Any]
-    """What decided over which text its losses are: `data`, where its examples lie or what they are called, and more."""
+    """The settings that its losses depend on: `data`, a path or the name of a bundled dataset, and more."""
     epoch: int
     train_loss: float | None
     val_loss: float | None
@@ -185,23 +184,23 @@ class AdapterLeaderboardEntry:
 
     @property
     def loss(self) -> float | None:
-        """What it is ranked by."""
+        """The loss to rank by."""
         return self.val_loss if self.val_loss is not None else self.avg_loss
 
 
 @frozen
 class AdapterLeaderboardRow:
-    """An adapter with its places, each from 1."""
+    """An adapter with its places, from 1."""
 
     entry: AdapterLeaderboardEntry
     place: int
-    """In the order of losses, whatever they are over."""
+    """Place by loss over all data."""
     place_on_data: int
-    """Among those that were measured on the same."""
+    """Place among adapters with the same data and settings."""
 
 
 def ranked(entries: Sequence[AdapterLeaderboardEntry]) -> list[AdapterLeaderboardRow]:
-    """Return entries in the order of their losses; those without a loss that is a number come last."""
+    """Return entries by loss; those without a finite loss last."""
     places = {entry.n: place for ground in grounds_of(entries) for place, entry in enumerate(ground.trials, 1)}
     return [
         AdapterLeaderboardRow(entry=entry, place=place, place_on_data=places[entry.n])
@@ -210,7 +209,7 @@ def ranked(entries: Sequence[AdapterLeaderboardEntry]) -> list[AdapterLeaderboar
 
 
 def grounds_of(entries: Sequence[AdapterLeaderboardEntry]) -> list[ComparableTrials[AdapterLeaderboardEntry]]:
-    """Put entries together whose losses may be compared, best first."""
+    """Group entries with comparable losses, best first."""
     ordered = sorted(entries, key=_place)
     return on_grounds(ordered, [entry for entry in ordered if entry.loss is not None])
 
@@ -237,7 +236,7 @@ def row_as_json(row: AdapterLeaderboardRow) -> dict[str, Any]:
 
 
 def board_lines(rows: Sequence[AdapterLeaderboardRow], columns: int, *, names_files: bool, near: str) -> list[str]:
-    """Draw a leaderboard, with each one's place on its data, and what tells those apart as seen from folder `near`."""
+    """Return a leaderboard as lines, with the distinguishing settings; paths are relative to the folder `near`."""
     grounds = grounds_of([row.entry for row in rows])
     apart = list(grounds[0].told_by) if grounds else []
     losses = ["val loss", "train loss"]
@@ -273,21 +272,21 @@ def _loss(entry: AdapterLeaderboardEntry) -> str:
     return "" if entry.avg_loss is None else f"{number(entry.avg_loss)} (average)"
 
 
-# The memory of adapters in one process, as lines: the base once, what each adapter adds, how many fit where.
+# The memory of adapters in one process.
 
 
 @frozen
 class SharedProcessFitView:
-    """How many members of a shared process one place has room for."""
+    """How many members of a shared process fit on one device."""
 
     name: str
     uuid: str
     at_once: int
     room_bytes: int | None
-    """For them together, now; `None`: unknown."""
+    """Free memory; None if unknown."""
     why: str
     would_fit: tuple[SmallerOption, ...] = ()
-    """What to change, where not all of them fit."""
+    """Changes with which all of them fit."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -303,27 +302,27 @@ class SharedProcessFitView:
 def multi_adapter_lines(
     training: MultiAdapterTraining,
     estimate: MultiAdapterEstimate,
-    seats: list[SharedProcessFitView],
+    places: list[SharedProcessFitView],
     *,
     columns: int = 0,
 ) -> list[str]:
     """Lay an estimate out."""
     shape, count = training.shape, estimate.adapters
-    each = "beside them" if count == 1 else f"by each of {count} adapters"
+    each = "adapter parameters trained" if count == 1 else f"trained by each of {count} adapters"
     needs = estimate.needs
-    base = [["base, once", "", ""], *map(_row, estimate.base), ["  together", format_size(needs.base_bytes), ""]]
+    base = [["base, once", "", ""], *map(_row, estimate.base), ["  sum", format_size(needs.base_bytes), ""]]
     member = [
         ["each adapter", "", ""],
         *map(_row, estimate.member),
-        ["  together", format_size(needs.member_bytes), ""],
+        ["  sum", format_size(needs.member_bytes), ""],
     ]
     adapters = "1 adapter" if count == 1 else f"{count} adapters"
     rows = [*base, *member, ["total", format_size(estimate.total_bytes), f"{adapters} over one base, in one process"]]
     widest = max(len(row[1]) for row in rows)
     return [
-        f"{shape.family}, {estimate.parameters:,} parameters, {estimate.trained_parameters:,} trained {each}",
+        f"{shape.family}, {estimate.parameters:,} parameters, {estimate.trained_parameters:,} {each}",
         *table([[name, size.rjust(widest), why] for name, size, why in rows], columns=columns, indent="  "),
-        *(line for one in seats for line in _seats(one, count)),
+        *(line for one in places for line in _fit_lines(one, count)),
     ]
 
 
@@ -331,11 +330,11 @@ def _row(term: EstimateTerm) -> list[str]:
     return [f"  {term.name}", format_size(term.size_bytes), term.why]
 
 
-def _seats(seats: SharedProcessFitView, wanted: int) -> list[str]:
-    if seats.room_bytes is None:
-        return [f"{seats.name}: not known how many fit; {seats.why}"]
-    fits = "none fits" if not seats.at_once else "it fits" if wanted == 1 else f"all {wanted} fit at once"
-    if 0 < seats.at_once < wanted:
-        fits = f"{seats.at_once} of {wanted} fit at once, the rest after them"
-    hint = [f"  would fit: {'; '.join(map(str, seats.would_fit))}"] if seats.would_fit else []
-    return [f"{seats.name}: {fits}; {seats.why}", *hint]
+def _fit_lines(place: SharedProcessFitView, wanted: int) -> list[str]:
+    if place.room_bytes is None:
+        return [f"{place.name}: {place.why}"]
+    fits = "none fits" if not place.at_once else "fits" if wanted == 1 else f"all {wanted} fit at once"
+    if 0 < place.at_once < wanted:
+        fits = f"{place.at_once} of {wanted} fit at once, the rest after them"
+    hint = [f"  would fit: {'; '.join(map(str, place.would_fit))}"] if place.would_fit else []
+    return [f"{place.name}: {fits}; {place.why}", *hint]

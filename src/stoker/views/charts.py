@@ -1,6 +1,6 @@
-"""Which pictures a comparison is worth, as data: panels, axes, marks and lines. How they are drawn is for others.
+"""The charts of a comparison as data: panels, axes, marks and lines; `svg` and `png` draw them.
 
-`metrics`: what came out against each parameter that varies. `curves`: how it came to that, trials over each other.
+`metrics`: metrics against each varied parameter. `curves`: metrics over steps, all trials in one panel.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from stoker.jobs.comparison import CURVES_DRAWN, Comparison, Curves, TrialRow
 from stoker.views.recipe_lines import value_text
 from stoker.views.stage_lines import number
 
-# Scales of a plot: from a value to a place between 0 and 1, with the marks that people read.
+# Scales of a plot: from a value to a position between 0 and 1, with tick marks.
 #
-# They are made for values that `can_be_drawn`: a number of two hundred digits is as good as infinite to a picture.
+# Only for values that `can_be_drawn`: a number of two hundred digits counts as infinite.
 
 _LARGEST = 1e100
 _MANY_DECADES = 8
@@ -28,7 +28,7 @@ _CLOSEST = 0.12
 
 
 def can_be_drawn(value: float) -> bool:
-    """Return whether a value has a place on a scale. NaN has none."""
+    """Return True if a value can be drawn. NaN can't."""
     return abs(value) <= _LARGEST
 
 
@@ -41,20 +41,20 @@ class Scale:
     is_log: bool = False
     categories: tuple[str, ...] = ()
     marked: tuple[float, ...] = ()
-    """Values to mark, where they are few enough to be marked all."""
+    """Values to mark, if there are few enough."""
 
     def place(self, value: float) -> float:
-        """Return where a value stands: 0 at the low end, 1 at the high end."""
+        """Return the position of a value: 0 at the low end, 1 at the high end."""
         if self.is_log:
             return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return (value - self.low) / (self.high - self.low)
 
     def holds(self, value: float) -> bool:
-        """Return whether a value has a place on this scale."""
+        """Return True if a value is on this scale."""
         return can_be_drawn(value) and (not self.is_log or value >= 1 / _LARGEST)
 
     def ticks(self, wanted: int) -> list[tuple[float, str]]:
-        """Return values worth marking, with what to write there."""
+        """Return the tick marks with their labels."""
         if self.categories:
             return [(float(place), name) for place, name in enumerate(self.categories)]
         if self.marked:
@@ -64,7 +64,7 @@ class Scale:
 
 
 def scale_over(values: Sequence[float], *, is_log: bool = False) -> Scale:
-    """Return a scale on which all values fit with a little room."""
+    """Return a scale for all values with a margin."""
     low, high = min(values), max(values)
     if is_log:
         room = (high / low) ** 0.05 if high > low else 2.0
@@ -74,7 +74,7 @@ def scale_over(values: Sequence[float], *, is_log: bool = False) -> Scale:
 
 
 def scale_through(values: Sequence[float]) -> Scale:
-    """Return a scale for chosen values: logarithmic if they were, each of them marked if there is room."""
+    """Return a scale for swept values: logarithmic if they were, with all values marked if they fit."""
     scale = scale_over(values, is_log=is_geometric(values))
     distinct = sorted(set(values))
     places = [scale.place(value) for value in distinct]
@@ -83,12 +83,12 @@ def scale_through(values: Sequence[float]) -> Scale:
 
 
 def scale_of(categories: Sequence[str]) -> Scale:
-    """Return a scale with a place for each category."""
+    """Return a scale with a position for each category."""
     return Scale(low=-0.5, high=len(categories) - 0.5, categories=tuple(categories))
 
 
 def is_geometric(values: Sequence[float]) -> bool:
-    """Return whether values are spread more evenly on a logarithmic scale: positive, over a decade or more."""
+    """Return True if values are spread more evenly on a logarithmic scale: positive, over a decade or more."""
     distinct = sorted(set(values))
     if not distinct or not spans(distinct, 10):
         return False
@@ -96,13 +96,13 @@ def is_geometric(values: Sequence[float]) -> bool:
 
 
 def spans(values: Sequence[float], factor: float) -> bool:
-    """Return whether all values are positive and the largest is this many times the smallest."""
+    """Return True if all values are positive and the largest is this many times the smallest."""
     low, high = min(values), max(values)
     return low >= 1 / _LARGEST and high / low >= factor
 
 
 def tick_text(value: float) -> str:
-    """Write a number beside an axis."""
+    """Return a number as an axis label."""
     if value == 0:
         return "0"
     if 1e-3 <= abs(value) < 1e5:
@@ -112,14 +112,14 @@ def tick_text(value: float) -> str:
 
 
 def _largest_gap(ordered: Sequence[float]) -> float:
-    """Return the largest gap between neighbours as a share of the whole."""
+    """Return the largest gap between neighbours as a fraction of the whole."""
     gaps = [after - before for before, after in pairwise(ordered)]
     return max(gaps) / sum(gaps)
 
 
 def _even_ticks(low: float, high: float, wanted: int) -> list[float]:
     step = _round_step((high - low) / wanted)
-    # A hair's breadth of room: 0.3 / 0.1 is a little less than 3.
+    # A small tolerance: 0.3 / 0.1 is a little less than 3.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     # Rounded to the step's own digits, or 3 × 0.1 would be written in full.
     digits = max(0, 1 - math.floor(math.log10(step)))
@@ -143,7 +143,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 LEGEND = 8
-"""How many trials a legend names."""
+"""Maximum number of trials in a legend."""
 _PARAMETERS = 6
 _METRICS = 3
 _MARKS = 2000
@@ -163,12 +163,12 @@ class Mark:
 
 @frozen
 class ChartLine:
-    """Points joined in order; where a value is not finite, it breaks."""
+    """Points joined in order; a gap where a value is not finite."""
 
     label: str
     points: tuple[tuple[float, float], ...]
     rank: int
-    """0 for the best of those drawn; what is not in the legend is drawn faintly. Below 0: a guide, not a trial."""
+    """0 for the best trial; lines outside of the legend are faint. Below 0: a guide line."""
     is_best: bool = False
 
 
@@ -194,7 +194,7 @@ class Panel:
 
 @frozen
 class Chart:
-    """One picture of one or more plots, laid out in rows of `columns`."""
+    """One or more plots, in rows of `columns`."""
 
     name: str
     title: str
@@ -204,11 +204,11 @@ class Chart:
     panel_height: int = 260
     legend: tuple[ChartLine, ...] = ()
     note: str = ""
-    """What is not in it."""
+    """What the chart leaves out."""
 
 
 def metrics_chart(comparison: Comparison) -> Chart | None:
-    """Plot the metrics that matter most against each varying parameter."""
+    """Return a chart of the most important metrics against each varied parameter."""
     measure = comparison.measure
     if measure is None or not comparison.varying:
         return None
@@ -234,7 +234,7 @@ def metrics_chart(comparison: Comparison) -> Chart | None:
 
 
 def curves_chart(comparison: Comparison, found: Sequence[Curves]) -> Chart | None:
-    """Plot curves over each other, the best trial in front."""
+    """Return a chart of curves, the best trial in front."""
     best = comparison.best
     drawn = {row.n for curves in found for row, _ in curves.lines}
     ranks = {row.n: rank for rank, row in enumerate(row for row in comparison.rows if row.n in drawn)}
@@ -265,7 +265,7 @@ def curves_chart(comparison: Comparison, found: Sequence[Curves]) -> Chart | Non
 
 
 def curves_of_panels(panels: Sequence[Panel], legend: Sequence[ChartLine], note: str = "") -> Chart:
-    """Put panels of curves side by side; one alone has room to be larger."""
+    """Return panels of curves side by side; a single one is larger."""
     width, height = (640, 360) if len(panels) == 1 else (440, 300)
     return Chart(
         name="curves",
@@ -280,7 +280,7 @@ def curves_of_panels(panels: Sequence[Panel], legend: Sequence[ChartLine], note:
 
 
 def curve_panel(metric: str, lines: Sequence[ChartLine]) -> Panel | None:
-    """Plot lines over steps, or nothing if none of them has a finite value."""
+    """Return a panel of lines over steps; None if none has a finite value."""
     points = [point for line in lines for point in line.points if can_be_drawn(point[1])]
     if not points:
         return None
@@ -322,14 +322,14 @@ def _panel(rows: Sequence[TrialRow], parameter: str, metric: str, comparison: Co
         y_label=metric,
         x=x,
         y=scale_over(heights, is_log=spans(heights, _LOG_FROM)),
-        # The best one last, so that it lies on top.
+        # The best one last, so that it is on top.
         marks=tuple(sorted(marks, key=lambda mark: mark.is_best)),
         lines=() if x.categories else _guide(marks, metric, comparison.measure),
     )
 
 
 def _across(values: Sequence[Any]) -> tuple[list[float | None], Scale | None]:
-    """Return each value its place on an axis: by size if all are numbers, else a strip for each different one."""
+    """Return the position of each value on an axis: by size if all are numbers, else a strip per value."""
     numbers = [float(value) for value in values if type(value) in (int, float) and can_be_drawn(value)]
     if numbers and len(numbers) == len(values):
         return list(numbers), scale_through(numbers)
@@ -344,12 +344,12 @@ def _across(values: Sequence[Any]) -> tuple[list[float | None], Scale | None]:
 
 
 def _jitter(count: int) -> float:
-    """Spread the marks of a strip, the same way every time: the golden ratio never repeats itself."""
+    """Spread the marks of a strip deterministically, by the golden ratio."""
     return ((count * 0.618034) % 1.0 - 0.5) * 0.5
 
 
 def _guide(marks: Sequence[Mark], metric: str, measure: Measure | None) -> tuple[ChartLine, ...]:
-    """Join the best value at each place: what the parameter can do when the others are right."""
+    """Return a line through the best value at each position."""
     if measure is None or metric != measure.metric:
         return ()
     pick = min if measure.direction is Direction.SMALLER else max

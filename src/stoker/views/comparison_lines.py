@@ -15,7 +15,7 @@ from stoker.views.stage_lines import number
 from stoker.views.text_tables import Signs, span, table
 
 METRICS_SHOWN = 5
-"""How many metrics a table on a screen has; a file has them all."""
+"""Maximum number of metrics in a table; files have all."""
 COST_HEADS = ("time", "memory", "GPU memory")
 _LABEL = "label"
 _LONGEST_VALUE = 24
@@ -24,7 +24,7 @@ _LONGEST_MESSAGE = 160
 
 
 def headline(comparison: Comparison) -> str:
-    """Return how many trials there are and how they stand."""
+    """Return the number of trials and their states."""
     counts = Counter("kept" if row.is_kept and row.is_done else row.state for row in comparison.rows)
     total = len(comparison.rows)
     texts = ", ".join(f"{count} {state}" for state, count in counts.items())
@@ -32,18 +32,18 @@ def headline(comparison: Comparison) -> str:
 
 
 def measure_line(comparison: Comparison) -> str:
-    """Return what is ranked by, how that was chosen, and how to choose otherwise."""
+    """Return the metric of the ranking, why it was chosen, and how to change it."""
     measure = comparison.measure
     if measure is None:
-        return "nothing to rank by: no trial reported a metric"
-    guess = f" ({measure.why}; --by NAME, --min or --max choose)" if measure.why else ""
+        return "not ranked: no trial reported a metric"
+    guess = f" ({measure.why}; change it with --by NAME, --min or --max)" if measure.why else ""
     grounds = comparison.grounds
     apart = f"; {not_compared_text(measure.metric, grounds)}" if len(grounds) > 1 else ""
     return f"ranked by {measure.metric}, {measure.direction} is better{guess}{apart}"
 
 
 def best_line(comparison: Comparison, near: str) -> str:
-    """Name the best trial, or the best of those that may be compared; nothing if there is no other."""
+    """Return the best trial, or the best of each comparable group; "" if there is only one trial."""
     measure, ranked = comparison.measure, sum(map(comparison.is_ranked, comparison.rows))
     bests = [(ground, best) for ground in comparison.grounds if (best := comparison.best_on(ground)) is not None]
     texts = []
@@ -57,15 +57,15 @@ def best_line(comparison: Comparison, near: str) -> str:
 
 
 def trial_table(comparison: Comparison, *, rows: int, columns: int, signs: Signs) -> list[str]:
-    """Lay the best trials out, one a line, those together that may be compared; failed ones last, with why."""
+    """Return the best trials as a table, comparable ones together; failed ones last, with the reason."""
     ranked_by = comparison.measure.metric if comparison.measure is not None else ""
-    # A metric that is called as what was varied, such as the learning rate, would be a second column of that name.
+    # A metric with the name of a varied setting, such as the learning rate, would be a second column of that name.
     texts = [name for name in comparison.metrics if name == ranked_by or name not in comparison.varying]
     metrics = texts[:METRICS_SHOWN]
     header = ["", "trial", _LABEL, *comparison.varying, *metrics, *COST_HEADS, ""]
     ordered = [row for ground in comparison.grounds for row in ground.trials]
     laid = [_cells(row, comparison.varying, metrics, signs) for row in ordered[:rows]]
-    # An empty column only takes room.
+    # Empty columns are left out.
     may_go = (_LABEL, *COST_HEADS)
     used = [place for place, name in enumerate(header) if name not in may_go or any(r[place] for r in laid)]
     return table(
@@ -74,7 +74,7 @@ def trial_table(comparison: Comparison, *, rows: int, columns: int, signs: Signs
 
 
 def csv_rows(comparison: Comparison) -> Iterator[list[str]]:
-    """Return everything as rows, the header first, numbers in full."""
+    """Yield all values as rows, header first, numbers in full precision."""
     params = [f"param.{name}" for name in comparison.varying]
     metrics = [f"metric.{name}" for name in comparison.metrics]
     yield ["rank", "trial", "label", "state", *params, *metrics, *COSTS, "message"]
@@ -86,12 +86,12 @@ def csv_rows(comparison: Comparison) -> Iterator[list[str]]:
 
 
 def short_value(value: Any) -> str:
-    """Write a parameter's value for a narrow column."""
+    """Return a parameter's value for a narrow column."""
     return one_line(value_text(value), _LONGEST_VALUE)
 
 
 def state_text(row: TrialRow) -> str:
-    """Return how a trial stands, unless it simply ended well."""
+    """Return a trial's state; "" if it completed."""
     if row.is_done:
         return "kept" if row.is_kept else ""
     return one_line(f"{row.state}: {row.message}" if row.message else row.state, _LONGEST_MESSAGE)
@@ -102,7 +102,7 @@ def _cells(row: TrialRow, varying: Sequence[str], metrics: Sequence[str], signs:
     return [
         sign,
         str(row.n),
-        # What a point is called stands in the columns of what varies.
+        # The label of a point repeats the columns of the varied settings.
         one_line(row.label, _LONGEST_VALUE) if row.is_named else "",
         *(short_value(row.params.get(name)) for name in varying),
         *(number(row.metrics[name]) if name in row.metrics else "" for name in metrics),
@@ -112,7 +112,7 @@ def _cells(row: TrialRow, varying: Sequence[str], metrics: Sequence[str], signs:
     ]
 
 
-# Jobs beside each other as lines: what differs, section by section, and how much is the same.
+# The comparison of jobs: differences by section.
 
 _COST_NAMES = {"seconds": "time", "peak_bytes": "memory", "peak_gpu_bytes": "GPU memory"}
 _LONGEST = 48
@@ -120,7 +120,7 @@ _DIGEST = 64
 
 
 def side_lines(facts: Sequence[Fact], sides: Sequence[ComparisonSide], *, columns: int) -> list[str]:
-    """Lay a comparison out. Where there are two sides, metrics also say what changed."""
+    """Return a comparison as lines; with two sides, metrics have a column with the change."""
     labels = [side.label for side in sides]
     lines = []
     for section in SECTIONS:
@@ -136,22 +136,22 @@ def side_lines(facts: Sequence[Fact], sides: Sequence[ComparisonSide], *, column
 
 
 def verdict(facts: Sequence[Fact]) -> str:
-    """Return in one line whether anything differs, and where."""
+    """Return in one line which sections differ."""
     decides = [fact for fact in facts if fact.section != "metrics"]
     measured = [fact for fact in facts if fact.section == "metrics" and fact.name not in COSTS]
     is_same_outcome = all(fact.is_same for fact in measured)
     differ = [name for name in SECTIONS if any(fact.section == name and not fact.is_same for fact in decides)]
     if differ:
-        return f"they differ in {_listed(differ)}{'; what came out is the same' * (bool(measured) and is_same_outcome)}"
+        return f"different: {_listed(differ)}{'; the metrics are the same' * (bool(measured) and is_same_outcome)}"
     known = [name for name in SECTIONS if any(fact.section == name for fact in decides)]
     unknown = [name for name in SECTIONS if name not in known and name != "metrics"]
-    came_out = ", and so is what came out" if is_same_outcome else ", but not what came out"
-    doubt = f"; nothing is known of {_listed(unknown)}" if unknown else ""
-    return f"identical: {_listed(known)} are the same{came_out if measured else ''}{doubt}"
+    outcome = ", and the metrics too" if is_same_outcome else ", but not the metrics"
+    doubt = f"; unknown: {_listed(unknown)}" if unknown else ""
+    return f"identical: {_listed(known)} are the same{outcome if measured else ''}{doubt}"
 
 
 def fact_text(fact: Fact, value: Any) -> str:
-    """Write a value of a fact for people."""
+    """Return a value of a fact as text."""
     if value is None:
         return "–"
     if fact.section == "metrics":
@@ -164,7 +164,7 @@ def fact_text(fact: Fact, value: Any) -> str:
 
 
 def change_text(fact: Fact) -> str:
-    """Return how a number changed between two sides, as a difference and in percent."""
+    """Return the change of a number between two sides, absolute and in percent."""
     before, after = fact.values
     if not _is_number(before) or not _is_number(after):
         return ""
@@ -194,7 +194,7 @@ def _title(section: str, own: Sequence[Fact], shown: Sequence[Fact]) -> str:
     if section == "metrics":
         return "metrics" if shown else "metrics: none were reported"
     if not own:
-        return f"{section}: {'no input file is known' if section == 'data' else 'nothing is known of it'}"
+        return f"{section}: {'no known input files' if section == 'data' else 'unknown'}"
     same = sum(fact.is_same for fact in own)
     if not shown:
         return f"{section}: the same ({same})"

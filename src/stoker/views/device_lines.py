@@ -1,4 +1,4 @@
-"""Who holds how much of which device, and who waits, as lines. Pure."""
+"""Devices, memory reservations, checks and gang self-tests as lines."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class UnmeasuredDevice:
 
 
 def memory_lines(state: LedgerState, unknown: tuple[UnmeasuredDevice, ...] = (), *, columns: int = 0) -> list[str]:
-    """Lay the ledger out: each device with its holders, then the line."""
+    """Return the ledger as lines: each device with its reservations, then the queue."""
     lines: list[str] = []
     for device in state.devices:
         lines += ["", *_device_lines(device, columns)]
     for one in unknown:
-        lines += ["", f"{one.uuid}  {one.name}: nobody knows its memory, so none of it can be promised"]
+        lines += ["", f"{one.uuid}  {one.name}: memory size unknown, no reservations possible"]
     if state.waiting:
         lines += ["", "waiting", *table([_waiter(one) for one in state.waiting], columns=columns, indent="  ")]
-    return lines[1:] or ["no accelerator was found here, and nobody holds one"]
+    return lines[1:] or ["no accelerators found, no reservations"]
 
 
 def _device_lines(state: DeviceState, columns: int) -> list[str]:
     device = state.device
     label = "  (invented by STOKER_GPU_FAKE)" if device.is_fake else ""
     shared = (
-        f"  usable {device.memory_type.usable_percent} % = {format_size(device.usable_bytes)} to share; "
+        f"  usable {device.memory_type.usable_percent} % = {format_size(device.usable_bytes)} sharable; "
         f"reserved {_reserved(state)}, available {format_size(state.available_bytes)}"
     )
     together = {id(holder) for held in state.bases for holder in held.holders}
@@ -52,7 +52,7 @@ def _device_lines(state: DeviceState, columns: int) -> list[str]:
         f"{device.uuid}  {device.name + '  ' if device.name else ''}total {format_size(device.total_bytes)}{label}",
         shared,
         f"  {_measured(state)}",
-        *(holders or ["  nobody holds any of it"]),
+        *(holders or ["  no reservations"]),
     ]
 
 
@@ -62,7 +62,7 @@ def _reserved(state: DeviceState) -> str:
 
 def _measured(state: DeviceState) -> str:
     if state.free_bytes is None:
-        return "not measured: no driver here says what is free"
+        return "not measured: the driver does not report free memory"
     texts = f"measured free {format_size(state.free_bytes)}"
     outside = sorted(state.outside.items(), key=lambda one: -one[1])
     if outside:
@@ -70,22 +70,22 @@ def _measured(state: DeviceState) -> str:
         more = f" and {len(outside) - _LISTED} more" if len(outside) > _LISTED else ""
         texts += f"; used without a reservation by {users}{more}"
     if state.unseen_bytes:
-        texts += f"; {format_size(state.unseen_bytes)} by processes that can't be seen from here"
+        texts += f"; {format_size(state.unseen_bytes)} by processes that are not visible here"
     return texts
 
 
 def _shared_process(held: HeldBase) -> list[list[str]]:
-    """Lay out who has a base in common: the base once, then what each adds."""
+    """Return rows for the holders of a shared base: the base once, then the memory of each."""
     pids = list(dict.fromkeys(holder.entry.owner.pid for holder in held.holders))
     count = len(held.holders)
     actual = held.actual_bytes
     return [
         [
             f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids[:_LISTED]))}",
-            f"budget {format_size(held.promised_bytes)}, {format_size(held.base_bytes)} of it the base, once",
+            f"reserved {format_size(held.promised_bytes)}, of that {format_size(held.base_bytes)} for the base",
             "measuring" if actual is None else f"actual {format_size(actual)}",
             f"held {format_duration(max(holder.held_s for holder in held.holders))}",
-            f"{count} on one base" if count > 1 else "1 on its base",
+            f"{count} share a base" if count > 1 else "1 with a base",
         ],
         *(
             [
@@ -103,11 +103,11 @@ def _shared_process(held: HeldBase) -> list[list[str]]:
 def _holder(holder: DeviceHolder) -> list[str]:
     share, entry = holder.share, holder.entry
     budget = format_size(share.promised_bytes) if share.promised_bytes else "undeclared"
-    whole = ", has it whole" if share.is_exclusive else ""
-    base = f", {format_size(entry.base_bytes)} of it its base" if entry.base_bytes else ""
+    whole = ", exclusive" if share.is_exclusive else ""
+    base = f", of that {format_size(entry.base_bytes)} for the base" if entry.base_bytes else ""
     return [
         f"process {entry.owner.pid}",
-        f"budget {budget}{base}{whole}",
+        f"reserved {budget}{base}{whole}",
         "measuring" if share.measured_bytes is None else f"actual {format_size(share.measured_bytes)}",
         f"held {format_duration(holder.held_s)}",
         "; ".join([entry.job, *_notes(holder)]),
@@ -116,8 +116,8 @@ def _holder(holder: DeviceHolder) -> list[str]:
 
 def _notes(holder: DeviceHolder) -> list[str]:
     if holder.left_behind is not None:
-        return [f"ended; process {holder.left_behind} of it is still there"]
-    return ["its lease is late, and its process lives"] if holder.is_late else []
+        return [f"ended; its child process {holder.left_behind} is still running"]
+    return ["lease renewal is late, process is alive"] if holder.is_late else []
 
 
 def _waiter(waiter: DeviceWaiter) -> list[str]:
@@ -126,25 +126,25 @@ def _waiter(waiter: DeviceWaiter) -> list[str]:
     how = "shared" if ticket.may_share else "whole"
     where = ", ".join(ticket.uuids[:2]) + (" …" if len(ticket.uuids) > 2 else "")
     count = f"{ticket.count} of " if ticket.count > 1 else ""
-    asleep = "; does not look, and holds nobody up" if waiter.is_asleep else ""
+    asleep = "; not polling, skipped" if waiter.is_asleep else ""
     return [
-        f"place {waiter.place}",
+        f"position {waiter.place}",
         f"process {ticket.owner.pid}",
         f"{size}, {how}, on {count}{where}",
-        f"waits {format_duration(waiter.waited_s)}",
+        f"waiting {format_duration(waiter.waited_s)}",
         f"{ticket.job}{asleep}",
     ]
 
 
-# Devices and RAM in a few words: what there is, and how much of it is free.
+# Devices and RAM in short form.
 
-# What every card of a maker is called says nothing.
+# Prefixes that are left out of device names.
 _NOISE = ("NVIDIA GeForce ", "NVIDIA ", "AMD Radeon ", "AMD ")
 _MOST_LISTED = 3
 
 
 def devices_text(devices: Sequence[Device]) -> str:
-    """Return which devices there are: `RTX 4090, 23.1 of 24.0 GiB free`; equal ones together."""
+    """Return devices as text: `RTX 4090, 23.1 of 24.0 GiB free`; equal ones together."""
     kinds: dict[tuple[str, int | None], list[Device]] = {}
     for device in devices:
         kinds.setdefault((short_name(device), device.total_bytes), []).append(device)
@@ -152,7 +152,7 @@ def devices_text(devices: Sequence[Device]) -> str:
 
 
 def ram_text(capability: Capability) -> str:
-    """Return how much RAM a machine has: `20.0 GiB of 32.0 GiB free`, as far as it is known."""
+    """Return the RAM of a machine: `20.0 GiB of 32.0 GiB free`, as far as known."""
     total, available = capability.ram_total_bytes, capability.ram_available_bytes
     if total is None:
         return "unknown"
@@ -160,7 +160,7 @@ def ram_text(capability: Capability) -> str:
 
 
 def short_name(device: Device) -> str:
-    """Return a device's name without its maker's."""
+    """Return a device's name without its vendor's."""
     for noise in _NOISE:
         if device.name.startswith(noise):
             return device.name.removeprefix(noise)
@@ -188,13 +188,13 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f}"
 
 
-# A checkup as lines of text: a sign, the name, what was found, and under it what to do.
+# Checks as lines: a sign, the name, the message, and below it the hint.
 
 _COLOURS = {CheckStatus.OK: "green", CheckStatus.WARN: "yellow", CheckStatus.BAD: "red"}
 
 
 def check_lines(checks: Sequence[Check], *, signs: Signs, columns: int, paint: Callable[[str, str], str]) -> list[str]:
-    """Lay checks out. `columns` is the width of the screen, 0 for as wide as it gets; `paint` colours a sign."""
+    """Return checks as lines. `columns` is the width of the terminal, 0 for no limit; `paint` colours a sign."""
     by_state = {CheckStatus.OK: signs.ran, CheckStatus.WARN: signs.warned, CheckStatus.BAD: signs.failed}
     rows = []
     for check in checks:
@@ -202,7 +202,7 @@ def check_lines(checks: Sequence[Check], *, signs: Signs, columns: int, paint: C
         if check.hint:
             rows.append(["", f"hint: {check.hint}"])
     before = iter([paint(by_state[check.verdict], _COLOURS[check.verdict]) for check in checks])
-    # Only where a check begins is there something in the first column.
+    # The first column is filled only where a check begins.
     return [
         f"{next(before)} {line[2:]}" if line[2:3].strip() else line
         for line in table(rows, columns=columns, indent="  ")
@@ -210,25 +210,25 @@ def check_lines(checks: Sequence[Check], *, signs: Signs, columns: int, paint: C
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """Return in one line how a checkup came out."""
+    """Return the result of the checks in one line."""
     bad = sum(check.verdict is CheckStatus.BAD for check in checks)
     warned = sum(check.verdict is CheckStatus.WARN for check in checks)
     if not bad and not warned:
-        return "all well"
+        return "no problems"
     texts = [_count(bad, "problem")] if bad else []
     texts += [_count(warned, "warning")] if warned else []
-    return f"{' and '.join(texts)}{'' if bad else ', nothing that stops work'}"
+    return f"{' and '.join(texts)}{'' if bad else ', no problems'}"
 
 
 def _count(number: int, what: str) -> str:
     return f"1 {what}" if number == 1 else f"{number} {what}s"
 
 
-# How a rehearsal of a gang went, as lines of a checkup: one for the whole, one for each phase with all times.
+# A gang self-test as checks: one for the whole, one for each phase with all times.
 
 _PHASES = (*(phase.name for phase in Phase if phase < Phase.READY), COLLECTIVE)
 _TOGETHER = frozenset({"COMM", COLLECTIVE})
-"""In these all ranks wait for the last one, so that a long time is not one rank's own."""
+"""Phases in which all ranks wait for the last one, so that a long time is not one rank's fault."""
 _GANG_CHECKS_MOST_LISTED = 8
 _SLOW_S = 0.1
 _SLOW_FACTOR = 3
@@ -236,32 +236,32 @@ _SLOW_FACTOR = 3
 
 @frozen
 class _Fault:
-    """The rank with which it ended, where there is one."""
+    """The rank that failed, if there is one."""
 
     rank: int = -1
     phase: str = ""
     how: str = ""
 
 
-def check_gang(rehearsal: GangSelfTest) -> tuple[Check, ...]:
-    """Judge a rehearsal."""
-    fault = _fault(rehearsal)
-    return (_whole(rehearsal), *(check for name in _PHASES if (check := _phase(name, rehearsal, fault)) is not None))
+def check_gang(test: GangSelfTest) -> tuple[Check, ...]:
+    """Return the checks of a self-test."""
+    fault = _fault(test)
+    return (_whole(test), *(check for name in _PHASES if (check := _phase(name, test, fault)) is not None))
 
 
-def _whole(rehearsal: GangSelfTest) -> Check:
-    tried, error = str(rehearsal.trial), rehearsal.error
+def _whole(test: GangSelfTest) -> Check:
+    what, error = str(test.trial), test.error
     if error is not None:
-        return Check(name="gang", verdict=CheckStatus.BAD, message=f"{tried}: {error.message}", hint=error.hint)
-    warm = f", once torch was imported ({_time(rehearsal.import_s)})" if rehearsal.import_s else ""
-    up = "" if rehearsal.up_s is None else f": up in {_time(rehearsal.up_s)}{warm}, and they add up right"
-    return Check(name="gang", verdict=CheckStatus.OK, message=tried + up)
+        return Check(name="gang", verdict=CheckStatus.BAD, message=f"{what}: {error.message}", hint=error.hint)
+    warm = f" after importing torch ({_time(test.import_s)})" if test.import_s else ""
+    up = "" if test.up_s is None else f": up in {_time(test.up_s)}{warm}, correct sum"
+    return Check(name="gang", verdict=CheckStatus.OK, message=what + up)
 
 
-def _phase(name: str, rehearsal: GangSelfTest, fault: _Fault) -> Check | None:
+def _phase(name: str, test: GangSelfTest, fault: _Fault) -> Check | None:
     """Check one phase; `None`: no rank reached it."""
-    done = [one for one in rehearsal.ranks if name in one.phases_s]
-    inside = [one for one in rehearsal.ranks if name not in one.phases_s and last_phase(one.phases_s) == name]
+    done = [one for one in test.ranks if name in one.phases_s]
+    inside = [one for one in test.ranks if name not in one.phases_s and last_phase(one.phases_s) == name]
     is_here = fault.phase == name
     if not done and not is_here:
         return None
@@ -273,7 +273,7 @@ def _phase(name: str, rehearsal: GangSelfTest, fault: _Fault) -> Check | None:
         return Check(name=f"gang {name}", verdict=CheckStatus.BAD, message="; ".join(texts))
     slowest = max(done, key=lambda one: one.phases_s[name])
     is_slow = name not in _TOGETHER and _is_slow(slowest, done, name)
-    hint = f"{_who(slowest)} is slow: compare it with the others" if is_slow else ""
+    hint = f"{_who(slowest)} is slow; compare it with the others" if is_slow else ""
     return Check(
         name=f"gang {name}",
         verdict=CheckStatus.WARN if is_slow else CheckStatus.OK,
@@ -298,14 +298,14 @@ def _is_slow(slowest: RankSelfTest, done: Sequence[RankSelfTest], name: str) -> 
     return slowest.phases_s[name] > max(_SLOW_S, _SLOW_FACTOR * others[len(others) // 2])
 
 
-def _fault(rehearsal: GangSelfTest) -> _Fault:
-    data = {} if rehearsal.error is None else rehearsal.error.data
+def _fault(test: GangSelfTest) -> _Fault:
+    data = {} if test.error is None else test.error.data
     rank, phase = data.get("rank"), data.get("phase")
     if not isinstance(rank, int) or not isinstance(phase, str):
         return _Fault()
-    said = {"silent": "is silent", "ended": "ended"}.get(str(data.get("how", "")), "failed")
-    # What runs once all are ready is the collective.
-    return _Fault(rank=rank, phase=COLLECTIVE if phase == Phase.RUN.name else phase, how=said)
+    how = {"silent": "timed out", "ended": "exited"}.get(str(data.get("how", "")), "failed")
+    # The phase after all are ready is the collective.
+    return _Fault(rank=rank, phase=COLLECTIVE if phase == Phase.RUN.name else phase, how=how)
 
 
 def _who(one: RankSelfTest) -> str:

@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 # Invitations, tokens and memberships of a fleet, as lines of text.
 
 _USUAL_PORT = f":{DEFAULT_PORT}"
-TOKEN_HEADER = ("id", "name", "role", "made", "last used", "ends", "by")
+TOKEN_HEADER = ("id", "name", "role", "created", "last used", "expires", "by")
 
 
 def invited_lines(invited: InviteResponse, *, now_s: float) -> list[str]:
-    """Return what an invitation is for, and what to type on the other side: a line for every way there."""
+    """Return the purpose of an invitation and the commands that accept it, one per host name."""
     is_machine = invited.role is Role.WORKER
-    who = "a machine" if is_machine else f"a person who may {invited.role}"
+    who = "a machine" if is_machine else f"a user with role {invited.role}"
     named = f" called {invited.name}" if invited.name else ""
     lines = [
-        f"{invited.code} invites {who}{named}, once, within {span(invited.expires_s - now_s)}; on its side:",
+        f"{invited.code} invites {who}{named}, once, within {span(invited.expires_s - now_s)}; run there:",
         *(f"  {line}" for line in join_lines(invited)),
     ]
     if len(lines) > 2:
-        lines.append("(any one of them: whichever name is known there)")
+        lines.append("(use the host name that is reachable there)")
     return lines
 
 
@@ -72,7 +72,7 @@ def token_row(token: TokenView, now_s: float) -> list[str]:
 
 
 def day(at_s: float | None) -> str:
-    """Return a moment as a date; nothing where there is no end."""
+    """Return a time as a date, or `no end`."""
     return "no end" if at_s is None else f"{datetime.fromtimestamp(at_s).astimezone():%Y-%m-%d %H:%M}"
 
 
@@ -82,20 +82,20 @@ def _end(token: TokenView, now_s: float) -> str:
     if token.expires_s is None:
         return "never"
     if token.expires_s <= now_s:
-        return f"ended {ago(token.expires_s, now_s)}"
+        return f"expired {ago(token.expires_s, now_s)}"
     return f"in {span(token.expires_s - now_s)}"
 
 
-# How machines are, as lines of text: symptoms with the command that helps, and what their workers found out.
+# The health of machines: symptoms with hints, and the reports of their workers.
 
-HOOK_HEADER = ("id", "url", "on", "jobs", "made", "state", "by")
+HOOK_HEADER = ("id", "url", "events", "jobs", "created", "state", "by")
 _CLOCK_OFF_S = 2.0
-"""A difference below this is the network's."""
+"""Smaller differences may come from the network."""
 _SHOWN = 10
 
 
 def symptom_lines(symptoms: Sequence[SymptomView], now_s: float) -> Iterator[str]:
-    """Return what is wrong, each with what helps; of very much the first."""
+    """Yield the first symptoms, each with its hint."""
     for one in symptoms[:_SHOWN]:
         where = f"{one.machine} {one.device}" if one.device else one.machine
         yield one_line(f"! {where} {one.symptom} (since {ago(one.since_s, now_s)}): {one.message}")
@@ -106,11 +106,11 @@ def symptom_lines(symptoms: Sequence[SymptomView], now_s: float) -> Iterator[str
 
 
 def health_rows(machine: MachineView, now_s: float) -> Iterator[list[str]]:
-    """Return in rows what is known of a machine's program, clock, certificate, environments and symptoms."""
+    """Yield rows for a machine's version, clock, certificate, environments and symptoms."""
     report = machine.report
     skew = "; not the coordinator's version" if machine.is_skewed else ""
     protocol = f", protocol {report['protocol']}" if report.get("protocol") else ""
-    yield ["Stoker", f"{machine.version or 'says no version'}{protocol}{skew}"]
+    yield ["Stoker", f"{machine.version or 'unknown version'}{protocol}{skew}"]
     if isinstance(offset_s := report.get("offset_s"), int | float):
         yield ["clock", _offset(float(offset_s))]
     if machine.certificate_until_s is not None:
@@ -118,7 +118,7 @@ def health_rows(machine: MachineView, now_s: float) -> Iterator[list[str]]:
     ready = machine.environments.get("environments") or ()
     impossible = machine.environments.get("impossible") or {}
     if ready or impossible:
-        cannot = f"; {len(impossible)} can't be made there" if impossible else ""
+        cannot = f"; {len(impossible)} can't be built there" if impossible else ""
         yield ["environments", f"{len(ready)} ready{cannot}"]
     if machine.trees:
         yield ["trees", str(machine.trees)]
@@ -136,7 +136,7 @@ def health_rows(machine: MachineView, now_s: float) -> Iterator[list[str]]:
 
 
 def hook_row(hook: WebhookView, now_s: float) -> list[str]:
-    """Return a hook as a row of a table."""
+    """Return a webhook as a row of a table."""
     if hook.closed_s is not None:
         state = f"closed {ago(hook.closed_s, now_s)}: {hook.last_error}"
     elif hook.failures:
@@ -144,7 +144,7 @@ def hook_row(hook: WebhookView, now_s: float) -> list[str]:
         state = f"failed {times}: {hook.last_error}"
     else:
         state = "open"
-    described = ", ".join(hook.on) or "the usual"
+    described = ", ".join(hook.on) or "default"
     return [
         str(hook.id),
         hook.url,
@@ -158,7 +158,7 @@ def hook_row(hook: WebhookView, now_s: float) -> list[str]:
 
 def _offset(offset_s: float) -> str:
     if abs(offset_s) < _CLOCK_OFF_S:
-        return "as the coordinator's"
+        return "same as the coordinator's"
     return f"{format_duration(abs(offset_s))} {'ahead of' if offset_s > 0 else 'behind'} the coordinator's"
 
 
@@ -168,7 +168,7 @@ _LONGEST_WHY = 200
 
 
 def job_row(view: JobView, now_s: float) -> list[str]:
-    """Lay out one job of the fleet for a list."""
+    """Return a fleet job as a row."""
     return [
         view.name,
         state_text(view),
@@ -180,11 +180,11 @@ def job_row(view: JobView, now_s: float) -> list[str]:
     ]
 
 
-LOCAL_JOB_HEADER = ("job", "state", "started", "took", "known+ran", "id", "recipe")
+LOCAL_JOB_HEADER = ("job", "state", "started", "took", "cached+ran", "id", "recipe")
 
 
 def local_job_row(job: Mapping[str, Any], now_s: float) -> list[str]:
-    """Lay out one job of this machine where no fleet's are listed."""
+    """Return a local job as a row of a list without fleet jobs."""
     return [
         job["name"],
         job["state"],
@@ -197,7 +197,7 @@ def local_job_row(job: Mapping[str, Any], now_s: float) -> list[str]:
 
 
 def local_row(job: Mapping[str, Any], now_s: float) -> list[str]:
-    """Lay out one job of this machine for the same list."""
+    """Return a local job as a row of a list with fleet jobs."""
     when = ago(job["started_s"], now_s) if job["started_s"] else ""
     what = "  ".join(filter(None, (str(job["recipe"]), one_line(str(job["why"] or ""), _LONGEST_WHY))))
     return [job["name"], job["state"], "here", when, span(job["elapsed_s"]), job["attempt"], what]
@@ -209,7 +209,7 @@ def state_text(view: JobView) -> str:
 
 
 def took_s(view: JobView, now_s: float) -> float | None:
-    """Return how long it took, or has been running."""
+    """Return the duration of a job, so far or in total."""
     if view.started_s is None or view.state == "pending":
         return None
     # A job that was queued again still has the end of its last attempt.
@@ -218,7 +218,7 @@ def took_s(view: JobView, now_s: float) -> float | None:
 
 
 def progress_text(view: JobView) -> str:
-    """Return how far a job is, or how it ended, in its own numbers."""
+    """Return the progress or the metrics of a job."""
     step = ""
     if view.step is not None and view.state == "running":
         step = f"{100 * view.step // view.of} %" if view.of else f"step {view.step:,}"
@@ -229,16 +229,16 @@ def progress_text(view: JobView) -> str:
 
 
 def attempt_row(attempt: AttemptView, now_s: float) -> list[str]:
-    """Lay out one try at a job."""
+    """Return an attempt as a row."""
     began_s = attempt.started_s or attempt.granted_s
     ended_s = attempt.ended_s if attempt.ended_s is not None else now_s
-    # A failure of its own program is the plain one.
+    # A failure of the program needs no cause.
     cause = f" ({attempt.cause})" if attempt.cause not in ("", "user", attempt.ending) else ""
-    stands = "runs" if attempt.started_s is not None else "is prepared"
+    state = "running" if attempt.started_s is not None else "preparing"
     return [
         str(attempt.number),
         attempt.machine,
-        f"{attempt.ending or stands}{cause}",
+        f"{attempt.ending or state}{cause}",
         ago(began_s, now_s),
         span(max(0.0, ended_s - began_s)),
         one_line(attempt.message, _LONGEST_WHY),
@@ -246,7 +246,7 @@ def attempt_row(attempt: AttemptView, now_s: float) -> list[str]:
 
 
 def machine_row(machine: MachineView, now_s: float) -> list[str]:
-    """Lay out one machine of the fleet."""
+    """Return a machine as a row."""
     capability = machine.capability
     state = machine.state
     if machine.until_s is not None and machine.until_s > now_s:
@@ -265,11 +265,11 @@ def machine_row(machine: MachineView, now_s: float) -> list[str]:
     ]
 
 
-MACHINE_HEADER = ("machine", "state", "jobs", "cores", "RAM", "heard", "")
+MACHINE_HEADER = ("machine", "state", "jobs", "cores", "RAM", "last seen", "")
 
 
 def machine_lines(machine: MachineView, now_s: float) -> list[str]:
-    """Return everything about one machine of the fleet."""
+    """Return the details of a machine as lines."""
     capability = machine.capability
     until = machine.until_s
     span_text = f" for {format_duration(until - now_s)}" if until is not None and until > now_s else ""
@@ -279,7 +279,7 @@ def machine_lines(machine: MachineView, now_s: float) -> list[str]:
     rows = [
         ["state", f"{machine.state}{span_text}{f': {machine.why}' if machine.why else ''}"],
         ["jobs", ": ".join(filter(None, (f"{machine.held} of {machine.slots}", ", ".join(machine.jobs))))],
-        ["heard", ago(machine.last_seen_s, now_s)],
+        ["last seen", ago(machine.last_seen_s, now_s)],
         *([["end", leaves]] if (leaves := _leaves(machine, now_s)) else []),
         ["system", system],
         ["cpu", str(capability.get("cpu_name") or "unknown")],
@@ -293,26 +293,26 @@ def machine_lines(machine: MachineView, now_s: float) -> list[str]:
 
 
 def _leaves(machine: MachineView, now_s: float) -> str:
-    """Return in how long a machine goes away; empty if no end is known."""
+    """Return when a machine leaves; "" if unknown."""
     return "" if machine.ends_s is None else f"leaves in {format_duration(max(0.0, machine.ends_s - now_s))}"
 
 
 def _counts(offered: int | None, found: object, text: Callable[[int], str]) -> str:
-    """Return how much of something counts, and beside it what was found, if that is another."""
+    """Return the offered amount, and the detected one if it differs."""
     there = text(found) if isinstance(found, int) and found else "unknown"
     if not offered or text(offered) == there:
         return there
-    return f"{text(offered)} for jobs (found {there})"
+    return f"{text(offered)} for jobs (detected {there})"
 
 
 def _device_text(device: Mapping[str, Any]) -> str:
     holds = ", ".join(map(str, device.get("jobs") or ()))
     uuid = str(device.get("uuid", ""))
-    return "; ".join(filter(None, (devices_text([device]), uuid, f"taken by {holds}" if holds else "")))
+    return "; ".join(filter(None, (devices_text([device]), uuid, f"used by {holds}" if holds else "")))
 
 
 def devices_text(devices: Sequence[Mapping[str, Any]]) -> str:
-    """Return which devices a machine has and which of them are closed."""
+    """Return the devices of a machine and which are closed."""
     described = []
     for device in devices:
         name = str(device.get("name") or device.get("type") or device.get("uuid", ""))
@@ -324,7 +324,7 @@ def devices_text(devices: Sequence[Mapping[str, Any]]) -> str:
 
 
 def leader_table(rows: Sequence[LeaderRow], metric: str, *, columns: int) -> list[str]:
-    """Lay out a leaderboard."""
+    """Return a leaderboard as lines."""
     shown = [
         [str(row.place), row.name, row.label, number(row.value), span(row.seconds), row.machine, row.recipe]
         for row in rows
@@ -333,23 +333,23 @@ def leader_table(rows: Sequence[LeaderRow], metric: str, *, columns: int) -> lis
 
 
 def event_text(event: Mapping[str, Any]) -> str:
-    """Return one event in a line, without its time."""
+    """Return one event as a line, without its time."""
     kind = str(event.get("kind", ""))
     name = str(event.get("name") or event.get("machine") or "")
     on = f" on {event['machine']}" if event.get("machine") and event.get("name") else ""
-    said = _SAID.get(kind, kind.replace("_", " "))
+    text = _EVENT_TEXTS.get(kind, kind.replace("_", " "))
     if kind == FleetKinds.JOB_CHECKPOINT and event.get("step") is not None:
-        said += f" of step {event['step']}"
+        text += f" of step {event['step']}"
     by = f" by {one_line(str(event['by']), _LONGEST_WHY)}" if event.get("by") else ""
     why = one_line(str(event.get("why") or event.get("message") or event.get("cause") or ""), _LONGEST_WHY)
     back = ", back in the queue" if kind == FleetKinds.JOB_EXPIRED and event.get("to") == "pending" else ""
     return outside(
-        f"{name} {said}{by}{on}{back}{f': {why}' if why else ''}{'; not your failure' if back else ''}".strip()
+        f"{name} {text}{by}{on}{back}{f': {why}' if why else ''}{'; not a failed attempt' if back else ''}".strip()
     )
 
 
 def story_texts(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a job's events, oldest first, in a line each; a start after a checkpoint tells which one it was given."""
+    """Return a job's events as lines, oldest first; a start after a checkpoint names its step."""
     texts, step = [], None
     for event in events:
         kind, text = event.get("kind"), event_text(event)
@@ -363,50 +363,50 @@ def story_texts(events: Sequence[Mapping[str, Any]]) -> list[str]:
     return texts
 
 
-_SAID = {
+_EVENT_TEXTS = {
     FleetKinds.JOB_SUBMITTED: "submitted",
     FleetKinds.JOB_GRANTED: "granted",
-    FleetKinds.JOB_STARTED: "runs",
+    FleetKinds.JOB_STARTED: "started",
     FleetKinds.JOB_CHECKPOINT: "saved a checkpoint",
     FleetKinds.JOB_FINISHED: "completed",
     FleetKinds.JOB_FAILED: "failed",
-    FleetKinds.JOB_RETRYING: "failed, and is tried again",
-    FleetKinds.JOB_RELEASED: "given back",
+    FleetKinds.JOB_RETRYING: "failed; retrying",
+    FleetKinds.JOB_RELEASED: "released",
     FleetKinds.JOB_DECLINED: "declined",
     FleetKinds.JOB_EXPIRED: "interrupted",
-    FleetKinds.JOB_CANCELLING: "is to be cancelled",
+    FleetKinds.JOB_CANCELLING: "cancel requested",
     FleetKinds.JOB_CANCELLED: "cancelled",
-    FleetKinds.JOB_REQUEUED: "queued again",
+    FleetKinds.JOB_REQUEUED: "requeued",
     FleetKinds.JOB_CHANGED: "changed",
-    FleetKinds.JOB_READY: "may start: what it waited for has completed",
-    FleetKinds.EXEC_BEGUN: "somebody runs a command in it",
-    FleetKinds.EXEC_ENDED: "that command has ended",
+    FleetKinds.JOB_READY: "may start: its dependencies have completed",
+    FleetKinds.EXEC_BEGUN: "exec session started",
+    FleetKinds.EXEC_ENDED: "exec session ended",
     FleetKinds.MACHINE_JOINED: "joined",
     FleetKinds.MACHINE_CHANGED: "changed",
-    FleetKinds.MACHINE_LEFT: "left: its worker ended",
-    FleetKinds.MACHINE_LOST: "was lost",
-    FleetKinds.MACHINE_FORGOTTEN: "was forgotten",
-    FleetKinds.SYMPTOM: "is not well",
-    FleetKinds.SYMPTOM_OVER: "is well again",
+    FleetKinds.MACHINE_LEFT: "left: its worker stopped",
+    FleetKinds.MACHINE_LOST: "lost",
+    FleetKinds.MACHINE_FORGOTTEN: "removed",
+    FleetKinds.SYMPTOM: "has a symptom",
+    FleetKinds.SYMPTOM_OVER: "has recovered",
 }
 
 
-# One job of the fleet, everything that the coordinator says of it.
+# The details of a fleet job.
 
-ATTEMPT_HEADER = ("try", "machine", "", "began", "took", "")
+ATTEMPT_HEADER = ("attempt", "machine", "", "started", "took", "")
 _MOST_PACKAGES = 8
 
 
 def job_lines(
     story: JobDetails, args: Mapping[str, Any], now_s: float, *, paint: Callable[[str, str], str]
 ) -> list[str]:
-    """Return what was asked of a job, its state, and what it runs with; `args` are those to show, by their paths."""
+    """Return the details of a job as lines; `args` are the arguments to show, by path."""
     view = story.job
     where = f" on {view.machine}" if view.machine and view.state in ("claimed", "running") else ""
     why = f" ({_inside(view.why)})" if view.why else ""
     took = took_s(view, now_s)
     by = f" by {view.submitter}" if view.submitter else ""
-    verb = "took" if JobState(view.state).is_terminal else "runs for"
+    verb = "took" if JobState(view.state).is_terminal else "running for"
     when = f"submitted {ago(view.submitted_s, now_s)}{by}{f', {verb} {span(took)}' if took is not None else ''}"
     lines = [
         f"{paint(view.name, 'bold')}: {state_text(view)}{where}{why}",
@@ -415,7 +415,7 @@ def job_lines(
         *(
             f"  {_inside(name)}={_inside(value_text(value))}"
             for name, value in args.items()
-            # What is empty is as everywhere.
+            # Empty values are defaults.
             if value not in ("", None, [], {})
         ),
     ]
@@ -431,9 +431,9 @@ def job_lines(
 
 
 def origin_lines(story: JobDetails) -> list[str]:
-    """Tell which code, data and environment it runs with, by digest: as the last try that ended says, else as ordered.
+    """Return code, data and environment of a job by digest: of the last attempt if it has ended, else as submitted.
 
-    A job that continues may have been submitted again since its last attempt.
+    An unfinished job may have been submitted again since its last attempt.
     """
     facts = story.attempts[-1].facts if story.attempts and JobState(story.job.state).is_terminal else {}
     tree, commit, data = facts.get("code_tree"), facts.get("commit"), facts.get("data")
@@ -441,8 +441,8 @@ def origin_lines(story: JobDetails) -> list[str]:
         tree, commit = story.code_tree, story.commit
     lines = []
     if tree:
-        stands = f"  {_inside(commit_text(commit))}" if isinstance(commit, str) and commit else ""
-        lines.append(f"code    tree {_inside(tree[:_SHORT_ID])}{stands}")
+        at = f"  {_inside(commit_text(commit))}" if isinstance(commit, str) and commit else ""
+        lines.append(f"code    tree {_inside(tree[:_SHORT_ID])}{at}")
     if not isinstance(data, dict) or not data:
         data = _ordered_data(story)
     lines += [f"data    {_inside(str(name))} {_inside(_short(str(held)))}" for name, held in data.items()]
@@ -450,7 +450,7 @@ def origin_lines(story: JobDetails) -> list[str]:
 
 
 def _ordered_data(story: JobDetails) -> dict[str, str]:
-    """Return what is to be brought: the variable or argument → the digest, or the repository at its commit."""
+    """Return the inputs: variable or argument → digest, or repository at its commit."""
     return {
         str(one.get("where", "")).partition(":")[2]: str(one.get("repo") or f"tree:{one.get('tree', '')}")
         for one in story.inputs
@@ -458,7 +458,7 @@ def _ordered_data(story: JobDetails) -> dict[str, str]:
 
 
 def _choice_text(choice: dict[str, Any]) -> str:
-    """Return which way to an interpreter was ordered: `linux-aarch64: uv.lock 0123456789ab, Python >=3.10`."""
+    """Return an environment choice as text: `linux-aarch64: uv.lock 0123456789ab, Python >=3.10`."""
     path, digest, python = (str(choice.get(name) or "") for name in ("path", "digest", "python"))
     way = path or "the machine's own Python"
     if choice.get("kind") != "python" and digest:
@@ -468,7 +468,7 @@ def _choice_text(choice: dict[str, Any]) -> str:
 
 
 def commit_text(commit: str) -> str:
-    """Say on which commit code stands, and in how many files it differs: `COMMIT+2`."""
+    """Return the commit of `COMMIT+2`, and the number of changed files."""
     whole, _, uncommitted = commit.partition("+")
     files = "1 file" if uncommitted == "1" else f"{uncommitted} files"
     return f"commit {whole[:_SHORT_ID]}" + (f", {files} changed since" if uncommitted else "")
@@ -480,7 +480,7 @@ def _short(held: str) -> str:
 
 
 def python_lines(story: JobDetails) -> list[str]:
-    """Tell with which interpreter and packages the last try ran, if it was one of its own."""
+    """Return the interpreter and packages of the last attempt, if it had its own environment."""
     described = story.attempts[-1].facts.get("python") if story.attempts else None
     if not isinstance(described, dict):
         return []
@@ -494,7 +494,7 @@ def python_lines(story: JobDetails) -> list[str]:
 
 
 def _inside(text: str) -> str:
-    """Return a text from outside, indented so that each of its lines is seen to be a part of ours."""
+    """Return an untrusted text with its lines indented."""
     return "\n      ".join(outside(line) for line in text.split("\n"))
 
 
@@ -505,7 +505,7 @@ _MACHINES = 10
 
 @frozen
 class FleetOverview:
-    """The state of a fleet: counters, machines, what runs, and the best results so far."""
+    """The state of a fleet: counters, machines, running jobs, and the best results."""
 
     url: str
     status: FleetStatus
@@ -523,13 +523,13 @@ class FleetOverview:
         }
 
     def lines(self, now_s: float, *, columns: int) -> Iterator[str]:
-        """Return counters, symptoms, machines, what runs, and the best results."""
+        """Yield counters, symptoms, machines, running jobs and the best results."""
         status, machines = self.status, self.machines
         yield f"fleet of {self.url}, {status.database}, up for {span(max(0.0, now_s - status.started_s))}"
         yield f"jobs: {_numbers(status.jobs, [str(state) for state in JobState])}"
         yield f"machines: {_numbers(status.machines, sorted(status.machines))}"
         if status.settling_s > 0 and machines:
-            yield f"it started lately: whoever is silent keeps its jobs for {format_duration(status.settling_s)} more"
+            yield f"recovering: no lease expires for {format_duration(status.settling_s)}"
         yield from symptom_lines(status.symptoms, now_s)
         if machines:
             yield ""
@@ -542,7 +542,7 @@ class FleetOverview:
             yield from table([job_row(one, now_s) for one in self.running], header=JOB_HEADER, columns=columns)
             more = status.jobs.get("running", 0) - len(self.running)
             if more > 0:
-                yield f"and {more:,} more run: stoker jobs --status running"
+                yield f"and {more:,} more running: stoker jobs --status running"
         if self.leaders.rows:
             yield ""
             yield from leader_table(self.leaders.rows, self.leaders.metric, columns=columns)
@@ -552,30 +552,30 @@ def _numbers(counts: Mapping[str, int], names: Iterable[str]) -> str:
     return ", ".join(f"{counts[name]:,} {name}" for name in names if counts.get(name)) or "none"
 
 
-# The history checker's verdict as lines: every promise, kept or broken.
+# The verdict of the history checker: each guarantee, kept or broken.
 
-PROMISES = {
-    "one_lease": "at most one live lease per job, at any time",
-    "epochs_grow": "epochs strictly grow, and never return",
-    "no_stale_write": "nothing was accepted under an old epoch, attempt or generation",
-    "terminal_is_final": "a terminal state is only left by a requeue",
-    "waits_with_reason": "every job has ended, or waits for something that can be named",
-    "within_budgets": "no job was granted again after its attempts were used up",
-    "bundle_has_bytes": "no result is recorded whose bytes are not there",
-    "events_replay": "the events alone lead to the state that each job's row shows",
-    "one_event_per_move": "every move is exactly one event",
-    "time_goes_on": "stored time never goes back",
-    "counters": "counters say what rows do",
+GUARANTEES = {
+    "one_lease": "at most one active lease per job at any time",
+    "epochs_grow": "epochs strictly increase",
+    "no_stale_write": "no write under an old epoch, attempt or generation was accepted",
+    "terminal_is_final": "only a requeue leaves a terminal state",
+    "waits_with_reason": "every job has ended, or waits with a known reason",
+    "within_budgets": "no job was granted after its last attempt",
+    "bundle_has_bytes": "every recorded result has its files",
+    "events_replay": "replaying the events gives the state of each job",
+    "one_event_per_move": "every state change has exactly one event",
+    "time_goes_on": "stored times never go back",
+    "counters": "the counters match the rows",
 }
 
 
 def verdict_lines(verdict: HistoryCheck, signs: Signs, *, columns: int) -> Iterator[str]:
-    """Say it."""
+    """Yield the verdict as lines."""
     rows = [
         [
             signs.failed if broken else signs.ran,
             rule,
-            PROMISES.get(rule, ""),
+            GUARANTEES.get(rule, ""),
             f"broken {broken} times" if broken else "",
         ]
         for rule, broken in verdict.rules.items()
@@ -586,6 +586,6 @@ def verdict_lines(verdict: HistoryCheck, signs: Signs, *, columns: int) -> Itera
 
 
 def counts_lines(tried: Mapping[str, int], refused: Mapping[str, int], *, columns: int) -> list[str]:
-    """Return what was tried, and how much of it was refused, as some of it must be."""
+    """Return the operations and how many of them were refused."""
     rows = [[what, f"{count:,}", f"{refused.get(what, 0):,} refused"] for what, count in tried.items()]
     return table(rows, columns=columns)

@@ -1,4 +1,4 @@
-"""A comparison as one page that needs nothing beside it: pictures inside, no network, a table that sorts."""
+"""A comparison as one self-contained HTML page: charts inside, no network, a sortable table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stoker.views.stage_lines import number
 from stoker.views.svg import to_svg
 from stoker.views.text_tables import span
 
-# The page may run its own script and show its own pictures; nothing is ever fetched.
+# The page may run its own script and show its own images; it fetches nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 _STYLE = """
@@ -43,7 +43,7 @@ th button { all: unset; cursor: pointer; font-weight: 600; } th button:focus-vis
 th[aria-sort=ascending] button::after { content: " ↑"; } th[aria-sort=descending] button::after { content: " ↓"; }
 """
 
-# Sorts by the values that the cells carry; what has none stays at the end either way.
+# Sorts by the values of the cells; cells without a value stay at the end.
 _SCRIPT = """
 for (const table of document.querySelectorAll("table.sorts")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
@@ -64,11 +64,11 @@ for (const table of document.querySelectorAll("table.sorts")) {
 """
 
 _Cell = tuple[str, str, bool]
-"""What is shown, what is sorted by, and whether it is a text that may wrap."""
+"""Text, sort value, and whether the text may wrap."""
 
 
 def comparison_page(comparison: Comparison, charts: Sequence[Chart], near: str) -> str:
-    """Write the page of a job's trials; files are called as they are seen from the folder `near`."""
+    """Return the page of a job's trials; paths are relative to the folder `near`."""
     measure, best = one_line(measure_line(comparison)), best_line(comparison, near)
     parts = [
         f"<p>{escape(measure)}<br><strong>{escape(best)}</strong></p>",
@@ -82,7 +82,7 @@ def comparison_page(comparison: Comparison, charts: Sequence[Chart], near: str) 
 
 
 def page(title: str, about: str, parts: Sequence[str]) -> str:
-    """Put parts that are HTML already into a page."""
+    """Return a page with HTML parts."""
     lines = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -160,15 +160,15 @@ def _fixed(comparison: Comparison) -> str:
     return f"<h2>The same in every trial</h2><table><tbody>{rows}</tbody></table>"
 
 
-# Jobs beside each other as one page, with their curves over each other.
+# The comparison of jobs as one page.
 
 
 def sides_chart(sides: Sequence[ComparisonSide], found: Sequence[Sequence[Curves]]) -> Chart | None:
-    """Plot the curves of the trials that speak for the sides over each other, by each metric that one has."""
+    """Return a chart of the sides' curves for each metric."""
     by_metric: dict[str, list[ChartLine]] = {}
     for rank, (side, curves) in enumerate(zip(sides, found, strict=True)):
         for one in curves:
-            # The first is that trial's, or of the best that has a curve.
+            # The first curve is that trial's, or of the best trial with a curve.
             _, points = one.lines[0]
             line = ChartLine(label=side.label, points=tuple((float(step), value) for step, value in points), rank=rank)
             by_metric.setdefault(one.metric, []).append(line)
@@ -180,7 +180,7 @@ def sides_chart(sides: Sequence[ComparisonSide], found: Sequence[Sequence[Curves
 
 
 def sides_page(facts: Sequence[Fact], sides: Sequence[ComparisonSide], charts: Sequence[Chart]) -> str:
-    """Write the page of a comparison of jobs."""
+    """Return the page of a comparison of jobs."""
     parts = [f"<p><strong>{escape(verdict(facts))}</strong></p>", *map(figure, charts)]
     for section in SECTIONS:
         own = [fact for fact in facts if fact.section == section and any(value is not None for value in fact.values)]

@@ -1,4 +1,4 @@
-"""Why a job of the fleet is where it is: the verdict, every machine and device with its score or reason, what helps."""
+"""Placements and explanations of jobs as lines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ if TYPE_CHECKING:
     from stoker.protocol.view_messages import JobExplanation
 
 
-# Placements as text: a line for each job, what would change it, and every machine and device with its why.
-
 _MOST_REASONS = 4
 _MOST_CHANGES = 4
 
 
 def job_line(planned: PlannedPlacements, signs: Signs, types: Mapping[str, str]) -> str:
-    """Return in one line what becomes of a job; `types` are the devices' by UUID."""
+    """Return the placement of a job as a line; `types` are device types by UUID."""
     wanted, waiting = planned.wanted, planned.waiting
     sign = signs.failed if waiting else signs.ran
     name = wanted.job.name
@@ -37,15 +35,15 @@ def job_line(planned: PlannedPlacements, signs: Signs, types: Mapping[str, str])
 
 
 def why_lines(explanation: Explanation, *, is_waiting: bool) -> Iterator[str]:
-    """Return why a job waits and what would change it, the nearest first; and what the cost rule says, if anything."""
+    """Yield why a job waits, what would change it, nearest first, and the advice of the cost rule."""
     if explanation.advice.is_worth is not None:
-        rather = "; so it would rather have the CPU" if explanation.is_advised_against else ""
+        rather = "; the CPU is preferred" if explanation.is_advised_against else ""
         yield f"cost rule: {explanation.advice}{rather}"
     if not is_waiting:
         return
     if explanation.never:
         yield f"never on this fleet: {explanation.never}"
-        # What would start it now would make it possible, too.
+        # Changes that would start it now are listed below.
         now = {(change.what, change.relative) for change in explanation.changes}
         ever = [change for change in explanation.ever if (change.what, change.relative) not in now]
         yield from (f"possible if {change.text}" for change in ever[:_MOST_CHANGES])
@@ -54,14 +52,14 @@ def why_lines(explanation: Explanation, *, is_waiting: bool) -> Iterator[str]:
             yield f"{verdict.node}: {_reasons(verdict)}"
         if len(explanation.nodes) > _MOST_REASONS:
             yield f"and {len(explanation.nodes) - _MOST_REASONS} more machines; --explain lists them"
-        yield f"fits, once jobs or programs there end: {_some(explanation.waits_for)}"
+        yield f"fits after jobs or programs there end: {_some(explanation.waits_for)}"
     first = [explanation.nearest] if explanation.nearest is not None else []
     for change in [*first, *(one for one in explanation.changes if one not in first)][:_MOST_CHANGES]:
         yield f"starts now if {change.text}"
 
 
 def explain_lines(explanation: Explanation, *, columns: int) -> list[str]:
-    """Lay out every machine and each of its devices: the score with its terms, or what stands in the way."""
+    """Return each machine and device with its score and terms, or the reason against it."""
     rows: list[list[str]] = []
     for verdict in explanation.nodes:
         rows.append([verdict.node, "", *_node_cells(verdict, is_best=verdict.node == explanation.best)])
@@ -75,11 +73,11 @@ def _node_cells(verdict: NodeVerdict, *, is_best: bool) -> list[str]:
     where = f"on {', '.join(verdict.on)}" if verdict.on else f"on the CPU: {_terms(verdict.terms)}"
     rank = verdict.rank
     before = [
-        *(["not what the job would rather have"] if rank and not rank.wished else []),
+        *(["not the preferred kind of device"] if rank and not rank.wished else []),
         *(["preferred"] if rank and rank.preferred else []),
         *([f"priority {rank.priority}"] if rank and rank.priority else []),
     ]
-    text = "; ".join([*(["the best"] if is_best else []), where, *before])
+    text = "; ".join([*(["best"] if is_best else []), where, *before])
     return [f"{verdict.score:.4g}", text]
 
 
@@ -106,7 +104,7 @@ def _place(placed: PlacedJob, types: Mapping[str, str]) -> str:
 
 
 def _left(planned: PlannedPlacements) -> str:
-    """Return what becomes of jobs that have no place now."""
+    """Return the state of jobs without a place."""
     is_one = planned.waiting == 1
     if planned.explanation is not None and planned.explanation.never:
         return "fits nowhere" if is_one else "fit nowhere"
@@ -130,31 +128,31 @@ _HEADER = ("machine", "device", "score", "why")
 
 
 def explanation_lines(explanation: JobExplanation, *, now_s: float, columns: int) -> Iterator[str]:
-    """Draw an explanation."""
+    """Yield an explanation as lines."""
     place = _place_fleet_explaining(explanation)
     yield f"{explanation.job.name}: {one_line(explanation.verdict)}{f' ({place})' if place else ''}"
     if explanation.starts_s is not None:
         based = f" ({explanation.based_on})" if explanation.based_on else ""
         left_s = explanation.starts_s - now_s
-        when = f"in about {format_duration(left_s)}" if left_s >= 1 else "any moment"
+        when = f"in about {format_duration(left_s)}" if left_s >= 1 else "now"
         yield f"may start {when}{based}"
     elif explanation.expected is not None and explanation.expected.machine and not explanation.declines:
         yield "no start estimate: a job before it has no estimate of its duration"
     yield from _forecast_lines(explanation, now_s)
     rows = [row for machine in explanation.machines for row in _machine_rows(machine, now_s)]
-    # Where a job could go matters while it waits.
+    # The machines matter only while the job waits.
     if rows and explanation.job.state == JobState.PENDING:
         yield ""
         yield from table(rows, header=_HEADER, columns=columns)
     for decline in explanation.declines:
-        yield f"declined by {decline.get('machine', '?')}: {_said(decline)}"
+        yield f"declined by {decline.get('machine', '?')}: {_reason_text(decline)}"
     for change in explanation.changes:
         text = one_line(change)
         yield text if text.startswith(("starts", "possible", "never")) else f"starts now if {text}"
 
 
 def _forecast_lines(explanation: JobExplanation, now_s: float) -> Iterator[str]:
-    """Return where and when it is expected, why not now where there is room, and how its submitter stands."""
+    """Yield the expected machine and time, why it is held back, and the submitter's share."""
     expected = explanation.expected
     if expected is not None and expected.machine:
         starts = f" from {moment(expected.starts_s, now_s)}" if expected.starts_s is not None else ""
@@ -196,8 +194,8 @@ def _machine_rows(machine: Mapping[str, Any], now_s: float) -> Iterator[list[str
     for device in devices:
         name = " ".join(filter(None, (str(device.get("uuid", "")), str(device.get("type", "")))))
         obstacle = device.get("obstacle")
-        said = str(obstacle.get("why", "")) if isinstance(obstacle, Mapping) else _terms_fleet_explaining(device)
-        yield ["", name, _score(device), one_line("; ".join(filter(None, (said, _held(device, now_s)))))]
+        why = str(obstacle.get("why", "")) if isinstance(obstacle, Mapping) else _terms_fleet_explaining(device)
+        yield ["", name, _score(device), one_line("; ".join(filter(None, (why, _held(device, now_s)))))]
 
 
 def _node_why(machine: Mapping[str, Any]) -> str:
@@ -226,7 +224,7 @@ def _term(one: Mapping[str, Any]) -> str:
 
 
 def _held(row: Mapping[str, Any], now_s: float) -> str:
-    """Return which jobs hold it now, and until about when."""
+    """Return the jobs that use a device or machine, and for how long."""
     held = row.get("held") or row.get("jobs") or ()
     shown = []
     for one in held if isinstance(held, list | tuple) else ():
@@ -234,7 +232,7 @@ def _held(row: Mapping[str, Any], now_s: float) -> str:
             shown.append(f"{one.get('name') or one.get('job')}{_until(one.get('until_s'), now_s)}")
         else:
             shown.append(str(one))
-    return f"taken by {', '.join(shown)}{_until(row.get('until_s'), now_s)}" if shown else ""
+    return f"used by {', '.join(shown)}{_until(row.get('until_s'), now_s)}" if shown else ""
 
 
 def _until(until_s: object, now_s: float) -> str:
@@ -243,5 +241,5 @@ def _until(until_s: object, now_s: float) -> str:
     return f" for about {format_duration(until_s - now_s)}"
 
 
-def _said(decline: Mapping[str, Any]) -> str:
+def _reason_text(decline: Mapping[str, Any]) -> str:
     return one_line(": ".join(filter(None, (str(decline.get("reason") or ""), str(decline.get("message") or "")))))

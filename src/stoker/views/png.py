@@ -1,4 +1,4 @@
-"""Charts as PNG bytes. The only module outside the cookbooks that knows matplotlib; import it when it is needed."""
+"""Charts as PNG bytes. Imports matplotlib, so import it only when needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 def to_png(chart: Chart) -> bytes:
-    """Draw a chart; the same chart gives the same bytes."""
+    """Return a chart as PNG; deterministic."""
     columns = max(1, chart.columns)
     rows = -(-len(chart.panels) // columns)
     with _style():
@@ -61,11 +61,11 @@ def to_png(chart: Chart) -> bytes:
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """Draw in our style while open, whatever the user's own settings are."""
+    """Draw in a fixed style, independent of the user's settings."""
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
-        # A name in a script that the font lacks is drawn as boxes; the table has it right.
+        # Characters that the font lacks are drawn as boxes; the table shows them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         yield
@@ -107,5 +107,5 @@ def _width(line: ChartLine) -> float:
 
 
 def _plain(text: str, longest: int = 40) -> str:
-    """Return a text that is safe inside a plot: short, on one line, and never read as a formula."""
+    """Return a text that is safe in a plot: short, on one line, not read as a formula."""
     return one_line(text, longest).replace("$", r"\$")

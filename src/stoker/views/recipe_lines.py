@@ -1,4 +1,4 @@
-"""A recipe's arguments as people read them, from the JSON Schema that the index keeps; and a line to start from."""
+"""A recipe's arguments as rows, from the JSON Schema of the index; and an example command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("
 
 
 def argument_rows(schema: Mapping[str, Any]) -> list[list[str]]:
-    """Return name, type, default, limits and help of each argument; those in a record by their dotted names."""
+    """Return name, type, default, limits and help of each argument; nested ones by dotted names."""
     rows = []
     for name, body, is_required in _leaves(schema):
         kind, shown = type_text(body), [body.get("description", "")]
@@ -33,7 +33,7 @@ def argument_rows(schema: Mapping[str, Any]) -> list[list[str]]:
 
 
 def type_text(body: Mapping[str, Any]) -> str:
-    """Name a type."""
+    """Return a type as text."""
     if "enum" in body:
         return "|".join(map(str, body["enum"]))
     if "anyOf" in body:
@@ -48,14 +48,14 @@ def type_text(body: Mapping[str, Any]) -> str:
 
 
 def limits_text(body: Mapping[str, Any]) -> str:
-    """Name the limits of a number, also of one that may be missing or stands in a list."""
+    """Return the limits of a number, also of an optional one or of items of a list."""
     inner = [*body.get("anyOf", ()), *([body["items"]] if isinstance(body.get("items"), dict) else ())]
     own = [f"{sign}{_plain(body[name])}" for name, sign in _LIMITS if name in body]
     return " ".join([*own, *(text for one in inner if (text := limits_text(one)))])
 
 
 def value_text(value: Any) -> str:
-    """Write a value as it would be typed."""
+    """Return a value as it would be typed."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -66,7 +66,7 @@ def value_text(value: Any) -> str:
 
 
 def example_line(name: str, schema: Mapping[str, Any], prefill: Mapping[str, Any]) -> str:
-    """Return a line that pastes into a shell: what is required, and what the cookbook proposes."""
+    """Return a shell command with the required arguments and those that the cookbook proposes."""
     words = [f"stoker run {name}"]
     filled = flat(prefill)
     for position, (argument, body, is_required) in enumerate(_leaves(schema)):
@@ -107,24 +107,24 @@ def _plain(limit: float) -> str:
     return str(int(limit)) if float(limit).is_integer() else f"{limit:g}"
 
 
-# What trials were measured on: why there is no best of all.
+# The settings by which trials are not comparable.
 
 _LONGEST = 60
 
 
 def ground_text(told_by: Mapping[str, Any], near: str) -> str:
-    """Return what tells a ground from the others, such as `data=legal.jsonl`; files as they are seen from a folder."""
+    """Return the distinguishing settings of a group, such as `data=legal.jsonl`; paths relative to `near`."""
     return ", ".join(f"{name}={one_line(ground_value(value, near), _LONGEST)}" for name, value in told_by.items())
 
 
 def ground_value(value: Any, near: str) -> str:
-    """Write one value that tells grounds apart; a file as it is seen from a folder."""
+    """Return one distinguishing value; a path relative to `near`."""
     is_path = isinstance(value, str) and os.path.isabs(value)
     return near_path(value, near) if is_path else value_text(value)
 
 
 def not_compared_text(metric: str, grounds: Sequence[ComparableTrials[Any]]) -> str:
-    """Return of trials on several grounds why they are not ranked against each other."""
+    """Return why trials of several groups are not ranked against each other."""
     names = list(grounds[0].told_by)
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return f"{metric} on different {listed} is not compared"

@@ -1,4 +1,4 @@
-"""A simulation's report as text and as a picture."""
+"""The report of a simulation as lines and as a chart."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PANEL = 900, 300
 
 
 def report_lines(simulated: SimulationResult, columns: int) -> Iterator[str]:
-    """Tell what came out: the makespan beside its bound, the pace, how machines were used, how long jobs waited."""
+    """Yield makespan and bound, decision rate, use of the machines, and waiting times."""
     report = simulated.report
     yield f"makespan    {span(report.makespan_s)}: {report.ratio:.2f} × the lower bound, {span(report.bound.seconds)}"
     yield f"decisions   {simulated.decisions_per_s:,.0f}/s: {report.decisions:,} in {span(simulated.seconds)}"
-    kept = f"machines were kept for one {report.times_kept:,} times"
-    yield f"fairness    no job began more than {span(report.most_behind_s)} behind its place in the queue; {kept}"
+    kept = f"{report.times_kept:,} reservations for a waiting job"
+    yield f"fairness    no job started more than {span(report.most_behind_s)} behind its queue position; {kept}"
     if report.not_placeable:
         yield _left_out(report)
     rows = [
@@ -27,7 +27,7 @@ def report_lines(simulated: SimulationResult, columns: int) -> Iterator[str]:
         for use in sorted(report.uses, key=lambda use: -use.used)
     ]
     yield ""
-    yield from table(rows, header=("sort of machine", "machines", "devices", "jobs", "used"), columns=columns)
+    yield from table(rows, header=("kind of machine", "machines", "devices", "jobs", "used"), columns=columns)
     rows = [
         [str(waits.priority), f"{waits.jobs:,}", span(waits.median_s), span(waits.p95_s), span(waits.max_s)]
         for waits in report.waits
@@ -37,7 +37,7 @@ def report_lines(simulated: SimulationResult, columns: int) -> Iterator[str]:
 
 
 def timeline_chart(report: SimulationReport, title: str) -> Chart:
-    """Draw how the sorts of machine with most to do were used over time, and below it how many jobs waited."""
+    """Return a chart of the use of the busiest kinds of machine over time, and of the waiting jobs."""
     width, height = _PANEL
     step_h = report.step_s / _HOUR_S
     uses = sorted(report.uses, key=lambda use: (-use.used * max(use.devices, use.machines), use.sort))[:LEGEND]
@@ -53,12 +53,12 @@ def timeline_chart(report: SimulationReport, title: str) -> Chart:
     across = Scale(low=0.0, high=max(makespan_h, 1e-9))
     bound = ChartLine(label="lower bound", points=((bound_h, 0.0), (bound_h, 100.0)), rank=-1)
     waiting = tuple((place * step_h, float(count)) for place, count in enumerate(report.waiting))
-    line = ChartLine(label="jobs that wait", points=waiting, rank=0)
+    line = ChartLine(label="waiting jobs", points=waiting, rank=0)
     panels = (
         Panel(x_label="hours", y_label="% used", x=across, y=Scale(low=0.0, high=105.0), lines=(*lines, bound)),
         Panel(
             x_label="hours",
-            y_label="jobs that wait",
+            y_label="waiting jobs",
             x=across,
             y=scale_over([0.0, *(count for _, count in waiting)]),
             lines=(line,),
@@ -85,13 +85,13 @@ def live_lines(  # noqa: PLR0913 - what is shown of a forecast
     is_guess: bool,
     columns: int,
 ) -> Iterator[str]:
-    """Return when everything is done, as the fleet is and as it would be; how machines are used; when jobs start.
+    """Yield when all jobs are done, unchanged and changed, the use of the machines, and the starts of jobs.
 
-    With each report comes how many jobs can't be finished.
+    Each report comes with the number of jobs that can't finish.
     """
     now, changed = as_is[0], None if as_changed is None else as_changed[0]
-    running = _counted(now.running, "job runs", "jobs run")
-    yield f"{_counted(now.machines, 'machine', 'machines')}, {running}, {now.jobs - now.running:,} wait"
+    running = _counted(now.running, "running job", "running jobs")
+    yield f"{_counted(now.machines, 'machine', 'machines')}, {running}, {now.jobs - now.running:,} waiting"
     yield f"all done    {_end_text(*as_is, at_s)}"
     if as_changed is not None and changed is not None:
         gained_s = now.makespan_s - changed.makespan_s
@@ -100,9 +100,9 @@ def live_lines(  # noqa: PLR0913 - what is shown of a forecast
         yield f"changed     {_end_text(*as_changed, at_s)}{difference}"
         if changed.failures:
             lost = _counted(changed.failures, "attempt", "attempts")
-            yield f"lost        {lost} that failed or ended with a machine; the jobs run again"
+            yield f"lost        {lost} failed or were lost with a machine; the jobs run again"
     if is_guess:
-        yield "note        some jobs have no estimate of their duration: 10 minutes are assumed for each"
+        yield "note        some jobs have no estimate of their duration; 10 min assumed for each"
     if blocked:
         waiting = _counted(
             blocked, "pending job waits for other jobs, or for its", "pending jobs wait for other jobs, or for their"
@@ -121,7 +121,7 @@ def live_lines(  # noqa: PLR0913 - what is shown of a forecast
         for use in then.values()
         if use.sort not in known
     ]
-    header = ["sort of machine", "machines", "jobs", "used", *(["changed", "jobs", "used"] if changed else [])]
+    header = ["kind of machine", "machines", "jobs", "used", *(["changed", "jobs", "used"] if changed else [])]
     yield ""
     yield from table(rows, header=header, columns=columns)
     if jobs:
@@ -135,7 +135,7 @@ def live_lines(  # noqa: PLR0913 - what is shown of a forecast
 
 def _end_text(report: SimulationReport, unfinished: int, at_s: float) -> str:
     if unfinished:
-        return f"never: {_counted(unfinished, 'job finds', 'jobs find')} no machine"
+        return f"never: {_counted(unfinished, 'job fits', 'jobs fit')} no machine"
     return f"{moment(at_s + report.makespan_s, at_s)}, in about {span(report.makespan_s)}"
 
 
@@ -147,7 +147,7 @@ def _difference(gained_s: float) -> str:
 
 def _left_out(report: SimulationReport) -> str:
     jobs = _counted(report.not_placeable, "job fits", "jobs fit")
-    return f"left out    {jobs} no machine of this fleet, even an idle one"
+    return f"omitted     {jobs} no machine of this fleet, even an idle one"
 
 
 def _counted(count: int, one: str, many: str) -> str:

@@ -1,4 +1,4 @@
-"""A stage of a run as one line: while it runs, and when it is over."""
+"""A stage of a run as one line: while it runs, and after it has ended."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _LONG_ENOUGH_S = 1.0
 
 
 def sign_of(node: NodeHistory, signs: Signs) -> str:
-    """Return the sign of how a stage ended."""
+    """Return the sign of a stage's end."""
     return {"ran": signs.ran, "hit": signs.hit, "failed": signs.failed, "diverged": signs.failed}.get(
         node.ending, signs.left
     )
 
 
-def finished_text(node: NodeHistory, width: int, *, was_told: bool = False) -> str:
-    """Say how a stage ended: name, time, word, and what is worth adding; not again what it told if that `was_told`."""
+def finished_text(node: NodeHistory, width: int, *, is_message_shown: bool = False) -> str:
+    """Return the end of a stage: name, time, ending and details; without its message if `is_message_shown` already."""
     took = span(node.seconds) if node.ending in ("ran", "failed", "diverged") else ""
     word = node.ending
     if node.ending in ("failed", "diverged", "pruned") and node.message:
-        word = f"{'left out' if node.ending == 'pruned' else node.ending}: {_in_one_line(node.message)}"
-    said = "" if was_told else node.told
-    texts = [said, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
+        word = f"{'skipped' if node.ending == 'pruned' else node.ending}: {_in_one_line(node.message)}"
+    message = "" if is_message_shown else node.told
+    texts = [message, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
     more = "  ".join(filter(None, texts))
     return f"{node.title or node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"
 
 
 def memory_text(ram_bytes: int | None, gpu_bytes: int | None) -> str:
-    """Return how much memory work took: the machine's, and its devices' if it had any."""
+    """Return the peak memory of a machine, and of its devices if it has any."""
     ram = format_size(ram_bytes) if ram_bytes else ""
     if gpu_bytes:
         return f"{format_size(gpu_bytes)} GPU{f', {ram} RAM' if ram else ''}"
@@ -45,23 +45,23 @@ def memory_text(ram_bytes: int | None, gpu_bytes: int | None) -> str:
 
 
 class StageStepRate:
-    """How quickly a stage goes, from the steps that were heard of since this began: it may have gone on from one."""
+    """The speed of a stage since its first reported step: it may have resumed from a checkpoint."""
 
     def __init__(self, step: int, at_s: float) -> None:
         self._first = self._last = (step, at_s)
 
     def hear(self, step: int, at_s: float) -> None:
-        """Take in a step."""
+        """Record a step."""
         self._last = (step, at_s)
 
     def steps_per_s(self) -> float | None:
-        """Return the pace, if enough was heard to tell."""
+        """Return the speed, or None if too little was reported."""
         steps, passed_s = self._last[0] - self._first[0], self._last[1] - self._first[1]
         return steps / passed_s if steps > 0 and passed_s >= _LONG_ENOUGH_S else None
 
 
 def running_text(node: NodeHistory, width: int, now_s: float, pace: StageStepRate | None = None) -> str:
-    """Return how far a stage is: name, time so far, step, metrics, how quickly it goes and when it will be there."""
+    """Return the progress of a stage: name, time, step, metrics, speed and remaining time."""
     passed_s = now_s - node.began_s if node.began_s is not None else 0.0
     parts = [
         f"{node.title or node.node:<{width}}",
@@ -74,37 +74,37 @@ def running_text(node: NodeHistory, width: int, now_s: float, pace: StageStepRat
 
 
 def waiting_text(node: NodeHistory, width: int, now_s: float) -> str:
-    """Return how long a stage has been waiting for its devices, and for which."""
+    """Return how long a stage has been waiting, and for what."""
     waited_s = max(0.0, now_s - (node.waits_since_s or now_s))
     return f"{node.title or node.node:<{width}}  {span(waited_s):>6}  {node.waits_for}"
 
 
 def step_text(node: NodeHistory) -> str:
-    """Return at which step a stage is."""
+    """Return the step of a stage."""
     if node.step is None:
         return ""
     return f"step {node.step}/{node.of}" if node.of else f"step {node.step}"
 
 
 def pace_text(node: NodeHistory, steps_per_s: float | None) -> str:
-    """Return how quickly a stage goes and how long it will still take."""
+    """Return the speed of a stage and its remaining time."""
     if steps_per_s is None:
         return ""
-    said = f"{steps_per_s:.3g} step/s"
+    speed = f"{steps_per_s:.3g} step/s"
     if node.of is None or node.step is None or node.step > node.of:
-        return said
-    return f"{said}  ETA {span((node.of - node.step) / steps_per_s)}"
+        return speed
+    return f"{speed}  ETA {span((node.of - node.step) / steps_per_s)}"
 
 
 def metrics_text(metrics: Mapping[str, Any], *, is_over: bool = True) -> str:
-    """Return the first few metrics of work that runs, or is over."""
+    """Return the first few metrics as text."""
     return "  ".join(f"{name} {number(value)}" for name, value in few_metrics(metrics, is_over=is_over).items())
 
 
 def few_metrics(metrics: Mapping[str, Any], *, is_over: bool = True) -> dict[str, Any]:
-    """Return the first few metrics; what results would be ranked by is always among them."""
+    """Return the first few metrics, including the one that results are ranked by."""
     if is_over:
-        # Where a schedule has ended is not the rate that was set.
+        # The last value of a schedule is not the learning rate that was set.
         metrics = {name: value for name, value in metrics.items() if name not in _SCHEDULED}
     few = dict(list(metrics.items())[:_METRICS_SHOWN])
     best = min(metrics, key=preference, default="")
@@ -114,17 +114,17 @@ def few_metrics(metrics: Mapping[str, Any], *, is_over: bool = True) -> dict[str
 
 
 def number(value: object) -> str:
-    """Write a number with as many digits as say something."""
+    """Return a number with 4 significant digits."""
     if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
         return f"{value:.4g}"
     if isinstance(value, float) and math.isfinite(value):
-        # Minus zero is never meant.
+        # Minus zero is shown as zero.
         return f"{value + 0.0:g}"
     return str(value)
 
 
 def _in_one_line(message: str) -> str:
-    """Return what a message begins with, and the first of what it lists: the end of the run shows all of it."""
+    """Return the first line of a message and its first item; the end of the run shows all."""
     first, *listed = message.splitlines()
     if not listed:
         return message
@@ -135,13 +135,13 @@ def _peak_on_devices(node: NodeHistory) -> str:
     return f"peak {memory_text(node.peak_rss_bytes, node.peak_gpu_bytes)}" if node.peak_gpu_bytes else ""
 
 
-# With whom the stages of a job shared a process, for people. Pure.
+# Which stages of a job shared a process.
 
 _MOST_NAMED = 4
 
 
 def companions_text(node: NodeHistory) -> str:
-    """Return with whom a stage shared a process, and how many sat there at once; nothing of one that was alone."""
+    """Return the other members of a stage's shared process; "" if there were none."""
     usage = read_member_usage(node.member_usage)
     if usage is None or not usage.others:
         return ""
@@ -150,7 +150,7 @@ def companions_text(node: NodeHistory) -> str:
 
 
 def shared_process_lines(job: str, nodes: Iterable[NodeHistory]) -> list[str]:
-    """Return how many stages of a job shared each process, and who else was in it; nothing where each was alone."""
+    """Return a line for each shared process of a job's stages."""
     processes: dict[int, list[tuple[NodeHistory, MemberUsage]]] = {}
     for node in nodes:
         usage = read_member_usage(node.member_usage)
@@ -165,7 +165,7 @@ def _line(job: str, usages: list[tuple[NodeHistory, MemberUsage]]) -> str:
     ours = {f"{job}/{node.node}" for node, _ in usages}
     named = tuple(dict.fromkeys(name for _, usage in usages for name in usage.named if name not in ours))
     texts = f"{len(usages)} in one process, {max(usage.members for _, usage in usages)} at once"
-    return f"{texts}, beside {_named(named, len(named))}" if named else texts
+    return f"{texts}, with {_named(named, len(named))}" if named else texts
 
 
 def _named(names: tuple[str, ...], count: int) -> str:

@@ -1,6 +1,6 @@
-"""Charts as SVG text: our own few lines and letters, so that a picture needs no library.
+"""Charts as SVG text, without a library.
 
-Colours are styles of the picture, light or dark as its reader's screen is, whether it stands alone or inside a page.
+Colours follow the reader's light or dark mode, alone and inside a page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 44
 _LEGEND_ROW = 18
 _LONGEST_TICK = 9
 
-# Light colours stand on the elements themselves, which every viewer understands; a dark screen has its own by class.
+# Light colours are attributes, which every viewer supports; dark mode uses classes.
 _INK = 'class="ink" fill="#222222"'
 _SOFT = 'class="soft" fill="#666666"'
 _GRID = 'class="grid" stroke="#e2e2e2"'
@@ -35,7 +35,7 @@ _DARK = (
 
 
 def to_svg(chart: Chart) -> str:
-    """Draw a chart as one `<svg>` element that also stands alone."""
+    """Return a chart as one self-contained `<svg>` element."""
     columns = max(1, chart.columns)
     rows = -(-len(chart.panels) // columns)
     below = _LEGEND_ROW * len(chart.legend) + (8 if chart.legend else 0)
@@ -64,7 +64,7 @@ def to_svg(chart: Chart) -> str:
 
 
 def colour_of(line: ChartLine) -> str:
-    """Return the colour of a trial's line; empty for one that is drawn faintly."""
+    """Return the colour of a trial's line; "" for a faint one."""
     return COLOURS[line.rank] if 0 <= line.rank < min(LEGEND, len(COLOURS)) else ""
 
 
@@ -79,7 +79,7 @@ class _Pen:
     def panel(self) -> Iterator[str]:
         panel = self._panel
         yield from self._axes()
-        # The best one last, so that it lies on top.
+        # The best one last, so that it is on top.
         for line in sorted(panel.lines, key=lambda line: -line.rank if line.rank >= 0 else -math.inf):
             yield self._line(line)
         for mark in panel.marks:
@@ -130,5 +130,5 @@ class _Pen:
 
 
 def _text(text: str, longest: int = 60) -> str:
-    """Return a text that is safe inside the picture: escaped, on one line, cut to a length."""
+    """Return a text that is safe in SVG: escaped, on one line, cut to a length."""
     return escape(one_line(text, longest))

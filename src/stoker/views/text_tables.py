@@ -1,4 +1,4 @@
-"""Tables as text: columns as wide as they have to be, the last one cut or wrapped to the screen."""
+"""Tables, times, signs and paths as text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GAP = "  "
 def table(
     rows: Sequence[Sequence[str]], *, header: Sequence[str] = (), columns: int = 0, indent: str = ""
 ) -> list[str]:
-    """Lay rows out. `columns` is the width of the screen, 0 for as wide as it gets; only the last column wraps.
+    """Return rows as lines. `columns` is the width of the terminal, 0 for no limit; only the last column wraps.
 
-    No cell breaks its line, whatever is in it.
+    Line breaks in cells are escaped.
     """
     shown = [[outside(cell) for cell in row] for row in ((header, *rows) if header else rows)]
     if not shown:
@@ -44,7 +44,7 @@ def _wrap(text: str, room: int) -> list[str]:
     return wrap(text, room, break_on_hyphens=False) or [""]
 
 
-# Moments and spans as people say them.
+# Times and durations.
 
 
 def ago(then_s: float, now_s: float) -> str:
@@ -59,7 +59,7 @@ def ago(then_s: float, now_s: float) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """Return how long something took, in the unit that tells something."""
+    """Return a duration in a suitable unit."""
     if seconds is None:
         return ""
     if seconds < 0.00995:
@@ -68,19 +68,19 @@ def span(seconds: float | None) -> str:
 
 
 def moment(then_s: float, now_s: float) -> str:
-    """Return a time of the clock here: `now`, `14:40`, or on another day `Nov 18 14:40`."""
+    """Return a local time: `now`, `14:40`, or on another day `Nov 18 14:40`."""
     if abs(then_s - now_s) < 1:
         return "now"
     then, now = datetime.fromtimestamp(then_s).astimezone(), datetime.fromtimestamp(now_s).astimezone()
     return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%b %d %H:%M}"
 
 
-# The signs before lines, for terminals that know many and for those that know few.
+# The signs before lines, in Unicode and ASCII.
 
 
 @frozen
 class Signs:
-    """The sign before each line; every line also says in words what the sign says."""
+    """The sign before each line; the line repeats it in words."""
 
     ran: str
     hit: str
@@ -95,14 +95,14 @@ ASCII = Signs(ran="+", hit="=", failed="x", left="-", warned="!", again="~")
 
 
 def with_signs(text: str, signs: Signs) -> str:
-    """Return a text, written without knowledge of the terminal, with the signs that the terminal knows."""
+    """Return a text with the signs that the terminal can show."""
     return text.replace(UNICODE.ran, signs.ran).replace(UNICODE.failed, signs.failed)
 
 
-# Paths as short as they can be typed.
+# Paths.
 
 
 def near_path(path: str, folder: str) -> str:
-    """Return a path as short as it can be typed from a folder."""
+    """Return a path relative to a folder if it is below it."""
     relative = os.path.relpath(path, folder)
     return path if relative.startswith("..") else relative

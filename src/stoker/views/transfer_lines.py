@@ -1,4 +1,4 @@
-"""Files on their way as lines: each one in flight, all of them together, and each when it is there."""
+"""Downloads as lines: each running file, all files together, and each finished file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORTH_A_RATE_S = 0.05
 
 @dataclass(slots=True, kw_only=True)
 class TransferDisplay:
-    """One file, by its events so far."""
+    """The state of one file, from its events."""
 
     file: str
     began_s: float
@@ -27,20 +27,20 @@ class TransferDisplay:
     rate_bytes_per_s: float | None = None
     eta_s: float | None = None
     has_begun: bool = False
-    """Whether its bytes come, or have come so far."""
+    """True once data was received."""
     pause: str = ""
-    """Why nothing comes just now."""
+    """Why the download is paused."""
     attempt: int = 0
-    """Which attempt failed last, while another is waited for; else 0."""
+    """The last failed attempt while waiting for the next; else 0."""
     retry_at_s: float = 0.0
-    """When the next attempt begins."""
+    """Time of the next attempt."""
     ended: str = ""
-    """`done` or `failed`, once it is over."""
+    """`done` or `failed` after the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawStyle:
-    """How something is drawn: with a bar or without, in which signs, and in how much room (0: in any)."""
+    """How progress is drawn: with a bar or without, in which characters, and in which width (0: any)."""
 
     is_drawn: bool = True
     is_unicode: bool = False
@@ -48,7 +48,7 @@ class DrawStyle:
 
 
 class Transfers:
-    """What has been heard of a set of files: how many are wanted, and where each of them is."""
+    """The state of a set of files."""
 
     def __init__(self, *, files: int = 1, total_bytes: int | None = None) -> None:
         self.files = files
@@ -56,14 +56,14 @@ class Transfers:
         self._known: dict[str, TransferDisplay] = {}
 
     def take(self, event: Event, at_s: float) -> TransferDisplay | None:
-        """Take in one event; give the file it is about."""
+        """Handle one event; return its file."""
         shown: dict[str, Any] = event.fields
         name = str(shown.get("file", ""))
         if event.kind not in _KINDS:
             return None
         known = self._known.get(name) or TransferDisplay(file=name, began_s=at_s)
         if event.kind != Kinds.DOWNLOAD_RETRY:
-            # Who is only tried again may be a question to a server, and no file at all.
+            # A retry may be of a request that is not a file.
             self._known[name] = known
         if event.kind == Kinds.DOWNLOAD_START:
             known.start = known.downloaded = int(shown.get("start") or 0)
@@ -87,7 +87,7 @@ class Transfers:
         return [one for one in self._known.values() if not one.ended]
 
     def worth_rows(self) -> list[TransferDisplay]:
-        """Return the files that a person watches one by one: those under way, and of many only the large ones."""
+        """Return the files to show one by one: running ones, and of many only large ones."""
         return [
             one
             for one in self.in_flight()
@@ -96,7 +96,7 @@ class Transfers:
         ]
 
     def together(self, how: DrawStyle) -> str:
-        """Return how far all files are."""
+        """Return the progress of all files."""
         flying = self.in_flight()
         over = [one for one in self._known.values() if one.ended]
         got = sum(one.downloaded for one in self._known.values() if one.ended != "failed")
@@ -104,19 +104,19 @@ class Transfers:
         left = self.total_bytes - got if self.total_bytes is not None else None
         left_s = left / rate if left is not None and left > 0 and rate else None
         if left_s is not None:
-            # All are there no sooner than the slowest of them.
+            # Not sooner than the slowest file.
             left_s = max([left_s, *(one.eta_s for one in flying if one.eta_s is not None)])
         news = [rate_text(rate or None), left_text(left_s)]
         return _fitted(how, f"{len(over)} of {self.files} files", got, self.total_bytes, news)
 
 
 def short_name(label: str, within: str) -> str:
-    """Return a file's name without the repository that all files on the screen are of, safe to show."""
+    """Return a file's name without its repository, safe to print."""
     return outside(label.removeprefix(f"{within}: ") if within else label)
 
 
 def flying_text(one: TransferDisplay, how: DrawStyle, now_s: float) -> str:
-    """Return how far one file is: bar, amount, rate, time left. Where room is scarce, the bar goes first."""
+    """Return the progress of one file: bar, amount, rate, time left; without the bar if it does not fit."""
     if one.pause and how.is_drawn and one.attempt and one.retry_at_s > now_s:
         return f"{again_text(one.attempt, one.retry_at_s - now_s)}: {outside(one.pause)}"
     if one.pause:
@@ -126,8 +126,8 @@ def flying_text(one: TransferDisplay, how: DrawStyle, now_s: float) -> str:
 
 
 def again_text(attempt: int, wait_s: float) -> str:
-    """Return which attempt failed, and when the next one begins."""
-    return f"attempt {attempt}, next try in {span(wait_s)}"
+    """Return the failed attempt and the time until the next."""
+    return f"attempt {attempt}, retry in {span(wait_s)}"
 
 
 def seconds_of(shown: dict[str, Any]) -> float:
@@ -137,17 +137,17 @@ def seconds_of(shown: dict[str, Any]) -> float:
 
 
 def done_text(shown: dict[str, Any]) -> str:
-    """Return how a file came to be there: its size, and what it cost."""
+    """Return the size of a finished file, its time and rate."""
     size_bytes, seconds = int(shown.get("bytes") or 0), float(shown.get("ms") or 0) / 1000
     head = f"{format_size(size_bytes):>9}"
     status = shown.get("status")
     if status == "cached":
-        return f"{head}  was there"
+        return f"{head}  present"
     if status == "linked":
-        return f"{head}  was on this machine"
+        return f"{head}  on this machine"
     network, resumed = int(shown.get("bytes_from_network") or 0), int(shown.get("bytes_resumed") or 0)
     pace = f" ({rate_text(network / seconds)})" if seconds >= _WORTH_A_RATE_S and network else ""
-    return f"{head}  in {span(seconds)}{pace}{f', {format_size(resumed)} were there' if resumed else ''}"
+    return f"{head}  in {span(seconds)}{pace}{f', {format_size(resumed)} resumed' if resumed else ''}"
 
 
 def _fitted(how: DrawStyle, head: str, done: int, total: int | None, news: list[str]) -> str:
@@ -163,7 +163,7 @@ def _fitted(how: DrawStyle, head: str, done: int, total: int | None, news: list[
 
 
 def bar(done: int, total: int | None, *, is_unicode: bool, cells: int = _BAR_CELLS) -> str:
-    """Draw how much of a whole is done; nothing where the whole is not known."""
+    """Return a progress bar; "" if the total is unknown."""
     if not total:
         return ""
     filled = min(cells, cells * done // total)
@@ -172,19 +172,19 @@ def bar(done: int, total: int | None, *, is_unicode: bool, cells: int = _BAR_CEL
 
 
 def amount_text(done: int, total: int | None) -> str:
-    """Return how much of how much there is."""
+    """Return the done amount and the total."""
     if total is None:
         return format_size(done)
     return f"{format_size(min(done, total))} of {format_size(total)}"
 
 
 def rate_text(bytes_per_s: float | None) -> str:
-    """Return how quickly bytes come."""
+    """Return a rate in bytes per second."""
     return "" if bytes_per_s is None else f"{format_size(round(bytes_per_s))}/s"
 
 
 def left_text(seconds: float | None) -> str:
-    """Return how long it will still take."""
+    """Return the remaining time."""
     return "" if seconds is None else f"{format_duration(seconds)} left"
 
 

@@ -1,4 +1,4 @@
-"""How trials are called and shown: by what varies, not by their numbers in a plan."""
+"""Trials as lines, named by their varied settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _METRICS_OF_MEMBERS = 2
 
 @frozen
 class Titles:
-    """What the nodes of a plan are called on a screen."""
+    """The names of a plan's nodes on the screen."""
 
     names: Mapping[str, str] = fresh(factory=dict)
     """By node."""
@@ -28,7 +28,7 @@ class Titles:
     job: str = ""
     """The job's name, for the command that shows a log."""
     together: frozenset[str] = frozenset()
-    """Nodes that share a process with their like."""
+    """Nodes that share a process."""
     trials: int = 0
 
 
@@ -36,7 +36,7 @@ _WIDEST = 40
 
 
 def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bool = False) -> Titles:
-    """Name the nodes of a plan."""
+    """Return the names of a plan's nodes."""
     together = frozenset(node.id for node in plan.nodes if node.stage.together and not is_solo)
     if not is_sweep(trials):
         plain = [f"{node.id}[0]" if node.fans_out else node.id for node in plan.nodes]
@@ -61,7 +61,7 @@ def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bo
 
 
 def trial_text(fields: Mapping[str, Any], titles: Titles, near: str, *, others: int = 0) -> str:
-    """Return how a trial ended: label, time, and what is worth adding; `others` went on beside one that diverged."""
+    """Return the end of a trial: label, time and details; `others` continue beside one that diverged."""
     width = titles.width
     label = f"{fields.get('label', ''):<{width}}"
     seconds = fields.get("seconds")
@@ -74,7 +74,7 @@ def trial_text(fields: Mapping[str, Any], titles: Titles, near: str, *, others: 
         return f"{label}  {took}  {fields.get('state')}"
     metrics = _shown(fields.get("metrics"))
     if titles.together:
-        # Of members what they are ranked by comes first; their cost is shown for all of them together.
+        # The ranking metric comes first; memory is shown for the whole shared process.
         metrics = {name: metrics[name] for name in sorted(metrics, key=preference) if known_direction(name)}
         metrics = dict(list(metrics.items())[:_METRICS_OF_MEMBERS])
     shown = [text] if (text := metrics_text(metrics)) else []

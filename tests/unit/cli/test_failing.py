@@ -41,7 +41,7 @@ def test_an_error_that_nobody_foresaw_is_a_bug_with_its_story_in_a_file(
     told = capfd.readouterr()
     (path,) = (tmp_path / "state").iterdir()
     assert code == 70
-    assert told.err == f"stoker: a bug in Stoker: ZeroDivisionError: oh\nhint: please send us {path}\n"
+    assert told.err == f"stoker: internal error: ZeroDivisionError: oh\nhint: report it with {path}\n"
     assert json.loads(told.out)["data"] == {"report": str(path)}
     assert "ZeroDivisionError: oh" in path.read_text()
 
@@ -83,4 +83,4 @@ def test_an_interrupt_has_its_code(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_thread_that_the_machine_refuses_is_no_bug(capfd: pytest.CaptureFixture[str]) -> None:
     assert report(RuntimeError("can't start new thread"), CliOutput(is_json=False, is_quiet=False), debug=False) == 45
-    assert capfd.readouterr().err.startswith("stoker: no thread could be made\nhint: ")
+    assert capfd.readouterr().err.startswith("stoker: could not start a thread\nhint: ")

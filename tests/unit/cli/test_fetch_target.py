@@ -77,7 +77,7 @@ def test_a_file_from_an_address_is_called_by_its_last_part() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x.gguf", "/etc/passwd", "a\\b", "../"])
 def test_a_name_that_leads_elsewhere_is_the_fault_of_whoever_typed_it(name: str) -> None:
-    with pytest.raises(Usage, match="no file of a repository"):
+    with pytest.raises(Usage, match="is not a file name"):
         read("org/repo", name)
 
 

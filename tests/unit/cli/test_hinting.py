@@ -15,8 +15,8 @@ OPTIONS = {name for option in GRAMMAR.options for name in option.names}
 
 def test_what_is_offered_is_added_once_to_what_is_there() -> None:
     error = NotOnServer("not here", hint="look", reason="offline")
-    assert hinted(hinted(error)).hint == "look; without --offline it is fetched"
-    assert hinted(NotOnServer("not here", reason="offline")).hint == "without --offline it is fetched"
+    assert hinted(hinted(error)).hint == "look; download it without --offline"
+    assert hinted(NotOnServer("not here", reason="offline")).hint == "download it without --offline"
 
 
 @pytest.mark.parametrize("error", [NotOnServer("gone", hint="look"), NotOnServer("gone", hint="look", reason="other")])

@@ -54,7 +54,7 @@ def test_hits_are_held_back_until_something_runs() -> None:
 
 def test_many_hits_are_one_line() -> None:
     paper = follow(*(hit(f"load-{number}") for number in range(30)), begin("train"))
-    assert paper.lines == ["= 30 stages were known"]
+    assert paper.lines == ["= 30 stages cached"]
 
 
 def test_what_runs_is_told_with_time_step_and_metrics() -> None:
@@ -138,9 +138,9 @@ def test_each_end_has_its_line() -> None:
     )
     assert paper.lines == [
         "✓ load     3.2s  ran",
-        "~ train  attempt 1 failed: OSError: no; again in 2.0s",
+        "~ train  attempt 1 failed: OSError: no; retry in 2.0s",
         "✗ train   0.50s  failed: ValueError: no",
-        "- page           left out: needs train",
+        "- page           skipped: needs train",
     ]
 
 
@@ -151,8 +151,8 @@ def test_damage_and_differences_are_warned_of() -> None:
         Event(Kinds.CACHE_DIFFERS, {"node": "load", "expected": True}),
     )
     assert paper.lines == [
-        "! load   blob 12 is torn; set aside, made again",
-        "! load   gave another result than before from the same inputs; the first one is kept",
+        "! load   blob 12 is torn; quarantined, runs again",
+        "! load   different result from the same inputs; the first one is kept",
     ]
 
 
@@ -181,7 +181,7 @@ def test_a_few_trials_that_were_known_are_told_of_each_before_what_ran() -> None
 
 def test_many_trials_that_were_known_are_one_line() -> None:
     kept = [trial_end(number, is_kept=True) for number in range(1200)]
-    assert follow(*kept, RUN_END, titles=SWEEP).lines == ["= 1,200 trials were known"]
+    assert follow(*kept, RUN_END, titles=SWEEP).lines == ["= 1,200 trials cached"]
 
 
 def test_a_failed_trial_is_told_of_as_that() -> None:

@@ -38,5 +38,5 @@ def test_what_names_no_number_of_machines_is_refused_in_a_line_with_a_hint(text:
 
 def test_many_parts_together_make_no_more_machines_than_one_may() -> None:
     made = ",".join([f"rtx-4090:{MOST_ADDED}"] * 1000)
-    with pytest.raises(Usage, match="machines at most"):
+    with pytest.raises(Usage, match="the maximum is 10,000 machines"):
         machines_of(made, NOTHING)

@@ -114,9 +114,9 @@ def test_each_end_is_a_line_that_says_what_it_cost() -> None:
     seen.hear(Kinds.DOWNLOAD_DONE, "d", bytes=5, ms=1, status="linked")
     assert seen.ended() == [
         "+ a     2.0 MiB  in 2.0s (1.0 MiB/s)",
-        "+ bb    3.0 MiB  in 1.0s (1.0 MiB/s), 2.0 MiB were there",
-        "= d         5 B  was on this machine",
-        "= c         5 B  was there",
+        "+ bb    3.0 MiB  in 1.0s (1.0 MiB/s), 2.0 MiB resumed",
+        "= d         5 B  on this machine",
+        "= c         5 B  present",
     ]
 
 
@@ -127,7 +127,7 @@ def test_retries_waits_and_failures_say_why() -> None:
     seen.hear(Kinds.DOWNLOAD_WAITING, "b", msg="another process fetches it", path="x")
     seen.hear(Kinds.DOWNLOAD_FAILED, "a", message="no such file")
     assert seen.ended() == [
-        "~ a  connection reset; attempt 1, next try in 1.5s",
+        "~ a  connection reset; attempt 1, retry in 1.5s",
         "~ a  trying the next address",
         "~ b  another process fetches it",
         "x a  no such file",
@@ -139,8 +139,8 @@ def test_a_row_counts_down_to_the_next_attempt_where_it_is_drawn() -> None:
     seen = Watched("a")
     seen.hear(Kinds.DOWNLOAD_START, "a", start=0, total=100)
     seen.hear(Kinds.DOWNLOAD_RETRY, "a", msg="connection refused", wait_secs=12, attempt=4)
-    assert seen.running() == ["a  attempt 4, next try in 12s: connection refused"]
-    assert seen.lines.running(110.0, 0.0) == ["a  attempt 4, next try in 2.0s: connection refused"]
+    assert seen.running() == ["a  attempt 4, retry in 12s: connection refused"]
+    assert seen.lines.running(110.0, 0.0) == ["a  attempt 4, retry in 2.0s: connection refused"]
     assert seen.lines.running(110.0, 5.0) == ["a  connection refused"]
 
 
@@ -150,7 +150,7 @@ def test_a_question_that_is_asked_again_is_no_file_on_its_way() -> None:
         Event(Kinds.DOWNLOAD_RETRY, {"file": "org/repo at main", "msg": "503", "wait_secs": 1, "attempt": 1}), 1.0
     )
     assert seen.running() == []
-    assert seen.paper.lines == ["~ org/repo at main  503; attempt 1, next try in 1.0s"]
+    assert seen.paper.lines == ["~ org/repo at main  503; attempt 1, retry in 1.0s"]
 
 
 def test_of_many_quick_files_only_the_number_is_told_and_slow_ones_by_name() -> None:
@@ -164,7 +164,7 @@ def test_of_many_quick_files_only_the_number_is_told_and_slow_ones_by_name() -> 
     assert seen.ended() == [
         "+ f99    1.0 MiB  in 4.0s (256.0 KiB/s)",
         "+ 60 files, 60.0 KiB",
-        "= 39 files were there",
+        "= 39 files present",
     ]
 
 

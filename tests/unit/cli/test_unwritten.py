@@ -13,7 +13,7 @@ from stoker.engine.types import NodeEnding, NodeResult
 from stoker.jobs.builder import JobBuild
 from tests.fakes.jobs import made_trial
 
-WORDS = "no checkpoints where they were wanted; --rerun train_lora trains again and writes them"
+WORDS = "no checkpoints in the requested folder; train again with --rerun train_lora"
 
 
 def order(folder: Path, *labels: str) -> JobBuild:
@@ -33,10 +33,10 @@ def told(wanted: JobBuild, ending: NodeEnding) -> str:
 
 
 def test_what_was_known_and_has_no_checkpoints_is_named_in_a_sweep_and_alone(tmp_path: Path) -> None:
-    assert told(order(tmp_path, "a", "b"), NodeEnding.HIT) == f"a, b were known, and have {WORDS}"
-    assert told(order(tmp_path, ""), NodeEnding.HIT) == f"job was known, and has {WORDS}"
+    assert told(order(tmp_path, "a", "b"), NodeEnding.HIT) == f"a, b have cached results and {WORDS}"
+    assert told(order(tmp_path, ""), NodeEnding.HIT) == f"job has a cached result and {WORDS}"
     (tmp_path / "a" / "best").mkdir(parents=True)
-    assert told(order(tmp_path, "a", "b"), NodeEnding.HIT) == f"b was known, and has {WORDS}"
+    assert told(order(tmp_path, "a", "b"), NodeEnding.HIT) == f"b has a cached result and {WORDS}"
     assert told(order(tmp_path, "a"), NodeEnding.HIT) == ""
 
 

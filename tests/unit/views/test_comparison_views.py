@@ -113,10 +113,10 @@ def test_the_lines_above_say_how_many_what_by_and_who_is_best() -> None:
     assert headline(found) == "sweep: 5 trials (1 kept, 2 completed, 1 pending, 1 failed)"
     assert measure_line(found) == "ranked by loss, smaller is better"
     guessed = changed(found, measure=Measure(metric="loss", direction=Direction.SMALLER, why="guessed by its name"))
-    assert "(guessed by its name; --by NAME, --min or --max choose)" in measure_line(guessed)
+    assert "(guessed by its name; change it with --by NAME, --min or --max)" in measure_line(guessed)
     assert best_line(found, "/f") == "best: trial 2  loss 0.25"
     nothing = changed(found, measure=None)
-    assert measure_line(nothing) == "nothing to rank by: no trial reported a metric"
+    assert measure_line(nothing) == "not ranked: no trial reported a metric"
     assert best_line(nothing, "/f") == ""
     assert best_line(comparison([row(1, loss=math.nan)]), "/f") == ""
 
@@ -248,14 +248,14 @@ def side(label: str, **more: Any) -> ComparisonSide:
 def test_jobs_that_are_the_same_are_said_to_be() -> None:
     sides = [side("one"), side("two")]
     facts = compare_sides(sides)
-    assert verdict(facts) == "identical: config, code, data and environment are the same, and so is what came out"
+    assert verdict(facts) == "identical: config, code, data and environment are the same, and the metrics too"
     lines = side_lines(facts, sides, columns=0)
     assert "config: the same (2)" in lines
     assert "code: the same (1)" in lines
     worse = [side("one"), side("two", comparison=comparison([row(1, loss=0.6)]))]
-    assert verdict(compare_sides(worse)).endswith("the same, but not what came out")
+    assert verdict(compare_sides(worse)).endswith("the same, but not the metrics")
     program = [side(name, data={}) for name in ("one", "two")]
-    assert verdict(compare_sides(program)).endswith("; nothing is known of data")
+    assert verdict(compare_sides(program)).endswith("; unknown: data")
     silent = [side(name, comparison=comparison([row(1)])) for name in ("one", "two")]
     assert verdict(compare_sides(silent)) == "identical: config, code, data and environment are the same"
 
@@ -269,7 +269,7 @@ def test_what_differs_is_shown_with_where_it_came_from_and_how_metrics_changed()
     )
     sides = [side("one"), other]
     facts = compare_sides(sides)
-    assert verdict(facts) == "they differ in config and code"
+    assert verdict(facts) == "different: config and code"
     assert side_lines(facts, sides, columns=0) == [
         "",
         "config: 2 differ, 1 the same",

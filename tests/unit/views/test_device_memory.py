@@ -39,17 +39,17 @@ def test_a_shared_process_shows_its_base_once_and_each_members_increment():
         holder(1, "sweep/0", measured_gib=8), holder(1, "eval", base="", pid=3), holder(2, "sweep/1", measured_gib=10)
     )
     assert shared.split("  ")[1] == "process 9"
-    assert "budget 10.0 GiB, 7.0 GiB of it the base, once" in shared
+    assert "reserved 10.0 GiB, of that 7.0 GiB for the base" in shared
     assert "actual 11.0 GiB" in shared
-    assert shared.endswith("2 on one base")
+    assert shared.endswith("2 share a base")
     assert (first.split()[:3], first.split()[-1]) == (["+", "1.0", "GiB"], "sweep/0")
     assert (second.split()[:3], second.split()[-1]) == (["+", "2.0", "GiB"], "sweep/1")
-    assert "budget 1.0 GiB" in other
+    assert "reserved 1.0 GiB" in other
 
 
 def test_a_member_that_is_alone_still_shows_what_its_base_takes():
     shared, member = lines(holder(1, "lora"))
-    assert "budget 8.0 GiB, 7.0 GiB of it the base, once" in shared
+    assert "reserved 8.0 GiB, of that 7.0 GiB for the base" in shared
     assert "measuring" in shared
-    assert shared.endswith("1 on its base")
+    assert shared.endswith("1 with a base")
     assert member.split()[:3] == ["+", "1.0", "GiB"]

@@ -63,10 +63,13 @@ def forecast(members: int, at_once: int, free: int | None = 23) -> SharedProcess
         (forecast(2, 2, None), "2 adapters, one base, one process: predicted 6.0 GiB, both at once"),
         (
             forecast(8, 3),
-            "8 adapters, one base, one process: predicted 6.0 GiB, 23.0 GiB free, 3 at once, the rest as others leave",
+            (
+                "8 adapters, one base, one process: predicted 6.0 GiB, 23.0 GiB free, 3 at once, "
+                "the rest as memory is freed"
+            ),
         ),
         (forecast(1, 1), "1 adapter: predicted 6.0 GiB, 23.0 GiB free"),
-        (forecast(1, 1, 2), "1 adapter: predicted 6.0 GiB, 2.0 GiB free: more than is free now"),
+        (forecast(1, 1, 2), "1 adapter: predicted 6.0 GiB, 2.0 GiB free: more than is free"),
     ],
 )
 def test_what_is_foreseen_is_one_line(one: SharedProcessEstimate, text: str) -> None:
@@ -124,7 +127,7 @@ def test_those_on_different_data_are_ranked_apart_and_nobody_is_the_best_of_all(
         "data=a.jsonl:",
         "1 lr=2  eval_loss 1",
     ]
-    assert best_text(ends, {}) == "No best of all: eval_loss on different data is not compared."
+    assert best_text(ends, {}) == "No overall best: eval_loss on different data is not compared."
     alone = rank_trials(ends[:2], {})
     assert alone is not None
     assert ranking_lines(alone, "/f") == [], "each has data of its own, so there is nothing to rank"

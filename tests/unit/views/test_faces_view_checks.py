@@ -50,9 +50,9 @@ def test_only_the_sign_is_painted_and_columns_stay_in_line() -> None:
 @pytest.mark.parametrize(
     ("checks", "told"),
     [
-        (CHECKS[:1], "all well"),
-        (CHECKS[:2], "1 warning, nothing that stops work"),
-        ((*CHECKS[:2], CHECKS[1]), "2 warnings, nothing that stops work"),
+        (CHECKS[:1], "no problems"),
+        (CHECKS[:2], "1 warning, no problems"),
+        ((*CHECKS[:2], CHECKS[1]), "2 warnings, no problems"),
         (CHECKS, "1 problem and 1 warning"),
         ((CHECKS[2],) * 2, "2 problems"),
     ],

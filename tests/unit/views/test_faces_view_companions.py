@@ -25,7 +25,7 @@ def test_of_a_stage_that_was_alone_nothing_is_said() -> None:
 
 def test_of_the_trials_of_a_sweep_each_process_has_a_line_with_those_of_other_jobs() -> None:
     nodes = [node("1.train", "a/2.train", "x/train"), node("2.train", "a/1.train", "x/train"), node("report")]
-    assert shared_process_lines("a", nodes) == ["2 in one process, 3 at once, beside x/train"]
+    assert shared_process_lines("a", nodes) == ["2 in one process, 3 at once, with x/train"]
     nodes = [node("1.train", "a/2.train"), node("2.train", "a/1.train"), node("3.train", "x/train", process=8)]
     assert shared_process_lines("a", nodes) == [
         "2 in one process, 3 at once",

@@ -107,14 +107,14 @@ def test_a_machine_says_what_it_holds_and_until_when_it_is_closed():
     row = machine_row(machine, NOW_S)
     assert row[:6] == ["desk", "drained for 2h00m", "1 of 2", "8", "64.0 GiB", "5 s ago"]
     assert row[6] == "RTX 4090 24.0 GiB (cordoned); new fan; a, b"
-    assert any("GPU-1" in line and "taken by a" in line for line in machine_lines(machine, NOW_S))
+    assert any("GPU-1" in line and "used by a" in line for line in machine_lines(machine, NOW_S))
 
 
 def test_a_machine_shows_what_counts_and_beside_it_what_was_found():
     capability = {"cpu_cores": 2, "ram_total_bytes": 64 << 30}
     lines = machine_lines(_machine(cores=1, ram_bytes=64 << 30, capability=capability), NOW_S)
     said = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[1:] if len(line.split()) > 1}
-    assert (said["cores"], said["RAM"]) == ("1 for jobs (found 2)", "64.0 GiB")
+    assert (said["cores"], said["RAM"]) == ("1 for jobs (detected 2)", "64.0 GiB")
 
 
 def test_minus_zero_is_zero():
@@ -125,8 +125,8 @@ def test_minus_zero_is_zero():
 @pytest.mark.parametrize(
     ("kind", "fields", "line"),
     [
-        ("away", {"why": "timed out", "held": 0}, "the coordinator does not answer: timed out"),
-        ("away", {"why": "", "held": 2}, "the coordinator does not answer, jobs go on"),
+        ("away", {"why": "timed out", "held": 0}, "coordinator not reachable: timed out"),
+        ("away", {"why": "", "held": 2}, "coordinator not reachable, jobs continue"),
         ("ended", {"job": "a", "state": "cancelled", "seconds": 0.01}, "a cancelled"),
         ("ended", {"job": "a", "state": "failed", "seconds": 2.0}, "a failed after 2.0s"),
     ],
@@ -140,7 +140,7 @@ def test_an_event_is_a_line():
     event = {"kind": "job_expired", "name": "resnet/2", "machine": "lab1", "cause": "lost"}
     assert event_text(event) == "resnet/2 interrupted on lab1: lost"
     back = {**event, "why": "its worker was lost, 1 of 3", "to": "pending"}
-    told = "resnet/2 interrupted on lab1, back in the queue: its worker was lost, 1 of 3; not your failure"
+    told = "resnet/2 interrupted on lab1, back in the queue: its worker was lost, 1 of 3; not a failed attempt"
     assert event_text(back) == told
     assert event_text({"kind": "machine_joined", "machine": "lab1"}) == "lab1 joined"
     changed = {"kind": "job_changed", "name": "a", "by": "ann (ann@laptop)", "changes": ["priority"]}
@@ -154,11 +154,11 @@ def test_a_start_tells_from_which_checkpoint_unless_the_job_was_queued_anew():
 
     started, saved = event("job_started"), event("job_checkpoint", step=4)
     assert story_texts([started, saved, started, event("job_requeued"), started]) == [
-        "a runs on lab1",
+        "a started on lab1",
         "a saved a checkpoint of step 4 on lab1",
-        "a runs on lab1, with the checkpoint of step 4",
-        "a queued again on lab1",
-        "a runs on lab1",
+        "a started on lab1, with the checkpoint of step 4",
+        "a requeued on lab1",
+        "a started on lab1",
     ]
 
 
@@ -198,7 +198,7 @@ def test_an_explanation_has_a_row_for_every_machine_and_device():
     assert lines[0] == "resnet/3: waits (queue position 2)"
     assert lines[1] == "may start in about 14m00s (median of 12 runs of command)"
     text = "\n".join(lines)
-    assert "taken by resnet/1 for about 14m00s" in text
+    assert "used by resnet/1 for about 14m00s" in text
     assert [line.split()[0] for line in lines[3:8]] == ["machine", "desk", "GPU-1", "lab1", "GPU-2"]
     assert "speed 1.5" in text
     assert "declined by lab2: disk: 2 GiB left" in text
@@ -254,7 +254,7 @@ def test_a_changed_fleet_is_compared_with_the_one_there_is(makespan_s: float, sa
     assert lines[2].endswith(f", {said}")
     assert lines[3:5] == [
         "not counted 1 pending job waits for other jobs, or for its next try",
-        "left out    1 job fits no machine of this fleet, even an idle one",
+        "omitted     1 job fits no machine of this fleet, even an idle one",
     ]
 
 

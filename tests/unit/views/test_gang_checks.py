@@ -25,7 +25,7 @@ def test_each_phase_has_every_ranks_time_and_the_slowest_rank():
     checks = check_gang(GangSelfTest(trial=TRIAL, ranks=ranks(DONE, slow, DONE), import_s=2.5, up_s=1.5))
     assert {check.verdict for check in checks} == {CheckStatus.OK}
     assert checks[0].message == (
-        "3 ranks with NCCL, one GPU for each: up in 1.5 s, once torch was imported (2.5 s), and they add up right"
+        "3 ranks with NCCL, one GPU for each: up in 1.5 s after importing torch (2.5 s), correct sum"
     )
     told = {check.name: check.message for check in checks}
     assert told["gang DEVICE"] == "rank 0 500 ms, rank 1 700 ms, rank 2 500 ms; slowest rank 1 (device 1)"
@@ -38,7 +38,7 @@ def test_a_rank_that_is_much_slower_than_the_others_is_a_warning_but_not_where_a
     checks = check_gang(GangSelfTest(trial=TRIAL, ranks=ranks(DONE, DONE, slow), up_s=1.5))
     warned = [check for check in checks if check.verdict is CheckStatus.WARN]
     assert [check.name for check in warned] == ["gang DEVICE"]
-    assert warned[0].hint == "rank 2 (device 2) is slow: compare it with the others"
+    assert warned[0].hint == "rank 2 (device 2) is slow; compare it with the others"
 
 
 def test_a_silent_rank_is_named_in_its_phase_with_those_who_wait_for_it():
@@ -46,7 +46,7 @@ def test_a_silent_rank_is_named_in_its_phase_with_those_who_wait_for_it():
     checks = check_gang(GangSelfTest(trial=TRIAL, ranks=ranks(*[upto("COMM")] * 3), error=error))
     assert (checks[0].verdict, checks[-1].verdict) == (CheckStatus.BAD, CheckStatus.BAD)
     assert "rank 1 (device 1) is silent in COMM" in checks[0].message
-    assert (checks[-1].name, checks[-1].message) == ("gang COMM", "rank 1 (device 1) is silent; rank 0, 2 waiting")
+    assert (checks[-1].name, checks[-1].message) == ("gang COMM", "rank 1 (device 1) timed out; rank 0, 2 waiting")
 
 
 def test_a_rank_that_failed_while_others_went_on_is_named_in_its_own_phase():
@@ -63,7 +63,7 @@ def test_a_failure_in_the_collective_is_told_there():
     error = RankFailed("rank 0 (device 0) failed in RUN", rank=0, phase="RUN", how="ended")
     checks = check_gang(GangSelfTest(trial=TRIAL, ranks=ranks(*[upto(COLLECTIVE)] * 3), up_s=1.0, error=error))
     assert checks[-1].name == f"gang {COLLECTIVE}"
-    assert checks[-1].message == "rank 0 (device 0) ended; rank 1, 2 waiting"
+    assert checks[-1].message == "rank 0 (device 0) exited; rank 1, 2 waiting"
 
 
 def test_many_ranks_are_told_by_their_median_and_the_slowest():

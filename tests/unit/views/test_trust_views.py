@@ -28,9 +28,9 @@ def _invited(**more: Any) -> InviteResponse:
 
 def test_an_invitation_prints_the_exact_command_for_every_name():
     lines = invited_lines(_invited(names=("desk.local:7717", "desk:7717", "10.0.0.4:7717")), now_s=NOW_S)
-    assert lines[0] == "K7QD-M2XW-9HCE invites a machine, once, within 15m00s; on its side:"
+    assert lines[0] == "K7QD-M2XW-9HCE invites a machine, once, within 15m00s; run there:"
     assert lines[1:4] == [f"  stoker join K7QD-M2XW-9HCE@{name}" for name in ("desk.local", "desk", "10.0.0.4")]
-    assert "any one of them" in lines[4]
+    assert "use the host name" in lines[4]
 
 
 def test_a_port_that_is_not_the_usual_one_is_named():
@@ -40,7 +40,7 @@ def test_a_port_that_is_not_the_usual_one_is_named():
 
 def test_a_persons_invitation_says_what_they_may():
     lines = invited_lines(_invited(role=Role.SUBMIT, name="anna"), now_s=NOW_S)
-    assert lines[0].startswith("K7QD-M2XW-9HCE invites a person who may submit called anna")
+    assert lines[0].startswith("K7QD-M2XW-9HCE invites a user with role submit called anna")
     assert lines[1:] == ["  stoker join --operator K7QD-M2XW-9HCE@desk.local"]
 
 
@@ -49,7 +49,7 @@ def test_a_persons_invitation_says_what_they_may():
     [
         ({}, "never"),
         ({"expires_s": NOW_S + 86400}, "in 1d00h"),
-        ({"expires_s": NOW_S - 60}, "ended 1 min ago"),
+        ({"expires_s": NOW_S - 60}, "expired 1 min ago"),
         ({"expires_s": NOW_S + 60, "revoked_s": NOW_S - 60}, "revoked 1 min ago"),
     ],
     ids=["never", "later", "ended", "revoked"],
@@ -57,8 +57,8 @@ def test_a_persons_invitation_says_what_they_may():
 def test_a_token_says_until_when_it_counts(more: dict[str, float], end: str):
     token = TokenView(id="573f7a79", name="ci", role=Role.SUBMIT, issued_s=NOW_S - 3600, by="operator", **more)
     row = dict(zip(TOKEN_HEADER, token_row(token, NOW_S), strict=True))
-    assert row["ends"] == end
-    assert (row["made"], row["last used"], row["role"]) == ("1 h ago", "never", "submit")
+    assert row["expires"] == end
+    assert (row["created"], row["last used"], row["role"]) == ("1 h ago", "never", "submit")
 
 
 def test_what_has_no_end_says_so():
@@ -69,4 +69,4 @@ def test_what_has_no_end_says_so():
 def test_a_worker_tells_of_its_certificate():
     assert "renewed" in keeping_line("certificate_renewed", {"worker": "lab1", "expires_s": NOW_S})
     line = keeping_line("certificate_not_renewed", {"worker": "lab1", "why": "away", "hint": "wait"})
-    assert line == "the certificate can't be renewed yet: away (hint: wait)"
+    assert line == "certificate not renewed yet: away (hint: wait)"

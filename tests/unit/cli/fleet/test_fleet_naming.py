@@ -165,7 +165,7 @@ def test_a_job_of_this_machine_has_no_line_on_the_fleet(fleet: Fleet, home, stok
     done = stoker("jobs", "requeue", "gbt", at=fleet)
     assert done.code == 1
     assert "is a job of this machine" in done.err
-    assert "--attempt is for jobs of the fleet" in stoker("logs", "gbt", "--attempt", 1, at=fleet).err
+    assert "--attempt is only for fleet jobs" in stoker("logs", "gbt", "--attempt", 1, at=fleet).err
 
 
 def test_waiting_for_a_job_of_this_machine_works_the_same(home, stoker: Stoker):
@@ -221,4 +221,4 @@ def test_cancel_stops_a_job_that_runs_here_when_the_newer_one_of_the_fleet_has_e
         assert stoker("cancel", "gbt", at=fleet).out.startswith("cancelled gbt (")
         assert process.poll() is None
         done = stoker("cancel", "gbt", at=fleet)
-        assert (done.code, "cancelled gbt: it stopped when asked" in done.out) == (0, True), done.err
+        assert (done.code, "cancelled gbt: stopped in its grace period" in done.out) == (0, True), done.err

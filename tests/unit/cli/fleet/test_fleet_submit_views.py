@@ -65,7 +65,7 @@ def view(state: JobState = JobState.RUNNING, **more: Any) -> JobView:
         ({"is_here": False}, ("desk", "lab1"), "to send, desk and lab1 copy it once"),
         ({"held_by": ("desk",)}, ("desk", "lab1"), "on desk, lab1 copies it once"),
         ({"held_by": ("desk", "lab1", "gone")}, ("desk", "lab1"), "on desk and lab1"),
-        ({}, (), "with the coordinator"),
+        ({}, (), "on the coordinator"),
         ({}, tuple("abcdefghij"), "a, b, c, d, e, f, g, h and 2 more copy it once"),
     ],
     ids=["nowhere", "on-one", "everywhere", "nobody-known", "many"],
@@ -117,7 +117,7 @@ def test_every_outcome_has_its_sign_and_its_words() -> None:
     assert [line[:5] for line in lines] == ["+ a/1", "= a/2", "~ a/3", "+ a/4", "! a/5", "- b  "]
     assert lines[1].endswith("known: pending")
     assert lines[2].endswith("changed: priority (pending)")
-    assert lines[5] == "- b  not in m.toml any more; it stays until you cancel it"
+    assert lines[5] == "- b  not in m.toml any more; remove it: stoker cancel b"
     assert counts_text(told) == "5 jobs: 1 new, 1 known, 1 changed, 1 requeued, 1 kept"
 
 
@@ -153,7 +153,7 @@ def test_of_very_many_jobs_the_first_are_listed_and_the_rest_counted() -> None:
             Requirements(wish=DevicePreference.REQUIRE, vram_bytes=6 * GIB, cores=2),
             "a GPU with 6.0 GiB, 4.0 GiB RAM, 2 cores",
         ),
-        (Requirements(wish=DevicePreference.PREFER, device_count=2, ram_bytes=0), "2 GPUs if there is one"),
+        (Requirements(wish=DevicePreference.PREFER, device_count=2, ram_bytes=0), "2 GPUs if available"),
     ],
     ids=["nothing", "a card", "two if any"],
 )
@@ -243,7 +243,7 @@ def test_who_stops_watching_stops_nothing_else() -> None:
     client: Any = Lines(None, KeyboardInterrupt(), views=[view(JobState.RUNNING)])
     with pytest.raises(KeyboardInterrupt):
         watch(call, client, [JOB])
-    assert "1 job goes on without you" in call.lines[-1]
+    assert "1 job continues" in call.lines[-1]
 
 
 def test_what_runs_and_what_waits_is_told_meanwhile() -> None:
@@ -253,7 +253,7 @@ def test_what_runs_and_what_waits_is_told_meanwhile() -> None:
     watching = JobWatcher(call, client, [JOB, JobSubmissionResult(**{**JOB.model_dump(), "id": "cd" * 32})])
     watching.follow()
     watching.close()
-    assert watching.running(0.0, 0.0) == ["a  50 %  loss 0.5  on desk", "1 waits"]
+    assert watching.running(0.0, 0.0) == ["a  50 %  loss 0.5  on desk", "1 waiting"]
 
 
 @pytest.mark.parametrize("text", ["0s", "-2h", "inf", "nan", "soon", "367d", f"{'9' * 400}h"], ids=str)

@@ -20,7 +20,7 @@ def test_a_token_is_printed_alone_and_works_for_its_role(fleet: Fleet, stoker: S
     assert made.code == 0
     token = made.out.strip()
     assert len(token.split()) == 1
-    assert "of ops, who may operate; until 20" in made.err
+    assert "name ops, role operate, expires 20" in made.err
     assert "not shown again" in made.err
     assert _may_operate(fleet, token)
     weak = stoker("admin", "tokens", "make", "wall", "--role", "read", at=fleet).out.strip()
@@ -34,12 +34,12 @@ def test_tokens_are_listed_without_their_texts_and_those_that_ended_only_when_as
     assert done.out.splitlines()[1].split()[1:3] == ["ci", "submit"]
     assert token not in done.out
     (one,) = stoker("admin", "tokens", "--json", at=fleet).objects()
-    assert stoker("admin", "tokens", "revoke", one["id"], at=fleet).out == f"token {one['id']} is revoked\n"
+    assert stoker("admin", "tokens", "revoke", one["id"], at=fleet).out == f"token {one['id']} revoked\n"
     assert stoker("admin", "tokens", "--json", at=fleet).objects() == []
     (ended,) = stoker("admin", "tokens", "--all", "--json", at=fleet).objects()
     assert ended["revoked_s"] is not None
     assert "revoked" in stoker("admin", "tokens", "--all", at=fleet).out
-    assert "had ended already" in stoker("admin", "tokens", "revoke", one["id"], at=fleet).out
+    assert "was already revoked or expired" in stoker("admin", "tokens", "revoke", one["id"], at=fleet).out
 
 
 def test_a_rotated_token_ends_and_the_new_one_has_its_name_and_role(fleet: Fleet, stoker: Stoker):

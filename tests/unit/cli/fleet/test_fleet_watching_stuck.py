@@ -90,13 +90,13 @@ NEVER = {"never": NEEDS, "machines": ({"node": "desk"},)}
 def test_what_no_machine_here_could_take_is_not_waited_for() -> None:
     code, lines = watched({"lora": NEVER})
     assert code == 1
-    assert lines == ["1 job waits for a machine that is not here: stoker explain lora"]
+    assert lines == ["1 job waits for a machine that the fleet does not have: stoker explain lora"]
 
 
 def test_who_comes_after_it_is_not_waited_for_either() -> None:
     later = {"after": {"lora": "pending"}, "machines": ({"node": "desk"},)}
     assert watched({"later": later, "lora": NEVER})[1] == [
-        "2 jobs wait for a machine that is not here: stoker explain lora"
+        "2 jobs wait for a machine that the fleet does not have: stoker explain lora"
     ]
 
 

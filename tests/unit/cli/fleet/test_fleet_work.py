@@ -20,7 +20,7 @@ from stoker.protocol.discovery import ServeFile
 from stoker.worker.worker_options import WorkOptions
 
 URL = "http://127.0.0.1:7999"
-WAITS = "no coordinator serves this home yet: waiting up to 10 s for `stoker serve`"
+WAITS = "no coordinator of this home yet: waiting up to 10 s for `stoker serve`"
 
 
 class Sleeps(FakeClock):
@@ -138,12 +138,12 @@ def test_what_is_no_time_to_end_at_is_refused(berlin: Callable[[str], float], te
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["--until", "18:00", "--for", "2h"], "--until and --for both say when the worker ends"),
+        (["--until", "18:00", "--for", "2h"], "--until and --for exclude each other"),
         (["--until", "soon"], "--until: 'soon' is not a time"),
-        (["--for", "0s"], "--for: '0s' is not a time from now on"),
+        (["--for", "0s"], "--for: '0s' is not a duration above 0"),
         (["--for", "soon"], "--for: 'soon' is not a duration"),
-        (["--for", f"{'9' * 400}h"], "is not a time from now on"),
-        (["--until", "18:00", "--install", "--yes"], "a service goes on: --until is for a worker that ends"),
+        (["--for", f"{'9' * 400}h"], "is not a duration above 0"),
+        (["--until", "18:00", "--install", "--yes"], "--until and --install exclude each other"),
     ],
     ids=str,
 )
