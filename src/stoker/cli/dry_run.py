@@ -147,9 +147,9 @@ def _headline(seen: PlanPreview) -> str:
     total = len(seen.forecasts)
     if not misses and not unknown:
         return f"all {total} stages are cached"
-    parts = [f"{seen.count(ForecastVerdict.HIT)} of {total} stages are known", f"{misses} would run"]
+    parts = [f"{seen.count(ForecastVerdict.HIT)} of {total} stages are cached", f"{misses} would run"]
     if unknown:
-        parts.append(f"{unknown} may follow")
+        parts.append(f"{unknown} may run")
     if seen.estimate_s is not None:
         parts.append(f"about {span(seen.estimate_s)} of work, by history")
     return ", ".join(parts)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def machine_line(parts: AppParts, build: JobBuild, options: RunOptions) -> str:
     """Return devices, memory limit, Python, and the number of parallel trials as one line."""
     needs = build.plan.node(build.plan.final).needs
-    parts = [
+    facts = [
         *_devices(parts.devices, needs),
         ", ".join([_cores(parts.capacity), *_memory(memory_here(), needs, str(parts.containment.mechanism))]),
         f"python = {_python(parts, build)}",
     ]
-    line = f"{os.uname().nodename.partition('.')[0]}: {'; '.join(parts)}"
+    line = f"{os.uname().nodename.partition('.')[0]}: {'; '.join(facts)}"
     count = len(build.trials)
     if not is_sweep(build.trials):
         return line
