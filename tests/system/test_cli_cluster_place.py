@@ -190,5 +190,5 @@ def test_of_this_machine_the_smaller_of_declared_and_found_counts(shell: Shell) 
     )
     done = shell.stoker("cluster", "place", "one.toml", "--cluster", "mine.yaml")
     assert done.code == 1, done.out
-    assert "declared 96.0 GiB, found 24.0 GiB: the smaller counts" in done.err
+    assert "declared 96.0 GiB, found 24.0 GiB: the smaller is used" in done.err
     assert "never on this fleet: needs 30.0 GiB, the largest device has 24.0 GiB" in done.out

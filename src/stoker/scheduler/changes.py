@@ -131,7 +131,7 @@ def why_never(shape: PlacementShape, offers: Sequence[NodeOffer]) -> str:
         if unable:
             text = "; ".join(f"{node}: {why}" for node, why in list(unable.items())[:_MOST_NAMED])
             return text if len(unable) <= _MOST_NAMED else f"{text} and {len(unable) - _MOST_NAMED} more"
-        return "no machine's lists and the job's hosts allow it"
+        return "allow and deny lists, or the job's hosts, exclude every machine"
     why = (_lacks_devices(shape, allowed) if shape.wish is DevicePreference.REQUIRE else "") or _lacks_capacity(
         shape, allowed
     )
@@ -349,7 +349,7 @@ def _lacks_capacity(shape: PlacementShape, offers: Sequence[NodeOffer]) -> str:
     cores = max((offer.cores for offer in offers if offer.cores is not None), default=0)
     if all(offer.cores is not None and offer.cores < shape.cores for offer in offers):
         return f"needs {shape.cores} cores, no machine has more than {cores}"
-    return "no single machine has all of it: each lacks something"
+    return "no single machine has all required resources"
 
 
 _PROPOSALS: tuple[tuple[ChangeKind, Callable[[PlacementShape, NodeOffer], Iterable[Change | None]]], ...] = (

@@ -289,7 +289,7 @@ def _declared_device(gpu: Gpu, sharing: Sharing) -> DeviceOffer:
 def _agree_device(declared: DeviceOffer, found_by: Mapping[str, Device]) -> tuple[DeviceOffer, list[Drift]]:
     found = found_by.get(declared.uuid.casefold())
     if found is None:
-        why = "declared, and not found on the machine"
+        why = "declared but not detected"
         note = Drift(
             what=declared.uuid, message=f"{declared.type} {declared.uuid}: {why}", declared=declared.total_bytes
         )
@@ -302,7 +302,7 @@ def _agree_device(declared: DeviceOffer, found_by: Mapping[str, Device]) -> tupl
             notes.append(_size_drift(f"{declared.type} {declared.uuid}", declared.total_bytes, found.total_bytes))
     is_unified = MemoryType.UNIFIED in (declared.memory_type, found.memory_type)
     if declared.memory_type is not found.memory_type:
-        text = f"declared {declared.memory_type} memory, found {found.memory_type}: unified, the more careful, counts"
+        text = f"declared {declared.memory_type} memory, found {found.memory_type}: unified is used"
         notes.append(Drift(what=declared.uuid, message=f"{declared.type} {declared.uuid}: {text}"))
     agreed = changed(
         declared,
@@ -327,7 +327,7 @@ def _smaller_cores(node: Node, capability: Capability) -> tuple[int, list[Drift]
     declared, found = node.cpu_cores, capability.cpu_cores
     if declared is None or not _is_apart(declared, found):
         return found if declared is None else min(declared, found), []
-    message = f"declared {declared} cores, found {found}: the smaller counts"
+    message = f"declared {declared} cores, found {found}: the smaller is used"
     return min(declared, found), [Drift(what="cores", message=message, declared=declared, found=found)]
 
 
@@ -349,12 +349,12 @@ def _smaller_ram(node: Node, capability: Capability) -> tuple[int | None, list[D
 
 
 def _undeclared(found: Device) -> Drift:
-    message = f"{found.name} {found.uuid}: found on the machine, and not declared: no job gets it"
+    message = f"{found.name} {found.uuid}: detected but not declared: not used"
     return Drift(what=found.uuid, message=message, found=found.total_bytes)
 
 
 def _size_drift(what: str, declared: int, found: int) -> Drift:
-    message = f"{what}: declared {format_size(declared)}, found {format_size(found)}: the smaller counts"
+    message = f"{what}: declared {format_size(declared)}, found {format_size(found)}: the smaller is used"
     return Drift(what=what.rpartition(" ")[2], message=message, declared=declared, found=found)
 
 

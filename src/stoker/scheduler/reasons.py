@@ -123,7 +123,7 @@ def cpu_terms(shape: PlacementShape, offer: NodeOffer, choice: Placement) -> tup
     """Return the terms of a node's score for a job on its CPU."""
     left, need = slices_left(offer), slices_needed(shape.ram_bytes, shape.cores)
     value = choice.key.score / CPU_SPEED * (1 + offer.jobs)
-    text = "taken to be just enough" if left is None else f"{left:.4g} / {need:.4g} slices of 4 GiB and a core"
+    text = "assumed to be just enough" if left is None else f"{left:.4g} / {need:.4g} slices of 4 GiB and a core"
     return ScoreTerm(name="room", value=value, text=text), _speed_term(CPU_SPEED), _load_term(offer.jobs)
 
 
@@ -164,7 +164,7 @@ def _devices_obstacle(shape: PlacementShape, offer: NodeOffer) -> Obstacle | Non
     if fitting >= count:
         return None
     if count > 1:
-        why = f"needs {count} devices at once, {fitting} would do now"
+        why = f"needs {count} devices at once, {fitting} are suitable now"
         return Obstacle(code=UnfitReason.FEW_DEVICES, why=why, needed=count, left=fitting)
     return min(blocked, key=_distance)
 
@@ -179,7 +179,8 @@ def _obstacle_of(shape: PlacementShape, device: DeviceOffer, block: UnfitReason)
             return Obstacle(code=block, why=_held_text(device), device=device.uuid)
         case UnfitReason.IN_USE:
             doing = "is on it" if device.jobs == 1 else "are on it"
-            why = f"{_count(device.jobs, 'job')} {doing}, and this one would need it alone: {_why_alone(shape, device)}"
+            alone = f"and this job would need it exclusively: {_why_alone(shape, device)}"
+            why = f"{_count(device.jobs, 'job')} {doing}, {alone}"
             return Obstacle(code=block, why=why, device=device.uuid)
         case UnfitReason.DEVICE_SLOTS:
             most = device.slots or 0
@@ -205,23 +206,23 @@ def _memory_obstacle(shape: PlacementShape, device: DeviceOffer, block: UnfitRea
     elif device.free_bytes is not None:
         why = f"needs {needs}, {has} of {of} measured free"
     else:
-        why = f"needs {needs}, {has} of {of} may be counted on: the machine works in the same memory"
+        why = f"needs {needs}, {has} of {of} available: the system uses the same memory"
     return Obstacle(code=block, why=why, needed=need, left=left, device=device.uuid)
 
 
 def _held_text(device: DeviceOffer) -> str:
     promised = f" ({format_size(device.promised_bytes)} promised)" if device.promised_bytes else ""
-    return f"another job has it to itself{promised}"
+    return f"another job uses it exclusively{promised}"
 
 
 def _why_alone(shape: PlacementShape, device: DeviceOffer) -> str:
     if shape.device_count > 1:
-        return "a job of several devices shares none"
+        return "jobs with several devices share none"
     if not shape.vram_bytes:
-        return "it does not say how much memory it takes"
+        return "the job has no memory requirement"
     if shape.vram_bytes > device.usable_bytes:
-        return f"at most {format_size(device.usable_bytes)} of it are shared out"
-    return "neither it nor the node allows sharing"
+        return f"at most {format_size(device.usable_bytes)} of it can be shared"
+    return "neither the job nor the machine allows sharing"
 
 
 def _ram_obstacle(shape: PlacementShape, offer: NodeOffer) -> Obstacle | None:

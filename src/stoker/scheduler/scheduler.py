@@ -222,7 +222,7 @@ class Scheduler:
         """
         machine = self.machines.machines.get(name)
         if machine is None:
-            return HoldDecision(closed="the coordinator does not know this machine")
+            return HoldDecision(closed="this machine is not registered")
         self._note_time(now_s)
         self.waiting.hear(machine)
         if machine.closed:
@@ -394,7 +394,7 @@ class Scheduler:
         shape = self.types.shape_of[pick.number]
         placement = self.policy.reservations.placement(machine, shape, pick)
         if placement is None:
-            message = f"a job of {shape} was said to fit {machine.name}, and the rule says no"
+            message = f"a job of {shape} was expected to fit {machine.name}, and the rule says no"
             raise InternalError(message)
         taken, devices = placement.devices, machine.offer.devices
         is_shared = bool(taken) and taken[0].is_shared

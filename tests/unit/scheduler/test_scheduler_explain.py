@@ -35,7 +35,7 @@ def test_a_desk_that_is_taken_could_be_shared_with_these_numbers() -> None:
     (device,) = board_of_one.devices
     taken = changed(board_of_one, jobs=1, devices=(changed(device, is_held=True, jobs=1, promised_bytes=6 * GIB),))
     told = explain(gpu_job(6 * 1024, "resnet/3"), [taken])
-    assert whys(told, "desk") == ["another job has it to itself (6.0 GiB promised)"]
+    assert whys(told, "desk") == ["another job uses it exclusively (6.0 GiB promised)"]
     assert (
         changes(told)[ChangeKind.SHARE_NODE] == "jobs may share desk (needs 6.0 GiB, 14.4 GiB left of 20.4 GiB usable)"
     )

@@ -135,29 +135,27 @@ def test_the_smaller_size_of_a_device_counts_and_a_large_difference_is_told(
     assert [one.what for one in agreed.drift] == (["GPU-0"] if has_drift else [])
     if has_drift:
         assert agreed.drift[0].message == (
-            f"rtx-4090 GPU-0: declared {declared_gib} GiB, found 24.0 GiB: the smaller counts"
+            f"rtx-4090 GPU-0: declared {declared_gib} GiB, found 24.0 GiB: the smaller is used"
         )
 
 
 def test_what_is_declared_and_not_there_is_closed_and_told() -> None:
     agreed = agree(node(gpu(0), gpu(7)), capability(device(0)))
-    assert [one.closed for one in agreed.offer.devices] == ["", "declared, and not found on the machine"]
+    assert [one.closed for one in agreed.offer.devices] == ["", "declared but not detected"]
     assert [one.what for one in agreed.drift] == ["GPU-7"]
 
 
 def test_what_is_there_and_not_declared_is_given_to_nobody_and_told() -> None:
     agreed = agree(node(), capability(device(0)))
     assert agreed.offer.devices == ()
-    assert [one.message for one in agreed.drift] == [
-        "Card 0 GPU-0: found on the machine, and not declared: no job gets it"
-    ]
+    assert [one.message for one in agreed.drift] == ["Card 0 GPU-0: detected but not declared: not used"]
 
 
 def test_unified_memory_counts_if_either_side_says_so() -> None:
     machine = capability(device(0, memory_type=MemoryType.UNIFIED))
     agreed = agree(node(gpu(0)), machine)
     assert agreed.offer.devices[0].memory_type is MemoryType.UNIFIED
-    assert "unified, the more careful, counts" in agreed.drift[0].message
+    assert "unified is used" in agreed.drift[0].message
     assert agree(node(gpu(0, memory_type=MemoryType.UNIFIED)), machine).drift == ()
 
 

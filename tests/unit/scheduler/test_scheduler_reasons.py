@@ -96,7 +96,7 @@ def test_a_job_for_the_cpu_needs_no_devices() -> None:
 
 def test_several_devices_each_need_the_memory() -> None:
     machine = capability(device(0, free_gib=20), device(1, free_gib=6))
-    assert whys(judge(machine, vram_bytes=8 * GIB, device_count=2)) == ["needs 2 devices at once, 1 would do now"]
+    assert whys(judge(machine, vram_bytes=8 * GIB, device_count=2)) == ["needs 2 devices at once, 1 are suitable now"]
     assert whys(judge(machine, device_count=3)) == ["needs 3 cuda devices, has 2"]
     assert sorted(judge(machine, vram_bytes=6 * GIB, device_count=2).on) == ["GPU-0", "GPU-1"]
 

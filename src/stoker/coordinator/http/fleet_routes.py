@@ -55,9 +55,9 @@ _NOTHING_SAID = MachineRequest()
 class MachineRoutes:
     """Answers them."""
 
-    def __init__(self, office: ServiceContext, *, on_forgotten: Callable[[str], None]) -> None:
+    def __init__(self, context: ServiceContext, *, on_forgotten: Callable[[str], None]) -> None:
         """Answer them; `on_forgotten` hears of a machine that no longer belongs to the fleet."""
-        self._office = office
+        self._context = context
         self._on_forgotten = on_forgotten
         self.router = APIRouter(tags=["machines"])
         add = self.router.add_api_route
@@ -74,14 +74,14 @@ class MachineRoutes:
 
     async def all(self) -> Response:
         """List the machines."""
-        return answer(MachineList(machines=await self._office.read(self._office.views.machines, "")))
+        return answer(MachineList(machines=await self._context.read(self._context.views.machines, "")))
 
     async def one(self, name: MachineName) -> Response:
         """Return one machine."""
-        office = self._office
-        found = await office.read(office.views.machines, name)
+        context = self._context
+        found = await context.read(context.views.machines, name)
         if not found:
-            known = [machine.name for machine in await office.read(office.views.machines, "")]
+            known = [machine.name for machine in await context.read(context.views.machines, "")]
             hint = did_you_mean(name, known) or "`stoker machines` lists them"
             raise NotFound(f"there is no machine {name!r}", hint=hint)
         return answer(found[0])
@@ -101,13 +101,13 @@ class MachineRoutes:
     async def open(self, name: MachineName, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
         """Open a machine, or some of its devices, again."""
         return done(
-            await self._office.ask(OpenMachine(machine=name, devices=asked.devices, by=recorded(who, asked.by)))
+            await self._context.ask(OpenMachine(machine=name, devices=asked.devices, by=recorded(who, asked.by)))
         )
 
     async def forget(self, name: MachineName, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
         """Remove a machine. One that joined with a code is refused from now on, and its leases end at once."""
         command = ForgetMachine(machine=name, is_forced=asked.is_forced, by=recorded(who, asked.by))
-        forgotten = await self._office.ask(command)
+        forgotten = await self._context.ask(command)
         self._on_forgotten(name)
         return done(forgotten)
 
@@ -115,17 +115,17 @@ class MachineRoutes:
         command = CloseMachine(
             machine=name, how=how, devices=asked.devices, why=asked.why, for_s=asked.for_s, by=recorded(who, asked.by)
         )
-        did = await self._office.ask(command)
+        did = await self._context.ask(command)
         return done(changed(did, notes=(*did.notes, *await self._unknown_devices(name, asked.devices))))
 
     async def _unknown_devices(self, machine: str, devices: tuple[str, ...]) -> tuple[str, ...]:
         """Return notes about devices that the machine does not report now: failed or misspelt ones."""
         if not devices:
             return ()
-        office = self._office
+        context = self._context
         there = [
             str(one.get("uuid", ""))
-            for view in await office.read(office.views.machines, machine)
+            for view in await context.read(context.views.machines, machine)
             for one in view.devices
         ]
         return tuple(
@@ -142,8 +142,8 @@ After = Annotated[int | None, Query(ge=0, le=_LAST_ID)]
 class FleetRoutes:
     """Routes about the whole fleet."""
 
-    def __init__(self, office: ServiceContext) -> None:
-        self._office = office
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
         self.router = APIRouter(tags=["fleet"])
         add = self.router.add_api_route
         add("/v1/status", self.status, response_model=FleetStatus)
@@ -155,21 +155,21 @@ class FleetRoutes:
 
     async def status(self) -> Response:
         """Return the state of the whole fleet."""
-        office = self._office
-        return answer(await office.read(fleet_status, office))
+        context = self._context
+        return answer(await context.read(fleet_status, context))
 
     async def schedule(self) -> Response:
         """Return the state of the scheduler: machines, leases, ready jobs, users. A simulation may begin with it."""
         # For ten thousand machines it is megabytes: encoded in that thread, too.
-        return await self._office.run_forecast(lambda: answer(self._office.views.schedule()))
+        return await self._context.run_forecast(lambda: answer(self._context.views.schedule()))
 
     async def health(self) -> Response:
         """Return ok if the database can be read and written."""
-        office = self._office
-        if (trouble := office.queue.trouble()) is not None:
+        context = self._context
+        if (trouble := context.queue.trouble()) is not None:
             raise trouble
-        meta = await office.read(office.reader.meta)
-        body = {"status": "ok", "version": office.about.version, "protocol": VERSION}
+        meta = await context.read(context.reader.meta)
+        body = {"status": "ok", "version": context.about.version, "protocol": VERSION}
         return raw(json_bytes({**body, "generation": int(meta.get("generation", 0))}), "application/json")
 
     async def events(
@@ -179,24 +179,24 @@ class FleetRoutes:
 
         Not found, if some of the following ones are no longer stored. Behind 0 it begins with the oldest stored one.
         """
-        office = self._office
+        context = self._context
         if last_event_id:
             if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) > _LAST_ID:
                 raise BadInput(f"Last-Event-ID: {last_event_id!r} is not a whole number")
             after = int(last_event_id)
         if after:
-            refuse_dropped(after, await office.read(office.reader.meta))
-        place = after if after is not None else await office.read(office.reader.newest_event)
-        office.feed.check_room()
-        return StreamingResponse(_stream(office.feed, place, still), headers=HEADERS, media_type="text/event-stream")
+            refuse_dropped(after, await context.read(context.reader.meta))
+        place = after if after is not None else await context.read(context.reader.newest_event)
+        context.feed.check_room()
+        return StreamingResponse(_stream(context.feed, place, still), headers=HEADERS, media_type="text/event-stream")
 
     async def metrics(self) -> Response:
         """Return metrics in Prometheus format."""
-        return raw(await self._office.read(self._office.figures), CONTENT_TYPE)
+        return raw(await self._context.read(self._context.figures), CONTENT_TYPE)
 
     async def reload(self, who: Who, *, dry_run: Annotated[bool, Query()] = False) -> Response:
         """Reload the cluster file and the manifest, and return what changed."""
-        return answer(await self._office.reload(dry_run=dry_run, by=recorded(who, "")))
+        return answer(await self._context.reload(dry_run=dry_run, by=recorded(who, "")))
 
 
 def refuse_dropped(after: int, meta: Mapping[str, str]) -> None:
@@ -219,22 +219,22 @@ async def _stream(feed: EventFeed, place: int, may_still: Callable[[], bool]) ->
             yield text or b": still here\n\n"
 
 
-def fleet_status(office: ServiceContext) -> FleetStatus:
+def fleet_status(context: ServiceContext) -> FleetStatus:
     """Return the state of the whole fleet."""
-    pace, about = office.queue.pace(), office.about
+    pace, about = context.queue.pace(), context.about
     return FleetStatus(
         version=about.version,
         protocol=VERSION,
-        generation=int(office.reader.meta().get("generation", 0)),
+        generation=int(context.reader.meta().get("generation", 0)),
         started_s=about.started_s,
-        server_s=office.clock.wall_s(),
+        server_s=context.clock.wall_s(),
         database=about.database,
-        jobs=office.reader.counts(),
-        machines=office.machine_counts(),
+        jobs=context.reader.counts(),
+        machines=context.machine_counts(),
         lease_s=pace.lease_s,
         heartbeat_s=pace.heartbeat_s,
         settling_s=pace.settling_s,
-        symptoms=office.reader.symptoms(),
+        symptoms=context.reader.symptoms(),
     )
 
 
@@ -246,8 +246,8 @@ MOST_JOBS = 100_000
 class HealthRoutes:
     """Routes about health."""
 
-    def __init__(self, office: ServiceContext) -> None:
-        self._office = office
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
         # A check reads much: one at a time.
         self._judging = asyncio.Lock()
         self.router = APIRouter(tags=["health"])
@@ -260,31 +260,31 @@ class HealthRoutes:
         said = own(said, who)
         if said.worker != name:
             raise BadInput(f"the report is of {said.worker}, not of {name}")
-        now_s = self._office.clock.wall_s()
+        now_s = self._context.clock.wall_s()
         report = {
             "at_s": now_s,
             "offset_s": round(said.wall_s - now_s, 3),
             **said.model_dump(mode="json", exclude={"worker", "wall_s"}),
         }
-        return done(await self._office.ask(NoteReport(machine=name, report=dumps(report))))
+        return done(await self._context.ask(NoteReport(machine=name, report=dumps(report))))
 
     async def verdict(self, jobs: Annotated[int, Query(ge=1, le=MOST_JOBS)] = 20_000) -> Response:
         """Run the history checker over the newest jobs, and return its result."""
-        office = self._office
+        context = self._context
         async with self._judging:
-            began_s = office.clock.monotonic_s()
-            found = await office.read(
+            began_s = context.clock.monotonic_s()
+            found = await context.read(
                 judge,
-                office.reader.database,
+                context.reader.database,
                 most=jobs,
-                budgets=office.queue.budgets,
-                has_object=office.keeping.has_archive,
+                budgets=context.queue.budgets,
+                has_object=context.keeping.has_archive,
             )
         return answer(
             HistoryCheck(
                 jobs=found.jobs,
                 is_whole=found.is_whole,
-                seconds=office.clock.monotonic_s() - began_s,
+                seconds=context.clock.monotonic_s() - began_s,
                 rules=found.broken,
                 violations=tuple(one.to_dict() for one in found.violations),
             )
@@ -300,8 +300,8 @@ _SECRET_BYTES = 32
 class WebhookRoutes:
     """Routes about webhooks."""
 
-    def __init__(self, office: ServiceContext, notifier: Notifier | None) -> None:
-        self._office = office
+    def __init__(self, context: ServiceContext, notifier: Notifier | None) -> None:
+        self._context = context
         self._notifier = notifier
         self.router = APIRouter(tags=["hooks"])
         add = self.router.add_api_route
@@ -312,7 +312,7 @@ class WebhookRoutes:
 
     async def all(self) -> Response:
         """List the webhooks, without their secrets."""
-        hooks = await self._office.read(self._office.reader.hooks)
+        hooks = await self._context.read(self._context.reader.hooks)
         return answer(WebhookList(hooks=tuple(_view(hook) for hook in hooks)))
 
     async def make(self, asked: WebhookRequest, who: Who) -> Response:
@@ -330,13 +330,13 @@ class WebhookRoutes:
         command = AddHook(
             url=asked.url, secret=secret, kinds=asked.on, jobs=asked.jobs, is_inner=is_admin, by=recorded(who, asked.by)
         )
-        made = await self._office.ask(command)
+        made = await self._context.ask(command)
         return answer(WebhookResponse(hook=_view(await self._find(made.data["id"])), secret=secret))
 
     async def close(self, id: HookId, who: Who) -> Response:
         """Close a webhook."""
         by = recorded(who, "")
-        return done(await self._office.ask(CloseHook(id=id, why=f"closed by {by or 'an admin'}", by=by)))
+        return done(await self._context.ask(CloseHook(id=id, why=f"closed by {by or 'an admin'}", by=by)))
 
     async def test(self, id: HookId) -> Response:
         """Send a test message once, and return its result."""
@@ -345,11 +345,11 @@ class WebhookRoutes:
             raise BadInput(f"webhook {id} is closed", hint="add a new one: `stoker admin notify add URL`")
         if self._notifier is None:
             raise BadInput("this coordinator sends no webhooks")
-        trouble = await self._office.keep(self._notifier.send, hook, trial(id, self._office.clock.wall_s()))
+        trouble = await self._context.keep(self._notifier.send, hook, trial(id, self._context.clock.wall_s()))
         return answer(WebhookTestResult(is_delivered=not trouble, message=trouble))
 
     async def _find(self, id: int) -> WebhookRow:
-        for hook in await self._office.read(self._office.reader.hooks):
+        for hook in await self._context.read(self._context.reader.hooks):
             if hook.id == id:
                 return hook
         raise NotFound(f"there is no webhook {id}", hint="`stoker admin notify` lists them")

@@ -1,6 +1,6 @@
-"""The app that requests come through: who may ask, how large a body may be; and the coordinator's parts, joined.
+"""The HTTP app: access checks, body limits, the documented routes; and the coordinator's service.
 
-Only workers' own requests do not come here: their connection answers them (`worker_routes`).
+Workers' own requests do not come here: their connection answers them (`worker_routes`).
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ from stoker.protocol.lease_messages import Hello, Renewal
 from stoker.protocol.tree_messages import MOST_LISTING_BYTES, PACK_BYTES
 from stoker.protocol.view_messages import MOST_FILE_BYTES
 
-# The app behind the door: every route that people use, all of them in one OpenAPI document, errors in our form.
+# The documented app: all routes of users in one OpenAPI document, errors in our form.
 
 _LEFT = 499
 _REF = "#/components/schemas/{model}"
 
 
 def documented_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:
-    """Make the app of these routes."""
+    """Return the app of these routes."""
     app = FastAPI(
         title="Stoker's coordinator",
         version=version,
@@ -114,7 +114,7 @@ async def _refused(_request: Request, error: Exception) -> Response:
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:
-    """Return an answer that is not sent: the client left in the middle, and that is no bug of ours."""
+    """Return a response that is not sent: the client disconnected in the middle, which is not an error of ours."""
     return Response(None, _LEFT)
 
 
@@ -154,7 +154,7 @@ def _response(error: Exception, headers: Mapping[str, str] | None = None) -> Res
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
-    """Write the document: the framework's routes, and those that are answered in front of it."""
+    """Return the OpenAPI document: the framework's routes, and those of `WorkerRoutes`."""
     made = get_openapi(title=app.title, version=app.version, routes=app.routes)
     spoken_models = [kind for spoken in SPOKEN for kind in (spoken.asks, spoken.answers)]
     models: dict[type[BaseModel], None] = dict.fromkeys((*spoken_models, Submission, ErrorBody))
@@ -191,11 +191,11 @@ def _json(model: str) -> dict[str, Any]:
 
 
 STRANGERS_AT_ONCE = 4
-"""Requests to join, of all that wait: each takes a millisecond of the event loop."""
+"""Pending requests to join: each takes a millisecond of the event loop."""
 
 
 class ServiceApp:
-    """The app that the server runs: judges each request by its head, and has the documented app answer it."""
+    """The app of the server: checks each request by its head, and passes it to the documented app."""
 
     def __init__(self, judge: Judge, documented: App) -> None:
         self._judge = judge
@@ -207,7 +207,7 @@ class ServiceApp:
         """Answer one request."""
         outgoing = _Outgoing(send)
         try:
-            # By the path that routes are found by: what is judged and what is answered must be the same.
+            # By the path of routing: the checked and the served path must be the same.
             method, path = scope["method"], path_of(scope["raw_path"])
             headers, peer = dict(scope["headers"]), scope.get(PEER, UNKNOWN)
             scope["path"], scope[PRINCIPAL] = path, self._judge(method, path, headers, peer)
@@ -217,7 +217,7 @@ class ServiceApp:
             return
         except Exception as error:
             if outgoing.is_begun and not outgoing.is_done:
-                # The answer can only break off; the server closes the connection.
+                # The response can only end early; the server closes the connection.
                 raise
             if not outgoing.is_begun:
                 await say_error(send, error)
@@ -246,7 +246,7 @@ class ServiceApp:
         await self._documented(scope, receive, outgoing.send)
 
     async def _answer_stranger(self, scope: Scope, data: bytes, send: Send) -> None:
-        """Answer a request that needs no credentials: a few at a time, so that a flood of them delays no other.
+        """Answer a request without credentials: a few at a time, so that a flood of them delays no other.
 
         The body has come and the answer has not begun to leave while others wait: slow clients keep none waiting.
         """
@@ -260,13 +260,13 @@ class ServiceApp:
 
         async with self._strangers:
             await self._documented(scope, receive, keep)
-            # It may not have waited for anything: the next one has its turn after others.
+            # It may not have yielded: let other requests run before the next one.
             await asyncio.sleep(0)
         for message in messages:
             await send(message)
 
     def _may_still(self, method: str, path: str, headers: Mapping[bytes, bytes], peer: Peer) -> bool:
-        """Return True if a request that was allowed would still be."""
+        """Return True if an allowed request would still be allowed."""
         try:
             self._judge(method, path, headers, peer)
         except (StokerError, Refusal):
@@ -275,7 +275,7 @@ class ServiceApp:
 
 
 class _Outgoing:
-    """An answer of the documented app on its way out. The room of its request's body is released when it begins."""
+    """A response of the documented app. The memory of its request's body is released when it begins."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -351,7 +351,7 @@ class CoordinatorService:
         build_messages()
         self._parts = parts
         self._say = say
-        self._office = office = ServiceContext(
+        self._context = context = ServiceContext(
             queue=parts.queue,
             keeping=parts.keeping,
             views=Explanations(parts.queue, parts.clock, parts.about.times, parts.about.version),
@@ -362,44 +362,44 @@ class CoordinatorService:
         contents = CoordinatorTrees(parts.keeping, QueueTrees(parts.queue, parts.queue.reader.database))
         sources = TreeLocator(parts.clock)
         routers = (
-            JobRoutes(office, parts.code_gate).router,
-            FileRoutes(office, contents).router,
-            MachineRoutes(office, on_forgotten=sources.forget).router,
-            FleetRoutes(office).router,
-            RetentionRoutes(office, contents).router,
-            ContentRoutes(office, contents, sources).router,
-            SystemARoutes(office, rules.token or secrets.token_bytes(32)).router,
-            EnrolmentRoutes(office, parts.enrolment).router,
-            TokenRoutes(office).router,
-            ExecRoutes(office).router,
-            WebhookRoutes(office, parts.notifier).router,
-            HealthRoutes(office).router,
+            JobRoutes(context, parts.code_gate).router,
+            FileRoutes(context, contents).router,
+            MachineRoutes(context, on_forgotten=sources.forget).router,
+            FleetRoutes(context).router,
+            RetentionRoutes(context, contents).router,
+            ContentRoutes(context, contents, sources).router,
+            SystemARoutes(context, rules.token or secrets.token_bytes(32)).router,
+            EnrolmentRoutes(context, parts.enrolment).router,
+            TokenRoutes(context).router,
+            ExecRoutes(context).router,
+            WebhookRoutes(context, parts.notifier).router,
+            HealthRoutes(context).router,
         )
 
         def on_recorded(message: Hello | Renewal) -> None:
             sources.hear(message)
-            office.execs.note_features(message)
+            context.execs.note_features(message)
 
-        access = Access(rules, standing=parts.queue.standing, clock=parts.clock, on_use=office.note_token)
+        access = Access(rules, standing=parts.queue.standing, clock=parts.clock, on_use=context.note_token)
         self.app: App = ServiceApp(access.judge, documented_app(routers, version=parts.about.version))
         self.workers = WorkerTable(
-            find=WorkerRoutes(office, on_recorded=on_recorded).find,
+            find=WorkerRoutes(context, on_recorded=on_recorded).find,
             judge=access.judge,
             bodies=BodyMemoryBudget(WORDS_BYTES, WORDS_EACH_BYTES),
         )
 
     def close(self) -> None:
         """Answer all open requests."""
-        self._office.close()
+        self._context.close()
 
     def end(self) -> None:
         """Shut down the thread pools; call after the last request."""
-        self._office.end()
+        self._context.end()
 
     async def reload(self) -> None:
         """Reload the files, and log the result."""
         try:
-            done = await self._office.reload(dry_run=False)
+            done = await self._context.reload(dry_run=False)
         except StokerError as error:
             lines = trouble_of(error)
         else:

@@ -150,8 +150,8 @@ Limit = Annotated[int, Query(ge=1, le=MOST_PER_PAGE)]
 class JobRoutes:
     """Routes about jobs."""
 
-    def __init__(self, office: ServiceContext, code_gate: CodeGate | None = None) -> None:
-        self._office = office
+    def __init__(self, context: ServiceContext, code_gate: CodeGate | None = None) -> None:
+        self._context = context
         self._code_gate = code_gate
         self._submissions = asyncio.Semaphore(SUBMISSIONS_AT_ONCE)
         self._dry_runs = asyncio.Semaphore(SUBMISSIONS_AT_ONCE)
@@ -184,9 +184,9 @@ class JobRoutes:
 
     async def submit(self, request: Request, who: Who) -> Response:
         """Submit jobs, all or none."""
-        office = self._office
+        context = self._context
         headers = headers_of(request.scope)
-        body = spooled(request.receive, headers, MOST_SUBMISSION_BYTES, disk=office.keeping, keep=office.keep)
+        body = spooled(request.receive, headers, MOST_SUBMISSION_BYTES, disk=context.keeping, keep=context.keep)
         async with body as file:
             try:
                 return answer(await self._submit(file, who))
@@ -204,14 +204,14 @@ class JobRoutes:
         del submission, submitted
         async with self._dry_runs:
             async with self._submissions:
-                await self._office.order(file.seek, 0)
+                await self._context.order(file.seek, 0)
                 submission, submitted = await self._take(file, who)
-            return await self._office.run_forecast(self._office.views.forecast, submission, submitted)
+            return await self._context.run_forecast(self._context.views.forecast, submission, submitted)
 
     async def _take(self, file: BinaryIO, who: Principal) -> tuple[Submission, SubmissionResponse]:
         """Read a submission, and submit it."""
-        office = self._office
-        submission = await office.order(read_submission, file)
+        context = self._context
+        submission = await context.order(read_submission, file)
         if submission.hosts and not who.may(Role.OPERATE):
             hint = "leave [[hosts]] out, or submit it with the role operate"
             raise Forbidden("[[hosts]] in a manifest needs the role operate", hint=hint)
@@ -219,8 +219,8 @@ class JobRoutes:
         if submitter != submission.submitter:
             submission = submission.model_copy(update={"submitter": submitter})
         if self._code_gate is not None:
-            await office.order(self._code_gate.check, submission)
-        return submission, await office.submit(submission, only_of=changes_only(who))
+            await context.order(self._code_gate.check, submission)
+        return submission, await context.submit(submission, only_of=changes_only(who))
 
     async def page(
         self,
@@ -232,33 +232,33 @@ class JobRoutes:
         limit: Limit = 100,
     ) -> Response:
         """List jobs, newest first."""
-        reader = self._office.reader
+        reader = self._context.reader
         return answer(
-            await self._office.read(
+            await self._context.read(
                 reader.page, state=state, name=name, recipe=recipe, machine=machine, after=after, limit=limit
             )
         )
 
     async def story(self, ref: Ref) -> Response:
         """Return everything about one job."""
-        return answer(await self._office.read(self._office.reader.story, ref))
+        return answer(await self._context.read(self._context.reader.story, ref))
 
     async def explain(self, ref: Ref) -> Response:
         """Explain a job's state: every machine with its reason, and where and when it should start."""
-        return answer(await self._office.run_forecast(self._office.views.explain, ref))
+        return answer(await self._context.run_forecast(self._context.views.explain, ref))
 
     async def events(
         self, ref: Ref, after: Annotated[int, Query(ge=0, le=_LAST_ID)] = 0, limit: Limit = 100
     ) -> Response:
         """Return a page of one job's events, oldest first."""
-        events = await self._office.read(self._office.reader.events, after, limit, ref)
+        events = await self._context.read(self._context.reader.events, after, limit, ref)
         return answer(EventPage(events=events, next=events[-1]["seq"] if events else after))
 
     async def cancel(self, ref: Ref, who: Who, asked: JobRequest | None = None) -> Response:
         """Cancel a job, or by a sweep's bare name all of its points."""
         jobs = tuple(one.id for one in await self._all(ref))
         return done(
-            await self._office.ask(CancelJobs(jobs=jobs, by=recorded(who, _by(asked)), only_of=changes_only(who)))
+            await self._context.ask(CancelJobs(jobs=jobs, by=recorded(who, _by(asked)), only_of=changes_only(who)))
         )
 
     async def requeue(self, ref: Ref, who: Who, asked: JobRequest | None = None) -> Response:
@@ -267,14 +267,14 @@ class JobRoutes:
         ended = [one for one in found if one.state in _NOT_COMPLETED] if len(found) > 1 else found
         jobs = tuple(one.id for one in ended or found[:1])
         return done(
-            await self._office.ask(RequeueJobs(jobs=jobs, by=recorded(who, _by(asked)), only_of=changes_only(who)))
+            await self._context.ask(RequeueJobs(jobs=jobs, by=recorded(who, _by(asked)), only_of=changes_only(who)))
         )
 
     async def set_priority(self, ref: Ref, who: Who, asked: PriorityRequest) -> Response:
         """Change a job's priority, or by a sweep's bare name that of all its points."""
         jobs = tuple(one.id for one in await self._all(ref))
         return done(
-            await self._office.ask(
+            await self._context.ask(
                 SetPriority(jobs=jobs, priority=asked.priority, by=recorded(who, asked.by), only_of=changes_only(who))
             )
         )
@@ -282,29 +282,29 @@ class JobRoutes:
     async def pin(self, ref: Ref, who: Who, asked: JobRequest | None = None) -> Response:
         """Keep a job's result whatever is pruned."""
         job = await self._id(ref)
-        return done(await self._office.ask(PinJobs(jobs=(job,), by=recorded(who, _by(asked)))))
+        return done(await self._context.ask(PinJobs(jobs=(job,), by=recorded(who, _by(asked)))))
 
     async def unpin(self, ref: Ref, who: Who, asked: JobRequest | None = None) -> Response:
         """Undo `pin`."""
         job = await self._id(ref)
-        return done(await self._office.ask(PinJobs(jobs=(job,), is_pinned=False, by=recorded(who, _by(asked)))))
+        return done(await self._context.ask(PinJobs(jobs=(job,), is_pinned=False, by=recorded(who, _by(asked)))))
 
     async def cancel_many(self, who: Who, asked: JobsRequest) -> Response:
         """Cancel jobs; those that have ended stay as they are."""
         return done(
-            await self._office.ask(CancelJobs(jobs=asked.jobs, by=recorded(who, asked.by), only_of=changes_only(who)))
+            await self._context.ask(CancelJobs(jobs=asked.jobs, by=recorded(who, asked.by), only_of=changes_only(who)))
         )
 
     async def requeue_many(self, who: Who, asked: JobsRequest) -> Response:
         """Start jobs that have ended again; none of them if one is live."""
         return done(
-            await self._office.ask(RequeueJobs(jobs=asked.jobs, by=recorded(who, asked.by), only_of=changes_only(who)))
+            await self._context.ask(RequeueJobs(jobs=asked.jobs, by=recorded(who, asked.by), only_of=changes_only(who)))
         )
 
     async def set_priority_of_many(self, who: Who, asked: JobsPriorityRequest) -> Response:
         """Change the priority of jobs."""
         return done(
-            await self._office.ask(
+            await self._context.ask(
                 SetPriority(
                     jobs=asked.jobs, priority=asked.priority, by=recorded(who, asked.by), only_of=changes_only(who)
                 )
@@ -313,14 +313,14 @@ class JobRoutes:
 
     async def leaderboard(self, metric: Text = "", recipe: Text = "", name: Text = "", limit: Limit = 20) -> Response:
         """Rank completed jobs by a metric, best first."""
-        board = self._office.reader.leaderboard
-        return answer(await self._office.read(board, metric, recipe=recipe, name=name, limit=limit))
+        board = self._context.reader.leaderboard
+        return answer(await self._context.read(board, metric, recipe=recipe, name=name, limit=limit))
 
     async def _all(self, ref: str) -> tuple[JobMatch, ...]:
-        return await self._office.read(self._office.reader.find_all, ref)
+        return await self._context.read(self._context.reader.find_all, ref)
 
     async def _id(self, ref: str) -> str:
-        return (await self._office.read(self._office.reader.find, ref)).id
+        return (await self._context.read(self._context.reader.find, ref)).id
 
 
 def _by(asked: JobRequest | None) -> str:

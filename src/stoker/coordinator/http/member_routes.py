@@ -88,8 +88,8 @@ Serial = Annotated[str, Path(pattern=r"^[0-9a-f]{40}$", description="A certifica
 class EnrolmentRoutes:
     """Routes about invitations, joining and certificates. Without a CA (loopback only) there are no invitations."""
 
-    def __init__(self, office: ServiceContext, enrolment: Enrolment | None) -> None:
-        self._office = office
+    def __init__(self, context: ServiceContext, enrolment: Enrolment | None) -> None:
+        self._context = context
         self._enrolment = enrolment
         self._joins, self._all_joins = RateLimiter(_BY_ADDRESS), RateLimiter(_BY_ALL)
         self._wrong_codes = RateLimiter(_WRONG_CODES)
@@ -117,11 +117,11 @@ class EnrolmentRoutes:
         for _ in range(_TRIES):
             code = make_code(make_invite_id(secrets.token_bytes(2)), secrets.token_bytes(8))
             # Slow on purpose: in a thread, so that the event loop stays free.
-            key = await self._office.keep(join_key, code)
+            key = await self._context.keep(join_key, code)
             by = recorded(who, "")
             invite = Invite(id=code.id, role=asked.role.value, name=asked.name, key=key.hex(), by=by)
             try:
-                made: QueueCommandResult = await self._office.ask(MakeInvite(invite=invite, life_s=asked.life_s))
+                made: QueueCommandResult = await self._context.ask(MakeInvite(invite=invite, life_s=asked.life_s))
             except Conflict:
                 continue
             names = enrolment.names()
@@ -144,14 +144,14 @@ class EnrolmentRoutes:
 
     async def withdraw(self, id: InviteId, who: Who) -> Response:
         """Withdraw an invitation."""
-        return done(await self._office.ask(WithdrawInvite(id=id, by=recorded(who, ""))))
+        return done(await self._context.ask(WithdrawInvite(id=id, by=recorded(who, ""))))
 
     async def begin(self, asked: JoinBegin) -> Response:
         """Return the CA, with the proof that the coordinator knows the code's key.
 
         Without the code the response reveals nothing else: every id, also an unknown one, gets the same response.
         """
-        enrolment, now_s = self._opened(), self._office.clock.wall_s()
+        enrolment, now_s = self._opened(), self._context.clock.wall_s()
         ca, invite = enrolment.ca, self._standing().invites.get(asked.id)
         nonces = {"nonce": asked.nonce, "server_nonce": server_nonce(ca, asked.id, asked.nonce, now_s)}
         key = key_of(ca, invite, asked.id)
@@ -162,19 +162,19 @@ class EnrolmentRoutes:
                 nonce=nonces["server_nonce"],
                 proof=begin_proof(key, **nonces, ca_pem=ca.certificate_pem, role=Role.WORKER, name=""),
                 sealed=seal(key, to_json(purpose).decode(), **nonces),
-                version=self._office.about.version,
+                version=self._context.about.version,
                 server_s=now_s,
             )
         )
 
     async def finish(self, said: JoinFinish, request: Request) -> Response:
         """Redeem an invitation with a proof of its code: a machine gets a certificate, a user a token."""
-        enrolment, now_s = self._opened(), self._office.clock.wall_s()
+        enrolment, now_s = self._opened(), self._context.clock.wall_s()
         invite = self._standing().invites.get(said.id)
         judged = judge_finish(enrolment.ca, invite, said, now_s)
         if judged.verdict is InviteVerdict.WRONG:
             self._count_wrong(said.id, request)
-            await self._office.ask(FailInvite(id=said.id, address=_peer(request).address))
+            await self._context.ask(FailInvite(id=said.id, address=_peer(request).address))
         if judged.error is not None or invite is None:
             raise judged.error or not_invited(invite, now_s)
         digest, role = request_digest(said), Role(invite.role)
@@ -182,7 +182,7 @@ class EnrolmentRoutes:
         if judged.verdict is InviteVerdict.REPEAT:
             return answer(_with_token(invite.answer, token))
         use = self._welcomed(enrolment, said, role, token, now_s=now_s, address=_peer(request).address)
-        used: QueueCommandResult = await self._office.ask(use)
+        used: QueueCommandResult = await self._context.ask(use)
         return answer(_with_token(used.data["answer"], token))
 
     async def certificates(self) -> Response:
@@ -196,7 +196,7 @@ class EnrolmentRoutes:
 
     async def live_certificates(self) -> Response:
         """Return the serial numbers of all valid certificates of machines."""
-        now_s = self._office.clock.wall_s()
+        now_s = self._context.clock.wall_s()
         found = self._standing().certificates.values()
         return answer(LiveCertificates(serials=tuple(one.serial for one in found if one.is_live(now_s))))
 
@@ -205,9 +205,9 @@ class EnrolmentRoutes:
         enrolment, shown = self._opened(), _peer(request).certificate
         if shown is None:
             raise Forbidden("renewal needs the machine's present certificate", hint="join with a code")
-        now_s = self._office.clock.wall_s()
+        now_s = self._context.clock.wall_s()
         signed, issued = enrolment.sign(asked.csr_pem, who.name, now_s=now_s)
-        await self._office.ask(IssueCertificate(certificate=issued, present=shown.serial))
+        await self._context.ask(IssueCertificate(certificate=issued, present=shown.serial))
         return answer(
             JoinFinishResponse(
                 name=who.name,
@@ -221,7 +221,7 @@ class EnrolmentRoutes:
     async def revoke(self, serial: Serial, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
         """Revoke a certificate. A machine without another one is removed until it joins again."""
         command = RevokeCertificate(serial=serial, why=asked.why or "revoked", by=recorded(who, asked.by))
-        return done(await self._office.ask(command))
+        return done(await self._context.ask(command))
 
     def _welcomed(
         self, enrolment: Enrolment, said: JoinFinish, role: Role, token: str, *, now_s: float, address: str
@@ -254,7 +254,7 @@ class EnrolmentRoutes:
 
     def _count_wrong(self, id: str, request: Request) -> None:
         """Limit wrong proofs: by address and code, by address, and of all. Right ones are not limited."""
-        now_s, address = self._office.clock.monotonic_s(), source_of(_peer(request).address)
+        now_s, address = self._context.clock.monotonic_s(), source_of(_peer(request).address)
         limits = (
             (self._wrong_codes, f"{address} with {id}"),
             (self._joins, address),
@@ -266,7 +266,7 @@ class EnrolmentRoutes:
             guesses.spend(key, now_s)
 
     def _standing(self) -> TrustState:
-        return self._office.queue.standing()
+        return self._context.queue.standing()
 
 
 def _peer(request: Request) -> Peer:
@@ -287,8 +287,8 @@ TokenId = Annotated[str, Path(description="A token's id", min_length=1, max_leng
 class TokenRoutes:
     """Routes about tokens."""
 
-    def __init__(self, office: ServiceContext) -> None:
-        self._office = office
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
         self.router = APIRouter(tags=["tokens"])
         add = self.router.add_api_route
         add("/v1/tokens", self.make, methods=["POST"], response_model=TokenResponse)
@@ -305,12 +305,12 @@ class TokenRoutes:
         token = make_token()
         held = self._held(token, asked.name, asked.role, recorded(who, ""))
         life_s = None if asked.life_s == NEVER else asked.life_s or LIFE_S
-        await self._office.ask(MakeToken(token=held, life_s=life_s))
+        await self._context.ask(MakeToken(token=held, life_s=life_s))
         return self._made(token, held.sha256)
 
     async def all(self) -> Response:
         """List tokens, newest first; only their digests are stored."""
-        found = sorted(self._office.queue.standing().tokens.values(), key=lambda one: -one.issued_s)
+        found = sorted(self._context.queue.standing().tokens.values(), key=lambda one: -one.issued_s)
         return answer(TokenList(tokens=tuple(TokenView.model_validate(one, from_attributes=True) for one in found)))
 
     async def rotate(self, id: TokenId, who: Who, asked: JobRequest | None = None) -> Response:
@@ -318,12 +318,12 @@ class TokenRoutes:
         token = make_token()
         # Name and role are the old one's.
         held = self._held(token, "", Role.READ, "")
-        await self._office.ask(RotateToken(id=id, new=held, by=recorded(who, _by(asked))))
+        await self._context.ask(RotateToken(id=id, new=held, by=recorded(who, _by(asked))))
         return self._made(token, held.sha256)
 
     async def revoke(self, id: TokenId, who: Who, asked: JobRequest | None = None) -> Response:
         """Revoke a token."""
-        return done(await self._office.ask(RevokeToken(id=id, by=recorded(who, _by(asked)))))
+        return done(await self._context.ask(RevokeToken(id=id, by=recorded(who, _by(asked)))))
 
     def _held(self, token: str, name: str, role: Role, by: str) -> ApiTokenRecord:
         return ApiTokenRecord(
@@ -331,7 +331,7 @@ class TokenRoutes:
         )
 
     def _made(self, token: str, digest: str) -> Response:
-        held = self._office.queue.standing().tokens[digest]
+        held = self._context.queue.standing().tokens[digest]
         return answer(TokenResponse(token=token, view=TokenView.model_validate(held, from_attributes=True)))
 
 

@@ -1,8 +1,8 @@
-"""Read a submission from its file: order by order, so that neither its text nor its parser holds the coordinator up.
+"""Read a submission from its file, job by job, so that its parser does not block the coordinator.
 
-A parser of JSON holds Python's lock (the GIL) until it is done, for seconds with a large text, and nothing else is
-answered meanwhile. Here a few orders are parsed at a time. What is in memory beside the orders is a window of the text.
-Sizes and counts are judged before values are made. What an order means is judged elsewhere (`queue.submission_check`).
+A JSON parser holds the GIL until it is done, for seconds with a large text, and no other request is answered meanwhile.
+Here a few jobs are parsed at a time. Besides the jobs only a window of the text is in memory. Sizes and counts are
+checked before values are created; the jobs themselves in `queue.submission_check`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _read_orders(text: _Window) -> list[JobSpec]:
             orders += some
             text.skip(len(run))
         else:
-            # One after the other, to the end: to try again for each of them would take long.
+            # One after the other, to the end: retrying for each of them would take long.
             are_ours = are_ours and not run
             place = f"{_JOBS}.{len(orders)}"
             orders.append(_read_order(text.value(_MOST_ORDER_MARKS, MOST_ORDER_BYTES, place), place))
@@ -112,7 +112,7 @@ def _read_orders(text: _Window) -> list[JobSpec]:
 
 
 def _read_run(text: str) -> tuple[JobSpec, ...]:
-    """Return the orders that a text has, if it is nothing but whole orders without a fault; else none."""
+    """Return the jobs of a text if it has only complete and valid ones; else none."""
     if '"$' in text:
         return ()
     try:
@@ -123,7 +123,7 @@ def _read_run(text: str) -> tuple[JobSpec, ...]:
 
 def _read_order(text: str, place: str) -> JobSpec:
     try:
-        # A tagged number: the longer way, as `protocol.codec` goes it.
+        # Has a tagged number: the slow path, as in `protocol.codec`.
         return JOB_BODY.validate_python(loads(text)) if '"$' in text else JOB_BODY.validate_json(text)
     except ValidationError as error:
         raise faults_of(error, place) from None
@@ -132,7 +132,7 @@ def _read_order(text: str, place: str) -> JobSpec:
 
 
 class _Window:
-    """The text of a file, of which only the part that is being read is in memory."""
+    """The text of a file; only the part that is being read is in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -143,7 +143,7 @@ class _Window:
         self._is_whole = False
 
     def next(self) -> str:
-        """Return the next character that is no space, and go to it; empty at the end."""
+        """Move to the next character that is not a space, and return it; empty at the end."""
         while True:
             found = _SPACE.match(self._text, self._at)
             self._at = found.end() if found else self._at
@@ -153,18 +153,18 @@ class _Window:
                 return ""
 
     def take(self, mark: str) -> None:
-        """Go past a mark. Raise `BadInput` if something else is next."""
+        """Move past a mark. Raises `BadInput` if something else is next."""
         if (found := self.next()) != mark:
             raise BadInput(f"the request is not JSON: {mark!r} expected, found {found!r}")
         self._at += 1
 
     def refuse_end(self, mark: str) -> None:
-        """Raise `BadInput` if a mark is next: a comma was before it."""
+        """Raise `BadInput` if a mark follows a comma."""
         if self.next() == mark:
             raise BadInput(f"the request is not JSON: a comma before {mark!r}")
 
     def run(self) -> str:
-        """Return what is in memory up to the last place where one of our clients may have begun another order.
+        """Return the text in memory up to the last place where one of our clients may have begun another job.
 
         It need not be the end of one: what else begins with an id, inside of an order, looks the same.
         """
@@ -172,11 +172,11 @@ class _Window:
         return self._text[self._at : end + 1] if end >= 0 else ""
 
     def skip(self, length: int) -> None:
-        """Go past so much text."""
+        """Move past so much text."""
         self._at += length
 
     def value(self, most_marks: int, most_bytes: int, place: str = "a field of the submission") -> str:
-        """Return the text of the next value, and go past it.
+        """Return the text of the next value, and move past it.
 
         Raises `TooLarge` if it has more than so many values, as `values_in` counts them, or characters.
         """
@@ -189,14 +189,14 @@ class _Window:
             except RecursionError:
                 raise BadInput("the request is not JSON: nested too deeply") from None
             except json.JSONDecodeError as error:
-                # Unless the text just has not been read to its end.
+                # Unless the text is not read to its end.
                 end, why = -1, error.msg
             except ValueError as error:
                 end, why = -1, str(error)
-            # A number may go on in what was not read yet.
+            # A number may continue in unread text.
             if end >= 0 and (end < len(self._text) or self._is_whole):
                 break
-            # All that is in memory belongs to this value.
+            # All text in memory belongs to this value.
             if len(self._text) - self._at > most_bytes or _marks_in(self._text, self._at) > most_marks:
                 raise too_large
             # Twice as much each time: a long value is not scanned often.
@@ -209,7 +209,7 @@ class _Window:
         return text
 
     def _read_on(self, size_bytes: int = _PIECE_BYTES) -> bool:
-        """Read another piece of the file, and let go of what was used. False at the end of the file."""
+        """Read another piece of the file, and drop what was used. Return False at the end of the file."""
         piece = self._file.read(size_bytes)
         self._values += values_in(piece)
         if self._values > MOST_SUBMISSION_VALUES:
@@ -227,25 +227,25 @@ def _marks_in(text: str, start: int = 0) -> int:
     return sum(text.count(mark, start) for mark in "[{,")
 
 
-# Room for the bodies of requests: memory within a budget, a share of it for each principal, large bodies on disk.
+# Memory budget for the bodies of requests, with a share for each client; large bodies are on disk.
 #
-# Room is taken when a body is first read, after the request's head was judged, for as many bytes as it announces, or
-# may have where it announces none. It is released when the answer begins. A principal whose share is taken waits for
-# its own requests, and no other principal does. A body that fits into what a connection holds anyway needs no room.
+# Memory is reserved when a body is first read, after the request's head was checked, for its announced bytes, or for
+# the limit if there are none. It is released when the response begins. A client that has used its share waits for its
+# own requests, and no other client does. A body that fits into a connection's buffer needs no reservation.
 
 MOST_BYTES = 96 << 20
 EACH_BYTES = 24 << 20
 WORDS_BYTES = 64 << 20
 WORDS_EACH_BYTES = 16 << 20
 WAIT_S = 20.0
-"""Less than clients wait for an answer."""
+"""Less than the timeout of clients."""
 RETRY_S = 5
 SPOOL_BYTES = 1 << 20
-"""Of a large body, in memory; the rest is in a file."""
+"""Part of a large body in memory; the rest is in a file."""
 
 
 class BodyMemoryBudget:
-    """One budget. Used in one event loop."""
+    """One budget, inside one event loop."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, each_bytes: int = EACH_BYTES, *, wait_s: float = WAIT_S) -> None:
         self._most_bytes = most_bytes
@@ -259,7 +259,7 @@ class BodyMemoryBudget:
         return self._held.total()
 
     def take_now(self, owner: str, size_bytes: int) -> bool:
-        """Take room for a principal, if there is some now."""
+        """Reserve memory for a client if there is some now."""
         is_room = self._held.total() + size_bytes <= self._most_bytes
         if not is_room or self._held[owner] + size_bytes > self._each_bytes:
             return False
@@ -267,7 +267,7 @@ class BodyMemoryBudget:
         return True
 
     async def take(self, owner: str, size_bytes: int) -> None:
-        """Take room for a principal, or wait for it. Raise `Unavailable` if none becomes free for some time."""
+        """Reserve memory for a client, or wait for it. Raises `Unavailable` after some time."""
         if self.take_now(owner, size_bytes):
             return
         waiting = (owner, size_bytes, asyncio.get_running_loop().create_future())
@@ -285,26 +285,26 @@ class BodyMemoryBudget:
             raise
 
     def release(self, owner: str, size_bytes: int) -> None:
-        """Give room back, and pass it on to those that fit, the longest waiting first."""
+        """Release memory, and pass it to waiting requests that fit, the oldest first."""
         self._held[owner] -= size_bytes
         if self._held[owner] <= 0:
             del self._held[owner]
         for waiting in list(self._waiting):
             owner, size_bytes, future = waiting
-            # One that was cancelled removes itself when its task runs.
+            # A cancelled one removes itself when its task runs.
             if not future.done() and self.take_now(owner, size_bytes):
                 self._waiting.remove(waiting)
                 future.set_result(None)
 
 
 def no_room() -> Unavailable:
-    """Return the refusal of a body for which there is no room now."""
-    hint = f"too many large requests are under way: send it again in {RETRY_S} s"
-    return Unavailable("the coordinator has no room for this request now", hint=hint, retry_after_s=RETRY_S)
+    """Return the error for a body without free memory."""
+    hint = f"too many large requests at once: send it again in {RETRY_S} s"
+    return Unavailable("the coordinator has no free memory for this request", hint=hint, retry_after_s=RETRY_S)
 
 
 class ServiceRequestBody:
-    """The body of one request: bounded, and with room of its own from its first byte until `release`."""
+    """The body of one request: bounded, with reserved memory from its first byte until `release`."""
 
     def __init__(
         self,
@@ -316,7 +316,7 @@ class ServiceRequestBody:
         room_bytes: int,
         is_json: bool = False,
     ) -> None:
-        """Wait for a body; the values of one that `is_json` are counted as it comes."""
+        """Create it without reading; the values of a body that `is_json` are counted as it arrives."""
         self._receive = receive
         self._bodies = bodies
         self._owner = owner
@@ -328,7 +328,7 @@ class ServiceRequestBody:
         self._values = 0
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """Return the next part of the body. Errors are of the framework's class: it may be what reads the body."""
+        """Return the next part of the body. Errors are of the framework's class: the framework may read the body."""
         if self._room_bytes:
             try:
                 await self._bodies.take(self._owner, self._room_bytes)
@@ -349,20 +349,20 @@ class ServiceRequestBody:
         return message
 
     def release(self) -> None:
-        """Give the room back; nothing takes some any more."""
+        """Release the memory; no more is reserved."""
         held_bytes, self._held_bytes, self._room_bytes = self._held_bytes, 0, 0
         if held_bytes:
             self._bodies.release(self._owner, held_bytes)
 
 
 class BodySpool(Protocol):
-    """Where large bodies are kept on their way, and threads for it."""
+    """Temporary storage of large bodies, and its threads."""
 
     @property
     def folder(self) -> str: ...
 
     def check_room(self, coming_bytes: int) -> None:
-        """Raise `NoSpace` where bytes would leave less of the disk free than stays free."""
+        """Raise `NoSpace` if bytes would exceed the free disk space above the reserve."""
 
 
 @asynccontextmanager
