@@ -77,7 +77,7 @@ def test_closed_devices_are_passed_over_whoever_closed_them():
 
 
 def test_a_machine_that_is_not_known_gets_nothing():
-    assert "does not know" in refused(Driven().ask("desk")).closed
+    assert "is not registered" in refused(Driven().ask("desk")).closed
 
 
 def test_measured_memory_counts_beside_promises():
