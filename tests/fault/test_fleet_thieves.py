@@ -64,7 +64,7 @@ def test_a_database_that_is_put_back_brings_nothing_to_life_that_was_taken_back(
     with coordinator(url, tmp_path, is_secure=True) as fleet:
         lines = Lines(fleet, tmp_path)
         status, refused = lines.open(certificate=lost).ask("POST", "/v1/hello", hello("lost"))
-        assert (status, "taken back" in refused["message"]) == (403, True)
+        assert (status, "was revoked" in refused["message"]) == (403, True)
         assert lines.open(token=made["token"]).ask("GET", "/v1/jobs")[0] == 403
         assert lines.open(certificate=kept).ask("POST", "/v1/hello", hello("kept"))[0] == 200
         lines.close()

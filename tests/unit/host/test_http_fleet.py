@@ -167,7 +167,7 @@ def test_another_ca_is_told_as_another_fleet_or_somebody_in_between(fleet):
         client = FleetClient(transport, server.url, clock=SystemClock(), patience=RequestTimeouts(retry_s=0.0))
         with pytest.raises(NoCoordinator) as caught:
             client.status()
-    assert "somebody stands in between" in caught.value.hint
+    assert "intercepted connection" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", [None, "", "no certificate"], ids=["missing", "empty", "text"])

@@ -239,7 +239,7 @@ def test_a_machine_looks_again_at_the_code_that_it_was_given() -> None:
     assert refusal_by_tree(grant, (digest,), tree, unseen) == ""
     linked = Tree((TreeEntry("sub/train.py", 1, Digest("a" * 64), link_to="../data.py"),))
     other = grant_of(recipe="command", code_tree=str(linked.digest()), code_folder="sub", **fields)
-    assert "no file of its tree" in refusal_by_tree(other, (str(linked.digest()),), linked, unseen)
+    assert "not in its tree" in refusal_by_tree(other, (str(linked.digest()),), linked, unseen)
     assert "is not tree" in refusal_by_tree(grant, (digest,), linked, unseen)
 
 
