@@ -16,6 +16,7 @@ from stoker.config.sweep import SweepPoint, label_of, points
 from stoker.config.values import fill_text
 from stoker.core.device import Needs
 from stoker.core.errors import Diagnostic, InvalidArgs, InvalidInput, StokerError
+from stoker.core.frozen import fields_of
 from stoker.core.job import EnvironmentChoice, JobIds, JobSpec, job_id
 from stoker.core.machine import DevicePreference, Requirements
 from stoker.core.text import parse_duration
@@ -56,6 +57,7 @@ class ProgramSpecVariants:
     ) -> None:
         """`params` are those of all points."""
         self._first = first
+        self._fields = fields_of(first)
         self._ids = JobIds(
             recipe=first.recipe,
             schema_version=first.schema_version,
@@ -108,7 +110,7 @@ class ProgramSpecVariants:
         place["id"] = self._ids.of(own)
         place["args"] = {**first.args, "argv": argv, "params": params}
         place["identity"] = {**first.identity, **own}
-        return spec_alike(first, place)
+        return spec_alike(self._fields, place)
 
     def _names_nothing(self, word: str) -> bool:
         """Return True if a word after the first is no file that would belong to the program."""

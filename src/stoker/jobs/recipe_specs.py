@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from stoker.config.sweep import label_of, points
 from stoker.core.digests import digest_value
 from stoker.core.errors import Diagnostic, InvalidArgs, InvalidInput, StokerError
-from stoker.core.frozen import changed, fresh, frozen
+from stoker.core.frozen import changed, fields_of, fresh, frozen
 from stoker.core.job import JobIds, JobInput, JobSpec
 from stoker.core.machine import Requirements
 from stoker.engine.recipe import Recipe
@@ -125,7 +125,7 @@ class RecipeJobTemplate(NamedTuple):
     """One that is not among the arguments already."""
     split_recipe: Any = None
     train_hosts: tuple[str, ...] = ()
-    firsts: dict[tuple[int, SharedBase | None], JobSpec] | None = None
+    firsts: dict[tuple[int, SharedBase | None], dict[str, Any]] | None = None
     """By shape and what they share, the first spec that was made of this; others are like it."""
 
 
@@ -230,7 +230,7 @@ class RecipeSpecBuilder:
             **shared,
         )
         if template.firsts is not None:
-            template.firsts[like] = spec
+            template.firsts[like] = fields_of(spec)
         return spec
 
     def _template(self, checked: CheckedJob, shared: Shared) -> RecipeJobTemplate:

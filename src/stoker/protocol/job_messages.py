@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from stoker.core.errors import BadInput
-from stoker.core.frozen import fields_of, frozen
+from stoker.core.frozen import frozen
 from stoker.core.job import EnvironmentChoice, JobInput, JobSpec
 from stoker.core.machine import MOST_EXPECTED_S, MOST_PRIORITY, Requirements
 from stoker.core.text import point_name
@@ -132,13 +132,13 @@ def checked_spec(**fields: Any) -> JobSpec:
         raise BadInput(f"job {fields.get('name', '')!r} can't be submitted: {said(error)}") from None
 
 
-def spec_alike(first: JobSpec, own: dict[str, Any]) -> JobSpec:
-    """Return a copy of `first`, which was checked, with its `own` fields.
+def spec_alike(fields: dict[str, Any], own: dict[str, Any]) -> JobSpec:
+    """Return another spec with the `fields` of a checked one, but for its `own` fields.
 
-    These are not checked here. They are fields whose parts were checked before: `id`, `name`, `number`, `label`,
-    `point`, `args`, `identity`.
+    Those are not checked here. Allowed are only fields that can't be wrong once the job's name, values and identity
+    were checked: `id`, `name`, `number`, `label`, `point`, `args`, `identity`.
     """
-    return JobSpec(**{**fields_of(first), **own})
+    return JobSpec(**{**fields, **own})
 
 
 def values_fault(order: JobSpec) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from stoker.core.frozen import fields_of
 from stoker.core.job import JobSpec
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs import recipe_specs
@@ -75,8 +74,8 @@ def test_jobs_of_one_sort_are_what_each_is_by_itself(
 ) -> None:
     quick = read(office, text)
 
-    def alone(first: JobSpec, own: dict[str, object]) -> JobSpec:
-        return JOB_BODY.validate_python(fields_of(first) | own)
+    def alone(fields: dict[str, object], own: dict[str, object]) -> JobSpec:
+        return JOB_BODY.validate_python(fields | own)
 
     monkeypatch.setattr(recipe_specs, "spec_alike", alone)
     slow = read(office, text)
