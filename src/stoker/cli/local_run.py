@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.dispatch import report
@@ -19,13 +19,14 @@ from stoker.core.frozen import changed
 from stoker.engine.plan import PlanNode
 from stoker.engine.types import MAX_IN_FLIGHT, NodeEnding, NodeResult, RunOptions
 from stoker.jobs.builder import JobBuild
-from stoker.jobs.execution import Execution, JobResult, abandon
-from stoker.jobs.rerun import Continuation
-from stoker.jobs.shared_forecast import SharedProcessEstimate
+from stoker.jobs.execution import Continuation, Execution, JobResult, abandon
 from stoker.jobs.trials import is_sweep
 from stoker.views.adapter_lines import SharedProcessRunView, forecast_lines
 from stoker.views.text_tables import ASCII, UNICODE
 from stoker.views.trial_lines import titles_of
+
+if TYPE_CHECKING:
+    from stoker.jobs.shared_forecast import SharedProcessEstimate
 
 # Trainings whose results were known, so that their checkpoint folders were not written.
 

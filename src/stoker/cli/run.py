@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.api.job import job_story
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AUTO, Grammar, Option, Positional, duration, ranks, whole
 from stoker.cli.local_run import CommandInputFetcher, run_build
@@ -16,8 +15,8 @@ from stoker.core.text import did_you_mean
 from stoker.engine.plan import Plan
 from stoker.engine.types import MAX_IN_FLIGHT
 from stoker.jobs.builder import JobBuild
+from stoker.jobs.execution import Continuation
 from stoker.jobs.request import JobRequest
-from stoker.jobs.rerun import Continuation, go_on, go_on_after
 from stoker.jobs.trials import is_sweep, trials_of_job
 
 MOST_UNASKED = 1_000
@@ -124,9 +123,18 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         if build is None:
             return 0
         nodes = nodes_to_rerun(build.plan, words_of(given["rerun"]))
-        going_on = go_on(build, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
+        going_on = _continue(call, build, afresh=bool(nodes))
     _refuse_shared_outputs(build, given)
     return carry_out(call, build, going_on, given, nodes, fetcher)
+
+
+def _continue(call: CommandContext, build: JobBuild, *, afresh: bool) -> Continuation:
+    """Return what a sweep keeps from earlier runs."""
+    if not is_sweep(build.trials):
+        return Continuation()
+    from stoker.jobs.rerun import go_on
+
+    return go_on(build, call.parts.cache, call.sweeps_folder(), afresh=afresh)
 
 
 def carry_out(
@@ -220,6 +228,9 @@ def _build_failed(
         build = fetcher.build(lambda: builder.build(request))
         if build is None or not is_sweep(trials):
             return build, Continuation()
+        from stoker.api.job import job_story
+        from stoker.jobs.rerun import go_on_after
+
         going_on, left = go_on_after(
             build, call.parts.cache, call.sweeps_folder(), trials=trials, story=job_story(folder)
         )
@@ -350,5 +361,5 @@ def perform_adapters_run(call: CommandContext, given: dict[str, Any]) -> int:
     if build is None:
         return 0
     nodes = nodes_to_rerun(build.plan, words_of(given["rerun"]))
-    going_on = go_on(build, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
+    going_on = _continue(call, build, afresh=bool(nodes))
     return carry_out(call, build, going_on, given, nodes, fetcher)

@@ -22,7 +22,6 @@ from stoker.config.positions import ConfigLayer, LayerValue, ValueOrigin, fault_
 from stoker.config.sweep import Axis, AxisValue, Sweep, SweepPoint
 from stoker.config.typed_values import Vocabulary, check_resolved, typed
 from stoker.config.values import ABSENT, NOTHING, Schema, found, without
-from stoker.config.yaml_file import read_plain
 from stoker.core.digests import Digest, digest_encoded, digest_value, encode
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import changeable, fresh, frozen
@@ -245,7 +244,8 @@ def compose(
     request = _Request(files=files, overrides=overrides, schema=schema, environment=environment, folder=folder)
     composition = _Composition(request, {})
     composed = composition.run()
-    composition.try_groups()
+    if files or overrides:
+        composition.try_groups()
     composition.refuse("in the configuration")
     return composed
 
@@ -308,17 +308,22 @@ class _Composition:
                         self.faults.append(Diagnostic(fault.where, message, fault.hint, fault.shown))
 
     def _finish(self, tree: LayeredTree, notes: tuple[str, ...]) -> ComposedConfig:
-        sweep = self._typed_sweep()
-        swept_groups = frozenset(self._files.swept_groups(sweep))
-        axes = {axis.path: axis for axis in axes_in(sweep) if axis.path not in swept_groups}
-        self._refuse_unknown_axes(tree, axes)
+        sweep = self._files.sweep
+        swept_groups: frozenset[str] = frozenset()
+        axes: dict[str, Axis] = {}
+        if sweep is not None:
+            sweep, faults = typed(sweep, self._request.schema)
+            self.faults += faults
+            swept_groups = frozenset(self._files.swept_groups(sweep))
+            axes = {axis.path: axis for axis in axes_in(sweep) if axis.path not in swept_groups}
+            self._refuse_unknown_axes(tree, axes)
         required = self._required(tree)
         self.faults += [
             Diagnostic(path, f"is required ({self._words.leaves[path].says})", f"write {path}=…")
             for path in required
             if path not in axes
         ]
-        root, referring, lent = _with_first_choices(tree, axes)
+        root, referring, lent = _with_first_choices(tree, axes) if axes else (tree.root, tree.referring, ())
         resolved = self._resolved(root, referring)
         self.faults += resolved.faults
         values = finished(root, resolved.leaves, (*notes, *lent))
@@ -333,7 +338,7 @@ class _Composition:
                 resolve=self._resolved,
             )
         )
-        if not self.faults:
+        if axes and not self.faults:
             self._try_choices(trials, axes)
         return ComposedConfig(
             schema=self._request.schema,
@@ -348,13 +353,6 @@ class _Composition:
             _swept_groups=swept_groups,
             _variant=self._variant,
         )
-
-    def _typed_sweep(self) -> Sweep | None:
-        if self._files.sweep is None:
-            return None
-        sweep, faults = typed(self._files.sweep, self._request.schema)
-        self.faults += faults
-        return sweep
 
     def _variant(self, chosen: Options) -> ComposedConfig:
         composition = _Composition(self._request, dict(chosen))
@@ -494,6 +492,8 @@ def _float_text(value: float) -> str:
 
 
 def _text(text: str) -> str:
+    from stoker.config.yaml_file import read_plain  # noqa: PLC0415 - only a shown configuration needs it
+
     if _PLAIN.fullmatch(text) and type(read_plain(text)) is str:
         return text
     return '"' + _ESCAPED.sub(_escape, text) + '"'

@@ -28,7 +28,6 @@ from stoker.config.sweep import (
     paths_of,
     size,
 )
-from stoker.config.sweep_file import Place, read_sweep, unequal_lengths
 from stoker.config.values import DeclaredLeaf
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import changed
@@ -106,6 +105,8 @@ def _replaced(sweep: Sweep, words: Words, faults: list[Diagnostic]) -> Sweep | N
 def _replaced_zip(sweep: Zip, words: Words, faults: list[Diagnostic]) -> Sweep | None:
     found = [words.get(axis.path, axis) for axis in sweep.parts]
     axes = tuple(axis for axis in found if isinstance(axis, Axis))
+    from stoker.config.sweep_file import unequal_lengths  # noqa: PLC0415 - only sweeps of files need it
+
     if axes and (unequal := unequal_lengths(axes)):
         given = next(axis for axis in axes if axis.path in words)
         hint = "these are zipped in the file: give as many values as the others have, or all of them"
@@ -128,6 +129,7 @@ def _parts_of(sweep: Sweep | None) -> tuple[Sweep, ...]:
 
 def sweep_in(source: SourceFile, node: LocatedValue, key: str = "sweep") -> tuple[Sweep | None, list[Diagnostic]]:
     """Read `sweep`, or another key, of a file; nothing if there are faults."""
+    from stoker.config.sweep_file import Place, read_sweep  # noqa: PLC0415 - only sweeps of files need it
 
     def origin_of(place: Place) -> ValueOrigin:
         at = node

@@ -29,9 +29,7 @@ from stoker.engine.types import Engine, NodeEnding, RunOptions, RunResult
 from stoker.host.durable import remove_tree
 from stoker.host.identity import mine, read_row
 from stoker.jobs.job_folder import Attempt, JobEnd, JobFolder, job_folders
-from stoker.jobs.source_code import TrialCode
 from stoker.jobs.sweep_end import clear_away, count_ends, error_of_sweep, settle_best
-from stoker.jobs.sweeps import IndexEntry
 from stoker.jobs.trials import KnownMetrics, TrialEnd, is_sweep
 from stoker.store.local_store import LocalStore
 from stoker.store.places import names_in
@@ -39,6 +37,8 @@ from stoker.store.results import MaterialisedResult, ResultPart, lay_out, make_b
 
 if TYPE_CHECKING:
     from stoker.jobs.builder import JobBuild
+    from stoker.jobs.source_code import TrialCode
+    from stoker.jobs.sweeps import IndexEntry
     from stoker.jobs.trial_watch import TrialWatch
 
 _GOOD = frozenset({NodeEnding.HIT, NodeEnding.RAN})
@@ -81,6 +81,19 @@ class JobResult:
     state: JobState
     trials: tuple[TrialEnd, ...] = ()
     """Of a sweep, the ends of its trials, in that order."""
+
+
+@frozen
+class Continuation:
+    """What a run keeps from earlier ones."""
+
+    kept: Mapping[str, Digest] = fresh(factory=dict)
+    """Node → key of the result that is kept."""
+    index: IndexEntry | None = None
+    """The index of a program's finished trials."""
+    ran_code: TrialCode | None = None
+    """Of a program's sweep: checks whether its code is edited during the run."""
+    note: str = ""
 
 
 @changeable

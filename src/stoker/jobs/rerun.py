@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from stoker.core.digests import Digest
 from stoker.core.errors import NotFound, Refused
-from stoker.core.frozen import changed, fresh, frozen
+from stoker.core.frozen import changed, frozen
 from stoker.core.text import did_you_mean
 from stoker.engine.action import Action
 from stoker.engine.execution.schedule import PlanProgress
@@ -18,25 +18,13 @@ from stoker.engine.plan import Plan, PlanNode
 from stoker.engine.result_cache import Cache, Hit, adopt
 from stoker.engine.types import NodeEnding, NodeResult
 from stoker.jobs.builder import JobBuild
+from stoker.jobs.execution import Continuation
 from stoker.jobs.job_history import RunHistory
 from stoker.jobs.source_code import TrialCode, digest_of_code
 from stoker.jobs.sweeps import FinishedTrial, IndexEntry, SweepDecision, SweepIndex, SweepIndexContent, decide_kept
 from stoker.jobs.trials import Trial, TrialEnd, end_of, is_sweep, shared_nodes
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
-
-
-@frozen
-class Continuation:
-    """What a run keeps from earlier ones."""
-
-    kept: Mapping[str, Digest] = fresh(factory=dict)
-    """Node → key of the result that is kept."""
-    index: IndexEntry | None = None
-    """The index of a program's finished trials."""
-    ran_code: TrialCode | None = None
-    """Of a program's sweep: checks whether its code is edited during the run."""
-    note: str = ""
 
 
 def go_on(order: JobBuild, cache: Cache, folder: str, *, afresh: bool = False) -> Continuation:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.core.frozen import fresh, frozen
 from stoker.core.text import format_size
-from stoker.jobs.shared_forecast import SharedProcessEstimate
 from stoker.jobs.trials import ComparableTrials, TrialEnd, on_grounds
 from stoker.views.recipe_lines import ground_text, ground_value
 from stoker.views.stage_lines import number
@@ -17,6 +16,7 @@ from stoker.views.text_tables import Signs, span, table, with_signs
 if TYPE_CHECKING:
     from stoker.devices.estimate.shared_base import MultiAdapterEstimate, MultiAdapterTraining, SmallerOption
     from stoker.devices.estimate.terms import EstimateTerm
+    from stoker.jobs.shared_forecast import SharedProcessEstimate
     from stoker.jobs.sweep_standings import TrialRanking
 
 

@@ -10,11 +10,11 @@ from stoker.core.frozen import changed
 from stoker.engine.journal import read_status
 from stoker.engine.types import RunOptions
 from stoker.jobs.builder import JobBuild
-from stoker.jobs.execution import Execution, JobResult
+from stoker.jobs.execution import Continuation, Execution, JobResult
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import tell
 from stoker.jobs.request import JobRequest
-from stoker.jobs.rerun import Continuation, go_on, go_on_after
+from stoker.jobs.rerun import go_on, go_on_after
 from stoker.jobs.trials import trials_of_job
 from tests.unit.jobs.conftest import Office
 
