@@ -52,6 +52,21 @@ def _is_code(node: ast.Expr | ast.Import | ast.ImportFrom) -> bool:
     )
 
 
+def test_nothing_has_two_docstrings(texts: dict[str, str]) -> None:
+    doubled = [place for place, text in texts.items() if re.search(r'^ +"""[^"\n]+"""\n +"""', text, re.MULTILINE)]
+    twice = [
+        f"{place}:{node.lineno}"
+        for place in doubled
+        for node in ast.walk(ast.parse(texts[place]))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and [*map(_is_text, node.body[:2])] == [True, True]
+    ]
+    assert not twice, "the second may stand in the place of a statement"
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and not _is_code(node)
+
+
 def test_names_are_from_the_glossary(parts: dict[str, tuple[list[str], bool]]) -> None:
     avoided = {place: found for place, (defined, _) in parts.items() if (found := _avoided(place, defined))}
     assert not avoided, "these words say nothing about the thing"
