@@ -9,9 +9,23 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Connection, Double, Integer, String, Table, func, select, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Dialect,
+    Double,
+    Integer,
+    String,
+    Table,
+    func,
+    select,
+    text,
+)
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from stoker.coordinator.database.backup import TABLES, Progress, no_progress
@@ -92,7 +106,7 @@ def check_values(connection: Connection) -> Iterator[Violation]:
 
 def _raw(connection: Connection, table: Table) -> Iterator[Row]:
     """Yield rows as stored: for SQLite, text as bytes."""
-    statement = str(select(table).compile(dialect=connection.dialect))
+    statement = _select_all(table, connection.dialect)
     names = table.columns.keys()
     pages = connection.exec_driver_sql(statement, execution_options={"yield_per": _TOGETHER}).partitions()
     while True:
@@ -103,6 +117,11 @@ def _raw(connection: Connection, table: Table) -> Iterator[Row]:
             return
         for row in page:
             yield dict(zip(names, row, strict=True))
+
+
+@cache
+def _select_all(table: Table, dialect: Dialect) -> str:
+    return str(select(table).compile(dialect=dialect))
 
 
 def _check_of(table: Table, column: Column[Any]) -> Callable[[Any], str]:
