@@ -155,7 +155,7 @@ def _in_store(store: LocalStore, found: Findings) -> Iterator[Area]:
             (rubbish.blobs, "blob that no result names", "blobs that no result names"),
         ),
         stays=(
-            f"{format_size(found.young_bytes)} for an hour: somebody is at work"
+            f"{format_size(found.young_bytes)} for an hour: may be in use"
             if found.young_bytes
             else "--max-size and --older-than let more go"
         ),
@@ -168,7 +168,7 @@ def _in_store(store: LocalStore, found: Findings) -> Iterator[Area]:
     )
     doomed = tuple(_measured(rubbish.staging))
     goes = _listed((len(doomed), "folder of a process that died", "folders of processes that died"))
-    yield _area("staging", places.staging, doomed, goes=goes, stays="somebody works there")
+    yield _area("staging", places.staging, doomed, goes=goes, stays="in use")
     stale = tuple(_measured(os.path.join(places.uploads, name) for name in rubbish.uploads))
     yield Area(
         name="uploads",
@@ -176,7 +176,7 @@ def _in_store(store: LocalStore, found: Findings) -> Iterator[Area]:
         size_bytes=folder_bytes(places.uploads),
         removable_bytes=sum(one.size_bytes for one in stale),
         goes=_listed((len(stale), "that rested for a week", "that rested for a week")),
-        stays="an upload goes on from there",
+        stays="uploads continue from there",
     )
     yield Area(name="views", path=places.views, size_bytes=folder_bytes(places.views), stays="they show what is kept")
     names = (places.refs, places.pins, places.index, places.memo, places.leases)
@@ -203,8 +203,8 @@ def _quarantine(store: LocalStore, now_s: float, *, all_of_it: bool) -> Area:
 
 def _scratch(root: str, rubbish: Rubbish) -> Area:
     doomed = tuple(_measured(rubbish.scratch))
-    goes = _listed((len(doomed), "folder that nobody came back to", "folders that nobody came back to"))
-    return _area("scratch", root, doomed, goes=goes, stays="checkpoints, for 30 days: work goes on from there")
+    goes = _listed((len(doomed), "folder unused for 30 days", "folders unused for 30 days"))
+    return _area("scratch", root, doomed, goes=goes, stays="checkpoints, for 30 days: stages continue from there")
 
 
 def _runs(root: str) -> Area:
@@ -237,7 +237,7 @@ def _environments(root: str, offered: EnvironmentPrunePlan) -> Area:
         removable_bytes=offered.freed_bytes,
         goes=_listed(
             (len(offered.decision.removals), "environment", "environments"),
-            (len(offered.leftovers), "that nobody finished", "that nobody finished"),
+            (len(offered.leftovers), "unfinished", "unfinished"),
         ),
         stays="--older-than and --max-envs let more go, none that is in use",
     )
@@ -277,7 +277,7 @@ def _downloads(cache: str, now_s: float, *, all_of_ours: bool) -> Iterator[Area]
     ours = [one for one in left if not one.is_foreign]
     doomed = tuple(_measured(path for one in [*given_up, *ours] for path in one.paths))
     began_bytes = unfinished_bytes(cache)
-    what_rests = "that nobody is at" if all_of_ours else "that nobody came back to in 30 days"
+    what_rests = "not in use" if all_of_ours else "unused for 30 days"
     yield Area(
         name="unfinished downloads",
         path=cache,
@@ -287,7 +287,7 @@ def _downloads(cache: str, now_s: float, *, all_of_ours: bool) -> Iterator[Area]
             (len(given_up), "given up by another program", "given up by other programs"),
             (len(ours), what_rests, what_rests),
         ),
-        stays="a download goes on from there" + ("" if all_of_ours else ", or --downloads lets it go"),
+        stays="downloads continue from there" + ("" if all_of_ours else "; --downloads removes them"),
         doomed=doomed,
     )
     yield Area(

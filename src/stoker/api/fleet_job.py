@@ -58,7 +58,7 @@ _PIECE_BYTES = 4 * 1024 * 1024
 _MOST_BYTES = 8 << 30
 _MOST_FILES = 20_000
 _FIRST = "job.json"
-_ASK = "ask whoever runs it"
+_ASK = "contact the coordinator's operator"
 
 
 class FleetJob(Job):
@@ -503,7 +503,7 @@ class FleetResult:
             raise NotFound(f"the result of {name} was pruned", hint=f"stoker jobs requeue {name} makes it again")
         tree, archive = str(bundle.get("tree", "")), str(bundle.get("archive_sha256", ""))
         if not (is_digest(tree) and is_digest(archive)):
-            raise BadAnswer(f"the coordinator tells no digest of the result of {name}", hint=_ASK)
+            raise BadAnswer(f"the coordinator has no digest of the result of {name}", hint=_ASK)
         return cls(
             name=name,
             job=job,
@@ -564,8 +564,8 @@ def _take_in(store: LocalStore, wanted: FleetResult, path: str, staging: str, *,
         unpacked = unpack(archive, os.path.join(staging, "tree"))
     if unpacked.tree.digest() != wanted.tree:
         raise NotVerified(
-            f"the archive of {wanted.name} holds another tree than the coordinator tells",
-            hint="ask whoever runs the coordinator",
+            f"the archive of {wanted.name} contains another tree than the coordinator names",
+            hint=_ASK,
             expected=wanted.tree,
             found=unpacked.tree.digest(),
         )

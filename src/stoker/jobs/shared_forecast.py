@@ -40,7 +40,7 @@ class SharedProcessEstimate:
     free_bytes: int | None
     is_on_device: bool
     about: str = ""
-    """What people are told of the base."""
+    """Description of the base."""
 
     def to_json(self) -> dict[str, Any]:
         return {

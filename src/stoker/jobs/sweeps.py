@@ -1,13 +1,12 @@
-"""Which trials of a program have finished, so that a sweep that was killed, or is widened, runs only what is left.
+"""The index of a program's finished trials: a sweep that was killed, or gets more points, runs only the rest.
 
-A program whose inputs nobody declared is never skipped because its result is known. But a sweep that did not get to
-its end goes on when the same line is given again, and one that asks for more points runs the new ones. Each family of
-sweeps (one program in one folder) has a file of lines: `attempt` says that a job works on it, `ended` that it came to
-its end, `finished` names a trial and what it made. Whatever can't be read is passed over, and of one trial the last
-line counts.
+A program without declared inputs is never skipped by the cache. But a sweep that did not end continues when the same
+command is given again, and one with more points runs the new ones. Each family of sweeps (one program in one folder)
+has a file of lines: `attempt` (a job works on it), `ended` (that job ended), `finished` (a trial and its result).
+Unreadable lines are skipped; of one trial the last line counts.
 
-A result counts only if it still lies in the store as it was written down. One that has its name there, but whose line
-a killed job could not write any more, is known by its record: that says which attempt made it.
+A result counts only if it is in the store as recorded. A result without a line, because its job was killed before it
+could write one, is known by its record, which names the attempt.
 """
 
 from __future__ import annotations

@@ -243,9 +243,7 @@ def test_unfinished_downloads_go_when_they_were_given_up_and_nobody_holds_their_
     with open(lock, "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         areas, cleared = home.clean()
-    assert areas["unfinished downloads"].goes == (
-        "1 given up by another program, 3 that nobody came back to in 30 days"
-    )
+    assert areas["unfinished downloads"].goes == ("1 given up by another program, 3 unused for 30 days")
     assert cleared.freed_bytes == 1017
     assert [path.exists() for path in (given_up, forgotten, sidecar, claimed, stray)] == [False] * 5
     assert [path.exists() for path in (young, locked, ours)] == [True] * 3
@@ -257,11 +255,11 @@ def test_unfinished_downloads_of_ours_go_however_young_when_told_unless_somebody
     theirs = home.write(f"{blobs}/bb.incomplete", 200, age_s=60)
     locked = home.write(f"{blobs}/cc.part", 300, age_s=60)
     claimed = home.write(f"{blobs}/dd.part.0123abcd-0123abcd-0123abcd-77-88", 5, age_s=60)
-    assert home.look()[0]["unfinished downloads"].stays == "a download goes on from there, or --downloads lets it go"
+    assert home.look()[0]["unfinished downloads"].stays == "downloads continue from there; --downloads removes them"
     with open(home.write("hub/.locks/models--a--b/cc.lock", 0), "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         areas, cleared = home.clean(more=CleanupOptions(downloads=True))
-    assert areas["unfinished downloads"].goes == "1 that nobody is at"
+    assert areas["unfinished downloads"].goes == "1 not in use"
     assert cleared.freed_bytes == 42
     assert not any(path.exists() for path in ours)
     assert all(path.exists() for path in (theirs, locked, claimed))
