@@ -162,7 +162,7 @@ def test_a_cap_that_a_kill_has_raised_is_told(project: Project, monkeypatch: pyt
     assert project.told(killed) == ""
     ran = project.lab.run(plan)
     assert message_of(ran.result.error) == ""
-    assert "its cap is 96.0 MiB: half as much again as the 64.0 MiB at which it was killed" in project.told(ran)
+    assert "its cap is 96.0 MiB: 1.5 × the 64.0 MiB at which it was killed" in project.told(ran)
 
 
 def test_files_that_it_writes_later_do_not_hide_the_memory_that_it_took(project: Project) -> None:
