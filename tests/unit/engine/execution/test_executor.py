@@ -160,7 +160,7 @@ def test_a_stage_that_wants_more_memory_than_there_is_is_refused_with_numbers(tm
         with pytest.raises(OutOfMemory) as raised:
             lab.run(side_by_side(greedy, range(4)))
     assert raised.value.exit_code == 46
-    assert "this machine has 8.0 GiB, of which 819.2 MiB stay with the machine" in str(raised.value)
+    assert "this machine has 8.0 GiB, of which 819.2 MiB are the system reserve" in str(raised.value)
 
 
 def test_gpus_that_the_machine_does_not_have_are_refused_before_anything_runs(tmp_path: Path, ledger: str) -> None:
