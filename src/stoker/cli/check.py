@@ -36,12 +36,10 @@ from stoker.core.errors import InvalidAdapters, InvalidCluster, InvalidInput, Lo
 from stoker.core.machine import Cluster
 from stoker.core.text import format_size, nearest, outside
 from stoker.host.durable import translated
-from stoker.transfer.download.lock_list import SUFFIX, LockedFile, is_lock_list, leaf_of, read_lock_list
+from stoker.transfer.download.lock_list import LOCK_FOLDER, SUFFIX, LockedFile, is_lock_list, leaf_of, read_lock_list
 from stoker.transfer.download.receipts import MARK, Finding, check_file, check_listed, check_receipt
 from stoker.transfer.hub.hub_cache import HubCache
 
-LOCK_FOLDER = "models"
-"""Where the files of a lock list are by default."""
 _HEAD_BYTES = 256
 
 GRAMMAR = Grammar(

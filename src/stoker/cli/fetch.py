@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stoker.cli.check import LOCK_FOLDER, check_list, show_findings
 from stoker.cli.context import CommandContext
 from stoker.cli.dispatch import report
 from stoker.cli.fetch_session import DEFAULT_JOBS, EXIT_CODES, SHARED_OPTIONS, FetchSession, hinted, session, sha256
@@ -18,7 +17,14 @@ from stoker.core.text import format_size
 from stoker.host.folders import name_fault
 from stoker.host.http.addresses import origin, shown
 from stoker.transfer.download.download_events import frozen_of
-from stoker.transfer.download.lock_list import DEFAULT_NAME, leaf_of, merge_lists, read_lock_list, write_lock_list
+from stoker.transfer.download.lock_list import (
+    DEFAULT_NAME,
+    LOCK_FOLDER,
+    leaf_of,
+    merge_lists,
+    read_lock_list,
+    write_lock_list,
+)
 from stoker.transfer.download.types import (
     DownloadOutcome,
     DownloadPreview,
@@ -415,6 +421,8 @@ def _order(call: CommandContext, found: RepoListing, given: dict[str, Any]) -> R
 
 def check_lock(call: CommandContext, given: dict[str, Any]) -> int:
     """Check everything on disk against a lock list."""
+    from stoker.cli.check import check_list, show_findings
+
     path = call.path(given["lock"] or given["target"] or DEFAULT_NAME)
     return show_findings(call, check_list(call, path, given["out"]))
 

@@ -31,6 +31,8 @@ LARGEST_BYTES = 64 * 1024 * 1024
 LARGEST_FILE_BYTES = 2**63 - 1
 """No file system has larger ones."""
 SUFFIX = ".lock.json"
+LOCK_FOLDER = "models"
+"""Default folder of a lock list's files."""
 DEFAULT_NAME = f"models{SUFFIX}"
 MOST_FAULTS = 20
 """So many are told in full; the others are counted."""
