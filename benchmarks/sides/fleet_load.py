@@ -111,7 +111,7 @@ class Coordinator:
 
     def send(self, path: str, body: bytes, method: str) -> Any:
         kind = "application/json" if method == "POST" else "application/octet-stream"
-        headers = {"X-Operator-Token": self._token, "X-Stoker-Protocol": "1", "Content-Type": kind}
+        headers = {"X-Operator-Token": self._token, "X-Stoker-Protocol": "2", "Content-Type": kind}
         request = urllib.request.Request(self._url + path, body, headers, method=method)  # noqa: S310 - our own server
         with urllib.request.urlopen(request, timeout=600, context=self._trust) as answer:  # noqa: S310
             return json.loads(answer.read())

@@ -40,6 +40,7 @@ from stoker.protocol.view_messages import (
     Leaderboard,
     MachineView,
 )
+from stoker.store.results import lay_out
 from stoker.transfer.trees.tree_upload import send_tree
 
 __all__ = ["Client"]
@@ -94,7 +95,7 @@ class Client(Closable):
         if not dry_run:
             key = "".join(f"{self._parts.entropy():08x}" for _ in range(_KEY_WORDS))
             for one in prepared.missing(self._wire):
-                send_tree(self._wire, one.tree, one.source(self._parts.store), clock=self._parts.clock)
+                send_tree(self._wire, one.tree, one.source(self._parts.store))
         return self._wire.submit(
             prepared.submission(
                 key=key,
@@ -192,7 +193,7 @@ class Client(Closable):
         for point in job.points():
             if not job.is_sweep or point.state == JobState.COMPLETED:
                 into = os.path.abspath(os.path.join(folder, job.folder_of(point)))
-                laid_out = job.fetch(job.result_of(point), into)
+                laid_out = lay_out(self._parts.store, [job.fetch(job.result_of(point))], into)
                 files += [os.path.join(laid_out.folder, file) for file in laid_out.files]
         return files
 

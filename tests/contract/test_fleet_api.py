@@ -32,6 +32,7 @@ from stoker.protocol.lease_messages import (
     Renewal,
     Start,
 )
+from stoker.protocol.transport import CoordinatorRequest
 from stoker.protocol.view_messages import MachineRequest
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
@@ -158,8 +159,9 @@ def test_a_job_goes_all_the_way_and_its_story_says_so(fleet: Fleet):
     assert client.read_file("train", "logs/train.log").data == b"hello\n"
     assert client.files("last").is_over
     assert client.leaderboard("loss").rows[0].name == "train"
-    with client.get_object(SHA, offset=5) as stream:
-        assert stream.read(1000) == BLOB[5:]
+    ranged = CoordinatorRequest(path=f"/v1/objects/{SHA}", headers={"Range": "bytes=5-"})
+    with closing(client.transport.open(ranged)) as reply:
+        assert client.transport.read(reply, 1000) == BLOB[5:]
     status = client.status()
     assert status.jobs["completed"] == 1
     assert status.machines == {"ready": 1}

@@ -28,10 +28,9 @@ from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.peers.peer_server import PeerFiles, PeerServer
 from stoker.transfer.trees.holdings import check_out, held_tree
 from stoker.transfer.trees.tree_download import TreeFetchEstimate, receive_tree
-from stoker.transfer.trees.tree_sources import FleetTreeSourceFinder, TreeSourceFinder, peer_opener
+from stoker.transfer.trees.tree_sources import CoordinatorSource, FleetTreeSourceFinder, TreeSourceFinder, peer_opener
 from stoker.transfer.trees.tree_upload import FolderFileSource, StoreFileSource, TreeSendResult, send_tree
 from tests.contract.queue_driving import order
-from tests.fakes.origins import CoordinatorAlone
 from tests.servers.coordinator import Fleet, coordinator
 
 CLOCK = SystemClock()
@@ -76,12 +75,12 @@ def stores(tmp_path: Path) -> Iterator[dict[str, LocalStore]]:
 
 def sent(fleet: Fleet, root: Path) -> tuple[Tree, TreeSendResult]:
     tree = scan_tree(str(root))
-    return tree, send_tree(fleet.client(), tree, FolderFileSource(str(root)), clock=CLOCK)
+    return tree, send_tree(fleet.client(), tree, FolderFileSource(str(root)))
 
 
 def alone(fleet: Fleet) -> TreeSourceFinder:
     client = fleet.client()
-    return CoordinatorAlone(client, fleet.transports[-1])
+    return CoordinatorSource(client)
 
 
 def test_a_tree_arrives_as_it_was(fleet: Fleet, project: Path, stores: dict[str, LocalStore], tmp_path: Path) -> None:
@@ -142,7 +141,7 @@ def test_a_tree_of_this_machine_s_store_can_be_sent_small_files_in_the_record_to
     assert (kept, bool(inline)) == (tree, True)
     made = Record.of(key=put_key(kept.digest()), tree=kept, inline=inline, body={})
     store.publish(made)
-    sent_bytes = send_tree(fleet.client(), kept, StoreFileSource(store, made), clock=CLOCK).sent_bytes
+    sent_bytes = send_tree(fleet.client(), kept, StoreFileSource(store, made)).sent_bytes
     assert sent_bytes == sum({e.sha256: e.size_bytes for e in tree.entries if not e.link_to}.values())
     server = peer(store)
     try:
@@ -161,8 +160,8 @@ def test_a_tree_that_nobody_has_is_not_found(fleet: Fleet, stores: dict[str, Loc
 def test_a_file_that_changed_since_it_was_hashed_is_not_sent(fleet: Fleet, project: Path) -> None:
     tree = scan_tree(str(project))
     (project / "train.py").write_text("print('other')\n")
-    with pytest.raises(CorruptBytes, match="not what it was"):
-        send_tree(fleet.client(), tree, FolderFileSource(str(project)), clock=CLOCK)
+    with pytest.raises(CorruptBytes, match="changed while it was sent"):
+        send_tree(fleet.client(), tree, FolderFileSource(str(project)))
     assert not fleet.client().want_tree(tree.digest()).is_here
 
 
@@ -244,7 +243,7 @@ def hello(fleet: Fleet, name: str, url: str, trees: tuple[str, ...] = ()) -> Non
 
 def origins(fleet: Fleet, name: str) -> FleetTreeSourceFinder:
     client = fleet.client()
-    return FleetTreeSourceFinder(client, fleet.transports[-1], worker=name, open_peer=peer_opener(None, clock=CLOCK))
+    return FleetTreeSourceFinder(client, worker=name, open_peer=peer_opener(None, clock=CLOCK))
 
 
 def test_a_machine_gets_a_tree_from_another_that_has_it(

@@ -12,7 +12,7 @@ import pytest
 from stoker.core.capability import Capability
 from stoker.core.clock import SystemClock
 from stoker.core.digests import digest_bytes
-from stoker.core.errors import Forbidden, NotFound
+from stoker.core.errors import Forbidden, NotFound, StaleLease
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import FleetIdentity, HttpSettings
 from stoker.protocol.client import FleetClient
@@ -60,7 +60,7 @@ class Machine:
 
     def origins(self) -> FleetTreeSourceFinder:
         opener = peer_opener(self.identity, clock=CLOCK)
-        return FleetTreeSourceFinder(self.client, self.transport, worker=self.name, open_peer=opener)
+        return FleetTreeSourceFinder(self.client, worker=self.name, open_peer=opener)
 
     def hello(self, url: str = "", *trees: str) -> None:
         found = Capability(
@@ -92,7 +92,7 @@ def test_code_goes_from_a_person_to_one_machine_and_from_that_to_another(fleet: 
     (root / "train.py").write_text(os.urandom(8).hex())
     (root / "large.bin").write_bytes(os.urandom(PACKED_BYTES * 2))
     tree = scan_tree(str(root))
-    send_tree(fleet.client(), tree, FolderFileSource(str(root)), clock=CLOCK)
+    send_tree(fleet.client(), tree, FolderFileSource(str(root)))
     with closing(Lines(fleet, tmp_path)) as lines:
         one, two = Machine(fleet, lines, "one", tmp_path), Machine(fleet, lines, "two", tmp_path)
     with closing(one), closing(two):
@@ -114,12 +114,15 @@ def test_code_goes_from_a_person_to_one_machine_and_from_that_to_another(fleet: 
             )
         finally:
             server.close()
-        with pytest.raises(Forbidden):
+        # A machine without a lease can have no result to send.
+        with pytest.raises(StaleLease):
             one.client.send_pack(b"")
-        with pytest.raises(Forbidden):
+        with pytest.raises(StaleLease):
             one.client.keep_tree(tree.digest(), b"")
-        with pytest.raises(Forbidden):
+        with pytest.raises(StaleLease):
             one.client.want_tree(tree.digest())
+        with pytest.raises(StaleLease):
+            one.client.missing([tree.digest()])
         with pytest.raises(Forbidden):
             one.client.sources(SourcesRequest(worker="two", trees=(tree.digest(),)))
 
@@ -129,8 +132,8 @@ def _is_refused_once_it_is_forgotten(
 ) -> None:
     opened = peer_opener(one.identity, clock=CLOCK)(place)
     assert opened is not None
-    line, transport = opened
-    with closing(transport):
+    line = opened
+    with closing(line.http):
         assert line.tree_listing(tree)
         fleet.client().forget(one.name)
         # As after half a minute: with the next question, the coordinator is asked again.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,18 @@ import pytest
 from stoker.api.fleet_job import FleetResult, fetch_result
 from stoker.core.capability import Capability
 from stoker.core.clock import SystemClock
-from stoker.core.errors import Forbidden, NotFound, StaleLease
+from stoker.core.errors import Conflict, Forbidden, NotFound, StaleLease
 from stoker.core.frozen import changed
-from stoker.jobs.result_archives import pack_result
+from stoker.engine.journal import read_status
+from stoker.jobs.job_history import tell
+from stoker.jobs.results import parts_of_job
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Claim, Finish, Grant, Hello, Start
 from stoker.protocol.view_messages import PruneRequest
 from stoker.store.local_store import LocalStore
+from stoker.store.results import lay_out, tree_of
 from stoker.transfer.mirror import AttemptFolderSync
-from stoker.transfer.trees.tree_sources import TransferConnection
-from stoker.transfer.trees.tree_upload import ArchiveSendOutcome, send
+from stoker.transfer.trees.tree_upload import StoreFileSource, send_tree
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
 from tests.unit.jobs.conftest import Office
@@ -66,19 +67,23 @@ def test_a_job_s_folder_and_result_arrive_and_come_back_as_they_were(fleet: Flee
     assert listed == {path: file.stat().st_size for path, file in here.items()}
     assert client.read_file("train", "status.jsonl").data == here["status.jsonl"].read_bytes()
 
-    passage = TransferConnection(line=client, stop=threading.Event(), clock=CLOCK)
-    archive = pack_result(office.lab.store, done.folder, str(tmp_path / "spool"))
-    assert send(passage, archive) is ArchiveSendOutcome.NEW
-    assert send(passage, archive) is ArchiveSendOutcome.KNOWN
+    parts = parts_of_job(office.lab.store, done.folder, tell(read_status(done.folder.status_path)))
+    tree, source = tree_of(parts), StoreFileSource(office.lab.store, *(part.record for part in parts))
     token: dict[str, Any] = {"attempt": grant.attempt, "epoch": grant.epoch, "generation": grant.generation}
-    said = Finish(**token, tree=archive.tree, archive_sha256=archive.sha256, size_bytes=archive.size_bytes)
+    said = Finish(**token, tree=tree.digest(), size_bytes=tree.size_bytes)
+    with pytest.raises(Conflict, match="is not stored"):
+        client.finish(grant.job, said)
+    assert send_tree(client, tree, source).sent_files > 0
+    assert send_tree(client, tree, source).sent_files == 0
+    with pytest.raises(Conflict, match="is stored with"):
+        client.finish(grant.job, said.model_copy(update={"size_bytes": 1}))
     assert client.finish(grant.job, said).state == "completed"
 
     wanted = FleetResult.of("train", grant.job, client.job("train").bundle)
     store = LocalStore(str(tmp_path / "laptop"), clock=CLOCK)
     store.open()
-    laid_out = fetch_result(passage, wanted, str(tmp_path / "out"), store=store, spool=str(tmp_path / "arriving"))
-    assert laid_out.files
+    part = fetch_result(client, wanted, store, clock=CLOCK)
+    assert lay_out(store, [part], str(tmp_path / "out")).files
     store.close()
     assert _prune(fleet, client.pin("train").changed) == 0
     client.unpin("train")

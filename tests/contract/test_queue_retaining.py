@@ -11,7 +11,8 @@ import pytest
 from stoker.coordinator.queue.commands import PinJobs, PruneBundles, QueueCommandResult
 from stoker.coordinator.storage.models import ModelView, ModelViewUpdater
 from stoker.coordinator.storage.retention import CoordinatorPruner, QueueRecords, RetentionPolicy
-from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.storage import CoordinatorStorage
+from stoker.coordinator.storage.tree_storage import CoordinatorTrees, QueueTrees
 from stoker.core.clock import SystemClock
 from stoker.core.errors import NotFound
 from stoker.protocol.lease_messages import CancelConfirmed, CheckpointBody, Grant, PointCheckpoint
@@ -22,17 +23,17 @@ EVERYTHING = RetentionPolicy(older_than_s=0.0, keep_last=0)
 
 
 @pytest.fixture
-def keeping(tmp_path: Path, fleet: Driven) -> Iterator[LocalCoordinatorStorage]:
+def keeping(tmp_path: Path, fleet: Driven) -> Iterator[CoordinatorStorage]:
     """What is kept beside that queue. What is checked in the end is asked of it, too."""
     fleet.clock.jump(SystemClock().wall_s() - fleet.clock.wall_s() + 60.0)
-    keeping = LocalCoordinatorStorage(str(tmp_path / "fleet"), fleet.clock)
+    keeping = CoordinatorStorage(str(tmp_path / "fleet"), fleet.clock)
     fleet.objects.clear()
     yield keeping
     fleet.objects.update({one.digest: one.size_bytes for one in keeping.objects.list()})
     keeping.close()
 
 
-def bring(fleet: Driven, keeping: LocalCoordinatorStorage, data: bytes) -> str:
+def bring(fleet: Driven, keeping: CoordinatorStorage, data: bytes) -> str:
     sha = hashlib.sha256(data).hexdigest()
     upload = keeping.bundles.begin(sha, len(data))
     keeping.bundles.append(upload.id, 0, data)
@@ -41,15 +42,16 @@ def bring(fleet: Driven, keeping: LocalCoordinatorStorage, data: bytes) -> str:
     return sha
 
 
-def completed(fleet: Driven, keeping: LocalCoordinatorStorage, name: str) -> tuple[Grant, str]:
+def completed(fleet: Driven, keeping: CoordinatorStorage, name: str) -> tuple[Grant, str]:
     grant = started(fleet, name)
     sha = bring(fleet, keeping, name.encode())
     fleet.ask(finish(grant, archive_sha256=sha, size_bytes=len(name)))
     return grant, sha
 
 
-def pruning(fleet: Driven, keeping: LocalCoordinatorStorage) -> CoordinatorPruner:
-    return CoordinatorPruner(keeping, QueueRecords(fleet.queue, fleet.database))
+def pruning(fleet: Driven, keeping: CoordinatorStorage) -> CoordinatorPruner:
+    contents = CoordinatorTrees(keeping, QueueTrees(fleet.queue, fleet.database))
+    return CoordinatorPruner(keeping, QueueRecords(fleet.queue, fleet.database), contents)
 
 
 def pin(fleet: Driven, job: str, *, is_pinned: bool = True) -> QueueCommandResult:
@@ -58,12 +60,12 @@ def pin(fleet: Driven, job: str, *, is_pinned: bool = True) -> QueueCommandResul
     return done
 
 
-def test_a_pruned_result_is_marked_and_its_bytes_are_gone(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
+def test_a_pruned_result_is_marked_and_its_bytes_are_gone(fleet: Driven, keeping: CoordinatorStorage) -> None:
     _, sha = completed(fleet, keeping, "one")
     fleet.clock.advance(10.0)
     prune = pruning(fleet, keeping)
     done = prune.carry_out(prune.look(EVERYTHING), by="ann@desk")
-    assert (len(done.marked), done.archives) == (1, 1)
+    assert (len(done.marked), done.objects) == (1, 1)
     assert keeping.has_archive(sha) is None
     assert fleet.reader.story("one").bundle["pruned_s"] is not None
     assert prune.look(EVERYTHING).results.removals == ()
@@ -71,7 +73,7 @@ def test_a_pruned_result_is_marked_and_its_bytes_are_gone(fleet: Driven, keeping
 
 
 def test_a_job_that_is_requeued_goes_on_from_no_checkpoint_whose_bytes_were_pruned(
-    fleet: Driven, keeping: LocalCoordinatorStorage
+    fleet: Driven, keeping: CoordinatorStorage
 ) -> None:
     grant = started(fleet)
     sha = bring(fleet, keeping, b"a checkpoint")
@@ -88,7 +90,7 @@ def test_a_job_that_is_requeued_goes_on_from_no_checkpoint_whose_bytes_were_prun
     assert fleet.reader.story("one").job.ended_s is None
 
 
-def test_a_completed_job_that_is_requeued_begins_anew(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
+def test_a_completed_job_that_is_requeued_begins_anew(fleet: Driven, keeping: CoordinatorStorage) -> None:
     grant = started(fleet)
     sha = bring(fleet, keeping, b"a checkpoint")
     body = CheckpointBody(scratch=TREE, tree=TREE, archive_sha256=sha, size_bytes=12)
@@ -99,20 +101,20 @@ def test_a_completed_job_that_is_requeued_begins_anew(fleet: Driven, keeping: Lo
     assert again.checkpoint is None
 
 
-def test_a_pinned_result_stays_until_the_pin_is_taken_away(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
+def test_a_pinned_result_stays_until_the_pin_is_taken_away(fleet: Driven, keeping: CoordinatorStorage) -> None:
     grant, sha = completed(fleet, keeping, "one")
     fleet.clock.advance(10.0)
     assert pin(fleet, grant.job).changed == (grant.job,)
     prune = pruning(fleet, keeping)
     outlook = prune.look(EVERYTHING)
     assert outlook.results.kept_by_reason == {"pinned": 1}
-    assert prune.carry_out(outlook).archives == 0
+    assert prune.carry_out(outlook).objects == 0
     assert keeping.has_archive(sha) == 3
     pin(fleet, grant.job, is_pinned=False)
-    assert prune.carry_out(prune.look(EVERYTHING)).archives == 1
+    assert prune.carry_out(prune.look(EVERYTHING)).objects == 1
 
 
-def test_a_pin_that_comes_between_looking_and_acting_counts(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
+def test_a_pin_that_comes_between_looking_and_acting_counts(fleet: Driven, keeping: CoordinatorStorage) -> None:
     grant, sha = completed(fleet, keeping, "one")
     fleet.clock.advance(10.0)
     prune = pruning(fleet, keeping)
@@ -122,14 +124,14 @@ def test_a_pin_that_comes_between_looking_and_acting_counts(fleet: Driven, keepi
     assert keeping.has_archive(sha) == 3
 
 
-def test_only_what_is_there_can_be_pinned(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
+def test_only_what_is_there_can_be_pinned(fleet: Driven, keeping: CoordinatorStorage) -> None:
     grant = started(fleet, "runs")
     assert pin(fleet, grant.job).notes == ("runs has no result to keep",)
     with pytest.raises(NotFound):
         pin(fleet, "f" * 64)
 
 
-def test_marking_twice_marks_once_and_says_so(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
+def test_marking_twice_marks_once_and_says_so(fleet: Driven, keeping: CoordinatorStorage) -> None:
     completed(fleet, keeping, "one")
     completed(fleet, keeping, "two")
     ids = tuple(row["id"] for row in fleet.reader.bundles())
@@ -143,7 +145,7 @@ def test_marking_twice_marks_once_and_says_so(fleet: Driven, keeping: LocalCoord
 
 
 def test_a_checkpoint_keeps_its_archive_while_its_job_may_be_tried_again(
-    fleet: Driven, keeping: LocalCoordinatorStorage
+    fleet: Driven, keeping: CoordinatorStorage
 ) -> None:
     grant = started(fleet, "trains")
     sha = bring(fleet, keeping, b"checkpoint")
@@ -163,14 +165,14 @@ def test_a_checkpoint_keeps_its_archive_while_its_job_may_be_tried_again(
 
 
 def test_results_are_shown_by_model_once_also_by_a_coordinator_that_starts_anew(
-    fleet: Driven, keeping: LocalCoordinatorStorage
+    fleet: Driven, keeping: CoordinatorStorage
 ) -> None:
     _, sha = completed(fleet, keeping, "one")
     ingesting = ModelViewUpdater(keeping.models, fleet.database)
     assert ingesting.catch_up() == 1
     completed(fleet, keeping, "two")
     assert ingesting.catch_up() == 1
-    again = ModelViewUpdater(ModelView(keeping.models.folder, None), fleet.database)
+    again = ModelViewUpdater(ModelView(keeping.models.folder, keeping.models._place_of), fleet.database)
     assert again.catch_up() == 0
     completed(fleet, keeping, "three")
     with again:

@@ -9,15 +9,15 @@ Everything that was accepted stands in `told`, in order. `is_away` lets every ca
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.core.errors import Conflict, NoCoordinator, NotFound, Refused, StaleLease, StokerError
+from stoker.core.digests import Digest, Tree
+from stoker.core.errors import Conflict, NoCoordinator, NotFound, StaleLease, StokerError
 from stoker.core.job import job_id
 from stoker.core.leases import AttemptToken
 from stoker.protocol.lease_messages import (
@@ -42,7 +42,9 @@ from stoker.protocol.lease_messages import (
     Welcome,
     WriteResponse,
 )
-from stoker.protocol.view_messages import FileList, FileView, FleetStatus, UploadResponse
+from stoker.protocol.tree_messages import PackResponse, TreeView, read_pack
+from stoker.protocol.view_messages import FileList, FileView, FleetStatus
+from stoker.store.archives.archive_members import files_of, listing_bytes, read_listing
 from tests.fakes.grants import grant_of
 
 PATIENCE_S = 30.0
@@ -75,13 +77,13 @@ class FakeCoordinator:
         self.told: list[tuple[str, Any]] = []
         self.files_there: dict[tuple[str, int, str], bytearray] = {}
         self.objects: dict[str, bytes] = {}
+        self.trees: dict[str, Tree] = {}
         self.hellos: list[Hello] = []
         self.renewals: list[Renewal] = []
         self.is_away = False
         self.fails_with: StokerError | None = None
         self.closed = ""
         self.loses_answers_of: set[str] = set()
-        self._uploads: dict[str, tuple[str, bytearray]] = {}
         self._answered: dict[str, ClaimResponse] = {}
         self._turn = threading.Condition()
 
@@ -187,7 +189,7 @@ class FakeCoordinator:
         return self._settle("release", job, said, "pending")
 
     def finish(self, job: str, said: Finish) -> WriteResponse:
-        if said.archive_sha256 not in self.objects:
+        if said.tree not in self.trees:
             raise Conflict("no such bytes lie here")
         return self._settle("finish", job, said, "completed")
 
@@ -238,32 +240,37 @@ class FakeCoordinator:
             ]
             return FileList(attempt=attempt or 0, files=tuple(found))
 
-    def begin_upload(self, digest: str, size_bytes: int) -> UploadResponse:
+    def want_tree(self, tree: str, *, files: int = 0, size_bytes: int = 0) -> TreeView:
         with self._listening("upload"):
-            del size_bytes
-            self._uploads.setdefault(digest, (digest, bytearray()))
-            return UploadResponse(id=digest, offset=len(self._uploads[digest][1]), is_known=digest in self.objects)
+            return TreeView(tree=tree, files=files, size_bytes=size_bytes, is_here=tree in self.trees)
 
-    def append_upload(self, upload: str, data: Any, *, offset: int) -> int:
+    def missing(self, digests: Sequence[str], sizes: Sequence[int] = ()) -> tuple[str, ...]:
         with self._listening("upload"):
-            held = self._uploads[upload][1]
-            if offset != len(held):
-                raise Refused("it is further than that", offset=len(held))
-            held += data
-            return len(held)
+            del sizes
+            return tuple(digest for digest in digests if digest not in self.objects)
 
-    def finish_upload(self, upload: str) -> UploadResponse:
+    def send_pack(self, pack: bytes) -> PackResponse:
         with self._listening("upload"):
-            digest, data = self._uploads[upload]
-            assert hashlib.sha256(data).hexdigest() == digest
-            self.objects[digest] = bytes(data)
-            return UploadResponse(id=upload, offset=len(data), is_known=True)
+            files = dict(read_pack(pack))
+            self.objects.update(files)
+            return PackResponse(kept=len(files), known=0)
+
+    def keep_tree(self, tree: str, listing: bytes) -> TreeView:
+        with self._listening("upload"):
+            read = read_listing(listing, tree)
+            is_here = self.objects.keys() >= files_of(read).keys()
+            if is_here:
+                self.trees[tree] = read
+            return TreeView(tree=tree, files=len(read.entries), size_bytes=read.size_bytes, is_here=is_here)
+
+    def tree_listing(self, tree: str) -> bytes:
+        if tree not in self.trees:
+            raise NotFound("no such tree")
+        return listing_bytes(self.trees[tree])
 
     @contextmanager
-    def get_object(self, sha256: str, *, offset: int = 0) -> Iterator[Any]:
-        if sha256 not in self.objects:
-            raise NotFound("no such object")
-        yield _Stream(self.objects[sha256], offset)
+    def fetch_contents(self, digests: Sequence[str]) -> Iterator[Iterator[tuple[Digest, bytes]]]:
+        yield iter([(Digest(digest), self.objects[digest]) for digest in digests if digest in self.objects])
 
     def cut(self) -> None:
         """A line of its own, which nobody needs to cut: questions end by themselves soon."""
@@ -337,15 +344,3 @@ class FakeCoordinator:
             if what in self.loses_answers_of:
                 self.loses_answers_of.discard(what)
                 raise NoCoordinator("the answer was lost")
-
-
-class _Stream:
-    def __init__(self, data: bytes, offset: int) -> None:
-        self._data = data
-        self.offset = offset
-        self._at = offset
-
-    def read(self, at_most_bytes: int) -> bytes:
-        piece = self._data[self._at : self._at + at_most_bytes]
-        self._at += len(piece)
-        return piece

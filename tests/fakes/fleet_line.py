@@ -8,32 +8,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import BinaryIO
+from io import BytesIO
+from typing import cast
 
 from stoker.coordinator.storage.storage import CoordinatorStorage
+from stoker.coordinator.storage.tree_storage import CoordinatorTrees
+from stoker.core.digests import Digest
 from stoker.core.errors import NotFound, StaleLease
 from stoker.core.leases import AttemptToken
+from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import PointCheckpoint, WriteResponse
+from stoker.protocol.tree_messages import PackResponse, TreeView, read_frames
 from stoker.protocol.view_messages import FileList, FileView, UploadResponse
+from tests.fakes.trees import MemoryTrees
 
 Breaks = Callable[[str], Exception | None]
-
-
-class Stream:
-    """The bytes of one object; `ends_after` cuts the answer short."""
-
-    def __init__(self, file: BinaryIO, offset: int, ends_after: int | None) -> None:
-        self.offset = offset
-        self._file = file
-        self._left = ends_after
-
-    def read(self, at_most_bytes: int) -> bytes:
-        if self._left is not None:
-            at_most_bytes = min(at_most_bytes, self._left)
-            self._left -= at_most_bytes
-        return self._file.read(at_most_bytes)
 
 
 class KeptLine:
@@ -41,6 +32,8 @@ class KeptLine:
 
     def __init__(self, keeping: CoordinatorStorage) -> None:
         self.keeping = keeping
+        self.rows = MemoryTrees(keeping.clock)
+        self.trees = CoordinatorTrees(keeping, self.rows)
         self.before: Breaks = lambda _call: None
         self.after: Breaks = lambda _call: None
         self.current: AttemptToken | None = None
@@ -49,8 +42,11 @@ class KeptLine:
         """Path, offset and size of every piece of a file."""
         self.uploaded_bytes = 0
         self.pointed: list[PointCheckpoint] = []
-        self.ends_after: int | None = None
-        self.knows_ranges = True
+
+    @property
+    def client(self) -> FleetClient:
+        """Itself, where a client is expected."""
+        return cast(FleetClient, self)
 
     def put_file(self, token: AttemptToken, path: str, data: bytes, *, offset: int) -> int:
         with self._call("put_file"):
@@ -80,20 +76,40 @@ class KeptLine:
             self.keeping.bundles.finish(upload)
             return UploadResponse(id=upload, is_known=True)
 
+    def want_tree(self, tree: str, *, files: int = 0, size_bytes: int = 0) -> TreeView:
+        with self._call("want_tree"):
+            is_here = self.trees.want(tree, files=files, size_bytes=size_bytes) is not None
+            return TreeView(tree=tree, files=files, size_bytes=size_bytes, is_here=is_here)
+
+    def missing(self, digests: Sequence[str], sizes: Sequence[int] = ()) -> tuple[str, ...]:
+        with self._call("missing"):
+            return self.trees.missing(digests, tuple(sizes))
+
+    def send_pack(self, pack: bytes) -> PackResponse:
+        with self._call("send_pack"):
+            kept, known = self.trees.keep_pack(pack)
+            return PackResponse(kept=kept, known=known)
+
+    def keep_tree(self, tree: str, listing: bytes) -> TreeView:
+        with self._call("keep_tree"):
+            kept = self.trees.keep_tree(tree, BytesIO(listing))
+            return TreeView(tree=tree, files=kept.files, size_bytes=kept.size_bytes, is_here=not kept.missing)
+
+    def tree_listing(self, tree: str) -> bytes:
+        with self._call("tree_listing"):
+            return self.trees.listing(tree)
+
     @contextmanager
-    def get_object(self, sha256: str, *, offset: int = 0) -> Iterator[Stream]:
-        with self._call("get_object"):
-            if self.keeping.has_archive(sha256) is None:
-                raise NotFound(f"no object {sha256[:12]}")
-            start = offset if self.knows_ranges else 0
-            with self.keeping.bundles.open(sha256, start=start) as file:
-                yield Stream(file, start, self.ends_after)
+    def fetch_contents(self, digests: Sequence[str]) -> Iterator[Iterator[tuple[Digest, bytes]]]:
+        with self._call("fetch_contents"):
+            data = BytesIO(b"".join(self.trees.frames(digests)[1]))
+            yield read_frames(data.read, wanted=frozenset(digests))
 
     def checkpoint(self, job: str, said: PointCheckpoint) -> WriteResponse:
         with self._call("checkpoint"):
             if self.current is not None and said.token(job) != self.current:
                 raise StaleLease(f"attempt {said.attempt} is over")
-            if self.keeping.has_archive(said.checkpoint.archive_sha256) is None:
+            if not self.trees.has(said.checkpoint.tree):
                 raise NotFound("its bytes are not here")
             self.pointed.append(said)
             return WriteResponse(job=job, state="running")

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from stoker.api.app_parts import read_settings
 from stoker.app import App
@@ -17,6 +17,7 @@ from stoker.core.capability import Capability
 from stoker.core.errors import StokerError, Terminated
 from stoker.core.frozen import changed
 from stoker.devices.admission import MachineMemory
+from stoker.protocol.client import FleetClient
 from stoker.worker.attempt_process import Worker
 from stoker.worker.coordinator_calls import WorkerConnections
 from stoker.worker.daemon import Daemon
@@ -105,13 +106,14 @@ class Keep:
 
     def _worker(self) -> Worker:
         settings, fleet = self.house.settings, self.fleet
+        client = cast(FleetClient, fleet)
         return Worker(
             name="desk",
             wishes=self.wishes,
             slots=self.wishes.slots,
             declared={},
             version="test",
-            lines=WorkerConnections(url=fleet.url, words=fleet, bytes=fleet, ask=lambda: fleet),
+            lines=WorkerConnections(url=fleet.url, words=client, bytes=client, ask=lambda: fleet),
             machine=self.machine,
             argv=(sys.executable, "-P", "-m", "stoker.app.attempt_main"),
             folder=settings.folder,

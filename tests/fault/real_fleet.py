@@ -18,7 +18,8 @@ from typing import Any
 from stoker.coordinator.database.database import look_into
 from stoker.coordinator.database.database_check import check_database
 from stoker.coordinator.queue.reader import QueueReader
-from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.storage import CoordinatorStorage
+from stoker.coordinator.storage.tree_storage import stored_sizes
 from stoker.core.clock import SystemClock
 from stoker.core.errors import DatabaseTrouble, StokerError
 from stoker.host.network import listen_at
@@ -217,10 +218,12 @@ class RealFleet:
         self._port.close()
 
     def check(self) -> None:
-        keeping = LocalCoordinatorStorage(str(self.shell.home / "fleet"), CLOCK)
+        keeping = CoordinatorStorage(str(self.shell.home / "fleet"), CLOCK)
         database = look_into(self.db, clock=CLOCK)
         try:
-            assert list(check_database(database, has_object=keeping.has_archive)) == [], self.everything_said()
+            assert list(check_database(database, has_object=stored_sizes(keeping, database))) == [], (
+                self.everything_said()
+            )
         finally:
             database.close()
             keeping.close()

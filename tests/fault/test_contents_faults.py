@@ -25,8 +25,8 @@ from stoker.store.trees import scan_tree
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.trees.holdings import held_tree
 from stoker.transfer.trees.tree_download import TreeFetchEstimate, receive_tree
+from stoker.transfer.trees.tree_sources import CoordinatorSource
 from stoker.transfer.trees.tree_upload import FolderFileSource, send_tree
-from tests.fakes.origins import CoordinatorAlone
 from tests.fault.test_store_kills import assert_nothing_is_torn
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.relay import Relay
@@ -70,7 +70,7 @@ def port_of(fleet: Fleet) -> int:
 
 def sent(fleet: Fleet, root: Path) -> Tree:
     tree = scan_tree(str(root))
-    send_tree(fleet.client(), tree, FolderFileSource(str(root)), clock=CLOCK)
+    send_tree(fleet.client(), tree, FolderFileSource(str(root)))
     return tree
 
 
@@ -82,7 +82,7 @@ def test_a_tree_comes_whole_over_a_line_that_is_cut(fleet: Fleet, data: Path, st
     with Relay(port_of(fleet)) as relay, closing(Urllib3Transport(HttpSettings())) as transport:
         relay.cuts = [cut, cut, cut]
         line = FleetClient(transport, relay.url, clock=CLOCK, token=TOKEN)
-        record = receive_tree(CoordinatorAlone(line, transport), tree.digest(), store, stop=DownloadStop(), clock=CLOCK)
+        record = receive_tree(CoordinatorSource(line), tree.digest(), store, stop=DownloadStop(), clock=CLOCK)
         assert relay.cut_count >= 1
         # What had come is not sent again; what was on its way when a line was cut may be.
         assert relay.came_bytes < 2 * tree.size_bytes
@@ -96,7 +96,7 @@ def test_a_tree_goes_whole_over_a_line_that_is_cut(fleet: Fleet, data: Path, cut
     with Relay(port_of(fleet)) as relay, closing(Urllib3Transport(HttpSettings())) as transport:
         relay.asked_cuts = [cut, cut]
         line = FleetClient(transport, relay.url, clock=CLOCK, token=TOKEN)
-        assert send_tree(line, tree, FolderFileSource(str(data)), clock=CLOCK).tree == tree.digest()
+        assert send_tree(line, tree, FolderFileSource(str(data))).tree == tree.digest()
         assert relay.cut_count >= 1
     assert fleet.client().want_tree(tree.digest()).is_here
 
@@ -122,7 +122,7 @@ def test_a_receiver_that_is_killed_leaves_nothing_torn_and_the_next_goes_on(
     assert held_tree(store, tree.digest()) is None
     outlooks: list[TreeFetchEstimate] = []
     client = fleet.client()
-    origins = CoordinatorAlone(client, fleet.transports[-1])
+    origins = CoordinatorSource(client)
     record = receive_tree(origins, tree.digest(), store, stop=DownloadStop(), clock=CLOCK, on_outlook=outlooks.append)
     assert record.tree == tree
     if step == "publish":
@@ -134,7 +134,7 @@ def test_a_receiver_that_is_killed_leaves_nothing_torn_and_the_next_goes_on(
 def test_whoever_is_told_to_stop_goes_on_later_from_there(fleet: Fleet, data: Path, store: LocalStore) -> None:
     tree = sent(fleet, data)
     client, stop = fleet.client(), DownloadStop()
-    origins = CoordinatorAlone(client, fleet.transports[-1])
+    origins = CoordinatorSource(client)
 
     def until_half(_count: int) -> None:
         stop.ask(Cancelled("enough"))
@@ -142,7 +142,7 @@ def test_whoever_is_told_to_stop_goes_on_later_from_there(fleet: Fleet, data: Pa
     with pytest.raises(Cancelled, match="enough"):
         receive_tree(origins, tree.digest(), store, stop=stop, clock=CLOCK, heed=until_half)
     assert_nothing_is_torn(store)
-    again = CoordinatorAlone(fleet.client(), fleet.transports[-1])
+    again = CoordinatorSource(fleet.client())
     assert receive_tree(again, tree.digest(), store, stop=DownloadStop(), clock=CLOCK).tree == tree
 
 
@@ -159,7 +159,7 @@ def test_wrong_bytes_of_the_coordinator_are_refused_and_not_kept(fleet: Fleet, d
     # As if the disk had changed it behind our back: nothing of the file tells.
     fleet.keeping.objects._store.memo.remember(entry.sha256, stamp_of(os.lstat(blob)), entry.sha256)
     client = fleet.client()
-    origins = CoordinatorAlone(client, fleet.transports[-1])
+    origins = CoordinatorSource(client)
     with pytest.raises(HashMismatch):
         receive_tree(origins, tree.digest(), store, stop=DownloadStop(), clock=CLOCK)
     assert held_tree(store, tree.digest()) is None
@@ -172,7 +172,7 @@ def test_a_full_disk_is_told_before_anything_comes_and_what_came_is_kept(
 ) -> None:
     tree = sent(fleet, data)
     client = fleet.client()
-    origins = CoordinatorAlone(client, fleet.transports[-1])
+    origins = CoordinatorSource(client)
     with small_disk(tmp_path / "disk", "size=2m") as disk:
         store = LocalStore(str(disk / "store"), clock=CLOCK)
         store.open()

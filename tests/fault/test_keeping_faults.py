@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import os
 import random
@@ -15,15 +16,19 @@ import pytest
 
 from stoker.coordinator.storage.attempt_files import AttemptFiles, CoordinatorStorageLimits
 from stoker.coordinator.storage.retention import BundleRow, CoordinatorPruner, QueueRecords, RetentionPolicy
-from stoker.coordinator.storage.storage import Bundles, LocalCoordinatorStorage
+from stoker.coordinator.storage.storage import Bundles, CoordinatorStorage
+from stoker.coordinator.storage.tree_storage import CoordinatorTrees
 from stoker.core.clock import FakeClock, SystemClock
-from stoker.core.digests import digest_bytes
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import NoSpace, Unavailable
 from stoker.core.frozen import changed
 from stoker.core.leases import AttemptToken
 from stoker.host.durable import remove_tree
+from stoker.protocol.tree_messages import frame
+from stoker.store.archives.archive_members import listing_bytes
 from stoker.transfer.mirror import AttemptFolderSync, AttemptFolderSyncSettings
 from tests.fakes.fleet_line import KeptLine
+from tests.fakes.trees import MemoryTrees
 from tests.fault.test_store_disks import use_up
 from tests.fault.test_store_kills import Countdown, survives
 from tests.unit.host.real_mounts import small_disk
@@ -64,9 +69,13 @@ def test_a_mirror_outlasts_a_coordinator_s_full_disk(tmp_path):
     (run / "end.json").write_bytes(b"{}")
     with small_disk(tmp_path / "disk", "size=2m") as disk:
         clock = FakeClock()
-        keeping = LocalCoordinatorStorage(str(disk / "fleet"), clock, limits=NO_FLOOR)
+        keeping = CoordinatorStorage(str(disk / "fleet"), clock, limits=NO_FLOOR)
         mirror = AttemptFolderSync(
-            str(run), TOKEN, KeptLine(keeping), clock=clock, settings=AttemptFolderSyncSettings(longest_pause_s=0.01)
+            str(run),
+            TOKEN,
+            KeptLine(keeping).client,
+            clock=clock,
+            settings=AttemptFolderSyncSettings(longest_pause_s=0.01),
         )
         use_up(disk)
         for _ in range(5):
@@ -82,7 +91,7 @@ def test_a_mirror_outlasts_a_coordinator_s_full_disk(tmp_path):
 def test_an_upload_goes_on_when_a_full_disk_has_room_again(tmp_path):
     sha = hashlib.sha256(TEXT).hexdigest()
     with small_disk(tmp_path / "disk", "size=2m") as disk:
-        keeping = LocalCoordinatorStorage(str(disk / "fleet"), FakeClock(), limits=NO_FLOOR)
+        keeping = CoordinatorStorage(str(disk / "fleet"), FakeClock(), limits=NO_FLOOR)
         upload = keeping.bundles.begin(sha, len(TEXT))
         keeping.bundles.append(upload.id, 0, TEXT[:1000])
         use_up(disk)
@@ -148,23 +157,42 @@ def test_killed_at_every_step_a_mirror_is_a_beginning_and_an_end_means_all_of_it
 class Database(QueueRecords):
     """A queue's writer as far as results go: one thing after another, and a row only for bytes that are there."""
 
-    def __init__(self, keeping: LocalCoordinatorStorage) -> None:
+    def __init__(self, keeping: CoordinatorStorage) -> None:
         self.keeping = keeping
         self.rows: dict[int, BundleRow] = {}
         self.pruned: set[int] = set()
         self.lock = threading.Lock()
+        self.trees = MemoryTrees(keeping.clock)
+        self.contents = CoordinatorTrees(keeping, self.trees)
 
-    def finish(self, sha: str) -> bool:
-        """Let a job point at an archive, if it is there: the check, then, a moment later, the row."""
+    def pruner(self) -> CoordinatorPruner:
+        return CoordinatorPruner(self.keeping, self, self.contents)
+
+    def finish(self, sha: str = "", tree: str = "") -> bool:
+        """Let a job name an archive or a tree, if it is there: the check, then, a moment later, the row."""
         with self.lock:
-            size = self.keeping.has_archive(sha)
+            size = self.keeping.has_archive(sha) if sha else self._size_of(tree)
             if size is None:
                 return False
             id_ = len(self.rows) + 1
             self.rows[id_] = BundleRow(
-                id=id_, job=JOB, name="a", attempt=id_, archive_sha256=sha, size_bytes=size, at_s=0.0, is_pinned=False
+                id=id_,
+                job=JOB,
+                name="a",
+                attempt=id_,
+                tree=tree,
+                archive_sha256=sha,
+                size_bytes=size,
+                at_s=self.keeping.clock.wall_s() - 1.0,
+                is_pinned=False,
             )
             return True
+
+    def _size_of(self, tree: str) -> int | None:
+        """Return the size of a tree, as `stored_sizes` does."""
+        row = self.trees.find(tree)
+        is_here = row is not None and self.keeping.has_archive(row.listing) is not None
+        return row.size_bytes if is_here and not self.keeping.bundles.is_going(tree) else None
 
     def bundles(self):
         with self.lock:
@@ -175,16 +203,23 @@ class Database(QueueRecords):
             self.pruned |= set(ids)
         return frozenset(ids)
 
-    def named(self):
-        return frozenset(row.archive_sha256 for row in self.bundles())
+    def named(self, *, but=frozenset()):
+        rows = [row for row in self.bundles() if row.id not in but]
+        return frozenset(row.archive_sha256 for row in rows) | frozenset(row.tree for row in rows)
 
     def is_live(self, _job):
         return False
 
     def lies(self) -> list[int]:
         """Return the rows that name bytes which are not there."""
-        objects = self.keeping.objects
-        return [row.id for row in self.bundles() if objects.size(row.archive_sha256) is None]
+        return [row.id for row in self.bundles() if not self._is_whole(row)]
+
+    def _is_whole(self, row: BundleRow) -> bool:
+        size_of = self.keeping.objects.size
+        if row.archive_sha256:
+            return size_of(Digest(row.archive_sha256)) is not None
+        tree = self.trees.find(row.tree)
+        return tree is not None and all(size_of(Digest(one)) is not None for one in self.contents.files_of(tree))
 
 
 EVERYTHING = RetentionPolicy(older_than_s=0.0, keep_last=0)
@@ -200,18 +235,28 @@ def bring(bundles: Bundles, data: bytes) -> str:
     return sha
 
 
-def test_no_record_without_bytes_while_some_finish_and_others_prune(memory):
+def bring_tree(contents: CoordinatorTrees, *files: bytes) -> str:
+    """Bring a tree as a worker does."""
+    tree = Tree(tuple(TreeEntry(f"f{n}", len(data), digest_bytes(data)) for n, data in enumerate(files)))
+    if contents.want(tree.digest()) is None:
+        contents.keep_pack(b"".join(frame(digest_bytes(data), data) for data in files))
+        contents.keep_tree(tree.digest(), io.BytesIO(listing_bytes(tree)))
+    return tree.digest()
+
+
+@pytest.mark.parametrize("is_tree", [False, True], ids=["archive", "tree"])
+def test_no_record_without_bytes_while_some_finish_and_others_prune(memory, is_tree):
     """Equal results come again and again while a prune takes them away; each time both sides see the same truth."""
-    keeping = LocalCoordinatorStorage(str(memory / "fleet"), SystemClock(), limits=NO_FLOOR)
+    keeping = CoordinatorStorage(str(memory / "fleet"), SystemClock(), limits=NO_FLOOR)
     database = Database(keeping)
-    pruning = CoordinatorPruner(keeping, database)
+    pruning = database.pruner()
     is_over = threading.Event()
     pruned = 0
 
     def prune() -> None:
         nonlocal pruned
         while not is_over.is_set():
-            pruned += pruning.carry_out(pruning.look(EVERYTHING)).archives
+            pruned += pruning.carry_out(pruning.look(EVERYTHING)).objects
 
     thread = threading.Thread(target=prune)
     thread.start()
@@ -222,7 +267,11 @@ def test_no_record_without_bytes_while_some_finish_and_others_prune(memory):
             if (number > 200 and finished > 20 and pruned > 5) or SystemClock().monotonic_s() > until_s:
                 break
             try:
-                finished += database.finish(bring(keeping.bundles, b"result %d" % (number % 3)))
+                data = b"result %d" % (number % 3)
+                if is_tree:
+                    finished += database.finish(tree=bring_tree(database.contents, data, b"shared"))
+                else:
+                    finished += database.finish(bring(keeping.bundles, data))
             except Unavailable:
                 continue
     finally:
@@ -238,7 +287,7 @@ def test_no_record_without_bytes_while_some_finish_and_others_prune(memory):
 def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_way(memory, dies):
     folder = str(memory / "fleet")
     clock = SystemClock()
-    keeping = LocalCoordinatorStorage(folder, clock, limits=NO_FLOOR)
+    keeping = CoordinatorStorage(folder, clock, limits=NO_FLOOR)
     database = Database(keeping)
     for number in range(3):
         database.finish(bring(keeping.bundles, b"result %d" % number))
@@ -246,9 +295,9 @@ def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_
     marks = memory / "marks"
 
     def die_on_the_way() -> None:
-        ours = LocalCoordinatorStorage(folder, clock, limits=NO_FLOOR)
+        ours = CoordinatorStorage(folder, clock, limits=NO_FLOOR)
         records = Marking(ours, database.rows, marks, dies)
-        pruning = CoordinatorPruner(ours, records)
+        pruning = records.pruner()
         if dies == "between bytes and bytes":
             countdown = Countdown(1)
             remove = os.unlink
@@ -261,16 +310,16 @@ def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_
         pruning.carry_out(pruning.look(EVERYTHING))
 
     assert not survives(die_on_the_way)
-    keeping = LocalCoordinatorStorage(folder, clock, limits=NO_FLOOR)
+    keeping = CoordinatorStorage(folder, clock, limits=NO_FLOOR)
     records = Marking(keeping, database.rows, marks, "")
     assert records.lies() == []
-    pruning = CoordinatorPruner(keeping, records)
+    pruning = records.pruner()
     pruning.carry_out(pruning.look(EVERYTHING))
     assert records.lies() == []
     # What lost its name before the kill is swept once it is old enough.
     keeping.close()
-    late = LocalCoordinatorStorage(folder, FakeClock(clock.wall_s() + 30 * 86400), limits=NO_FLOOR)
-    pruning = CoordinatorPruner(late, Marking(late, database.rows, marks, ""))
+    late = CoordinatorStorage(folder, FakeClock(clock.wall_s() + 30 * 86400), limits=NO_FLOOR)
+    pruning = Marking(late, database.rows, marks, "").pruner()
     pruning.carry_out(pruning.look(EVERYTHING))
     assert list(late.objects.list()) == []
     late.close()
@@ -279,7 +328,7 @@ def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_
 class Marking(Database):
     """A database whose marks are in a file, so that they outlive the process."""
 
-    def __init__(self, keeping: LocalCoordinatorStorage, rows: dict[int, BundleRow], marks: Path, dies: str) -> None:
+    def __init__(self, keeping: CoordinatorStorage, rows: dict[int, BundleRow], marks: Path, dies: str) -> None:
         super().__init__(keeping)
         self.rows = {id_: changed(row) for id_, row in rows.items()}
         self.marks = marks

@@ -32,7 +32,7 @@ def main() -> None:
     store.open()
     with closing(Urllib3Transport(HttpSettings(fleet=FleetIdentity(sockets=(path,))))) as transport:
         client = FleetClient(transport, url, clock=clock)
-        origins = FleetTreeSourceFinder(client, transport, worker="child", open_peer=lambda _: None)
+        origins = FleetTreeSourceFinder(client, worker="child", open_peer=lambda _: None)
         receive_tree(origins, tree, store, stop=DownloadStop(), clock=clock, on_step=at)
     store.close()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.coordinator.storage.attempt_files import AttemptFiles
-from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import FakeClock
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import NoCoordinator, Refused
@@ -86,7 +86,7 @@ class World:
             (self.folder / name).mkdir(parents=True)
         self.fleet = top / "fleet"
         self.clock = FakeClock()
-        self.line = KeptLine(LocalCoordinatorStorage(str(self.fleet), self.clock))
+        self.line = KeptLine(CoordinatorStorage(str(self.fleet), self.clock))
         self.written: dict[str, bytes] = {}
         self.logs: dict[str, LogFile] = {}
         self.turn_over = turn_over
@@ -154,10 +154,10 @@ class World:
                 os.truncate(path, kept.size_bytes // 2)
 
     def _restart(self) -> None:
-        self.line.keeping = LocalCoordinatorStorage(str(self.fleet), self.clock)
+        self.line.keeping = CoordinatorStorage(str(self.fleet), self.clock)
 
     def _mirror(self) -> AttemptFolderSync:
         settings = AttemptFolderSyncSettings(piece_bytes=16, pieces_in_turn=2, open_files=1, longest_pause_s=0.001)
         return AttemptFolderSync(
-            str(self.folder), TOKEN, self.line, clock=self.clock, settings=settings, chance=lambda: 0.0
+            str(self.folder), TOKEN, self.line.client, clock=self.clock, settings=settings, chance=lambda: 0.0
         )

@@ -27,7 +27,8 @@ from stoker.coordinator.http.reload import CoordinatorFiles
 from stoker.coordinator.http.server import CoordinatorServer, CoordinatorSocket, ServerSetup
 from stoker.coordinator.http.server_options import ServeOptions
 from stoker.coordinator.queue.writer import Queue
-from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.storage import CoordinatorStorage
+from stoker.coordinator.storage.tree_storage import stored_sizes
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.frozen import changed
 from stoker.core.leases import Budgets, FleetTimes
@@ -49,7 +50,7 @@ class Fleet:
 
     url: str
     queue: Queue
-    keeping: LocalCoordinatorStorage
+    keeping: CoordinatorStorage
     stop: Callable[[], None]
     said: list[str] = field(default_factory=list)
     transports: list[Urllib3Transport] = field(default_factory=list)
@@ -88,7 +89,7 @@ def coordinator(
     """Serve a database until the block ends."""
     clock, times = clock or SystemClock(), times or FleetTimes()
     with ExitStack() as held:
-        keeping = LocalCoordinatorStorage(str(folder / "fleet"), clock)
+        keeping = CoordinatorStorage(str(folder / "fleet"), clock)
         held.callback(keeping.close)
         database = open_database(url, clock=clock)
         held.callback(database.close)
@@ -98,7 +99,7 @@ def coordinator(
             times=times,
             budgets=Budgets(),
             scheduler=Scheduler(),
-            has_object=keeping.has_archive,
+            has_object=stored_sizes(keeping, database),
             revocations=Revocations(str(folder / "state" / "authority" / "revoked")),
         )
         held.callback(queue.close)

@@ -102,7 +102,7 @@ def test_machines_show_tells_how_a_machine_is(home: Shell):
     assert not shown.is_skewed
     done = home.stoker("machines", "show", "lab1")
     assert done.code == 0, done.err
-    for text in ("protocol 1", "as the coordinator's", "doctor", "checks"):
+    for text in ("protocol 2", "as the coordinator's", "doctor", "checks"):
         assert text in done.out
 
 

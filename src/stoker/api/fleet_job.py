@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
@@ -16,25 +15,21 @@ from typing import TYPE_CHECKING, Any
 from stoker.api.job import Job, StageLogLine, job_story
 from stoker.api.job_logs import JobLogReader
 from stoker.core.clock import Clock
-from stoker.core.digests import Digest, is_digest
-from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, NotVerified, StokerError
+from stoker.core.digests import is_digest
+from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import JobSpec, JobState
 from stoker.core.text import format_size, one_line
-from stoker.host.durable import open_regular, remove_tree, translated
+from stoker.host.durable import translated
 from stoker.host.folders import name_fault, shown_name
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import GrowingLines
 from stoker.jobs.submitter import who_asks
 from stoker.protocol.client import FleetClient
 from stoker.protocol.view_messages import AttemptView, JobDetails, JobView
-from stoker.store.local_store import LocalStore, RecordHit
-from stoker.store.put import put_key
-from stoker.store.records import Record
-from stoker.store.refs import PUT
-from stoker.store.results import MaterialisedResult, ResultPart, lay_out
+from stoker.store.local_store import LocalStore
+from stoker.store.results import ResultPart
 from stoker.store.trees import Heed
-from stoker.transfer.trees.tree_sources import TransferConnection
 
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
@@ -210,14 +205,9 @@ class FleetJob(Job):
         story = self.story if point.id == self.view.id else self.client.job(point.id)
         return FleetResult.of(point.name, point.id, story.bundle, recipe=point.recipe, machine=point.machine)
 
-    def connection(self) -> TransferConnection:
-        """Return what brings bytes from the coordinator."""
-        return TransferConnection(line=self.client, stop=threading.Event(), clock=self._parts.clock)
-
-    def fetch(self, wanted: FleetResult, into: str, heed: Heed = lambda _size_bytes: None) -> MaterialisedResult:
-        """Bring a result into a folder as plain files, verified."""
-        spool = os.path.join(self._parts.settings.state, "arriving")
-        return fetch_result(self.connection(), wanted, into, store=self._parts.store, spool=spool, heed=heed)
+    def fetch(self, wanted: FleetResult, heed: Heed = lambda _size_bytes: None) -> ResultPart:
+        """Fetch a result into this machine's store, verified; return it as `lay_out` and `write_bundle` take it."""
+        return fetch_result(self.client, wanted, self._parts.store, clock=self._parts.clock, heed=heed)
 
     def folder_of(self, point: JobView) -> str:
         """Return the name of a point's own folder beside those of the sweep's other points; empty: it is no sweep."""
@@ -472,11 +462,8 @@ class SyncedAttempt:
                 file.write(data)
 
 
-# A fleet job's result, brought here: plain files in a folder, as `stoker get` lays out a local one.
-#
-# The archive comes in ranges and is gone on with after a break; its digest and its tree's are verified, and nothing of
-# it is unpacked that could lead out of the folder. It goes through this machine's store, so a second `get` fetches
-# nothing, and files that were edited in the folder are kept beside the new ones.
+# A fleet job's result is fetched as a tree into this machine's store: resumed after a break, every file verified. No
+# path of it can lead out of a folder. A second `get` fetches nothing.
 
 
 @frozen
@@ -484,13 +471,12 @@ class FleetResult:
     """A result that a coordinator has, as a job's details describe it."""
 
     name: str
-    """The job's."""
+    """Of the job."""
     job: str
-    """Its id."""
+    """The job's id."""
     tree: str
-    archive_sha256: str
     size_bytes: int
-    """Of the archive."""
+    """Of its files."""
     recipe: str = ""
     machine: str = ""
 
@@ -501,18 +487,11 @@ class FleetResult:
             raise NotFound(f"job {name} has no result", hint=f"stoker jobs show {name}")
         if bundle.get("pruned_s") is not None:
             raise NotFound(f"the result of {name} was pruned", hint=f"stoker jobs requeue {name} makes it again")
-        tree, archive = str(bundle.get("tree", "")), str(bundle.get("archive_sha256", ""))
-        if not (is_digest(tree) and is_digest(archive)):
-            raise BadAnswer(f"the coordinator has no digest of the result of {name}", hint=_ASK)
-        return cls(
-            name=name,
-            job=job,
-            tree=tree,
-            archive_sha256=archive,
-            size_bytes=int(bundle.get("size_bytes", 0)),
-            recipe=recipe,
-            machine=machine,
-        )
+        tree = str(bundle.get("tree", ""))
+        if not is_digest(tree):
+            raise BadAnswer(f"the coordinator sent no digest of the result of {name}", hint=_ASK)
+        size_bytes = int(bundle.get("size_bytes", 0))
+        return cls(name=name, job=job, tree=tree, size_bytes=size_bytes, recipe=recipe, machine=machine)
 
 
 def folder_name(name: str) -> str:
@@ -525,56 +504,22 @@ def folder_name(name: str) -> str:
 
 
 def fetch_result(
-    passage: TransferConnection,
-    wanted: FleetResult,
-    into: str,
-    *,
-    store: LocalStore,
-    spool: str,
-    heed: Heed = lambda _size_bytes: None,
-) -> MaterialisedResult:
-    """Bring a result into a folder, verified; `heed` is called for every byte that comes.
+    client: FleetClient, wanted: FleetResult, store: LocalStore, *, clock: Clock, heed: Heed = lambda _size_bytes: None
+) -> ResultPart:
+    """Fetch a result into this machine's store, verified; `heed` is called with the size of everything that arrives.
 
-    `InvalidArchive` names everything that must not be unpacked, `NotVerified` says that the tree is another one than
-    the coordinator's. `Cancelled` if it was stopped; the same call continues from there.
+    Raises what `receive_tree` raises; the same call continues from there.
     """
-    from stoker.transfer.trees.tree_download import receive
+    from stoker.transfer.download.types import DownloadStop
+    from stoker.transfer.trees.tree_download import receive_tree
+    from stoker.transfer.trees.tree_sources import CoordinatorSource
 
-    key = put_key(Digest(wanted.tree))
-    # While something is in staging, those who prune know that the store is in use.
-    staging = store.new_staging(f"get.{wanted.tree[:12]}")
     try:
-        found = store.lookup(key)
-        if isinstance(found, RecordHit) and found.has_bytes:
-            return lay_out(store, [_part(found.record, wanted)], into)
-        path = receive(passage, wanted.archive_sha256, wanted.size_bytes, spool, heed=heed)
-        try:
-            record = _take_in(store, wanted, path, staging, clock=passage.clock)
-        finally:
-            remove_tree(path)
-        return lay_out(store, [_part(record, wanted)], into)
-    finally:
-        remove_tree(staging)
-
-
-def _take_in(store: LocalStore, wanted: FleetResult, path: str, staging: str, *, clock: Clock) -> Record:
-    from stoker.store.archives.unpack import unpack
-
-    with translated(path), open_regular(path) as archive:
-        unpacked = unpack(archive, os.path.join(staging, "tree"))
-    if unpacked.tree.digest() != wanted.tree:
-        raise NotVerified(
-            f"the archive of {wanted.name} contains another tree than the coordinator names",
-            hint=_ASK,
-            expected=wanted.tree,
-            found=unpacked.tree.digest(),
-        )
-    tree, inline = store.keep(unpacked.found, unpacked.small)
-    body = {"stage": PUT, "kind": "", "made_at": clock.wall_s()}
-    return store.publish(Record.of(key=put_key(Digest(wanted.tree)), tree=tree, inline=inline, body=body)).record
-
-
-def _part(record: Record, wanted: FleetResult) -> ResultPart:
+        source = CoordinatorSource(client)
+        record = receive_tree(source, wanted.tree, store, stop=DownloadStop(), clock=clock, heed=heed)
+    except NotFound as error:
+        hint = f"stoker jobs requeue {wanted.name} makes it again"
+        raise NotFound(f"the coordinator lacks files of the result of {wanted.name}: {error}", hint=hint) from None
     sidecar = {
         "node": wanted.name,
         "kind": "",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stoker.coordinator.http.server import Tls
     from stoker.coordinator.notify import Notifier
     from stoker.coordinator.queue.writer import Queue
-    from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+    from stoker.coordinator.storage.storage import CoordinatorStorage
     from stoker.coordinator.storage.tree_storage import CoordinatorTrees
     from stoker.core.digests import OpenEntry, Tree
     from stoker.host.sockets import DaemonSocket
@@ -215,14 +215,14 @@ class CoordinatorProcess:
         from stoker.coordinator.storage.attempt_files import limits_for
         from stoker.coordinator.storage.models import ModelViewUpdater
         from stoker.coordinator.storage.retention import Chores
-        from stoker.coordinator.storage.storage import LocalCoordinatorStorage
-        from stoker.coordinator.storage.tree_storage import CoordinatorTrees, QueueTrees
+        from stoker.coordinator.storage.storage import CoordinatorStorage
+        from stoker.coordinator.storage.tree_storage import CoordinatorTrees, QueueTrees, stored_sizes
         from stoker.coordinator.symptoms import Gatherer, HealthWatch
         from stoker.scheduler.scheduler import Scheduler
 
         options, clock = self._options, self._clock
         folder = self._settings.fleet
-        keeping = LocalCoordinatorStorage(folder, clock, limits=limits_for(options.upload_limit_bytes))
+        keeping = CoordinatorStorage(folder, clock, limits=limits_for(options.upload_limit_bytes))
         held.callback(keeping.close)
         database = open_database(options.db or self._settings.queue, clock=clock)
         held.callback(database.close)
@@ -232,7 +232,7 @@ class CoordinatorProcess:
             times=times,
             budgets=Budgets(),
             scheduler=Scheduler(),
-            has_object=keeping.has_archive,
+            has_object=stored_sizes(keeping, database),
             version=self._version,
             revocations=Revocations(os.path.join(self._settings.state, FOLDER, REVOKED_NAME)),
         )
@@ -258,7 +258,7 @@ class CoordinatorProcess:
         )
 
     def _files(
-        self, queue: Queue, keeping: LocalCoordinatorStorage, contents: CoordinatorTrees, url: str
+        self, queue: Queue, keeping: CoordinatorStorage, contents: CoordinatorTrees, url: str
     ) -> CoordinatorFiles:
         from stoker.config.cluster_file import read_cluster
         from stoker.coordinator.http.reload import CoordinatorFiles
@@ -337,7 +337,7 @@ def _keep_what_is_here() -> None:
     gc.set_threshold(100_000, 20, 20)
 
 
-def _forget_lost_past(keeping: LocalCoordinatorStorage, queue: Queue) -> None:
+def _forget_lost_past(keeping: CoordinatorStorage, queue: Queue) -> None:
     """After a restore, remove mirrors of attempts that the queue no longer knows: their numbers are given again."""
     from stoker.coordinator.storage.attempt_files import forget_lost_past
 

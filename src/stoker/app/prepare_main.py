@@ -70,9 +70,7 @@ def _bring(
         client = FleetClient(transport, url, clock=clock, patience=patience)
         opener = peer_opener(identity, clock=clock, user_agent=f"stoker/{assembly.version}")
         with ExitStack() as held:
-            origins = held.enter_context(
-                FleetTreeSourceFinder(client, transport, worker=str(ticket["worker"]), open_peer=opener)
-            )
+            origins = held.enter_context(FleetTreeSourceFinder(client, worker=str(ticket["worker"]), open_peer=opener))
 
             def hub(hub_stop: DownloadStop, heed: Callable[[int], None]) -> Hub:
                 outside = held.enter_context(closing(assembly.open_transport(_LONGEST_WAIT_S)))

@@ -239,7 +239,7 @@ def _origins(house: AppParts, options: WorkOptions, name: str) -> Iterator[TreeS
     client, transport = _line(house, options)
     try:
         opener = peer_opener(options.identity, clock=house.clock, user_agent=f"stoker/{house.version}")
-        with FleetTreeSourceFinder(client, transport, worker=name, open_peer=opener) as origins:
+        with FleetTreeSourceFinder(client, worker=name, open_peer=opener) as origins:
             yield origins
     finally:
         transport.close()

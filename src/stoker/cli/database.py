@@ -95,7 +95,7 @@ def perform_db_check(call: CommandContext, given: dict[str, Any]) -> int:
     from stoker.coordinator.database.database_check import check_database
 
     faults = jobs = 0
-    with beside(call, given) as database, _objects(call) as has_object, counted(call, "checking", 1) as count:
+    with beside(call, given) as database, _objects(call, database) as has_object, counted(call, "checking", 1) as count:
 
         def reach(done: int, total: int) -> None:
             nonlocal jobs
@@ -115,17 +115,18 @@ def perform_db_check(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 @contextmanager
-def _objects(call: CommandContext) -> Iterator[Callable[[str], int | None] | None]:
-    """Yield a function that returns the size of a stored result file; None without a local store."""
-    from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+def _objects(call: CommandContext, database: Database) -> Iterator[Callable[[str], int | None] | None]:
+    """Yield a function that returns the size of a stored result; None without a local store."""
+    from stoker.coordinator.storage.storage import CoordinatorStorage
+    from stoker.coordinator.storage.tree_storage import stored_sizes
 
     folder = call.parts.settings.fleet
     if not os.path.isdir(os.path.join(folder, "store")):
         yield None
         return
-    keeping = LocalCoordinatorStorage(folder, call.parts.clock)
+    keeping = CoordinatorStorage(folder, call.parts.clock)
     try:
-        yield keeping.has_archive
+        yield stored_sizes(keeping, database)
     finally:
         keeping.close()
 

@@ -311,11 +311,13 @@ def get_fleet_job(call: CommandContext, job: FleetJob, given: dict[str, Any]) ->
 def _get_point(call: CommandContext, job: FleetJob, point: JobView, target: str, *, is_forced: bool) -> int:
     """Fetch one result; return the number of files."""
     from stoker.cli.screens import under_way
+    from stoker.store.results import lay_out
 
     _refuse_target(target, point.name, is_forced=is_forced)
     wanted, out = job.result_of(point), call.out
     with under_way(call, f"fetching {point.name}", wanted.size_bytes) as amount:
-        laid_out = job.fetch(wanted, target, amount.heed)
+        part = job.fetch(wanted, amount.heed)
+    laid_out = lay_out(call.parts.store, [part], target)
     out.object({"name": point.name, "job": point.id, "state": point.state, "tree": wanted.tree, **_laid_out(laid_out)})
     count = len(laid_out.files)
     files = f"{count} file{'' if count == 1 else 's'} in {laid_out.folder}"
@@ -326,20 +328,13 @@ def _get_point(call: CommandContext, job: FleetJob, point: JobView, target: str,
 
 def _get_archive(call: CommandContext, job: FleetJob, point: JobView, given: dict[str, Any]) -> int:
     from stoker.cli.screens import under_way
-    from stoker.host.durable import move_into
-    from stoker.transfer.trees.tree_download import receive
 
-    path = _archive_path(call, job.ref, given)
+    # Before anything is fetched.
+    _archive_path(call, job.ref, given)
     wanted = job.result_of(point)
-    with under_way(call, f"fetching {wanted.name}", wanted.size_bytes) as amount:
-        came = receive(
-            job.connection(), wanted.archive_sha256, wanted.size_bytes, os.path.dirname(path), heed=amount.heed
-        )
-    move_into(came, path, mode=0o644)
-    shown = {"name": wanted.name, "bundle": path, "digest": wanted.tree, "archive_sha256": wanted.archive_sha256}
-    call.out.object({**shown, "archive_bytes": wanted.size_bytes})
-    call.out.line(f"{path}: {format_size(wanted.size_bytes)}, tree {wanted.tree[:12]}")
-    call.out.line(f"sha256 {wanted.archive_sha256}")
+    with under_way(call, f"fetching {point.name}", wanted.size_bytes) as amount:
+        part = job.fetch(wanted, amount.heed)
+    _write_bundle(call, point.name, [part], given)
     return 0
 
 

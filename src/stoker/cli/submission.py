@@ -74,7 +74,6 @@ def _send(call: CommandContext, shipment: Shipment, client: FleetClient) -> None
                 shipment.tree,
                 shipment.source(call.parts.store),
                 stop=amount.over,
-                clock=call.parts.clock,
                 heed=amount.heed,
                 on_outlook=amount.look_ahead,
             )

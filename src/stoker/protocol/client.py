@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
-from http import HTTPStatus
 from typing import TypeVar
 
 from pydantic import BaseModel
 
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest
-from stoker.core.errors import NotFound, StokerError
+from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen
 from stoker.core.leases import AttemptToken
-from stoker.host.http.exchange import BodySource, HttpClientResponse, Transport
+from stoker.host.http.exchange import BodySource, Transport
 from stoker.protocol.enrolment_messages import (
     CertificateList,
     CertificateView,
@@ -156,22 +155,6 @@ class FilePiece:
     """The attempt has ended: nothing will be added to it."""
 
 
-class ObjectStream:
-    """The bytes of one object of the coordinator's, from some offset on."""
-
-    def __init__(self, transport: CoordinatorTransport, reply: HttpClientResponse, *, offset: int) -> None:
-        self._transport = transport
-        self._reply = reply
-        self.offset = offset
-        """Where the bytes begin: 0 if the server does not support ranges."""
-        self.length_bytes = whole_number(reply.headers.get("Content-Length"))
-        """How many follow, if the server says so."""
-
-    def read(self, at_most_bytes: int) -> bytes:
-        """Return the next bytes; empty at the end."""
-        return self._transport.read(self._reply, at_most_bytes)
-
-
 class FleetClient:
     """One coordinator, seen from outside. The caller closes the transport."""
 
@@ -199,6 +182,11 @@ class FleetClient:
     def url(self) -> str:
         """Where the coordinator is, without credentials."""
         return self.transport.url
+
+    @property
+    def http(self) -> Transport:
+        """The HTTP transport that it was made with."""
+        return self.transport.http
 
     def _ask(  # noqa: PLR0913 - the parts of a request
         self,
@@ -511,26 +499,6 @@ class FleetClient:
     def finish_upload(self, upload: str) -> UploadResponse:
         """Have the bytes checked against their digest and stored; `is_known` says that they are."""
         return self._ask(f"/v1/uploads/{part(upload)}/finish", UploadResponse)
-
-    def has_object(self, sha256: str) -> int | None:
-        """Return the size of an object of the coordinator's; None if it has none of that digest."""
-        try:
-            reply = self.transport.open(CoordinatorRequest(path=f"/v1/objects/{part(sha256)}", method="HEAD"))
-        except NotFound:
-            return None
-        reply.close()
-        return whole_number(reply.headers.get("Content-Length"))
-
-    @contextmanager
-    def get_object(self, sha256: str, *, offset: int = 0) -> Iterator[ObjectStream]:
-        """Open an object's bytes from an offset on. The caller checks them against the digest."""
-        ranged = {"Range": f"bytes={offset}-"} if offset else {}
-        request = CoordinatorRequest(path=f"/v1/objects/{part(sha256)}", headers=ranged)
-        with closing(self.transport.open(request)) as reply:
-            is_partial = reply.status == HTTPStatus.PARTIAL_CONTENT
-            if is_partial and not (reply.headers.get("Content-Range") or "").startswith(f"bytes {offset}-"):
-                raise no_coordinator_there(self.url, "it sent a different range than requested")
-            yield ObjectStream(self.transport, reply, offset=offset if is_partial else 0)
 
     # -- members: invitations, joining, certificates, tokens
 

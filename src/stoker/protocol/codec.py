@@ -30,9 +30,10 @@ from stoker.core.text import whole_number
 # The protocol's version, and what all requests and responses have in common.
 #
 # A coordinator supports its own version and the one before; a header of each request names the client's version.
-# Readers ignore unknown fields; a field never changes its meaning within a version.
+# Readers ignore unknown fields; a field never changes its meaning within a version. In version 2, workers send results
+# and checkpoints as trees, not as archives.
 
-VERSION = 1
+VERSION = 2
 OLDEST = 1
 """The oldest supported version."""
 VERSION_HEADER = "X-Stoker-Protocol"

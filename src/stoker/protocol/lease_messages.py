@@ -28,6 +28,7 @@ from stoker.protocol.job_messages import JobBody, JobId
 
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """As in `core.text.is_node_name`."""
+OptionalDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 """The range of every database."""
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -147,8 +148,10 @@ class CheckpointBody(WireMessage):
     scratch: JobId
     """Its scratch folder: the stage's key."""
     tree: JobId
-    archive_sha256: JobId
+    archive_sha256: OptionalDigest = ""
+    """Of the archive as which an earlier version sent it; empty: it was sent as a tree."""
     size_bytes: Count
+    """Of the tree's files, or of the archive."""
     step: Count | None = None
 
 
@@ -350,9 +353,11 @@ class Finish(LeaseTokenMessage):
     """It completed; its result is stored by the coordinator."""
 
     tree: JobId
-    """The bundle's tree digest."""
-    archive_sha256: JobId
+    """The result's tree digest."""
+    archive_sha256: OptionalDigest = ""
+    """Of the archive as which it was sent; empty: it was sent as a tree."""
     size_bytes: Count
+    """Of the tree's files, or of the archive."""
     metrics: dict[str, float] = Field(default_factory=dict)
     seconds: Seconds = 0.0
     code: dict[str, str] = Field(default_factory=dict)

@@ -101,7 +101,7 @@ class CoordinatorTransport:
         self.url = address.url.rstrip("/")
         """Without credentials: every message may show it."""
         self._shown = shown(self.url)
-        self._transport = transport
+        self.http = transport
         self.clock = clock
         self.patience = patience or RequestTimeouts()
         self._chance = chance or random.SystemRandom().random
@@ -194,7 +194,7 @@ class CoordinatorTransport:
 
     def _send(self, request: Request) -> HttpClientResponse:
         try:
-            reply = self._transport.send(request)
+            reply = self.http.send(request)
         except NetworkFailed as error:
             raise self._unreachable(error) from error
         except BadAnswer as error:

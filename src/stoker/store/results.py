@@ -18,7 +18,7 @@ import os
 import stat
 from typing import Any
 
-from stoker.core.digests import TreeEntry, digest_bytes
+from stoker.core.digests import Tree, TreeEntry, digest_bytes
 from stoker.core.errors import BadInput, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
@@ -73,6 +73,16 @@ def lay_out(store: LocalStore, parts: list[ResultPart], folder: str) -> Material
                 sync_dir(os.path.join(folder, below))
         desk.settle([{"folder": part.folder or ".", **part.sidecar} for part in parts])
     return MaterialisedResult(folder=folder, files=tuple(sorted(wanted)), kept_edits=tuple(sorted(desk.kept)))
+
+
+def tree_of(parts: list[ResultPart]) -> Tree:
+    """Return the tree of the files that `lay_out` would write."""
+    return Tree(
+        tuple(
+            TreeEntry(path, entry.size_bytes, entry.sha256, entry.executable, entry.link_to)
+            for path, (_, entry) in sorted(_wanted(parts).items())
+        )
+    )
 
 
 def set_aside(folder: str, *, for_trials: bool) -> str:

@@ -27,7 +27,8 @@ from stoker.core.errors import (
 from stoker.core.frozen import frozen
 from stoker.core.leases import AttemptToken
 from stoker.host.folders import AnchoredFolder
-from stoker.transfer.trees.tree_sources import LONGEST_S, FleetConnection, TransferBackoff
+from stoker.protocol.client import FleetClient
+from stoker.transfer.trees.tree_sources import LONGEST_S, TransferBackoff
 
 # One file that somebody else writes, followed as one stream that only grows.
 #
@@ -175,19 +176,21 @@ class AttemptFolderSyncSettings:
 class AttemptFolderSync:
     """Ships one attempt's folder, in a thread of its own from `begin` on."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what to send where, and how
         self,
         folder: str,
         token: AttemptToken,
-        line: FleetConnection,
+        client: FleetClient,
         *,
         clock: Clock,
+        check_lease: Callable[[], None] = lambda: None,
         settings: AttemptFolderSyncSettings | None = None,
         chance: Callable[[], float] | None = None,
     ) -> None:
         self._folder = folder
         self._token = token
-        self._line = line
+        self._client = client
+        self._check_lease = check_lease
         self._clock = clock
         self._settings = settings or AttemptFolderSyncSettings()
         self._pauses = TransferBackoff(longest_s=self._settings.longest_pause_s, chance=chance)
@@ -302,7 +305,8 @@ class AttemptFolderSync:
             if not data and (file.is_known_there or not file.is_open):
                 return False
             try:
-                there = self._line.put_file(self._token, file.path, data, offset=file.sent_bytes)
+                self._check_lease()
+                there = self._client.put_file(self._token, file.path, data, offset=file.sent_bytes)
             except (StaleLease, NotFound, Forbidden, VersionSkew, LocalFile):
                 raise
             except Conflict as error:
@@ -328,7 +332,7 @@ class AttemptFolderSync:
 
     def _is_some_lost(self, files: list[FollowedFile]) -> bool:
         """Ask what lies there, and go back where it is less: a file that no longer grows would never tell."""
-        listed = self._line.files(self._token.job, attempt=self._token.attempt)
+        listed = self._client.files(self._token.job, attempt=self._token.attempt)
         there = {file.path: file.size_bytes for file in listed.files}
         lost = [file for file in files if not file.trouble and there.get(file.path, 0) < file.sent_bytes]
         for file in lost:

@@ -15,11 +15,11 @@ from stoker.core.leases import AttemptToken, Partition
 from stoker.engine.scratch import EARLIER_ATTEMPT
 from stoker.host.identity import Liveness, ProcessIdentity
 from stoker.protocol.lease_messages import ExecCall, LeaseReport, WorkerMeasurements
-from stoker.transfer.trees.tree_sources import TransferConnection
 from stoker.worker.attempt_process import AttemptJournalTail, AttemptProgress, RunningAttempt, WorkerRuntime
 from stoker.worker.checkpoint_transfer import bring_checkpoint
 from stoker.worker.coordinator_calls import ClaimLoop, PendingClaim, told_as_bug
 from stoker.worker.exec_command import Sessions
+from stoker.worker.preparation.prepare_child import stopped_by
 from stoker.worker.state_machine import LAST_MOMENT_S
 from stoker.worker.uploader import AttemptReporter, PreparingLog
 from stoker.worker.worker_state import (
@@ -152,8 +152,7 @@ class InstructionRunner:
 
     def _new(self, lease: HeldLease) -> tuple[RunningAttempt, AttemptReporter]:
         runtime = self._runtime
-        spool = runtime.journal.spool_folder
-        log = self._logs[lease.token] = PreparingLog(spool, lease.token, runtime.line, self._clock)
+        log = self._logs[lease.token] = PreparingLog(runtime, lease.token)
         underway = RunningAttempt(runtime, lease.grant, log.hear)
         made = (underway, AttemptReporter(runtime, lease.grant))
         self._attempts[lease.token] = made
@@ -227,15 +226,25 @@ class InstructionRunner:
         granted = lease.grant.checkpoint
         if granted is None:
             return
-        passage = TransferConnection(line=self._runtime.line, stop=stop, clock=self._clock)
+        worker = self._worker
 
         def heed(size_bytes: int) -> None:
             underway.prepared += size_bytes
 
         try:
-            arrived = told_as_bug(
-                lambda: bring_checkpoint(passage, granted, self._worker.scratch, run_id=EARLIER_ATTEMPT, heed=heed)
-            )
+            with stopped_by(stop) as inner:
+                arrived = told_as_bug(
+                    lambda: bring_checkpoint(
+                        worker.lines.bytes,
+                        worker.store(),
+                        granted,
+                        worker.scratch,
+                        run_id=EARLIER_ATTEMPT,
+                        stop=inner,
+                        clock=self._clock,
+                        heed=heed,
+                    )
+                )
         except StokerError as error:
             self._worker.tell("checkpoint_missing", {"job": lease.grant.spec.shown, "why": str(error)})
         else:

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from stoker.core.capability import Capability
 from stoker.core.clock import Clock
-from stoker.core.errors import InternalError, InvalidTransition, NotFound, ProcessLost, StokerError
+from stoker.core.errors import InternalError, InvalidTransition, NotFound, ProcessLost, StokerError, Unavailable
 from stoker.core.events import Kinds
 from stoker.core.frozen import fresh, frozen
 from stoker.core.job import attempt_id
@@ -33,7 +33,6 @@ from stoker.jobs.program import RECIPE
 from stoker.jobs.stop import stop_job
 from stoker.protocol.lease_messages import Grant, MachineInventory
 from stoker.store.local_store import LocalStore
-from stoker.transfer.trees.tree_sources import FleetConnection
 from stoker.worker.assignment import Assignment, AttemptEnd, end_of
 from stoker.worker.coordinator_calls import WorkerConnections
 from stoker.worker.exec_command import AttemptEnv, ExecTarget, place_beside
@@ -240,11 +239,14 @@ class WorkerRuntime:
     spawner: AttemptSpawner
     users: UserPool | None
     """Whom programs run as; nothing: the worker's own user."""
-    line: FleetConnection
-    """For bytes of attempts; raises `Unavailable` while the lease is over by our own clock."""
     may_speak: Callable[[AttemptToken], bool]
-    """Whether an attempt's lease is ours by our own clock, at this very moment."""
+    """Returns True while an attempt's lease is valid by this machine's clock."""
     report: Callable[[Happening], None]
+
+    def check_lease(self, token: AttemptToken) -> None:
+        """Raise `Unavailable` while an attempt's lease is over by this machine's clock."""
+        if not self.may_speak(token):
+            raise Unavailable("the lease is over by this machine's clock", hint="it is renewed, or dropped")
 
 
 class RunningAttempt:

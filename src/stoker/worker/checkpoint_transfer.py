@@ -1,20 +1,30 @@
-"""An attempt's checkpoints, brought to the coordinator as they come, for whoever continues with the job.
+"""Checkpoints of an attempt, sent to the coordinator as the attempt saves them, for the next attempt.
 
-A thread looks at the scratch folders that the attempt works in. The newest verified checkpoint is packed, sent and
-then pointed at, under the attempt's token: bytes, then name. One is under way at a time; what a newer one overtook is
-never sent. Training waits for none of it. What can't be shipped is told and changes nothing for the attempt.
+A thread polls the scratch folders of the attempt. It sends the newest verified checkpoint as a tree, then records it in
+the queue under the attempt's token: bytes, then name. One is sent at a time; one that was overtaken is never sent. The
+training does not wait. What can't be sent is logged and changes nothing for the attempt.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from stoker.core.clock import Clock
-from stoker.core.digests import Digest, TreeEntry, digest_bytes, is_digest
-from stoker.core.errors import BadInput, Forbidden, NotFound, NotVerified, StaleLease, StokerError, VersionSkew
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes, is_digest
+from stoker.core.errors import (
+    BadInput,
+    Cancelled,
+    Forbidden,
+    NotFound,
+    NotVerified,
+    StaleLease,
+    StokerError,
+    VersionSkew,
+)
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps
 from stoker.core.leases import AttemptToken
@@ -29,136 +39,119 @@ from stoker.engine.scratch import (
     look_at,
     scratch_path,
 )
-from stoker.host.durable import open_regular, remove_tree, stamp_of, sync_dir, translated, writing
+from stoker.host.durable import open_regular, remove_tree, sync_dir, translated
 from stoker.host.identity import Liveness, is_alive, mine
 from stoker.host.users import acting_as_owner
+from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import CheckpointBody, PointCheckpoint
-from stoker.store.archives.pack import NOT_HASHED, PackSource, pack
-from stoker.store.archives.unpack import unpack
-from stoker.store.trees import Heed, WalkedEntry, walk_tree
-from stoker.transfer.trees.tree_download import receive
-from stoker.transfer.trees.tree_sources import FleetConnection, TransferBackoff, TransferConnection, is_later
-from stoker.transfer.trees.tree_upload import Archive, ArchiveSendOutcome, send
+from stoker.store.local_store import LocalStore
+from stoker.store.trees import Heed, ReadingStopped, hash_file, heeding, walk_tree
+from stoker.transfer.download.types import DownloadStop
+from stoker.transfer.trees.holdings import check_out
+from stoker.transfer.trees.tree_download import receive_tree
+from stoker.transfer.trees.tree_sources import CoordinatorSource, TransferBackoff, is_later
+from stoker.transfer.trees.tree_upload import send_tree
 
 
-@frozen
-class PackedCheckpoint:
-    """A checkpoint in a file of the spool."""
+class CheckpointFiles:
+    """A verified checkpoint of a scratch folder as a tree: its files, the index that describes it, earlier curves.
 
-    archive: Archive
-    key: Digest
-    """Of the work that it belongs to."""
-    step: int | None
-    file: str
-    """What its scratch folder calls it."""
-
-
-def pack_checkpoint(scratch: str, checkpoint: Checkpoint, said: Mapping[str, Any], spool: str) -> PackedCheckpoint:
-    """Pack a verified checkpoint of a scratch folder, and what is said of it, into a file of `spool`.
-
-    The caller removes it. `CorruptBytes` if it changes meanwhile, `LocalFile` if a newer one took its place.
+    Raises `LocalFile` if a newer checkpoint took its place.
     """
-    key = Digest(os.path.basename(scratch))
-    name = os.path.relpath(checkpoint.path, os.path.realpath(scratch))
-    index = dumps({"v": 1, "checkpoints": [dict(said)]}).encode()
-    about = TreeEntry(INDEX, len(index), digest_bytes(index))
-    with acting_as_owner(scratch):
-        sources = [PackSource(entry=about, data=index), *_sources(checkpoint.path, name)]
-    curves = earlier_curves(scratch)
-    if curves:
-        sources.append(PackSource(entry=TreeEntry(EARLIER, len(curves), digest_bytes(curves)), data=curves))
-    path = os.path.join(spool, f"checkpoint-{key[:16]}.tar.zst")
+
+    def __init__(self, scratch: str, checkpoint: Checkpoint, description: Mapping[str, Any]) -> None:
+        self._scratch = scratch
+        self._root = os.path.realpath(scratch)
+        self._made = {INDEX: dumps({"v": 1, "checkpoints": [dict(description)]}).encode()}
+        if curves := earlier_curves(scratch):
+            self._made[EARLIER] = curves
+        entries = [TreeEntry(path, len(data), digest_bytes(data)) for path, data in self._made.items()]
+        with acting_as_owner(scratch):
+            entries += _entries(checkpoint.path, os.path.relpath(checkpoint.path, self._root))
+        self.tree = Tree(tuple(sorted(entries, key=lambda entry: entry.path)))
+
+    def open(self, entry: TreeEntry) -> BinaryIO:
+        """Open a file of the tree. Thread-safe. Caller closes."""
+        if entry.path in self._made:
+            return io.BytesIO(self._made[entry.path])
+        path = os.path.join(self._root, entry.path)
+        with acting_as_owner(self._scratch), translated(path):
+            return open_regular(path)
+
+
+def _entries(path: str, name: str) -> list[TreeEntry]:
+    if os.path.isdir(path):
+        return [
+            TreeEntry(f"{name}/{entry.path}", entry.size_bytes, entry.sha256, entry.executable, entry.link_to)
+            for entry, *_ in walk_tree(path)
+        ]
     with translated(path):
-        os.makedirs(spool, mode=0o700, exist_ok=True)
-    with writing(path, mode=0o600) as file, acting_as_owner(scratch):
-        bundle = pack(sources, file)
-    archive = Archive(path=path, tree=bundle.tree_digest, sha256=bundle.archive_sha256, size_bytes=bundle.archive_bytes)
-    return PackedCheckpoint(archive=archive, key=key, step=checkpoint.step, file=name)
-
-
-def _sources(path: str, name: str) -> list[PackSource]:
-    with translated(path):
-        info = os.lstat(path)
-    if not os.path.isdir(path):
-        entry = TreeEntry(name, info.st_size, NOT_HASHED)
-        return [PackSource(entry=entry, path=path, stamp=stamp_of(info))]
-    return [_source(walked, name) for walked in walk_tree(path, hasher=_unread)]
-
-
-def _source(walked: WalkedEntry, below: str) -> PackSource:
-    entry = walked.entry
-    if entry.link_to is not None:
-        return PackSource(
-            entry=TreeEntry(f"{below}/{entry.path}", entry.size_bytes, entry.sha256, link_to=entry.link_to)
-        )
-    placed = TreeEntry(f"{below}/{entry.path}", walked.info.st_size, NOT_HASHED, entry.executable)
-    return PackSource(entry=placed, path=walked.path, stamp=stamp_of(walked.info))
-
-
-def _unread(_path: str) -> tuple[Digest, int]:
-    return NOT_HASHED, 0
+        digest, size_bytes = hash_file(path)
+    return [TreeEntry(name, size_bytes, digest)]
 
 
 EVERY_S = 2.0
-_Look = tuple[int, int, int]
+_Stamp = tuple[int, int, int]
 
 
 @frozen
 class WatchedScratch:
-    """Where an attempt's checkpoints come to lie, and where they are packed."""
+    """Where an attempt saves its checkpoints."""
 
     root: str
     """Of all scratch folders."""
     run_id: str
-    """What they know the attempt by: its folder's name."""
-    spool: str
+    """The attempt's name in its scratch folders: that of its job folder."""
     every_s: float = EVERY_S
 
 
 class CheckpointShipper:
-    """Ships the checkpoints of one attempt, in a thread of its own from `begin` on."""
+    """Sends the checkpoints of one attempt, in a thread of its own from `begin` on.
 
-    def __init__(
+    `check_lease` raises `Unavailable` while the lease is over by this machine's clock.
+    """
+
+    def __init__(  # noqa: PLR0913 - what to send where, and what is called meanwhile
         self,
         watched: WatchedScratch,
         token: AttemptToken,
-        line: FleetConnection,
+        client: FleetClient,
         *,
         clock: Clock,
-        tell: Callable[[str], None] = lambda _: None,
+        check_lease: Callable[[], None],
+        log: Callable[[str], None],
         chance: Callable[[], float] | None = None,
     ) -> None:
         self._root = watched.root
         self._run_id = watched.run_id
         self._every_s = watched.every_s
-        self._spool = os.path.join(watched.spool, f"{token.job[:16]}-{token.attempt}")
         self._token = token
-        self._line = line
+        self._client = client
         self._clock = clock
-        self._tell = tell
-        self._pauses = TransferBackoff(chance=chance)
+        self._check_lease = check_lease
+        self._log = log
+        self._backoff = TransferBackoff(chance=chance)
         self._stop = threading.Event()
-        self._passage = TransferConnection(line=line, stop=self._stop, clock=clock, chance=chance)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        # How each index looked when its newest checkpoint was dealt with.
-        self._seen: dict[str, _Look] = {}
+        # The stamp of each index when its newest checkpoint was handled.
+        self._seen: dict[str, _Stamp] = {}
         self.pointed: CheckpointBody | None = None
-        """Where the job would go on now."""
+        """The checkpoint from which the job would continue now."""
         self.ended_by: StokerError | None = None
 
     def begin(self) -> None:
-        """Start to look, beside whatever else happens."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="stoker-checkpoints", daemon=True)
         self._thread.start()
 
     def ship(self) -> float:
-        """Ship the newest checkpoint that was not shipped yet, if there is one; give how long to wait before the next.
+        """Send the newest checkpoint that was not sent yet, if any; return the seconds to wait before the next call.
 
-        Raises nothing: what fails is tried again later, or told.
+        Raises nothing: what fails is tried again later, or logged.
         """
-        with self._turn:
-            for scratch, look in self._news():
+        with self._lock:
+            for scratch, stamp in self._changed():
                 owner = _owner(scratch)
                 try:
                     if not self._ship_from(scratch):
@@ -169,16 +162,16 @@ class CheckpointShipper:
                     return 0.0
                 except (StokerError, OSError) as error:
                     if isinstance(error, StokerError) and is_later(error):
-                        return self._pauses.failed()
+                        return self._backoff.failed()
                     if _owner(scratch) != owner:
-                        # It was taken back from the user who worked in it, under our hands.
+                        # The folder was taken back from the job's user meanwhile.
                         return 0.0
-                    self._tell(f"a checkpoint was not brought to the coordinator: {error}")
-                self._seen[scratch] = look
+                    self._log(f"a checkpoint was not sent to the coordinator: {error}")
+                self._seen[scratch] = stamp
         return self._every_s
 
     def settle(self, deadline_s: float) -> CheckpointBody | None:
-        """The attempt's process is gone: ship what it saved last, and give where the job continues.
+        """Send what the attempt saved last; call it after its process has ended. Return where the job continues.
 
         Gives up at `deadline_s` on the clock's monotonic scale.
         """
@@ -186,9 +179,9 @@ class CheckpointShipper:
         waiter.daemon = True
         waiter.start()
         try:
-            while not self._stop.is_set() and self._has_news():
+            while not self._stop.is_set() and self._has_changed():
                 pause_s = self.ship()
-                if self._has_news():
+                if self._has_changed():
                     self._stop.wait(pause_s)
         finally:
             waiter.cancel()
@@ -196,7 +189,7 @@ class CheckpointShipper:
         return self.pointed
 
     def close(self) -> None:
-        """Ship nothing more."""
+        """Stop sending."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self._every_s)
@@ -205,12 +198,12 @@ class CheckpointShipper:
         while not self._stop.wait(self.ship()):
             pass
 
-    def _has_news(self) -> bool:
-        with self._turn:
-            return bool(self._news())
+    def _has_changed(self) -> bool:
+        with self._lock:
+            return bool(self._changed())
 
-    def _news(self) -> list[tuple[str, _Look]]:
-        """Return the scratch folders of this attempt whose index is not as it was, and how it looks."""
+    def _changed(self) -> list[tuple[str, _Stamp]]:
+        """Return the scratch folders of this attempt whose index has changed, with its stamp."""
         try:
             names = sorted(name for name in os.listdir(self._root) if is_digest(name))
         except OSError:
@@ -218,42 +211,44 @@ class CheckpointShipper:
         found = []
         for name in names:
             scratch = os.path.join(self._root, name)
-            look = _look(os.path.join(scratch, INDEX))
-            if look is None or look == self._seen.get(scratch):
+            stamp = _stamp_of(os.path.join(scratch, INDEX))
+            if stamp is None or stamp == self._seen.get(scratch):
                 continue
             marker = look_at(scratch)
             if marker is not None and marker.run_id == self._run_id:
-                found.append((scratch, look))
+                found.append((scratch, stamp))
         return found
 
     def _ship_from(self, scratch: str) -> bool:
-        """Pack, send and point; False if somebody said stop on the way."""
+        """Send a checkpoint, then record it in the queue; return False if stopped meanwhile."""
+        key = Digest(os.path.basename(scratch))
         with acting_as_owner(scratch):
-            choice = choose_checkpoint(scratch, Digest(os.path.basename(scratch)))
+            choice = choose_checkpoint(scratch, key)
         for why in choice.refused:
-            self._tell(f"a checkpoint is not brought to the coordinator: {why}")
+            self._log(f"a checkpoint is not sent to the coordinator: {why}")
         if choice.checkpoint is None:
             return True
-        packed = pack_checkpoint(scratch, choice.checkpoint, choice.said, self._spool)
         try:
+            with heeding(self._check_stop):
+                files = CheckpointFiles(scratch, choice.checkpoint, choice.said)
+            tree = files.tree
             body = CheckpointBody(
-                scratch=packed.key,
-                tree=packed.archive.tree,
-                archive_sha256=packed.archive.sha256,
-                size_bytes=packed.archive.size_bytes,
-                step=packed.step,
+                scratch=key, tree=tree.digest(), size_bytes=tree.size_bytes, step=choice.checkpoint.step
             )
             if body == self.pointed:
                 return True
-            if send(self._passage, packed.archive) is ArchiveSendOutcome.STOPPED:
-                return False
-            token = self._token
-            self._line.checkpoint(token.job, PointCheckpoint(**token.fence(), checkpoint=body))
-            self._pauses.worked()
-            self.pointed = body
-        finally:
-            remove_tree(packed.archive.path)
+            send_tree(self._client, tree, files, stop=self._stop, waits_for_space=True)
+        except (ReadingStopped, Cancelled):
+            return False
+        self._check_lease()
+        self._client.checkpoint(self._token.job, PointCheckpoint(**self._token.fence(), checkpoint=body))
+        self._backoff.worked()
+        self.pointed = body
         return True
+
+    def _check_stop(self, _size_bytes: int) -> None:
+        if self._stop.is_set():
+            raise ReadingStopped
 
 
 def _owner(path: str) -> int | None:
@@ -263,7 +258,7 @@ def _owner(path: str) -> int | None:
         return None
 
 
-def _look(path: str) -> _Look | None:
+def _stamp_of(path: str) -> _Stamp | None:
     try:
         info = os.lstat(path)
     except OSError:
@@ -271,18 +266,17 @@ def _look(path: str) -> _Look | None:
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 
-# The other way: a checkpoint that lies with the coordinator, put where this machine's attempt will look for it.
+# A checkpoint that the coordinator has, put into the scratch folder of an attempt on this machine.
 #
-# It is unpacked beside the scratch folders, judged by the plan's own rule, and takes its place whole. Whoever opens the
-# folder finds that a run left it: that is all a marker has to say, so it does not matter which machine that was. What
-# this machine has itself, if it is as new, stays; so does a folder in which somebody works.
+# It is laid out beside the scratch folders, verified by the rule of the engine, and takes its place whole. Its marker
+# says that an earlier run left it. A local checkpoint that is as new stays; so does a folder in use.
 
 _ARRIVING = ".arriving"
 
 
 @frozen
 class CheckpointArrival:
-    """What became of a granted checkpoint."""
+    """Whether a granted checkpoint was placed, and why."""
 
     is_placed: bool
     why: str
@@ -290,12 +284,12 @@ class CheckpointArrival:
 
 @frozen
 class FetchCheckpoint:
-    """Fetch it."""
+    """Fetch the granted checkpoint."""
 
 
 @frozen
 class KeepLocalCheckpoint:
-    """What is here stays."""
+    """Keep what this machine has."""
 
     why: str
 
@@ -303,7 +297,7 @@ class KeepLocalCheckpoint:
 def decide_arrival(
     granted: CheckpointBody, own: Checkpoint | None, *, works_there: str
 ) -> FetchCheckpoint | KeepLocalCheckpoint:
-    """Decide whether a granted checkpoint takes the place of what this machine has."""
+    """Decide whether a granted checkpoint replaces what this machine has."""
     if works_there:
         return KeepLocalCheckpoint(why=works_there)
     if own is not None and own.step is not None and granted.step is not None and own.step >= granted.step:
@@ -311,55 +305,45 @@ def decide_arrival(
     return FetchCheckpoint()
 
 
-def bring_checkpoint(
-    passage: TransferConnection, granted: CheckpointBody, scratch_root: str, *, run_id: str, heed: Heed = lambda _: None
+def bring_checkpoint(  # noqa: PLR0913 - what, from where, to where, until when
+    client: FleetClient,
+    store: LocalStore,
+    granted: CheckpointBody,
+    scratch_root: str,
+    *,
+    run_id: str,
+    stop: DownloadStop,
+    clock: Clock,
+    heed: Heed = lambda _: None,
 ) -> CheckpointArrival:
-    """Fetch a granted checkpoint and put it where the attempt will look; before the attempt starts.
+    """Fetch a granted checkpoint and put it where the attempt will look; call it before the attempt starts.
 
-    `run_id` is only what the folder says of who left it; `heed` is told of every byte of the archive twice, as it comes
-    and as it is unpacked. Raises what fetching and unpacking raise, `NotVerified` if the
-    checkpoint is not what it says: an attempt may still start without it, from the beginning.
+    `run_id` is what the folder's marker says of its writer; `heed` is called with the size of everything that arrives,
+    and again when it is copied. Raises what `receive_tree` raises, and `NotVerified` if the checkpoint is invalid: an
+    attempt may still start without it, from the beginning.
     """
     if not is_digest(granted.scratch):
         raise BadInput(f"not the key of a scratch folder: {granted.scratch[:80]!r}")
     key = Digest(granted.scratch)
     scratch = scratch_path(scratch_root, key)
     own = choose_checkpoint(scratch, key).checkpoint if os.path.isdir(scratch) else None
-    decision = decide_arrival(granted, own, works_there=_who_works_in(scratch, run_id, passage.clock))
+    decision = decide_arrival(granted, own, works_there=_who_works_in(scratch, run_id, clock))
     if isinstance(decision, KeepLocalCheckpoint):
         return CheckpointArrival(is_placed=False, why=decision.why)
-    arriving = os.path.join(scratch_root, _ARRIVING)
-    path = receive(passage, granted.archive_sha256, granted.size_bytes, arriving, heed=heed)
-    folder = os.path.join(arriving, f"{key}-{os.urandom(6).hex()}")
+    record = receive_tree(CoordinatorSource(client), granted.tree, store, stop=stop, clock=clock, heed=heed)
+    folder = os.path.join(scratch_root, _ARRIVING, f"{key}-{os.urandom(6).hex()}")
     try:
-        with translated(path), open_regular(path) as archive:
-            unpacked = unpack(cast("BinaryIO", _Heeded(archive, heed)), folder)
-        if unpacked.tree.digest() != granted.tree:
-            raise NotVerified(f"checkpoint {granted.tree[:12]} unpacks to another tree", hint="it begins anew")
+        check_out(store, record, folder, heed=heed)
         choice = choose_checkpoint(folder, key)
         if choice.checkpoint is None:
             why = "; ".join(choice.refused) or "it has none"
-            raise NotVerified(f"checkpoint {granted.tree[:12]} can't be gone on from: {why}", hint="it begins anew")
-        hand_over(folder, run_id=run_id, me=mine(), clock=passage.clock)
+            raise NotVerified(f"checkpoint {granted.tree[:12]} can't be used: {why}", hint="the job starts at step 0")
+        hand_over(folder, run_id=run_id, me=mine(), clock=clock)
         _put_in_place(folder, scratch)
     finally:
         remove_tree(folder)
-        remove_tree(path)
     at = "" if granted.step is None else f" of step {granted.step}"
     return CheckpointArrival(is_placed=True, why=f"the checkpoint{at} that an earlier attempt left")
-
-
-class _Heeded:
-    """A file of which somebody hears how far it was read."""
-
-    def __init__(self, file: BinaryIO, heed: Heed) -> None:
-        self._file = file
-        self._heed = heed
-
-    def read(self, at_most_bytes: int) -> bytes:
-        data = self._file.read(at_most_bytes)
-        self._heed(len(data))
-        return data
 
 
 def _who_works_in(scratch: str, run_id: str, clock: Clock) -> str:
@@ -370,7 +354,7 @@ def _who_works_in(scratch: str, run_id: str, clock: Clock) -> str:
 
 
 def _put_in_place(folder: str, scratch: str) -> None:
-    # A crash between the two leaves nothing to go on from here; the coordinator still has it.
+    # After a crash between the two this machine has no checkpoint; the coordinator still has it.
     remove_tree(scratch)
     with translated(scratch):
         os.rename(folder, scratch)

@@ -10,7 +10,7 @@ import queue
 import random
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -23,33 +23,21 @@ from stoker.core.errors import (
     NoCoordinator,
     StaleLease,
     StokerError,
-    Unavailable,
     VersionSkew,
 )
 from stoker.core.frozen import frozen
-from stoker.core.leases import AttemptToken
+from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import (
-    CancelConfirmed,
     Claim,
     ClaimResponse,
-    Decline,
-    Fail,
-    Finish,
     Hello,
     LeaseReport,
     MachineInventory,
-    PointCheckpoint,
-    Release,
     Renewal,
-    RenewalResponse,
-    Start,
     Welcome,
     WorkerMeasurements,
-    WriteResponse,
 )
-from stoker.protocol.view_messages import FileList, FleetStatus, UploadResponse
-from stoker.transfer.trees.tree_sources import FleetConnection, IncomingObject, TransferBackoff, is_later
-from stoker.worker.exec_command import ExecConnection
+from stoker.transfer.trees.tree_sources import TransferBackoff, is_later
 from stoker.worker.worker_state import (
     ClaimAnswered,
     Happening,
@@ -59,28 +47,11 @@ from stoker.worker.worker_state import (
     WorkerRejected,
 )
 
-# The lines to a coordinator, as a worker uses them. `wire.client.FleetClient` is each of them; tests bring their own.
-#
-# Three, so that none waits for another: short words, long questions for work, and bytes.
-
-
-class CoordinatorConnection(Protocol):
-    """Short words. Each may be said again after a lost answer."""
-
-    def hello(self, hello: Hello) -> Welcome: ...
-    def claim(self, claim: Claim) -> ClaimResponse: ...
-    def renew(self, renewal: Renewal) -> RenewalResponse: ...
-    def start(self, job: str, said: Start) -> WriteResponse: ...
-    def decline(self, job: str, said: Decline) -> WriteResponse: ...
-    def release(self, job: str, said: Release) -> WriteResponse: ...
-    def finish(self, job: str, said: Finish) -> WriteResponse: ...
-    def fail(self, job: str, said: Fail) -> WriteResponse: ...
-    def cancelled(self, job: str, said: CancelConfirmed) -> WriteResponse: ...
-    def status(self) -> FleetStatus: ...
+# The connections of a worker to its coordinator: several, so that no request waits for another.
 
 
 class ClaimConnection(Protocol):
-    """A line for one long question; cut, it answers no more."""
+    """A connection for one long poll; `cut` ends it."""
 
     def claim(self, claim: Claim) -> ClaimResponse: ...
     def cut(self) -> None: ...
@@ -88,50 +59,17 @@ class ClaimConnection(Protocol):
 
 @frozen
 class WorkerConnections:
-    """All of them."""
+    """The connections of one worker."""
 
     url: str
-    words: CoordinatorConnection
-    bytes: FleetConnection
+    words: FleetClient
+    """For short requests."""
+    bytes: FleetClient
+    """For files, trees and checkpoints of attempts."""
     ask: Callable[[], ClaimConnection]
-    """Open a line for long questions."""
-    execs: ExecConnection | None = None
-    """For commands of operators; nothing: this worker runs none."""
-
-
-class LeaseGuardedConnection:
-    """The line for an attempt's bytes, silent while its lease is over by our own clock."""
-
-    def __init__(self, line: FleetConnection, may_speak: Callable[[AttemptToken], bool]) -> None:
-        self._line = line
-        self._may_speak = may_speak
-
-    def put_file(self, token: AttemptToken, path: str, data: bytes, *, offset: int) -> int:
-        self._hold(token)
-        return self._line.put_file(token, path, data, offset=offset)
-
-    def checkpoint(self, job: str, said: PointCheckpoint) -> WriteResponse:
-        self._hold(said.token(job))
-        return self._line.checkpoint(job, said)
-
-    def files(self, ref: str, *, attempt: int | None = None) -> FileList:
-        return self._line.files(ref, attempt=attempt)
-
-    def begin_upload(self, digest: str, size_bytes: int) -> UploadResponse:
-        return self._line.begin_upload(digest, size_bytes)
-
-    def append_upload(self, upload: str, data: bytes, *, offset: int) -> int:
-        return self._line.append_upload(upload, data, offset=offset)
-
-    def finish_upload(self, upload: str) -> UploadResponse:
-        return self._line.finish_upload(upload)
-
-    def get_object(self, sha256: str, *, offset: int = 0) -> AbstractContextManager[IncomingObject]:
-        return self._line.get_object(sha256, offset=offset)
-
-    def _hold(self, token: AttemptToken) -> None:
-        if not self._may_speak(token):
-            raise Unavailable("its lease is over by this machine's clock", hint="it is renewed, or dropped")
+    """Opens a connection for claims."""
+    execs: FleetClient | None = None
+    """For commands of operators; None: this worker runs none."""
 
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from stoker.protocol.lease_messages import Hello
 from stoker.protocol.operator_messages import EXEC
 from stoker.worker.actions import InstructionRunner, inherit
 from stoker.worker.attempt_process import AttemptSpawner, Worker, WorkerRuntime
-from stoker.worker.coordinator_calls import ClaimLoop, LeaseGuardedConnection
+from stoker.worker.coordinator_calls import ClaimLoop
 from stoker.worker.exec_command import Sessions
 from stoker.worker.job_users import USERS, UserPool
 from stoker.worker.machine_checks import DeviceChange, DeviceRedetection, why_closed
@@ -117,7 +117,6 @@ class Daemon:
                 environment=worker.machine.child_environment,
             ),
             users=self._open_users(journal),
-            line=LeaseGuardedConnection(worker.lines.bytes, self._may_speak),
             may_speak=self._may_speak,
             report=self._report,
         )

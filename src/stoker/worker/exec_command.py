@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Protocol
 
 from stoker.core.clock import Clock
 from stoker.core.errors import InternalError, LocalFile, NoPermission, ProcessLost, ProgramNotFound, StokerError
@@ -27,9 +26,9 @@ from stoker.host.interpreter import find_python, is_bare_python
 from stoker.host.processes import stop_group
 from stoker.host.user_switch import AttachedCommand, procs_files_of, take_seat
 from stoker.host.users import OtherUser
+from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import ExecCall
-from stoker.protocol.operator_messages import EXEC_PIECE_BYTES, OUT, ExecEnd, ExecInput, ExecListen
-from stoker.protocol.view_messages import DoneView
+from stoker.protocol.operator_messages import EXEC_PIECE_BYTES, OUT, ExecEnd, ExecListen
 from stoker.transfer.trees.tree_sources import TransferBackoff, is_later
 
 # Where a command runs beside a job: the folder, the variables, the limits and the user of the job's own program.
@@ -159,20 +158,10 @@ _LAST_READ_S = 0.2
 _LAST_TRIES = 3
 
 
-class ExecConnection(Protocol):
-    """What a session needs of a coordinator."""
-
-    def hear_exec(self, job: str, session: str, said: ExecListen) -> ExecInput: ...
-    def put_exec(
-        self, token: AttemptToken, session: str, data: bytes, *, stream: int, offset: int, wait_s: float
-    ) -> int: ...
-    def finish_exec(self, job: str, session: str, said: ExecEnd) -> DoneView: ...
-
-
 class ExecSession:
     """One session."""
 
-    def __init__(self, call: ExecCall, line: ExecConnection, clock: Clock) -> None:
+    def __init__(self, call: ExecCall, line: FleetClient, clock: Clock) -> None:
         self.call = call
         self.token = call.token()
         self._line = line
@@ -372,7 +361,7 @@ _REMEMBERED = 1000
 class Sessions:
     """A thread for each session."""
 
-    def __init__(self, line: ExecConnection, clock: Clock) -> None:
+    def __init__(self, line: FleetClient, clock: Clock) -> None:
         self._line = line
         self._clock = clock
         self._lock = threading.Lock()

@@ -12,10 +12,22 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from stoker.core.clock import Clock
-from stoker.core.errors import BadInput, Conflict, Forbidden, InternalError, Refused, StokerError, VersionSkew
+from stoker.core.digests import Tree
+from stoker.core.errors import (
+    BadInput,
+    Cancelled,
+    Conflict,
+    Damaged,
+    Forbidden,
+    InternalError,
+    NotFound,
+    Refused,
+    StokerError,
+    VersionSkew,
+)
 from stoker.core.job import JobState
 from stoker.core.leases import AttemptToken
 from stoker.core.retry import FailureCause
@@ -25,14 +37,15 @@ from stoker.host.durable import remove_tree, translated
 from stoker.host.writers import LogFile
 from stoker.jobs.job_folder import JobFolder, read_python
 from stoker.jobs.job_history import tell
-from stoker.jobs.result_archives import pack_result
+from stoker.jobs.results import parts_of_job
 from stoker.jobs.secret_mask import read_config
 from stoker.jobs.trials import KnownMetrics, TrialEnd, end_of, trials_of_job
 from stoker.protocol.lease_messages import CancelConfirmed, Decline, Fail, Finish, Grant, Release, Start
 from stoker.store.local_store import LocalStore
+from stoker.store.results import tree_of
 from stoker.transfer.mirror import AttemptFolderSync
-from stoker.transfer.trees.tree_sources import FleetConnection, TransferBackoff, TransferConnection
-from stoker.transfer.trees.tree_upload import Archive, ArchiveSendOutcome, send
+from stoker.transfer.trees.tree_sources import TransferBackoff
+from stoker.transfer.trees.tree_upload import StoreFileSource, send_tree
 from stoker.worker.assignment import AttemptEnd
 from stoker.worker.attempt_process import WorkerRuntime
 from stoker.worker.checkpoint_transfer import CheckpointShipper, WatchedScratch
@@ -45,29 +58,26 @@ from stoker.worker.worker_state import (
     WorkerRejected,
 )
 
-# What is said of an attempt that completed: its bundle, what it measured, its code, and where it ran.
-
 
 def finish_of(
-    grant: Grant, folder: JobFolder, end: AttemptEnd, archive: Archive, *, store: LocalStore, worker: str
+    grant: Grant, folder: JobFolder, end: AttemptEnd, tree: Tree, *, store: LocalStore, worker: str
 ) -> Finish:
-    """Return the word that points the job at its bundle, which lies with the coordinator already."""
+    """Return the message that records an attempt's result: its tree, metrics, code, and where it ran."""
     trial = trials_of_job(folder)[0]
-    told = KnownMetrics(store).added_to(end_of(trial, tell(read_status(folder.status_path)), frozenset()))
+    trial_end = KnownMetrics(store).added_to(end_of(trial, tell(read_status(folder.status_path)), frozenset()))
     code = read_config(folder).get("code")
     return Finish(
         **grant.token().fence(),
-        tree=archive.tree,
-        archive_sha256=archive.sha256,
-        size_bytes=archive.size_bytes,
-        metrics={name: float(value) for name, value in told.metrics.items()},
+        tree=tree.digest(),
+        size_bytes=tree.size_bytes,
+        metrics={name: float(value) for name, value in trial_end.metrics.items()},
         seconds=max(0.0, end.seconds),
         code={str(name): str(digest) for name, digest in code.items()} if isinstance(code, dict) else grant.spec.code,
-        facts=_facts(grant, folder, told, worker),
+        facts=_facts(grant, folder, trial_end, worker),
     )
 
 
-def _facts(grant: Grant, folder: JobFolder, told: TrialEnd, worker: str) -> dict[str, Any]:
+def _facts(grant: Grant, folder: JobFolder, trial_end: TrialEnd, worker: str) -> dict[str, Any]:
     facts = {
         "worker": worker,
         "run": folder.attempt,
@@ -77,9 +87,9 @@ def _facts(grant: Grant, folder: JobFolder, told: TrialEnd, worker: str) -> dict
         "code_tree": grant.spec.code_tree,
         "commit": grant.spec.commit,
         "data": data_facts(grant),
-        "was_known": told.is_kept,
-        "peak_bytes": told.peak_bytes,
-        "peak_gpu_bytes": told.peak_gpu_bytes,
+        "was_known": trial_end.is_kept,
+        "peak_bytes": trial_end.peak_bytes,
+        "peak_gpu_bytes": trial_end.peak_gpu_bytes,
     }
     return {name: value for name, value in facts.items() if value not in (None, "", [], {}, False)}
 
@@ -117,11 +127,16 @@ class AttemptReporter:
         """Begin to mirror what an attempt writes, and to ship what it saves."""
         runtime, worker = self._runtime, self._worker
         self._folder = folder
-        self._mirror = AttemptFolderSync(folder.path, self._token, runtime.line, clock=worker.clock)
+        client, check_lease = worker.lines.bytes, partial(runtime.check_lease, self._token)
+        self._mirror = AttemptFolderSync(folder.path, self._token, client, clock=worker.clock, check_lease=check_lease)
         self._mirror.begin()
-        watched = WatchedScratch(root=worker.scratch, run_id=folder.attempt, spool=runtime.journal.spool_folder)
         self._checkpoints = CheckpointShipper(
-            watched, self._token, runtime.line, clock=worker.clock, tell=self._tell_not_shipped
+            WatchedScratch(root=worker.scratch, run_id=folder.attempt),
+            self._token,
+            client,
+            clock=worker.clock,
+            check_lease=check_lease,
+            log=self._tell_not_shipped,
         )
         self._checkpoints.begin()
 
@@ -234,38 +249,27 @@ class AttemptReporter:
 
     def _finish(self, folder: JobFolder, end: AttemptEnd) -> bool:
         self._drain(wait_s=None)
+        worker, store = self._worker, self._worker.store()
         refusals = 0
         while True:
             try:
-                archive = self._pack(folder)
-            except StokerError as error:
-                # What it made is no longer whole here, or there is no room to pack it: it has to be made again.
-                return self._fail(FailureCause.IO, f"its result can't be packed: {error}", hint=error.hint, end=end)
+                parts = parts_of_job(store, folder, tell(read_status(folder.status_path)))
+                tree = tree_of(parts)
+                source = StoreFileSource(store, *(part.record for part in parts))
+                send_tree(worker.lines.bytes, tree, source, stop=self._stop, waits_for_space=True)
+            except Cancelled:
+                return False
+            except (BadInput, Damaged, NotFound) as error:
+                # The result is no longer whole here, or the coordinator does not accept it: the job has to run again.
+                return self._fail(FailureCause.IO, f"its result can't be sent: {error}", hint=error.hint, end=end)
+            finish = finish_of(self._grant, folder, end, tree, store=store, worker=worker.name)
             try:
-                return self._finish_with(folder, end, archive)
+                return self._say(lambda: worker.lines.words.finish(self._token.job, finish))  # noqa: B023 - called at once
             except Conflict:
-                # It is said to have no such bytes, though they were sent: it may have lost them.
+                # The coordinator lacks the tree, though it was sent: a prune may have removed it.
                 refusals += 1
                 if refusals == _MOST_REFUSALS:
                     raise
-            finally:
-                remove_tree(archive.path)
-
-    def _pack(self, folder: JobFolder) -> Archive:
-        spool = self._runtime.journal.spool_folder
-        with translated(spool):
-            os.makedirs(spool, mode=0o700, exist_ok=True)
-        return pack_result(self._worker.store(), folder, spool)
-
-    def _finish_with(self, folder: JobFolder, end: AttemptEnd, archive: Archive) -> bool:
-        runtime, worker = self._runtime, self._worker
-        if (
-            send(TransferConnection(line=runtime.line, stop=self._stop, clock=worker.clock), archive)
-            is ArchiveSendOutcome.STOPPED
-        ):
-            return False
-        said = finish_of(self._grant, folder, end, archive, store=worker.store(), worker=worker.name)
-        return self._say(lambda: worker.lines.words.finish(self._token.job, said))
 
     def _fail(self, cause: FailureCause, message: str, *, hint: str, end: AttemptEnd) -> bool:
         said = self._failure(cause, message, hint=hint, end=end)
@@ -328,10 +332,11 @@ _DRAIN_S = 2.0
 class PreparingLog:
     """One attempt's. Lines come from one thread at a time."""
 
-    def __init__(self, spool: str, token: AttemptToken, line: FleetConnection, clock: Clock) -> None:
-        self._folder = os.path.join(spool, f"preparing-{token.job[:16]}-{token.attempt}-{token.epoch}")
-        self._open: Callable[[], AttemptFolderSync] = lambda: AttemptFolderSync(self._folder, token, line, clock=clock)
-        self._clock = clock
+    def __init__(self, runtime: WorkerRuntime, token: AttemptToken) -> None:
+        name = f"preparing-{token.job[:16]}-{token.attempt}-{token.epoch}"
+        self._folder = os.path.join(runtime.journal.spool_folder, name)
+        self._runtime = runtime
+        self._token = token
         self._turn = threading.Lock()
         self._log: LogFile | None = None
         self._mirror: AttemptFolderSync | None = None
@@ -346,7 +351,13 @@ class PreparingLog:
                 with translated(logs):
                     os.makedirs(logs, mode=0o700, exist_ok=True)
                 self._log = LogFile(os.path.join(logs, "preparing.log"))
-                self._mirror = self._open()
+                self._mirror = AttemptFolderSync(
+                    self._folder,
+                    self._token,
+                    self._runtime.worker.lines.bytes,
+                    clock=self._runtime.worker.clock,
+                    check_lease=partial(self._runtime.check_lease, self._token),
+                )
                 self._mirror.begin()
             self._log.write(f"{text}\n".encode(errors="replace"))
 
@@ -357,6 +368,6 @@ class PreparingLog:
         if log is not None:
             log.close()
         if mirror is not None:
-            mirror.drain(self._clock.monotonic_s() + _DRAIN_S)
+            mirror.drain(self._runtime.worker.clock.monotonic_s() + _DRAIN_S)
             with suppress(StokerError):
                 remove_tree(self._folder)

@@ -10,10 +10,12 @@ import pytest
 
 from stoker.coordinator.storage.attempt_files import CoordinatorStorageLimits
 from stoker.coordinator.storage.models import IngestRecord, ModelView
-from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import BadInput, HashMismatch, NotFound, Refused, TooLarge, Unavailable
 from stoker.core.frozen import changed
+from stoker.store.archives.archive_members import listing_bytes
 from stoker.store.objects import PutOutcome
 
 DATA = b"an archive" * 100
@@ -23,7 +25,7 @@ JOB = "7" * 64
 
 @pytest.fixture
 def keeping(tmp_path):
-    keeping = LocalCoordinatorStorage(
+    keeping = CoordinatorStorage(
         str(tmp_path / "fleet"), FakeClock(), limits=CoordinatorStorageLimits(archive_bytes=5000)
     )
     yield keeping
@@ -61,7 +63,7 @@ def test_an_upload_is_its_owner_s_alone_also_for_another_process(keeping, tmp_pa
     theirs = bundles.begin(SHA, len(DATA), owner="person eve")
     assert (theirs.id != mine.id, theirs.offset) == (True, 0)
     keeping.close()
-    again = LocalCoordinatorStorage(
+    again = CoordinatorStorage(
         str(tmp_path / "fleet"), FakeClock(), limits=CoordinatorStorageLimits(archive_bytes=5000)
     ).bundles
     for other in ("person eve", "machine ada", ""):
@@ -108,16 +110,6 @@ def test_an_offset_that_is_not_where_the_upload_is_is_refused_with_the_right_one
     assert caught.value.data["offset"] == 10
 
 
-def test_system_a_s_workers_send_an_archive_in_one_stream(keeping):
-    assert keeping.bundles.put(SHA, io.BytesIO(DATA)) is PutOutcome.NEW
-    assert keeping.bundles.put(SHA, io.BytesIO(DATA)) is PutOutcome.KNOWN
-    with pytest.raises(HashMismatch):
-        keeping.bundles.put("1" * 64, io.BytesIO(DATA))
-    with pytest.raises(TooLarge):
-        keeping.bundles.put("1" * 64, io.BytesIO(b"x" * 5001))
-    assert [one.digest for one in keeping.objects.list()] == [SHA]
-
-
 def test_too_much_and_what_is_no_digest_is_refused_before_anything_is_touched(keeping):
     with pytest.raises(TooLarge):
         keeping.bundles.begin(SHA, 5001)
@@ -149,7 +141,6 @@ def test_what_is_being_removed_is_not_there_and_can_not_come_in(keeping):
         assert keeping.has_archive(SHA) is None
         for act in (
             lambda: keeping.bundles.begin(SHA, len(DATA)),
-            lambda: keeping.bundles.put(SHA, io.BytesIO(DATA)),
             lambda: keeping.bundles.finish(upload.id),
             lambda: keeping.bundles.removing(frozenset({SHA})).__enter__(),
         ):
@@ -166,6 +157,7 @@ INGEST = IngestRecord(
     mode="realistic",
     archive_sha256=SHA,
     tree="2" * 64,
+    listing="",
     size_bytes=len(DATA),
     at_s=5.0,
 )
@@ -186,16 +178,36 @@ def test_a_result_is_shown_by_model_and_mode_with_one_line_in_the_index(keeping)
     assert (row["job"], row["attempt"], row["sha256"], row["model"]) == (JOB, 1, SHA, "tabular/gbt")
 
 
+def test_the_files_of_a_tree_are_shown_as_links(keeping):
+    bring(keeping)
+    link = TreeEntry("last", 5, digest_bytes(b"a/one"), link_to="a/one")
+    tree = Tree((TreeEntry("a/one", len(DATA), Digest(SHA)), link))
+    listing = listing_bytes(tree)
+    keeping.objects.put(digest_bytes(listing), io.BytesIO(listing))
+    one = ingest(archive_sha256="", tree=tree.digest(), listing=digest_bytes(listing))
+    assert keeping.models.ingest(one)
+    assert not keeping.models.ingest(one)
+    folder = os.path.join(keeping.folder, "models", "tabular_gbt_realistic", tree.digest(), "bundle")
+    assert keeping.models.link_of(one) == folder
+    for path in ("a/one", "last"):
+        with open(os.path.join(folder, path), "rb") as file:
+            assert file.read() == DATA
+    (row,) = keeping.models.rows()
+    assert (row["sha256"], row["tree"]) == ("", tree.digest())
+    keeping.models.drop(frozenset({tree.digest()}))
+    assert os.listdir(os.path.join(keeping.folder, "models")) == [".lock", "index.jsonl"]
+
+
 def test_a_result_that_is_taken_in_again_changes_nothing_also_after_a_restart(keeping):
     bring(keeping)
     assert keeping.models.ingest(ingest())
     assert not keeping.models.ingest(ingest())
-    again = ModelView(keeping.models.folder, None)
+    again = ModelView(keeping.models.folder, keeping.models._place_of)
     assert not again.ingest(ingest())
     assert not again.ingest(ingest(attempt=3, at_s=4.0))
     assert again.ingest(ingest(attempt=2))
     assert again.ingest(ingest(job="8" * 64, at_s=6.0))
-    assert not ModelView(keeping.models.folder, None).ingest(ingest(attempt=2))
+    assert not ModelView(keeping.models.folder, keeping.models._place_of).ingest(ingest(attempt=2))
     assert [(row["attempt"], row["at_s"]) for row in again.rows()] == [(1, 5.0), (2, 5.0), (1, 6.0)]
 
 

@@ -9,60 +9,27 @@ import pytest
 
 from stoker.coordinator.storage.attempt_files import CoordinatorStorageLimits, limits_for
 from stoker.coordinator.storage.retention import CoordinatorPruner, QueueRecords, RetentionPolicy
-from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.coordinator.storage.tree_storage import (
     PINNED,
     WANTED,
     YOUNG,
     CoordinatorTrees,
-    QueueTrees,
     TreeRow,
     decide_trees,
+    keep_own_tree,
 )
 from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import BadInput, HashMismatch, NoSpace, NotFound, TooLarge, Unavailable
 from stoker.protocol.tree_messages import frame, read_frames
 from stoker.store.archives.archive_members import listing_bytes
+from tests.fakes.trees import MemoryTrees
 
 DAY_S = 86400.0
 MIB = 1 << 20
+ONE_FILE = Tree((TreeEntry("bundle", 200, digest_bytes(b"x" * 200)),))
 LIMITS = CoordinatorStorageLimits(tree_bytes=100 * MIB, tree_files=3, free_floor_bytes=10 * MIB)
-
-
-class Trees(QueueTrees):
-    """What a database says of trees."""
-
-    def __init__(self, clock):
-        self.clock = clock
-        self.rows = {}
-        self.needed = set()
-        self.before_keep = lambda: None
-
-    def find(self, tree):
-        return self.rows.get(tree)
-
-    def all(self):
-        return tuple(self.rows.values())
-
-    def keep(self, tree, *, listing, files, size_bytes):
-        self.before_keep()
-        now_s = self.clock.wall_s()
-        self.rows[tree] = TreeRow(
-            tree=tree, listing=listing, files=files, size_bytes=size_bytes, at_s=now_s, wanted_s=now_s, is_pinned=False
-        )
-
-    def want(self, tree):
-        return tree in self.rows
-
-    def drop(self, trees):
-        gone = {row.tree for row in trees if self.rows[row.tree].wanted_s <= row.wanted_s}
-        for tree in gone:
-            del self.rows[tree]
-        return frozenset(gone)
-
-    def wanted_by_jobs(self):
-        return frozenset(self.needed)
 
 
 class Results(QueueRecords):
@@ -77,7 +44,7 @@ class Results(QueueRecords):
     def mark_pruned(self, ids, *, by=""):
         return frozenset()
 
-    def named(self):
+    def named(self, *, but=frozenset()):
         return frozenset()
 
     def is_live(self, job):
@@ -88,8 +55,8 @@ class Desk:
     def __init__(self, folder):
         self.clock = FakeClock(SystemClock().wall_s() + 10.0)
         self.free = 1 << 40
-        self.keeping = LocalCoordinatorStorage(folder, self.clock, limits=LIMITS, free_bytes=lambda _: self.free)
-        self.trees = Trees(self.clock)
+        self.keeping = CoordinatorStorage(folder, self.clock, limits=LIMITS, free_bytes=lambda _: self.free)
+        self.trees = MemoryTrees(self.clock)
         self.contents = CoordinatorTrees(self.keeping, self.trees)
         self.pruning = CoordinatorPruner(self.keeping, Results(), self.contents)
 
@@ -253,7 +220,7 @@ def test_why_trees_stay_is_told():
         return TreeRow(tree=name, listing="", files=1, size_bytes=1, at_s=0.0, wanted_s=wanted_s, is_pinned=is_pinned)
 
     rows = [row("needed"), row("pinned", is_pinned=True), row("young", wanted_s=95.0), row("old")]
-    decision = decide_trees(rows, frozenset({"needed"}), unused_s=10.0, now_s=100.0)
+    decision = decide_trees(rows, frozenset({"needed"}), released={}, unused_s=10.0, now_s=100.0)
     assert [removal.row.tree for removal in decision.removals] == ["old"]
     assert decision.kept_by_reason == {WANTED: 1, PINNED: 1, YOUNG: 1}
 
@@ -277,7 +244,7 @@ def test_a_file_that_was_lost_can_come_again(desk):
         lambda desk: desk.keeping.append("a" * 64, 1, "logs/train.log", 0, b"x" * 200),
         lambda desk: desk.keeping.append("a" * 64, 1, "end.json", 0, b"x" * 200),
         lambda desk: desk.keeping.bundles.begin("a" * 64, 200, owner="machine lab1"),
-        lambda desk: desk.keeping.bundles.put("a" * 64, BytesIO(b"x" * 200), size_bytes=200),
+        lambda desk: keep_own_tree(desk.contents, desk.keeping.objects, ONE_FILE, lambda _: BytesIO(b"x" * 200), "m"),
         lambda desk: desk.keeping.bundles.append(desk.begun, 0, b"x" * 200),
         lambda desk: desk.contents.keep_tree(desk.listed[0], BytesIO(desk.listed[1])),
     ],
@@ -289,5 +256,5 @@ def test_whatever_is_kept_leaves_the_floor_of_the_disk_free(desk, keep):
     desk.listed = (tree.digest(), listing_bytes(tree))
     desk.begun = desk.keeping.bundles.begin("b" * 64, 200).id
     desk.free = LIMITS.free_floor_bytes + 199
-    with pytest.raises(NoSpace, match="have no room"):
+    with pytest.raises(NoSpace, match="do not fit"):
         keep(desk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from io import BytesIO
 
 import pytest
 
@@ -19,23 +20,28 @@ from stoker.coordinator.storage.retention import (
     decide_logs,
     decide_retention,
 )
-from stoker.coordinator.storage.storage import LocalCoordinatorStorage
-from stoker.coordinator.storage.tree_storage import PINNED
+from stoker.coordinator.storage.storage import CoordinatorStorage
+from stoker.coordinator.storage.tree_storage import PINNED, CoordinatorTrees
 from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.digests import Tree, TreeEntry, digest_bytes
 from stoker.core.errors import BadInput
 from stoker.core.frozen import changed
+from stoker.protocol.tree_messages import frame
+from stoker.store.archives.archive_members import listing_bytes
+from tests.fakes.trees import MemoryTrees
 
 NOW_S = 1_000_000.0
 DAY_S = 86400.0
 
 
-def row(id_, *, job="a", archive=None, size_bytes=10, days_old=0.0, is_pinned=False):
+def row(id_, *, job="a", tree="", archive=None, size_bytes=10, days_old=0.0, is_pinned=False):
     return BundleRow(
         id=id_,
         job=job * 64,
         name=job,
         attempt=id_,
-        archive_sha256=archive or f"{id_:064x}",
+        tree=tree,
+        archive_sha256=f"{id_:064x}" if archive is None else archive,
         size_bytes=size_bytes,
         at_s=NOW_S - days_old * DAY_S,
         is_pinned=is_pinned,
@@ -116,8 +122,9 @@ class Records(QueueRecords):
         self.pruned |= marked
         return marked
 
-    def named(self):
-        return frozenset({row.archive_sha256 for row in self.bundles()} | self.checkpoints)
+    def named(self, *, but=frozenset()):
+        rows = [row for row in self.bundles() if row.id not in but]
+        return frozenset({row.archive_sha256 for row in rows} | {row.tree for row in rows} | self.checkpoints)
 
     def is_live(self, job):
         return job in self.live
@@ -129,9 +136,11 @@ class House:
     def __init__(self, folder):
         # Objects know their age by the disk's own clock.
         self.clock = FakeClock(SystemClock().wall_s() + 10.0)
-        self.keeping = LocalCoordinatorStorage(folder, self.clock)
+        self.keeping = CoordinatorStorage(folder, self.clock)
         self.records = Records()
-        self.pruning = CoordinatorPruner(self.keeping, self.records)
+        self.rows = MemoryTrees(self.clock)
+        self.trees = CoordinatorTrees(self.keeping, self.rows)
+        self.pruning = CoordinatorPruner(self.keeping, self.records, self.trees)
 
     def bring(self, data):
         sha = hashlib.sha256(data).hexdigest()
@@ -153,11 +162,29 @@ class House:
             mode="",
             archive_sha256=sha,
             tree="",
+            listing="",
             size_bytes=5,
             at_s=id_,
         )
         self.keeping.models.ingest(ingest)
         return sha
+
+    def tree(self, *files):
+        """Bring a tree, and return its digest."""
+        tree = Tree(tuple(TreeEntry(f"f{n}", len(data), digest_bytes(data)) for n, data in enumerate(files)))
+        self.trees.keep_pack(b"".join(frame(digest_bytes(data), data) for data in files))
+        self.trees.keep_tree(tree.digest(), BytesIO(listing_bytes(tree)))
+        return tree.digest()
+
+    def tree_result(self, id_, *files, days_old=10):
+        digest, size_bytes = self.tree(*files), sum(map(len, files))
+        at_s = self.clock.wall_s()
+        self.records.rows.append(changed(row(id_, tree=digest, archive="", size_bytes=size_bytes), at_s=at_s))
+        self.clock.advance(days_old * DAY_S)
+        return digest
+
+    def has(self, data):
+        return self.keeping.has_archive(digest_bytes(data)) is not None
 
     def prune(self, **policy):
         return self.pruning.carry_out(self.pruning.look(RetentionPolicy(**policy)))
@@ -187,7 +214,7 @@ def test_records_are_marked_before_their_bytes_go(house):
     house.records.on_mark = lambda: seen.append(house.keeping.objects.size(sha))
     done = house.prune(older_than_s=DAY_S, keep_last=0)
     assert seen == [3]
-    assert (done.marked, done.archives, done.freed_bytes) == ((1,), 1, 3)
+    assert (done.marked, done.objects, done.freed_bytes) == ((1,), 1, 3)
     assert house.keeping.objects.size(sha) is None
     assert not os.path.lexists(os.path.join(house.keeping.models.folder, "gbt", sha))
     assert len(list(house.keeping.models.rows())) == 1
@@ -202,7 +229,7 @@ def test_what_was_pinned_or_named_again_meanwhile_stays(house):
 
     house.records.on_mark = meanwhile
     done = house.prune(older_than_s=DAY_S, keep_last=0)
-    assert (done.marked, done.archives) == ((2,), 0)
+    assert (done.marked, done.objects) == ((2,), 0)
     assert house.keeping.has_archive(pinned)
     assert house.keeping.has_archive(shared)
 
@@ -218,9 +245,9 @@ def test_nobody_can_point_at_bytes_on_their_way_out(house):
 def test_archives_that_nothing_names_go_once_they_are_old_enough(house):
     orphan, checkpoint = house.bring(b"orphan"), house.bring(b"checkpoint")
     house.records.checkpoints.add(checkpoint)
-    assert house.prune().archives == 0
+    assert house.prune().objects == 0
     house.clock.advance(ORPHAN_GRACE_S + 60)
-    assert house.prune().archives == 1
+    assert house.prune().objects == 1
     assert house.keeping.has_archive(orphan) is None
     assert house.keeping.has_archive(checkpoint)
 
@@ -241,3 +268,42 @@ def test_logs_of_jobs_that_are_over_go_and_those_of_living_ones_stay(house):
     assert done.logs == 1
     assert done.log_bytes >= 5
     assert list(house.keeping.attempt_files.jobs()) == ["b" * 64]
+
+
+def test_the_tree_of_a_removed_result_goes_at_once_but_for_files_that_others_need(house):
+    gone = house.tree_result(1, b"old weights", b"shared", days_old=0.1)
+    kept = house.tree(b"shared", b"code")
+    outlook = house.pruning.look(RetentionPolicy(older_than_s=60.0, keep_last=0))
+    assert [row.tree for row in outlook.trees.released] == [gone]
+    assert outlook.trees.removals == ()
+    done = house.pruning.carry_out(outlook)
+    assert done.freed_bytes == outlook.freed_bytes > len(b"old weights")
+    assert (set(house.rows.rows), done.marked, done.trees) == ({kept}, (1,), ())
+    assert not house.has(b"old weights")
+    assert house.has(b"shared")
+
+
+def test_trees_of_results_and_checkpoints_stay_however_long_nobody_submits_them(house):
+    result = house.tree_result(1, b"weights")
+    checkpoint, unused = house.tree(b"checkpoint"), house.tree(b"unused")
+    house.records.checkpoints.add(checkpoint)
+    house.clock.advance(100 * DAY_S)
+    assert house.prune().trees == (unused,)
+    assert set(house.rows.rows) == {result, checkpoint}
+    assert house.has(b"weights")
+    assert house.has(b"checkpoint")
+
+
+def test_a_tree_that_a_result_or_a_job_names_meanwhile_stays(house):
+    result = house.tree_result(1, b"weights")
+    house.records.on_mark = lambda: house.records.rows.append(row(2, tree=result, archive=""))
+    done = house.prune(older_than_s=DAY_S, keep_last=0)
+    assert (done.marked, set(house.rows.rows)) == ((1,), {result})
+    assert house.has(b"weights")
+
+
+def test_the_tree_of_a_removed_result_stays_if_a_submission_named_it_since(house):
+    result = house.tree_result(1, b"weights", days_old=3)
+    house.rows.rows[result] = changed(house.rows.rows[result], wanted_s=house.clock.wall_s() - 60.0)
+    done = house.prune(older_than_s=DAY_S, keep_last=0)
+    assert (done.marked, set(house.rows.rows)) == ((1,), {result})

@@ -47,6 +47,10 @@ WORKERS_TOO = [
     ("PATCH", "/v1/uploads/u1"),
     ("POST", "/v1/uploads/u1/finish"),
     ("POST", "/v1/contents/fetch"),
+    ("POST", "/v1/contents"),
+    ("POST", "/v1/contents/missing"),
+    ("POST", f"/v1/trees/{JOB}"),
+    ("PUT", f"/v1/trees/{JOB}"),
     ("GET", f"/v1/objects/{JOB}"),
     ("HEAD", f"/v1/objects/{JOB}"),
     ("GET", f"/v1/trees/{JOB}"),
@@ -58,9 +62,6 @@ BY_ROLE = [
     ("GET", "/v1/openapi.json", Role.READ),
     ("GET", "/v1/certificates", Role.READ),
     ("POST", "/v1/jobs", Role.SUBMIT),
-    ("POST", "/v1/contents", Role.SUBMIT),
-    ("POST", "/v1/contents/missing", Role.SUBMIT),
-    ("PUT", f"/v1/trees/{JOB}", Role.SUBMIT),
     ("POST", "/v1/jobs/a/cancel", Role.SUBMIT),
     ("POST", "/v1/jobs/cancel", Role.SUBMIT),
     ("POST", "/v1/jobs/a/requeue", Role.SUBMIT),
@@ -339,7 +340,7 @@ def test_a_page_of_another_address_may_post_nothing():
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"), [("1", 0), ("2", 412), ("0", 412), ("x", 400), ("", 400), ("-1", 400)]
+    ("version", "expected"), [("2", 0), ("1", 0), ("3", 412), ("0", 412), ("x", 400), ("", 400), ("-1", 400)]
 )
 def test_a_protocol_too_far_from_ours_is_refused(version: str, expected: int):
     assert status(HERE, "GET", "/v1/health", x_stoker_protocol=version) == expected

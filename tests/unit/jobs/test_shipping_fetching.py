@@ -6,20 +6,24 @@ import hashlib
 import io
 import os
 import tarfile
-import threading
 
 import pytest
 
 from stoker.api.fleet_job import FleetResult, fetch_result
-from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import SystemClock
-from stoker.core.errors import InvalidArchive, NotFound, NotVerified
+from stoker.core.digests import Tree, TreeEntry, digest_bytes
+from stoker.core.errors import HashMismatch, InvalidArchive, NotFound
 from stoker.core.frozen import changed
-from stoker.jobs.result_archives import pack_result
+from stoker.engine.journal import read_status
+from stoker.jobs.job_history import tell
+from stoker.jobs.results import parts_of_job
+from stoker.store.archives.archive_members import listing_bytes
+from stoker.store.archives.pack import write_bundle
 from stoker.store.local_store import LocalStore
+from stoker.store.results import lay_out, tree_of
 from stoker.store.trees import scan_tree
-from stoker.transfer.trees.tree_sources import TransferConnection
-from stoker.transfer.trees.tree_upload import send
+from stoker.transfer.trees.tree_upload import StoreFileSource, send_tree
 from tests.fakes.fleet_line import KeptLine
 
 CLOCK = SystemClock()
@@ -35,18 +39,16 @@ class Laptop:
         self.store.open()
 
     def get(self, wanted, into="out"):
-        passage = TransferConnection(line=self.line, stop=threading.Event(), clock=CLOCK, tries=2, chance=lambda: 0.0)
-        spool = str(self.top / "spool")
-        return fetch_result(passage, wanted, str(self.top / into), store=self.store, spool=spool)
+        part = fetch_result(self.line, wanted, self.store, clock=CLOCK)
+        return lay_out(self.store, [part], str(self.top / into))
 
     def left_over(self):
-        spool = self.top / "spool"
-        return [*os.listdir(self.store.places.staging), *(os.listdir(spool) if spool.is_dir() else ())]
+        return os.listdir(self.store.places.staging)
 
 
 @pytest.fixture
 def line(tmp_path):
-    keeping = LocalCoordinatorStorage(str(tmp_path / "fleet"), CLOCK)
+    keeping = CoordinatorStorage(str(tmp_path / "fleet"), CLOCK)
     yield KeptLine(keeping)
     keeping.close()
 
@@ -58,13 +60,21 @@ def laptop(tmp_path, line):
     laptop.store.close()
 
 
-@pytest.fixture
-def wanted(office, line, tmp_path):
-    done = office.run("test/blobs")
-    archive = pack_result(office.lab.store, done.folder, str(tmp_path / "spool"))
-    send(TransferConnection(line=line, stop=threading.Event(), clock=CLOCK), archive)
-    bundle = {"tree": archive.tree, "archive_sha256": archive.sha256, "size_bytes": archive.size_bytes}
+def parts_of(office, done):
+    return parts_of_job(office.lab.store, done.folder, tell(read_status(done.folder.status_path)))
+
+
+def result(tree, size_bytes):
+    bundle = {"tree": tree, "archive_sha256": "", "size_bytes": size_bytes}
     return FleetResult.of("blobs", "7" * 64, bundle, recipe="test/blobs", machine="desk")
+
+
+@pytest.fixture
+def wanted(office, line):
+    parts = parts_of(office, office.run("test/blobs"))
+    tree = tree_of(parts)
+    send_tree(line, tree, StoreFileSource(office.lab.store, *(part.record for part in parts)))
+    return result(tree.digest(), tree.size_bytes)
 
 
 def test_a_result_comes_as_plain_files(laptop, wanted):
@@ -92,10 +102,52 @@ def test_what_somebody_edited_is_kept_beside_the_new_one(laptop, wanted):
 
 
 def test_a_tree_that_is_another_than_the_coordinator_tells_is_not_believed(laptop, wanted):
-    with pytest.raises(NotVerified):
+    laptop.line.tree_listing = lambda _tree: laptop.line.trees.listing(wanted.tree)
+    with pytest.raises(HashMismatch):
         laptop.get(changed(wanted, tree="1" * 64))
     assert not (laptop.top / "out").exists()
     assert laptop.left_over() == []
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        TreeEntry("../../escaped", 1, digest_bytes(b"x")),
+        TreeEntry("/tmp/escaped", 1, digest_bytes(b"x")),
+        TreeEntry("way", 5, digest_bytes(b"../.."), link_to="../.."),
+    ],
+    ids=["climbs out", "absolute", "link out"],
+)
+def test_a_hostile_listing_is_refused(laptop, entry):
+    tree = Tree((entry,))
+    laptop.line.tree_listing = lambda _tree: listing_bytes(tree)
+    with pytest.raises(InvalidArchive):
+        laptop.get(result(tree.digest(), 1))
+    assert not (laptop.top / "out").exists()
+    assert not (laptop.top.parent / "escaped").exists()
+    assert laptop.left_over() == []
+
+
+# --- archives of an earlier version -----------------------------------------------------------
+
+
+def archived(line, tree, data):
+    sha = hashlib.sha256(data).hexdigest()
+    line.keeping.objects.put(sha, io.BytesIO(data))
+    line.rows.archives[tree] = sha
+
+
+def test_a_result_that_an_earlier_version_kept_as_an_archive_is_unpacked_once(office, laptop, tmp_path):
+    parts = parts_of(office, office.run("test/blobs"))
+    path = tmp_path / "bundle.tar.zst"
+    write_bundle(office.lab.store, parts, str(path), heed=lambda _: None)
+    tree = tree_of(parts).digest()
+    archived(laptop.line, tree, path.read_bytes())
+    assert laptop.line.trees.has(tree)
+    assert tree not in laptop.line.rows.rows
+    assert laptop.get(result(tree, 1)).files
+    assert tree in laptop.line.rows.rows
+    assert os.listdir(tmp_path / "fleet" / "store" / "staging") == []
 
 
 def _tar(*members):
@@ -123,14 +175,11 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", list(HOSTILE))
 def test_nothing_hostile_is_unpacked(laptop, name):
-    data = HOSTILE[name]
-    sha = hashlib.sha256(data).hexdigest()
-    laptop.line.keeping.bundles.put(sha, io.BytesIO(data))
-    hostile = FleetResult(name="bad", job="7" * 64, tree="1" * 64, archive_sha256=sha, size_bytes=len(data))
-    with pytest.raises(InvalidArchive):
-        laptop.get(hostile)
+    archived(laptop.line, "1" * 64, HOSTILE[name])
+    with pytest.raises((InvalidArchive, NotFound)):
+        laptop.get(result("1" * 64, 1))
     assert not (laptop.top / "out").exists()
-    assert not (laptop.top.parent / "escaped").exists()
+    assert not list(laptop.top.parent.rglob("escaped"))
     assert laptop.left_over() == []
 
 

@@ -95,7 +95,7 @@ def test_every_request_says_which_protocol_it_speaks_and_shows_the_token(serve):
     client, server = serve(lambda _asked: said({"machines": []}), token="secret")
     assert client.machines() == ()
     headers = server.asked[0].headers
-    assert headers["X-Stoker-Protocol"] == "1"
+    assert headers["X-Stoker-Protocol"] == "2"
     assert headers["X-Operator-Token"] == "secret"
 
 
@@ -199,37 +199,6 @@ def test_tagged_numbers_of_an_answer_are_read(serve):
     view = {**JOB_VIEW, "metrics": {"loss": math.inf}}
     client, _ = serve(lambda _asked: said({"jobs": [view]}))
     assert client.jobs().jobs[0].metrics == {"loss": math.inf}
-
-
-def test_bytes_of_an_object_are_streamed_from_an_offset(serve):
-    def answer(asked: Got) -> Said:
-        if asked.method == "HEAD":
-            return Said(headers={"Content-Length": "10"})
-        return Said(status=206, headers={"Content-Range": "bytes 4-9/10"}, body=b"456789")
-
-    client, server = serve(answer)
-    assert client.has_object("cd" * 32) == 10
-    with client.get_object("cd" * 32, offset=4) as stream:
-        assert (stream.offset, stream.length_bytes) == (4, 6)
-        assert stream.read(100) == b"456789"
-    assert server.asked[1].headers["Range"] == "bytes=4-"
-
-
-def test_a_server_without_ranges_gives_an_object_from_its_beginning(serve):
-    client, _ = serve(lambda _asked: Said(body=b"0123"))
-    with client.get_object("cd" * 32, offset=2) as stream:
-        assert stream.offset == 0
-
-
-def test_another_range_than_was_asked_for_is_refused(serve):
-    client, _ = serve(lambda _asked: Said(status=206, headers={"Content-Range": "bytes 0-3/10"}, body=b"0123"))
-    with pytest.raises(BadAnswer, match="different range"), client.get_object("cd" * 32, offset=4):
-        pass
-
-
-def test_an_object_that_is_not_there_is_nothing(serve):
-    client, _ = serve(lambda _asked: Said(status=404, headers={"X-Stoker-Protocol": "1"}))
-    assert client.has_object("cd" * 32) is None
 
 
 def test_a_piece_of_a_file_comes_with_what_is_known_of_the_whole(serve):

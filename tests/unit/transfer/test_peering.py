@@ -135,7 +135,7 @@ def test_nobody_is_asked_without_tls_in_a_fleet_of_several_machines(authority: A
     assert peer_opener(None, clock=CLOCK)(far) is None
     opened = peer_opener(None, clock=CLOCK)(near)
     assert opened is not None
-    opened[1].close()
+    opened.http.close()
 
 
 def test_nothing_listens_beyond_loopback_without_tls(store: LocalStore) -> None:
@@ -239,8 +239,8 @@ def test_machines_of_one_fleet_give_to_each_other_over_tls(store: LocalStore, au
         assert server.url.startswith("https://")
         opened = peer_opener(authority.identity("lab2"), clock=CLOCK)(TreeLocation(machine="lab1", url=server.url))
         assert opened is not None
-        line, transport = opened
-        with closing(transport):
+        line = opened
+        with closing(line.http):
             assert line.tree_listing(tree.digest()) == listing_bytes(tree)
             with line.fetch_contents([digest_bytes(b"small")]) as files:
                 assert list(files) == [(digest_bytes(b"small"), b"small")]
@@ -255,8 +255,8 @@ def test_another_machine_in_the_place_of_the_one_that_is_meant_is_refused(
     with serving(store, authority.identity("lab3")) as server:
         opened = peer_opener(authority.identity("lab2"), clock=CLOCK)(TreeLocation(machine="lab1", url=server.url))
         assert opened is not None
-        with closing(opened[1]), pytest.raises(NoCoordinator, match="lab3 responds instead of lab1"):
-            opened[0].tree_listing(tree.digest())
+        with closing(opened.http), pytest.raises(NoCoordinator, match="lab3 responds instead of lab1"):
+            opened.tree_listing(tree.digest())
 
 
 def test_strangers_are_refused_by_the_handshake(store: LocalStore, authority: Authority, tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_strangers_are_refused_by_the_handshake(store: LocalStore, authority: Au
         for identity in (theirs, stranger):
             opened = peer_opener(identity, clock=CLOCK)(TreeLocation(machine="lab1", url=server.url))
             assert opened is not None
-            with closing(opened[1]), pytest.raises(StokerError) as refused:
-                opened[0].tree_listing(tree.digest())
+            with closing(opened.http), pytest.raises(StokerError) as refused:
+                opened.tree_listing(tree.digest())
             assert isinstance(refused.value, NoCoordinator | NetworkFailed)
         host, _, port = server.url.removeprefix("https://").rpartition(":")
         context = ssl.create_default_context(cafile=str(authority.ca_file))
@@ -303,8 +303,8 @@ def test_strangers_who_say_nothing_take_no_machines_place(
             assert turned_away.recv(1) == b""
         opened = peer_opener(authority.identity("lab2"), clock=CLOCK)(TreeLocation(machine="lab1", url=server.url))
         assert opened is not None
-        with closing(opened[1]):
-            assert opened[0].tree_listing(tree.digest())
+        with closing(opened.http):
+            assert opened.tree_listing(tree.digest())
 
 
 def test_who_dribbles_a_handshake_is_cut(

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from stoker.coordinator.storage.attempt_files import AttemptFiles, CoordinatorStorageLimits
-from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import InternalError, LocalFile, NoCoordinator, NoSpace, NotFound, StaleLease
@@ -30,7 +30,7 @@ class Place:
         for name in ("logs", "metrics"):
             (self.run / name).mkdir(parents=True)
         self.clock = FakeClock()
-        self.keeping = LocalCoordinatorStorage(str(top / "fleet"), self.clock)
+        self.keeping = CoordinatorStorage(str(top / "fleet"), self.clock)
         self.line = KeptLine(self.keeping)
 
     def write(self, path, data):
@@ -40,7 +40,7 @@ class Place:
     def mirror(self, **more):
         settings = AttemptFolderSyncSettings(**({"longest_pause_s": 0.01} | more))
         return AttemptFolderSync(
-            str(self.run), TOKEN, self.line, clock=self.clock, settings=settings, chance=lambda: 0.0
+            str(self.run), TOKEN, self.line.client, clock=self.clock, settings=settings, chance=lambda: 0.0
         )
 
     def there(self, path):
@@ -180,7 +180,7 @@ def test_a_coordinator_in_trouble_is_asked_again_after_a_growing_pause(place, er
     place.line.before = lambda _call: error
     settings = AttemptFolderSyncSettings(longest_pause_s=4.0)
     mirror = AttemptFolderSync(
-        str(place.run), TOKEN, place.line, clock=place.clock, settings=settings, chance=lambda: 1.0
+        str(place.run), TOKEN, place.line.client, clock=place.clock, settings=settings, chance=lambda: 1.0
     )
     assert [mirror.ship() for _ in range(7)] == [0.2, 0.4, 0.8, 1.6, 3.2, 4.0, 4.0]
     place.line.before = lambda _call: None
@@ -289,7 +289,7 @@ def test_in_a_thread_it_ships_while_others_write_and_drains_when_they_are_done(p
     arrived = threading.Event()
     place.keeping.attempt_files.on_growth(lambda *_: arrived.set())
     settings = AttemptFolderSyncSettings(every_s=0.01)
-    mirror = AttemptFolderSync(str(place.run), TOKEN, place.line, clock=SystemClock(), settings=settings)
+    mirror = AttemptFolderSync(str(place.run), TOKEN, place.line.client, clock=SystemClock(), settings=settings)
     mirror.begin()
     place.write("logs/a.log", b"live")
     assert arrived.wait(30)

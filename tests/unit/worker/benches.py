@@ -20,11 +20,11 @@ from stoker.store.local_store import LocalStore
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.hub.client import Hub
 from stoker.transfer.peers.peer_server import PeerFiles, PeerServer
+from stoker.transfer.trees.tree_sources import CoordinatorSource
 from stoker.worker.preparation.input_check import LocalInputs
 from stoker.worker.preparation.input_fetch import InputFetcher, InputFetcherContext
 from stoker.worker.preparation.prepare_child import PrepareLine
 from stoker.worker.preparation.workspaces import DataCache, Workspaces, take_in
-from tests.fakes.origins import CoordinatorAlone
 from tests.unit.worker.tiny_wheels import maker_in
 from tests.unit.worker.worker_on_paper import grant
 
@@ -71,7 +71,7 @@ class MachineAlone:
             store=self.store,
             data=self.data,
             maker=self.maker,
-            origins=CoordinatorAlone(self.client, self._transport),
+            origins=CoordinatorSource(self.client),
             open_hub=self.open_hub,
             stop=self.stop,
             clock=self.clock,

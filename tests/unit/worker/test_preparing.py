@@ -23,7 +23,7 @@ from stoker.host.identity import mine, of_pid
 from stoker.jobs.pack.environment_files import gather
 from stoker.store.memo import digest_path
 from stoker.transfer.trees import tree_sources
-from stoker.transfer.trees.tree_sources import TransferBackoff
+from stoker.transfer.trees.tree_sources import CoordinatorSource, TransferBackoff
 from stoker.worker.environments.environment_cache import EnvironmentImpossible, EnvironmentReady, key_of
 from stoker.worker.preparation import input_fetch, workspaces
 from stoker.worker.preparation.input_check import InputStatus, PresentInputs, refusal_by_tree, what_is_missing
@@ -36,7 +36,6 @@ from stoker.worker.preparation.prepare_child import (
     SmallTrees,
     TreeActivity,
 )
-from tests.fakes.origins import CoordinatorAlone
 from tests.servers.relay import Relay
 from tests.unit.worker.benches import CLOCK, MachineAlone, files_in, giving, input_at, kept_tree, wanting
 from tests.unit.worker.tiny_wheels import locked_project, wheel
@@ -224,7 +223,7 @@ def test_little_code_comes_at_once_and_much_is_left_to_a_process(tmp_path: Path,
     trees = [kept_tree(one, desk.store) for one in (little, much)]
     with giving(desk.store) as url:
         lab = lab_in(tmp_path, url)
-        origins = CoordinatorAlone(lab.client, lab._transport)
+        origins = CoordinatorSource(lab.client)
         small = SmallTrees(store=lambda: lab.store, open_origins=lambda: _Open(origins), clock=CLOCK)
         never = threading.Event()
         assert [small.bring(tree, never) for tree in trees] == [True, False]
@@ -238,7 +237,7 @@ def test_what_is_brought_is_heeded_and_what_was_here_already_is_not(tmp_path: Pa
     heard: list[PrepareLine] = []
     with giving(desk.store) as url:
         lab = lab_in(tmp_path, url)
-        origins = CoordinatorAlone(lab.client, lab._transport)
+        origins = CoordinatorSource(lab.client)
         small = SmallTrees(store=lambda: lab.store, open_origins=lambda: _Open(origins), clock=CLOCK)
         program = PreparingProgram(argv=("false",), folder=str(tmp_path), environment=dict, clock=CLOCK)
         preparing = InputPreparer(here=lab.here, program=program, ticket=lambda _, user: b"", clock=CLOCK, small=small)
@@ -248,10 +247,10 @@ def test_what_is_brought_is_heeded_and_what_was_here_already_is_not(tmp_path: Pa
 
 
 class _Open:
-    def __init__(self, origins: CoordinatorAlone) -> None:
+    def __init__(self, origins: CoordinatorSource) -> None:
         self._origins = origins
 
-    def __enter__(self) -> CoordinatorAlone:
+    def __enter__(self) -> CoordinatorSource:
         return self._origins
 
     def __exit__(self, *_: object) -> None:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.digests import Digest, digest_bytes
-from stoker.core.errors import BadInput, NoCoordinator, NotFound, NotVerified, StaleLease
+from stoker.core.errors import BadInput, NoCoordinator, NotFound, NotVerified, StaleLease, Unavailable
 from stoker.core.frozen import changed
 from stoker.core.leases import AttemptToken
 from stoker.engine.metrics.attempt_metrics import EarlierCurves, Reports
 from stoker.engine.metrics.curves import curves
 from stoker.engine.scratch import choose_checkpoint, open_scratch, scratch_path
 from stoker.host.identity import mine
+from stoker.store.local_store import LocalStore
 from stoker.trainer.stoker_trainer import keep_checkpoint
-from stoker.transfer.trees.tree_sources import TransferConnection
+from stoker.transfer.download.types import DownloadStop
 from stoker.worker.checkpoint_transfer import CheckpointShipper, WatchedScratch, bring_checkpoint
 from tests.fakes.fleet_line import KeptLine
 
@@ -34,12 +34,14 @@ class Machine:
 
     def __init__(self, top, line, clock):
         self.root = str(top / "scratch")
-        self.spool = str(top / "spool")
+        self.store = LocalStore(str(top / "store"), clock=clock)
         self.work = top / "work"
         self.work.mkdir(parents=True)
+        self.store.open()
         self.line = line
         self.clock = clock
         self.told = []
+        self.check_lease = lambda: None
 
     def open(self, run_id):
         return open_scratch(scratch_path(self.root, KEY), run_id=run_id, me=mine(), clock=self.clock)
@@ -55,16 +57,20 @@ class Machine:
         keep_checkpoint(str(path), step, scratch.path, KEY)
 
     def shipper(self, run_id="run-1", clock=None, every_s=0.01):
-        watched = WatchedScratch(root=self.root, run_id=run_id, spool=self.spool, every_s=every_s)
         return CheckpointShipper(
-            watched, TOKEN, self.line, clock=clock or self.clock, tell=self.told.append, chance=lambda: 0.0
+            WatchedScratch(root=self.root, run_id=run_id, every_s=every_s),
+            TOKEN,
+            self.line,
+            clock=clock or self.clock,
+            check_lease=self.check_lease,
+            log=self.told.append,
+            chance=lambda: 0.0,
         )
 
     def bring(self, granted, run_id="fleet-2"):
-        passage = TransferConnection(
-            line=self.line, stop=threading.Event(), clock=self.clock, tries=1, chance=lambda: 0.0
+        return bring_checkpoint(
+            self.line, self.store, granted, self.root, run_id=run_id, stop=DownloadStop(), clock=self.clock
         )
-        return bring_checkpoint(passage, granted, self.root, run_id=run_id)
 
     def chosen(self):
         return choose_checkpoint(scratch_path(self.root, KEY), KEY).checkpoint
@@ -77,7 +83,7 @@ def clock():
 
 @pytest.fixture
 def line(tmp_path, clock):
-    keeping = LocalCoordinatorStorage(str(tmp_path / "fleet"), clock)
+    keeping = CoordinatorStorage(str(tmp_path / "fleet"), clock)
     yield KeptLine(keeping)
     keeping.close()
 
@@ -150,7 +156,8 @@ def test_only_the_newest_goes_and_it_goes_once(desk):
     desk.save(scratch, 4, b"4")
     shipper.ship()
     assert [said.checkpoint.step for said in desk.line.pointed] == [3, 4]
-    assert not os.path.isdir(desk.spool) or not any(files for _, _, files in os.walk(desk.spool))
+    # Of the last one only the new file and its index were sent.
+    assert desk.line.calls.count("send_pack") == 2
 
 
 def test_what_another_run_saved_is_not_this_attempt_s(desk):
@@ -166,11 +173,23 @@ def test_bytes_come_before_the_name_and_a_broken_line_is_tried_again(desk):
     desk.line.before = lambda call: NoCoordinator("cut") if call == "checkpoint" else None
     assert shipper.ship() > 0
     assert desk.line.pointed == []
-    assert desk.line.keeping.has_archive(next(iter(desk.line.keeping.objects.list())).digest)
+    assert len(desk.line.rows.rows) == 1
     desk.line.before = lambda _call: None
     shipper.ship()
     assert [said.checkpoint.step for said in desk.line.pointed] == [5]
-    assert desk.line.calls.index("finish_upload") < desk.line.calls.index("checkpoint")
+    assert desk.line.calls.index("keep_tree") < desk.line.calls.index("checkpoint")
+
+
+def test_nothing_is_pointed_at_while_the_lease_is_over_by_our_own_clock(desk):
+    desk.save(desk.open("run-1"), 5)
+
+    def over():
+        raise Unavailable("the lease is over")
+
+    desk.check_lease = over
+    shipper = desk.shipper()
+    assert shipper.ship() > 0
+    assert desk.line.pointed == []
 
 
 def test_a_checkpoint_that_is_not_what_was_saved_is_told_and_not_sent(desk):
@@ -232,7 +251,7 @@ def test_what_this_machine_has_itself_stays_if_it_is_as_new(desk, lab, granted):
     assert not arrived.is_placed
     assert "step 500" in arrived.why
     assert lab.chosen().step == 500
-    assert "get_object" not in lab.line.calls
+    assert "tree_listing" not in lab.line.calls
 
 
 def test_what_this_machine_has_is_replaced_if_it_is_older(lab, granted):
@@ -252,10 +271,8 @@ def test_a_folder_in_which_somebody_works_is_left_alone(lab, granted):
 
 
 def test_nothing_is_placed_that_is_not_what_was_granted(lab, granted):
-    with pytest.raises(NotVerified):
-        lab.bring(granted.model_copy(update={"tree": "1" * 64}))
     with pytest.raises(NotFound):
-        lab.bring(granted.model_copy(update={"archive_sha256": "1" * 64}))
+        lab.bring(granted.model_copy(update={"tree": "1" * 64}))
     with pytest.raises(BadInput):
         lab.bring(granted.model_copy(update={"scratch": "../../etc"}))
     with pytest.raises(NotVerified, match="another configuration"):

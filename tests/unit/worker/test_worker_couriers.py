@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from stoker.core.clock import SystemClock
-from stoker.core.errors import CorruptBytes, Forbidden, StaleLease, Unavailable
+from stoker.core.errors import CorruptBytes, Forbidden, StaleLease
 from stoker.core.job import JobState
 from stoker.core.leases import AttemptToken
 from stoker.jobs.job_folder import JobFolder
-from stoker.protocol.lease_messages import CheckpointBody, Claim, Grant, PointCheckpoint
+from stoker.protocol.client import FleetClient
+from stoker.protocol.lease_messages import Claim, Grant
 from stoker.store.local_store import LocalStore
+from stoker.transfer.mirror import AttemptFolderSync
 from stoker.worker.assignment import AttemptEnd
 from stoker.worker.attempt_process import WorkerRuntime
-from stoker.worker.coordinator_calls import LeaseGuardedConnection
 from stoker.worker.uploader import AttemptReporter
 from stoker.worker.worker_state import FinalReport, FinalReportKind, Happening, LeaseLost, WorkerRejected
 from tests.fakes.coordinator import FakeCoordinator
 
 COMPLETED = AttemptEnd(state=JobState.COMPLETED, seconds=2.0)
-CHECKPOINT = CheckpointBody(scratch="b" * 64, tree="c" * 64, archive_sha256="d" * 64, size_bytes=1)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def finishing(
     """A courier that is to bring a result, and what it reports."""
     reported: list[Happening] = []
     worker = SimpleNamespace(
-        lines=SimpleNamespace(words=fleet),
+        lines=SimpleNamespace(words=fleet, bytes=fleet),
         store=store,
         scratch=str(folder / "scratch"),
         clock=SystemClock(),
@@ -54,8 +54,8 @@ def finishing(
     runtime = SimpleNamespace(
         worker=worker,
         journal=SimpleNamespace(spool_folder=str(folder / "spool")),
-        line=fleet,
         may_speak=lambda _: True,
+        check_lease=lambda _: None,
         report=reported.append,
     )
     run = folder / "run-1"
@@ -106,30 +106,26 @@ def test_who_may_not_speak_at_all_ends(fleet: FakeCoordinator, tmp_path: Path):
     assert isinstance(reported[0], WorkerRejected)
 
 
-def put(line: LeaseGuardedConnection, token: AttemptToken) -> object:
-    return line.put_file(token, "logs/run.log", b"x", offset=0)
-
-
-def point(line: LeaseGuardedConnection, token: AttemptToken) -> object:
-    fence: dict[str, Any] = {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation}
-    return line.checkpoint(token.job, PointCheckpoint(**fence, checkpoint=CHECKPOINT))
-
-
-@pytest.mark.parametrize("write", [put, point], ids=["file", "checkpoint"])
+@pytest.mark.parametrize("is_ours", [True, False])
 def test_nothing_is_written_under_a_lease_that_is_over_by_our_clock(
-    fleet: FakeCoordinator, write: Callable[[LeaseGuardedConnection, AttemptToken], object]
+    fleet: FakeCoordinator, tmp_path: Path, is_ours: bool
 ):
     token = granted(fleet).token()
-    with pytest.raises(Unavailable, match="its lease is over"):
-        write(LeaseGuardedConnection(fleet, lambda _: False), token)
-    assert (fleet.files_there, fleet.told) == ({}, [])
     asked: list[AttemptToken] = []
-    write(LeaseGuardedConnection(fleet, lambda one: bool(asked.append(one)) or True), token)
-    assert asked == [token]
-    assert fleet.files_there or fleet.told
 
+    def may_speak(one: AttemptToken) -> bool:
+        asked.append(one)
+        return is_ours
 
-def test_bytes_under_their_digest_need_no_lease(fleet: FakeCoordinator):
-    line = LeaseGuardedConnection(fleet, lambda _: False)
-    upload = line.begin_upload("e" * 64, 3)
-    assert line.append_upload(upload.id, b"abc", offset=0) == 3
+    runtime = cast(WorkerRuntime, SimpleNamespace(may_speak=may_speak))
+    (tmp_path / "a.log").write_bytes(b"x")
+    mirror = AttemptFolderSync(
+        str(tmp_path),
+        token,
+        cast(FleetClient, fleet),
+        clock=SystemClock(),
+        check_lease=lambda: WorkerRuntime.check_lease(runtime, token),
+    )
+    mirror.ship()
+    assert set(asked) == {token}
+    assert bool(fleet.files_there) is is_ours

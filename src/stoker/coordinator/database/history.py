@@ -428,18 +428,19 @@ class _Checking:
             return
         for bundle in bundles:
             if bundle["pruned_s"] is None:
-                self._bytes_are_there(bundle["archive_sha256"], bundle["size_bytes"], "its result", bundle)
+                self._bytes_are_there(bundle, "its result", bundle)
         checkpoint = loads(job["checkpoint"]) if job["checkpoint"] else {}
         # Of a job that has ended it may be pruned.
         if checkpoint and not JobState(job["state"]).is_terminal:
-            self._bytes_are_there(checkpoint["archive_sha256"], checkpoint["size_bytes"], "its checkpoint", job)
+            self._bytes_are_there(checkpoint, "its checkpoint", job)
 
-    def _bytes_are_there(self, sha256: str, size_bytes: int, what: str, row: Row) -> None:
-        has = self.has_object(sha256) if self.has_object is not None else size_bytes
+    def _bytes_are_there(self, recorded: Row, what: str, row: Row) -> None:
+        digest, size_bytes = recorded["archive_sha256"] or recorded["tree"], recorded["size_bytes"]
+        has = self.has_object(digest) if self.has_object is not None else size_bytes
         if has is None:
-            self.say("bundle_has_bytes", f"{what} {sha256[:12]} is recorded, but its bytes are missing", row)
+            self.say("bundle_has_bytes", f"{what} {digest[:12]} is recorded, but its bytes are missing", row)
         elif has != size_bytes:
-            self.say("bundle_has_bytes", f"{what} {sha256[:12]} has {has} bytes instead of {size_bytes}", row)
+            self.say("bundle_has_bytes", f"{what} {digest[:12]} has {has} bytes instead of {size_bytes}", row)
 
 
 def _untold(history: JobHistory) -> DroppedHistoryState | None:

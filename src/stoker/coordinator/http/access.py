@@ -68,6 +68,8 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("PUT", r"/v1/model/.*", _WORKERS),
     ("POST|PATCH", r"/v1/uploads(?:/.*)?", _SUBMITTERS_AND_WORKERS),
     ("POST", r"/v1/contents/fetch", _READERS_AND_WORKERS),
+    ("POST", r"/v1/contents(?:/missing)?", _SUBMITTERS_AND_WORKERS),
+    ("POST|PUT", r"/v1/trees/.*", _SUBMITTERS_AND_WORKERS),
     ("GET|HEAD", r"/v1/(?:objects|trees)/.*", _READERS_AND_WORKERS),
     # The number of pending jobs: for a worker that exits when none is left.
     ("GET", r"/v1/status", _READERS_AND_WORKERS),
@@ -80,8 +82,7 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("GET|HEAD", r".*", _BY_ROLE[Role.READ]),
     # Of single jobs: the route itself needs more for a webhook of everything.
     ("POST", r"/v1/hooks", _BY_ROLE[Role.SUBMIT]),
-    ("POST", r"/v1/(?:jobs|contents(?:/.*)?)", _BY_ROLE[Role.SUBMIT]),
-    ("POST|PUT", r"/v1/trees/.*", _BY_ROLE[Role.SUBMIT]),
+    ("POST", r"/v1/jobs", _BY_ROLE[Role.SUBMIT]),
     # Of one's own jobs: the queue refuses jobs of others for this role.
     ("POST", r"/v1/jobs/(?:[^/]+/)?(?:cancel|requeue|priority)", _BY_ROLE[Role.SUBMIT]),
     ("POST", r"/v1/jobs/.*", _BY_ROLE[Role.OPERATE]),

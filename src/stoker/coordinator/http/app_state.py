@@ -20,9 +20,9 @@ from stoker.coordinator.queue.commands import Answer, Command, NoteTokens, Submi
 from stoker.coordinator.queue.writer import Queue
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import Clock
-from stoker.core.errors import StokerError
+from stoker.core.errors import StaleLease, StokerError
 from stoker.core.frozen import frozen
-from stoker.core.leases import FleetTimes
+from stoker.core.leases import FleetTimes, Principal, Role
 from stoker.protocol.job_messages import Submission, SubmissionResponse
 from stoker.protocol.lease_messages import Claim, ClaimResponse
 from stoker.protocol.view_messages import DoneView
@@ -281,6 +281,11 @@ class ServiceContext:
         queue.on_change(self.counter.bring_change)
         queue.on_wish(self._call_machines)
         keeping.attempt_files.on_growth(self.followers.grew)
+
+    def check_any_lease(self, who: Principal) -> None:
+        """Raise `StaleLease` for a machine that can have nothing to send: it holds no lease, nor lost one recently."""
+        if who.role is Role.WORKER and who.name and not self.queue.may_send(who.name):
+            raise StaleLease(f"{who.name} holds no lease, so it has nothing to send", hint="claim a job first")
 
     async def ask(self, command: Command) -> Any:
         """Ask the queue."""

@@ -149,7 +149,7 @@ class FileRoutes:
 
     async def begin(self, asked: UploadRequest, who: Who) -> Response:
         """Begin an upload, or go on with one: the answer says from where, or that the bytes are known."""
-        self._check_any_lease(who)
+        self._office.check_any_lease(who)
         bundles = self._office.keeping.bundles
         begun = await self._office.keep(bundles.begin, asked.digest, asked.size_bytes, owner=owner_of(who))
         return answer(UploadResponse(id=begun.id, offset=begun.offset, is_known=begun.is_known))
@@ -157,7 +157,7 @@ class FileRoutes:
     async def append(self, request: Request, who: Who, upload: str, offset: Offset) -> Response:
         """Add bytes to an upload of one's own, at most 8 MiB."""
         bundles = self._office.keeping.bundles
-        self._check_any_lease(who)
+        self._office.check_any_lease(who)
         await self._office.keep(bundles.upload, upload, owner=owner_of(who))
         data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
         size_bytes = await self._office.keep(bundles.append, upload, offset, data, owner=owner_of(who))
@@ -195,13 +195,6 @@ class FileRoutes:
         if not self._office.queue.is_current(token, who.name):
             job = token.job
             raise StaleLease(f"attempt {token.attempt} of job {job[:12]} is over", hint="drop what it made", job=job)
-
-    def _check_any_lease(self, who: Principal) -> None:
-        """Raise `StaleLease` for a machine that can have nothing to send: it holds no lease, nor lost one of late."""
-        if who.role is Role.WORKER and who.name and not self._office.queue.may_send(who.name):
-            raise StaleLease(
-                f"{who.name} holds no lease: there is nothing that it could send", hint="claim a job first"
-            )
 
     async def _rest(self, place: tuple[str, int, str], offset: int, length: int, piece: bytes) -> AsyncIterator[bytes]:
         """Yield bytes of a file, the first of which were read: the next ones once those were taken."""

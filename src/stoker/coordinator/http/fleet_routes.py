@@ -28,6 +28,7 @@ from stoker.coordinator.queue.commands import (
     OpenMachine,
 )
 from stoker.coordinator.queue.reader import WebhookRow
+from stoker.coordinator.storage.tree_storage import stored_sizes
 from stoker.core.errors import BadInput, Forbidden, NotFound
 from stoker.core.frozen import changed
 from stoker.core.jsontext import dumps
@@ -278,7 +279,7 @@ class HealthRoutes:
                 context.reader.database,
                 most=jobs,
                 budgets=context.queue.budgets,
-                has_object=context.keeping.has_archive,
+                has_object=stored_sizes(context.keeping, context.reader.database),
             )
         return answer(
             HistoryCheck(

@@ -368,7 +368,7 @@ class CoordinatorService:
             FleetRoutes(context).router,
             RetentionRoutes(context, contents).router,
             ContentRoutes(context, contents, sources).router,
-            SystemARoutes(context, rules.token or secrets.token_bytes(32)).router,
+            SystemARoutes(context, contents, rules.token or secrets.token_bytes(32)).router,
             EnrolmentRoutes(context, parts.enrolment).router,
             TokenRoutes(context).router,
             ExecRoutes(context).router,

@@ -2,7 +2,7 @@
 
 Its workers have no credentials: on loopback, without TLS, any process may claim jobs. They send what their machine has
 with every claim and know neither incarnations nor epochs. The incarnation is therefore the host's name, and a claim has
-an `id` that fences it. A model is the worker's own archive, stored as the one file of a result. `GET /v1/jobs` and
+an `id` that fences it. A model is the worker's own archive, stored as the one file of a tree. `GET /v1/jobs` and
 `GET /v1/health` are ours.
 """
 
@@ -14,7 +14,7 @@ import secrets
 import threading
 from collections.abc import Mapping
 from hashlib import sha256
-from tempfile import NamedTemporaryFile, TemporaryFile
+from tempfile import NamedTemporaryFile
 from typing import IO, Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Request, Response
@@ -33,13 +33,15 @@ from stoker.coordinator.http.http_messages import (
     raw,
 )
 from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Write
+from stoker.coordinator.storage.tree_storage import CoordinatorTrees, keep_own_tree
 from stoker.core.capability import capability_from_dict
-from stoker.core.digests import Digest, TreeEntry, digest_value
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_value
 from stoker.core.errors import BadInput, Conflict, Forbidden, NotFound, Refused, StaleLease
 from stoker.core.frozen import frozen
 from stoker.core.leases import SYSTEM_A, AttemptToken, Principal
 from stoker.core.retry import FailureCause
 from stoker.core.text import NODE_NAME_RULE, is_node_name
+from stoker.host.durable import open_regular
 from stoker.protocol.codec import WireMessage
 from stoker.protocol.lease_messages import (
     Claim,
@@ -58,7 +60,6 @@ from stoker.protocol.lease_messages import (
     WorkerMeasurements,
 )
 from stoker.protocol.view_messages import AttemptView, DoneView
-from stoker.store.archives.pack import PackSource, pack
 
 # What workers of system A send and get, translated from and to our own messages. Pure.
 #
@@ -244,7 +245,7 @@ def _bytes(gib: object) -> int | None:
 
 
 BUNDLE = "bundle"
-"""What the worker's archive is called inside ours."""
+"""The path of the worker's archive in its tree."""
 OUTPUT = "logs/output.log"
 """The file of an attempt that has what its heartbeats brought."""
 _PIECE_BYTES = 1024 * 1024
@@ -257,24 +258,23 @@ ClaimId = Annotated[str, Path(max_length=200, description="The `id` of a claim")
 
 
 @frozen
-class SystemABundle:
-    """A worker's archive, kept as a bundle of ours."""
+class SystemAModel:
+    """A worker's archive, stored as the one file of a tree."""
 
     sha256: str
-    """Of the bytes that the worker sent."""
     tree: Digest
-    archive_sha256: Digest
     size_bytes: int
 
 
 class SystemARoutes:
     """Answers them. `secret` makes the ids of claims; it stays the same when the coordinator starts again."""
 
-    def __init__(self, office: ServiceContext, secret: bytes) -> None:
+    def __init__(self, office: ServiceContext, contents: CoordinatorTrees, secret: bytes) -> None:
         self._office = office
+        self._contents = contents
         self._secret = secret
         self._greeted: dict[str, str] = {}
-        self._models: dict[tuple[AttemptToken, str], SystemABundle] = {}
+        self._models: dict[tuple[AttemptToken, str], SystemAModel] = {}
         """By lease and digest, in the order in which they came."""
         self._output = threading.Lock()
         self.router = APIRouter(tags=["system A"])
@@ -359,7 +359,7 @@ class SystemARoutes:
             epoch=token.epoch,
             generation=token.generation,
             tree=kept.tree,
-            archive_sha256=kept.archive_sha256,
+            archive_sha256=kept.sha256,
             size_bytes=kept.size_bytes,
             metrics=said.metrics,
             seconds=said.seconds,
@@ -495,18 +495,19 @@ class SystemARoutes:
         if not self._office.queue.is_current(token, attempt.machine):
             raise _over(token.job)
 
-    def _model(self, token: AttemptToken, digest: str) -> SystemABundle | None:
+    def _model(self, token: AttemptToken, digest: str) -> SystemAModel | None:
         """Return the model that was sent under a lease: that of a digest, or the last one."""
         sent = [kept for (of, _), kept in self._models.items() if of == token and digest in ("", kept.sha256)]
         return sent[-1] if sent else None
 
-    async def _known(self, digest: str) -> SystemABundle | None:
+    async def _known(self, digest: str) -> SystemAModel | None:
         """Return a model that was sent before and is still here: what no job came to point at may have been pruned."""
         office = self._office
         for kept in self._models.values():
             if kept.sha256 == digest:
-                is_here = await office.keep(office.keeping.has_archive, kept.archive_sha256) is not None
-                return kept if is_here else None
+                if await office.keep(office.keeping.has_archive, digest) is None:
+                    self._contents.missed(digest)
+                return kept if await office.keep(self._contents.want, kept.tree) is not None else None
         return None
 
     def _keep_output(self, token: AttemptToken, lines: tuple[str, ...]) -> None:
@@ -527,20 +528,12 @@ class SystemARoutes:
             await self._office.keep(spool.write, piece)
         return digest.hexdigest(), size_bytes
 
-    def _keep(self, path: str, digest: Digest, size_bytes: int) -> SystemABundle:
-        """Pack an archive of theirs as the one file of a bundle of ours."""
-        office = self._office
-        entry = TreeEntry(BUNDLE, size_bytes, digest)
-        with TemporaryFile(dir=office.keeping.folder) as packed:
-            bundle = pack([PackSource(entry=entry, path=path)], packed)
-            packed.seek(0)
-            office.keeping.bundles.put(bundle.archive_sha256, packed, size_bytes=bundle.archive_bytes)
-        return SystemABundle(
-            sha256=digest,
-            tree=bundle.tree_digest,
-            archive_sha256=bundle.archive_sha256,
-            size_bytes=bundle.archive_bytes,
-        )
+    def _keep(self, path: str, digest: Digest, size_bytes: int) -> SystemAModel:
+        """Store an archive of theirs as the one file of a tree."""
+        tree = Tree((TreeEntry(BUNDLE, size_bytes, digest),))
+        objects, shown = self._office.keeping.objects, f"model {digest[:12]}"
+        keep_own_tree(self._contents, objects, tree, lambda _: open_regular(path), shown)
+        return SystemAModel(sha256=digest, tree=tree.digest(), size_bytes=size_bytes)
 
 
 def _over(job: str) -> StaleLease:

@@ -294,8 +294,9 @@ class ContentRoutes:
         add("/v1/contents/fetch", self.fetch, methods=["POST"], **found)
         add("/v1/sources", self.sources, methods=["POST"], response_model=SourcesResponse)
 
-    async def want(self, tree: TreeDigest, asked: TreeRequest) -> Response:
-        """Announce that jobs will need a tree: it is kept if it is here; if not, whether it may come."""
+    async def want(self, tree: TreeDigest, asked: TreeRequest, who: Who) -> Response:
+        """Announce a tree that jobs need, or made: it is kept if it is here; if not, this says whether it may come."""
+        self._office.check_any_lease(who)
         found = await self._office.keep(self._contents.want, tree, files=asked.files, size_bytes=asked.size_bytes)
         held_by = self._sources.machines_with(tree)
         if found is None:
@@ -303,8 +304,9 @@ class ContentRoutes:
             return answer(view)
         return answer(TreeView(tree=tree, files=found.files, size_bytes=found.size_bytes, held_by=held_by))
 
-    async def keep(self, request: Request, tree: TreeDigest) -> Response:
+    async def keep(self, request: Request, tree: TreeDigest, who: Who) -> Response:
         """Take a tree's listing. The tree is here if all its files are; if some are not, it is not, and is not kept."""
+        self._office.check_any_lease(who)
         office, headers = self._office, headers_of(request.scope)
         body = spooled(request.receive, headers, MOST_LISTING_BYTES, disk=office.keeping, keep=office.keep)
         async with body as file, self._listings:
@@ -318,13 +320,15 @@ class ContentRoutes:
         headers = {**HEADERS, "content-length": str(length)}
         return StreamingResponse(self._office.pieces(stream), 200, headers, media_type="application/json")
 
-    async def missing(self, asked: DigestsRequest) -> Response:
+    async def missing(self, asked: DigestsRequest, who: Who) -> Response:
         """Return which files are not here; those that are about to come are refused at once where they have no room."""
+        self._office.check_any_lease(who)
         lacking = await self._office.keep(self._contents.missing, asked.digests, asked.sizes)
         return answer(MissingDigests(digests=lacking))
 
-    async def take(self, request: Request) -> Response:
+    async def take(self, request: Request, who: Who) -> Response:
         """Take small files in: for each its digest (32 bytes), its size (8 bytes, big-endian) and its bytes."""
+        self._office.check_any_lease(who)
         data = await read_body(request.receive, headers_of(request.scope), PACK_BYTES)
         kept, known = await self._office.keep(self._contents.keep_pack, data)
         return answer(PackResponse(kept=kept, known=known))

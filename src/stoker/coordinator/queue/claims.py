@@ -187,6 +187,15 @@ def _write_grant(turn: WriterTransaction, machine: RegisteredMachine, live: Live
     turn.tell_live(FleetKinds.JOB_GRANTED, live, fields, to_state=JobState.CLAIMED.value)
 
 
+def _granted_checkpoint(checkpoint: str) -> dict[str, Any]:
+    """Return a checkpoint as it is granted.
+
+    A worker of protocol 1 needs the digest of an archive. It finds none under the tree's digest, and starts at step 0.
+    """
+    body: dict[str, Any] = loads(checkpoint)
+    return {**body, "archive_sha256": body["archive_sha256"] or body["tree"]}
+
+
 def _grant_of(turn: WriterTransaction, live: LiveLease, spec: dict[str, Any], checkpoint: str) -> Grant:
     needs = spec.get("requirements", {})
     allocation = live.allocation
@@ -202,7 +211,7 @@ def _grant_of(turn: WriterTransaction, live: LiveLease, spec: dict[str, Any], ch
         "base_bytes": needs.get("base_bytes", 0) if allocation.is_shared else 0,
         "ram_bytes": needs.get("ram_bytes", 0),
         "cores": needs.get("cores", 0),
-        "checkpoint": loads(checkpoint) if checkpoint else None,
+        "checkpoint": _granted_checkpoint(checkpoint) if checkpoint else None,
         "lease_s": turn.pace.lease_s,
         "start_s": turn.setting.times.start_s,
     }

@@ -44,6 +44,7 @@ from stoker.core.retry import (
 )
 from stoker.protocol.lease_messages import (
     CancelConfirmed,
+    CheckpointBody,
     Decline,
     Fail,
     Finish,
@@ -56,25 +57,27 @@ from stoker.protocol.lease_messages import (
 # Results: a job's record never points at bytes that are not there.
 
 
-def see_archive(turn: WriterTransaction, archive_sha256: str, size_bytes: int) -> None:
-    """Raise `Conflict` unless an archive is stored with this size."""
-    found_bytes = turn.setting.has_object(archive_sha256)
+def check_is_stored(turn: WriterTransaction, sent: Finish | CheckpointBody) -> None:
+    """Raise `Conflict` unless all bytes of a result or a checkpoint are stored."""
+    digest = sent.archive_sha256 or sent.tree
+    shown = f"{'archive' if sent.archive_sha256 else 'tree'} {digest[:12]}"
+    found_bytes = turn.setting.has_object(digest)
+    about = {"tree": sent.tree, "archive_sha256": sent.archive_sha256}
     if found_bytes is None:
+        raise Conflict(f"{shown} is not stored", hint="upload it first", **about)
+    if found_bytes != sent.size_bytes:
         raise Conflict(
-            f"archive {archive_sha256[:12]} is not stored", hint="upload it first", archive_sha256=archive_sha256
-        )
-    if found_bytes != size_bytes:
-        raise Conflict(
-            f"archive {archive_sha256[:12]} is stored with {found_bytes} bytes, not {size_bytes}",
+            f"{shown} is stored with {found_bytes} bytes, not {sent.size_bytes}",
             hint="send its true size",
-            archive_sha256=archive_sha256,
+            **about,
             size_bytes=found_bytes,
         )
 
 
 def is_checkpoint_here(turn: WriterTransaction, checkpoint: str) -> bool:
     """Return True if the bytes of a job's checkpoint are stored: those of an ended job may have been pruned."""
-    return turn.setting.has_object(loads(checkpoint)["archive_sha256"]) is not None
+    body = loads(checkpoint)
+    return turn.setting.has_object(body["archive_sha256"] or body["tree"]) is not None
 
 
 def facts_text(said: Finish) -> str:
@@ -165,7 +168,7 @@ def _finished_again(turn: WriterTransaction, row: JobRow, said: Finish, tree: st
 
 
 def _finish_late(turn: WriterTransaction, row: JobRow, said: Finish) -> WriteResponse:
-    see_archive(turn, said.archive_sha256, said.size_bytes)
+    check_is_stored(turn, said)
     turn.move(row.seq)
     at = {"at_seq": row.seq, "was_epoch": row.epoch}
     started_s = row.started_s if row.started_s is not None else turn.now_s
@@ -250,7 +253,7 @@ def _start(turn: WriterTransaction, live: LiveLease, said: Start) -> WriteRespon
 
 
 def _finish(turn: WriterTransaction, live: LiveLease, said: Finish) -> WriteResponse:
-    see_archive(turn, said.archive_sha256, said.size_bytes)
+    check_is_stored(turn, said)
     ending = AttemptEndRecord(
         ending=COMPLETED, kind=FleetKinds.JOB_FINISHED, exit_code=0, tree=said.tree, facts=facts_text(said)
     )
@@ -354,7 +357,7 @@ def _cancelled(turn: WriterTransaction, live: LiveLease, why: str) -> WriteRespo
 
 def _point_checkpoint(turn: WriterTransaction, live: LiveLease, said: PointCheckpoint) -> WriteResponse:
     body = said.checkpoint
-    see_archive(turn, body.archive_sha256, body.size_bytes)
+    check_is_stored(turn, body)
     turn.move(live.job.seq)
     turn.write(
         turn.statements.point_checkpoint,

@@ -1,10 +1,11 @@
-"""The plain view of results that system A's people know: a folder per model, and an index that only grows.
+"""Results as plain files, for people and scripts: a folder per model, and an append-only index.
 
-    models/MODEL_MODE/HASH/bundle   a link to the archive
-    models/index.jsonl              one line per result that was taken in
+    models/MODEL_MODE/HASH/bundle   a link to an archive, or a folder of links to the files of a tree
+    models/index.jsonl              one line per result
 
-It is the story, not the truth: the database says which results there are. A result that is taken in again changes
-nothing; equal bytes of two jobs are one archive and two lines.
+HASH is the archive's SHA-256 if the result was sent as an archive, else the tree's digest. This is a view of the
+database. To ingest a result twice changes nothing; equal bytes of two jobs are one folder and two lines. A tree with a
+listing of more than 1 MiB is only in the index.
 """
 
 from __future__ import annotations
@@ -18,24 +19,27 @@ from typing import Any
 from sqlalchemy import func, select
 
 from stoker.coordinator.database.database import Database, snapshot
-from stoker.coordinator.database.tables import BUNDLES, JOBS
+from stoker.coordinator.database.tables import BUNDLES, CONTENTS, JOBS
 from stoker.core.digests import Digest
+from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import point_name
 from stoker.host.background import BackgroundThread
 from stoker.host.durable import open_regular, remove_tree, translated
 from stoker.host.folders import name_fault
+from stoker.store.archives.archive_members import read_listing
 from stoker.store.put import append_line
 
 _LONGEST_NAME = 120
 # More than the lines of one time, or of one commit, have together.
 _TAIL_BYTES = 1 << 20
+_LARGEST_LISTING_BYTES = 1 << 20
 
 
 @frozen
 class IngestRecord:
-    """One result as it is taken in."""
+    """One result to show."""
 
     job: str
     """The job's id."""
@@ -45,9 +49,17 @@ class IngestRecord:
     """Its recipe, or what system A calls a model."""
     mode: str
     archive_sha256: str
+    """Empty if the result was sent as a tree."""
     tree: str
+    listing: str
+    """Of the tree; empty if the coordinator has only an archive."""
     size_bytes: int
     at_s: float
+
+    @property
+    def content(self) -> str:
+        """The digest that names its bytes."""
+        return self.archive_sha256 or self.tree
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -65,9 +77,9 @@ class IngestRecord:
 
 
 class ModelView:
-    """The view below one folder; `place_of` says where an archive lies, if it lies in a file."""
+    """The view below one folder; `place_of` returns the path of an object."""
 
-    def __init__(self, folder: str, place_of: Callable[[Digest], str] | None) -> None:
+    def __init__(self, folder: str, place_of: Callable[[Digest], str]) -> None:
         self.folder = folder
         self.index = os.path.join(folder, "index.jsonl")
         self._place_of = place_of
@@ -77,13 +89,13 @@ class ModelView:
         self._of_newest: set[tuple[str, int, str]] = set()
 
     def ingest(self, *some: IngestRecord) -> int:
-        """Show results in the order of their times: links, then lines. Gives how many had not been shown before."""
+        """Show results in the order of their times: links, then lines. Return how many are new."""
         with self._turn:
             newest_s = self._read_newest()
             of_newest = set(self._of_newest)
             fresh = []
             for one in some:
-                key = (one.job, one.attempt, one.archive_sha256)
+                key = (one.job, one.attempt, one.content)
                 if one.at_s < newest_s or key in of_newest:
                     continue
                 if one.at_s > newest_s:
@@ -105,7 +117,7 @@ class ModelView:
             return self._read_newest()
 
     def rows(self, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-        """Return the lines of the index, or those of its last bytes, the oldest first; a torn one is passed over."""
+        """Return the lines of the index, or those of its last bytes, the oldest first; a torn line is skipped."""
         try:
             file = open_regular(self.index)
         except OSError:
@@ -116,17 +128,17 @@ class ModelView:
             for line in file:
                 with suppress(ValueError):
                     row = loads(line)
-                    if isinstance(row, dict) and {"job", "attempt", "sha256", "at_s"} <= row.keys():
+                    if isinstance(row, dict) and {"job", "attempt", "sha256", "tree", "at_s"} <= row.keys():
                         yield row
 
     def link_of(self, one: IngestRecord) -> str:
-        """Return where the link to a result's archive lies."""
-        return os.path.join(self.folder, _folder_name(one.model, one.mode), one.archive_sha256, "bundle")
+        """Return the path of a result's link or folder."""
+        return os.path.join(self.folder, _folder_name(one.model, one.mode), one.content, "bundle")
 
-    def drop(self, archives: frozenset[str]) -> None:
-        """Take the links to archives away that are removed; the lines stay."""
+    def drop(self, contents: frozenset[str]) -> None:
+        """Remove the folders of archives and trees that are removed; the lines stay."""
         for folder in _folders(self.folder):
-            for name in archives.intersection(_folders(os.path.join(self.folder, folder))):
+            for name in contents.intersection(_folders(os.path.join(self.folder, folder))):
                 remove_tree(os.path.join(self.folder, folder, name))
             with suppress(OSError):
                 os.rmdir(os.path.join(self.folder, folder))
@@ -136,19 +148,46 @@ class ModelView:
             rows = list(self.rows(last_bytes=_TAIL_BYTES))
             self._newest_s = max((float(row["at_s"]) for row in rows), default=0.0)
             self._of_newest = {
-                (row["job"], row["attempt"], row["sha256"]) for row in rows if row["at_s"] == self._newest_s
+                (row["job"], row["attempt"], row["sha256"] or row["tree"])
+                for row in rows
+                if row["at_s"] == self._newest_s
             }
         return self._newest_s
 
     def _link(self, one: IngestRecord) -> None:
         link = self.link_of(one)
-        if self._place_of is None or os.path.lexists(link):
+        if os.path.lexists(link):
             return
-        # Relative, so that the whole folder may be moved.
-        place = os.path.relpath(self._place_of(Digest(one.archive_sha256)), os.path.dirname(link))
         with translated(link):
             os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
-            os.symlink(place, link)
+            if one.archive_sha256:
+                self._link_to(one.archive_sha256, link)
+            elif one.listing:
+                self._link_files(one, link)
+
+    def _link_to(self, digest: str, link: str) -> None:
+        # Relative, so that the whole folder may be moved.
+        os.symlink(os.path.relpath(self._place_of(Digest(digest)), os.path.dirname(link)), link)
+
+    def _link_files(self, one: IngestRecord, folder: str) -> None:
+        """Make a folder of links to the files of a tree. One that was pruned meanwhile is not shown."""
+        with suppress(StokerError, FileNotFoundError):
+            with open_regular(self._place_of(Digest(one.listing))) as file:
+                data = file.read(_LARGEST_LISTING_BYTES + 1)
+            if len(data) > _LARGEST_LISTING_BYTES:
+                return
+            tree = read_listing(data, one.tree)
+            part = f"{folder}.part"
+            remove_tree(part)
+            os.mkdir(part)
+            for entry in tree.entries:
+                link = os.path.join(part, entry.path)
+                os.makedirs(os.path.dirname(link), exist_ok=True)
+                if entry.link_to is not None:
+                    os.symlink(entry.link_to, link)
+                else:
+                    self._link_to(entry.sha256, link)
+            os.rename(part, folder)
 
 
 def _folder_name(model: str, mode: str) -> str:
@@ -166,20 +205,18 @@ def _folders(path: str) -> list[str]:
         return []
 
 
-# Brings results that jobs finished with into the plain view of models, a moment after: `models/` and its index.
-#
-# In a thread of its own that looks when the queue is calm: the view is for people and scripts, and nobody who finishes
-# a job waits for it. Whatever it missed while it was not running it finds in the database.
+# Updates the view in a thread of its own when the queue is idle, so no job waits for it. What it missed while it did
+# not run, it finds in the database.
 
 CALM_S = 1.0
-"""Without a change of the queue for so long it looks…"""
+"""It updates after so long without a change of the queue…"""
 MOST_S = 30.0
-"""…and in any case after so long."""
+"""…and after so long in any case."""
 _PAGE = 500
 
 
 class ModelViewUpdater(BackgroundThread):
-    """Keeps a view up to date while a with-block lasts. Tell it of changes: `queue.on_change(ingesting.changed)`."""
+    """Keeps a view up to date while a with-block lasts. Register it: `queue.on_change(updater.changed)`."""
 
     def __init__(self, models: ModelView, database: Database) -> None:
         super().__init__("models")
@@ -188,12 +225,12 @@ class ModelViewUpdater(BackgroundThread):
         self._last_id: int | None = None
         self._news = threading.Event()
 
-    def changed(self, _event_id: int, _is_reread: bool) -> None:  # noqa: FBT001 - as the queue tells it
-        """Take note that something happened."""
+    def changed(self, _event_id: int, _is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it
+        """Note that the queue changed."""
         self._news.set()
 
     def catch_up(self) -> int:
-        """Show every result that is not shown yet, and say how many that were."""
+        """Show every result that is not shown yet; return how many."""
         count = 0
         last_id = self._shown_until() if self._last_id is None else self._last_id
         while rows := self._page(last_id):
@@ -202,21 +239,23 @@ class ModelViewUpdater(BackgroundThread):
         return count
 
     def _shown_until(self) -> int:
-        """Return behind which row to begin, by time: a database that was restored counts its rows again."""
-        asked = select(func.max(BUNDLES.c.id)).where(BUNDLES.c.at_s < self._models.newest_s())
+        """Return after which row to begin, by time: a restored database numbers its rows again."""
+        newest = select(func.max(BUNDLES.c.id)).where(BUNDLES.c.at_s < self._models.newest_s())
         with snapshot(self._database) as connection:
-            return connection.execute(asked).scalar() or 0
+            return connection.execute(newest).scalar() or 0
 
     def _page(self, last_id: int) -> dict[int, IngestRecord]:
-        asked = (
-            select(BUNDLES, JOBS.c.id.label("job"), JOBS.c.name, JOBS.c.number, JOBS.c.recipe, JOBS.c.mode)
+        page = (
+            select(BUNDLES, CONTENTS.c.listing)
+            .add_columns(JOBS.c.id.label("job"), JOBS.c.name, JOBS.c.number, JOBS.c.recipe, JOBS.c.mode)
             .join_from(BUNDLES, JOBS, JOBS.c.seq == BUNDLES.c.seq)
+            .outerjoin(CONTENTS, CONTENTS.c.tree == BUNDLES.c.tree)
             .where(BUNDLES.c.id > last_id, BUNDLES.c.pruned_s.is_(None))
             .order_by(BUNDLES.c.id)
             .limit(_PAGE)
         )
         with snapshot(self._database) as connection:
-            rows = connection.execute(asked).all()
+            rows = connection.execute(page).all()
         return {
             row.id: IngestRecord(
                 job=row.job,
@@ -226,6 +265,7 @@ class ModelViewUpdater(BackgroundThread):
                 mode=row.mode,
                 archive_sha256=row.archive_sha256,
                 tree=row.tree,
+                listing=row.listing or "",
                 size_bytes=row.size_bytes,
                 at_s=row.at_s,
             )
@@ -242,12 +282,12 @@ class ModelViewUpdater(BackgroundThread):
             self._news.wait()
             self._wait_for_calm()
             is_last = self._over.is_set()
-            # A full disk, a database in trouble: the view is late, and the next change brings it up to date.
+            # After a full disk or a database error the next change brings the view up to date.
             with self._one_try():
                 self.catch_up()
 
     def _wait_for_calm(self) -> None:
-        """Wait until nothing has changed between two looks, or for the longest time."""
+        """Wait until the queue has not changed for `CALM_S`, at most `MOST_S`."""
         for _ in range(int(MOST_S / CALM_S)):
             self._news.clear()
             if self._over.wait(CALM_S) or not self._news.is_set():

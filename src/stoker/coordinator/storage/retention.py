@@ -1,8 +1,7 @@
-"""Which results and logs of a fleet a prune would take away: decided purely, with a reason for each.
+"""Which results and logs of a fleet a prune removes: decided purely, with a reason for each.
 
-The newest results of a job are kept, as many as the policy says; of the others those go that are too old, then the
-oldest until the rest fits. Pinned ones stay. An archive goes when no remaining result names it, so what is freed is
-counted archive by archive.
+The newest results of a job are kept, as many as the policy says. Of the others, those that are too old are removed,
+then the oldest until the rest fits. Pinned results stay. Results with the same tree are counted once.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ NEWEST = "among the newest of its job"
 
 @frozen
 class RetentionPolicy:
-    """How much of what is kept. A limit that is nothing does not limit."""
+    """How much of what is kept. A limit that is None does not limit."""
 
     keep_last: int = 1
-    """Of each job, so many of its newest results stay, unless `max_bytes` says otherwise."""
+    """How many of the newest results of each job stay, unless `max_bytes` is exceeded."""
     older_than_s: float | None = None
     max_bytes: int | None = None
-    """Of all archives of results. To come to it, also the only result of a job goes, the oldest first."""
+    """Of all results. To get below it, the only result of a job is removed, too, the oldest first."""
     logs_older_than_s: float | None = None
     """Mirrored files of attempts that ended longer ago."""
     trees_unused_s: float = UNUSED_S
-    """Trees of code and data that no job needs which has not ended, and that nobody has wanted for so long."""
+    """Trees of code and data that no open job needs, and that no submission has named for so long."""
 
     def faults(self) -> str:
-        """Return what can't be about it; nothing if it may be."""
+        """Return what is invalid; empty if nothing is."""
         if self.keep_last < 0:
-            return f"of each job at least 0 results are kept, not {self.keep_last}"
+            return f"keep_last must be 0 or more, not {self.keep_last}"
         limits = (self.older_than_s, self.max_bytes, self.logs_older_than_s, self.trees_unused_s)
         return "a limit can't be negative" if any(limit is not None and limit < 0 for limit in limits) else ""
 
@@ -61,16 +60,22 @@ class BundleRow:
     job: str
     name: str
     attempt: int
+    tree: str
     archive_sha256: str
+    """Of the archive as which it was sent; empty: it was sent as a tree."""
     size_bytes: int
-    """Of the archive."""
     at_s: float
     is_pinned: bool
+
+    @property
+    def content(self) -> str:
+        """The digest that names its bytes."""
+        return self.archive_sha256 or self.tree
 
 
 @frozen
 class BundleRemoval:
-    """One result that goes, what that frees, and why."""
+    """One result to remove, how many bytes that frees, and why."""
 
     row: BundleRow
     freed_bytes: int
@@ -79,7 +84,7 @@ class BundleRemoval:
 
 @frozen
 class RetentionDecision:
-    """What goes, in order, and what stays although it was its turn."""
+    """Which results to remove, in order, and why others stay."""
 
     removals: tuple[BundleRemoval, ...]
     before_bytes: int
@@ -104,18 +109,18 @@ class AttemptLogs:
 
 
 def decide_retention(rows: Iterable[BundleRow], policy: RetentionPolicy, *, now_s: float) -> RetentionDecision:
-    """Decide which results are let go of."""
+    """Decide which results to remove."""
     ordered = sorted(rows, key=lambda row: (row.at_s, row.id))
     newest = _newest(ordered, policy.keep_last)
-    named_by = Counter(row.archive_sha256 for row in ordered)
-    total = before = sum({row.archive_sha256: row.size_bytes for row in ordered}.values())
+    named_by = Counter(row.content for row in ordered)
+    total = before = sum({row.content: row.size_bytes for row in ordered}.values())
     removals: dict[int, BundleRemoval] = {}
     kept: Counter[str] = Counter()
 
-    def let_go(row: BundleRow, why: str) -> None:
+    def remove(row: BundleRow, why: str) -> None:
         nonlocal total
-        named_by[row.archive_sha256] -= 1
-        freed = 0 if named_by[row.archive_sha256] else row.size_bytes
+        named_by[row.content] -= 1
+        freed = 0 if named_by[row.content] else row.size_bytes
         total -= freed
         removals[row.id] = BundleRemoval(row=row, freed_bytes=freed, why=why)
 
@@ -126,7 +131,7 @@ def decide_retention(rows: Iterable[BundleRow], policy: RetentionPolicy, *, now_
         if reason := _why_kept(row, newest):
             kept[reason] += 1
         else:
-            let_go(row, f"{format_duration(age_s)} old")
+            remove(row, f"{format_duration(age_s)} old")
     if policy.max_bytes is not None:
         # First what is not a job's newest, whatever its age; a job's only result comes last.
         for row in sorted(ordered, key=lambda row: row.id in newest):
@@ -135,14 +140,14 @@ def decide_retention(rows: Iterable[BundleRow], policy: RetentionPolicy, *, now_
             if row.is_pinned:
                 kept[PINNED] += row.id not in removals
             elif row.id not in removals:
-                let_go(row, "over the size limit, oldest")
+                remove(row, "over the size limit, oldest")
     return RetentionDecision(
         removals=tuple(removals.values()), before_bytes=before, after_bytes=total, kept_by_reason=dict(kept)
     )
 
 
 def decide_logs(logs: Iterable[AttemptLogs], policy: RetentionPolicy, *, now_s: float) -> tuple[AttemptLogs, ...]:
-    """Decide of which attempts the mirrored files go."""
+    """Decide of which attempts to remove the mirrored files."""
     if policy.logs_older_than_s is None:
         return ()
     limit_s = policy.logs_older_than_s
@@ -162,7 +167,7 @@ def _why_kept(row: BundleRow, newest: frozenset[int]) -> str:
     return NEWEST if row.id in newest else ""
 
 
-# What the queue's database says of results, for a prune: read beside the writer, marked through it.
+# What the queue's database records of results, for a prune: read beside the writer, marked through it.
 
 _AT_ONCE = 500
 # A checkpoint is of use while the job may be tried again.
@@ -171,7 +176,7 @@ _LIVE_STATES = frozenset({str(JobState.PENDING), str(JobState.CLAIMED), str(JobS
 
 
 class QueueRecords:
-    """What the queue's database says of results: read beside the writer, marked through it."""
+    """What the queue's database records of results: read beside the writer, marked through it."""
 
     def __init__(self, queue: Queue, database: Database) -> None:
         self._queue = queue
@@ -193,6 +198,7 @@ class QueueRecords:
                 job=row.job,
                 name=point_name(row.name, row.number),
                 attempt=row.attempt,
+                tree=row.tree,
                 archive_sha256=row.archive_sha256,
                 size_bytes=row.size_bytes,
                 at_s=row.at_s,
@@ -200,12 +206,12 @@ class QueueRecords:
             )
 
     def mark_pruned(self, ids: tuple[int, ...], *, by: str = "") -> frozenset[int]:
-        """Mark results, durably, and return which were: pinned ones are not. `by` is who asked for it.
+        """Mark results, durably, and return which were marked: pinned ones are not. `by` is the person who prunes.
 
-        On return, whatever was asked of the queue before is durable too.
+        On return, every earlier command to the queue is durable too.
         """
         marked: set[int] = set()
-        # Also with nothing to mark: what the writer was asked before is durable once it answers.
+        # Also with nothing to mark: earlier commands are durable once the writer answers.
         for start in range(0, max(1, len(ids)), _AT_ONCE):
             done = self._queue.ask(PruneBundles(bundles=ids[start : start + _AT_ONCE], by=by))
             if not isinstance(done, QueueCommandResult):
@@ -213,61 +219,69 @@ class QueueRecords:
             marked.update(map(int, done.changed))
         return frozenset(marked)
 
-    def named(self) -> frozenset[str]:
-        """Return the digests of all archives that a result or a job's checkpoint names now."""
-        results = select(BUNDLES.c.archive_sha256).where(BUNDLES.c.pruned_s.is_(None))
+    def named(self, *, but: frozenset[int] = frozenset()) -> frozenset[str]:
+        """Return the digests of all trees and archives that a result or a checkpoint names now.
+
+        Results with an id in `but` do not count.
+        """
+        results = select(BUNDLES.c.id, BUNDLES.c.tree, BUNDLES.c.archive_sha256).where(BUNDLES.c.pruned_s.is_(None))
         checkpoints = select(JOBS.c.checkpoint).where(JOBS.c.checkpoint != "", JOBS.c.state.in_(_CHECKPOINT_STATES))
+        found: set[str] = set()
         with snapshot(self._database) as connection:
-            found = set(connection.execute(results).scalars())
-            found.update(filter(None, map(_archive_of, connection.execute(checkpoints).scalars())))
-        return frozenset(found)
+            for id_, tree, archive_sha256 in connection.execute(results):
+                if id_ not in but:
+                    found.update((tree, archive_sha256))
+            for checkpoint in connection.execute(checkpoints).scalars():
+                found.update(_digests_of(checkpoint))
+        return frozenset(found - {""})
 
     def is_live(self, job: str) -> bool:
-        """Return whether a job may still add to its files."""
+        """Return True if a job may still add to its files."""
         with snapshot(self._database) as connection:
             state = connection.execute(select(JOBS.c.state).where(JOBS.c.id == job)).scalar()
         return state in _LIVE_STATES
 
 
-def _archive_of(checkpoint: str) -> str:
+def _digests_of(checkpoint: str) -> tuple[str, ...]:
     try:
         body: Any = loads(checkpoint)
-        return str(body["archive_sha256"])
+        return str(body["tree"]), str(body["archive_sha256"])
     except (ValueError, KeyError, TypeError):
-        return ""
+        return ()
 
 
-# Carry out a prune of what a fleet keeps: records are marked first, then bytes go that nothing names.
+# Carry out a prune of what a fleet keeps: mark records first, then remove bytes that nothing names.
 #
-# While it runs, what may go counts as not here (`Bundles.removing`), so that no job is pointed at it; who pointed at it
-# before is in the database by the time the marks are, and is found there. So a crash anywhere leaves bytes without a
-# name, which the next prune sweeps, and never a name without bytes that is not marked.
+# While it runs, what is to be removed counts as absent (`Bundles.removing`), so no job can name it. A job that named it
+# before is in the database once the marks are, and is found there. So a crash anywhere leaves bytes without a name,
+# which the next prune removes, and never a name without bytes that is not marked.
 
 ORPHAN_GRACE_S = 86400.0
-"""How long an archive that nothing names is spared: its worker may be about to say that the job finished."""
+"""How long bytes that nothing names are kept: their worker may be about to report that the job finished."""
 UPLOAD_GRACE_S = 86400.0
-"""How long an upload may rest before nobody is thought to go on with it; whoever does begins it again."""
+"""How long an upload without new bytes is kept."""
 
 
 @frozen
 class CoordinatorPrunePlan:
-    """What a prune would do."""
+    """What a prune would do. Objects are listed as digest and size in bytes."""
 
     results: RetentionDecision
     logs: tuple[AttemptLogs, ...]
     orphans: tuple[tuple[str, int], ...]
-    """Digest and size of archives that nothing names: of attempts that were lost, of overtaken checkpoints."""
+    """Objects that nothing names: of attempts that were lost, and archives of overtaken checkpoints."""
     uploads: tuple[str, ...]
-    trees: TreeDecision = TreeDecision()
-    tree_files: tuple[tuple[str, int], ...] = ()
-    """Digest and size of what goes with those trees: files that no other tree needs."""
+    trees: TreeDecision
+    tree_files: tuple[tuple[str, int], ...]
+    """Files of unused trees that no other tree needs."""
+    result_files: tuple[tuple[str, int], ...]
+    """Archives of removed results and files of their trees that nothing else needs."""
 
     @property
     def freed_bytes(self) -> int:
         """What it would free, uploads not counted."""
         logs = sum(one.size_bytes for one in self.logs)
-        objects = sum(size for _, size in (*self.orphans, *self.tree_files))
-        return self.results.freed_bytes + logs + objects
+        return logs + sum(size for _, size in (*self.orphans, *self.tree_files, *self.result_files))
 
 
 @frozen
@@ -275,63 +289,75 @@ class CoordinatorPruneResult:
     """What a prune did."""
 
     marked: tuple[int, ...] = ()
-    archives: int = 0
-    archive_bytes: int = 0
+    objects: int = 0
+    """Of results and orphans."""
+    object_bytes: int = 0
     logs: int = 0
     log_bytes: int = 0
     uploads: int = 0
     trees: tuple[str, ...] = ()
     tree_bytes: int = 0
     stuck: tuple[str, ...] = fresh(factory=tuple)
-    """What could not be removed, and why."""
+    """What could not be removed, with the error."""
 
     @property
     def freed_bytes(self) -> int:
-        return self.archive_bytes + self.log_bytes + self.tree_bytes
+        return self.object_bytes + self.log_bytes + self.tree_bytes
 
 
 class CoordinatorPruner:
-    """Looks, and acts if told to. In the coordinator's own process: only there is it known what is on its way in."""
+    """Plans and carries out prunes. In the coordinator's own process: only there is known what is being uploaded."""
 
-    def __init__(
-        self, keeping: CoordinatorStorage, records: QueueRecords, contents: CoordinatorTrees | None = None
-    ) -> None:
-        """Prune what is kept; `contents` are the trees that lie among it, if there are any."""
+    def __init__(self, keeping: CoordinatorStorage, records: QueueRecords, contents: CoordinatorTrees) -> None:
         self._keeping = keeping
         self._records = records
         self._contents = contents
 
     def look(self, policy: RetentionPolicy) -> CoordinatorPrunePlan:
-        """Return what would go; nothing is touched. `BadInput` if the policy can't be."""
+        """Return what would be removed; change nothing. Raises `BadInput` if the policy is invalid."""
         if fault := policy.faults():
             raise BadInput(fault)
-        keeping, now_s = self._keeping, self._keeping.clock.wall_s()
-        trees, doomed = self._look_at_trees(policy.trees_unused_s, now_s)
-        named = self._named(but=frozenset(removal.row.tree for removal in trees.removals))
-        objects = [(one.digest, one.size_bytes, one.touched_s) for one in keeping.objects.list()]
-        tree_files = tuple(
-            (digest, size_bytes) for digest, size_bytes, _ in objects if digest in doomed and digest not in named
+        keeping, contents, now_s = self._keeping, self._contents, self._keeping.clock.wall_s()
+        results = decide_retention(self._records.bundles(), policy, now_s=now_s)
+        removed = [removal.row for removal in results.removals]
+        named = self._records.named(but=frozenset(row.id for row in removed))
+        rows = contents.records.all()
+        trees = decide_trees(
+            rows,
+            named | contents.records.wanted_by_jobs(),
+            released={row.tree: row.at_s for row in sorted(removed, key=lambda row: row.at_s)},
+            unused_s=policy.trees_unused_s,
+            now_s=now_s,
         )
-        orphans = tuple(
-            (digest, size_bytes)
-            for digest, size_bytes, touched_s in objects
-            if digest not in named and digest not in doomed and now_s - touched_s > ORPHAN_GRACE_S
-        )
+        released = {row.archive_sha256 for row in removed}.union(*map(contents.files_of, trees.released))
+        unused = frozenset[str]().union(*(contents.files_of(removal.row) for removal in trees.removals))
+        dropped = {row.tree for row in trees.rows}
+        named = named.union(contents.arriving(), *(contents.files_of(row) for row in rows if row.tree not in dropped))
+        doomed: dict[str, list[tuple[str, int]]] = {"results": [], "trees": [], "orphans": []}
+        for one in keeping.objects.list():
+            if one.digest in named:
+                continue
+            if one.digest in released:
+                doomed["results"].append((one.digest, one.size_bytes))
+            elif one.digest in unused:
+                doomed["trees"].append((one.digest, one.size_bytes))
+            elif now_s - one.touched_s > ORPHAN_GRACE_S:
+                doomed["orphans"].append((one.digest, one.size_bytes))
         return CoordinatorPrunePlan(
-            results=decide_retention(self._records.bundles(), policy, now_s=now_s),
+            results=results,
             logs=decide_logs(self._logs(), policy, now_s=now_s) if policy.logs_older_than_s is not None else (),
-            orphans=orphans,
+            orphans=tuple(doomed["orphans"]),
             uploads=keeping.objects.stale_uploads(grace_s=UPLOAD_GRACE_S),
             trees=trees,
-            tree_files=tree_files,
+            tree_files=tuple(doomed["trees"]),
+            result_files=tuple(doomed["results"]),
         )
 
     def carry_out(self, outlook: CoordinatorPrunePlan, *, by: str = "") -> CoordinatorPruneResult:
-        """Do it; `by` is who wanted it. What was pinned, or named again, meanwhile stays."""
+        """Remove it; `by` is the person who prunes. What was pinned, or named again, meanwhile stays."""
         keeping = self._keeping
         stuck: list[str] = []
-        marked, archives, archive_bytes = self._remove_archives(outlook, by, stuck)
-        trees, tree_bytes = self._remove_trees(outlook, stuck)
+        marked, dropped, removed = self._remove(outlook, by, stuck)
         logs = log_bytes = 0
         for one in outlook.logs:
             if self._records.is_live(one.job):
@@ -341,79 +367,51 @@ class CoordinatorPruner:
                 logs += 1
             except StokerError as error:
                 stuck.append(str(error))
+        unused = {removal.row.tree for removal in outlook.trees.removals}
+        tree_files = dict(outlook.tree_files)
+        objects = {digest: size_bytes for digest, size_bytes in removed.items() if digest not in tree_files}
         return CoordinatorPruneResult(
             marked=tuple(sorted(marked)),
-            archives=archives,
-            archive_bytes=archive_bytes,
+            objects=len(objects),
+            object_bytes=sum(objects.values()),
             logs=logs,
             log_bytes=log_bytes,
             uploads=len(keeping.objects.sweep_uploads(grace_s=UPLOAD_GRACE_S)),
-            trees=tuple(sorted(trees)),
-            tree_bytes=tree_bytes,
+            trees=tuple(sorted(dropped & unused)),
+            tree_bytes=sum(size_bytes for digest, size_bytes in removed.items() if digest in tree_files),
             stuck=tuple(stuck),
         )
 
-    def _look_at_trees(self, unused_s: float, now_s: float) -> tuple[TreeDecision, frozenset[str]]:
-        """Decide which trees go, and give all files that they need, whoever else needs them."""
-        contents = self._contents
-        if contents is None:
-            return TreeDecision(), frozenset()
-        records = contents.records
-        decision = decide_trees(records.all(), records.wanted_by_jobs(), unused_s=unused_s, now_s=now_s)
-        return decision, frozenset().union(*(contents.files_of(removal.row) for removal in decision.removals))
-
-    def _named(self, *, but: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Return every object that a result, a checkpoint or a tree names now, or one that is just being named."""
-        named = self._records.named()
-        if self._contents is None:
-            return named
-        rows = [row for row in self._contents.records.all() if row.tree not in but]
-        return named.union(self._contents.arriving(), *map(self._contents.files_of, rows))
-
-    def _remove_trees(self, outlook: CoordinatorPrunePlan, stuck: list[str]) -> tuple[frozenset[str], int]:
-        """Forget trees, then remove what nothing names any more. A crash between leaves bytes without a name."""
-        rows = tuple(removal.row for removal in outlook.trees.removals)
-        if not rows or self._contents is None:
-            return frozenset(), 0
-        freed_bytes = 0
-        with self._keeping.bundles.removing(frozenset(digest for digest, _ in outlook.tree_files)):
-            gone = self._contents.drop(rows)
-            named = self._named()
-            for digest, size_bytes in outlook.tree_files:
-                try:
-                    if digest not in named and self._keeping.objects.remove(Digest(digest)):
-                        freed_bytes += size_bytes
-                except StokerError as error:
-                    stuck.append(str(error))
-        return gone, freed_bytes
-
-    def _remove_archives(
+    def _remove(
         self, outlook: CoordinatorPrunePlan, by: str, stuck: list[str]
-    ) -> tuple[frozenset[int], int, int]:
-        keeping = self._keeping
-        rows = {removal.row.id: removal.row for removal in outlook.results.removals}
-        sizes = dict(outlook.orphans) | {row.archive_sha256: row.size_bytes for row in rows.values()}
-        if not sizes:
-            return frozenset(), 0, 0
+    ) -> tuple[frozenset[int], frozenset[str], dict[str, int]]:
+        """Mark results, forget trees, then remove objects that nothing names any more.
+
+        Returns the ids of the marked results, the forgotten trees, and the size of each removed object by its digest.
+        """
+        keeping, contents = self._keeping, self._contents
+        ids = tuple(removal.row.id for removal in outlook.results.removals)
         orphans = dict(outlook.orphans)
-        count = freed_bytes = 0
-        gone: set[str] = set()
-        with keeping.bundles.removing(frozenset(sizes)):
-            marked = self._records.mark_pruned(tuple(rows), by=by)
-            named = self._named()
-            for digest, size_bytes in sizes.items():
+        doomed = {**orphans, **dict(outlook.tree_files), **dict(outlook.result_files)}
+        removed: dict[str, int] = {}
+        if not (ids or doomed or outlook.trees.rows):
+            return frozenset(), frozenset(), removed
+        with keeping.bundles.removing(frozenset(doomed) | {row.tree for row in outlook.trees.rows}):
+            marked = self._records.mark_pruned(ids, by=by)
+            needed = self._records.named() | contents.records.wanted_by_jobs()
+            dropped = contents.drop(tuple(row for row in outlook.trees.rows if row.tree not in needed))
+            named = self._records.named().union(contents.arriving(), *map(contents.files_of, contents.records.all()))
+            for digest, size_bytes in doomed.items():
                 if digest in named:
                     continue
                 try:
                     grace_s = ORPHAN_GRACE_S if digest in orphans else 0.0
                     if keeping.objects.remove(Digest(digest), grace_s=grace_s):
-                        count += 1
-                        freed_bytes += size_bytes
-                        gone.add(digest)
+                        removed[digest] = size_bytes
                 except StokerError as error:
                     stuck.append(str(error))
-        keeping.models.drop(frozenset(gone))
-        return marked, count, freed_bytes
+        keeping.models.drop(frozenset(removed) | dropped)
+        return marked, dropped, removed
 
     def _logs(self) -> Iterator[AttemptLogs]:
         files = self._keeping.attempt_files
@@ -430,15 +428,13 @@ class CoordinatorPruner:
                 )
 
 
-# What a coordinator tidies up by itself: uploads that nobody went on with. In a thread of its own, now and then.
-#
-# Only what nothing can name: results, checkpoints and logs stay until somebody prunes.
+# What a coordinator removes without being asked: idle uploads. Results, checkpoints and logs stay until a prune.
 
 EVERY_S = 3600.0
 
 
 class Chores(BackgroundThread):
-    """Tidies up while a with-block lasts: at once, and then every hour."""
+    """Removes idle uploads while a with-block lasts: at once, and then every hour."""
 
     def __init__(self, objects: ObjectStore, *, every_s: float = EVERY_S) -> None:
         super().__init__("chores")
@@ -447,7 +443,7 @@ class Chores(BackgroundThread):
 
     def _run(self) -> None:
         while True:
-            # A disk in trouble: the next time finds what is left.
+            # If the disk fails, the next run removes the rest.
             with self._one_try():
                 self._objects.sweep_uploads(grace_s=UPLOAD_GRACE_S)
             if self._over.wait(self._every_s):

@@ -1,9 +1,9 @@
-"""Results and checkpoints as archives under their digest: on their way in, here, and on their way out again.
+"""Objects under their digest: uploads, stored bytes, and what a prune is removing.
 
-Blobs need no fence: bytes under their own digest can't be anybody else's. Pointing a job at them does, and the queue
-asks `has_archive` before it lets a job point anywhere. Bytes on their way in have no digest yet, so they are only whose
-they are: nobody adds to, or ends, what another began. What a prune is about to remove is not there any more from the
-moment it begins (`removing`), so no job can be pointed at bytes on their way out.
+Objects need no fence: their digest says what they are. Naming them in a job's record does, and the queue calls
+`tree_storage.stored_sizes` before it records a result. Bytes that are being uploaded have no digest yet, so only the
+owner of an upload may append to it or finish it. What a prune removes counts as absent from its start (`removing`), so
+no job can name it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import BadInput, HashMismatch, NoSpace, NotFound, TooLarge, Unavailable
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size
+from stoker.host.durable import remove_tree
 from stoker.host.resources import free_bytes
 from stoker.store.local_store import LocalStore
 from stoker.store.objects import ObjectStore, PutOutcome, Upload
@@ -62,11 +63,8 @@ class Bundles:
 
     def has_archive(self, sha256: str) -> int | None:
         """Give an archive's size if it is here, whole, and to stay; nothing if not. Cheap: the queue's writer asks."""
-        if not is_digest(sha256):
+        if not is_digest(sha256) or self.is_going(sha256):
             return None
-        with self._turn:
-            if sha256 in self._going:
-                return None
         return self._objects.size(Digest(sha256))
 
     def begin(self, sha256: str, size_bytes: int, *, owner: str = "") -> BundleUpload:
@@ -118,13 +116,6 @@ class Bundles:
         self.refuse_going(self.upload(upload_id, owner=owner).digest)
         return self._objects.finish(upload_id)
 
-    def put(self, sha256: str, stream: BinaryIO, *, size_bytes: int | None = None) -> PutOutcome:
-        """Take an archive in as one stream, as system A's workers send it. `HashMismatch` leaves nothing behind."""
-        digest = self._wanted(sha256, size_bytes or 0)
-        self._check_room(size_bytes or 0)
-        limited = _Limited(stream, self._limits.archive_bytes)
-        return self._objects.put(digest, io.BufferedReader(limited), size_bytes=size_bytes)
-
     def open(self, sha256: str, *, start: int = 0, length: int | None = None) -> BinaryIO:
         """Open an archive, or a range of it, to be read and closed by the caller. `NotFound`."""
         return self._objects.open(Digest(sha256), start=start, length=length)
@@ -142,11 +133,15 @@ class Bundles:
             with self._turn:
                 self._going -= archives
 
-    def refuse_going(self, sha256: str) -> None:
-        """Refuse for a moment what a prune is taking away."""
+    def is_going(self, digest: str) -> bool:
+        """Return True if a prune is removing an object or a tree."""
         with self._turn:
-            if sha256 in self._going:
-                raise Unavailable(f"object {sha256[:12]} is being removed", hint="send it again in a moment")
+            return digest in self._going
+
+    def refuse_going(self, sha256: str) -> None:
+        """Raise `Unavailable` for an object that a prune is removing."""
+        if self.is_going(sha256):
+            raise Unavailable(f"object {sha256[:12]} is being removed", hint="send it again in a moment")
 
     def _is_known(self, digest: Digest) -> bool:
         """Return whether it is here; it is young again then, so that no prune takes it before a job points at it."""
@@ -172,98 +167,68 @@ class Bundles:
         return Digest(sha256)
 
 
-class _Limited(io.RawIOBase):
-    """A stream that may not be longer than the limit."""
-
-    def __init__(self, stream: BinaryIO, most_bytes: int) -> None:
-        self._stream = stream
-        self._left_bytes = self._most_bytes = most_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]  # bytes-like, as the reader gives it
-        data = self._stream.read(len(buffer))
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
-            most = self._most_bytes
-            raise TooLarge(f"an archive of more than {format_size(most)}", most_bytes=most)
-        buffer[: len(data)] = data
-        return len(data)
-
-
-# What workers send to be kept, under one roof: attempts' files, archives, and the plain view of results.
+# Everything that workers send: files of attempts, objects, and the plain view of results.
 #
-# The objects are in a store of their own, not in the machine's: there a prune sweeps every blob that no record of a
-# local run names, and these are named by the queue's database.
+# The objects are in a store of their own, not in the machine's: a prune of that one removes every blob that no local
+# run names, and these are named by the queue's database.
 
 
 class CoordinatorStorage:
-    """Everything that is kept for one coordinator. Safe to use from several threads; one process at a time writes."""
+    """All files of one coordinator, on this machine's disk. Thread-safe; one process at a time writes."""
 
     def __init__(
         self,
         folder: str,
-        objects: ObjectStore,
         clock: Clock,
         *,
         limits: CoordinatorStorageLimits | None = None,
-        place_of: Callable[[Digest], str] | None = None,
         free_bytes: Callable[[str], int] = free_bytes,
     ) -> None:
-        """Keep below a folder; `place_of` says where an object lies, if it lies in a file."""
         self._free_bytes = free_bytes
         self.folder = folder
         self.limits = limits or CoordinatorStorageLimits()
         self.clock = clock
-        self.objects = objects
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._store = LocalStore(os.path.join(folder, "store"), clock=clock)
+        self._store.open()
+        self.objects = ObjectStore(self._store, clock=clock)
         booted_s = clock.wall_s() - clock.boottime_s()
         self.attempt_files = AttemptFiles(os.path.join(folder, "attempts"), limits=self.limits, booted_s=booted_s)
-        self.bundles = Bundles(objects, limits=self.limits, check_room=self.check_room)
-        self.models = ModelView(os.path.join(folder, "models"), place_of)
+        self.bundles = Bundles(self.objects, limits=self.limits, check_room=self.check_room)
+        self.models = ModelView(os.path.join(folder, "models"), self._store.places.blob)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
 
     def check_room(self, coming_bytes: int) -> None:
-        """Raise `NoSpace` where bytes would leave the disk with less than the floor. All that is kept asks this."""
+        """Raise `NoSpace` if bytes would leave less free space than the floor. Everything that is stored calls this."""
         if not coming_bytes:
             return
         free, floor_bytes = self._free_bytes(self.folder), self.limits.free_floor_bytes
         if coming_bytes > free - floor_bytes:
             raise NoSpace(
-                f"{format_size(coming_bytes)} have no room with the coordinator: {format_size(free)} are free there,"
-                f" and {format_size(floor_bytes)} stay so",
-                hint="free some space on its machine; `stoker store prune --fleet` shows what could go",
+                f"{format_size(coming_bytes)} do not fit on the coordinator's disk: {format_size(free)} are free,"
+                f" and {format_size(floor_bytes)} of them are reserved",
+                hint="free some space on its machine; `stoker store prune --fleet` shows what could be removed",
                 needed_bytes=coming_bytes,
                 free_bytes=free,
             )
 
     def append(self, job: str, attempt: int, path: str, offset: int, data: bytes) -> int:
-        """Add a piece to a mirrored file: `AttemptFiles.append`."""
+        """Append to a mirrored file: `AttemptFiles.append`."""
         self.check_room(len(data))
         return self.attempt_files.append(job, attempt, path, offset, data)
 
     def has_archive(self, sha256: str) -> int | None:
-        """Return an archive's size if it is here and whole: what the queue asks before a job may point at it."""
+        """Return an object's size; None if it is not here, or is being removed."""
         return self.bundles.has_archive(sha256)
 
-
-class LocalCoordinatorStorage(CoordinatorStorage):
-    """Everything that is kept, on this machine's disk."""
-
-    def __init__(
-        self,
-        folder: str,
-        clock: Clock,
-        *,
-        limits: CoordinatorStorageLimits | None = None,
-        free_bytes: Callable[[str], int] = free_bytes,
-    ) -> None:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        self._store = LocalStore(os.path.join(folder, "store"), clock=clock)
-        self._store.open()
-        objects = ObjectStore(self._store, clock=clock)
-        place_of = self._store.places.blob
-        super().__init__(folder, objects, clock, limits=limits, place_of=place_of, free_bytes=free_bytes)
-
-    def close(self) -> None:
-        """Let go of what is remembered of the disk."""
-        self._store.close()
+    @contextmanager
+    def staging(self) -> Iterator[str]:
+        """Make a folder on the same disk, which is removed in the end; after a crash, by the store's cleanup."""
+        folder = self._store.new_staging("unpack")
+        try:
+            yield folder
+        finally:
+            remove_tree(folder)

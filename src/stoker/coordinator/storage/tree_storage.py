@@ -1,16 +1,22 @@
-"""Trees of code and data with the coordinator: files under their digest, beside archives, and listings that name them.
+"""Trees that the coordinator has: code and data of jobs, results, checkpoints.
 
-A tree is named in the queue's database once every file of it is here, so a job that is pointed at one finds it whole.
-What is too large, or has no room on the disk, is refused by what it says of itself, before its bytes flow. While a tree
-is being named, a prune spares its files (`arriving`); while a prune takes files, no tree is named that needs them.
+Files are objects under their digest, and so is the listing that names them. A tree is named in the queue's database
+once every file of it is here, so a job that names one finds it whole. What is too large, or does not fit on the disk,
+is refused by its stated size, before its bytes come. While a tree is being named, a prune spares its files
+(`arriving`); while a prune removes files, no tree is named that needs them.
+
+Earlier versions kept results and checkpoints as archives. Such an archive is unpacked into a tree when the tree is
+requested first.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from typing import BinaryIO
@@ -18,33 +24,35 @@ from typing import BinaryIO
 from sqlalchemy import select, text
 
 from stoker.coordinator.database.database import Database, snapshot
-from stoker.coordinator.database.tables import CONTENTS, JOBS
+from stoker.coordinator.database.tables import BUNDLES, CONTENTS, JOBS
 from stoker.coordinator.queue.commands import Command, DropTrees, KeepTree, QueueCommandResult, WantTree
 from stoker.coordinator.queue.writer import Queue
 from stoker.coordinator.storage.attempt_files import UPLOAD_OPTION
 from stoker.coordinator.storage.listed_files import read_files
 from stoker.coordinator.storage.storage import CoordinatorStorage
-from stoker.core.digests import Digest, OpenEntry, Tree, TreeEntry
+from stoker.core.digests import Digest, OpenEntry, Tree, TreeEntry, is_digest
 from stoker.core.errors import BadInput, Damaged, InternalError, NotFound, Refused, TooLarge
 from stoker.core.frozen import fresh, frozen
+from stoker.core.jsontext import loads
 from stoker.core.text import format_duration, format_size
-from stoker.host.durable import translated
+from stoker.host.durable import open_regular, translated
 from stoker.protocol.tree_messages import HEAD_BYTES, PACKED_BYTES, head, in_packs, read_pack
 from stoker.store.archives.archive_members import check_tree, files_of, listing_bytes
+from stoker.store.archives.unpack import unpack
 from stoker.store.objects import ObjectStore
 
 _REMEMBERED = 1000
 _PIECE_BYTES = 128 << 10
-"""Of an answer that is not read yet, in memory."""
+"""Of a response, in memory at once."""
 
 
-# Which trees of code and data a prune would let go of: decided purely, with a reason for each.
+# Which trees a prune removes: decided purely, with a reason for each.
 
 UNUSED_S = 7 * 86400.0
-"""A tree that no job waits for stays so long after somebody last wanted it: jobs that failed may be tried again."""
+"""How long a tree that no open job needs is kept: jobs that failed may be tried again."""
 WANTED = "a job needs it"
 PINNED = "pinned"
-YOUNG = "wanted lately"
+YOUNG = "used recently"
 
 
 @frozen
@@ -62,7 +70,7 @@ class TreeRow:
 
 @frozen
 class TreeRemoval:
-    """One tree that goes, and why."""
+    """One tree to remove, and why."""
 
     row: TreeRow
     why: str
@@ -70,44 +78,57 @@ class TreeRemoval:
 
 @frozen
 class TreeDecision:
-    """Which trees go, and why others stay."""
+    """Which trees to remove, and why others stay."""
 
     removals: tuple[TreeRemoval, ...] = ()
+    """Unused trees."""
+    released: tuple[TreeRow, ...] = ()
+    """Trees of results that are removed."""
     kept_by_reason: dict[str, int] = fresh(factory=dict)
+
+    @property
+    def rows(self) -> tuple[TreeRow, ...]:
+        """All trees to remove."""
+        return (*self.released, *(removal.row for removal in self.removals))
 
 
 def decide_trees(
-    rows: Iterable[TreeRow], wanted_by_jobs: frozenset[str], *, unused_s: float, now_s: float
+    rows: Iterable[TreeRow], needed: frozenset[str], *, released: Mapping[str, float], unused_s: float, now_s: float
 ) -> TreeDecision:
-    """Decide which trees nobody waits for any more."""
-    removals, kept = [], Counter[str]()
+    """Decide which trees to remove.
+
+    `needed` are the trees of open jobs, and of results and checkpoints that stay. `released` are the trees of results
+    that are removed, with the time of the newest such result: if no submission named the tree since, it is removed now.
+    """
+    removals, freed, kept = [], [], Counter[str]()
     for row in rows:
         idle_s = now_s - row.wanted_s
-        reason = (
-            WANTED if row.tree in wanted_by_jobs else PINNED if row.is_pinned else YOUNG if idle_s <= unused_s else ""
-        )
-        if reason:
-            kept[reason] += 1
+        if row.tree in needed:
+            kept[WANTED] += 1
+        elif row.is_pinned:
+            kept[PINNED] += 1
+        elif row.wanted_s <= released.get(row.tree, -math.inf):
+            freed.append(row)
+        elif idle_s <= unused_s:
+            kept[YOUNG] += 1
         else:
-            removals.append(
-                TreeRemoval(row=row, why=f"no job needs it, and nobody wanted it for {format_duration(idle_s)}")
-            )
-    return TreeDecision(removals=tuple(removals), kept_by_reason=dict(kept))
+            removals.append(TreeRemoval(row=row, why=f"no job needs it; last used {format_duration(idle_s)} ago"))
+    return TreeDecision(removals=tuple(removals), released=tuple(freed), kept_by_reason=dict(kept))
 
 
 @frozen
 class TreeListingResult:
-    """What became of a listing."""
+    """Whether a listing was accepted."""
 
     tree: str
     files: int
     size_bytes: int
     missing: int = 0
-    """So many of its files are not here: it is not named."""
+    """How many of its files are not here; if any, the tree is not named."""
 
 
 class CoordinatorTrees:
-    """The trees of one coordinator. Safe to use from several threads."""
+    """The trees of one coordinator. Thread-safe."""
 
     def __init__(self, keeping: CoordinatorStorage, records: QueueTrees) -> None:
         self._keeping = keeping
@@ -115,12 +136,13 @@ class CoordinatorTrees:
         self._limits = keeping.limits
         self._records = records
         self._turn = threading.Lock()
+        self._unpacking = threading.Lock()
         self._listings: OrderedDict[str, TreeRow] = OrderedDict()
         self._arriving: Counter[str] = Counter()
         self._doubted: set[str] = set()
 
     def want(self, tree: str, *, files: int = 0, size_bytes: int = 0) -> TreeRow | None:
-        """Give a tree that is here, to stay for a while; nothing if it is not. `TooLarge` if it may not come either."""
+        """Return a tree that is here, and keep it for a while; None if it is not here. Raises `TooLarge`."""
         if self._records.want(tree) and (row := self._find(tree)) is not None and not self._lacks(row):
             return row
         self._forget(tree)
@@ -128,14 +150,14 @@ class CoordinatorTrees:
         self._check_size(size_bytes)
         if files > limits.tree_files:
             raise TooLarge(
-                f"a tree of {files} files: {limits.tree_files} are the most",
+                f"a tree of {files} files: at most {limits.tree_files} are accepted",
                 hint="pack them into fewer, larger files",
                 most_files=limits.tree_files,
             )
         return None
 
     def missing(self, digests: Iterable[str], sizes: tuple[int, ...] = ()) -> tuple[str, ...]:
-        """Say which files are not here, or on their way out. With sizes: `TooLarge`, `NoSpace` if those can't come."""
+        """Return which files are not here, or are being removed. With sizes: raises `TooLarge` or `NoSpace`."""
         asked = tuple(digests)
         if sizes and len(sizes) != len(asked):
             raise BadInput(f"{len(asked)} digests and {len(sizes)} sizes")
@@ -147,19 +169,19 @@ class CoordinatorTrees:
         return lacking
 
     def _check_size(self, size_bytes: int) -> None:
-        """Refuse a tree that is larger than any may be, by what is said of it, before its bytes come."""
+        """Raise `TooLarge` for a tree over the limit, by its stated size, before its bytes come."""
         most = self._limits.tree_bytes
         if size_bytes > most:
             raise TooLarge(
-                f"a tree of {format_size(size_bytes)}: {format_size(most)} are the most that this coordinator keeps",
-                hint=f"put it where every machine can read it, or let the coordinator take more: `{UPLOAD_OPTION}`",
+                f"a tree of {format_size(size_bytes)}: this coordinator accepts at most {format_size(most)}",
+                hint=f"put it where every machine can read it, or raise the limit: `{UPLOAD_OPTION}`",
                 most_bytes=most,
             )
 
     def keep_pack(self, pack: bytes) -> tuple[int, int]:
-        """Take the files of a pack in, durable on return: how many were new, and how many known.
+        """Store the files of a pack, durable on return; return how many were new, and how many known.
 
-        `HashMismatch` or `BadInput` if it is not what it says; files before the fault may have been kept.
+        Raises `HashMismatch` or `BadInput` if the pack is invalid; files before the fault may have been stored.
         """
         files = dict(read_pack(pack))
         for digest in files:
@@ -169,7 +191,7 @@ class CoordinatorTrees:
         return new, len(files) - new
 
     def keep_tree(self, tree: str, listing: BinaryIO) -> TreeListingResult:
-        """Name a tree by its listing, if all of its files are here; else say how many are not."""
+        """Name a tree by its listing, if all of its files are here; else return how many are not."""
         listed = read_files(listing, tree, most_entries=self._limits.tree_files)
         files = listed.files
         self._check_size(listed.size_bytes)
@@ -190,8 +212,8 @@ class CoordinatorTrees:
         return kept
 
     def has(self, tree: str) -> bool:
-        """Return whether a tree is here. Cheap."""
-        return self._find(tree) is not None
+        """Return True if a tree is here, or an archive of it. Cheap."""
+        return self._find(tree) is not None or self._archive_of(tree) is not None
 
     def listing(self, tree: str) -> bytes:
         """Return the listing of a tree that is here. Raises `NotFound`."""
@@ -203,14 +225,14 @@ class CoordinatorTrees:
 
         Raises `NotFound`.
         """
-        row = self._find(tree)
+        row = self._find(tree) or self._unpack(tree)
         size_bytes = self._objects.size(Digest(row.listing)) if row is not None else None
         if row is None or size_bytes is None:
-            raise NotFound(f"no tree {tree[:12]} lies with this coordinator", hint="it never came, or was pruned")
+            raise NotFound(f"this coordinator has no tree {tree[:12]}", hint="it was never sent, or was pruned")
         return size_bytes, self._objects.open(Digest(row.listing))
 
     def frames(self, digests: Iterable[str]) -> tuple[int, Iterator[bytes]]:
-        """Return small files as frames, in pieces, and how many bytes that are; what is not here is left out."""
+        """Return the size of small files as frames, and the frames in pieces; files that are not here are left out."""
         found: list[tuple[str, int]] = []
         for digest in dict.fromkeys(digests):
             size_bytes = self._keeping.has_archive(digest)
@@ -221,27 +243,27 @@ class CoordinatorTrees:
         return sum(HEAD_BYTES + size_bytes for _, size_bytes in found), self._pieces(found)
 
     def missed(self, digest: str) -> None:
-        """Note that somebody asked for a file that is not here. If a tree needs it, it was lost, and may come again."""
+        """Note that a requested file is not here. If a tree needs it, it was lost, and may be sent again."""
         with self._turn:
             if len(self._doubted) < _REMEMBERED:
                 self._doubted.add(digest)
 
     def files_of(self, row: TreeRow) -> frozenset[str]:
-        """Return everything that a named tree needs, its listing included; only that where it can't be read."""
+        """Return all objects of a named tree, its listing included; only the listing if that can't be read."""
         try:
-            with self.open_listing(row.tree)[1] as listing:
+            with self._objects.open(Digest(row.listing)) as listing:
                 listed = read_files(listing, row.tree, most_entries=row.files)
         except (NotFound, BadInput, Damaged):
             return frozenset({row.listing})
         return frozenset({row.listing, *listed.files})
 
     def arriving(self) -> frozenset[str]:
-        """Return what trees need that are being named just now."""
+        """Return the objects of trees that are being named now."""
         with self._turn:
             return frozenset(self._arriving)
 
     def drop(self, trees: tuple[TreeRow, ...]) -> frozenset[str]:
-        """Forget trees, except those that were wanted meanwhile, and say which."""
+        """Forget trees, except those that were wanted meanwhile; return which."""
         gone = self._records.drop(trees)
         for tree in gone:
             self._forget(tree)
@@ -277,7 +299,9 @@ class CoordinatorTrees:
         yield b"".join(parts)
 
     def _lacks(self, row: TreeRow) -> bool:
-        """Return whether a tree that is named lost a file since: looked at only where somebody missed one."""
+        """Return True if a named tree lost its listing, or a file that was requested."""
+        if self._keeping.has_archive(row.listing) is None:
+            return True
         with self._turn:
             doubted = frozenset(self._doubted)
         if not doubted:
@@ -286,6 +310,31 @@ class CoordinatorTrees:
         with self._turn:
             self._doubted -= {digest for digest in doubted if self._keeping.has_archive(digest) is not None}
         return bool(lost)
+
+    def _archive_of(self, tree: str) -> str | None:
+        """Return the digest of the archive as which an earlier version kept a tree, if it is here."""
+        archive = self._records.archive_of(tree)
+        return archive if self._keeping.has_archive(archive) is not None else None
+
+    def _unpack(self, tree: str) -> TreeRow | None:
+        """Unpack the archive of a tree, name the tree, and return it; None if there is no archive of it."""
+        with self._unpacking:
+            row, archive = self._find(tree), self._archive_of(tree)
+            if row is not None or archive is None:
+                return row
+            with self._keeping.staging() as folder, self._keeping.bundles.open(archive) as file:
+                unpacked = unpack(file, os.path.join(folder, "tree"))
+                if unpacked.tree.digest() != tree:
+                    return None
+                paths = {walked.entry.path: walked.path for walked in unpacked.found}
+                keep_own_tree(
+                    self,
+                    self._objects,
+                    unpacked.tree,
+                    lambda entry: open_regular(paths[entry.path]),
+                    shown=f"archive {archive[:12]}",
+                )
+            return self._find(tree)
 
     def _find(self, tree: str) -> TreeRow | None:
         with self._turn:
@@ -304,15 +353,15 @@ class CoordinatorTrees:
             self._listings.pop(tree, None)
 
 
-# Trees of files on the coordinator's own machine: code and data of its own manifest, taken in without a line.
+# Trees of files on the coordinator's own machine: code and data of its own manifest, results of system A's workers.
 
 
 def keep_own_tree(
     contents: CoordinatorTrees, objects: ObjectStore, tree: Tree, open_file: OpenEntry, shown: str
 ) -> None:
-    """Have a tree here whose files this machine has. Raises what keeping it raises, or `HashMismatch`.
+    """Store and name a tree whose files are on this machine. Raises what `keep_tree` raises, or `HashMismatch`.
 
-    `shown` is what it is called where its files changed meanwhile.
+    `shown` names it in the error if its files changed meanwhile.
     """
     check_tree(tree)
     digest = tree.digest()
@@ -328,7 +377,7 @@ def keep_own_tree(
         with translated(entries[one].path), open_file(entries[one]) as file:
             objects.put(one, file, size_bytes=sizes[one])
     if contents.keep_tree(digest, BytesIO(listing_bytes(tree))).missing:
-        raise Refused(f"files of {shown} changed while they were read", hint="say it again when nobody writes there")
+        raise Refused(f"files of {shown} changed while they were read", hint="try again when no program writes there")
 
 
 def _read(entry: TreeEntry, open_file: OpenEntry) -> bytes:
@@ -336,7 +385,24 @@ def _read(entry: TreeEntry, open_file: OpenEntry) -> bytes:
         return file.read()
 
 
-# What the queue's database says of trees: read beside the writer, changed through it.
+def stored_sizes(keeping: CoordinatorStorage, database: Database) -> Callable[[str], int | None]:
+    """Return a function that returns the size of an archive or a tree by its digest; None if it is not here, or going.
+
+    It is cheap: of a tree, only the listing is looked for.
+    """
+
+    def size_of(digest: str) -> int | None:
+        size_bytes = keeping.has_archive(digest)
+        if size_bytes is None and is_digest(digest) and not keeping.bundles.is_going(digest):
+            row = find_tree(database, digest)
+            if row is not None and keeping.has_archive(row.listing) is not None:
+                return row.size_bytes
+        return size_bytes
+
+    return size_of
+
+
+# What the queue's database records of trees: read beside the writer, changed through it.
 
 _AT_ONCE = 500
 # As `JobSpec` is stored: its code and its inputs.
@@ -344,8 +410,15 @@ _NAMED = re.compile(r'"(?:code_tree|tree)":\s*"([0-9a-f]{64})"')
 _IS_OPEN = text("jobs.state IN ('pending', 'claimed', 'running')")
 
 
+def find_tree(database: Database, tree: str) -> TreeRow | None:
+    """Return a tree that is named."""
+    with snapshot(database) as connection:
+        row = connection.execute(select(CONTENTS).where(CONTENTS.c.tree == tree)).mappings().first()
+    return None if row is None else TreeRow(**row)
+
+
 class QueueTrees:
-    """What the queue's database says of trees: read beside the writer, changed through it."""
+    """What the queue's database records of trees: read beside the writer, changed through it."""
 
     def __init__(self, queue: Queue, database: Database) -> None:
         self._queue = queue
@@ -353,9 +426,18 @@ class QueueTrees:
 
     def find(self, tree: str) -> TreeRow | None:
         """Return a tree that is named."""
+        return find_tree(self._database, tree)
+
+    def archive_of(self, tree: str) -> str:
+        """Return the digest of the archive as which a result or an open job's checkpoint was sent; empty: none."""
+        results = select(BUNDLES.c.archive_sha256).where(BUNDLES.c.tree == tree, BUNDLES.c.pruned_s.is_(None))
+        checkpoints = select(JOBS.c.checkpoint).where(_IS_OPEN, JOBS.c.checkpoint.contains(tree))
         with snapshot(self._database) as connection:
-            row = connection.execute(select(CONTENTS).where(CONTENTS.c.tree == tree)).mappings().first()
-        return None if row is None else TreeRow(**row)
+            archive = connection.execute(results).scalar()
+            if archive is None:
+                checkpoint = connection.execute(checkpoints).scalar()
+                archive = loads(checkpoint)["archive_sha256"] if checkpoint is not None else ""
+        return str(archive)
 
     def all(self) -> tuple[TreeRow, ...]:
         """Return all trees that are named."""
@@ -368,30 +450,29 @@ class QueueTrees:
         self._ask(KeepTree(tree=tree, listing=listing, files=files, size_bytes=size_bytes))
 
     def want(self, tree: str) -> bool:
-        """Note that a tree is wanted. False: there is none."""
+        """Note that a tree is wanted; return False if it is not named."""
         return bool(self._ask(WantTree(tree=tree)).changed)
 
     def drop(self, trees: tuple[TreeRow, ...]) -> frozenset[str]:
-        """Forget trees, except those that were wanted since, and return which.
+        """Forget trees, except those that were wanted since; return which.
 
-        On return, whatever was asked of the queue before is durable too.
+        On return, every earlier command to the queue is durable too.
         """
         gone: set[str] = set()
-        # Also with nothing to drop: what the writer was asked before is durable once it answers.
+        # Also with nothing to drop: earlier commands are durable once the writer answers.
         for start in range(0, max(1, len(trees)), _AT_ONCE):
             some = tuple((row.tree, row.wanted_s) for row in trees[start : start + _AT_ONCE])
             gone.update(self._ask(DropTrees(trees=some)).changed)
         return frozenset(gone)
 
     def wanted_by_jobs(self) -> frozenset[str]:
-        """Return the trees that jobs name which have not ended."""
-        return frozenset(self._named())
-
-    def _named(self) -> Iterator[str]:
-        asked = select(JOBS.c.spec).where(_IS_OPEN)
+        """Return the trees that open jobs name as code or data."""
+        found: set[str] = set()
+        specs = select(JOBS.c.spec).where(_IS_OPEN).execution_options(yield_per=1000)
         with snapshot(self._database) as connection:
-            for spec in connection.execute(asked.execution_options(yield_per=1000)).scalars():
-                yield from _NAMED.findall(spec)
+            for spec in connection.execute(specs).scalars():
+                found.update(_NAMED.findall(spec))
+        return frozenset(found)
 
     def _ask(self, command: Command) -> QueueCommandResult:
         done = self._queue.ask(command)

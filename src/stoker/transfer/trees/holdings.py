@@ -25,15 +25,18 @@ from stoker.store.local_store import LocalStore, RecordHit
 from stoker.store.places import names_in
 from stoker.store.put import put_key
 from stoker.store.records import Record
+from stoker.store.trees import Heed
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def check_out(store: LocalStore, record: Record, into: str, *, is_writable: bool = True) -> None:
-    """Lay a record's tree out in a folder that is not there yet, or is empty. Not synced: it can be made again.
+def check_out(
+    store: LocalStore, record: Record, into: str, *, is_writable: bool = True, heed: Heed = lambda _: None
+) -> None:
+    """Lay a record's tree out in a folder that does not exist, or is empty. Not synced: it can be made again.
 
-    `CorruptBytes` if bytes of it are not in the store, `LocalFile` if the folder is not empty. However it ends early
-    leaves no folder that was not there before.
+    `heed` is called with the size of each file. Raises `CorruptBytes` if bytes of it are not in the store, `LocalFile`
+    if the folder is not empty. If it fails, it removes a folder that it made.
     """
     with _new_folder(into):
         made = {""}
@@ -51,6 +54,7 @@ def check_out(store: LocalStore, record: Record, into: str, *, is_writable: bool
                 _copy(store.blob(entry), target, _mode(entry, is_writable=is_writable))
             else:
                 _share(store, entry, os.path.join(into, folder), name)
+            heed(entry.size_bytes)
 
 
 @contextmanager

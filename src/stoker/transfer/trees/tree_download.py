@@ -1,6 +1,6 @@
 """A tree on its way to this machine: listing first, then what is missing, every file verified, resumed after a break.
 
-    record = receive_tree(origins, tree, store, stop=Stop(), clock=clock, heed=count, on_outlook=show)
+    record = receive_tree(sources, tree, store, stop=Stop(), clock=clock, heed=count, on_outlook=show)
     check_out(store, record, workspace)
 
 Small files come in packs, large ones by the engine of `stoker fetch`: hashed while they come, resumed by any process
@@ -19,9 +19,9 @@ from functools import partial
 
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, Tree, TreeEntry, is_digest
-from stoker.core.errors import BadInput, Cancelled, HashMismatch, LockHeld, NetworkFailed, StokerError
+from stoker.core.errors import BadInput, Cancelled, HashMismatch, LockHeld, StokerError
 from stoker.core.frozen import frozen
-from stoker.host.durable import NO_STEP, read_regular, remove_tree, translated, write_all, write_file
+from stoker.host.durable import NO_STEP, read_regular, remove_tree, translated, write_file
 from stoker.host.http.exchange import HttpClientResponse, Request, Transport
 from stoker.host.locks import FileLock
 from stoker.host.resources import check_space, free_bytes
@@ -31,19 +31,16 @@ from stoker.store.local_store import LocalStore
 from stoker.store.objects import keep_small
 from stoker.store.places import StorePaths, names_in
 from stoker.store.records import Record
-from stoker.store.trees import Heed, WalkedEntry, hash_file
+from stoker.store.trees import Heed, WalkedEntry
 from stoker.transfer.download.download import fetch_file
 from stoker.transfer.download.download_events import counting
 from stoker.transfer.download.types import DownloadRequest, DownloadStop, DownloadTimeouts, DownloadTools, TargetFile
 from stoker.transfer.trees.holdings import held_tree, hold_tree
 from stoker.transfer.trees.tree_sources import (
-    TransferBackoff,
-    TransferConnection,
     TreeRoute,
     TreeSource,
     TreeSourceFinder,
     do_all,
-    is_later,
 )
 
 # Trees on their way here: what nobody went on with is swept, by whoever receives the next one.
@@ -92,7 +89,7 @@ class TreeFetchEstimate:
 
 
 def receive_tree(  # noqa: PLR0913 - from where, what, to where, until when, and who is told
-    origins: TreeSourceFinder,
+    sources: TreeSourceFinder,
     tree: str,
     store: LocalStore,
     *,
@@ -125,7 +122,7 @@ def receive_tree(  # noqa: PLR0913 - from where, what, to where, until when, and
         staging = store.new_staging(f"tree.{tree[:12]}")
         # One failure ends all that is under way, and spares what others have under way.
         inner = DownloadStop()
-        route = TreeRoute(origins, tree, inner, clock)
+        route = TreeRoute(sources, tree, inner, clock)
         try:
             with stop.cutting(lambda: _pass_on(stop, inner)):
                 return _Receiving(route, store, staging, inner, clock, heed, on_step).run(on_outlook)
@@ -200,15 +197,15 @@ class _Receiving:
         with suppress(OSError, StokerError):
             return read_listing(read_regular(path, MOST_LISTING_BYTES), self._tree)
 
-        def ask(origin: TreeSource) -> Tree:
-            data = origin.line.tree_listing(self._tree)
+        def fetch(source: TreeSource) -> Tree:
+            data = source.client.tree_listing(self._tree)
             tree = read_listing(data, self._tree)
             self._on_step("listing")
             # For those who take the tree from here while it still comes.
             write_file(path, data, mode=0o600)
             return tree
 
-        return self._route.take(ask)
+        return self._route.take(fetch)
 
     def _bring_all(self, missing: dict[Digest, int]) -> None:
         small = [(digest, size) for digest, size in missing.items() if size <= PACKED_BYTES]
@@ -225,13 +222,13 @@ class _Receiving:
         left = dict.fromkeys(digests)
         silent_since_s = self._clock.monotonic_s()
 
-        def ask(origin: TreeSource) -> None:
+        def fetch(source: TreeSource) -> None:
             nonlocal silent_since_s
             silent_since_s = self._clock.monotonic_s()
             while left:
                 came: list[WalkedEntry] = []
                 try:
-                    with origin.line.fetch_contents(tuple(left)) as files:
+                    with source.client.fetch_contents(tuple(left)) as files:
                         for digest, data in files:
                             came.append(self._write(digest, data))
                             self._heed(len(data))
@@ -244,12 +241,12 @@ class _Receiving:
                 if came:
                     self._route.worked()
                     silent_since_s = self._clock.monotonic_s()
-                elif not origin.is_partial or self._clock.monotonic_s() - silent_since_s > _PARTIAL_SILENCE_S:
-                    raise self._route.lacks(origin, next(iter(left)))
+                elif not source.is_partial or self._clock.monotonic_s() - silent_since_s > _PARTIAL_SILENCE_S:
+                    raise self._route.lacks(source, next(iter(left)))
                 else:
                     self._stop.sleep(_PARTIAL_PAUSE_S, self._clock)
 
-        self._route.take(ask)
+        self._route.take(fetch)
 
     def _write(self, digest: Digest, data: bytes) -> WalkedEntry:
         if len(data) != self._sizes[digest]:
@@ -268,11 +265,11 @@ class _Receiving:
             self._heed(size_bytes)
             self._route.worked()
 
-        def ask(origin: TreeSource) -> None:
-            url, headers = origin.line.object_address(digest)
+        def fetch(source: TreeSource) -> None:
+            url, headers = source.client.object_address(digest)
             wanted = DownloadRequest(url=url, label=digest[:12], size_bytes=size_bytes, sha256=digest, headers=headers)
             tools = DownloadTools(
-                transport=_Apart(origin.transport),
+                transport=_Apart(source.client.http),
                 clock=self._clock,
                 free_bytes=free_bytes,
                 jitter=random.SystemRandom().random,
@@ -285,7 +282,7 @@ class _Receiving:
             self._on_step("keep")
             self._store.keep([WalkedEntry(TreeEntry(digest, size_bytes, digest), fetched.path, info)], {})
 
-        self._route.take(ask)
+        self._route.take(fetch)
 
     def _is_here(self, digest: Digest, size_bytes: int) -> bool:
         return self._store.holds(TreeEntry("a file", size_bytes, digest))
@@ -313,81 +310,3 @@ class _Apart:
 
     def close(self) -> None:
         """Leave it open."""
-
-
-# An archive on its way from the coordinator: into a file that grows, gone on with after any break, and verified.
-#
-# The file is named by the digest, so whoever comes back later, in another process too, goes on where it ended. Nothing
-# is believed until every byte has come and the digest is right.
-
-PIECE_BYTES = 1 << 20
-_OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
-def receive(
-    passage: TransferConnection, sha256: str, size_bytes: int, folder: str, *, heed: Heed = lambda _: None
-) -> str:
-    """Bring an archive into `folder`, whole and verified, and give its path; the caller removes it.
-
-    Tries again after a break, as often in a row without a new byte as the passage says. `HashMismatch` if the
-    coordinator sends something else, `NotFound` if it has nothing of that digest, `Cancelled` if somebody said stop.
-    """
-    with translated(folder):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-    path = os.path.join(folder, f"{sha256}.part")
-    with FileLock(f"{path}.lock", "receive an archive", removes_file=True):
-        try:
-            with translated(path), open(os.open(path, _OPEN, 0o600), "r+b", buffering=0) as part:
-                _fill(passage, sha256, size_bytes, part.fileno(), heed)
-            _verify(path, sha256, size_bytes)
-        finally:
-            if size_bytes and os.path.exists(path) and not os.path.getsize(path):
-                remove_tree(path)
-    return path
-
-
-def _fill(passage: TransferConnection, sha256: str, size_bytes: int, descriptor: int, heed: Heed) -> None:
-    """Receive until all is there, over as many connections as it takes."""
-    pauses, idle = TransferBackoff(chance=passage.chance), 0
-    while (here := os.fstat(descriptor).st_size) < size_bytes:
-        broke: StokerError = NetworkFailed(f"object {sha256[:12]} ends at byte {here}", hint="try again later")
-        try:
-            _go_on(passage, sha256, size_bytes, descriptor, heed)
-        except StokerError as error:
-            if not is_later(error):
-                raise
-            broke = error
-        idle = 0 if os.fstat(descriptor).st_size > here else idle + 1
-        if idle >= passage.tries:
-            raise broke
-        if idle and passage.stop.wait(pauses.failed()):
-            raise _stopped(sha256)
-
-
-def _verify(path: str, sha256: str, size_bytes: int) -> None:
-    found, came_bytes = hash_file(path)
-    if (found, came_bytes) != (sha256, size_bytes):
-        remove_tree(path)
-        raise HashMismatch(
-            f"object {sha256[:12]}: what came is another ({came_bytes} of {size_bytes} bytes, sha256 {found[:12]})",
-            hint="ask again; nothing was kept",
-            expected=sha256,
-            found=found,
-        )
-
-
-def _go_on(passage: TransferConnection, sha256: str, size_bytes: int, descriptor: int, heed: Heed) -> None:
-    """Receive from where the file ends, until the answer does."""
-    with passage.line.get_object(sha256, offset=os.fstat(descriptor).st_size) as incoming:
-        at = incoming.offset
-        os.ftruncate(descriptor, at)
-        while at < size_bytes and (data := incoming.read(PIECE_BYTES)):
-            if passage.stop.is_set():
-                raise _stopped(sha256)
-            write_all(descriptor, data, at)
-            at += len(data)
-            heed(len(data))
-
-
-def _stopped(sha256: str) -> Cancelled:
-    return Cancelled(f"object {sha256[:12]} was not fetched to its end", hint="the same line goes on where it stopped")

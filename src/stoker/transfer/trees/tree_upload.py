@@ -1,10 +1,10 @@
-"""A tree on its way to the coordinator: what it lacks and nothing else, resumable, sent as often as it takes.
+"""Send a tree to the coordinator: only the files that it lacks, resumable, with retries.
 
-    send_tree(line, tree, InFolder(root), stop=stop, clock=clock, heed=count, on_outlook=show)
+    send_tree(client, tree, FolderFileSource(root), stop=stop, heed=count, on_outlook=show)
 
-The coordinator is asked what is missing, by digest: unchanged files are never sent twice, whoever sent them first.
-Small files go in packs, several at once; large ones as uploads that go on after any break. The tree is there, and may
-be named by jobs, when this returns.
+The coordinator returns the digests of the files that it lacks, so no file is sent twice, by any sender. Small files go
+in packs, several at once; large files as uploads that resume after a broken connection. When this returns, the
+coordinator has the tree, and jobs may name it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import Callable, Sequence
-from enum import StrEnum
+from collections.abc import Callable
 from functools import partial
 from typing import BinaryIO, Protocol, TypeVar
 
-from stoker.core.clock import Clock
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import (
     Cancelled,
@@ -32,156 +30,30 @@ from stoker.core.errors import (
 )
 from stoker.core.frozen import frozen
 from stoker.host.durable import open_regular, translated
-from stoker.protocol.tree_messages import MOST_DIGESTS, PACKED_BYTES, PackResponse, TreeView, frame, in_packs
+from stoker.protocol.client import FleetClient
+from stoker.protocol.tree_messages import MOST_DIGESTS, PACKED_BYTES, frame, in_packs
 from stoker.protocol.view_messages import UploadResponse
 from stoker.store.archives.archive_members import check_tree, files_of, listing_bytes
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
 from stoker.store.trees import Heed
 from stoker.transfer.trees.tree_download import TreeFetchEstimate
-from stoker.transfer.trees.tree_sources import (
-    FleetConnection,
-    StopEvent,
-    TransferBackoff,
-    TransferConnection,
-    do_all,
-    is_later,
-)
+from stoker.transfer.trees.tree_sources import StopEvent, TransferBackoff, do_all, is_later
 
 PIECE_BYTES = 4 << 20
 _MOST_MISMATCHES = 3
 _MOST_RESTARTS = 10
-
-
-class ArchiveSendOutcome(StrEnum):
-    """What became of a sending."""
-
-    NEW = "new"
-    KNOWN = "known"
-    """The coordinator had the bytes; none were sent."""
-    STOPPED = "stopped"
-    """Somebody said stop before it was there."""
-
-
-@frozen
-class Archive:
-    """An archive that lies in a file."""
-
-    path: str
-    tree: str
-    """Digest of the tree that it holds."""
-    sha256: str
-    size_bytes: int
-
-
-def send(passage: TransferConnection, archive: Archive, *, heed: Heed = lambda _: None) -> ArchiveSendOutcome:
-    """Bring an archive to the coordinator; `heed` is told of every piece that arrived.
-
-    Waits and tries again while the coordinator can't be reached, is full or busy. `HashMismatch` if what arrives is
-    something else again and again, `CorruptBytes` if the file is not as it was.
-    """
-    sending = _ObjectSending(passage, archive, heed)
-    pauses = TransferBackoff(chance=passage.chance)
-    with translated(archive.path), open_regular(archive.path) as file:
-        while not passage.stop.is_set():
-            try:
-                return sending.go_on(file.fileno(), pauses.worked)
-            except LockHeld:
-                # Somebody else sends the same just now.
-                pass
-            except StokerError as error:
-                if not sending.may_go_on_after(error):
-                    raise
-            if passage.stop.wait(pauses.failed()):
-                break
-    return ArchiveSendOutcome.STOPPED
-
-
-class _ObjectSending:
-    """One archive under way."""
-
-    def __init__(self, passage: TransferConnection, archive: Archive, heed: Heed) -> None:
-        self._line = passage.line
-        self._archive = archive
-        self._stop = passage.stop
-        self._heed = heed
-        self._upload: UploadResponse | None = None
-        self._offset = 0
-        self._mismatches = 0
-        self._restarts = 0
-
-    def go_on(self, descriptor: int, worked: Callable[[], None]) -> ArchiveSendOutcome:
-        archive = self._archive
-        if self._upload is None:
-            begun = self._line.begin_upload(archive.sha256, archive.size_bytes)
-            if begun.is_known:
-                return ArchiveSendOutcome.KNOWN
-            self._upload, self._offset = begun, begun.offset
-        while self._offset < archive.size_bytes:
-            if self._stop.is_set():
-                return ArchiveSendOutcome.STOPPED
-            data = os.pread(descriptor, PIECE_BYTES, self._offset)
-            if not data:
-                raise CorruptBytes(f"{archive.path} is shorter than it was", hint="it is packed again")
-            there = self._line.append_upload(self._upload.id, data, offset=self._offset)
-            self._heed(max(0, there - self._offset))
-            self._offset = there
-            self._restarts = 0
-            worked()
-        self._line.finish_upload(self._upload.id)
-        return ArchiveSendOutcome.NEW
-
-    def may_go_on_after(self, error: StokerError) -> bool:
-        """Take note of what went wrong, and say whether to try again."""
-        if isinstance(error, HashMismatch):
-            self._upload = None
-            self._mismatches += 1
-            return self._mismatches < _MOST_MISMATCHES
-        if isinstance(error, NotFound):
-            # Swept, or lost with its disk; or finished, and only the answer was lost.
-            self._upload = None
-            self._restarts += 1
-            return self._restarts < _MOST_RESTARTS
-        if isinstance(error, Refused):
-            offset = error.data.get("offset")
-            self._restarts += 1
-            if isinstance(offset, int) and 0 <= offset <= self._archive.size_bytes:
-                self._offset = offset
-                return self._restarts < _MOST_RESTARTS
-            return False
-        return is_later(error)
-
-
 _ROUNDS = 5
-"""How often a tree may turn out to lack something after all: somebody prunes beside us."""
+"""How often the tree is completed again if a prune removes files of it meanwhile."""
 
 T = TypeVar("T")
 
 
-class TreeUploadConnection(FleetConnection, Protocol):
-    """A coordinator that takes trees. `FleetClient` has it."""
-
-    def want_tree(self, tree: str, *, files: int = 0, size_bytes: int = 0) -> TreeView:
-        """Announce that a tree is wanted."""
-
-    def missing(self, digests: Sequence[str], sizes: Sequence[int] = ()) -> tuple[str, ...]:
-        """Return which files are not there."""
-
-    def send_pack(self, pack: bytes) -> PackResponse:
-        """Send small files."""
-
-    def keep_tree(self, tree: str, listing: bytes) -> TreeView:
-        """Send a tree's listing."""
-
-
 class FileSource(Protocol):
-    """Where the files of a tree lie."""
-
-    def place(self, entry: TreeEntry) -> str:
-        """Return the path of a file, or nothing if it lies in memory."""
+    """Opens the files of a tree. Thread-safe."""
 
     def open(self, entry: TreeEntry) -> BinaryIO:
-        """Open a file."""
+        """Open a file. Caller closes."""
 
 
 class FolderFileSource:
@@ -190,32 +62,35 @@ class FolderFileSource:
     def __init__(self, root: str) -> None:
         self._root = root
 
-    def place(self, entry: TreeEntry) -> str:
-        return os.path.join(self._root, entry.path)
-
     def open(self, entry: TreeEntry) -> BinaryIO:
-        return open_regular(self.place(entry))
+        path = os.path.join(self._root, entry.path)
+        with translated(path):
+            return open_regular(path)
 
 
 class StoreFileSource:
-    """Files of a record in this machine's store."""
+    """Files of records in this machine's store."""
 
-    def __init__(self, store: LocalStore, record: Record) -> None:
+    def __init__(self, store: LocalStore, *records: Record) -> None:
         self._store = store
-        self._record = record
-
-    def place(self, entry: TreeEntry) -> str:
-        return "" if entry.path in self._record.inline else self._store.blob(entry)
+        self._inline = {
+            entry.sha256: record.inline[entry.path]
+            for record in records
+            for entry in record.tree.entries
+            if entry.path in record.inline
+        }
 
     def open(self, entry: TreeEntry) -> BinaryIO:
-        if entry.path in self._record.inline:
-            return io.BytesIO(self._record.inline[entry.path])
-        return open_regular(self._store.blob(entry))
+        if entry.sha256 in self._inline:
+            return io.BytesIO(self._inline[entry.sha256])
+        path = self._store.blob(entry)
+        with translated(path):
+            return open_regular(path)
 
 
 @frozen
 class TreeSendResult:
-    """What a sending came to."""
+    """What was sent of a tree."""
 
     tree: str
     files: int
@@ -224,28 +99,29 @@ class TreeSendResult:
     sent_bytes: int
 
 
-def send_tree(  # noqa: PLR0913 - to whom, what, from where, until when, and who is told
-    line: TreeUploadConnection,
+def send_tree(  # noqa: PLR0913 - what to send where, until when, and what is called meanwhile
+    client: FleetClient,
     tree: Tree,
     source: FileSource,
     *,
     stop: StopEvent | None = None,
-    clock: Clock,
     heed: Heed = lambda _: None,
     on_outlook: Callable[[TreeFetchEstimate], None] = lambda _: None,
+    waits_for_space: bool = False,
 ) -> TreeSendResult:
-    """Have a tree with the coordinator, whole; `heed` is told of every byte of it that was sent.
+    """Send a tree to the coordinator, whole; `heed` is called with the size of everything that was sent.
 
-    `InvalidArchive` if it has names that can't travel; `TooLarge` or `NoSpace` before a byte flows, if it can't be kept
-    there; `CorruptBytes` if a file is not what the tree says: it was changed since; `Cancelled` if somebody said stop.
-    Waits and tries again while the coordinator is away or busy.
+    Retries while the coordinator is unreachable or busy; while its disk is full, only if `waits_for_space`. Raises
+    `InvalidArchive` if the tree has paths that can't be sent; `TooLarge` or `NoSpace` before any file is sent;
+    `CorruptBytes` if a file is not what the tree says, because it was changed since; `Cancelled` if `stop` is set.
     """
     check_tree(tree)
-    return _Sending(line, tree, source, stop or threading.Event(), clock, heed).run(on_outlook)
+    sending = _TreeSending(client, tree, source, stop or threading.Event(), heed, waits_for_space=waits_for_space)
+    return sending.run(on_outlook)
 
 
-class _Either:
-    """Somebody said stop, or one file could not be sent: the others end."""
+class _EitherEvent:
+    """Set if either event is: the sender was stopped, or one file failed."""
 
     def __init__(self, stop: StopEvent, over: threading.Event) -> None:
         self._stop = stop
@@ -258,40 +134,36 @@ class _Either:
         return self._stop.is_set() or self._over.wait(timeout) or self._stop.is_set()
 
 
-class _Sending:
-    """One tree under way."""
+class _TreeSending:
+    """One tree that is being sent."""
 
     def __init__(
-        self, line: TreeUploadConnection, tree: Tree, source: FileSource, stop: StopEvent, clock: Clock, heed: Heed
+        self, client: FleetClient, tree: Tree, source: FileSource, stop: StopEvent, heed: Heed, *, waits_for_space: bool
     ) -> None:
-        self._line = line
+        self._client = client
         self._tree = tree
         self._digest = tree.digest()
         self._source = source
         self._over = threading.Event()
-        self._stop = _Either(stop, self._over)
-        self._clock = clock
+        self._stop = _EitherEvent(stop, self._over)
         self._heed = heed
-        self._entries: dict[Digest, TreeEntry] = {}
-        self._turn = threading.Lock()
+        self._waits_for_space = waits_for_space
+        self._entries = {entry.sha256: entry for entry in reversed(tree.entries) if entry.link_to is None}
+        self._lock = threading.Lock()
         self._sent_files = self._sent_bytes = 0
 
     def run(self, on_outlook: Callable[[TreeFetchEstimate], None]) -> TreeSendResult:
         sizes = files_of(self._tree)
-        self._entries = {entry.sha256: entry for entry in reversed(self._tree.entries) if entry.link_to is None}
         files, size_bytes = len(self._tree.entries), self._tree.size_bytes
-        view = self._patiently(lambda: self._line.want_tree(self._digest, files=files, size_bytes=size_bytes))
-        is_told = False
+        view = self._retried(lambda: self._client.want_tree(self._digest, files=files, size_bytes=size_bytes))
+        missing = {} if view.is_here else self._missing(sizes)
+        on_outlook(
+            TreeFetchEstimate(
+                files=files, size_bytes=size_bytes, missing_files=len(missing), missing_bytes=sum(missing.values())
+            )
+        )
+        listing = listing_bytes(self._tree)
         for _ in range(_ROUNDS):
-            missing = {} if view.is_here else self._missing(sizes)
-            if not is_told:
-                missing_bytes = sum(missing.values())
-                on_outlook(
-                    TreeFetchEstimate(
-                        files=files, size_bytes=size_bytes, missing_files=len(missing), missing_bytes=missing_bytes
-                    )
-                )
-                is_told = True
             if view.is_here:
                 return TreeSendResult(
                     tree=self._digest,
@@ -301,17 +173,20 @@ class _Sending:
                     sent_bytes=self._sent_bytes,
                 )
             self._send_all(missing)
-            listing = listing_bytes(self._tree)
-            view = self._patiently(lambda: self._line.keep_tree(self._digest, listing))  # noqa: B023 - called at once
-        raise Unavailable("the coordinator loses files of the tree as they come", hint="is somebody pruning there?")
+            view = self._retried(lambda: self._client.keep_tree(self._digest, listing))
+            missing = {} if view.is_here else self._missing(sizes)
+        raise Unavailable(
+            f"the coordinator removes files of tree {self._digest[:12]} while they are sent",
+            hint="try again when no prune runs there",
+        )
 
     def _missing(self, sizes: dict[Digest, int]) -> dict[Digest, int]:
         digests = list(sizes)
         lacking: set[str] = set()
         for start in range(0, len(digests), MOST_DIGESTS):
             some = digests[start : start + MOST_DIGESTS]
-            told = [sizes[digest] for digest in some]
-            lacking.update(self._patiently(lambda: self._line.missing(some, told)))  # noqa: B023 - called at once
+            some_sizes = [sizes[digest] for digest in some]
+            lacking.update(self._retried(partial(self._client.missing, some, some_sizes)))
         return {digest: size for digest, size in sizes.items() if digest in lacking}
 
     def _send_all(self, missing: dict[Digest, int]) -> None:
@@ -323,12 +198,14 @@ class _Sending:
 
     def _send_pack(self, digests: list[str]) -> None:
         pack = b"".join(self._frame(Digest(digest)) for digest in digests)
-        self._patiently(lambda: self._line.send_pack(pack))
-        self._count(len(digests), sum(self._entries[Digest(digest)].size_bytes for digest in digests))
+        self._retried(lambda: self._client.send_pack(pack))
+        size_bytes = sum(self._entries[Digest(digest)].size_bytes for digest in digests)
+        self._count(len(digests), size_bytes)
+        self._heed(size_bytes)
 
     def _frame(self, digest: Digest) -> bytes:
         entry = self._entries[digest]
-        with translated(self._source.place(entry) or entry.path), self._source.open(entry) as file:
+        with self._source.open(entry) as file, translated(entry.path):
             data = file.read(entry.size_bytes + 1)
         if digest_bytes(data) != digest:
             raise _changed(entry)
@@ -336,42 +213,112 @@ class _Sending:
 
     def _send_large(self, digest: Digest) -> None:
         entry = self._entries[digest]
-        archive = Archive(path=self._source.place(entry), tree="", sha256=digest, size_bytes=entry.size_bytes)
-        passage = TransferConnection(line=self._line, stop=self._stop, clock=self._clock)
         try:
-            sent = send(passage, archive, heed=self._heed)
+            is_new = _FileUpload(self._client, entry, self._source, self._stop, self._heed).run()
         except (HashMismatch, CorruptBytes):
             raise _changed(entry) from None
-        if sent is ArchiveSendOutcome.STOPPED:
-            raise _stopped()
-        if sent is ArchiveSendOutcome.NEW:
-            with self._turn:
-                self._sent_files += 1
-                self._sent_bytes += entry.size_bytes
+        if is_new:
+            self._count(1, entry.size_bytes)
 
     def _count(self, files: int, size_bytes: int) -> None:
-        with self._turn:
+        with self._lock:
             self._sent_files += files
             self._sent_bytes += size_bytes
-        self._heed(size_bytes)
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        pauses = TransferBackoff()
+    def _retried(self, call: Callable[[], T]) -> T:
+        backoff = TransferBackoff()
         while not self._stop.is_set():
             try:
-                return ask()
+                return call()
             except StokerError as error:
-                # A disk that is full stays so; whoever sends sits before a screen and can do something about it.
-                if not is_later(error) or isinstance(error, NoSpace) or error.data.get("is_lasting"):
+                is_full = isinstance(error, NoSpace) and not self._waits_for_space
+                if is_full or not is_later(error) or error.data.get("is_lasting"):
                     raise
-            if self._stop.wait(pauses.failed()):
+            if self._stop.wait(backoff.failed()):
                 break
         raise _stopped()
 
 
+class _FileUpload:
+    """One large file that is being sent."""
+
+    def __init__(self, client: FleetClient, entry: TreeEntry, source: FileSource, stop: StopEvent, heed: Heed) -> None:
+        self._client = client
+        self._entry = entry
+        self._source = source
+        self._stop = stop
+        self._heed = heed
+        self._upload: UploadResponse | None = None
+        self._offset = 0
+        self._mismatches = 0
+        self._restarts = 0
+
+    def run(self) -> bool:
+        """Send the file; return False if the coordinator had it.
+
+        Retries while the coordinator is unreachable, full or busy. Raises `HashMismatch` if the coordinator receives
+        something else again and again, `CorruptBytes` if the file is shorter than it was, `Cancelled` on stop.
+        """
+        backoff = TransferBackoff()
+        with self._source.open(self._entry) as file, translated(self._entry.path):
+            while not self._stop.is_set():
+                try:
+                    return self._resume(file.fileno(), backoff.worked)
+                except LockHeld:
+                    # Another sender sends the same file now.
+                    pass
+                except StokerError as error:
+                    if not self._may_retry_after(error):
+                        raise
+                if self._stop.wait(backoff.failed()):
+                    break
+        raise _stopped()
+
+    def _resume(self, descriptor: int, worked: Callable[[], None]) -> bool:
+        entry = self._entry
+        if self._upload is None:
+            begun = self._client.begin_upload(entry.sha256, entry.size_bytes)
+            if begun.is_known:
+                return False
+            self._upload, self._offset = begun, begun.offset
+        while self._offset < entry.size_bytes:
+            if self._stop.is_set():
+                raise _stopped()
+            data = os.pread(descriptor, PIECE_BYTES, self._offset)
+            if not data:
+                raise CorruptBytes(f"{entry.path} is shorter than it was")
+            received_bytes = self._client.append_upload(self._upload.id, data, offset=self._offset)
+            self._heed(max(0, received_bytes - self._offset))
+            self._offset = received_bytes
+            self._restarts = 0
+            worked()
+        self._client.finish_upload(self._upload.id)
+        return True
+
+    def _may_retry_after(self, error: StokerError) -> bool:
+        """Note what went wrong; return True to try again."""
+        if isinstance(error, HashMismatch):
+            self._upload = None
+            self._mismatches += 1
+            return self._mismatches < _MOST_MISMATCHES
+        if isinstance(error, NotFound):
+            # Removed as idle, or lost with its disk; or finished, and only the response was lost.
+            self._upload = None
+            self._restarts += 1
+            return self._restarts < _MOST_RESTARTS
+        if isinstance(error, Refused):
+            offset = error.data.get("offset")
+            self._restarts += 1
+            if isinstance(offset, int) and 0 <= offset <= self._entry.size_bytes:
+                self._offset = offset
+                return self._restarts < _MOST_RESTARTS
+            return False
+        return is_later(error)
+
+
 def _stopped() -> Cancelled:
-    return Cancelled("the tree was not sent to its end", hint="the same line goes on where it stopped")
+    return Cancelled("the tree was not sent completely", hint="the same command continues where it stopped")
 
 
 def _changed(entry: TreeEntry) -> CorruptBytes:
-    return CorruptBytes(f"{entry.path} is not what it was a moment ago", hint="submit again when nobody writes to it")
+    return CorruptBytes(f"{entry.path} changed while it was sent", hint="try again when no program writes to it")

@@ -9,8 +9,8 @@ import os
 import selectors
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import IO, Any, Protocol
 
 from stoker.core.clock import Clock
@@ -215,19 +215,13 @@ class SmallTrees:
     clock: Clock
 
     def bring(self, tree: str, stop: threading.Event) -> bool:
-        """Have a tree here, if little of it is missing and nothing is in the way; says whether it is."""
-        inner, over = DownloadStop(), threading.Event()
-        watch = threading.Thread(target=_pass_on, args=(stop, over, inner), name="stoker-small-tree", daemon=True)
-        watch.start()
+        """Fetch a tree, if little of it is missing; return True if it is here."""
         try:
-            with self.open_origins() as origins:
+            with stopped_by(stop) as inner, self.open_origins() as origins:
                 receive_tree(origins, tree, self.store(), stop=inner, clock=self.clock, on_outlook=_refuse_much)
         except StokerError:
-            # Whoever has more time finds out what is wrong, and tells it.
+            # The process that prepares the job finds the error again, and reports it.
             return False
-        finally:
-            over.set()
-            watch.join()
         return True
 
 
@@ -236,11 +230,24 @@ def _refuse_much(outlook: TreeFetchEstimate) -> None:
         raise Refused("too much of it is missing")
 
 
-def _pass_on(stop: threading.Event, over: threading.Event, inner: DownloadStop) -> None:
-    while not over.wait(_LOOK_EVERY_S):
-        if stop.is_set():
-            inner.ask(Cancelled("it is no longer wanted"))
-            return
+@contextmanager
+def stopped_by(stop: threading.Event) -> Iterator[DownloadStop]:
+    """Return what stops a transfer in this block within 0.1 s after an event is set."""
+    inner, over = DownloadStop(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_EVERY_S):
+            if stop.is_set():
+                inner.ask(Cancelled("it is no longer needed"))
+                return
+
+    thread = threading.Thread(target=watch, name="stoker-stop", daemon=True)
+    thread.start()
+    try:
+        yield inner
+    finally:
+        over.set()
+        thread.join()
 
 
 # From a grant to a start: a quick look; if something is missing, a process of its own that brings it.

@@ -223,8 +223,9 @@ def test_points_without_a_result_are_listed_when_those_that_have_one_are_fetched
     fleet: Fleet, stoker: Stoker, submit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     # What the hand finished has no archive that could be laid out.
+    monkeypatch.setattr(fleet_job, "fetch_result", lambda *_args, **_more: None)
     monkeypatch.setattr(
-        fleet_job, "fetch_result", lambda *_args, **_more: MaterialisedResult(folder="x", files=("a",), kept_edits=())
+        "stoker.store.results.lay_out", lambda *_args: MaterialisedResult(folder="x", files=("a",), kept_edits=())
     )
     submit("zap/1", "zap/2", "zap/3")
     hand = Hand(fleet.client())
