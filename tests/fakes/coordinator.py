@@ -251,9 +251,9 @@ class FakeCoordinator:
 
     def send_pack(self, pack: bytes) -> PackResponse:
         with self._listening("upload"):
-            files = dict(read_pack(pack))
-            self.objects.update(files)
-            return PackResponse(kept=len(files), known=0)
+            count = len(self.objects)
+            self.objects.update((str(digest), data) for digest, data in read_pack(pack))
+            return PackResponse(kept=len(self.objects) - count, known=0)
 
     def keep_tree(self, tree: str, listing: bytes) -> TreeView:
         with self._listening("upload"):

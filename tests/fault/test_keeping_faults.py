@@ -191,8 +191,9 @@ class Database(QueueRecords):
     def _size_of(self, tree: str) -> int | None:
         """Return the size of a tree, as `stored_sizes` does."""
         row = self.trees.find(tree)
-        is_here = row is not None and self.keeping.has_archive(row.listing) is not None
-        return row.size_bytes if is_here and not self.keeping.bundles.is_going(tree) else None
+        if row is None or self.keeping.bundles.is_going(tree) or self.keeping.has_archive(row.listing) is None:
+            return None
+        return row.size_bytes
 
     def bundles(self):
         with self.lock:

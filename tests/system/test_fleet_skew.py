@@ -119,7 +119,7 @@ def test_a_worker_of_the_release_before_runs_jobs_of_todays_coordinator(
 def test_an_older_coordinator_refuses_todays_worker_and_says_what_to_update(
     tmp_path: Path, release_before: Path, index: Path, sides: list[Side]
 ):
-    shell, url, code = serving_of(tmp_path, index, sides, release_before)
+    _, url, code = serving_of(tmp_path, index, sides, release_before)
     joining = Side(Shell(tmp_path / "lab", index=index), ROOT / "src", "join", f"{code}@{url.removeprefix('https://')}")
     assert joining.wait() == 35, joining.said()
     assert "this coordinator speaks protocol 1, not 2 yet" in joining.said()

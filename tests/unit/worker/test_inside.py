@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -16,6 +17,7 @@ from stoker.core.leases import AttemptToken
 from stoker.host.containment.box import MARK
 from stoker.host.identity import living_rows, mine
 from stoker.host.processes import Child, start
+from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import ExecCall
 from stoker.protocol.operator_messages import ExecEnd, ExecInput, ExecListen, ExecPiece
 from stoker.protocol.view_messages import DoneView
@@ -77,7 +79,7 @@ def call(*argv: str, number: int = 0, is_tty: bool = False) -> ExecCall:
 
 def run(paper: Paper, *argv: str, is_tty: bool = False, hidden: tuple[str, ...] = ()) -> ExecEnd:
     place = ExecTarget(folder="/", environment=ENV, hidden=hidden)
-    ExecSession(call(*argv, is_tty=is_tty), paper, SystemClock()).run(lambda: place)
+    ExecSession(call(*argv, is_tty=is_tty), cast(FleetClient, paper), SystemClock()).run(lambda: place)
     (ended,) = paper.ended
     return ended
 
@@ -138,7 +140,7 @@ def test_whoever_goes_takes_the_command_and_its_background_along(tmp_path: Path)
 
 def test_a_session_is_begun_once_and_a_job_has_few_of_them():
     paper = Paper(is_eof=False)
-    sessions = Sessions(paper, SystemClock())
+    sessions = Sessions(cast(FleetClient, paper), SystemClock())
     place = ExecTarget(folder="/", environment=ENV)
     for number in (*range(MOST_PER_JOB), 0, 1):
         sessions.open(call("sleep", "1000", number=number), lambda: place)
