@@ -103,7 +103,7 @@ class KeptLine:
     def fetch_contents(self, digests: Sequence[str]) -> Iterator[Iterator[tuple[Digest, bytes]]]:
         with self._call("fetch_contents"):
             data = BytesIO(b"".join(self.trees.frames(digests)[1]))
-            yield read_frames(data.read, wanted=frozenset(digests))
+            yield read_frames(data.read, requested=frozenset(digests))
 
     def checkpoint(self, job: str, said: PointCheckpoint) -> WriteResponse:
         with self._call("checkpoint"):
