@@ -182,14 +182,14 @@ FENCES = (
     Fence(
         "a result needs its bytes",
         f"{QUEUE}/endings.py",
-        "    see_archive(turn, said.archive_sha256, said.size_bytes)\n    ending",
+        "    check_is_stored(turn, said)\n    ending",
         "    ending",
         (f"{FENCES_TEST}::test_a_result_whose_bytes_are_not_here_is_refused",),
     ),
     Fence(
         "a checkpoint needs its bytes",
         f"{QUEUE}/endings.py",
-        "    see_archive(turn, body.archive_sha256, body.size_bytes)\n",
+        "    check_is_stored(turn, body)\n",
         "",
         (f"{FENCES_TEST}::test_a_checkpoint_whose_bytes_are_not_here_is_refused",),
     ),
