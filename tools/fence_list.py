@@ -196,7 +196,7 @@ FENCES = (
     Fence(
         "bytes have the size that was said",
         f"{QUEUE}/endings.py",
-        "if found_bytes != size_bytes:",
+        "if found_bytes != sent.size_bytes:",
         "if False:",
         (f"{FENCES_TEST}::test_a_result_whose_bytes_are_not_here_is_refused",),
     ),
@@ -363,8 +363,8 @@ FENCES = (
     ),
     Fence(
         "a machine without a lease sends nothing",
-        "coordinator/http/file_routes.py",
-        "if who.role is Role.WORKER and who.name and not self._office.queue.may_send(who.name):",
+        "coordinator/http/app_state.py",
+        "if who.role is Role.WORKER and who.name and not self.queue.may_send(who.name):",
         "if False:",
         ("tests/fault/test_fleet_trust.py::test_a_machine_without_a_lease_gets_no_room_for_any_body",),
     ),
