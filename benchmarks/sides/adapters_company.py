@@ -135,7 +135,7 @@ class Side:
         slots = Slots(base, count=len(ranks), rank=max(ranks), targets=TARGETS, **how)
         for slot, rank in enumerate(ranks):
             spec = AdapterSpec(rank=rank, alpha=2 * rank, targets=TARGETS, seed=slot)
-            slots.seat(slot, fresh_adapter(base.shape, spec))
+            slots.load(slot, fresh_adapter(base.shape, spec))
         gpu_parts.synchronise(self.device)
         say("seat_s", time.perf_counter() - begun)
         return slots

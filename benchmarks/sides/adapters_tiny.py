@@ -110,7 +110,7 @@ def _in_company(_folder: Path, base: Any, fresh: dict[int, Any], shown: dict[int
 
     slots = Slots(base, count=len(fresh), rank=RANK, targets=TARGETS)
     for slot, adapter in enumerate(fresh.values()):
-        slots.seat(slot, adapter)
+        slots.load(slot, adapter)
     tokens = torch.stack(list(shown.values()))
     labels = torch.nn.functional.pad(tokens[..., 1:], (0, 1), value=-100)
     learned = [float((labels[0, 0] != -100).sum())] * len(fresh)

@@ -52,7 +52,7 @@ def measure(case: Case, tiny: bool, say: Say) -> None:  # noqa: FBT001 - of a co
     slots = Slots(base, count=case["adapters"], rank=case["rank"], targets=targets(), **chosen)
     for slot in range(case["adapters"]):
         spec = AdapterSpec(rank=case["rank"], alpha=2.0 * case["rank"], targets=targets(), seed=slot)
-        slots.seat(slot, fresh_adapter(base.shape, spec), Optim(clip=1.0))
+        slots.load(slot, fresh_adapter(base.shape, spec), Optim(clip=1.0))
     if not tiny:
         say("seated_bytes", torch.cuda.memory_allocated())
     shares = LENGTHS if case.get("lengths") else (1.0,)

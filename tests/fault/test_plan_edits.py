@@ -117,11 +117,11 @@ def gang(job: StageContext, args: Args) -> Told:
 
 
 def run_together(shared):
-    seated = []
+    members = []
     while not shared.is_over:
-        seated += shared.new_members(0.01 if seated else 0.5)
-        for member in list(seated):
-            seated.remove(member)
+        members += shared.new_members(0.01 if members else 0.5)
+        for member in list(members):
+            members.remove(member)
             member.finished(member.job.save(Told, texts(member.args)))
 
 

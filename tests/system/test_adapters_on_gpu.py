@@ -161,7 +161,7 @@ def test_a_poisoned_member_is_left_alone_and_the_others_stay_equal_to_the_bit(ba
         if number == 4:
             sick = slots.adapter(1)
             next(iter(sick.weights.values()))[1].fill_(float("nan"))
-            slots.seat(1, sick)
+            slots.load(1, sick)
 
     train(slots, dict(enumerate(everyone)), range(SHORT), length=32, between=poison)
     assert everyone[1].finite == [True] * 4 + [False] * (SHORT - 4)
@@ -179,7 +179,7 @@ def test_one_who_leaves_and_one_who_comes_change_no_bit_of_the_others(base: Base
         if number == 4:
             slots.clear(1)
         if number == 8:
-            slots.seat(1, everyone[1].fresh(base), everyone[1].optim)
+            slots.load(1, everyone[1].fresh(base), everyone[1].optim)
 
     train(slots, dict(enumerate(everyone)), range(SHORT), length=32, between=between)
     assert same_bits(slots.adapter(0), healthy[0])

@@ -39,7 +39,7 @@ def test_a_command_runs_once_a_submission_has_ended_and_is_told_how(home: Shell)
     wait_until(lambda: told.exists() and told.read_text().endswith("\n"))
     assert told.read_text() == "failed 1 ends\n"
     log = home.home / "state" / "notify.log"
-    wait_until(lambda: "its command ended: exit status 0" in log.read_text())
+    wait_until(lambda: "command ended: exit status 0" in log.read_text())
     assert log.stat().st_mode & 0o077 == 0
 
 

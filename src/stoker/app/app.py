@@ -266,7 +266,7 @@ class App:
         return Installer(supervisor, self._asker, self.clock)
 
     def boot_trouble(self) -> str:
-        """Give the command without which services of this user do not start with the machine; empty: none is needed."""
+        """Return the command that lets services of this user start with the machine; empty if none is needed."""
         from stoker.launch.installer import is_lingering
 
         is_fine = sys.platform != "linux" or is_lingering(self.settings.environment)
@@ -300,7 +300,7 @@ class App:
             os.makedirs(self.settings.state, exist_ok=True)
 
     def close(self) -> None:
-        """Let go of whatever was built."""
+        """Close every object that was built."""
         built = vars(self)
         for name in ("process_runner", "meter", "footprints", "history", "cache", "store"):
             if name in built:

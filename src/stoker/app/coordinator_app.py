@@ -154,7 +154,7 @@ class CoordinatorProcess:
         events_kept_s = usual.events_kept_s if options.events_kept_s is None else options.events_kept_s
         if events_kept_s < _LEAST_EVENTS_KEPT_S:
             raise BadInput(
-                f"events that are kept for {format_duration(events_kept_s)} are gone before anybody has read them",
+                f"events that are kept for {format_duration(events_kept_s)} are deleted before they are read",
                 hint="--keep-events 1d, or longer",
             )
         return FleetTimes(
@@ -187,7 +187,7 @@ class CoordinatorProcess:
                     held.callback(kept.close)
                     return kept
                 why = Unavailable(f"another coordinator of this user listens at {door.path}", path=door.path)
-            say(f"{why.message}; another place is tried for this coordinator's socket")
+            say(f"{why.message}; trying another folder for this coordinator's socket")
         raise why or Unavailable("no folder for this coordinator's socket")
 
     def _secure(self, host: str, port: int) -> CoordinatorTls:
@@ -317,7 +317,7 @@ class CoordinatorProcess:
         withdraw(self._settings.state)
 
     def _why_taken(self, error: Unavailable, port: int) -> Exception:
-        """Say it if the program that has our address is this home's own coordinator."""
+        """Return the error; another one if the program at our address is the coordinator of this home."""
         from stoker.protocol.discovery import living_coordinator
 
         running = living_coordinator(self._settings.state)
@@ -325,7 +325,7 @@ class CoordinatorProcess:
             return error
         return AlreadyServing(
             f"the coordinator of this home runs already: {running.url} (process {running.owner.pid})",
-            hint="commands here use it; stop it first, or give another STOKER_HOME and --listen",
+            hint="stop it first, or use another STOKER_HOME and --listen",
             url=running.url,
         )
 
@@ -360,7 +360,7 @@ def _forget_lost_past(keeping: CoordinatorStorage, queue: Queue) -> None:
 # CA and certificate lie below `state/authority`; both are made at the first start that listens beyond loopback.
 
 FOLDER = "authority"
-_ANY = ("0.0.0.0", "::")  # noqa: S104 - to be told from others
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -474,11 +474,11 @@ def read_token(path: str) -> str:
         mode = os.stat(path).st_mode
         text = read_regular(path, _MOST_BYTES).decode().strip()
     except FileNotFoundError:
-        raise LocalFile(f"there is no token file {path}", hint="a long random word in a file of mode 600") from None
+        raise LocalFile(f"token file not found: {path}", hint="a long random word in a file of mode 600") from None
     except (OSError, ValueError) as error:
         raise LocalFile(f"the token file {path} can't be read: {error}", path=path) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise LocalFile(f"others may read the token in {path}", hint=f"chmod 600 {path}", path=path)
+        raise LocalFile(f"token file readable by other users: {path}", hint=f"chmod 600 {path}", path=path)
     return long_enough(text, path)
 
 

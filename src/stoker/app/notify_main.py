@@ -54,7 +54,7 @@ class SubmissionWaiter:
 
     def run(self) -> int:
         """Wait to the end."""
-        self._say(f"waits for {len(self._jobs)} jobs, then runs: {self._command}")
+        self._say(f"waits for {len(self._jobs)} jobs; will run: {self._command}")
         heard_s = self._clock.monotonic_s()
         while True:
             try:
@@ -78,7 +78,7 @@ class SubmissionWaiter:
         settings = assembly.settings
         found = find_coordinator(self._at, environment=settings.environment, state=settings.state)
         if found is None:
-            raise NoCoordinator("no coordinator is known here now", hint="`stoker serve` starts it again")
+            raise NoCoordinator("no coordinator known", hint="`stoker serve` starts it again")
         client, transport = open_client(assembly, found)
         try:
             views = [client.job(job).job for job in self._jobs]
@@ -90,7 +90,7 @@ class SubmissionWaiter:
 
     def _perform(self, variables: dict[str, str]) -> int:
         settings = self._assembly.settings
-        self._say("all have ended; runs its command")
+        self._say("all have ended; running the command")
         child = start(
             ["/bin/sh", "-c", self._command],
             cwd=settings.folder,
@@ -99,7 +99,7 @@ class SubmissionWaiter:
             stderr=sys.stdout.fileno(),
         )
         ended = child.wait(clock=self._clock)
-        self._say(f"its command ended: {ended}")
+        self._say(f"command ended: {ended}")
         return 0 if ended.is_success else 1
 
     def _say(self, text: str) -> None:

@@ -258,7 +258,7 @@ def _holdings_of(house: AppParts, users: tuple[OtherUser, ...]) -> Callable[[], 
 
 
 def _share_trees(house: AppParts, options: WorkOptions, opened: ExitStack) -> str:
-    """Give trees to other machines of the fleet while this worker runs; give where, or nothing where that can't be."""
+    """Serve trees to other machines of the fleet while this worker runs; return the address, or None."""
     from stoker.transfer.peers.peer_server import PeerAdmission, share_trees
 
     admitting = PeerAdmission(_open_line(house, options, opened).live_certificates, clock=house.clock)
@@ -304,7 +304,7 @@ def _keep_certificate(
     tell: Callable[[str, dict[str, Any]], None],
     opened: ExitStack,
 ) -> None:
-    """Have the certificate of a machine that joined renewed in time, over a line of its own."""
+    """Renew the certificate of an enrolled machine in time, over a connection of its own."""
     identity = options.identity
     if identity is None or not identity.certificate_file:
         return

@@ -409,7 +409,7 @@ def arg_type_of(annotation: Any) -> ArgType:
     if dataclasses.is_dataclass(annotation):
         message = f"a record such as {annotation!r} stands by itself, not in a list or a map or beside null"
         raise TypeError(message)
-    message = f"{annotation!r} is not a type that an argument can have"
+    message = f"{annotation!r} is not a supported type of an argument"
     raise TypeError(message)
 
 

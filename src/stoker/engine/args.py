@@ -162,7 +162,7 @@ class ArgsSchema:
             message = f"{of!r} is not a dataclass: arguments are declared as one"
             raise TypeError(message)
         if of in _around:
-            message = f"{of.__name__} is a record inside itself"
+            message = f"{of.__name__} contains itself"
             raise TypeError(message)
         hints = typing.get_type_hints(of)
         for field in dataclasses.fields(of):
@@ -186,7 +186,7 @@ class ArgsSchema:
         for name in given:
             if name not in self.specs:
                 hint = did_you_mean_path(str(name), list(dict(self.leaves()))) or self._known()
-                faults.append(Diagnostic(f"{owner}.{name}", "there is no such argument", hint))
+                faults.append(Diagnostic(f"{owner}.{name}", "unknown argument", hint))
         for name, spec in self.specs.items():
             value, found = _checked(spec, given.get(name, REQUIRED), f"{owner}.{name}")
             faults += found
@@ -295,7 +295,7 @@ class ArgsSchema:
         return changed_paths
 
     def with_paths(self, given: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-        """Give values whose input paths are changed. What is missing or does not fit stays so, for `check` to tell."""
+        """Return values with changed input paths. Missing or invalid values stay as they are, for `check` to report."""
         values = dict(given)
         for name, spec in self.specs.items():
             if name not in values:

@@ -27,7 +27,7 @@ class AttemptDevices:
     variables: Mapping[str, str]
     """By these its process sees them and no others."""
     started: Callable[[ProcessIdentity], None]
-    """Say which process does the work: it holds them from then on, and as long as it lives. Never raises."""
+    """Hand the devices over to the process that does the work, for as long as it lives. Never raises."""
     claim: Mapping[str, Any] | None = None
     """By this another process of the same user can give it back, should this one be gone."""
     peak_bytes: int | None = None

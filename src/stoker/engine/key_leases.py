@@ -71,7 +71,7 @@ def decide_lease(
     who = f"process {current.owner.pid}{f' ({current.work})' if current.work else ''}"
     works = "works on it"
     if current.since_s is not None:
-        works = f"has worked on it for {format_duration(max(0.0, now_s - current.since_s))}"
+        works = f"has been running it for {format_duration(max(0.0, now_s - current.since_s))}"
     return KeyHeld(who=who, why=f"{who} {works}: the same stage, with the same inputs")
 
 
@@ -122,7 +122,7 @@ class KeyLeases:
                         self._mine.pop(key, None)
 
     def give_back(self, key: Digest) -> None:
-        """Let go of a key. Never raises: a lease that stays behind runs out."""
+        """Release a key. Never raises: a lease that is left expires."""
         held = self._mine.pop(key, None)
         if held is None:
             return
@@ -134,7 +134,7 @@ class KeyLeases:
                 os.unlink(self._path(key))
 
     def give_back_all(self) -> None:
-        """Let go of everything, at the end of a run."""
+        """Release all keys, at the end of a run."""
         for key in list(self._mine):
             self.give_back(key)
         self._locks.close()

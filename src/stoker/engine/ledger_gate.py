@@ -98,11 +98,11 @@ class DeviceQueueEntry:
 
     @property
     def is_standing(self) -> bool:
-        """Whether its place may still be seen by others."""
+        """True if others may still see its place in the queue."""
         return self._thread.is_alive()
 
     def leave(self) -> None:
-        """Give the place up, soon, and what was granted and not fetched."""
+        """Leave the queue soon, and release devices that were granted and not taken."""
         with self._lock:
             self._is_left = True
             granted = self._answer if isinstance(self._answer, DeviceGrant) else None
@@ -169,7 +169,7 @@ class DeviceQueueEntry:
 def describe(
     ask: DeviceRequest, answer: DevicesBusy, devices: Sequence[DeviceState], ours: Collection[str]
 ) -> DeviceWait:
-    """Say what a wish waits for, with and without the times, and whether only our own reservations are in the way."""
+    """Return what a request waits for, with and without times, and whether only our own reservations block it."""
     place = answer.ahead + 1
     in_line = f", {_ordinal(place)} in line" if answer.ahead else ""
     holders = [holder for device in devices for holder in device.holders]
@@ -191,14 +191,14 @@ def _text(ask: DeviceRequest, answer: DevicesBusy, devices: Sequence[DeviceState
     held = [device for device in devices if device.holders and device.device.uuid in _wanted(ask)]
     if not held or answer.bound is DeviceLimit.MEASURED:
         return f"waits: {answer.nearest.why}" if answer.bound is not DeviceLimit.LINE else f"waits for {_devices(ask)}"
-    told = [f"held by {_holders(device.holders, with_times=with_times)}" for device in held[:_MOST_LISTED]]
+    texts = [f"held by {_holders(device.holders, with_times=with_times)}" for device in held[:_MOST_LISTED]]
     if answer.bound is DeviceLimit.LEDGER and len(held) == 1:
-        told = [f"{format_size(held[0].available_bytes)} left to share, {told[0]}"]
+        texts = [f"{format_size(held[0].available_bytes)} left to share, {texts[0]}"]
     if len(held) > 1 or len(ask.devices) > 1:
-        pairs = zip(held, told, strict=False)
-        told = [f"{short_uuid(device.device.uuid)} {text}" for device, text in pairs]
+        pairs = zip(held, texts, strict=False)
+        texts = [f"{short_uuid(device.device.uuid)} {text}" for device, text in pairs]
     more = f" and {len(held) - _MOST_LISTED} more" if len(held) > _MOST_LISTED else ""
-    return f"waits for {_devices(ask)}: {'; '.join(told)}{more}"
+    return f"waits for {_devices(ask)}: {'; '.join(texts)}{more}"
 
 
 def _devices(ask: DeviceRequest) -> str:
@@ -212,16 +212,16 @@ def _wanted(ask: DeviceRequest) -> set[str]:
 
 
 def _holders(holders: Sequence[DeviceHolder], *, with_times: bool) -> str:
-    told = []
+    texts = []
     for holder in holders[:_MOST_LISTED]:
         entry = holder.entry
         whose = "" if entry.user == os.geteuid() else f" of {_user(entry.user)}"
         since = f" for {format_duration(holder.held_s)}" if with_times else ""
-        told.append(
+        texts.append(
             f"job {one_line(entry.job, _LONGEST_NAME)}{whose} (pid {holder.left_behind or entry.owner.pid}){since}"
         )
     more = f" and {len(holders) - _MOST_LISTED} more" if len(holders) > _MOST_LISTED else ""
-    return ", ".join(told) + more
+    return ", ".join(texts) + more
 
 
 def _user(number: int) -> str:
@@ -428,8 +428,8 @@ class LedgerGate:
         if not self._noticed:
             return []
         with self._lock:
-            told, self._noticed = self._noticed, []
-        return told
+            notices, self._noticed = self._noticed, []
+        return notices
 
     def give_back(self, taken: AttemptDevices) -> None:
         self._watch.end(taken)

@@ -76,7 +76,7 @@ class Permits:
         self._network -= wanted.network
         self._disk -= wanted.disk
         self._memory_bytes -= wanted.memory_bytes
-        return self._seated(needs, wanted) if needs.share_key else wanted
+        return self._as_member(needs, wanted) if needs.share_key else wanted
 
     def give_back(self, grant: PermitGrant) -> None:
         """Return what a stage held."""
@@ -87,7 +87,7 @@ class Permits:
         self._disk += grant.disk
         self._memory_bytes += grant.memory_bytes
 
-    def _seated(self, needs: Needs, taken: PermitGrant) -> PermitGrant:
+    def _as_member(self, needs: Needs, taken: PermitGrant) -> PermitGrant:
         """Return what a member holds by itself; what its shared process holds is kept apart."""
         count, base = self._shared.get(needs.share_key, (0, None))
         own_bytes = taken.memory_bytes
@@ -232,7 +232,7 @@ def hint_of_less(node: PlanNode, short: AdmissionRefusal | AdmissionDelay) -> st
         # A hint that can't be given must not hide what happened.
         with suppress(StokerError):
             fitting = entry_point(together.fits)(node.stage.args.make(node.args), short.room_bytes)
-    return f"close what holds memory, or ask less of it: {fitting or 'a smaller batch, say'}"
+    return f"close what holds memory, or reduce its needs: {fitting or 'a smaller batch'}"
 
 
 def configuration_of(action: Action) -> Digest:

@@ -212,7 +212,7 @@ def _compile(name: str, drafts: Sequence[UncheckedNode], final: str | None, keep
     by_id: dict[str, UncheckedNode] = {}
     for draft in drafts:
         if draft.id in by_id:
-            faults.append(Diagnostic(draft.id, "is the name of two nodes"))
+            faults.append(Diagnostic(draft.id, "duplicate node name"))
         elif not _ID.fullmatch(draft.id):
             faults.append(Diagnostic(repr(draft.id), "can't be a node's name", "letters, digits, and - _ . inside"))
         by_id.setdefault(draft.id, draft)
@@ -274,7 +274,7 @@ def _given(draft: UncheckedNode) -> tuple[Mapping[str, Any], list[Diagnostic]]:
     if wanted is type(args):
         return draft.stage.args.values_of(args), []
     takes = f"takes {wanted.__name__}" if wanted else "takes no arguments"
-    return {}, [Diagnostic(draft.id, f"{takes}, was given {type(args).__name__}")]
+    return {}, [Diagnostic(draft.id, f"{takes}, got {type(args).__name__}")]
 
 
 def _preflight_faults(draft: UncheckedNode, preflight: Callable[[Any], list[str]], args: Any) -> list[Diagnostic]:
@@ -298,7 +298,7 @@ def _file_faults(draft: UncheckedNode, values: Mapping[str, Any]) -> list[Diagno
         if not os.path.exists(path):
             faults.append(_FileDiagnostic(draft.id, f"{path}: no such file or folder"))
         elif not os.access(path, os.R_OK):
-            faults.append(_FileDiagnostic(draft.id, f"{path}: may not be read"))
+            faults.append(_FileDiagnostic(draft.id, f"{path}: permission denied"))
     return faults
 
 
@@ -401,7 +401,9 @@ def _order(nodes: Mapping[str, PlanNode], faults: list[Diagnostic]) -> list[str]
                 if not waiting[consumer]:
                     following.append(consumer)
         ready = following
-    faults.extend(Diagnostic(cycle, "needs itself: a cycle") for cycle in _cycles(set(nodes) - set(order), waiting))
+    faults.extend(
+        Diagnostic(cycle, "depends on itself: a cycle") for cycle in _cycles(set(nodes) - set(order), waiting)
+    )
     return order
 
 

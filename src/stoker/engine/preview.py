@@ -112,7 +112,9 @@ class _Forecaster:
             self._progress.collect(node.id)
             return self._told(node, ForecastVerdict.HIT, f"results of all {len(names)} items are known")
         result = self._progress.results[node.id]
-        why = "result is known" if result.has_bytes else "result is known; its bytes are gone, and made again if read"
+        why = (
+            "result is known" if result.has_bytes else "result known; its bytes were deleted and are made again if read"
+        )
         return self._told(node, ForecastVerdict.HIT, why, key=result.key)
 
     def _resolve(self, name: str, node: PlanNode, *, is_read: bool = False) -> Execute | None:
@@ -150,7 +152,7 @@ class _Forecaster:
             self._executes.setdefault(node.id, {})[source] = execute
             self._forecasts[node.id] = self._miss(node)
         elif self._forecasts[node.id].verdict is ForecastVerdict.HIT:
-            why = f"its result is known, but not its bytes: it runs again if {reader} does"
+            why = f"result known, bytes deleted: it runs again if {reader} does"
             self._forecasts[node.id] = self._told(node, ForecastVerdict.UNKNOWN, why)
 
     def _miss(self, node: PlanNode) -> NodeForecast:

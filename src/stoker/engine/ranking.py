@@ -47,7 +47,7 @@ class RankableTrial(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether it ended well."""
+        """True if it completed."""
 
     @property
     def is_failed(self) -> bool: ...
@@ -100,7 +100,7 @@ def measure_for(
         known = known_direction(by)
         if direction is not None:
             return Measure(metric=by, direction=direction, why="")
-        why = "by its name" if known is not None else "its name says nothing"
+        why = "by its name" if known is not None else "its name does not tell"
         return Measure(metric=by, direction=known or Direction.SMALLER, why=why)
     if not counts:
         return None

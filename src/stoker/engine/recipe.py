@@ -198,7 +198,7 @@ class MachineContext:
     memory: Callable[[], MachineMemory | None] = lambda: None
     """Gives what the machine itself has of memory; nothing where the work is done elsewhere."""
     remembered: Callable[[EstimatedWork], MeasuredPeakCorrection] = lambda _: MeasuredPeakCorrection()
-    """Gives what earlier runs of such work say of its estimate, asked only where memory of a device is foretold."""
+    """Returns the correction of an estimate by earlier runs; called only where device memory is estimated."""
     stand_ins: frozenset[str] = frozenset()
     """Arguments that say something else than is meant, since what is meant is not here: nothing is judged by them."""
     fetches: Callable[[], bool] = lambda: False

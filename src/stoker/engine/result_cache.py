@@ -343,7 +343,7 @@ class Resolver:
             lost = f"bytes of {', '.join(look.lost)} are lost" if look.lost else "its bytes were pruned"
             return Execute(action=action, key=key, why=f"{lost} and needed again", damage=lost if look.lost else "")
         if look.damage:
-            return Execute(action=action, key=key, why=f"what was kept is damaged ({look.damage})", damage=look.damage)
+            return Execute(action=action, key=key, why=f"stored result damaged ({look.damage})", damage=look.damage)
         if not node.stage.cached:
             return Execute(action=action, key=key, why=look.why, force=True)
         why, changes = self._compare(name, action)
@@ -361,7 +361,7 @@ class Resolver:
         if node.stage.cached or not damage:
             return None
         return Execute(
-            action=action, key=action.key(), why=f"what was kept is damaged ({damage})", damage=damage, force=True
+            action=action, key=action.key(), why=f"stored result damaged ({damage})", damage=damage, force=True
         )
 
     def _is_rerun(self, name: str, node: PlanNode) -> bool:
@@ -372,7 +372,7 @@ class Resolver:
         if nearest is None:
             return "it has not run before", ()
         if not nearest.differences:
-            return "it ran before, but its result is no longer kept", ()
+            return "it ran before, but its result was deleted", ()
         listed = "; ".join(str(one) for one in nearest.differences[:3])
         more = len(nearest.differences) - 3
         return f"changed: {listed}{f' and {more} more' if more > 0 else ''}", nearest.differences
@@ -389,15 +389,15 @@ def changes_as_json(changes: tuple[Difference, ...]) -> list[dict[str, Any]]:
 
 
 def adopt(cache: Cache, *, old: Digest, action: Action, author: str, reason: str, at_s: float) -> Record:
-    """Let the result under `old` stand for an action too. The result must be of the kind that the action gives."""
+    """Adopt the result under `old` for an action too. It must be of the kind that the action makes."""
     found = cache.store.lookup(old)
     if not isinstance(found, RecordHit):
-        raise NotFound(f"no result lies under {old[:12]}", hint="it may have been damaged; run the stage instead")
+        raise NotFound(f"no result under {old[:12]}", hint="it may have been damaged; run the stage instead")
     new = action.key()
     try:
         kept = Action.from_json(found.record.body["action"])
     except (KeyError, TypeError, ValueError) as error:
-        raise Refused(f"{old[:12]} does not say what made it: {error}", hint="run the stage instead") from None
+        raise Refused(f"{old[:12]} has no valid record of its stage: {error}", hint="run the stage instead") from None
     if (kept.facts.stage, kept.facts.output) != (action.facts.stage, action.facts.output):
         raise Refused(
             f"{old[:12]} is a {kept.facts.output} of {kept.facts.stage}, "
@@ -526,7 +526,7 @@ class NodeDecider:
         return names
 
     def tell(self, status: StatusWriter) -> None:
-        """Say now and then how far the one is that has been reading for a while."""
+        """Report the progress of a long read now and then."""
         now_s = self._clock.monotonic_s()
         for reader in self._first():
             if now_s - reader.told_s >= _TELL_EVERY_S:

@@ -52,7 +52,7 @@ class IndexFile:
             return None
 
     def close(self) -> None:
-        """Let go of the database; it is opened again when it is needed."""
+        """Close the database; it is opened again when needed."""
         self._let_go()
         self._is_opened = False
 
@@ -319,7 +319,7 @@ class Footprints:
         return None if row is None else Footprint(runs=row[0], peak_bytes=row[1], killed_at_bytes=row[2])
 
     def close(self) -> None:
-        """Let go of the database; it opens again when it is needed."""
+        """Close the database; it is opened again when needed."""
         with self._lock:
             self._index.close()
 

@@ -89,9 +89,7 @@ def decide_scratch(
 ) -> ScratchStart | ScratchResume | ScratchInUse:
     """Decide what a run may do with a scratch folder, from its marker and whether the process that wrote it lives."""
     if marker is None or marker.status not in (_RUNNING, _LEFT):
-        return ScratchStart(
-            why="nobody has worked here" if marker is None else "the work that was done here is finished"
-        )
+        return ScratchStart(why="unused" if marker is None else "its work is finished")
     if marker.run_id == run_id:
         return ScratchResume(why="an earlier attempt of this run")
     if marker.status == _LEFT:
@@ -112,7 +110,7 @@ class Scratch:
     def __init__(self, path: str, marker: Marker, clock: Clock, *, goes_on: bool, why: str) -> None:
         self.path = path
         self.goes_on = goes_on
-        """Whether what an earlier attempt left may be used."""
+        """True if the files of an earlier attempt may be used."""
         self.why = why
         self._marker = marker
         self._clock = clock

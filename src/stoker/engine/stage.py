@@ -335,8 +335,8 @@ def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPol
         (version < 1, f"versions count from 1, not {version}"),
         *((True, what) for what in contradictions_in(needs)),
         (retry.attempts < 1, "attempts include the first, so there is at least one"),
-        (retry.backoff_s < 0, "a pause can't be negative"),
-        (timeout_s is not None and not timeout_s > 0, f"a limit of {timeout_s} s leaves no time to run"),
+        (retry.backoff_s < 0, "the backoff is negative"),
+        (timeout_s is not None and not timeout_s > 0, f"a limit of {timeout_s} s is not positive"),
     ):
         if is_wrong:
             message = f"stage {name!r}: {what}"
@@ -346,8 +346,8 @@ def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPol
 def contradictions_in(needs: Needs) -> list[str]:
     """Return what a stage can't need, one line each: for a stage itself, and for what a plan says of a node."""
     rules = (
-        (_is_below_zero(needs), "it can't need less than nothing"),
-        (needs.shares and not (needs.gpu and needs.vram_gib), "who shares a device says how much of it: gpu, vram_gib"),
+        (_is_below_zero(needs), "needs must not be negative"),
+        (needs.shares and not (needs.gpu and needs.vram_gib), "sharing a device needs gpu and vram_gib"),
         (needs.vram_gib and not needs.gpu, "device memory without a device"),
         (needs.base_gib > needs.vram_gib, "the base is a part of vram_gib"),
         (needs.base_memory_gib > needs.memory_gib, "the base is a part of memory_gib"),

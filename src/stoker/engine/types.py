@@ -38,12 +38,12 @@ class Engine:
     capacity: Capacity
     memory: MemoryGate
     open_devices: Callable[[Callable[[], None]], DeviceGate]
-    """Give the gate before devices for one run; it calls back when a stage that waits may start."""
+    """Returns the device gate of one run; it calls back when a waiting stage may start."""
     clock: Clock
     shared_runner: Callable[[], SharedProcessRunner | None] = lambda: None
-    """Give what runs stages that share a process; nothing: each has its own here."""
+    """Returns the runner of stages that share a process; None: each has a process of its own."""
     forked_runner: Callable[[], StageRunner] | None = None
-    """Give what runs in a process of its own a stage that would run here, if this process has its code no more."""
+    """Returns the runner, in another process, of an inline stage whose code this process does not have any more."""
 
 
 # How a person wants a plan to run.

@@ -84,10 +84,10 @@ class GangSelfTest:
 
 
 def choose(wanted: int | None, devices: Sequence[Device]) -> GangSelfTestSetup:
-    """Say what to try with these GPUs: NCCL where each rank gets its own, else gloo. `wanted` is how many, if said."""
+    """Return the setup for these GPUs: NCCL if each rank has its own, else gloo. `wanted` is the number of ranks."""
     count = wanted or max(RANKS, len(devices))
     if not devices:
-        return GangSelfTestSetup(ranks=count, backend="gloo", why="no GPU is usable here")
+        return GangSelfTestSetup(ranks=count, backend="gloo", why="no usable GPU on this machine")
     if count <= len(devices):
         return GangSelfTestSetup(ranks=count, backend="nccl", devices=tuple(devices[:count]))
     there = "there is 1 GPU" if len(devices) == 1 else f"there are {len(devices)} GPUs"
@@ -154,13 +154,13 @@ def _devices(trial: GangSelfTestSetup) -> list[tuple[int, Device | None]]:
 
 
 def check_sums(rank: int, total: Sequence[float], ranks: int) -> None:
-    """See that what a rank has is right: whole numbers that every float holds exactly. Raises `WorkFailed`."""
+    """Check a rank's sums: whole numbers, exact in every float type. Raises `WorkFailed`."""
     expected = [ranks * (ranks + 1) / 2 + ranks * place for place in range(_VALUES)]
     if list(total) != expected:
         place = next((at for at, pair in enumerate(zip(total, expected, strict=False)) if pair[0] != pair[1]), 0)
         raise WorkFailed(
             f"rank {rank} (device {rank}) added up wrongly: {total[place]} at {place}, and it is {expected[place]}",
-            hint="do not train on it: network, driver or memory",
+            hint="do not train on it: check network, driver and memory",
             rank=rank,
             phase=COLLECTIVE,
         )

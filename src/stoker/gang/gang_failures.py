@@ -65,13 +65,13 @@ class RankSnapshot:
     page: RankPage
     """The last whole page that was read; a page of zeros before the first."""
     is_torn: bool = False
-    """Whether what stands there now is not whole: it was being written, or its writer died over it."""
+    """True if the page is incomplete: it was being written, or its writer died."""
     gone_ns: int | None = None
     """When its process was seen to have ended."""
     exit: ProcessExit | None = None
     """How, once that is known."""
     is_done: bool = False
-    """Whether it has done what is waited for, whatever its page says."""
+    """True if it has done what is waited for, whatever its page shows."""
 
 
 @frozen
@@ -100,7 +100,7 @@ class RankFailure:
     text: str = ""
     exit: ProcessExit | None = None
     is_echo: bool = False
-    """Whether it only reports that a peer is gone."""
+    """True if it only reports that a peer is gone."""
 
 
 @frozen
@@ -397,7 +397,7 @@ def _hint(cause: RankFailure) -> str:
         return "data.crash has where it was; raise timeout_s if it only needs longer"
     number = None if cause.exit is None else cause.exit.signal
     if cause.how is RankFailureMode.ENDED and number == signal.SIGKILL:
-        return "was it killed for memory?"
+        return "check whether it was killed for memory: dmesg"
     if cause.how is RankFailureMode.ENDED and number in {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE}:
         return "data.crash has where it was when it crashed"
     return ""

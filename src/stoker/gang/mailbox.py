@@ -111,7 +111,7 @@ class RankPage:
     error_type: str = ""
     error_text: str = ""
     is_cut: bool = False
-    """Whether more was to be said than there is room for."""
+    """True if the text did not fit and was cut."""
     errno: int = 0
     traceback_bytes: int = 0
 
@@ -393,11 +393,11 @@ class Publisher:
         self._publish(state=state, phase=Phase(phase), stamps_ns=tuple(stamps))
 
     def show_place(self, place: str) -> None:
-        """Say where the store is that this rank has made."""
+        """Publish the address of the store that this rank made."""
         self._publish(handle_kind=STORE_PLACE, handle=place.encode())
 
     def ready(self, shown: RankWindowInfo) -> None:
-        """Say that everything is up, and where it is."""
+        """Publish that this rank is ready, with its window."""
         stamps = list(self._page.stamps_ns)
         stamps[Phase.READY] = time.monotonic_ns()
         self._publish(
@@ -414,7 +414,7 @@ class Publisher:
         )
 
     def fail(self, error: BaseException, *, hidden_frames: int = 0) -> None:
-        """Say what went wrong, in the phase that is under way; `hidden_frames` of ours are left out at its top."""
+        """Publish an error of the current phase, without the first `hidden_frames` of its traceback."""
         failed_ns = time.monotonic_ns()
         trace = error.__traceback__
         for _ in range(hidden_frames):
@@ -424,7 +424,7 @@ class Publisher:
         self.tell(type(error).__name__, text, failed_ns=failed_ns, traceback_text=said, errno=_errno_of(error))
 
     def tell(self, kind: str, text: str, *, failed_ns: int, traceback_text: str = "", errno: int = 0) -> None:
-        """Say that something of this kind went wrong, then."""
+        """Publish a failure of this kind at that time."""
         data, is_cut = _keep_end(traceback_text)
         os.pwrite(self._fd, data, TRACEBACK_AT)
         self._publish(

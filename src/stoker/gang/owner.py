@@ -161,7 +161,7 @@ class RunningGang:
             self.let_go()
 
     def let_go(self) -> None:
-        """Let go of everything; ranks that are still there end of it."""
+        """Release everything; remaining ranks end because of it."""
         while self._ends:
             self._ends.pop().close()
         self._staging.close()
@@ -235,7 +235,7 @@ class InlineGang:
         return self._staging.read_all()
 
     def close(self) -> None:
-        """Let go in order, so that this process may be a rank again."""
+        """Release in order, so that this process may be a rank again."""
         if self._rank is not None:
             self._rank.stage_out()
             self._rank.close()
@@ -287,7 +287,7 @@ def warm_here() -> RankZygote:
         if pid not in _kept:
             # In a forked copy of this process the other one's is not ours to use, nor to close.
             _kept.clear()
-            # Handed on as it is: ranks run this process's code, and get its variables anew when they start.
+            # The code is that of this process; ranks get its variables when they start.
             environment = dict(os.environ)  # noqa: TID251 - see above
             _kept[pid] = RankZygote(env=environment, cwd=os.getcwd(), sys_path=sys.path)
             atexit.register(_close, pid)
@@ -517,7 +517,7 @@ class Gang(Closable):
 
     def _see_up(self) -> tuple[RunningGang | InlineGang, tuple[Context, ...]]:
         if self._why_over:
-            raise GangClosed(f"the gang can't be used any more: {self._why_over}", hint="make another one")
+            raise GangClosed(f"the gang is over: {self._why_over}", hint="make another one")
         if self._live is None or self._contexts is None:
             raise GangNotUp("the gang is not up", hint="use it in a with-block, or call bring_up")
         return self._live, self._contexts
@@ -541,7 +541,7 @@ class _Busy:
 def _fitting_faults(backend: str, kind: str, mode: str, count: int) -> list[Diagnostic]:
     faults = []
     if (backend, kind) == ("nccl", "cpu"):
-        faults.append(Diagnostic("backend", "nccl speaks between GPUs only", "use gloo"))
+        faults.append(Diagnostic("backend", "nccl needs GPUs", "use gloo"))
     if mode == "inline" and count > 1:
         faults.append(Diagnostic("mode", f"inline is for one rank, and there are {count}"))
     return faults

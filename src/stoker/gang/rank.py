@@ -50,7 +50,7 @@ def draw_anew() -> None:
 
 _PEERS_WAIT_S = 5.0
 _PEERS_LOOK_S = 0.005
-# Those through which a call goes on its way to the work.
+# The frames between a call and the work.
 _OUR_MODULES = frozenset({"stoker.gang.rank", "stoker.gang.owner"})
 
 
@@ -108,7 +108,7 @@ class GangRank:
                 write_at(self._fds[STAGING], self._block.read(own[name].offset, own[name].nbytes), at)
 
     def close(self) -> None:
-        """Let go in order: windows, then the communicator."""
+        """Release in order: windows, then the communicator."""
         from stoker.gang import torch_backend  # noqa: PLC0415 - torch, which this process has already
 
         self._publisher.closing()
@@ -264,11 +264,11 @@ def take_surroundings(request: Mapping[str, Any], fds: Mapping[str, int]) -> Non
 
 
 def watch_for_crashes(mailbox_fd: int) -> None:
-    """Have a crash of native code, and a question where we are, answered into the black box."""
+    """Write the traceback of a native crash, or on request, into the mailbox."""
     path = f"/proc/self/fd/{mailbox_fd}"
     if not os.path.exists(path):
         return
-    # Opened anew: its place in the file is its own. It stays open as long as the process.
+    # A file description of its own, with a position of its own. Open until the process ends.
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     os.lseek(fd, CRASH_AT, os.SEEK_SET)
     faulthandler.enable(fd, all_threads=False)

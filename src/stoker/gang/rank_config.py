@@ -64,9 +64,9 @@ class Buffer:
     nbytes: int
     dtype: str = "uint8"
     load_from_host: bool = False
-    """Whether it is filled from the rank's `inputs` before the gang is ready."""
+    """True if it is filled from the rank's `inputs` before the gang is ready."""
     store_to_host: bool = False
-    """Whether its content is brought back to the owner: when asked, and when the gang closes."""
+    """True if its content is copied to the owner: on request, and when the gang closes."""
 
 
 @frozen_by_position
@@ -95,7 +95,7 @@ def listed(ranks: object) -> tuple[Any, ...]:
     if isinstance(ranks, Iterable):
         return tuple(ranks)
     fault = Diagnostic("ranks", f"is a {type(ranks).__name__}", "give a list of one RankConfig per rank")
-    raise BadGang(f"a gang can't be made like that: {fault}", faults=(fault,))
+    raise BadGang(f"invalid gang: {fault}", faults=(fault,))
 
 
 def check(
@@ -128,7 +128,7 @@ def check(
             )
     if faults:
         listed = "; ".join(map(str, faults[:3])) + (f"; and {len(faults) - 3} more" if len(faults) > 3 else "")
-        raise BadGang(f"a gang can't be made like that: {listed}", faults=tuple(faults))
+        raise BadGang(f"invalid gang: {listed}", faults=tuple(faults))
 
 
 def word_faults(words: Mapping[str, tuple[object, Sequence[str]]]) -> list[Diagnostic]:
@@ -255,7 +255,7 @@ def _input_faults(where: str, config: RankConfig) -> list[Diagnostic]:
             size = memoryview(given).cast("B").nbytes
         except TypeError:
             hint = "give bytes, or an array whose items lie one behind the other"
-            faults.append(Diagnostic(place, f"a {type(given).__name__} does not give its bytes", hint))
+            faults.append(Diagnostic(place, f"a {type(given).__name__} has no buffer of bytes", hint))
             continue
         if size != by_name[name].nbytes:
             faults.append(Diagnostic(place, f"{size} bytes for a buffer of {by_name[name].nbytes}"))

@@ -136,7 +136,7 @@ class ThisRank:
         return self.context.nranks
 
     def communicator(self) -> None:
-        """See that the process group is there. Only a gang with a lazy communicator has to ask, on every rank."""
+        """Create the process group if there is none. Only ranks of a gang with a lazy communicator need this."""
         self._join()
 
     def buffer(self, name: str) -> memoryview:
@@ -158,12 +158,12 @@ class ThisRank:
         return self._block(rank).tensor(place.offset, place.nbytes, place.dtype)
 
     def close_peers(self) -> None:
-        """Give the peers' windows back."""
+        """Release the peers' windows."""
         for rank in [rank for rank in self._blocks if rank != self.rank]:
             self._blocks.pop(rank).close()
 
     def close(self) -> None:
-        """Give all windows back, the peers' first."""
+        """Release all windows, the peers' first."""
         self.close_peers()
         while self._blocks:
             self._blocks.popitem()[1].close()
@@ -194,6 +194,6 @@ def this_rank() -> ThisRank:
 
 
 def become(rank: ThisRank | None) -> None:
-    """Say which rank this process is."""
+    """Set which rank this process is."""
     global _current  # noqa: PLW0603 - a process is one rank
     _current = rank

@@ -96,7 +96,7 @@ def main_of(module: ModuleType | None) -> tuple[str, str] | None:
 
 
 def prepare_main(main: tuple[str, str] | None) -> None:
-    """Have the main module of the owner here, once."""
+    """Import the main module of the owner, once."""
     if main is None or main in _prepared:
         return
     how, where = main

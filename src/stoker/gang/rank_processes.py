@@ -107,7 +107,7 @@ class RankProcesses(Closable):
         return any(isinstance(page, RankPage) and page.state is RankState.ERROR for page in pages)
 
     def has_unwatched(self) -> bool:
-        """Whether there is a process whose end would not wake us: it may have ended before we could ask for that."""
+        """True if there is a process whose end does not wake us: it may have ended before we watched it."""
         return any(one.fd() is None and self._seen[rank].gone_ns is None for rank, one in enumerate(self.processes))
 
     def saw_end(self, rank: int) -> None:
@@ -326,7 +326,7 @@ def wait_for(  # noqa: PLR0913 - what is waited for, and how
 
 
 def _watch(selector: selectors.BaseSelector, ranks: RankProcesses) -> dict[int, int]:
-    """Have the ends of processes wake us; give their ranks by descriptor."""
+    """Watch the ends of processes; return their ranks by descriptor."""
     watched: dict[int, int] = {}
     for rank, process in enumerate(ranks.processes):
         fd = process.fd()
@@ -384,7 +384,7 @@ def _error(ranks: RankProcesses, failed: GangFailure, looks: list[RankSnapshot])
 
 
 def _ask_where(ranks: RankProcesses, silent: list[int]) -> None:
-    """Have silent ranks say where they are; those that can't, don't."""
+    """Request the tracebacks of silent ranks, as far as they can write them."""
     if WHERE_SIGNAL is None:
         return
     for rank in silent:

@@ -327,7 +327,7 @@ class RendezvousConnection:
         self._socket.close()
 
     def _notice_silence(self, unheard_s: float) -> None:
-        """Have the kernel end the connection when the other host is out of reach."""
+        """Let the kernel close the connection when the other host is unreachable."""
         quarter_s = max(1, round(unheard_s / 4))
         wanted = {"TCP_KEEPIDLE": quarter_s, "TCP_KEEPINTVL": quarter_s, "TCP_KEEPCNT": 3}
         with suppress(OSError):
@@ -418,7 +418,7 @@ class TcpRendezvous:
 
 
 def check_words(names: Sequence[str], token: str, epoch: int) -> None:
-    """See that a rendezvous can be called that. Raises `BadGang`."""
+    """Check the names, token and epoch of a rendezvous. Raises `BadGang`."""
     faults = [Diagnostic("host", f"{name!r} is not the name of a host") for name in names if not is_name(name)]
     if len(set(names)) != len(names) or not 1 <= len(names) <= MOST_HOSTS:
         faults.append(
@@ -429,7 +429,7 @@ def check_words(names: Sequence[str], token: str, epoch: int) -> None:
     if not 0 <= epoch <= _MOST_EPOCH:
         faults.append(Diagnostic("epoch", f"{epoch} is not the number of an attempt"))
     if faults:
-        raise BadGang(f"hosts can't meet like that: {'; '.join(map(str, faults))}", faults=tuple(faults))
+        raise BadGang(f"invalid rendezvous: {'; '.join(map(str, faults))}", faults=tuple(faults))
 
 
 def vanished(host: str, why: str) -> HostFailure:
@@ -438,6 +438,6 @@ def vanished(host: str, why: str) -> HostFailure:
         host=host,
         message=f"{host} vanished ({why})",
         code="host_vanished",
-        hint="was it killed, or its network cut?",
+        hint="check that its process and its network are up",
         missing=(host,),
     )

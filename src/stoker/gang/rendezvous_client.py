@@ -46,7 +46,7 @@ class RendezvousClient(TcpRendezvous):
         self._unheard_s = unheard_s
         self._talk: RendezvousConnection | None = None
         self._is_disconnected = False
-        """Whether the connection broke before the holder said anything beyond its welcome."""
+        """True if the connection broke before the host sent more than its welcome."""
         self._holder = f"{at[0]}:{at[1]}"
 
     def gather(self, part: HostPart, timeout_s: float, is_cancelled: Callable[[], bool] = bool) -> HostRanks:
@@ -100,7 +100,7 @@ class RendezvousClient(TcpRendezvous):
         `is_again`: this host was let in before and lost the connection, so a holder that is gone is not waited for.
         """
         clock = SystemClock()
-        why = "nobody listens there"
+        why = "connection refused"
         while (left_s := deadline_s - clock.monotonic_s()) > 0:
             if is_cancelled() or self._is_closed:
                 raise Cancelled("the gang was cancelled")
@@ -150,10 +150,12 @@ class RendezvousClient(TcpRendezvous):
                 talk.close()
                 return False
             why = lines.text(answer, "why")
-            raise RendezvousFailed(f"{self._holder} does not let {self.name} in: {why}", host=self._holder, why=why)
+            raise RendezvousFailed(f"{self._holder} refused {self.name}: {why}", host=self._holder, why=why)
         if not lines.is_proven(lines.text(answer, "proof"), self._token, "holder", **proven):
             why = "it does not know the token"
-            raise RendezvousFailed(f"{self._holder} is not who holds the rendezvous: {why}", host=self._holder, why=why)
+            raise RendezvousFailed(
+                f"{self._holder} is not the host of this rendezvous: {why}", host=self._holder, why=why
+            )
         self._holder = lines.name_of(answer)
         return True
 
@@ -221,7 +223,7 @@ class RendezvousClient(TcpRendezvous):
         hosts = lines.read_hosts(line)
         place = lines.number(line, "place", len(hosts) - 1, 1)
         if hosts[place].name != self.name:
-            message = f"gave the seat of {hosts[place].name}"
+            message = f"sent the place of {hosts[place].name}"
             raise BadLine(message)
         self._host_ranks = HostRanks(hosts=hosts, place=place, address=talk.own_address, epoch=self.epoch)
 

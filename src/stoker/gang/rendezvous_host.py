@@ -145,7 +145,7 @@ class RendezvousHost(TcpRendezvous):
                 connection.close()
 
     def _attend(self, talk: RendezvousConnection) -> None:
-        """See one connection through, from its first word to its last."""
+        """Serve one connection until its end."""
         client: _Client | None = None
         with self._news:
             self._open.add(talk)

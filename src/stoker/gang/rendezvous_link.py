@@ -76,7 +76,7 @@ class RendezvousLink:
         return look.page.state is RankState.SUCCESS and self._rendezvous.has_passed(UP)
 
     def settle(self, error: StokerError) -> StokerError:
-        """Tell the others of an error here; give it, or the one on another host that came before it."""
+        """Report an error of this host to the others; return it, or an earlier one of another host."""
         if error is self._raised:
             return error
         own = cause_of(error, self._host_ranks.name)

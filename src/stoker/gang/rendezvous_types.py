@@ -77,7 +77,7 @@ class HostFailure:
     """That of its error."""
     hint: str = ""
     is_echo: bool = False
-    """Whether it only reports that a peer is gone."""
+    """True if it only reports that a peer is gone."""
     missing: tuple[str, ...] = ()
     """Hosts that did not arrive, or vanished, if that is why."""
     facts: Mapping[str, Any] = fresh(factory=dict)
@@ -99,13 +99,13 @@ class Rendezvous(Protocol):
         """Wait until every host is there. Raises `RendezvousFailed` with who is not, `Cancelled`."""
 
     def publish(self, place: str) -> None:
-        """Say where the store is: the first host does."""
+        """Publish the address of the store; the first host does."""
 
     def published(self) -> str:
         """Return where the store is; empty until that is known."""
 
     def arrive(self, point: str) -> None:
-        """Say that this host got to a point."""
+        """Report that this host reached a point."""
 
     def has_passed(self, point: str) -> bool:
         """Return whether every host got there."""
@@ -114,13 +114,13 @@ class Rendezvous(Protocol):
         """Return the hosts that are not known to have got there."""
 
     def fail(self, cause: HostFailure) -> None:
-        """Say that this host gives up, and why; only the first time counts."""
+        """Report that this host failed, and why; only the first call counts."""
 
     def verdict(self) -> RendezvousOutcome | None:
         """Return why the rendezvous failed, once it did."""
 
     def on_news(self, wake: Callable[[], None]) -> None:
-        """Have this called, by another thread, when something above has changed."""
+        """Set a function that another thread calls when any of the above changes."""
 
     def close(self) -> None:
         """Leave. Twice is fine."""
@@ -153,7 +153,7 @@ def not_arrived(missing: Sequence[str], after_s: float, point: str = "") -> Host
         host=missing[0] if missing else "",
         message=f"{', '.join(missing) or 'the last host'} did not arrive{where} in {after_s:.3g} s",
         code=RendezvousFailed.code,
-        hint="is it started there, with the same token and epoch, and can the hosts reach each other?",
+        hint="check that it runs there with the same token and epoch, and that the hosts reach each other",
         missing=tuple(missing),
     )
 
@@ -162,7 +162,7 @@ def failed(verdict: RendezvousOutcome) -> RendezvousFailed:
     """Return the error of a host that learns why the rendezvous failed."""
     cause = verdict.cause
     return RendezvousFailed(
-        cause.message if cause.missing else f"{cause.host} gave up: {cause.message}",
+        cause.message if cause.missing else f"{cause.host} failed: {cause.message}",
         hint=cause.hint,
         host=cause.host,
         cause=cause.code,

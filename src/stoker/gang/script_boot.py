@@ -53,24 +53,24 @@ class Mailbox:
         self._stamps = [0] * 8
 
     def begin(self, phase: int) -> None:
-        """Say that a phase begins, now."""
+        """Publish the start of a phase."""
         with self._turn:
             self._phase = phase
             self._stamps[phase] = time.monotonic_ns()
             self._publish(_SUCCESS if phase >= READY else _STARTED)
 
     def tell(self, kind: str, text: str, *, failed_ns: int, traceback_text: str = "") -> None:
-        """Say that something of this kind went wrong, then."""
-        told = traceback_text.encode(errors="backslashreplace")
-        is_cut = len(told) > 48 * 1024
-        told = told[-48 * 1024 :]
-        os.pwrite(self._fd, told, 4096)
+        """Publish a failure of this kind at that time."""
+        trace_bytes = traceback_text.encode(errors="backslashreplace")
+        is_cut = len(trace_bytes) > 48 * 1024
+        trace_bytes = trace_bytes[-48 * 1024 :]
+        os.pwrite(self._fd, trace_bytes, 4096)
         (kind_bytes, kind_cut), (text_bytes, text_cut) = _cut(kind, 63), _cut(text, 1023)
         with self._turn:
-            self._publish(_ERROR, (kind_bytes, text_bytes), failed_ns, is_cut or kind_cut or text_cut, len(told))
+            self._publish(_ERROR, (kind_bytes, text_bytes), failed_ns, is_cut or kind_cut or text_cut, len(trace_bytes))
 
     def _publish(
-        self, state: int, error: tuple[bytes, bytes] = (b"", b""), failed_ns: int = 0, cut: int = 0, told: int = 0
+        self, state: int, error: tuple[bytes, bytes] = (b"", b""), failed_ns: int = 0, cut: int = 0, traced: int = 0
     ) -> None:
         kind, text = error
         self._sequence += 1
@@ -78,7 +78,7 @@ class Mailbox:
         page = bytearray(4096)
         struct.pack_into(
             "<QIIIiQQQQQQIIIQiIIII", page, 16, self._sequence, self._phase, rank, nranks, device, pid, ticks,
-            0, 0, 0, 0, 0, 0, 0, failed_ns, 0, cut, told, len(kind), len(text),
+            0, 0, 0, 0, 0, 0, 0, failed_ns, 0, cut, traced, len(kind), len(text),
         )  # fmt: skip
         struct.pack_into("<8Q", page, 160, *self._stamps)
         page[320 : 320 + len(kind)] = kind
@@ -111,8 +111,8 @@ def run(order: Mapping[str, Any], report: Any) -> int:
     except BaseException as error:  # noqa: BLE001 - whatever ends the script is published
         failed_ns = time.monotonic_ns()
         trace = _without_us(error.__traceback__)
-        told = "".join(traceback.format_exception(type(error), error, trace))
-        report.tell(type(error).__name__, _text_of(error), failed_ns=failed_ns, traceback_text=told)
+        trace_text = "".join(traceback.format_exception(type(error), error, trace))
+        report.tell(type(error).__name__, _text_of(error), failed_ns=failed_ns, traceback_text=trace_text)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return status

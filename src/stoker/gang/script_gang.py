@@ -270,7 +270,7 @@ class ScriptGang:
         self.warnings: tuple[str, ...] = ()
 
     def end(self, why: StokerError) -> None:
-        """Have `run` stop all ranks and raise this: `Cancelled` interrupts them, anything else asks them to end."""
+        """Make `run` stop all ranks and raise this: `Cancelled` sends SIGINT, anything else SIGTERM."""
         self._why = self._why or why
         self._cancel()
 
@@ -299,7 +299,7 @@ class ScriptGang:
                 if isinstance(error, RankTimeout):
                     error.hint = self._why_silent(error.rank)
                 elif self._left and is_echo(str(error.data.get("text", ""))):
-                    error.hint = f"rank {_named(self._left)} had ended with 0 by then; it may be the peer that is gone"
+                    error.hint = f"rank {_named(self._left)} exited with 0 before; it may be the peer that is gone"
                 raise
             finally:
                 self.warnings += tuple(voices.unkept)
@@ -308,7 +308,7 @@ class ScriptGang:
         strangers = [other for other in range(self._nranks) if (other, Phase.COMM) not in self._stamps]
         if not strangers or rank in strangers:
             return "the others waited for it in init_process_group; --timeout gives it longer"
-        return f"it waited in init_process_group for rank {_named(strangers)}, which ended with 0 and never came there"
+        return f"it waited in init_process_group for rank {_named(strangers)}, which exited with 0 and never called it"
 
     def _run(self, voices: RankOutput, port: int) -> None:
         env = shared_variables(self._script.environment, self._nranks)
@@ -405,7 +405,7 @@ def _named(ranks: Collection[int]) -> str:
 
 
 def _make_room(nranks: int) -> None:
-    """See that so many descriptors may be open as this many ranks take."""
+    """Raise the limit of open files to what this many ranks need."""
     if sys.platform == "win32":
         return
     import resource  # noqa: PLC0415 - not on Windows

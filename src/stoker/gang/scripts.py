@@ -37,7 +37,7 @@ class Script:
     """The interpreter with its options, or the program with its words; the first is a path."""
     environment: Mapping[str, str]
     is_own: bool = False
-    """Whether our own interpreter can run it as it is."""
+    """True if our own interpreter can run it."""
     how: str = ""
     """One of `FILE`, `MODULE`, `CODE`; empty: a program."""
     what: str = ""
@@ -90,7 +90,7 @@ def read_script(
     """Find out what the words mean in a folder. Raises `ProgramNotFound` if the program or its script is not there."""
     own = own or OwnPython()
     if not words or not words[0]:
-        raise ProgramNotFound("a program has a name, and this is an empty word", hint="-- python train.py")
+        raise ProgramNotFound("the program's name is empty", hint="-- python train.py")
     argv0, env = _find(words[0], folder, environment, own)
     if not is_bare_python(os.path.basename(words[0])):
         return Script(argv=(argv0, *words[1:]), environment=env)
@@ -150,7 +150,7 @@ def _find(word: str, folder: str, environment: Mapping[str, str], own: OwnPython
         return os.path.join(folder, find_program(word, cwd=folder, env=environment)), env
     except NoPermission:
         hint = f"-- python {word}" if word.endswith(".py") else f"chmod +x {word}, or name its interpreter"
-        raise ProgramNotFound(f"{word} may not be executed", hint=hint) from None
+        raise ProgramNotFound(f"{word} is not executable", hint=hint) from None
     except LocalFile as error:
         is_here = os.path.isfile(os.path.join(folder, word))
         hint = error.hint if not is_here else f"-- python {word}" if word.endswith(".py") else f"-- ./{word}"
@@ -199,7 +199,7 @@ def _see_script(script: str, folder: str) -> None:
         beside = []
     near = did_you_mean(os.path.basename(script), [name for name in beside if name.endswith(".py")])
     raise ProgramNotFound(
-        f"there is no script {script}", hint=near or "a path is relative to where the command is given"
+        f"there is no script {script}", hint=near or "paths are relative to the folder of the command"
     )
 
 

@@ -69,7 +69,7 @@ class RankProcess(Protocol):
         """Return what becomes readable when the process itself ends; `None` where there is no such thing."""
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the descriptor."""
 
 
 class Starter(Protocol):
@@ -324,7 +324,7 @@ class LocalForkedRank(RankProcessBase):
 
     @property
     def is_reaped(self) -> bool:
-        """Whether its pid may have been reused by now."""
+        """True if its pid may have been reused."""
         return self._exit is not None
 
     def exit(self) -> ProcessExit | None:

@@ -30,7 +30,7 @@ def select_device(device_id: int) -> None:
 
 
 def use_one_thread() -> None:
-    """Have torch's own work on the processor done by one thread."""
+    """Limit torch to one CPU thread."""
     torch.set_num_threads(1)
 
 

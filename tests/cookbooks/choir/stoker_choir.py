@@ -73,12 +73,12 @@ def shared_by_choir(args: ChoirArgs, digest_of: Callable[[str], str]) -> SharedB
 
 def sing_together(shared: SharedContext) -> None:
     """Sing a verse of each voice in turn."""
-    seated: list[Member] = []
+    members: list[Member] = []
     while not shared.is_over:
-        seated += shared.new_members(wait_s=0.02)
-        for member in seated:
+        members += shared.new_members(wait_s=0.02)
+        for member in members:
             _verse(member)
-        seated = [member for member in seated if member.is_active]
+        members = [member for member in members if member.is_active]
 
 
 def _verse(member: Member) -> None:

@@ -41,7 +41,7 @@ def serving(home: Path, environment: dict[str, str] | None = None, **options: An
         ({"listen": "192.0.2.1:0", "token_file": "TOKEN"}, 2, "can't listen at"),
         ({"db": "mysql://x/y"}, 2, "not supported"),
         ({"lease_s": 10.0, "heartbeat_s": 30.0}, 2, "does not keep a lease"),
-        ({"events_kept_s": 0.0}, 2, "gone before anybody has read them"),
+        ({"events_kept_s": 0.0}, 2, "deleted before they are read"),
         ({"upload_limit_bytes": 5}, 2, "lets no job's code come"),
         ({"cluster": "/nowhere/missing.yaml"}, 16, "missing.yaml"),
         ({"token_file": "/nowhere/missing.token"}, 16, "there is no token file"),

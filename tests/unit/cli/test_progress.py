@@ -85,10 +85,10 @@ def test_who_waits_no_longer_runs_like_everybody() -> None:
 
 
 def test_who_waits_for_another_process_says_so_and_keeps_saying_for_whom() -> None:
-    why = "process 7 has worked on it for 4s"
+    why = "process 7 has been running it for 4s"
     fields: dict[str, object] = {"node": "train", "key": "k", "why": why, "waits_for": "waits for process 7"}
     paper = follow(Event(Kinds.STAGE_WAITING, fields))
-    assert paper.lines == ["~ train  waits: process 7 has worked on it for 4s"]
+    assert paper.lines == ["~ train  waits: process 7 has been running it for 4s"]
     assert paper.running is not None
     assert paper.running(112.0, 5.0) == ["train     12s  waits for process 7"]
     hit = Event(Kinds.STAGE_SKIPPED, {"node": "train", "stage": "x", "key": "k", "digest": "d"})

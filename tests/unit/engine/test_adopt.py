@@ -44,7 +44,7 @@ def test_who_did_it_and_why_is_written_down(lab: Lab) -> None:
 
 
 def test_what_is_not_there_cant_be_adopted(lab: Lab) -> None:
-    with pytest.raises(NotFound, match="no result lies under 000000000000"):
+    with pytest.raises(NotFound, match="no result under 000000000000"):
         bless(lab, Digest("0" * 64), action(lab, 2))
 
 

@@ -292,7 +292,7 @@ def test_nan_is_within_no_limits_and_anything_without_limits() -> None:
 
 def test_a_stage_without_arguments_says_so() -> None:
     _, faults = ArgsSchema(None).check({"x": 1}, owner="load")
-    assert str(faults[0]) == "load.x: there is no such argument (it takes none)"
+    assert str(faults[0]) == "load.x: unknown argument (it takes none)"
 
 
 def test_texts_are_read_with_all_faults_and_unknown_names_left_for_the_check() -> None:

@@ -111,7 +111,7 @@ def test_a_name_that_the_author_chose_twice_is_a_fault() -> None:
     builder = PlanBuilder("demo")
     builder.start(number, id="a")
     builder.start(number, id="a")
-    with pytest.raises(InvalidPlan, match="a: is the name of two nodes"):
+    with pytest.raises(InvalidPlan, match="a: duplicate node name"):
         builder.finish()
 
 
@@ -214,11 +214,11 @@ def test_a_stage_without_inputs_is_not_fed() -> None:
 
 def test_a_cycle_is_named() -> None:
     told = faults(("a", double, {}, [(None, "c")]), ("b", double, {}, [(None, "a")]), ("c", double, {}, [(None, "b")]))
-    assert told == ["a → b → c → a: needs itself: a cycle"]
+    assert told == ["a → b → c → a: depends on itself: a cycle"]
 
 
 def test_a_node_that_feeds_itself_is_a_cycle() -> None:
-    assert faults(("a", double, {}, [(None, "a")])) == ["a → a: needs itself: a cycle"]
+    assert faults(("a", double, {}, [(None, "a")])) == ["a → a: depends on itself: a cycle"]
 
 
 def test_every_cycle_is_named_once_and_what_hangs_below_it_is_not() -> None:
@@ -229,7 +229,7 @@ def test_every_cycle_is_named_once_and_what_hangs_below_it_is_not() -> None:
         ("y", double, {}, [(None, "x")]),
         ("below", double, {}, [(None, "a")]),
     )
-    assert told == ["a → b → a: needs itself: a cycle", "x → y → x: needs itself: a cycle"]
+    assert told == ["a → b → a: depends on itself: a cycle", "x → y → x: depends on itself: a cycle"]
 
 
 def test_final_and_kept_nodes_must_exist() -> None:
@@ -249,7 +249,7 @@ def test_arguments_are_checked_with_the_rest() -> None:
     told = faults(("a", number, {"value": "x"}, []), ("b", count, {"n": -1, "m": 1}, []))
     assert told == [
         "a.value: expected a whole number, got 'x'",
-        "b.m: there is no such argument (known: n, ledger)",
+        "b.m: unknown argument (known: n, ledger)",
         "b.n: must be at least 0, got -1",
     ]
 

@@ -255,7 +255,7 @@ def test_a_damaged_record_is_a_miss_and_is_set_aside(lab: Lab, ledger: str, how:
         assert len(second.of_kind("cache_corrupt")) == 1
         assert os.listdir(lab.store.places.quarantine)
     else:
-        assert second.of_kind("stage_begin")[0]["why"] == "it ran before, but its result is no longer kept"
+        assert second.of_kind("stage_begin")[0]["why"] == "it ran before, but its result was deleted"
 
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "empty", "delete"])

@@ -107,7 +107,7 @@ def test_another_process_that_holds_it_is_named_with_its_work_and_for_how_long(f
         clock.advance(20)
         decision = KeyLeases(folder, clock=clock).take(KEY)
         assert isinstance(decision, KeyHeld)
-        why = f"process {pid} (run/train) has worked on it for 20s: the same stage, with the same inputs"
+        why = f"process {pid} (run/train) has been running it for 20s: the same stage, with the same inputs"
         assert (decision.who, decision.why) == (f"process {pid} (run/train)", why)
         assert KeyLeases(folder, clock=clock).held() == [KEY]
 

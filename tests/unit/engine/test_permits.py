@@ -53,14 +53,14 @@ def test_devices_are_not_counted_here() -> None:
 def test_a_shared_process_holds_its_cores_and_its_base_once_until_its_last_member_has_left() -> None:
     permits = Permits(MACHINE)
     needs: dict[str, Any] = {"cpu": 4, "memory_gib": 8.0, "base_memory_gib": 6.0, "share_key": "words"}
-    seated = [granted(permits, **needs) for _ in range(5)]
+    joined = [granted(permits, **needs) for _ in range(5)]
     assert short_of(permits, **needs) == (Resource.MEMORY,)
     assert permits.members_of("words") == 5
     assert short_of(permits, cpu=1) == (Resource.CPU,)
-    for grant in seated[:4]:
+    for grant in joined[:4]:
         permits.give_back(grant)
     assert short_of(permits, cpu=1, memory_gib=9.0) == (Resource.CPU, Resource.MEMORY)
-    permits.give_back(seated[4])
+    permits.give_back(joined[4])
     assert permits.members_of("words") == 0
     assert granted(permits, cpu=4, memory_gib=16.0).cpu == 4
 

@@ -128,7 +128,7 @@ def test_bytes_that_are_gone_and_may_be_read_make_a_hit_uncertain(lab: Lab) -> N
     lab.prune(first["kept"].key)
     seen = lab.preview(plan(5))
     assert verdicts(seen) == {"kept": "unknown", "changed": "miss", "parity": "unknown", "add": "unknown"}
-    assert whys(seen)["kept"] == "its result is known, but not its bytes: it runs again if add does"
+    assert whys(seen)["kept"] == "result known, bytes deleted: it runs again if add does"
     assert lab.run(plan(5)).endings["kept"] == "hit"
     assert lab.run(plan(4)).endings["kept"] == "ran"
 

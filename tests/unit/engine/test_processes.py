@@ -74,7 +74,7 @@ def test_a_stage_runs_in_a_process_of_its_own(shared: Lab, ledger: str) -> None:
         (
             "link_out",
             FailureCause.VALIDATION,
-            "what it made can't be kept: value.json: symlink leads out of the folder",
+            "its result can't be stored: value.json: symlink leads out of the folder",
         ),
         ("diverge", FailureCause.DIVERGED, "loss is nan at step 2"),
         ("full_disk", FailureCause.IO, "No space left"),

@@ -102,7 +102,7 @@ def test_what_is_asked_for_is_not_a_guess() -> None:
     trials = some("loss", "accuracy", "odd")
     asked = measure_for(trials, {}, by="odd", direction=LARGER)
     assert asked == Measure(metric="odd", direction=LARGER, why="")
-    assert measure_for(trials, {}, by="odd") == Measure(metric="odd", direction=SMALLER, why="its name says nothing")
+    assert measure_for(trials, {}, by="odd") == Measure(metric="odd", direction=SMALLER, why="its name does not tell")
     assert measure_for(trials, {}, by="accuracy") == Measure(metric="accuracy", direction=LARGER, why="by its name")
     turned = measure_for(trials, {}, direction=SMALLER)
     assert turned is not None

@@ -29,7 +29,7 @@ class CountArgs:
     fails_at: int = arg(-1, help="Where it fails.")
     breaks_at: int = arg(-1, help="Where it takes the whole process along.")
     waits_for: str = arg("", help="Counts on only while this file is not there.", runtime=True)
-    marks: str = arg("", help="A folder for a file per member that was seated.", runtime=True)
+    marks: str = arg("", help="A folder for a file per member that has joined.", runtime=True)
 
 
 def same_base(args: CountArgs, _digests: Mapping[str, tuple[str, ...]]) -> str:
@@ -37,12 +37,12 @@ def same_base(args: CountArgs, _digests: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def count_together(shared: SharedContext) -> None:
-    """Count for everybody who is seated, one each per round."""
+    """Count for everybody who is there, one each per round."""
     counts: dict[Member, int] = {}
     while not shared.is_over:
         for member in shared.new_members(0.002 if counts else 0.5):
             counts[member] = _kept(member)
-            print(f"seated {member.args.member}, at most {shared.ceiling_bytes} bytes")
+            print(f"joined {member.args.member}, at most {shared.ceiling_bytes} bytes")
             if member.args.marks:
                 Path(member.args.marks, f"{member.args.member}.{os.getpid()}").touch()
         for member in list(counts):

@@ -65,10 +65,10 @@ def test_a_good_gang_has_no_faults():
         (of_buffers(Buffer("x", 8), Buffer("y", 8), window_bytes=263), "263 bytes are too few: 'y' ends past them"),
         (of_buffers(Buffer("x", 8, load_from_host=True)), "nothing for 'x', which has load_from_host"),
         (of_buffers(Buffer("x", 8, load_from_host=True), inputs={"x": b"123"}), "3 bytes for a buffer of 8"),
-        (of_buffers(Buffer("x", 8, load_from_host=True), inputs={"x": 8}), "a int does not give its bytes"),
+        (of_buffers(Buffer("x", 8, load_from_host=True), inputs={"x": 8}), "a int has no buffer of bytes"),
         (
             of_buffers(Buffer("x", 8, load_from_host=True), inputs={"x": memoryview(bytes(16))[::2]}),
-            "a memoryview does not give its bytes",
+            "a memoryview has no buffer of bytes",
         ),
         (of_buffers(Buffer("x", 8), inputs=5), "ranks[0].inputs: is a int (give bytes by the names of buffers)"),
         ([RankConfig(0, wrong(Buffer("x", 8)))], "ranks[0].buffers: is a Buffer (write [Buffer(name, nbytes)])"),
@@ -122,7 +122,7 @@ def test_a_window_of_exactly_what_is_needed_will_do():
         ({"phase_limits_s": {Phase.COMM: 0}}, "0 is not a duration"),
         ({"phase_limits_s": 3}, "phase_limits_s: is a int"),
         ({"mode": "inline"}, "mode: inline is for one rank, and there are 2"),
-        ({"backend": "nccl", "device_kind": "cpu"}, "backend: nccl speaks between GPUs only"),
+        ({"backend": "nccl", "device_kind": "cpu"}, "backend: nccl needs GPUs"),
         ({"device_kind": "cuda", "devices": []}, "device 0 does not exist (there are: none)"),
     ],
 )

@@ -29,8 +29,8 @@ def gpus(count: int) -> tuple[Device, ...]:
 @pytest.mark.parametrize(
     ("wanted", "count", "tried"),
     [
-        (None, 0, "2 ranks with gloo on the CPU (no GPU is usable here)"),
-        (4, 0, "4 ranks with gloo on the CPU (no GPU is usable here)"),
+        (None, 0, "2 ranks with gloo on the CPU (no usable GPU on this machine)"),
+        (4, 0, "4 ranks with gloo on the CPU (no usable GPU on this machine)"),
         (None, 4, "4 ranks with NCCL, one GPU for each"),
         (2, 4, "2 ranks with NCCL, one GPU for each"),
         (1, 1, "1 rank with NCCL, one GPU for each"),

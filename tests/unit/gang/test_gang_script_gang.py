@@ -140,7 +140,7 @@ def test_a_rank_that_waits_for_one_who_has_left_says_for_whom(place):
     )
     with pytest.raises(RankTimeout, match=r"rank 1 .* is silent in COMM") as caught:
         place.gang(code, timeout_s=0.3, sys_path=[str(place.folder), *sys.path]).run()
-    assert caught.value.hint.endswith("for rank 0, which ended with 0 and never came there")
+    assert caught.value.hint.endswith("for rank 0, which exited with 0 and never called it")
 
 
 def test_a_rank_whose_peer_is_gone_is_told_who_had_left(place):
@@ -158,7 +158,7 @@ def test_a_rank_whose_peer_is_gone_is_told_who_had_left(place):
     with pytest.raises(RankFailed, match=r"rank 1 .* closed by peer") as caught:
         gang.run()
     watching.join()
-    assert caught.value.hint == "rank 0 had ended with 0 by then; it may be the peer that is gone"
+    assert caught.value.hint == "rank 0 exited with 0 before; it may be the peer that is gone"
 
 
 def wait_for_one_to_leave(gang: ScriptGang) -> None:

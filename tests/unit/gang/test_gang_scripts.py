@@ -72,7 +72,7 @@ def test_any_other_program_is_found_and_gets_its_words_with_the_local_rank_fille
         ([sys.executable, "."], "is a folder without a __main__.py", "name the script"),
         ([sys.executable, "/dev/null"], "/dev/null is no file that every rank could read", "as a file"),
         (["train.py"], "there is no program train.py", "-- python train.py"),
-        (["./train.py"], "may not be executed", "-- python ./train.py"),
+        (["./train.py"], "is not executable", "-- python ./train.py"),
         ([""], "empty word", "python"),
     ],
 )

@@ -163,7 +163,7 @@ def test_work_that_was_left_behind_is_a_warning_in_the_journal(office: Office, t
     done = execution.run()
     gate.touch()
     told = [event["message"] for event in read_status(done.folder.status_path) if event["kind"] == Kinds.WARNING]
-    assert told == ["misbehave-aside would not stop and was left behind"]
+    assert told == ["misbehave-aside did not stop and was left running"]
     wait_until(lambda: office.lab.staged() == [])
 
 

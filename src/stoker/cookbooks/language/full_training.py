@@ -182,7 +182,7 @@ class FullTraining:
 
     def run(self, write_folder: Wrote) -> FullTrainingResult:
         """Train to the end, from where an earlier attempt kept its state."""
-        member, job = self._member, self._member.seat.job
+        member, job = self._member, self._member.attempt.job
         self._go_on()
         kept_s = reported_s = self._clock.monotonic_s()
         kept_update, keeping_s, tokens = member.update, 0.0, 0
@@ -294,22 +294,22 @@ class FullTraining:
             metrics["eval_loss"] = judged
         if ends and self._device != "cpu":
             metrics["peak_bytes"] = float(torch.cuda.max_memory_reserved())
-        member.seat.job.step(member.update, of=member.updates, **metrics)
+        member.attempt.job.step(member.update, of=member.updates, **metrics)
 
     def _note(self, text: str) -> None:
         self._member.notes.append(text)
-        self._member.seat.job.log(text)
+        self._member.attempt.job.log(text)
 
     def _keep(self) -> None:
         member = self._member
         state = {**member.state(), "model": self._weights, "opt": self._optimiser.state_dict(), "best": self._best}
         try:
-            keep(member.seat.job.scratch, state)
+            keep(member.attempt.job.scratch, state)
         except (OSError, RuntimeError) as error:
-            member.seat.job.log(f"no checkpoint could be kept: {error}")
+            member.attempt.job.log(f"no checkpoint could be kept: {error}")
 
     def _go_on(self) -> None:
-        member, job = self._member, self._member.seat.job
+        member, job = self._member, self._member.attempt.job
         kept = recall(job.scratch, member.config)
         for why in kept.notes:
             job.log(f"checkpoint: {why}")

@@ -46,7 +46,7 @@ def _sampled(job: StageContext, base: Path, trained: Path, args: SampleArgs, *, 
     spec = adapter.spec if adapter is not None else AdapterSpec(rank=1, alpha=1.0, targets=("q_proj",))
     slots = Slots(held, count=1, rank=spec.rank, targets=spec.targets, compiles=False, records=False)
     if adapter is not None:
-        slots.seat(0, adapter)
+        slots.load(0, adapter)
     sampler = Sampler(
         lambda tokens: slots.logits(0, tokens),
         open_tokenizer(base),

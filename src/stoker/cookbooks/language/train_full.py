@@ -52,9 +52,9 @@ def _train(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) 
         job.log(note)
     if args.threads is not None:
         torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
-    (seat,) = SoloContext(job, {"examples": examples}, args).new_members(0.0)
+    (attempt,) = SoloContext(job, {"examples": examples}, args).new_members(0.0)
     shape = shape_of(base.config)
-    member = AdapterMember(seat, vocabulary=shape.vocabulary)
+    member = AdapterMember(attempt, vocabulary=shape.vocabulary)
     weights = read_weights(base)
     # The result's weights are kept in what the base's are.
     width = next(iter(weights.values())).dtype

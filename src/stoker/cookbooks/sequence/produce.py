@@ -128,10 +128,10 @@ def train_network(
     device = "cuda" if job.devices and torch.cuda.is_available() else "cpu"
     if job.devices and device == "cpu":
         log("A GPU was given, and this torch can't use it: trained on the CPU.")
-    keeper = FileProgressStore(job.scratch, every=args.checkpoint_every, say=log, device=device)
+    store = FileProgressStore(job.scratch, every=args.checkpoint_every, say=log, device=device)
     with _settled(args.n_jobs or 1):
         network.to(device)
-        curve = train(network, data(device), args, world, watch=watch, keeper=keeper, name=name)
+        curve = train(network, data(device), args, world, watch=watch, store=store, name=name)
         network.to("cpu")
     notes = []
     if curve["kept"] == args.epochs > 1:

@@ -208,7 +208,7 @@ def train(  # noqa: PLR0913 - what is trained, on what, how, with whom; the rest
     world: World = SOLO,
     *,
     watch: Watch = unwatched,
-    keeper: ProgressStore | None = None,
+    store: ProgressStore | None = None,
     name: str = "training",
 ) -> SequenceCurve:
     """Train until the validation loss has not fallen for `patience` epochs; the model is left as it was at its best.
@@ -217,7 +217,7 @@ def train(  # noqa: PLR0913 - what is trained, on what, how, with whom; the rest
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     stepper = Stepper(parameters, learning_rate=settings.lr, weight_decay=settings.weight_decay)
-    progress = (keeper.recall() if keeper else None) or SequenceTrainingProgress()
+    progress = (store.recall() if store else None) or SequenceTrainingProgress()
     if progress.epoch:
         model.load_state_dict(progress.weights)
         stepper.resume(progress.stepper)
@@ -230,9 +230,9 @@ def train(  # noqa: PLR0913 - what is trained, on what, how, with whom; the rest
         if not math.isfinite(unseen):
             raise ArithmeticError(f"the loss is {unseen} in epoch {epoch}")
         _note(progress, model, seen, unseen)
-        if world.rank == 0 and keeper is not None:
+        if world.rank == 0 and store is not None:
             progress.weights, progress.stepper = _copied(model), stepper.state()
-            keeper.keep(progress)
+            store.keep(progress)
     model.load_state_dict(progress.best)
     world.barrier()
     return SequenceCurve(

@@ -97,7 +97,7 @@ class NodeLauncher:
         With `joining`, only those that become members of one of these shared processes.
         """
         in_line: set[Needs] = set()
-        for waiting in (one for one in self.room.first_of_each() if self._has_seat(one.needs, joining)):
+        for waiting in (one for one in self.room.first_of_each() if self._may_start(one.needs, joining)):
             joins = self.permits.members_of(waiting.needs.share_key) > 0
             grant = self.permits.take(waiting.needs)
             if isinstance(grant, Shortage):
@@ -146,8 +146,8 @@ class NodeLauncher:
     def _shared_runner(self, waiting: QueuedNode) -> SharedProcessRunner | None:
         return self._engine.shared_runner() if waiting.needs.share_key else None
 
-    def _has_seat(self, needs: Needs, joining: AbstractSet[str] | None) -> bool:
-        """Return whether there is a place at all: a shared process's, or one beside it."""
+    def _may_start(self, needs: Needs, joining: AbstractSet[str] | None) -> bool:
+        """Return True if one more of these may run: as a member, or in a process of its own."""
         if joining is not None and needs.share_key not in joining:
             return False
         return not 0 < needs.most <= self.permits.members_of(needs.share_key)
@@ -163,7 +163,7 @@ class NodeLauncher:
             raise error
 
     def land(self, running: InFlightAttempt, report: AttemptReport) -> None:
-        """Give back what a running node held, and remember how much memory it took."""
+        """Release what a running node held, and record its memory."""
         if report.outdated == EDITED_CODE:
             self._engine.cache.forget_code(running.node.stage.module)
         self._running -= 1
@@ -223,7 +223,7 @@ class NodeLauncher:
         return f"{self._job}/{waiting.name}"
 
     def _tell_of(self, waiting: QueuedNode, wait: DeviceWait) -> None:
-        """Say what a node waits for: once, and again when that is another thing."""
+        """Report what a node waits for: once, and again when that changes."""
         if not wait.is_known:
             return
         is_first = waiting.is_first_refusal()
@@ -468,7 +468,7 @@ def impossible(
     too_large = [f"{node.id}: {never}" for node in nodes if (never := memory.never(node))]
     if too_large:
         is_said = all(node.stage.is_program for node in nodes)
-        less = "declare less" if is_said else "ask less of it (a smaller batch, say)"
+        less = "declare less" if is_said else "reduce its needs, such as the batch size"
         return OutOfMemory("; ".join(too_large[:3]), hint=f"{less}, or run it on a larger machine")
     programs = [node for node in nodes if node.stage.is_program and not node.producers()]
     if programs:

@@ -317,7 +317,7 @@ class Executor:
         return bool(gone)
 
     def _launch_one(self) -> bool:
-        """Let the next waiting node start; False if there is none, or no room."""
+        """Start the next waiting node; return False if there is none, or no room."""
         is_full = len(self._in_flight) >= self._options.max_in_flight
         if self._is_stopping or (is_full and not self._in_flight.share_keys):
             self._launchpad.stand_aside()
@@ -350,7 +350,7 @@ class Executor:
     def _decide_again(self, name: str, what: str, before_it: str = "start") -> None:
         """Decide about a parked node again, since `what` changed before it could start or end: not for ever."""
         if self._asides.decide_later(name, self._clock.monotonic_s()):
-            text = f"{what} was edited before it could {before_it}: it is decided about again"
+            text = f"{what} was edited before it could {before_it}: checking it again"
             self._status.hold(Kinds.STAGE_LOG, node=name, text=text)
             return
         message, hint = f"{what} keeps changing before it can {before_it}", "run it again when that stays as it is"
@@ -586,5 +586,5 @@ class Executor:
             self._stop()
 
     def _leave_behind(self, running: InFlightAttempt, now_s: float) -> None:
-        self._warnings.append(f"{running.name} would not stop and was left behind")
+        self._warnings.append(f"{running.name} did not stop and was left running")
         self._end_attempt(running, left_behind(running, now_s))

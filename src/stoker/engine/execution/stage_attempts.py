@@ -100,7 +100,7 @@ class NodeQueue:
         return self._count >= _ROOM
 
     def enter(self, waiting: QueuedNode) -> None:
-        """Let a node wait."""
+        """Add a node."""
         self._count += 1
         heapq.heappush(self._groups.setdefault(waiting.needs, []), waiting)
 
@@ -288,7 +288,7 @@ class Attempts:
         return running
 
     def _hand_over(self, work: Callable[[], None]) -> None:
-        """Have a thread that is idle do some work; one more if none is."""
+        """Run some work in an idle thread; start a thread if none is idle."""
         if self._idle:
             orders = self._idle.pop()
         else:
@@ -384,7 +384,7 @@ class Attempts:
             failed = StageFailure(cause=running.stop_cause or FailureCause.CANCELLED, message=str(error))
         except InvalidInput as error:
             listed = "; ".join(map(str, error.faults[:3]))
-            failed = StageFailure(cause=FailureCause.VALIDATION, message=f"what it made can't be kept: {listed}")
+            failed = StageFailure(cause=FailureCause.VALIDATION, message=f"its result can't be stored: {listed}")
         except StokerError as error:
             failed = StageFailure(cause=FailureCause.IO, message=str(error), hint=error.hint, error_code=error.code)
         except Exception as error:  # noqa: BLE001 - a thread that dies without a report would hang the run

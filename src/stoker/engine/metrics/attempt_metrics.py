@@ -60,7 +60,7 @@ class EarlierCurves:
         return [row for row in self._rows() if row.name not in names] if self._has_any else []
 
     def link(self) -> None:
-        """Give this attempt's files their second names, once there is a scratch folder. Ours is made for that."""
+        """Link this attempt's files into the scratch folder, once there is one."""
         if len(self._linked) == len(_CURRENT) or not os.path.isdir(self._scratch):
             return
         with suppress(OSError):

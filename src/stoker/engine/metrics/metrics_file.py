@@ -149,7 +149,7 @@ def decode_payload(payload: bytes, *, end_bytes: int = 0) -> MetricFrame:
     try:
         said_by = MetricSource(source)
     except ValueError:
-        raise ValueError(f"nobody is source {source}") from None
+        raise ValueError(f"unknown source {source}") from None
     return MetricFrame(
         steps=steps,
         times_s=times_s,

@@ -220,9 +220,9 @@ def _read_answer(
             error_code=answer["error_code"],
             usage=usage,
         )
-    hint = "stoker logs shows what it wrote last"
+    hint = "read the end of its output: stoker logs"
     if ended.signal == 9:
-        hint = "somebody killed it, or the whole machine ran out of memory; `dmesg` would say"
+        hint = "it was killed, or the machine ran out of memory: check dmesg"
     return StageFailure(
         cause=FailureCause.LOST, message=f"its process ended without an answer: {ended}", hint=hint,
         error_code="process_lost", usage=usage,

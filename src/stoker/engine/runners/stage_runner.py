@@ -87,7 +87,7 @@ class Work:
     """Says why there is no room now for a shared process of its own, base and all; empty: there is."""
     emit: Callable[[dict[str, Any]], None] = lambda _report: None
     is_cancelled: Callable[[], bool] = lambda: False
-    """Whether the run is being stopped: for work that can't be interrupted from outside."""
+    """True if the run is being stopped: for work that can't be interrupted from outside."""
 
 
 @frozen
@@ -127,7 +127,7 @@ class StageFailure:
 CODE_EDITED = StageFailure(
     cause=FailureCause.INPUT,
     message="its code was edited while it ran, and it had started a program or read its source itself",
-    hint="run it again when its code stays as it is",
+    hint="run it again once its code no longer changes",
     error_code="code_edited",
 )
 """The stage succeeded, but maybe not with the code in its key: it has to be decided about again."""
@@ -431,7 +431,7 @@ def work_in(request: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Have a request to end raised as `Cancelled` within; after it there is nothing left to interrupt."""
+    """Raise a termination signal as `Cancelled` inside this block, and at no other place."""
     request = _StopRequest()
     signal.signal(signal.SIGTERM, request)
     try:
@@ -531,7 +531,7 @@ def answer_of(outcome: StageSuccess | StageFailure) -> dict[str, Any]:
 
 
 class _StopRequest:
-    """Whether the stage was asked to stop. Remembered, since its own code may have caught what was raised."""
+    """True if the stage was asked to stop. Its own code may have caught the exception."""
 
     def __init__(self) -> None:
         self.to_stop = False

@@ -37,7 +37,7 @@ def trained(base: BaseWeights, **said: Any) -> AdapterState:
 def logits(base: BaseWeights, adapter: AdapterState | None = None) -> Any:
     slots = Slots(base, count=1, rank=4, targets=adapter.spec.targets if adapter else ("q_proj",))
     if adapter is not None:
-        slots.seat(0, adapter)
+        slots.load(0, adapter)
     return slots.logits(0, TOKENS)
 
 

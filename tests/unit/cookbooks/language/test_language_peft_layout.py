@@ -43,7 +43,7 @@ def test_peft_loads_an_adapter_and_answers_the_same(tmp_path, said):
     (tmp_path / "adapter").mkdir()
     write_adapter(tmp_path / "adapter", spec, adapter.weights, base_name=str(folder))
     slots = Slots(base, count=1, rank=4, targets=spec.targets)
-    slots.seat(0, adapter)
+    slots.load(0, adapter)
     with torch.no_grad():
         theirs = PeftModel.from_pretrained(by_transformers(folder), tmp_path / "adapter")(TOKENS).logits[:, -1]
     assert torch.allclose(slots.logits(0, TOKENS), theirs, atol=1e-5)
@@ -59,7 +59,7 @@ def test_an_adapter_that_peft_wrote_is_read(tmp_path):
     adapter = read_adapter(tmp_path / "adapter")
     assert (adapter.spec.rank, adapter.spec.alpha, len(adapter.spec.targets)) == (3, 5.0, 7)
     slots = Slots(load_base(folder), count=1, rank=3, targets=adapter.spec.targets)
-    slots.seat(0, adapter)
+    slots.load(0, adapter)
     with torch.no_grad():
         theirs = model(TOKENS).logits[:, -1]
     assert torch.allclose(slots.logits(0, TOKENS), theirs, atol=1e-5)

@@ -414,7 +414,7 @@ def test_where_memory_is_short_for_now_the_numbers_that_would_fit_are_told():
     short = admit(node.needs.memory_bytes, memory)
     assert isinstance(short, AdmissionDelay)
     hint = hint_of_less(node, short)
-    assert hint.startswith("close what holds memory, or ask less of it: batch=")
+    assert hint.startswith("close what holds memory, or reduce its needs: batch=")
     fitting = int(hint.partition("batch=")[2].partition(" ")[0])
     needs = compiled("lora", batch=fitting, max_seq_len=2048).node("train_lora").needs
     assert isinstance(admit(needs.memory_bytes, memory), Admission)

@@ -72,19 +72,19 @@ def test_another_seed_gives_another_model():
 
 def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(tmp_path):
     said: list[str] = []
-    keeper = FileProgressStore(tmp_path, every=1, say=said.append)
+    store = FileProgressStore(tmp_path, every=1, say=said.append)
     with pytest.raises(Stopped):
-        learned(keeper=keeper, watch=stop_after(4))
-    weights, curve = learned(keeper=keeper)
+        learned(store=store, watch=stop_after(4))
+    weights, curve = learned(store=store)
     assert said == ["resumes after epoch 3"]
     assert same(weights, learned()[0])
     assert curve == learned()[1]
 
 
 def test_a_training_that_was_over_is_not_taken_further(tmp_path):
-    keeper = FileProgressStore(tmp_path, every=1, say=lambda _text: None)
-    weights, curve = learned(keeper=keeper)
-    again, same_curve = learned(keeper=keeper, watch=stop_after(7))
+    store = FileProgressStore(tmp_path, every=1, say=lambda _text: None)
+    weights, curve = learned(store=store)
+    again, same_curve = learned(store=store, watch=stop_after(7))
     assert same(weights, again)
     assert curve == same_curve
 
@@ -92,21 +92,21 @@ def test_a_training_that_was_over_is_not_taken_further(tmp_path):
 @pytest.mark.parametrize("damage", [b"", b"no archive", None])
 def test_a_damaged_checkpoint_is_told_and_not_used(tmp_path, damage):
     said: list[str] = []
-    keeper = FileProgressStore(tmp_path, every=1, say=said.append)
-    learned(replace(SETTINGS, epochs=1), keeper=keeper)
+    store = FileProgressStore(tmp_path, every=1, say=said.append)
+    learned(replace(SETTINGS, epochs=1), store=store)
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole[: len(whole) // 2] if damage is None else damage)
-    weights, _ = learned(keeper=keeper)
+    weights, _ = learned(store=store)
     assert "training restarts from epoch 0" in said[0]
     assert same(weights, learned()[0])
 
 
 def test_checkpoints_are_as_rare_as_asked_for(tmp_path):
-    keeper = FileProgressStore(tmp_path, every=4, say=lambda _text: None)
-    learned(replace(SETTINGS, epochs=3), keeper=keeper)
-    assert keeper.recall() is None
-    learned(keeper=keeper)
-    kept = keeper.recall()
+    store = FileProgressStore(tmp_path, every=4, say=lambda _text: None)
+    learned(replace(SETTINGS, epochs=3), store=store)
+    assert store.recall() is None
+    learned(store=store)
+    kept = store.recall()
     assert kept is not None
     assert kept.epoch == 4
 

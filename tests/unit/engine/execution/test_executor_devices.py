@@ -178,7 +178,7 @@ def test_nobody_stands_in_line_for_what_another_process_is_making(rig: Rig) -> N
     twin.leases._me = mine().__class__.from_dict({**mine().to_dict(), "start_ticks": 1})
     second = twin.start(plan)
     wait_until(lambda: bool(second.events("stage_waiting")))
-    assert "has worked on it for " in second.events("stage_waiting")[0]["why"]
+    assert "has been running it for " in second.events("stage_waiting")[0]["why"]
     assert os.listdir(os.path.join(rig.other.folder, "line")) == []
     rig.gate.touch()
     assert first.land().endings == {"device": "ran"}

@@ -62,7 +62,7 @@ def test_work_in_our_own_process_that_will_not_stop_is_left_behind_and_said_so(
     plan = plan_of(misbehave_aside, HowArgs(how="finish_late", ledger=ledger, gate=str(gate)), timeout_s=0.02)
     ran = lab.run(plan, grace_s=0.02)
     assert ran["misbehave-aside"].cause is FailureCause.TIMEOUT
-    assert ran.result.warnings == ("misbehave-aside would not stop and was left behind",)
+    assert ran.result.warnings == ("misbehave-aside did not stop and was left running",)
     gate.touch()
     wait_until(lambda: lab.staged() == [])
     assert not lab.record_path(ran["misbehave-aside"].key).exists()

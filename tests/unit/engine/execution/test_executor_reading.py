@@ -359,7 +359,7 @@ def test_an_inline_stage_that_hears_nothing_is_left_behind_and_keeps_nothing(lab
     wait_until(lambda: bool(flight.events("stage_begin")))
     flight.executor.cancel(Cancelled("enough"))
     ran = flight.land()
-    assert ran.result.warnings == ("deaf would not stop and was left behind",)
+    assert ran.result.warnings == ("deaf did not stop and was left running",)
     gate.touch()
     assert lab.run(plan_of(deaf, PaceArgs(value=1, gate=str(gate)))).result.ran == 1
 

@@ -150,7 +150,7 @@ def test_an_end_from_outside_is_a_loss_and_nothing_that_it_said_explains_it(numb
 def test_a_shell_that_tells_of_a_signal_is_explained() -> None:
     failed = failure(ended(139), "Segmentation fault")
     assert failed.message == "exit 139: Segmentation fault"
-    assert failed.hint == "139 is how a shell tells that what it ran died by SIGSEGV"
+    assert failed.hint == "139 is a shell's status for a command killed by SIGSEGV"
     assert failure(ended(255)).hint == ""
 
 
@@ -161,14 +161,14 @@ def test_a_program_that_says_it_failed_has_failed_whatever_its_status() -> None:
 
 def test_silence_is_a_time_out() -> None:
     failed = went_silent(90.0, USAGE)
-    assert (failed.cause, failed.message, exit_code(failed)) == (FailureCause.TIMEOUT, "it said nothing for 1m30s", 43)
+    assert (failed.cause, failed.message, exit_code(failed)) == (FailureCause.TIMEOUT, "no output for 1m30s", 43)
 
 
 def test_declared_outputs_are_there_once() -> None:
     assert failure_of_outputs(CollectedOutputs(stale=("runs",)), USAGE) is None
     missing = failure_of_outputs(CollectedOutputs(missing=("runs", "b")), USAGE)
     assert missing is not None
-    assert missing.message == "it ended well but left nothing at runs, b"
+    assert missing.message == "it completed but wrote nothing to runs, b"
     twice = failure_of_outputs(CollectedOutputs(twice=("a",)), USAGE)
     assert twice is not None
     assert twice.message == "it wrote a both to $STOKER_OUT and to a declared output"

@@ -245,7 +245,7 @@ def test_an_attempt_goes_on_from_the_checkpoint_of_the_one_before(project: Proje
     ran = project.lab.run(project.trainer(TRAIN, "2", how={"retry": AT_ONCE}))
     assert ran.result.error is None, project.lab.log("run")
     assert project.files(ran) == {"model": "started at 3"}
-    assert "goes on from 000003-ckpt (step 2): an earlier attempt of this run" in project.told(ran)
+    assert "resumes from 000003-ckpt (step 2): an earlier attempt of this run" in project.told(ran)
     assert len(ran.of_kind("stage_retrying")) == 1
     assert project.record(ran).body["metrics"]["loss"] == 0.5
     assert project.scratches() == []
@@ -255,7 +255,7 @@ def test_a_later_run_of_the_same_line_goes_on_and_one_with_other_words_does_not(
     assert isinstance(project.lab.run(project.trainer(TRAIN, "2")).result.error, ProcessLost)
     other = project.lab.run(project.trainer(TRAIN, "4"))
     assert isinstance(other.result.error, ProcessLost)
-    assert "goes on" not in project.told(other)
+    assert "resumes" not in project.told(other)
     other = project.lab.run(project.trainer(TRAIN, "2", params={"lr": 1}))
     assert isinstance(other.result.error, ProcessLost)
     again = project.lab.run(project.trainer(TRAIN, "2"))
@@ -277,7 +277,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(project: Project) -> 
     (scratch / "checkpoints" / "000003-ckpt").write_text("9")
     ran = project.lab.run(project.trainer(TRAIN, "2"))
     assert project.files(ran) == {"model": "started at 2"}
-    assert "a checkpoint was passed over: checkpoints/000003-ckpt is not what was saved" in project.told(ran)
+    assert "checkpoint skipped: checkpoints/000003-ckpt is not what was saved" in project.told(ran)
 
 
 def test_a_program_that_reports_in_lines_has_its_checkpoints_kept_too(project: Project) -> None:

@@ -85,7 +85,7 @@ def processes_in(lab: Lab, ran: Ran) -> set[int]:
     return {lab.value(ran, name)["process"] for name in ran.result.nodes}
 
 
-def seated(folder: Path) -> list[str]:
+def joined(folder: Path) -> list[str]:
     return sorted(name.partition(".")[0] for name in os.listdir(folder))
 
 
@@ -100,7 +100,7 @@ def test_eight_attempts_share_one_process_and_each_has_its_own_result_steps_and_
     told = ran.of_kind("stage_told", "m3")
     assert [(event["text"], event["at_once"]) for event in told] == [("m3 is done", True)]
     assert "m4 is done" not in lab.log("m3")
-    assert "seated m3" in lab.log("m3"), "what the process prints goes to everybody"
+    assert "joined m3" in lab.log("m3"), "what the process prints goes to everybody"
 
 
 def test_one_member_that_fails_leaves_the_others_alone(lab: Lab) -> None:
@@ -240,7 +240,7 @@ def test_beside_a_shared_process_that_was_stopped_no_other_is_begun_whose_base_h
     marks = tmp_path / "marks"
     marks.mkdir()
     flight = lab.start(members(*counting(1, waits_for=str(tmp_path / "go"), marks=str(marks)), needs=needs))
-    until(lambda: seated(marks) == ["m0"], "nobody is seated")
+    until(lambda: joined(marks) == ["m0"], "nobody is there")
     pid = int(os.listdir(marks)[0].partition(".")[2])
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -268,7 +268,7 @@ def test_a_member_on_a_device_whose_shared_process_was_stopped_says_so(lab: Lab,
     needs = Needs(gpu=1, vram_gib=10.0, base_gib=8.0, shares=True)
     waiting = CountArgs(member="m0", waits_for=str(tmp_path / "go"), marks=str(marks))
     flight = lab.start(members(waiting, needs=needs))
-    until(lambda: seated(marks) == ["m0"], "nobody is seated")
+    until(lambda: joined(marks) == ["m0"], "nobody is there")
     pid = int(os.listdir(marks)[0].partition(".")[2])
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -291,13 +291,13 @@ def test_no_more_members_are_seated_at_once_than_they_say(lab: Lab, tmp_path: Pa
     marks.mkdir()
     args = counting(4, waits_for=str(tmp_path / "go"), marks=str(marks))
     flight = lab.start(members(*args, needs=Needs(most=2)))
-    until(lambda: len(seated(marks)) == 2, "nobody is seated")
+    until(lambda: len(joined(marks)) == 2, "nobody is there")
     until(lambda: len(flight.events("stage_begin")) >= 2, "they have not begun")
     assert len(flight.events("stage_begin")) == 2
     (tmp_path / "go").touch()
 
     assert len(processes_in(lab, flight.land())) == 1
-    assert len(seated(marks)) == 4
+    assert len(joined(marks)) == 4
 
 
 def test_a_shared_process_counts_as_one_of_those_that_run_at_once(lab: Lab, tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_shared_process_counts_as_one_of_those_that_run_at_once(lab: Lab, tmp_
     marks.mkdir()
     args = counting(5, waits_for=str(tmp_path / "go"), marks=str(marks))
     flight = lab.start(members(*args), max_in_flight=1)
-    until(lambda: len(seated(marks)) == 5, "not everybody is seated")
+    until(lambda: len(joined(marks)) == 5, "not everybody is there")
     (tmp_path / "go").touch()
 
     assert set(flight.land().endings.values()) == {"ran"}
@@ -333,7 +333,7 @@ def test_members_on_a_device_are_charged_for_their_base_once(lab: Lab, tmp_path:
         members(*counting(8, waits_for=str(tmp_path / "go"), marks=str(marks)), needs=needs), max_in_flight=1
     )
     # Of 24 GiB, 20.4 may be shared: 8 for the base and 2 for each of six.
-    until(lambda: len(seated(marks)) == 6, "not as many are seated as there is room for")
+    until(lambda: len(joined(marks)) == 6, "not as many are there as there is room for")
     until(lambda: bool(flight.events("stage_blocked")), "nobody waits for room")
     (pid,) = {int(name.partition(".")[2]) for name in os.listdir(marks)}
     (device,) = lab.ledger.state().devices
@@ -356,7 +356,7 @@ def test_what_a_killed_run_held_of_a_device_is_given_back_though_its_shared_proc
     needs = Needs(gpu=1, vram_gib=10.0, base_gib=8.0, shares=True)
     args = counting(2, waits_for=str(tmp_path / "go"), marks=str(marks))
     flight = lab.start(members(*args, needs=needs))
-    until(lambda: len(seated(marks)) == 2, "not everybody is seated")
+    until(lambda: len(joined(marks)) == 2, "not everybody is there")
     # As a killed run does: its connection ends, and it gives nothing back itself.
     member = flight.executor._in_flight._running["m1"].attempt
     (kept,) = [one.entry for device in lab.ledger.state().devices for one in device.holders if "m1" in one.entry.job]
@@ -413,9 +413,9 @@ def test_runs_that_come_and_go_while_shared_processes_end_always_find_one(lab: L
 
 
 def _held_up(lab: Lab, tmp_path: Path, number: int) -> tuple[Flight, int]:
-    """Start members that wait for a file, and give their shared process's process once all of them are seated."""
+    """Start members that wait for a file, and give their shared process's process once all of them are there."""
     marks = tmp_path / "marks"
     marks.mkdir()
     flight = lab.start(members(*counting(number, waits_for=str(tmp_path / "go"), marks=str(marks))))
-    until(lambda: len(seated(marks)) == number, "not everybody is seated")
+    until(lambda: len(joined(marks)) == number, "not everybody is there")
     return flight, int(os.listdir(marks)[0].partition(".")[2])

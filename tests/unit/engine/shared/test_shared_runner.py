@@ -95,7 +95,7 @@ def test_arguments_that_no_shared_process_takes_are_refused_before_anybody_is_as
     ended = SharedProcessRunner(lambda: settings, clock=CLOCK).attempt(work_of(tmp_path, LONGEST_BYTES)).run()
 
     assert isinstance(ended, StageFailure)
-    assert (ended.cause, ended.hint) == (FailureCause.INPUT, "--solo needs none")
+    assert (ended.cause, ended.hint) == (FailureCause.INPUT, "run it with --solo")
     assert not os.path.exists(settings.folder)
 
 

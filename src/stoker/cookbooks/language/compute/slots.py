@@ -261,7 +261,7 @@ class Slots:
         self._passing = PassRunner(base, self.layout, self._state, kernels)
         self._graphs = Graphs(self._passing) if is_gpu and records is not False else None
 
-    def seat(self, slot: int, adapter: AdapterState, optim: Optim | None = None) -> None:
+    def load(self, slot: int, adapter: AdapterState, optim: Optim | None = None) -> None:
         """Put an adapter into a slot, with what its optimiser knows."""
         state, optim = self._state, optim or Optim()
         with torch.no_grad():
@@ -296,7 +296,7 @@ class Slots:
     def clear(self, slot: int) -> None:
         """Empty a slot. Rows for it without labels do no harm."""
         empty = AdapterSpec(rank=1, alpha=1.0, targets=())
-        self.seat(slot, AdapterState(spec=empty, weights={}))
+        self.load(slot, AdapterState(spec=empty, weights={}))
         self._specs[slot] = None
 
     def forget(self, slots: Sequence[int]) -> None:

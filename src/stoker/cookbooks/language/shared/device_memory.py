@@ -30,9 +30,9 @@ class BankSize:
         return other.count <= self.count and other.rank <= self.rank and set(other.targets) <= set(self.targets)
 
 
-def room_for(seated: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], least: int = 1) -> BankSize:
+def room_for(loaded: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], least: int = 1) -> BankSize:
     """Return the least room, of so many slots at least, for adapters in these slots; targets in the given order."""
-    members = list(seated)
+    members = list(loaded)
     wanted = {target for _, spec in members for target in spec.targets}
     return BankSize(
         count=max([least, *(slot + 1 for slot, _ in members)]),
@@ -48,21 +48,21 @@ class ResizableSlots:
         self.base = base
         self.slots: Slots | None = None
         self._room: BankSize | None = None
-        self._seated: dict[int, tuple[AdapterSpec, Optim]] = {}
+        self._loaded: dict[int, tuple[AdapterSpec, Optim]] = {}
 
-    def seat(self, newcomers: dict[int, tuple[AdapterState, Optim]]) -> bool:
-        """Seat adapters in their slots, all at once; says whether the banks had to be made again for that."""
+    def load(self, newcomers: dict[int, tuple[AdapterState, Optim]]) -> bool:
+        """Load adapters into their slots, all at once; return True if that replaced the banks."""
         order = tuple(linear.name for linear in self.base.shape.model.linears)
         specs = {slot: adapter.spec for slot, (adapter, _) in newcomers.items()}
-        seated = {**{slot: spec for slot, (spec, _) in self._seated.items()}, **specs}
+        loaded = {**{slot: spec for slot, (spec, _) in self._loaded.items()}, **specs}
         # No slot goes: a place that is kept for one who left may be the last.
-        wanted = room_for(seated.items(), order, least=self._room.count if self._room else 1)
+        wanted = room_for(loaded.items(), order, least=self._room.count if self._room else 1)
         is_made = self._room is None or not self._room.holds(wanted)
         if is_made:
             self._make(wanted)
         for slot, (adapter, optim) in newcomers.items():
-            self._in_use.seat(slot, adapter, optim)
-            self._seated[slot] = (adapter.spec, optim)
+            self._in_use.load(slot, adapter, optim)
+            self._loaded[slot] = (adapter.spec, optim)
         return is_made
 
     def adapter(self, slot: int) -> AdapterState:
@@ -71,7 +71,7 @@ class ResizableSlots:
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""
-        if self._seated.pop(slot, None) is not None:
+        if self._loaded.pop(slot, None) is not None:
             self._in_use.clear(slot)
 
     def leave_out(self, slot: int) -> None:
@@ -80,7 +80,7 @@ class ResizableSlots:
             self.slots.leave_out(slot)
 
     def _make(self, room: BankSize) -> None:
-        held = {slot: (self._in_use.adapter(slot), optim) for slot, (_, optim) in self._seated.items()}
+        held = {slot: (self._in_use.adapter(slot), optim) for slot, (_, optim) in self._loaded.items()}
         before = self._room
         try:
             self._fill(room, held)
@@ -96,12 +96,12 @@ class ResizableSlots:
         self.slots = Slots(self.base, count=room.count, rank=room.rank, targets=room.targets)
         self._room = room
         for slot, (adapter, optim) in held.items():
-            self.slots.seat(slot, adapter, optim)
+            self.slots.load(slot, adapter, optim)
 
     @property
     def _in_use(self) -> Slots:
         if self.slots is None:
-            raise IndexError("nobody is seated")
+            raise IndexError("no members")
         return self.slots
 
 

@@ -1,6 +1,6 @@
 """The loop of the shared process: admit members, train those whose turn it is, evaluate, report, checkpoint, release.
 
-    new_members ──▶ seated ──▶ [ whose turn ──▶ one update each ──▶ evaluations ──▶ reports, checkpoints, ends ] ──▶ …
+    new members ──▶ loaded ──▶ [ whose turn ──▶ one update each ──▶ evaluations ──▶ reports, checkpoints, ends ] ──▶ …
 
 Whatever goes wrong with one member ends that member alone. A request to end this process is heard between steps, when
 each member's state is whole, and each one's state is kept before it takes effect.
@@ -117,20 +117,20 @@ class _Running:
     # Coming
 
     def _new_members(self, wait_s: float) -> list[Member]:
-        seats = self._shared.new_members(wait_s)
+        attempts = self._shared.new_members(wait_s)
         # Before anything of theirs is held, and after others have left.
         self._cap.follow(self._shared.ceiling_bytes)
-        return seats
+        return attempts
 
-    def _admit(self, seats: list[Member]) -> None:
-        if seats and self._places is None:
-            # Whoever has come meanwhile is seated at the same time.
-            self._try_to_open(seats[0].args)
-            seats = [*seats, *self._new_members(0.0)]
-        if seats or self._waiting:
+    def _admit(self, attempts: list[Member]) -> None:
+        if attempts and self._places is None:
+            # Members that joined meanwhile are admitted at the same time.
+            self._try_to_open(attempts[0].args)
+            attempts = [*attempts, *self._new_members(0.0)]
+        if attempts or self._waiting:
             # A request to end is for all members, and not one member's fault.
             with undisturbed():
-                self._take_in(seats)
+                self._take_in(attempts)
 
     def _try_to_open(self, args: LoraArgs) -> None:
         try:
@@ -140,41 +140,41 @@ class _Running:
         except Exception:  # noqa: BLE001 - what is wrong with the base is reported to each member
             return
 
-    def _take_in(self, seats: list[Member]) -> None:
-        if seats:
+    def _take_in(self, attempts: list[Member]) -> None:
+        if attempts:
             # One who comes again after its run was killed finds its folder free.
             self._check_all()
         newcomers: dict[int, tuple[AdapterState, Optim]] = {}
         begun: dict[int, AdapterMember] = {}
         waiting, self._waiting = self._waiting, []
-        for seat in (*waiting, *seats):
+        for attempt in (*waiting, *attempts):
             try:
-                places = self._opened(seat.args)
-                if not self._has_folder(seat):
-                    self._waiting.append(seat)
+                places = self._opened(attempt.args)
+                if not self._has_folder(attempt):
+                    self._waiting.append(attempt)
                     continue
-                member, adapter = self._begun(seat, places.base)
+                member, adapter = self._begun(attempt, places.base)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with it is its own business
-                self._turn_away(seat, error)
+                self._turn_away(attempt, error)
                 continue
-            begun[seat.number] = member
-            newcomers[seat.number] = (adapter, member.optim)
+            begun[attempt.number] = member
+            newcomers[attempt.number] = (adapter, member.optim)
         if newcomers:
-            self._seat(newcomers, begun)
+            self._load(newcomers, begun)
 
-    def _seat(self, newcomers: dict[int, tuple[AdapterState, Optim]], begun: dict[int, AdapterMember]) -> None:
-        """Admit newcomers all at once; where there is no memory for all, one by one, and who does not fit ends."""
+    def _load(self, newcomers: dict[int, tuple[AdapterState, Optim]], begun: dict[int, AdapterMember]) -> None:
+        """Load new adapters all at once; if there is no memory for all, one by one: those that do not fit fail."""
         if self._places is None:
             return
         try:
-            self._places.seat(newcomers)
+            self._places.load(newcomers)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who were here go on
             for slot, newcomer in newcomers.items():
                 self._places.clear(slot)
                 if len(newcomers) > 1:
-                    self._seat({slot: newcomer}, begun)
+                    self._load({slot: newcomer}, begun)
                 else:
-                    self._turn_away(begun[slot].seat, error)
+                    self._turn_away(begun[slot].attempt, error)
             return
         now_s = self._clock.monotonic_s()
         for slot in newcomers:
@@ -184,9 +184,9 @@ class _Running:
                 reported_s=now_s, counted_s=now_s, kept_s=now_s, kept_update=begun[slot].update
             )
 
-    def _turn_away(self, seat: Member, error: Exception) -> None:
-        self._folders.give_back(seat.number)
-        seat.failed(error)
+    def _turn_away(self, attempt: Member, error: Exception) -> None:
+        self._folders.give_back(attempt.number)
+        attempt.failed(error)
 
     def _opened(self, args: LoraArgs) -> ResizableSlots:
         if self._places is None:
@@ -196,24 +196,24 @@ class _Running:
             self._places = ResizableSlots(base)
         return self._places
 
-    def _has_folder(self, seat: Member) -> bool:
-        seat.job.check()
-        return self._folders.take(seat.number, seat.args.checkpoints, seat.args.label or seat.job.node)
+    def _has_folder(self, attempt: Member) -> bool:
+        attempt.job.check()
+        return self._folders.take(attempt.number, attempt.args.checkpoints, attempt.args.label or attempt.job.node)
 
-    def _begun(self, seat: Member, base: BaseWeights) -> tuple[AdapterMember, AdapterState]:
+    def _begun(self, attempt: Member, base: BaseWeights) -> tuple[AdapterMember, AdapterState]:
         for note in self._notes:
-            seat.job.log(note)
-        member = AdapterMember(seat, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))
+            attempt.job.log(note)
+        member = AdapterMember(attempt, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))
         adapter = fresh_adapter(base.shape, member.spec)
-        kept = recall(seat.job.scratch, member.config)
+        kept = recall(attempt.job.scratch, member.config)
         for why in kept.notes:
-            seat.job.log(f"checkpoint: {why}")
+            attempt.job.log(f"checkpoint: {why}")
         if kept.state is not None:
             member.go_on(kept.state)
             adapter.weights = kept.state["model"]
             opt = kept.state["opt"]
             adapter.first, adapter.second, adapter.steps = opt["first"], opt["second"], opt["steps"]
-            seat.job.tell(f"goes on after update {member.update} of {member.updates}", at_once=True)
+            attempt.job.tell(f"goes on after update {member.update} of {member.updates}", at_once=True)
         return member, adapter
 
     # Training
@@ -269,7 +269,7 @@ class _Running:
             return False
         if verdict.left_out:
             member.notes.append(f"Update {member.update + 1} was left out: its gradient was not finite.")
-            member.seat.job.log(member.notes[-1])
+            member.attempt.job.log(member.notes[-1])
         update, lr = member.look_ahead(), member.rate
         member.left_out = verdict.left_out
         member.updated()
@@ -315,7 +315,7 @@ class _Running:
                 f"Stopped after update {member.update} of {member.updates}: "
                 f"{member.judged.worse_in_a_row} evaluations in a row were no better."
             )
-            member.seat.job.log(member.notes[-1])
+            member.attempt.job.log(member.notes[-1])
         if ends:
             self._finish(member)
             return
@@ -346,32 +346,32 @@ class _Running:
             if self._device != "cpu":
                 metrics["peak_bytes"] = float(torch.cuda.max_memory_reserved())
         if is_special:
-            member.seat.job.log(_progress_text(member, metrics))
+            member.attempt.job.log(_progress_text(member, metrics))
         watch.reported_s = now_s
         if counted_s >= COUNTED_S or member.update == 1:
             # The first update has whatever is compiled or loaded on its account.
             watch.counted_s, watch.tokens = now_s, 0
-        member.seat.job.step(member.update, of=member.updates, **metrics)
+        member.attempt.job.step(member.update, of=member.updates, **metrics)
 
     # Keeping and parting
 
     def _keep(self, member: AdapterMember) -> None:
         """Write a checkpoint. One that can't be written is reported, and costs nothing but what it would have saved."""
-        if self._places is None or member.seat.is_gone or member.update == 0:
+        if self._places is None or member.attempt.is_gone or member.update == 0:
             return
         watch, begun_s = self._watches[member.slot], self._clock.monotonic_s()
         adapter = self._places.adapter(member.slot)
         opt = {"first": adapter.first, "second": adapter.second, "steps": adapter.steps}
         try:
-            keep(member.seat.job.scratch, {**member.state(), "model": adapter.weights, "opt": opt})
+            keep(member.attempt.job.scratch, {**member.state(), "model": adapter.weights, "opt": opt})
         except (OSError, RuntimeError) as error:
-            member.seat.job.log(f"no checkpoint could be kept: {error}")
+            member.attempt.job.log(f"no checkpoint could be kept: {error}")
         watch.kept_s = self._clock.monotonic_s()
         watch.kept_update, watch.keeping_s = member.update, watch.kept_s - begun_s
 
     def _now(self, member: AdapterMember) -> Pairs:
         if self._places is None:
-            raise IndexError("nobody is seated")
+            raise IndexError("no members")
         return self._places.adapter(member.slot).weights
 
     def _finish(self, member: AdapterMember) -> None:
@@ -383,12 +383,12 @@ class _Running:
         self._leave(member)
         # What others may be given as soon as it is said to be over.
         self._places.leave_out(member.slot)
-        member.seat.finished(made)
+        member.attempt.finished(made)
 
     def _check_all(self) -> None:
         """Release members that are cancelled, or whose run is gone."""
         for member in list(self._members.values()):
-            self._of(member, member.seat.job.check)
+            self._of(member, member.attempt.job.check)
 
     def _of(self, member: AdapterMember, do: Callable[..., None], *given: Any) -> None:
         """Do something of one member's; what it raises ends that member alone."""
@@ -403,7 +403,7 @@ class _Running:
                 self._keep(member)
         self._stepping.keep_place(member.slot)
         self._leave(member)
-        member.seat.failed(error)
+        member.attempt.failed(error)
 
     def _leave(self, member: AdapterMember) -> None:
         self._members.pop(member.slot, None)
@@ -414,7 +414,7 @@ class _Running:
 
     def _tell_all(self, text: str) -> None:
         for member in self._members.values():
-            member.seat.job.tell(text)
+            member.attempt.job.tell(text)
 
 
 def _progress_text(member: AdapterMember, metrics: dict[str, float]) -> str:

@@ -132,7 +132,7 @@ def epoch_folder(epoch: int) -> str:
 
 def write_result(member: AdapterMember, weights: Pairs, base: BaseWeights) -> Adapter:
     """Write what was learned into the member's staging folder, and give the handle of it."""
-    job, args = member.seat.job, member.args
+    job, args = member.attempt.job, member.args
     name = _base_name(member)
     write_adapter(job.out, member.spec, weights, base_name=name)
     is_best = args.keep == "best" and member.best is not None
@@ -207,7 +207,7 @@ def metadata_of(member: AdapterMember, method: Method = "lora") -> Metadata:
         rank=args.rank if is_adapter else 0,
         alpha=args.alpha if is_adapter else 0.0,
         global_step=member.update,
-        label=args.label or member.seat.job.node,
+        label=args.label or member.attempt.job.node,
     )
 
 

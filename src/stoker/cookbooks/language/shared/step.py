@@ -289,9 +289,9 @@ class MultiAdapterStepper:
         if self._is_gpu and not self._is_short:
             passes = tuple(self._widened(one, shapes) for one in passes)
         for one in passes:
-            seated = [shape for shape in shapes if shape.slot in one.slots]
-            usual = max(shape.kind[0] for shape in seated)
-            for shape in seated:
+            present = [shape for shape in shapes if shape.slot in one.slots]
+            usual = max(shape.kind[0] for shape in present)
+            for shape in present:
                 self._shapes[shape.slot] = changed(shape, rows=one.rows, length=one.length, usual=usual)
         return passes
 

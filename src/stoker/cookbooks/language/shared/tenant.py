@@ -214,16 +214,16 @@ class Update:
 class AdapterMember:
     """Someone who is trained."""
 
-    def __init__(self, seat: Member, *, vocabulary: int, closes_up: bool = False) -> None:
+    def __init__(self, attempt: Member, *, vocabulary: int, closes_up: bool = False) -> None:
         """Read its data. Raises `BadInput` for data that this base can't be shown.
 
         `closes_up`: its rows may be laid end to end.
         """
-        args: LoraArgs = seat.args
-        self.seat = seat
-        self.slot = seat.number
+        args: LoraArgs = attempt.args
+        self.attempt = attempt
+        self.slot = attempt.number
         self.args = args
-        self.examples: ExampleSet = seat.inputs["examples"].load()
+        self.examples: ExampleSet = attempt.inputs["examples"].load()
         _check(self.examples, vocabulary)
         self._cursor = self._cursor_at(Position())
         self.per_epoch = -(-self._cursor.batches_per_epoch // args.accumulate)
@@ -275,7 +275,7 @@ class AdapterMember:
     @property
     def config(self) -> dict[str, Any]:
         """What a checkpoint is bound to: settings and data."""
-        return {**self.settings, "examples": str(self.seat.inputs["examples"].digest)}
+        return {**self.settings, "examples": str(self.attempt.inputs["examples"].digest)}
 
     @property
     def standing(self) -> AdapterProgress:

@@ -45,7 +45,7 @@ class ProgramContext:
     trainer_folder: str
     """Where `stoker_trainer` lies."""
     has_gpus: bool
-    """Whether there is something to hide from a program that was given no device."""
+    """True if devices have to be hidden from a program that has none."""
     user: OtherUser | None = None
     """As whom programs run; nothing: as ourselves."""
     granted: Mapping[str, str] = fresh(factory=dict)
@@ -125,13 +125,13 @@ def _find(program: Program, env: Mapping[str, str]) -> str:
     if not os.path.isdir(folder):
         raise LocalFile(f"there is no folder {folder}", hint="a program runs in the folder the command is given in")
     if not name:
-        raise ProgramNotFound("a program has a name, and this is an empty word", hint="quote what belongs together")
+        raise ProgramNotFound("the program's name is empty", hint="quote what belongs together")
     try:
         return find_program(name, cwd=folder, env=env)
     except NoPermission:
         is_folder = os.path.isdir(os.path.join(folder, name))
         hint = "it is a folder" if is_folder else f"chmod +x {name}, or name its interpreter"
-        raise ProgramNotFound(f"{name} may not be executed", hint=hint) from None
+        raise ProgramNotFound(f"{name} is not executable", hint=hint) from None
     except LocalFile as error:
         if error.data.get("path") != name:
             # The interpreter that the first line of a script names.
@@ -141,12 +141,12 @@ def _find(program: Program, env: Mapping[str, str]) -> str:
 
 def _hint_for(name: str, folder: str, env: Mapping[str, str]) -> str:
     if is_bare_python(name):
-        return "python= names an interpreter or a .venv folder"
+        return "python= takes an interpreter or a .venv folder"
     if "/" in name:
-        return "a path is relative to where the command is given"
+        return "paths are relative to the folder of the command"
     if os.path.isfile(os.path.join(folder, name)):
         return f"for the file here, write ./{name} or python {name}"
-    return did_you_mean(name, _programs(env.get("PATH", os.defpath))) or "is it on PATH?"
+    return did_you_mean(name, _programs(env.get("PATH", os.defpath))) or "check PATH"
 
 
 def _programs(path: str) -> set[str]:
@@ -164,11 +164,11 @@ def _refuse_what_no_system_takes(launch: Launch) -> None:
     words = {f"word {number} of the program": word for number, word in enumerate(launch.argv, 1)}
     for what, text in {**variables, **words}.items():
         if "\0" in text:
-            raise BadInput(f"{what} holds a zero byte, which no program can be given")
+            raise BadInput(f"{what} contains a zero byte")
         size_bytes = len(os.fsencode(text))
         if size_bytes > _LONGEST_WORD_BYTES:
             size = f"{format_size(size_bytes)}, and {format_size(_LONGEST_WORD_BYTES + 1)} are the most"
             raise BadInput(f"{what} is too long: {size}", hint="put it into a file, and give the file's name")
     odd = next((name for name in launch.env if not name or "=" in name), None)
     if odd is not None:
-        raise BadInput(f"a variable can't be called {odd!r}", hint="env.NAME=VALUE")
+        raise BadInput(f"invalid variable name {odd!r}", hint="env.NAME=VALUE")

@@ -177,7 +177,7 @@ class ProgramCheckpointStore:
                 self._thread.start()
             self._turn.notify()
         if overtaken is not None:
-            self._tell(f"checkpoint {overtaken.path} is not kept: a newer one came before its turn")
+            self._tell(f"checkpoint {overtaken.path} is not stored: a newer one replaced it")
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Wait until everything is kept."""
@@ -187,7 +187,7 @@ class ProgramCheckpointStore:
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                self._tell(f"its last checkpoint was not kept within {timeout_s:g} s")
+                self._tell(f"its last checkpoint was not stored within {timeout_s:g} s")
 
     def _run(self) -> None:
         # Part of the users' side, and imported by ours for this alone: one rule, in one place.
@@ -235,7 +235,7 @@ class ProgramOutput:
     def complaint(self) -> str:
         """What the program said it failed with, as its last word."""
         word = self._talk.last_word
-        return (word.message or "it said that it failed") if isinstance(word, TrainerFailure) else ""
+        return (word.message or "it reported a failure") if isinstance(word, TrainerFailure) else ""
 
     def hear(self, data: bytes) -> None:
         """Take in what was printed; nothing, after a pause, is worth a call, too."""
@@ -266,7 +266,7 @@ class ProgramOutput:
         self._tell_progress(even_early=True)
         self._checkpoints.close()
         if self._talk.faults > FAULTS_TOLD:
-            self._emit({"log": f"trainer contract: and {self._talk.faults - FAULTS_TOLD} more lines that were wrong"})
+            self._emit({"log": f"trainer contract: and {self._talk.faults - FAULTS_TOLD} more invalid lines"})
         if self._talk.lost:
             self._emit(
                 {"log": f"{self._talk.lost} values were dropped by the program: it measured faster than it could write"}
@@ -323,7 +323,7 @@ class ProgramOutput:
         self._tell_progress()
 
     def _tell_progress(self, *, even_early: bool = False) -> None:
-        """Say where the program stands, if that has changed and was not said just now: curves have every value."""
+        """Report the program's step, if it changed and was not reported just now: curves have every value."""
         now_s = self._clock.monotonic_s()
         if self._has_news and (even_early or now_s >= self._next_told_s):
             self._next_told_s = now_s + TELL_EVERY_S

@@ -80,11 +80,11 @@ def out_of_memory(cap_bytes: int | None, usage: AttemptUsage, *, is_part: bool =
 
 
 def went_silent(limit_s: float, usage: AttemptUsage) -> StageFailure:
-    """Return the message that it was stopped because it said nothing for too long."""
+    """Return the message that it was stopped because no output for too long."""
     return StageFailure(
         cause=FailureCause.TIMEOUT,
-        message=f"it said nothing for {format_duration(limit_s)}",
-        hint="print something now and then, or allow more with silence=TIME",
+        message=f"no output for {format_duration(limit_s)}",
+        hint="print progress, or raise the limit with silence=TIME",
         error_code=StageTimeout.code,
         usage=usage,
     )
@@ -93,8 +93,8 @@ def went_silent(limit_s: float, usage: AttemptUsage) -> StageFailure:
 def failure_of_outputs(collected: CollectedOutputs, usage: AttemptUsage) -> StageFailure | None:
     """Return what is wrong with the declared outputs of a program that ended well, or nothing if all is there."""
     if collected.missing:
-        message = f"it ended well but left nothing at {', '.join(collected.missing[:_MOST_LISTED])}"
-        hint = "outputs= names what it writes, relative to the folder it runs in"
+        message = f"it completed but wrote nothing to {', '.join(collected.missing[:_MOST_LISTED])}"
+        hint = "outputs= takes paths relative to the folder that it runs in"
     elif collected.twice:
         listed = ", ".join(collected.twice[:_MOST_LISTED])
         message, hint = f"it wrote {listed} both to $STOKER_OUT and to a declared output", "choose one"
@@ -108,11 +108,11 @@ def _blame_for(ended: ProcessExit) -> _Blame:
     if ended.signal is None:
         return _Blame(_ANYTHING, FailureCause.USER, StageFailed.code, _hint_for_status(ended.status or 0))
     if ended.signal in _FAULTS:
-        hint = "a crash in native code; stoker logs shows what it wrote last"
+        hint = "a crash in native code; read the end of its output: stoker logs"
         return _Blame(_ANYTHING, FailureCause.USER, StageFailed.code, hint)
-    hint = "somebody ended it from outside"
+    hint = "another process ended it"
     if ended.signal == signal.SIGKILL:
-        hint = "somebody killed it, or the whole machine ran out of memory; `dmesg` would say"
+        hint = "it was killed, or the machine ran out of memory: check dmesg"
     return _Blame(_ANYTHING, FailureCause.LOST, ProcessLost.code, hint)
 
 
@@ -122,7 +122,7 @@ def _hint_for_status(status: int) -> str:
         name = signal.Signals(status - 128).name
     except ValueError:
         return ""
-    return f"{status} is how a shell tells that what it ran died by {name}"
+    return f"{status} is a shell's status for a command killed by {name}"
 
 
 def _exception_in(stderr: str, folder: str) -> str:
@@ -179,7 +179,7 @@ _BLAMES = (
         # Only our own way into the box speaks so, about the program itself.
         re.compile(r"^sh: .*Exec format error$"),
         FailureCause.INPUT, ProgramNotFound.code,
-        "is it made for this machine? a script begins with a line such as #!/bin/sh",
+        "check that it is built for this machine; a script needs a first line such as #!/bin/sh",
     ),
 )  # fmt: skip
 

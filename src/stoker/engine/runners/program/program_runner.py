@@ -98,7 +98,7 @@ class _ProgramAttempt:
         self._is_stopped = False
 
     def live_in(self, environment: Mapping[str, str]) -> None:
-        """Give the program this environment instead of ours; before it runs."""
+        """Set the program's environment, instead of ours. Call it before the program runs."""
         self._around = changed(self._around, environment=environment)
 
     def run(self) -> StageSuccess | StageFailure:
@@ -113,7 +113,7 @@ class _ProgramAttempt:
             return StageFailure(
                 cause=FailureCause.IO,
                 message=f"a bug in Stoker, not in the program: {ours.message}",
-                hint="please tell us, with what `stoker logs` shows",
+                hint="please report it, with the output of `stoker logs`",
                 detail=ours.detail,
                 error_code=InternalError.code,
             )
@@ -164,11 +164,11 @@ class _ProgramAttempt:
         with self._as_program():
             choice = choose_checkpoint(scratch.path, Digest(self._work.resume_key))
         for why in choice.refused:
-            self._tell(f"a checkpoint was passed over: {why}")
+            self._tell(f"checkpoint skipped: {why}")
         if choice.checkpoint is None:
             return None
         at = "" if choice.checkpoint.step is None else f" (step {choice.checkpoint.step})"
-        self._tell(f"goes on from {os.path.basename(choice.checkpoint.path)}{at}: {scratch.why}")
+        self._tell(f"resumes from {os.path.basename(choice.checkpoint.path)}{at}: {scratch.why}")
         return choice.checkpoint.path
 
     def _see_through(self, launch: Launch, mark: str, program: Program, scratch: Scratch) -> _Seen | None:
@@ -211,7 +211,7 @@ class _ProgramAttempt:
         )
 
     def _as_program(self) -> AbstractContextManager[None]:
-        """Give a block in which files are seen as the program's user sees them: no link of its making leads further."""
+        """Return a context in which files are accessed with the rights of the program's user."""
         user = self._around.user
         return nullcontext() if user is None else acting_as(user.uid, user.gid)
 
@@ -273,7 +273,7 @@ class _ProgramAttempt:
             return failed
         with self._as_program():
             for name in tidy_out(work.out):
-                self._tell(f"{name} is no part of the result: it is neither a file, a folder nor a link")
+                self._tell(f"{name} is not part of the result: it is neither a file, a folder nor a link")
             collected = outputs.collect(work.out)
             for stale in collected.stale:
                 self._tell(f"nothing is new in {stale}")
@@ -329,14 +329,14 @@ class _AttemptOfAnother:
             outcome = self._inner.run()
             left = end_everybody_of(self._user.uid, self._clock)
             if left:
-                self._tell(f"{left} processes of {self._user.name} had got away from it; they were stopped")
+                self._tell(f"{left} processes of {self._user.name} escaped from it; they were stopped")
             # The user works on other jobs after this one, and what is this one's is no other's.
             remove_leftovers(self._user.uid)
             if os.path.isdir(self._work.scratch):
                 take_back(self._user, self._work.scratch, keeps=OURS, keeps_links=False)
             if isinstance(outcome, StageSuccess):
                 for name in folders.take_result():
-                    self._tell(f"{name} is no part of the result: it belongs to somebody else")
+                    self._tell(f"{name} is not part of the result: it belongs to another user")
             return outcome
         finally:
             folders.close()

@@ -126,7 +126,7 @@ class ProgramWatch:
         self._next_look_s = self._heard_s
         self._kill_at_s: float | None = None
         self.was_silent = False
-        """It was stopped because it said nothing for too long."""
+        """It was stopped because no output for too long."""
         self.strays = 0
         """How many processes it left behind, which were stopped."""
 
@@ -230,7 +230,7 @@ class ProgramWatch:
 
 
 def _widen(pipe_fd: int) -> None:
-    """Let a program that prints much wait for us less often."""
+    """Enlarge a pipe, so that a program that prints much blocks less often."""
     if sys.platform == "linux":
         with suppress(OSError):
             fcntl.fcntl(pipe_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

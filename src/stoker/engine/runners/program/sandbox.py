@@ -123,7 +123,7 @@ class RunAsFolders:
         return os.path.join(self._path, name)
 
     def _share_metrics(self) -> None:
-        """Have one file under two names: the program's, and the one in the run's folder, where the user never gets."""
+        """Link one file under two names: the program's, and one in the run's folder, which its user can't reach."""
         ours, theirs = self._work.folders.metrics_of(self._work.node), self.work.folders.metrics_of(self._work.node)
         descriptor = os.open(ours, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

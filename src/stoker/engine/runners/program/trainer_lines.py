@@ -348,7 +348,7 @@ class TrainerParser:
     def __init__(self) -> None:
         self.last_word: TrainerCompletion | TrainerFailure | None = None
         self.speaks = False
-        """Whether it has said a line of the contract: then it speaks for itself, and pairs in its output are text."""
+        """True once it printed a line of the trainer protocol: then other key=value pairs in its output are text."""
         self.faults = 0
         self.lost = 0
         """Rows of metrics that the program had to drop, as far as it said."""

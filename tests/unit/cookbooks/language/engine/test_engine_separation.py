@@ -44,7 +44,7 @@ def poison(slots: Slots, slot: int) -> None:
     sick = slots.adapter(slot)
     name = next(iter(sick.weights))
     sick.weights[name][1].fill_(float("nan"))
-    slots.seat(slot, sick)
+    slots.load(slot, sick)
 
 
 def test_a_poisoned_member_is_told_and_left_alone_and_the_others_stay_equal_to_the_bit(base: BaseWeights) -> None:
@@ -76,7 +76,7 @@ def test_a_gradient_that_is_no_number_does_not_outlive_its_update(base: BaseWeig
     well = slots.adapter(0)
     poison(slots, 0)
     train(slots, dict(enumerate(members)), range(2))
-    slots.seat(0, well)
+    slots.load(0, well)
     train(slots, dict(enumerate(members)), range(2, 4))
     assert members[0].finite == [False, False, True, True]
 
@@ -99,7 +99,7 @@ def test_one_who_leaves_and_one_who_comes_change_no_bit_of_the_others_while_slot
         if number == 3:
             slots.clear(1)
         if number == 5:
-            slots.seat(1, newcomer.fresh(base), newcomer.optim)
+            slots.load(1, newcomer.fresh(base), newcomer.optim)
         if number in {3, 5}:
             members[1].batches = newcomer.batches
 
@@ -111,7 +111,7 @@ def test_one_who_leaves_and_one_who_comes_change_no_bit_of_the_others_while_slot
 
 def test_an_empty_slot_without_labels_does_no_harm_and_stays_empty(base: BaseWeights) -> None:
     slots = Slots(base, count=2, rank=4, targets=ALL)
-    slots.seat(0, member(1).fresh(base))
+    slots.load(0, member(1).fresh(base))
     tokens = torch.zeros(2, 1, 8, dtype=torch.int64)
     labels = torch.full_like(tokens, -100)
     labels[0] = 5
@@ -182,7 +182,7 @@ def test_an_adapter_taken_out_and_seated_again_elsewhere_goes_on_to_the_bit(base
     train(before, dict(enumerate(halves)), range(STEPS // 2), length=16)
     after = room_for(base, halves)
     for slot, one in enumerate(halves):
-        after.seat(slot, before.adapter(slot), one.optim)
+        after.load(slot, before.adapter(slot), one.optim)
     train(after, dict(enumerate(halves)), range(STEPS // 2, STEPS), length=16)
     assert [one.losses for one in halves] == [one.losses for one in whole]
     assert all(same_bits(one, other) for one, other in zip(adapters(after), adapters(first), strict=True))

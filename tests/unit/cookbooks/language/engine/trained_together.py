@@ -35,10 +35,10 @@ class Member:
 
 
 def room_for(base: BaseWeights, members: Sequence[Member], **how: Any) -> Slots:
-    """Make slots and seat everybody in order."""
+    """Make slots and load all members in order."""
     slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=ALL, **how)
     for slot, member in enumerate(members):
-        slots.seat(slot, member.fresh(base), member.optim)
+        slots.load(slot, member.fresh(base), member.optim)
     return slots
 
 

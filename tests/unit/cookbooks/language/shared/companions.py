@@ -1,4 +1,4 @@
-"""A company without sockets: seats handed out in waves, on a tiny base, with real data, folders and stage contexts."""
+"""A shared context without sockets: members join in waves, tiny base, with real data, folders and stage contexts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Person:
         assert isinstance(self.ended, Adapter), self.ended
         return read_adapter(self.out).weights
 
-    def seat(self, freed: Callable[[], None]) -> Member:
+    def joined(self, freed: Callable[[], None]) -> Member:
         self.out.mkdir()
 
         def tell(report: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ class Gathering:
         self._waves = [list(wave) for wave in waves]
         self._borders = borders
         self._calls = 0
-        self._seated = 0
+        self._present = 0
 
     def new_members(self, wait_s: float) -> list[Member]:
         is_time = self._calls % self._borders == 0
@@ -151,12 +151,12 @@ class Gathering:
         if not self._waves or not is_time:
             return []
         come = self._waves.pop(0)
-        self._seated += len(come)
-        return [person.seat(self._freed) for person in come]
+        self._present += len(come)
+        return [person.joined(self._freed) for person in come]
 
     @property
     def is_over(self) -> bool:
-        return not self._waves and not self._seated
+        return not self._waves and not self._present
 
     def _freed(self) -> None:
-        self._seated -= 1
+        self._present -= 1

@@ -28,21 +28,21 @@ def test_room_is_made_for_the_last_slot_the_largest_rank_and_all_targets() -> No
 @pytest.fixture
 def places(base: Path) -> ResizableSlots:
     made = ResizableSlots(load_base(base))
-    made.seat({slot: (fresh_adapter(made.base.shape, spec(3)), Optim()) for slot in range(3)})
+    made.load({slot: (fresh_adapter(made.base.shape, spec(3)), Optim()) for slot in range(3)})
     return made
 
 
 def test_whoever_fits_is_seated_in_the_banks_that_are_there(places: ResizableSlots) -> None:
     before = places.slots
     places.clear(1)
-    assert not places.seat({1: (fresh_adapter(places.base.shape, spec(2)), Optim())})
+    assert not places.load({1: (fresh_adapter(places.base.shape, spec(2)), Optim())})
     assert places.slots is before
 
 
 def test_for_a_larger_one_the_banks_are_made_anew_with_everybody_and_every_slot(places: ResizableSlots) -> None:
     held = places.adapter(0)
     places.clear(2)
-    assert places.seat({1: (fresh_adapter(places.base.shape, spec(7, "down_proj")), Optim())})
+    assert places.load({1: (fresh_adapter(places.base.shape, spec(7, "down_proj")), Optim())})
     assert places.slots is not None
     assert places.slots.count == 3
     assert places.adapter(1).spec.rank == 7
@@ -64,5 +64,5 @@ def test_where_there_is_no_memory_for_a_larger_one_the_others_stay(
 
     monkeypatch.setattr(Slots, "__init__", scarce)
     with pytest.raises(torch.OutOfMemoryError):
-        places.seat({1: (fresh_adapter(places.base.shape, spec(7)), Optim())})
+        places.load({1: (fresh_adapter(places.base.shape, spec(7)), Optim())})
     assert [places.adapter(slot).spec.rank for slot in range(3)] == [3, 3, 3]

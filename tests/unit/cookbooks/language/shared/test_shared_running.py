@@ -203,7 +203,9 @@ def test_rows_laid_end_to_end_teach_the_same_in_fewer_tokens(person: People, mon
 
 def test_on_a_gpu_the_first_passes_of_the_same_members_are_as_large_as_any_will_be(person: People) -> None:
     said = {"batch": 4, "longest": 40, "max_seq_len": 40}
-    members = {n: AdapterMember(person(n, **said).seat(lambda: None), vocabulary=264, closes_up=True) for n in range(2)}
+    members = {
+        n: AdapterMember(person(n, **said).joined(lambda: None), vocabulary=264, closes_up=True) for n in range(2)
+    }
     stepping = MultiAdapterStepper(is_gpu=True, tell=lambda _text: None)
     largest = [int(np.sort(one.examples.lengths[one.examples.kept])[-4:].sum()) for one in members.values()]
 
@@ -228,7 +230,7 @@ def test_on_a_gpu_rows_laid_end_to_end_packed_and_plain_ones_are_not_padded_to_e
     said: dict[str, Any] = {"batch": 4, "max_seq_len": 400}
     kinds: list[dict[str, Any]] = [{"longest": 40}, {"longest": 40, "packing": True}, {"longest": 40, "shortest": 40}]
     members = {
-        n: AdapterMember(person(n, **said, **kind).seat(lambda: None), vocabulary=264, closes_up=True)
+        n: AdapterMember(person(n, **said, **kind).joined(lambda: None), vocabulary=264, closes_up=True)
         for n, kind in enumerate(kinds)
     }
     stepping = MultiAdapterStepper(is_gpu=True, tell=lambda _text: None)
@@ -441,7 +443,7 @@ def test_a_member_of_whom_not_even_a_row_fits_ends_and_the_others_go_on(
     assert isinstance(small.ended, Adapter)
 
 
-def test_where_there_is_no_memory_for_all_who_come_as_many_as_fit_are_seated(
+def test_where_there_is_no_memory_for_all_who_come_as_many_as_fit_are_admitted(
     person: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Slots.__init__
