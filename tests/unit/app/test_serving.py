@@ -44,7 +44,7 @@ def serving(home: Path, environment: dict[str, str] | None = None, **options: An
         ({"events_kept_s": 0.0}, 2, "deleted before they are read"),
         ({"upload_limit_bytes": 5}, 2, "lets no job's code come"),
         ({"cluster": "/nowhere/missing.yaml"}, 16, "missing.yaml"),
-        ({"token_file": "/nowhere/missing.token"}, 16, "there is no token file"),
+        ({"token_file": "/nowhere/missing.token"}, 16, "token file not found"),
     ],
     ids=["port", "large_port", "everybody", "address", "database", "heartbeat", "events", "upload", "cluster", "token"],
 )
@@ -89,7 +89,7 @@ def test_the_token_is_made_once_for_its_owner_alone(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("mode", "text", "says"), [
-    (0o644, "a-long-enough-token-for-anybody", "others may read"),
+    (0o644, "a-long-enough-token-for-anybody", "readable by other users"),
     (0o600, "short", "no word of at least"),
     (0o600, "two words that are long enough", "no word of at least"),
 ], ids=["mode", "short", "spaces"])  # fmt: skip

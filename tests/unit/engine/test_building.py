@@ -131,7 +131,7 @@ def test_a_tip_of_another_plan_is_not_taken_for_one_of_ours() -> None:
 
 
 def test_arguments_of_another_stage_are_a_fault() -> None:
-    with pytest.raises(InvalidPlan, match="count: takes CountArgs, was given NumberArgs"):
+    with pytest.raises(InvalidPlan, match="count: takes CountArgs, got NumberArgs"):
         PlanBuilder("demo").start(count, NumberArgs()).finish()
     one = PlanBuilder("demo").start(number)
     with pytest.raises(InvalidPlan, match="pair: takes no arguments, was given NumberArgs"):
@@ -295,7 +295,7 @@ def test_faults_of_every_sort_come_together() -> None:
             final="z",
         )
     told = "\n".join(faults_of(raised))
-    for part in ("two nodes", "whole number", "fed by nothing", "nobody", "cycle", "/nowhere", "final node"):
+    for part in ("duplicate node name", "whole number", "fed by nothing", "nobody", "cycle", "/nowhere", "final node"):
         assert part in told
     assert str(raised.value) == f"{len(raised.value.faults)} faults in plan demo; nothing has run"
     assert raised.value.exit_code == 40

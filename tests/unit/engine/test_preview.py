@@ -104,7 +104,7 @@ def test_bytes_that_are_gone_are_no_matter_while_nobody_reads_them(lab: Lab) -> 
     lab.prune(first["blob"].key)
     seen = lab.preview(chain())
     assert verdicts(seen)["blob"] == "hit"
-    assert "bytes are gone" in whys(seen)["blob"]
+    assert "bytes were deleted" in whys(seen)["blob"]
 
 
 def test_bytes_that_are_gone_and_read_again_are_foreseen(lab: Lab) -> None:

@@ -127,7 +127,7 @@ def test_a_window_of_exactly_what_is_needed_will_do():
     ],
 )
 def test_what_a_gang_is_told_beside_its_ranks_is_checked_when_it_is_made(options, said):
-    with pytest.raises(BadGang, match="a gang can't be made like that") as raised:
+    with pytest.raises(BadGang, match="invalid gang") as raised:
         Gang([RankConfig(0), RankConfig(1)], **options)
     assert any(said in str(fault) for fault in raised.value.faults)
     assert raised.value.exit_code == 52

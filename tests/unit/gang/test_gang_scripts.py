@@ -73,7 +73,7 @@ def test_any_other_program_is_found_and_gets_its_words_with_the_local_rank_fille
         ([sys.executable, "/dev/null"], "/dev/null is no file that every rank could read", "as a file"),
         (["train.py"], "there is no program train.py", "-- python train.py"),
         (["./train.py"], "is not executable", "-- python ./train.py"),
-        ([""], "empty word", "python"),
+        ([""], "name is empty", "python"),
     ],
 )
 def test_what_is_not_there_is_told_with_what_may_be_meant(folder, words, said, hint):

@@ -100,7 +100,7 @@ def test_an_owner_that_is_cancelled_ends_the_other_with_its_name(meetings):
     first, second = on_each(gangs, cancel_or_hang)
     assert second.code == "cancelled"
     assert isinstance(first, RendezvousFailed)
-    assert str(first) == "lab2 gave up: the gang was cancelled"
+    assert str(first) == "lab2 failed: the gang was cancelled"
 
 
 def test_a_rank_that_is_gone_when_the_store_is_known_is_left_to_its_process_to_tell():

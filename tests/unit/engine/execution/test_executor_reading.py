@@ -327,7 +327,7 @@ def test_a_node_whose_code_never_stays_the_same_fails_in_the_end(
     ran = lab.run(plan_of(read_first, CodeArgs(code=InputPath(str(code)))))
     assert ran["read-first"].ending is NodeEnding.FAILED
     assert ran["read-first"].message == "what it reads first keeps changing before it can start"
-    assert "decided about again" in ran.of_kind("stage_log", "read-first")[0]["text"]
+    assert "checking it again" in ran.of_kind("stage_log", "read-first")[0]["text"]
 
 
 @pytest.mark.usefixtures("no_pauses")

@@ -170,7 +170,7 @@ def test_devices_are_handed_out_only_where_there_are_any(place: Place) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"env": {"A": "x\0y"}}, "the variable A holds a zero byte"),
+        ({"env": {"A": "x\0y"}}, "the variable A contains a zero byte"),
         ({"env": {"A=B": "x"}}, "invalid variable name 'A=B'"),
         ({"env": {"": "x"}}, "invalid variable name ''"),
         ({"env": {"A": "x" * 200_000}}, "the variable A is too long: 195.3 KiB, and 128.0 KiB are the most"),

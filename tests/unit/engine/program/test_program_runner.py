@@ -107,7 +107,7 @@ def test_declared_outputs_belong_to_the_result(project: Project) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("true", "left nothing at runs"),
+        ("true", "wrote nothing to runs"),
         ("echo > runs; echo > $STOKER_OUT/runs", "it wrote runs both to $STOKER_OUT and to a declared output"),
         ("ln -s /etc runs", "runs: symlink leads out of the folder, to /etc"),
         ("echo > runs; ln -s /etc/passwd $STOKER_OUT/p", "p: symlink leads out of the folder"),
@@ -129,7 +129,7 @@ def test_links_by_the_full_name_of_its_result_and_left_over_pipes_do_not_cost_it
     ran = project.lab.run(project.shell(body))
     assert message_of(ran.result.error) == ""
     assert project.files(ran) == {"ckpt-9/model": "9\n", "latest": "-> ckpt-9"}
-    assert "pipe is no part of the result" in project.told(ran)
+    assert "pipe is not part of the result" in project.told(ran)
 
 
 def test_pairs_on_its_output_are_progress_curves_and_its_last_values(project: Project) -> None:
@@ -312,7 +312,7 @@ def test_another_run_in_the_same_scratch_folder_keeps_it_out(project: Project, t
 def test_one_that_says_nothing_for_too_long_is_stopped(project: Project) -> None:
     ran = project.lab.run(project.shell("echo $$ > pid; exec sleep 60", silence_s=0.3))
     assert isinstance(ran.result.error, StageTimeout)
-    assert "it said nothing for" in message_of(ran.result.error)
+    assert "no output for" in message_of(ran.result.error)
     assert not is_running(int((project.folder / "pid").read_text()))
 
 
