@@ -173,7 +173,7 @@ def test_of_many_at_once_the_newest_is_kept_and_the_others_are_told(heard: Heard
     checkpoint = choose_checkpoint(str(heard.scratch), KEY).checkpoint
     assert checkpoint is not None
     assert checkpoint.step == 19
-    assert all("a newer one came before its turn" in line for line in heard.log)
+    assert all("a newer one replaced it" in line for line in heard.log)
 
 
 def test_what_the_trainer_has_kept_itself_is_not_kept_again(heard: Heard) -> None:
