@@ -117,7 +117,7 @@ def test_without_matplotlib_everything_but_png_comes_and_one_line_says_what_to_i
 def test_two_jobs_are_compared_in_config_code_data_environment_and_metrics(fresh: Shell) -> None:
     done = fresh.stoker("compare", "sweep/3", "again", "--out", "beside")
     assert done.code == 0, done.err
-    assert "they differ in code" in done.out
+    assert "different: code" in done.out
     lines = done.out.splitlines()
     code = lines[lines.index(next(line for line in lines if line.startswith("code:"))) + 2]
     assert code.split()[0] == "train.py"
@@ -137,7 +137,7 @@ def test_two_jobs_are_compared_in_config_code_data_environment_and_metrics(fresh
 
 def test_two_trials_differ_in_what_the_sweep_set_and_a_job_is_identical_to_itself(fresh: Shell) -> None:
     trials = fresh.stoker("compare", "sweep/2", "sweep/3").out
-    assert "they differ in config\n" in trials
+    assert "different: config\n" in trials
     assert "  lr  0.1 (sweep)  0.01 (sweep)" in trials
     itself = fresh.stoker("compare", "again", "again")
     assert itself.code == 0

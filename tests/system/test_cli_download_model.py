@@ -41,7 +41,7 @@ def test_the_defaults_are_those_that_were_documented(shell: Shell, hub: FakeHub)
     beside = {f"{name}{end}" for name in (FILE, "tokenizer.model") for end in ("", ".etag")}
     assert tree(shell.folder / FOLDER) == beside
     hub.asked.clear()
-    assert shell.stoker("download-model").out.count("was there") == 2
+    assert shell.stoker("download-model").out.count("present") == 2
     assert not [asked for asked in hub.asked if asked.method == "GET"]
 
 
@@ -126,7 +126,7 @@ def test_bytes_that_the_cache_has_do_not_come_again(shell: Shell, hub: FakeHub) 
     assert model.read_bytes() == MODEL
     # It is the user's own: writing to it changes nothing in the cache.
     model.write_bytes(b"mine")
-    assert "was there" in shell.stoker("fetch", ID, FILE).out
+    assert "present" in shell.stoker("fetch", ID, FILE).out
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="there is no jq here")

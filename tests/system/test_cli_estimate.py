@@ -143,7 +143,7 @@ def test_a_shared_process_shows_its_base_once_what_each_adapter_adds_and_how_man
     first, *lines = done.out.splitlines()
     assert first == "llama, 1,100,048,384 parameters, 12,615,680 trained by each of 8 adapters"
     names = [line.split()[0] for line in lines]
-    assert names[:5] == ["base,", "weights", "loss", "context", "together"]
+    assert names[:5] == ["base,", "weights", "loss", "context", "sum"]
     assert names[5:8] == ["each", "adapter", "activations"]
     small, hint, large = lines[-3:]
     assert ": none fits; 3.4 GiB of" in small

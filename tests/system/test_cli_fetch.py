@@ -53,7 +53,7 @@ def test_a_file_that_is_there_and_still_the_newest_is_not_fetched_again(shell: S
     shell.stoker("fetch", server.url)
     server.become(well)
     done = shell.stoker("fetch", server.url)
-    assert "was there" in done.out
+    assert "present" in done.out
     assert server.gets() == []
     server.become(well, Version(data=DATA[:-1] + b"!", etag='"two"', last_modified=None))
     assert shell.stoker("fetch", server.url).code == 0
@@ -88,7 +88,7 @@ def test_a_file_of_the_user_is_never_replaced_unasked(shell: Shell, server: Faul
 def test_a_file_of_the_user_with_the_right_bytes_counts_as_there(shell: Shell, server: FaultyServer) -> None:
     (shell.folder / "file").write_bytes(DATA)
     done = shell.stoker("fetch", server.url, "--sha256", sha256_of(DATA))
-    assert "was there" in done.out
+    assert "present" in done.out
     assert server.gets() == []
 
 
@@ -125,7 +125,7 @@ def test_a_moved_file_is_told_by_the_path_that_was_typed(shell: Shell, server: F
 def test_the_digest_that_was_expected_may_be_written_in_capitals(shell: Shell, server: FaultyServer) -> None:
     assert shell.stoker("fetch", server.url, "--sha256", sha256_of(DATA).upper()).code == 0
     server.become(well)
-    assert "was there" in shell.stoker("fetch", server.url, "--sha256", f"sha256:{sha256_of(DATA)}").out
+    assert "present" in shell.stoker("fetch", server.url, "--sha256", f"sha256:{sha256_of(DATA)}").out
     assert server.asked == []
 
 

@@ -44,7 +44,7 @@ def test_a_repository_lands_in_the_cache_of_the_hub(shell: Shell, hub: FakeHub) 
     assert tree(shell.folder) == set()
     hub.asked.clear()
     again = shell.stoker("fetch", "org/repo")
-    assert again.out.count("was there") == 4
+    assert again.out.count("present") == 4
     assert len(hub.asked) == 1
     assert all(told["is_good"] for told in shell.stoker("check", *(there / name for name in FILES), "--json").objects())
 
@@ -81,7 +81,7 @@ def test_out_gives_plain_files_that_share_the_bytes_of_the_cache(shell: Shell, h
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     assert (folder / "model.gguf").read_bytes() == MODEL
     hub.asked.clear()
-    assert shell.stoker("fetch", "org/repo", "--out", "data").out.count("was there") == 4
+    assert shell.stoker("fetch", "org/repo", "--out", "data").out.count("present") == 4
     assert not hub.asked_for("resolve")
 
 
@@ -255,7 +255,7 @@ def test_a_dry_run_offline_says_what_would_not_come(shell: Shell, hub: FakeHub) 
     assert done.code == 0, done.err
     assert "present        config.json" in done.out
     assert "not available  model.gguf" in done.out
-    assert "3 of 4 files would not come" in done.err
+    assert "3 of 4 files not available" in done.err
     *files, told = shell.stoker("fetch", "org/repo", "--dry-run", "--offline", "--json").objects()
     assert [one["file"] for one in files if not one["is_missing"]] == ["org/repo: config.json"]
     assert (told["to_come_bytes"], told["is_missing"]) == (0, True)

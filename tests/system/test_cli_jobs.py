@@ -46,7 +46,7 @@ def test_jobs_are_listed_found_by_name_prefix_and_last_and_forgotten(used: Shell
 def test_a_bare_command_says_how_things_stand(used: Shell) -> None:
     done = used.stoker()
     assert done.code == 0
-    assert done.out.startswith("nothing runs\n")
+    assert done.out.startswith("no running jobs\n")
     assert "sum  completed" in done.out
     assert "store: " in done.out
 

@@ -70,7 +70,7 @@ def test_a_program_runs_holding_its_room_and_sees_only_its_device(shell: Shell) 
     assert device.startswith("FAKE-")
     assert int(size) == 6 * GIB
     line = next(line for line in done.out.splitlines() if "process" in line)
-    assert "budget 6.0 GiB" in line
+    assert "reserved 6.0 GiB" in line
     assert "measuring" in line
     assert line.endswith("mine")
     assert "reserved 6.0 GiB, available 14.4 GiB" in done.out

@@ -241,7 +241,7 @@ def _without_point(client: FleetClient, ref: str) -> NotFound | None:
     if not count:
         return None
     trials = "1 trial" if count == 1 else f"{count} trials"
-    return NotFound(f"the sweep {name} has {trials} and no {number}", hint=f"stoker jobs show {name} lists them")
+    return NotFound(f"the sweep {name} has {trials} and no {number}", hint=f"list them: stoker jobs show {name}")
 
 
 def _by_id(fleet: FleetJob) -> str:

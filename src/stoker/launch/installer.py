@@ -1,7 +1,4 @@
-"""Whoever keeps services going on this machine: what it reads, where that lies, and which commands it takes.
-
-Pure: given a service, what would be written and run. `installing` does it.
-"""
+"""The service managers systemd and launchd: unit files, folders and commands; and the installation of services."""
 
 from __future__ import annotations
 
@@ -205,7 +202,7 @@ def supervisor_of(platform: str, environment: Mapping[str, str], *, user: int) -
 
 
 def is_lingering(environment: Mapping[str, str], folder: str = "/var/lib/systemd/linger") -> bool:
-    """Return whether the services of this user run while nobody is logged in."""
+    """Return True if the services of this user run without a login session."""
     user = environment.get("USER", "") or environment.get("LOGNAME", "")
     return bool(user) and "/" not in user and os.path.exists(os.path.join(folder, user))
 
@@ -229,10 +226,10 @@ _SUPERVISORS: dict[str, Callable[[Mapping[str, str], int], Supervisor]] = {
 }
 
 
-# Services installed, looked at and removed: what was rendered and shown is written, and its supervisor told.
+# Installation, state and removal of services.
 #
-# Twice is once: a file that says the same stays, a service that runs stays running. A file that somebody else wrote is
-# never touched. Raises `Unavailable` with what the supervisor said.
+# Idempotent: an equal file stays, a running service keeps running. Files that Stoker did not write are never changed.
+# Raises `Unavailable` with the output of the service manager.
 
 # A coordinator that migrates a large database takes its time before it says that it is ready.
 _COMMAND_S = 120.0
@@ -386,5 +383,5 @@ class Installer:
         except FileNotFoundError:
             return None
         except OSError:
-            # A link, a pipe, something that we may not read: it is somebody's, and not ours.
+            # A link, a pipe or an unreadable file is not ours.
             return ""

@@ -21,17 +21,17 @@ from stoker.host.install import UV_SETTINGS
 HOPELESS = (2, *range(20, 30), 33, 35, 78)
 """Exit codes that a restart can't mend: usage, configuration, not allowed, another version."""
 ASKED_TO_END = (130, 143)
-"""Exit codes of a program that was interrupted or asked to end: it did what it was told."""
+"""Exit codes of a program that was interrupted or terminated, which counts as success."""
 WATCHDOG_S = 180
 """A program that has not said for so long that it lives is started again."""
 BEFORE_WORDS = 4
-"""So many words stand before those that somebody typed: python, -m, stoker and the kind."""
+"""Number of words before the user's: python, -m, stoker and the kind."""
 RESTART_S = 5
 LONGEST_RESTART_S = 300
 _STOP_S = 90.0
 # Beside the time that a job may take to save: for sending what it saved, and giving everything back.
 _GIVE_BACK_S = 120.0
-# By name, never whole families: a service's file is read by everybody, and a token or a password is none of it.
+# By name, never by prefix: the unit file is world-readable, and must not contain a token or a password.
 PASSED_ON = (
     "PATH",
     "LANG",
@@ -195,7 +195,7 @@ def label_of(kind: ServiceKind, home: str, usual_home: str, *, called: str = "")
 
 
 def _refuse_secrets(words: Sequence[str]) -> None:
-    """Refuse an address with a password in it: whoever may list services would read it."""
+    """Refuse a URL with a password: it would be visible in the list of services."""
     for word in words:
         place = word.partition("://")[2].partition("/")[0]
         user = place.rpartition("@")[0]
@@ -223,7 +223,7 @@ def _refuse_odd(service: SupervisedService) -> None:
 # command switches off. A path given to `WorkingDirectory=` is taken as it stands, so it is not quoted.
 
 WRITTEN_BY = "# Written by stoker --install; stoker --uninstall removes it."
-"""Its first line: a unit without it is somebody else's, and stays as it is."""
+"""The first line: a unit file without it is not ours and is not changed."""
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
@@ -288,7 +288,7 @@ def _ending(kind: ServiceKind) -> list[str]:
 
 def _command(argv: tuple[str, ...]) -> str:
     first, *rest = argv
-    # Variables would also be replaced in the name that the program is told, by which Python finds its environment.
+    # Variables would also be replaced in argv[0], by which Python finds its environment.
     plain = ":" if any("$" in word for word in argv) else ""
     return " ".join([_quoted(f"{plain}{first}"), *map(_quoted, rest)])
 
@@ -306,7 +306,7 @@ def _numbers(codes: tuple[int, ...]) -> str:
     return " ".join(map(str, codes))
 
 
-# A service as a property list for launchd (macOS). Tested as text; nobody has loaded one yet.
+# A service as a property list for launchd (macOS). Tested only as text.
 #
 # launchd starts again whatever ends with a code other than 0. So a few lines of shell stand before the program: they
 # pass TERM on, wait, and end with 0 where a restart would mend nothing.
