@@ -67,6 +67,7 @@ def live_through_a_death(fleet: RealFleet, point: str, visits: int) -> bool:
     return died
 
 
+@pytest.mark.timing
 @on_sqlite
 def test_a_coordinator_that_is_killed_before_it_answers_loses_nothing(fleet: RealFleet):
     # Its own start, the manifest, the worker's hello, the grant.
@@ -81,6 +82,7 @@ def test_a_coordinator_that_is_killed_at_any_point_loses_nothing(fleet: RealFlee
     assert live_through_a_death(fleet, point, visits) or visits > 4
 
 
+@pytest.mark.timing
 @on_postgresql
 def test_a_database_that_is_killed_or_restarted_delays_a_job_and_loses_nothing(
     fleet: RealFleet, postgres: PostgresServer
@@ -120,6 +122,7 @@ def test_a_database_that_goes_again_and_again_loses_nothing(fleet: RealFleet, po
 
 
 @on_sqlite_first
+@pytest.mark.timing
 @pytest.mark.parametrize("on_partition", ["stop", pytest.param("keep", marks=pytest.mark.slow)])
 def test_a_worker_that_stood_still_past_its_lease_drops_its_result_and_another_has_done_the_job(
     fleet: RealFleet, on_partition: str
@@ -162,6 +165,7 @@ def test_a_job_whose_process_is_killed_ends_with_its_cause_and_is_tried_as_often
     assert (story.job.state, endings(story)) == ("completed", ["failed", "completed"])
 
 
+@pytest.mark.timing
 @on_sqlite
 def test_a_worker_that_holds_a_lease_from_before_a_restore_is_told_to_drop_it(fleet: RealFleet):
     serving = fleet.serve()
