@@ -254,10 +254,10 @@ def run_around_together(shared):
             member.finished(member.job.save(Told, around_texts(member.args)))
 
 
-around = ProcessSharing(run="{package}.stages:run_around_together", key=lambda args, _: "one")
+sharing = ProcessSharing(run="{package}.stages:run_around_together", key=lambda args, _: "one")
 
 
-@stage("edited/around-shared", together=around)
+@stage("edited/around-shared", together=sharing)
 def around_shared(job: StageContext, args: AroundArgs) -> Told:
     alone = SoloContext(job, {{}}, args)
     run_around_together(alone)

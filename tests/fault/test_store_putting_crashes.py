@@ -144,7 +144,7 @@ def test_a_put_that_does_not_fit_is_refused_with_its_numbers_before_the_disk_is_
     fill(tmp_path / "data", {"x": b"x" * 3_000_000})
     with small_disk(tmp_path / "disk", "size=2m") as disk:
         store = make_store(disk / "store")
-        with pytest.raises(NoSpace, match="are needed") as caught:
+        with pytest.raises(NoSpace, match=r"MiB needed, 2\.0 MiB free in") as caught:
             put_in(store, tmp_path / "data", "data")
         assert caught.value.exit_code == 10
         assert os.listdir(store.places.staging) == []
