@@ -42,7 +42,7 @@ def test_a_second_machine_takes_its_share_and_a_pulled_cable_costs_nothing_but_t
     at_desk = fleet.work(desk)
     assert "✓ CA           matches the code" in fleet.join(lab1)
     at_lab = fleet.work(lab1)
-    assert "who may operate" in laptop.ok("join", "--operator", fleet.code("--operator", "--name", "anna"))
+    assert "role operate" in laptop.ok("join", "--operator", fleet.code("--operator", "--name", "anna"))
     for worker in (at_desk, at_lab):
         worker.wait_for("joined")
 
