@@ -118,7 +118,7 @@ def test_what_the_recipe_refuses_is_told_with_line_and_key_once(counter: Counter
     (typed,) = counter.faults(TWO, "base=org/nowhere")
     assert typed.startswith("base=: org/nowhere is no folder here")
     (missing,) = counter.faults(TWO)
-    assert "over which base" in missing
+    assert "base is missing" in missing
 
 
 def test_faults_of_the_words_and_of_the_file_come_together(counter: Counter) -> None:
@@ -171,4 +171,4 @@ def test_a_base_that_the_hub_may_have_is_said_if_nothing_else_is_wrong_and_a_dam
 
 def test_a_schedule_beside_the_file_may_say_whose_turn_it_is_and_a_wrong_one_is_told_both(counter: Counter) -> None:
     (fault,) = counter.faults(TWO, "base=tiny", "schedule=fast")
-    assert "'fast' is not one of cosine, linear, constant; whose turn it is: synchronized, round_robin" in fault
+    assert "'fast' is not one of cosine, linear, constant; order of adapters: synchronized, round_robin" in fault
