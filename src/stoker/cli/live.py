@@ -1,4 +1,4 @@
-"""The progress of runs and downloads as lines: finished work stays on the screen, running work is redrawn.
+"""The progress of a run as lines: finished work stays on the screen, running work is redrawn.
 
 Cached results are held back until a stage runs, so that a run of only hits prints one line. On a terminal a live screen
 draws running work; elsewhere each end is a plain line, and long work prints a line now and then. Listens to the
@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from stoker.cli.context import CliOutput
 from stoker.cli.screens import Screen
 from stoker.core.events import Event, Kinds
-from stoker.core.text import format_size, outside
 from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.views.adapter_lines import SharedProcessRunView, shared_speed_text
 from stoker.views.stage_lines import StageStepRate, finished_text, running_text, sign_of, waiting_text
 from stoker.views.text_tables import span
-from stoker.views.transfer_lines import DrawStyle, Transfers, again_text, done_text, flying_text, seconds_of, short_name
 from stoker.views.trial_lines import Titles, trial_text
 
 _HITS_LISTED = 8
@@ -201,134 +198,3 @@ _ENDS = frozenset(
         Kinds.STAGE_CANCELLED,
     }
 )
-
-
-# Downloads: finished files stay on the screen, running ones are redrawn.
-#
-# Files that were present are held back: few are listed at the end, many only counted; so are quick ones among very
-# many. Called from several threads.
-
-_LISTED = 8
-_MANY = 40
-_QUICK_MS = 1000
-_LONGEST_NAME = 48
-_MOST_ROWS = 8
-_ROWS_BESIDE = 3
-"""Lines of a screen for the summary, the last line and the input line."""
-_COLUMNS_BESIDE = 5
-"""Columns for the sign before a line and the `^C` after it, which must not wrap."""
-_SHORTEST_NAME = 12
-
-
-class TransferLines:
-    """Prints the events of downloads as lines."""
-
-    def __init__(
-        self, screen: Screen, out: CliOutput, *, shows_progress: bool = True, shows_present: bool = True
-    ) -> None:
-        self._screen = screen
-        self._shows_present = shows_present
-        self._out = out
-        self._signs = out.signs
-        self._lock = threading.Lock()
-        self._transfers = Transfers()
-        self._within = ""
-        self._width = 0
-        self._there: list[dict[str, Any]] = []
-        self._quick: list[dict[str, Any]] = []
-        # Without progress only ends are shown.
-        self._has_begun = not shows_progress
-
-    def expect(self, names: Iterable[str], total_bytes: int | None, *, within: str = "") -> None:
-        """Set the expected files, all of the repository `within` if given; `total_bytes` gives the remaining time."""
-        with self._lock:
-            known = [short_name(name, within) for name in names]
-            self._within = within
-            self._width = min(_LONGEST_NAME, max(map(len, known), default=0))
-            self._transfers = Transfers(files=len(known), total_bytes=total_bytes)
-
-    def take(self, event: Event, at_s: float) -> None:
-        """Handle one event."""
-        with self._lock:
-            if self._transfers.take(event, at_s) is None:
-                return
-            begins = not self._has_begun and event.kind in _BEGIN
-            self._has_begun = self._has_begun or begins
-            lines = list(self._lines(event.kind, event.fields))
-        if begins:
-            self._screen.begin(self.running)
-        for line in lines:
-            self._screen.lasting(line)
-
-    def running(self, now_s: float, at_least_s: float) -> list[str]:
-        """Return the progress: a summary for plain output (`at_least_s` above 0), else also each file."""
-        with self._lock:
-            flying = self._transfers.in_flight()
-            if not flying:
-                return []
-            is_drawn = at_least_s <= 0
-            room = max(1, self._out.columns - _COLUMNS_BESIDE) if is_drawn and self._out.columns else 0
-            how = DrawStyle(is_drawn=is_drawn, is_unicode=self._out.is_unicode, room=room)
-            together = [self._transfers.together(how)] if self._transfers.files > 1 else []
-            if together and not is_drawn:
-                return together
-            width = min(self._width, max(_SHORTEST_NAME, room // 3)) if room else self._width
-            beside = replace(how, room=max(1, room - width - 2) if room else 0)
-            rows = [
-                f"{_cut(short_name(one.file, self._within), width):<{width}}  {flying_text(one, beside, now_s)}"
-                for one in self._transfers.worth_rows()[: self._most_rows()]
-            ]
-            return [*together, *rows]
-
-    def close(self) -> None:
-        """Print what was held back."""
-        quick, there, self._quick, self._there = self._quick, self._there, [], []
-        if quick:
-            size = format_size(sum(int(texts.get("bytes") or 0) for texts in quick))
-            self._screen.lasting(f"{self._out.paint(self._signs.ran, 'green')} {len(quick):,} files, {size}")
-        if len(there) > _LISTED:
-            self._screen.lasting(f"{self._signs.hit} {len(there):,} files present")
-            return
-        for texts in there:
-            self._screen.lasting(self._done(texts))
-
-    def _most_rows(self) -> int:
-        rows = self._out.rows
-        return max(1, min(_MOST_ROWS, rows - _ROWS_BESIDE)) if rows else _MOST_ROWS
-
-    def _lines(self, kind: str, texts: dict[str, Any]) -> Iterable[str]:
-        name = f"{self._name(texts):<{self._width}}"
-        if kind == Kinds.DOWNLOAD_DONE:
-            if texts.get("status") == "cached":
-                if self._shows_present:
-                    self._there.append(texts)
-            elif self._transfers.files > _MANY and int(texts.get("ms") or 0) < _QUICK_MS:
-                self._quick.append(texts)
-            else:
-                yield self._done(texts)
-        elif kind == Kinds.DOWNLOAD_FAILED:
-            yield f"{self._out.paint(self._signs.failed, 'red')} {name}  {outside(str(texts.get('message', '')))}"
-        elif kind == Kinds.DOWNLOAD_RETRY:
-            wait_s = seconds_of(texts)
-            # A message about a repository already names it.
-            why = str(texts.get("msg", "")).removeprefix(f"{texts.get('file', '')}: ")
-            again = f"; {again_text(int(texts.get('attempt') or 0), wait_s)}" if wait_s else ""
-            yield f"{self._signs.again} {name}  {outside(why)}{again}"
-        elif kind == Kinds.DOWNLOAD_WAITING:
-            yield f"{self._signs.again} {name}  {outside(str(texts.get('msg', '')))}"
-
-    def _done(self, texts: dict[str, Any]) -> str:
-        is_new = texts.get("status") == "downloaded"
-        sign = self._out.paint(self._signs.ran, "green") if is_new else self._out.paint(self._signs.hit, "dim")
-        return f"{sign} {self._name(texts):<{self._width}}  {done_text(texts)}"
-
-    def _name(self, texts: dict[str, Any]) -> str:
-        return short_name(str(texts.get("file", "")), self._within)
-
-
-def _cut(name: str, width: int) -> str:
-    """Return a name that fits, cut at its start."""
-    return name if len(name) <= width or not width else f"…{name[len(name) - width + 1 :]}"
-
-
-_BEGIN = frozenset({Kinds.DOWNLOAD_START, Kinds.DOWNLOAD_RETRY, Kinds.DOWNLOAD_WAITING})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.cli.context import CliOutput
-from stoker.cli.live import TransferLines
+from stoker.cli.fetch_session import TransferLines
 from stoker.cli.screens import Running, Screen
 from stoker.core.events import Event, Kinds
 
