@@ -30,17 +30,6 @@ def _names() -> tuple[str, ...]:
 
 
 NAMES = _names()
-IN_EVERY_RUN = {
-    "company_memory",
-    "compose",
-    "gpu_tests",
-    "metrics",
-    "race",
-    "security_cases",
-    "small_files",
-    "vram_estimate",
-}
-"""Smoke runs of less than a second of processor time, and the one that judges. The others run in `make soak`."""
 NO_QUESTION = {
     "above_bare",
     "adapters_cases",
@@ -76,9 +65,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_runs_and_says_what_it_measured(name: str, bench: Path) -> None:
     answer = asked(name, bench)
     measured = [row for row in answer["rows"] if row["ours"] is not None]

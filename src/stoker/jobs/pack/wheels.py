@@ -109,22 +109,22 @@ def _needed(
     for one in lock.packages:
         by_name.setdefault(one.name, []).append(one)
     ahead = _first_needs(lock, extras, groups)
-    seen: set[tuple[str, str, tuple[str, ...]]] = set()
-    seen: set[tuple[str, str]] = set()
+    visited: set[tuple[str, str, tuple[str, ...]]] = set()
+    returned: set[tuple[str, str]] = set()
     while ahead:
         need = ahead.pop()
         if not holds(need.marker, facts):
             continue
         for package in _meant(need, by_name.get(need.name, ())):
             which = (package.name, package.version, need.extras)
-            if which in seen:
+            if which in visited:
                 continue
-            seen.add(which)
+            visited.add(which)
             ahead += package.needs
             for name in need.extras:
                 ahead += package.optional.get(name, ())
-            if which[:2] not in seen:
-                seen.add(which[:2])
+            if which[:2] not in returned:
+                returned.add(which[:2])
                 yield package
 
 
