@@ -41,17 +41,18 @@ class Owner:
             assert child.stdout is not None
             found = [int(child.stdout.readline()) for _ in range(strays)]
             folders = [os.path.dirname(path) for path in box.entry.procs_files]
-            told = [str(child.identity.pid), str(box._keeper.pid), " ".join(map(str, found)), " ".join(folders)]
+            told = [str(child.identity.pid), str(box._shell.pid), " ".join(map(str, found)), " ".join(folders)]
             os.write(write_fd, "\n".join(told).encode())
             signal.pause()
 
         self.pid = fork(own)
+        # An owner that failed is read as the end, not waited for.
+        os.close(write_fd)
         program, keeper, found, folders = os.read(read_fd, 10_000).decode().split("\n")
         self.program, self.keeper = int(program), int(keeper)
         self.strays = [int(pid) for pid in found.split()]
         self.folders = [Path(folder) for folder in folders.split()]
         os.close(read_fd)
-        os.close(write_fd)
         assert all(map(is_running, [self.program, *self.strays]))
 
     def kill(self) -> None:
