@@ -214,7 +214,7 @@ def test_a_man_in_the_middle_at_the_joining_gets_nothing(fleet: HostFleet, *, te
     code = fleet.code("--name", "lab1")
     done = lab1.stoker("join", code.replace(fleet.desk.address, mallory.address))
     assert done.code == 33, done.err
-    assert ("can't prove that it made this code" if tells_his_own else "stands between") in done.err
+    assert ("can't prove that it made this code" if tells_his_own else "intercepted") in done.err
     assert not list((lab1.home / "state" / "joined").glob("*.json"))
     # He heard how it began and nothing else; the code was of no use to him.
     assert [told["line"].split()[1] for told in standing.told()[1:]] == ["/v1/join/begin"]

@@ -44,7 +44,7 @@ def main() -> int:
     if not line.endswith(b"\n"):
         return 0
     stop = DownloadStop()
-    signal.signal(signal.SIGTERM, lambda *_: stop.ask(Terminated("its worker asked it to end")))
+    signal.signal(signal.SIGTERM, lambda *_: stop.ask(Terminated("stopped by its worker")))
     # Ctrl-C is meant for the worker, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(sys.stdin.buffer, stop), name="stoker-keeper-watch", daemon=True).start()

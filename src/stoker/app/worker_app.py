@@ -253,7 +253,7 @@ def _holdings_of(house: AppParts, users: tuple[OtherUser, ...]) -> Callable[[], 
     held = HeldTrees(house.store)
     environments = maker_of(house.settings, house.clock)
     return lambda: MachineInventory(
-        trees=held.look(), brings_bytes_per_s=read_rate(house.store), **environments.told_of(users)
+        trees=held.look(), brings_bytes_per_s=read_rate(house.store), **environments.report_for(users)
     )
 
 

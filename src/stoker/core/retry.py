@@ -31,7 +31,7 @@ class FailureCause(StrEnum):
     DIVERGED = "diverged"
     PREEMPTED = "preempted"
     LOST = "lost"
-    """Its process went away without a word."""
+    """Its process exited without writing its result."""
     CANCELLED = "cancelled"
     UPSTREAM = "upstream"
     """Something it needs did not succeed."""

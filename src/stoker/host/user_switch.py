@@ -180,7 +180,7 @@ class AttachedCommand:
             self.close_one(descriptor)
 
 
-def take_seat(
+def attach(
     argv: Sequence[str],
     *,
     folder: str,

@@ -1,6 +1,6 @@
-"""Does what was decided: threads, children, files and questions. Decides nothing; what comes of it is reported.
+"""Perform the decisions of the state machine: threads, children, files, requests. Results are reported as events.
 
-Nothing here keeps the worker's loop waiting: what takes time has a thread of its own.
+Nothing here blocks the worker's loop: slow work has a thread of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.host.identity import Liveness, ProcessIdentity
 from stoker.protocol.lease_messages import ExecCall, LeaseReport, WorkerMeasurements
 from stoker.worker.attempt_process import AttemptJournalTail, AttemptProgress, RunningAttempt, WorkerRuntime
 from stoker.worker.checkpoint_transfer import bring_checkpoint
-from stoker.worker.coordinator_calls import ClaimLoop, PendingClaim, told_as_bug
+from stoker.worker.coordinator_calls import ClaimLoop, PendingClaim, as_internal_error
 from stoker.worker.exec_command import Sessions
 from stoker.worker.preparation.prepare_child import stopped_by
 from stoker.worker.state_machine import LAST_MOMENT_S
@@ -50,16 +50,16 @@ from stoker.worker.worker_state import (
 )
 
 _IDLE_WAIT_S = 1.0
-"""Who ends when nothing is left does not wait long for something to come."""
+"""Claim timeout of a worker with `--until-idle`."""
 
 
 class InstructionRunner:
-    """The doing half of a worker. The loop calls `perform`; threads of its own read what is known."""
+    """Performs instructions. The loop calls `perform`; other threads read `keeping`."""
 
     def __init__(
         self, runtime: WorkerRuntime, keeping: WorkerState, questions: ClaimLoop, sessions: Sessions | None = None
     ) -> None:
-        """Make it; `sessions` are commands of operators beside attempts; nothing: there are none."""
+        """Create it; `sessions` runs operators' commands beside attempts; None: exec is off."""
         self._runtime = runtime
         self._worker = runtime.worker
         self._clock = runtime.worker.clock
@@ -67,21 +67,21 @@ class InstructionRunner:
         self._sessions = sessions
         self.claim_wait_s = 0.0
         self.keeping = keeping
-        """What is known now; replaced by the loop, read from everywhere."""
+        """The current state. Replaced by the loop; any thread reads it."""
         self._attempts: dict[AttemptToken, tuple[RunningAttempt, AttemptReporter]] = {}
         self._hearings: dict[AttemptToken, AttemptJournalTail] = {}
         self._logs: dict[AttemptToken, PreparingLog] = {}
         self._writing = threading.Lock()
 
     def adopt(self, lease: HeldLease) -> None:
-        """Go on with an attempt that an earlier worker began."""
+        """Continue an attempt that an earlier worker process started."""
         underway, _ = self._new(lease)
         if lease.child is not None:
             underway.adopt(lease.run, lease.child)
             self._in_thread(lambda: self._report_end(lease.token, underway))
 
     def note(self, keeping: WorkerState) -> None:
-        """Take in what is known now, and write down what a successor has to know."""
+        """Store the new state, and write to disk what a successor needs."""
         before, self.keeping = self.keeping, keeping
         if before.leases is keeping.leases:
             return
@@ -93,7 +93,7 @@ class InstructionRunner:
             self.write_down()
 
     def perform(self, instruction: Instruction) -> None:  # noqa: C901 - a case for each instruction
-        """Do one thing, or begin to."""
+        """Perform one instruction, or start to."""
         match instruction:
             case SendHello():
                 self._questions.greet()
@@ -122,19 +122,19 @@ class InstructionRunner:
                 self._worker.tell(kind, fields)
 
     def keep_warm(self) -> None:
-        """See that a child is ready for the next assignment, while there is room for one."""
+        """Keep a spare child ready for the next assignment while a slot is free."""
         keeping = self.keeping
         if keeping.is_known and keeping.wanted and not keeping.closed:
             with suppress(StokerError):
                 self._runtime.spawner.keep_spare()
 
     def say_goodbye(self) -> None:
-        """Tell a coordinator that knows us, and answers, that nobody works here from now on."""
+        """Report to the coordinator that this worker stops, if the coordinator is known and answers."""
         if self.keeping.is_known and not self.keeping.is_away:
             self._questions.say_goodbye(self._measured, within_s=LAST_MOMENT_S)
 
     def close(self) -> None:
-        """Let go of everything; what is held has been given back."""
+        """Release everything. Leases must be released before."""
         self._questions.close()
         if self._sessions is not None:
             self._sessions.close("the worker ends")
@@ -143,7 +143,7 @@ class InstructionRunner:
         self._runtime.spawner.close()
 
     def may_speak(self, token: AttemptToken) -> bool:
-        """Return whether a lease is ours by our own clock, at this very moment."""
+        """Return True if a lease is valid by this machine's clock now."""
         lease = self.keeping.leases.get(token)
         if lease is None:
             return False
@@ -165,16 +165,16 @@ class InstructionRunner:
     def _ask_for_work(self, most: int) -> None:
         keeping = self.keeping
         is_brief = keeping.wishes.until_idle and most > 0
-        # Its times count from its beginning: a long question would eat up a short lease.
+        # Its times count from when it was sent: a long poll would use up a short lease.
         wait_s = min(self.claim_wait_s, keeping.lease_s / 3)
         wait_s = min(wait_s, _IDLE_WAIT_S) if is_brief else wait_s
-        said = PendingClaim(
+        claim = PendingClaim(
             most=most, wait_s=wait_s, measured=self._measured, stopping=self._stopping, looks_around=is_brief
         )
-        self._questions.claim(said)
+        self._questions.claim(claim)
 
     def _stopping(self) -> tuple[str, ...]:
-        """Name the jobs that are on their way to an end."""
+        """Return the jobs that are stopping."""
         return tuple(lease.grant.job for lease in self.keeping.leases.values() if lease.last is not None)
 
     def _begin(self, token: AttemptToken) -> None:
@@ -188,7 +188,7 @@ class InstructionRunner:
 
         token = lease.token
         try:
-            begun = told_as_bug(
+            begun = as_internal_error(
                 lambda: underway.begin(
                     lambda: self.keeping.leases.get(token, lease).ends_s,
                     lambda stop: self._bring(lease, underway, stop),
@@ -201,7 +201,7 @@ class InstructionRunner:
         if log is not None:
             if isinstance(begun, StartRefusal):
                 log.hear(f"not started here: {begun.message}")
-                # While the lease is ours: what comes later is not taken.
+                # While the lease is valid: later lines are refused.
                 log.close()
             else:
                 self._in_thread(log.close)
@@ -219,9 +219,9 @@ class InstructionRunner:
             self._report_end(token, underway)
 
     def _bring(self, lease: HeldLease, underway: RunningAttempt, stop: threading.Event) -> None:
-        """Bring the checkpoint that an earlier attempt left; without it, the attempt begins again.
+        """Fetch the checkpoint of an earlier attempt; without it the attempt starts at step 0.
 
-        Heartbeats tell how much of it has come: its start is waited for as long as that grows.
+        Heartbeats report the bytes that arrived: the coordinator extends the start while they grow.
         """
         granted = lease.grant.checkpoint
         if granted is None:
@@ -233,7 +233,7 @@ class InstructionRunner:
 
         try:
             with stopped_by(stop) as inner:
-                arrived = told_as_bug(
+                arrived = as_internal_error(
                     lambda: bring_checkpoint(
                         worker.lines.bytes,
                         worker.store(),
@@ -267,7 +267,7 @@ class InstructionRunner:
                 "exec", {"job": lease.grant.spec.shown, "program": call.argv[0] if call.argv else "a shell"}
             )
         else:
-            sessions.refuse(call, f"{lease.grant.spec.shown} is {lease.phase}: it does not run now")
+            sessions.refuse(call, f"{lease.grant.spec.shown} is not running: {lease.phase}")
 
     def _end_execs(self, token: AttemptToken) -> None:
         if self._sessions is not None:
@@ -301,7 +301,7 @@ class InstructionRunner:
             underway.forget()
 
     def _reports(self, now_s: float) -> tuple[LeaseReport, ...]:
-        """Return of each lease how it stands; of one that is over by our own clock only if its job keeps on."""
+        """Return a report of each lease; skip expired ones, except those with `on_partition: keep`."""
         reports = []
         for token, lease in list(self.keeping.leases.items()):
             if now_s >= lease.ends_s and not lease.keeps_on:
@@ -330,7 +330,7 @@ class InstructionRunner:
         return self._worker.machine.measured(own)
 
     def write_down(self, also: HeldLease | None = None) -> None:
-        """Write down what is held, and for whom."""
+        """Write the held leases to the journal."""
         with self._writing:
             leases = dict(self.keeping.leases)
             if also is not None:
@@ -344,33 +344,33 @@ class InstructionRunner:
 
 
 def _says(lease: HeldLease, heard: AttemptProgress, prepares: str) -> str:
-    """Return a line for people; that it has not started yet, its state tells better."""
+    """Return the status line for people; the state already shows that it has not started."""
     if lease.phase is AttemptPhase.RUNNING:
         return heard.says
     return prepares if lease.phase is AttemptPhase.STARTING else str(lease.phase)
 
 
-# What becomes of attempts that an earlier worker left: gone on with, or ended. Decided purely, from what is known.
+# Attempts of an earlier worker process: adopted or stopped. Pure decisions.
 
 
 @frozen
 class WorkerRecovery:
-    """What a worker begins with."""
+    """What a restarted worker takes over."""
 
     incarnation: str
-    """The predecessor's, if there is something to go on with; else empty: a new one."""
+    """The predecessor's if an attempt is adopted, else empty: a new one is made."""
     adopted: tuple[HeldLease, ...]
     ended: tuple[JournaledLease, ...]
-    """Whose processes must not go on."""
+    """Leases whose processes must be stopped."""
 
 
 def inherit(
     predecessor: Predecessor | None, *, coordinator: str, now_s: float, liveness: Mapping[str, Liveness]
 ) -> WorkerRecovery:
-    """Decide; `liveness` says of each run whether its very process lives.
+    """Decide which leases to adopt; `liveness` maps each run to the state of its process.
 
-    An attempt whose lease is over by the clock that also counts suspend is ended, unless its job keeps on. One whose
-    process is gone but whose lease lasts is still ours to report.
+    An attempt whose lease expired by the boot-time clock is stopped, unless it has `on_partition: keep`. One whose
+    process is gone but whose lease is valid is adopted, to report its end.
     """
     if predecessor is None:
         return WorkerRecovery(incarnation="", adopted=(), ended=())

@@ -1,7 +1,7 @@
-"""What a worker hands to the child that runs one attempt: one line on its standard input, and a lease file.
+"""The assignment of one attempt to its child: one line on its standard input, and a lease file.
 
-The lease file says until when the attempt may run. The worker writes it with every renewal, the child reads it: so a
-job ends with its lease even if its worker was killed or stands still.
+The lease file contains the end of the lease. The worker writes it with every renewal, the child reads it: so a job
+stops with its lease even if its worker was killed or hangs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LARGEST_BYTES = 200
 
 @frozen
 class Assignment:
-    """One attempt, for its child."""
+    """One attempt, as its child gets it."""
 
     spec: JobSpec
     token: AttemptToken
@@ -38,26 +38,26 @@ class Assignment:
     is_shared: bool = False
     vram_bytes: int = 0
     interpreter: str = ""
-    """One that came beside its code and takes the place of the job's; empty: none."""
+    """An interpreter that came with its code and replaces the job's; empty: none."""
     run: str
-    """What its folder in `runs/` is called."""
+    """The name of its folder in `runs/`."""
     lease_path: str
     coordinator: str = ""
     worker: str = ""
     grace_s: float = 10.0
     environment: dict[str, str] = fresh(factory=dict)
-    """Variables that are added for this attempt."""
+    """Variables added for this attempt."""
     secrets: dict[str, str] = fresh(factory=dict)
-    """Variables that are added, too, and whose values are kept out of everything that is written. Never on a disk."""
+    """Variables added too, whose values are masked in everything written. Never stored on disk."""
     paths: dict[str, str] = fresh(factory=dict)
-    """Where on this machine each input lies (`JobInput.where` → path)."""
+    """The path of each input on this machine, by `JobInput.where`."""
     facts: dict[str, Any] = fresh(factory=dict)
-    """What it runs with, by digest: code, commit, data."""
+    """Digests of code, commit and data."""
     python: dict[str, Any] = fresh(factory=dict)
-    """Of a program with an environment: its interpreter and packages (`environments.answers.Ready.facts`)."""
+    """Interpreter and packages of a program with an environment (`EnvironmentReady.facts`)."""
 
     run_as: dict[str, Any] = fresh(factory=dict)
-    """The user that its programs run as (`host.users`); empty: the worker's own."""
+    """The user of its programs (`host.users`); empty: the worker's own."""
 
     def to_line(self) -> bytes:
         """Return it as one line."""
@@ -66,19 +66,19 @@ class Assignment:
 
     @classmethod
     def from_line(cls, line: bytes) -> Assignment:
-        """Read what `to_line` gave. Raises `ValueError`, `KeyError` or `TypeError` on anything else."""
+        """Parse a line of `to_line`. Raises `ValueError`, `KeyError` or `TypeError` if it is invalid."""
         raw: dict[str, Any] = loads(line)
         return cls(**{**raw, "spec": JobSpec.from_json(raw["spec"]), "token": AttemptToken(**raw["token"])})
 
 
 class LeaseFile:
-    """Until when an attempt may run, on the clock that also counts suspend."""
+    """The end of an attempt's lease, on the boot-time clock."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def write(self, ends_s: float, partition: Partition) -> None:
-        """Say it again. Readers see the old line or the new one; it need not survive a power cut, nothing else does."""
+        """Replace the file atomically. Not synced: after a power cut no attempt is left to read it."""
         with translated(self.path):
             os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
             fresh_path = f"{self.path}.new"
@@ -87,30 +87,30 @@ class LeaseFile:
             os.replace(fresh_path, self.path)
 
     def remove(self) -> None:
-        """Take the right to run away; who still runs ends."""
+        """Revoke the lease; a process that still runs under it stops."""
         with suppress(FileNotFoundError):
             os.unlink(self.path)
 
     def why_over(self, now_s: float) -> str:
-        """Return why whoever runs under it has to end; nothing if it may go on."""
+        """Return why the attempt must stop; empty if its lease is valid."""
         try:
             ends, partition = read_regular(self.path, _LARGEST_BYTES).decode("ascii").split()
             if partition == Partition.KEEP or now_s < float(ends):
                 return ""
         except FileNotFoundError:
-            return "its worker has let go of it"
+            return "lease released by its worker"
         except (OSError, ValueError):
-            return "nobody can say how long its lease lasts"
-        return "its lease is over, and nobody renewed it"
+            return "lease file unreadable"
+        return "lease expired: not renewed before its deadline"
 
 
-# Ends an attempt whose lease is over: its own look at the lease file, whatever became of its worker.
+# The attempt's own check of its lease file, in case its worker is gone.
 
 LOOK_EVERY_S = 0.5
 
 
 class LeaseWatch:
-    """A block beside which the lease is watched; `on_over` is called once, from a thread, with the reason."""
+    """Watches a lease during a block; calls `on_over` once, from a thread, with the reason."""
 
     def __init__(
         self, lease: LeaseFile, *, clock: Clock, on_over: Callable[[str], None], every_s: float = LOOK_EVERY_S
@@ -139,7 +139,7 @@ class LeaseWatch:
                 return
 
 
-# How an attempt ended, as its folder and its process tell; and what that means to the coordinator.
+# How an attempt ended, from its folder and its process; and its failure cause for the coordinator.
 
 _BY_CODE: dict[str, FailureCause] = {
     errors.OutOfMemory.code: FailureCause.OOM_HOST,
@@ -167,7 +167,7 @@ _BY_CODE: dict[str, FailureCause] = {
         )
     },
 }
-"""Of errors that do not say their cause themselves. Who is asked to end, and not by us, is lost."""
+"""Causes of errors that name none themselves. An attempt stopped by others than its worker is lost."""
 
 
 _CAUSES = frozenset(map(str, FailureCause))
@@ -183,8 +183,8 @@ class AttemptEnd:
     error: Mapping[str, Any] = fresh(factory=dict)
     exit_code: int = 0
     seconds: float = 0.0
-    is_told: bool = True
-    """It wrote its end down itself; else its process went away without a word."""
+    is_written: bool = True
+    """True if it wrote its end itself; False if its process exited without writing its result."""
 
     @property
     def is_completed(self) -> bool:
@@ -200,23 +200,23 @@ class AttemptEnd:
 
     @property
     def cause(self) -> FailureCause:
-        """Why it failed: as whoever ran the stage said, else by the error's code."""
-        said = self.error.get("data")
-        named = said.get("cause") if isinstance(said, Mapping) else None
+        """Why it failed: the cause that its error names, else by the error's code."""
+        data = self.error.get("data")
+        named = data.get("cause") if isinstance(data, Mapping) else None
         if named in _CAUSES:
             return FailureCause(str(named))
-        if not self.is_told:
+        if not self.is_written:
             return FailureCause.LOST
         code = str(self.error.get("error", ""))
         return _BY_CODE.get(code) or (FailureCause.INPUT if self.exit_code in _INPUT_CODES else FailureCause.USER)
 
 
 def end_of(written: JobEnd | None, *, how: str = "") -> AttemptEnd:
-    """Return the end that a job folder tells of; `how` is what is known of a process that wrote none."""
+    """Return the end from a job folder; `how` describes the exit of a process that wrote none."""
     if written is None:
-        said = "its process went away without a word"
-        error = {"error": errors.ProcessLost.code, "message": f"{said}: {how}" if how else said}
-        return AttemptEnd(state=JobState.FAILED, error=error, exit_code=1, is_told=False)
+        message = "process exited without writing its result"
+        error = {"error": errors.ProcessLost.code, "message": f"{message}: {how}" if how else message}
+        return AttemptEnd(state=JobState.FAILED, error=error, exit_code=1, is_written=False)
     return AttemptEnd(
         state=written.state, error=written.error or {}, exit_code=written.exit_code, seconds=written.elapsed_s
     )

@@ -1,4 +1,4 @@
-"""From an assignment to an order that can run here: arguments that were checked at submission, today's code."""
+"""Build the job of an assignment here: arguments checked at submission, today's code. Then run it."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from stoker.protocol.job_checks import found_args, unproven_args
 from stoker.worker.assignment import Assignment, LeaseFile, LeaseWatch
 
 CHECKPOINTS = "checkpoints"
-"""The argument by which a recipe is told a folder to write to, beside its result."""
+"""The argument that gives a recipe a folder to write to, beside its result."""
 
 
 def build_assignment(builder: JobBuilder, assignment: Assignment) -> JobBuild:
-    """Take the order that an assignment is. Raises `StokerError` if this machine can't do it as it was meant."""
+    """Build the job of an assignment. Raises `StokerError` if this machine can't run it as submitted."""
     spec = assignment.spec
     recipe = builder.catalogue.load(spec.recipe)
     if recipe.version != spec.schema_version:
         raise VersionSkew(
-            f"{spec.recipe} is of version {recipe.version} here, and the job was made for {spec.schema_version}",
+            f"{spec.recipe} has version {recipe.version} here; the job was submitted for {spec.schema_version}",
             hint="install the same version of its cookbook everywhere",
         )
     _check_found(recipe, spec)
     args = with_inputs(recipe, _args_here(recipe, assignment), assignment.paths)
     _check_contents(builder, spec, args)
     if assignment.run_as and recipe.name != RECIPE and args.get(CHECKPOINTS):
-        # A stage runs as we do, and whoever wants the job may not say where we write.
+        # A stage runs as the worker's user, and a job's owner may not choose where that writes.
         args[CHECKPOINTS] = None
     program: ProgramWords | None = None
     if recipe.name == RECIPE:
         program = builder.program_words(tuple(map(str, args.get("argv", ()))), assignment.folder, at_once=1)
-        # Where its copy of the code is, is no part of what it makes, nor of where it resumes from.
+        # The path of its code is part neither of its result's key nor of where it resumes from.
         args["folder"] = args.get("folder") or assignment.folder
         args["workspace"] = assignment.folder
         if assignment.python:
             args["python"] = assignment.python["interpreter"]
-    # Without its label it is no sweep: its result lies at the top of its tree.
-    wanted = changed(spec, number=spec.number or 1, label="", args=args)
-    build = builder.build_checked(recipe, [wanted], program)
+    # Without its label it is no sweep: its result is at the top of its tree.
+    built = changed(spec, number=spec.number or 1, label="", args=args)
+    build = builder.build_checked(recipe, [built], program)
     papers = dict(build.papers)
     if program is not None:
         papers[CONFIG] = config_paper(None, program, build.code)
@@ -85,17 +85,17 @@ def attempt_of(builder: JobBuilder, assignment: Assignment, spec: JobSpec) -> At
 
 
 def _check_found(recipe: Recipe, spec: JobSpec) -> None:
-    """Refuse a job that runs with a path in the place of a text of its id, where the recipe declares no path."""
-    for name, wanted in found_args(spec).items():
+    """Raise `BadInput` if an argument has a path in place of its text in the id, and the recipe declares no path."""
+    for name, declared in found_args(spec).items():
         if name not in recipe.args.specs or not recipe.args.specs[name].type.paths(spec.args[name]):
-            message = f"its argument {name} is not {wanted!r}, which its id is made from, and no path of {recipe.name}"
+            message = f"argument {name} is not {declared!r}, the value in its id, and no path of {recipe.name}"
             raise BadInput(message, hint="submit the job again")
 
 
 def _check_contents(builder: JobBuilder, spec: JobSpec, args: dict[str, Any]) -> None:
-    """Refuse a job whose files here are not those that its id is made from, where they did not come as its inputs."""
-    for name, wanted in unproven_args(spec).items():
-        for path, digest in contents_of(wanted, args.get(name)):
+    """Raise `HashMismatch` if a file here differs from the digest in the job's id and did not come as an input."""
+    for name, digests in unproven_args(spec).items():
+        for path, digest in contents_of(digests, args.get(name)):
             if builder.digest(path) != digest:
                 raise HashMismatch(
                     f"{name}: {path} is not what the job was submitted with ({digest[:19]})",
@@ -105,7 +105,7 @@ def _check_contents(builder: JobBuilder, spec: JobSpec, args: dict[str, Any]) ->
 
 
 def _args_here(recipe: Recipe, assignment: Assignment) -> dict[str, Any]:
-    """Return a job's arguments with what placement decided: of what is made, at most a width that is not given."""
+    """Return a job's arguments with the devices that placement assigned."""
     spec, devices = assignment.spec, assignment.devices
     args = with_runtime(recipe, spec.args)
     if assignment.interpreter:
@@ -119,21 +119,21 @@ def _args_here(recipe: Recipe, assignment: Assignment) -> dict[str, Any]:
         elif assignment.is_shared and assignment.vram_bytes:
             args |= {"vram": f"{assignment.vram_bytes}B", "shares": True}
         else:
-            # Granted alone, whatever it allows: its machine's owner shares no devices, or it has several of them.
+            # Granted alone: the machine's owner shares no devices, or the job has several.
             args["shares"] = False
     elif recipe.shares is not None and "gpus" in recipe.args.specs:
         args["gpus"] = len(devices)
     return args
 
 
-# Run one attempt to its end, in this process: journey one inside a lease, told in the attempt's folder.
+# Run one attempt to its end in this process, under its lease; its folder is the report.
 #
-# Nothing is said on pipes that would die with the worker: `status.jsonl` and `end.json` are the report. TERM asks the
-# work to end and waits for it; a second TERM ends it now.
+# Nothing is written to pipes that would close with the worker: `status.jsonl` and `end.json` are the report. TERM
+# stops the work gracefully; a second TERM ends it at once.
 
 
 def run_attempt(assignment: Assignment, *, builder: JobBuilder, tools: Callable[[], ExecutionTools], runs: str) -> int:
-    """Run it; give the exit code. How it ended stands in its folder below `runs`, whatever went wrong."""
+    """Run it; return the exit code. Its folder below `runs` always has its end, whatever went wrong."""
     stops = _Stops()
     stops.listen()
     try:
@@ -159,7 +159,7 @@ def run_attempt(assignment: Assignment, *, builder: JobBuilder, tools: Callable[
 
 
 def _end_unbegun(builder: JobBuilder, assignment: Assignment, runs: str, error: StokerError) -> int:
-    """Write down that it could not even begin."""
+    """Write the end of an attempt that could not start."""
     attempt = attempt_of(builder, assignment, assignment.spec)
     folder = JobFolder.begin(runs, attempt, mine())
     folder.end(
@@ -180,28 +180,28 @@ def _end_unbegun(builder: JobBuilder, assignment: Assignment, runs: str, error: 
 
 
 class _Stops:
-    """TERM, once and twice."""
+    """Handles SIGTERM, the first and the second."""
 
     def __init__(self) -> None:
-        self._asked: StokerError | None = None
+        self._request: StokerError | None = None
         self._cancel: Callable[[StokerError], None] | None = None
         self._abandon: Callable[[StokerError], None] | None = None
 
     def listen(self) -> None:
         signal.signal(signal.SIGTERM, self._on_signal)
-        # Whoever presses Ctrl-C means the worker, which sees to us.
+        # Ctrl-C in the worker's terminal is for the worker, which stops its children.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def stop_by(self, cancel: Callable[[StokerError], None], give_up: Callable[[StokerError], None]) -> None:
         self._cancel, self._abandon = cancel, give_up
-        if self._asked is not None:
-            cancel(self._asked)
+        if self._request is not None:
+            cancel(self._request)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self._asked is None:
-            self._asked = Terminated("its worker asked it to end")
+        if self._request is None:
+            self._request = Terminated("stopped by its worker")
             if self._cancel is not None:
-                self._cancel(self._asked)
+                self._cancel(self._request)
         elif self._abandon is not None:
-            self._abandon(Terminated("its worker ended it"))
+            self._abandon(Terminated("killed by its worker"))
             os._exit(Terminated.exit_code)

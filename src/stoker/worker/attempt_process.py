@@ -1,6 +1,6 @@
-"""One attempt on this machine: looked at, handed to a child, watched, and stopped for certain. For threads: it blocks.
+"""One attempt on this machine: check, start, watch and stop its process. Blocks: call it from threads.
 
-Beginning and stopping exclude each other: who is to be stopped before it began never begins.
+Starting and stopping exclude each other: an attempt stopped before it started never starts.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from stoker.worker.preparation.prepare_child import InputPreparer, PrepareLine
 from stoker.worker.worker_state import Happening, Journal, StartRefusal, WorkerPolicy
 
 SAID_FILE = "said.log"
-"""In an attempt's folder: what its own process wrote, where it wrote anything."""
+"""In an attempt's folder: output of the attempt's own process, if any."""
 _LAST_WORDS_BYTES = 2000
 _LOOK_EVERY_S = 0.25
 
 
 class AttemptProcess:
-    """A child with an assignment, ours or a predecessor's."""
+    """A child with an assignment, started by this worker or by its predecessor."""
 
     def __init__(self, identity: ProcessIdentity, child: Child | None = None, said_path: str = "") -> None:
         self.identity = identity
@@ -57,12 +57,12 @@ class AttemptProcess:
         self._said_path = said_path
 
     def wait(self, clock: Clock) -> str:
-        """Wait until it is gone; say how it ended, as far as that can be known."""
+        """Wait until it has exited; return how, as far as known. Blocks."""
         self._watch(clock)
         return "" if self._child is None else str(self._child.wait(clock=clock))
 
     def last_words(self) -> str:
-        """Return the last line that it wrote to its standard error."""
+        """Return the last line of its standard error."""
         try:
             with open(self._said_path, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))
@@ -72,7 +72,7 @@ class AttemptProcess:
         return lines[-1] if lines else ""
 
     def forget(self, folder: str) -> None:
-        """Put what it said into its attempt's folder, to go when that goes; nothing of it stays with the worker."""
+        """Move its output into its attempt's folder, if there is any."""
         if not self._said_path:
             return
         with suppress(OSError):
@@ -85,7 +85,7 @@ class AttemptProcess:
             with suppress(OSError):
                 descriptor = os.pidfd_open(self.identity.pid)
                 try:
-                    # The descriptor stays with the process it was opened for: what we compare is what we wait for.
+                    # The descriptor refers to the process it was opened for: that is compared, and waited for.
                     if is_alive(self.identity) is not Liveness.ALIVE:
                         return
                     poll = select.poll()
@@ -99,12 +99,12 @@ class AttemptProcess:
 
 
 class AttemptSpawner:
-    """Starts children."""
+    """Starts attempt processes, and keeps a spare one."""
 
     def __init__(
         self, argv: Sequence[str], *, folder: str, said_folder: str, environment: Callable[[], Mapping[str, str]]
     ) -> None:
-        """Make it; `folder` is where children start, `environment` what they get."""
+        """Create it; `folder` is the working folder of children, `environment` returns their variables."""
         self._argv = tuple(argv)
         self._folder = folder
         self._said_folder = said_folder
@@ -112,11 +112,11 @@ class AttemptSpawner:
         self._lock = threading.Lock()
         self._spare: tuple[Child, str] | None = None
         self._may_keep = True
-        """Not after a spare one died unasked: the next might at once, and the next. Whoever needs one finds out why."""
+        """False after a spare one died by itself: the next might too. The next `take` reports the error."""
         self._count = 0
 
     def keep_spare(self) -> None:
-        """See that a child waits for the next assignment."""
+        """Start a spare child for the next assignment if there is none."""
         with self._lock:
             if self._spare is not None and self._spare[0].poll() is not None:
                 self.dismiss(*self._spare)
@@ -125,7 +125,7 @@ class AttemptSpawner:
                 self._spare = self._start()
 
     def take(self) -> tuple[Child, str]:
-        """Return a child that waits, and where it writes what it has to say."""
+        """Return a waiting child, and the path of its output."""
         with self._lock:
             spare, self._spare = self._spare, None
             self._may_keep = True
@@ -136,24 +136,24 @@ class AttemptSpawner:
             return self._start()
 
     def hand(self, child: Child, assignment: Assignment) -> None:
-        """Give a child its assignment. Raises `ProcessLost` if it is gone."""
+        """Send a child its assignment. Raises `ProcessLost` if it has exited."""
         if child.stdin is None:
-            raise ProcessLost("an attempt's process takes no assignment")
+            raise ProcessLost("the attempt's process accepts no assignment")
         try:
             with child.stdin as pipe:
                 pipe.write(assignment.to_line())
         except OSError as error:
-            raise ProcessLost(f"the attempt's process is gone before it began: {error}") from error
+            raise ProcessLost(f"the attempt's process exited before it started: {error}") from error
 
     def dismiss(self, child: Child, said_path: str) -> None:
-        """Let a child go that was given nothing, with whatever it said."""
+        """Stop a child without assignment, and delete its output."""
         if child.stdin is not None:
             child.stdin.close()
         child.stop(grace_s=1.0)
         _remove(said_path)
 
     def close(self) -> None:
-        """Let the spare one go."""
+        """Stop the spare child."""
         with self._lock:
             spare, self._spare = self._spare, None
         if spare is not None:
@@ -164,14 +164,14 @@ class AttemptSpawner:
 
         self._count += 1
         said_path = os.path.join(self._said_folder, f"{os.getpid()}-{self._count}.log")
-        with translated(said_path), open(said_path, "wb") as said:
+        with translated(said_path), open(said_path, "wb") as output:
             child = start(
                 self._argv,
                 cwd=self._folder,
                 env=self._environment(),
                 stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
             )
         return child, said_path
 
@@ -181,7 +181,7 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-# An attempt's process gives its stages the grace, and gets some for itself.
+# An attempt's process passes the grace period on to its stages, and gets this much more for itself.
 _OWN_S = 5.0
 _LOOK_AGAIN_S = 2.0
 _DEVICES_S = 10.0
@@ -190,22 +190,22 @@ _PROGRAM_S = 3.0
 
 @frozen
 class Worker:
-    """Everything that one worker is made of, handed in."""
+    """The parts of one worker."""
 
     name: str
     wishes: WorkerPolicy
     slots: int | None
-    """As asked for; nothing: as the coordinator's cluster file says."""
+    """As requested; None: as in the coordinator's cluster file."""
     declared: dict[str, Any]
     version: str
     lines: WorkerConnections
     machine: LocalMachine
     argv: tuple[str, ...]
-    """What an attempt's child is started with."""
+    """The command line of an attempt's child."""
     folder: str
-    """Where it starts."""
+    """Its working folder."""
     state: str
-    """Below it lie the worker's own files, and its owner's wishes."""
+    """The state folder: the worker's own files and its owner's settings."""
     place: str
     """The folder of the worker's own files."""
     runs: str
@@ -216,41 +216,41 @@ class Worker:
     new_word: Callable[[], str]
     tell: Callable[[str, dict[str, Any]], None]
     users: tuple[OtherUser, ...] = ()
-    """Whom programs of jobs run as, one job each; none: the worker's own user."""
+    """The users that programs of jobs run as, one job each; empty: the worker's own user."""
     supervisor: NotifySocket | None = None
-    """Who started us as a service, if somebody did."""
+    """The service manager that started this worker, if any."""
     holds: Callable[[], MachineInventory] | None = None
-    """What it has of the fleet's trees and environments: told with hello, and again when it is another."""
+    """The trees and environments on this machine: sent with hello, and again when they change."""
     preparing: InputPreparer | None = None
-    """Brings code, data and environments of jobs."""
+    """Fetches code, data and environments of jobs."""
     contents_at: str = ""
-    """Where other machines get trees from it; empty: nowhere."""
+    """The address that serves trees to other machines; empty: none."""
     detect: Callable[[], Capability] | None = None
-    """Looks at this machine again; nothing: what it had at the start is offered for good."""
+    """Detects this machine's devices again; None: the capability of the start is kept."""
 
 
 @frozen
 class WorkerRuntime:
-    """A worker at work: what its attempts and reporters have in common."""
+    """A running worker: what its attempts and reporters share."""
 
     worker: Worker
     journal: Journal
     incarnation: str
     spawner: AttemptSpawner
     users: UserPool | None
-    """Whom programs run as; nothing: the worker's own user."""
+    """The users that programs run as; None: the worker's own."""
     may_speak: Callable[[AttemptToken], bool]
     """Returns True while an attempt's lease is valid by this machine's clock."""
     report: Callable[[Happening], None]
 
     def check_lease(self, token: AttemptToken) -> None:
-        """Raise `Unavailable` while an attempt's lease is over by this machine's clock."""
+        """Raise `Unavailable` if an attempt's lease has expired by this machine's clock."""
         if not self.may_speak(token):
             raise Unavailable("the lease is over by this machine's clock", hint="it is renewed, or dropped")
 
 
 class RunningAttempt:
-    """One attempt."""
+    """One attempt, from its start to its end."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class RunningAttempt:
         grant: Grant,
         hear: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Make it; `hear` gets what there is to say before it starts, line by line."""
+        """Create it; `hear` is called with each line printed before the start."""
         self._runtime = runtime
         self._worker = runtime.worker
         self.hear = hear
@@ -269,19 +269,19 @@ class RunningAttempt:
         self._prepared = PreparedInputs()
         self.run = ""
         self.prepared = 0
-        """Grows as long as it gets on with what the attempt needs."""
+        """A counter that grows while inputs arrive."""
         self.has_brought = False
-        """Whether the machine got something for it that it had not."""
+        """True if something was fetched for it."""
         self.says = ""
         """What it is doing before it starts."""
 
     @property
     def folder(self) -> JobFolder:
-        """Where it is told."""
+        """Its job folder."""
         return JobFolder(os.path.join(self._worker.runs, self.run))
 
     def adopt(self, run: str, child: ProcessIdentity) -> None:
-        """Take over an attempt that an earlier worker began."""
+        """Take over an attempt that an earlier worker process started."""
         self.run, self._ward = run, AttemptProcess(child)
 
     def begin(
@@ -290,10 +290,10 @@ class RunningAttempt:
         prepare: Callable[[threading.Event], None],
         write_down: Callable[[str, ProcessIdentity], None],
     ) -> ProcessIdentity | StartRefusal | None:
-        """Start it, or say why not; nothing if it was stopped meanwhile.
+        """Start it, or return why not; None if it was stopped meanwhile.
 
-        `prepare` brings what it continues from, until its event is set, and may take longer than the lease that was
-        granted: `ends_s` is asked afterwards. `write_down` is called before the child knows what to do.
+        `prepare` fetches its checkpoint until its event is set, and may take longer than the granted lease: `ends_s` is
+        called afterwards. `write_down` is called before the child gets its assignment.
         """
         worker, spawner = self._worker, self._runtime.spawner
         with self._turn:
@@ -328,46 +328,46 @@ class RunningAttempt:
             return child.identity
 
     def wait(self) -> AttemptEnd:
-        """Wait until its process is gone; give how it ended."""
+        """Wait until its process has exited; return how it ended. Blocks."""
         ward = self._ward
         if ward is None:
-            raise InternalError("an attempt without a process is waited for")
+            raise InternalError("cannot wait for an attempt without a process")
         how = ward.wait(self._worker.clock)
         self._give_user_back()
         written = self.folder.ended()
-        said = ward.last_words() if written is None else ""
-        return end_of(written, how=", ".join(filter(None, (how, said))))
+        last_line = ward.last_words() if written is None else ""
+        return end_of(written, how=", ".join(filter(None, (how, last_line))))
 
     def stop(self, grace_s: float) -> AttemptEnd:
-        """End whatever runs of it, and see that nothing is left; asked again with less grace, it hurries."""
+        """Stop all its processes; check that none is left. A second call with a shorter grace period stops sooner."""
         clock = self._worker.clock
         self._stopped.set()
         with self._turn:
             ward = self._ward
         if ward is None:
-            return end_of(None, how="it had not begun")
+            return end_of(None, how="not started")
         held = self._worker.machine.holdings(self.grant, ward.identity)
         while True:
             try:
                 self._stop_processes(ward, grace_s)
                 break
             except StokerError:
-                # Nothing is said of it until it is gone: it may hang in a device or on a network disk, or its folder
-                # can't be read just now.
+                # Nothing is reported until it is gone: it may hang in a device or on a network disk, or its folder
+                # can't be read now.
                 clock.sleep(_LOOK_AGAIN_S)
                 grace_s = 0.0
         self._see_devices_free(held)
         return self.wait()
 
     def is_alive(self) -> bool:
-        """Return whether its very process runs."""
+        """Return True if its process runs."""
         return self._ward is not None and is_alive(self._ward.identity) is Liveness.ALIVE
 
     def place(self) -> ExecTarget:
-        """Return where an operator's command runs beside it. Raises `InvalidTransition` if it runs no more."""
+        """Return where an operator's command runs beside it. Raises `InvalidTransition` if it is not running."""
         worker, users, ward = self._worker, self._runtime.users, self._ward
         if ward is None or not self.is_alive():
-            raise InvalidTransition(f"{self.grant.spec.shown} runs no more", state="ended", move="exec")
+            raise InvalidTransition(f"{self.grant.spec.shown} is not running", state="ended", move="exec")
         given = AttemptEnv(
             folder=self.folder.spec().folder,
             environment={**worker.machine.child_environment(), **self._variables()},
@@ -378,7 +378,7 @@ class RunningAttempt:
         return place_beside(ward.identity, given, clock=worker.clock, patience_s=patience_s)
 
     def forget(self) -> None:
-        """Remove what was only for its time here."""
+        """Delete its lease file and other temporary files."""
         if self.run:
             self._runtime.journal.lease_file(self.run).remove()
         if self._ward is not None:
@@ -386,19 +386,19 @@ class RunningAttempt:
         self._leave()
 
     def _bring(self) -> PresentInputs | StartRefusal | None:
-        """Have what it needs brought here, by whatever it takes; nothing if it was stopped meanwhile."""
+        """Fetch its inputs; return None if it was stopped meanwhile."""
         grant, preparing = self.grant, self._worker.preparing
         if not (grant.spec.code_tree or grant.spec.inputs or grant.spec.environment):
             return PresentInputs()
         if preparing is None:
-            return StartRefusal(reason="preparing", message="this worker brings neither code nor data")
+            return StartRefusal(reason="preparing", message="this worker fetches neither code nor data")
         before = self.prepared
 
-        def heed(told: PrepareLine) -> None:
+        def heed(line: PrepareLine) -> None:
             self.has_brought = True
-            self.prepared = max(self.prepared, before + told.count)
-            self.says = told.says or self.says
-            self.hear(told.line)
+            self.prepared = max(self.prepared, before + line.count)
+            self.says = line.says or self.says
+            self.hear(line.line)
 
         # Its environment is built as the user that it runs as.
         user = None if self._runtime.users is None else self._runtime.users.take(self.run)
@@ -419,27 +419,27 @@ class RunningAttempt:
             here.mark(self.grant, self.run, child, self._prepared)
 
     def _leave(self) -> None:
-        """Remove what was made for it alone."""
+        """Delete what was made for it alone."""
         if self._worker.preparing is not None and self.run:
             with suppress(StokerError):
                 self._worker.preparing.here.leave(self.grant, self.run, self._prepared)
 
     def _stop_processes(self, ward: AttemptProcess, grace_s: float) -> None:
         clock = self._worker.clock
-        # It may have ended, or never have come so far as to have a folder.
+        # It may have ended, or may have no folder yet.
         with suppress(InvalidTransition, NotFound):
             stop_job(self.folder, clock=clock, patience_s=grace_s + _OWN_S if grace_s else 0.0)
         stop_group(ward.identity, grace_s=grace_s, clock=clock)
 
     def _see_devices_free(self, held: frozenset[str]) -> None:
-        """Wait until the ledger sees nothing of it any more: whoever comes next finds its devices free."""
+        """Wait until the ledger has no reservation of it: the next job finds its devices free."""
         clock = self._worker.clock
         until_s = clock.monotonic_s() + _DEVICES_S
         while self._worker.machine.is_held(self.grant, held) and clock.monotonic_s() < until_s:
             clock.sleep(0.1)
 
     def _give_up(self) -> None:
-        """Release what it held before anything of it was put in place."""
+        """Release what it held before its inputs were placed."""
         self._give_user_back()
         self.run = ""
 
@@ -483,7 +483,7 @@ class RunningAttempt:
         }
 
 
-# What an attempt says while it runs, from its journal: how far it is, what it measured, one line for people.
+# Progress of an attempt, from its journal: step, metrics, one line for people.
 
 _MOST_BYTES = 4 * 1024 * 1024
 _MOST_METRICS = 64
@@ -492,7 +492,7 @@ _LONGEST_LINE = 200
 
 @frozen
 class AttemptProgress:
-    """How an attempt stands."""
+    """The progress of an attempt."""
 
     step: int | None = None
     of: int | None = None
@@ -502,7 +502,7 @@ class AttemptProgress:
 
 
 class AttemptJournalTail:
-    """Follows one journal; each look costs what was written since the last one."""
+    """Follows one journal; each call reads what was written since the last one."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -513,7 +513,7 @@ class AttemptJournalTail:
         self._says = ""
 
     def look(self) -> AttemptProgress:
-        """Read on, and say how it stands. A journal that is not there yet, or can't be read, says nothing."""
+        """Read new lines; return the progress. A missing or unreadable journal gives none."""
         for line in self._new_lines():
             try:
                 event = loads(line)
@@ -533,7 +533,7 @@ class AttemptJournalTail:
         return AttemptProgress(step=step, of=of, metrics=numbers, stage=node.node, says=self._says)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -561,7 +561,7 @@ class AttemptJournalTail:
                 self._file = open_regular(self._path)
             read = self._file.read(_MOST_BYTES)
             if not read and os.fstat(self._file.fileno()).st_ino != os.stat(self._path).st_ino:
-                # It was full and set aside; what was written to it before that has been read.
+                # The journal was rotated; the old file has been read to its end.
                 self.close()
                 self._file = open_regular(self._path)
                 read = self._file.read(_MOST_BYTES)
@@ -571,7 +571,7 @@ class AttemptJournalTail:
 
 
 def _number(value: object) -> float | None:
-    """Return a metric as a heartbeat tells it: what a job measured must never cost its worker the heartbeat."""
+    """Return a metric as a float, or None: a value that can't be sent must not break the heartbeat."""
     if not isinstance(value, int | float):
         return None
     try:

@@ -268,8 +268,8 @@ def _stamp_of(path: str) -> _Stamp | None:
 
 # A checkpoint that the coordinator has, put into the scratch folder of an attempt on this machine.
 #
-# It is laid out beside the scratch folders, verified by the rule of the engine, and takes its place whole. Its marker
-# says that an earlier run left it. A local checkpoint that is as new stays; so does a folder in use.
+# It is checked out beside the scratch folders, verified by the engine's rule, and renamed into place. Its marker
+# names an earlier run. A local checkpoint that is as new stays; so does a folder in use.
 
 _ARRIVING = ".arriving"
 
@@ -318,9 +318,9 @@ def bring_checkpoint(  # noqa: PLR0913 - what, from where, to where, until when
 ) -> CheckpointArrival:
     """Fetch a granted checkpoint and put it where the attempt will look; call it before the attempt starts.
 
-    `run_id` is what the folder's marker says of its writer; `heed` is called with the size of everything that arrives,
-    and again when it is copied. Raises what `receive_tree` raises, and `NotVerified` if the checkpoint is invalid: an
-    attempt may still start without it, from the beginning.
+    `run_id` is the writer in the folder's marker; `heed` is called with the size of everything that arrives, and again
+    when it is copied. Raises what `receive_tree` raises, and `NotVerified` if the checkpoint is invalid: an attempt
+    may still start without it, from the beginning.
     """
     if not is_digest(granted.scratch):
         raise BadInput(f"not the key of a scratch folder: {granted.scratch[:80]!r}")

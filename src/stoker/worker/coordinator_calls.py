@@ -1,7 +1,7 @@
-"""Questions to the coordinator, each in a lane of its own: hello, claims, heartbeats. No lane waits for another.
+"""Requests to the coordinator, each kind in a thread of its own: hello, claims, heartbeats. None waits for another.
 
-A claim that nobody answered is asked again under the same id, and its answer's times count from before it was first
-sent: a lost answer strands no job, and no lease is taken for longer than it is.
+A claim without a response is sent again with the same request id, and lease times count from before it was first
+sent: a lost response strands no job, and no lease is held longer than granted.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class WorkerConnections:
 T = TypeVar("T")
 
 _NEVER = (VersionSkew, Forbidden, Conflict, StaleLease)
-"""Answers to a worker as such, not to one of its attempts: another version, no right, another of its name."""
+"""Responses about the worker itself, not about an attempt: version skew, no permission, duplicate name."""
 
 
 class SerialThread:
-    """A thread that does one thing after another."""
+    """A thread that runs callables one after another."""
 
     def __init__(self, name: str) -> None:
         self._acts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -97,8 +97,8 @@ class SerialThread:
             act()
 
 
-def told_as_bug(act: Callable[[], T]) -> T:
-    """Do something; what goes wrong by a bug of ours is raised as such: a lane that died would be silence for ever."""
+def as_internal_error(act: Callable[[], T]) -> T:
+    """Call `act`; raise `InternalError` for an unexpected exception, which would otherwise end the calling thread."""
     try:
         return act()
     except StokerError:
@@ -109,18 +109,18 @@ def told_as_bug(act: Callable[[], T]) -> T:
 
 @frozen
 class PendingClaim:
-    """One question for work."""
+    """One claim request."""
 
     most: int
     wait_s: float
     measured: Callable[[], WorkerMeasurements]
     stopping: Callable[[], tuple[str, ...]]
     looks_around: bool
-    """An empty answer is to say whether others still work."""
+    """True: after an empty response, query whether other workers still have jobs."""
 
 
 class ClaimLoop:
-    """Asks, and reports what was answered."""
+    """Sends requests, and reports the responses."""
 
     def __init__(  # noqa: PLR0913 - what each question needs
         self,
@@ -133,9 +133,9 @@ class ClaimLoop:
         holds: Callable[[], MachineInventory | None] = lambda: None,
         ends_s: float | None = None,
     ) -> None:
-        """Make it; `new_word` returns a new word for each claim, `holds` what the machine has.
+        """Create it; `new_word` returns a new request id, `holds` the inventory of this machine.
 
-        `ends_s` is when the worker ends, on the clock that also counts suspend.
+        `ends_s` is when the worker stops, on the boot-time clock.
         """
         self._lines = lines
         self._hello = hello
@@ -144,7 +144,7 @@ class ClaimLoop:
         self._new_word = new_word
         self._holds = holds
         self._ends_s = ends_s
-        self._told: MachineInventory | None = None
+        self._sent_holdings: MachineInventory | None = None
         self._chance = random.SystemRandom().random
         self._greeting = SerialThread("stoker-hello")
         self._claims = SerialThread("stoker-claims")
@@ -153,22 +153,22 @@ class ClaimLoop:
         self._is_closed = threading.Event()
         self._asking: ClaimConnection | None = None
         self._is_called_back = False
-        # The claim that was sent and not answered: its id, and when it was first sent.
+        # The claim without a response: its id, and when it was first sent.
         self._open: tuple[str, float] | None = None
 
     def greet(self) -> None:
-        """Say hello until somebody answers."""
+        """Send hello until the coordinator responds."""
         if not self._is_greeting:
             self._is_greeting = True
             self._greeting.put(self._greet)
 
-    def claim(self, asked: PendingClaim) -> None:
-        """Ask for work, or listen for orders."""
+    def claim(self, pending: PendingClaim) -> None:
+        """Request jobs, or wait for instructions."""
         self._is_called_back = False
-        self._claims.put(lambda: self._claim(asked))
+        self._claims.put(lambda: self._claim(pending))
 
     def call_back(self) -> None:
-        """Cut an open question short: it is asked once more, without waiting."""
+        """Cut an open claim short: it is sent once more, without waiting."""
         self._is_called_back = True
         asking = self._asking
         if asking is not None:
@@ -177,16 +177,16 @@ class ClaimLoop:
     def renew(
         self, reports: Callable[[float], tuple[LeaseReport, ...]], measured: Callable[[], WorkerMeasurements]
     ) -> None:
-        """Send a heartbeat. What it says is put together when it is sent, for the moment before that."""
+        """Send a heartbeat. Its content is computed when it is sent."""
         self._beats.put(lambda: self._renew(reports, measured))
 
     def say_goodbye(self, measured: Callable[[], WorkerMeasurements], *, within_s: float) -> None:
-        """Tell the coordinator that this worker ends in order; who does not hear it in time finds out by itself."""
+        """Report to the coordinator that this worker stops. Gives up after `within_s`; its leases then expire."""
 
         def say() -> None:
             hello = self._hello()
             with suppress(StokerError):
-                told_as_bug(
+                as_internal_error(
                     lambda: self._lines.words.renew(
                         Renewal(
                             worker=hello.worker, incarnation=hello.incarnation, measured=measured(), is_leaving=True
@@ -199,7 +199,7 @@ class ClaimLoop:
         saying.join(within_s)
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Stop sending requests."""
         self._is_closed.set()
         self.call_back()
         for lane in (self._greeting, self._claims, self._beats):
@@ -207,17 +207,17 @@ class ClaimLoop:
 
     def _greet(self) -> None:
         pauses = TransferBackoff()
-        is_told = False
+        is_reported = False
         while not self._is_closed.is_set():
             hello = self._hello()
             try:
-                welcome = told_as_bug(partial(self._say_hello, hello))
+                welcome = as_internal_error(partial(self._say_hello, hello))
             except StokerError as error:
                 if not _is_passing(error):
                     self._report(WorkerRejected(now_s=self._clock.boottime_s(), error=error))
                     break
-                if not is_told:
-                    is_told = True
+                if not is_reported:
+                    is_reported = True
                     self._unanswered(error, was_claim=False)
                 self._is_closed.wait(pauses.failed())
             else:
@@ -232,21 +232,21 @@ class ClaimLoop:
         holdings = self._held()
         update = {"holdings": holdings, "ends_in_s": self._ends_in_s()}
         welcome = self._lines.words.hello(hello.model_copy(update=update))
-        self._told = holdings
+        self._sent_holdings = holdings
         return welcome
 
     def _ends_in_s(self) -> float | None:
-        """Return in how long this worker ends; None: no end is known."""
+        """Return the seconds until this worker stops; None: it has no end time."""
         return None if self._ends_s is None else max(0.0, self._ends_s - self._clock.boottime_s())
 
     def _held(self) -> MachineInventory | None:
-        """Return what the machine has; a disk that can't be read now must not silence a heartbeat."""
+        """Return this machine's inventory, or the last one sent: an unreadable disk must not stop heartbeats."""
         try:
             return self._holds()
         except (StokerError, OSError):
-            return self._told
+            return self._sent_holdings
 
-    def _claim(self, asked: PendingClaim) -> None:
+    def _claim(self, pending: PendingClaim) -> None:
         if self._open is None:
             self._open = (self._new_word(), self._clock.boottime_s())
         request_id, asked_s = self._open
@@ -257,16 +257,16 @@ class ClaimLoop:
                 request_id=request_id,
                 worker=hello.worker,
                 incarnation=hello.incarnation,
-                most=asked.most,
-                wait_s=0.0 if self._is_called_back else asked.wait_s,
-                measured=asked.measured(),
-                stopping=asked.stopping(),
+                most=pending.most,
+                wait_s=0.0 if self._is_called_back else pending.wait_s,
+                measured=pending.measured(),
+                stopping=pending.stopping(),
                 ends_in_s=self._ends_in_s(),
             )
 
         try:
-            answer = told_as_bug(lambda: self._ask(claim))
-            others_work = asked.looks_around and not answer.grants and told_as_bug(self._others_work)
+            answer = as_internal_error(lambda: self._ask(claim))
+            others_work = pending.looks_around and not answer.grants and as_internal_error(self._others_work)
         except StokerError as error:
             self._refused(error, was_claim=True)
             return
@@ -303,21 +303,21 @@ class ClaimLoop:
                 incarnation=hello.incarnation,
                 leases=leases,
                 measured=now,
-                holdings=None if held == self._told else held,
+                holdings=None if held == self._sent_holdings else held,
                 ends_in_s=self._ends_in_s(),
             )
             answer = self._lines.words.renew(renewal)
-            self._told = held
+            self._sent_holdings = held
             if answer.wants_holdings:
-                self._told = None
-                # Who has nothing to tell, or told it in vain, speaks again in its usual time.
+                self._sent_holdings = None
+                # A worker without an inventory, or whose inventory was not accepted, sends again at the usual interval.
                 can_tell = held is not None and renewal.holdings is None
                 answer = answer.model_copy(update={"wants_holdings": can_tell})
             tokens = tuple(one.token() for one in leases)
             return RenewalAnswered(now_s=self._clock.boottime_s(), asked_s=asked_s, tokens=tokens, answer=answer)
 
         try:
-            answered = told_as_bug(renew)
+            answered = as_internal_error(renew)
         except StokerError as error:
             self._refused(error, was_claim=False)
             return
@@ -337,7 +337,7 @@ class ClaimLoop:
 
 
 def _is_passing(error: StokerError) -> bool:
-    """Return whether a hello is worth repeating: what is no coordinator will not become one."""
+    """Return True if a hello is worth repeating: a server that is no coordinator will not become one."""
     if isinstance(error, BadAnswer) or (isinstance(error, NoCoordinator) and error.data.get("is_lasting")):
         return False
     return is_later(error)

@@ -1,4 +1,4 @@
-"""The worker's loop: what happened, what follows from it, doing it. Nothing in it waits for a network or a child."""
+"""The worker's loop: take an event, decide, perform. Nothing in it waits for a network or a child."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def keep(worker: Worker) -> int:
-    """Work until there is a reason to end; give the exit code. Raises `LockHeld` if the name is taken here."""
+    """Work until there is a reason to stop; return the exit code. Raises `LockHeld` if the name is taken here."""
     journal = Journal(worker.place)
     with translated(worker.place):
         os.makedirs(worker.place, mode=0o700, exist_ok=True)
@@ -74,7 +74,7 @@ def keep(worker: Worker) -> int:
 
 
 class Daemon:
-    """One worker at work."""
+    """One running worker."""
 
     def __init__(self, worker: Worker, journal: Journal) -> None:
         self._worker = worker
@@ -124,7 +124,7 @@ class Daemon:
         self._acting = InstructionRunner(runtime, self._keeping, questions, sessions)
 
     def run(self) -> int:
-        """Work to the end."""
+        """Run until the worker stops; return its exit code."""
         for written in self._inherited.ended:
             self._end_left_behind(written)
         for lease in self._inherited.adopted:
@@ -157,7 +157,7 @@ class Daemon:
             self._acting.close()
 
     def leave(self, error: type[StokerError], why: str) -> None:
-        """Ask it to end: the first time in order, the second time now. From any thread, and from a signal's code."""
+        """Request a stop: the first call gracefully, the second at once. Thread-safe, and safe in signal handlers."""
         self._report(WorkerStopRequested(now_s=self._clock.boottime_s(), exit_code=error.exit_code, why=why))
 
     def _tell_supervisor(self, word: Callable[[NotifySocket], None]) -> None:
@@ -178,7 +178,7 @@ class Daemon:
             return ClockTick(now_s=self._clock.boottime_s())
 
     def _take(self, happening: Happening) -> int | None:
-        """Decide, remember, then do; give the exit code if that is what is to be done."""
+        """Decide, store the state, then perform; return the exit code if the worker exits."""
         if isinstance(happening, HelloAnswered):
             self._acting.claim_wait_s = happening.welcome.claim_wait_s
         elif isinstance(happening, DevicesChanged):
@@ -198,7 +198,7 @@ class Daemon:
         return None
 
     def _look_around(self) -> None:
-        """See now and then whether the owner wants the machine, and whether there is room on the disk."""
+        """Check once a second whether the owner paused the machine, and whether the disk is full."""
         now_s = self._clock.boottime_s()
         if now_s - self._looked_s < _LOOK_EVERY_S or self._keeping.leaving is not WorkerShutdownMode.NO:
             return
@@ -212,14 +212,14 @@ class Daemon:
             self._report(MachineClosed(now_s=now_s, by=DISK, why=full))
 
     def _suspect_devices(self, happening: AttemptEnded | AttemptNotStarted) -> None:
-        """Look at the devices soon, after an attempt that was granted some failed or did not begin."""
+        """Check the devices soon after an attempt with devices failed or did not start."""
         lease = self._keeping.leases.get(happening.token)
         has_failed = isinstance(happening, AttemptNotStarted) or not happening.end.is_completed
         if self._redetecting is not None and has_failed and lease is not None and lease.grant.devices:
             self._redetecting.hurry()
 
     def _report_devices(self, change: DeviceChange) -> None:
-        """Called from the thread that looks at the devices."""
+        """Report changed devices. Called from the detection thread."""
         usable = len(self._worker.machine.capability.usable_devices)
         slots = max(1, usable) if self._worker.slots is None else None
         now_s = self._clock.boottime_s()
@@ -235,10 +235,10 @@ class Daemon:
             self.leave(Terminated, "the terminal went away" if number == signal.SIGHUP else "it was asked to end")
 
     def _end_left_behind(self, written: JournaledLease) -> None:
-        """End what an earlier worker left and nobody may go on with."""
+        """Stop an attempt of an earlier worker process that must not continue."""
         worker = self._worker
         worker.tell("left_behind", {"job": written.grant.spec.shown, "run": written.run, "pid": written.child.pid})
-        # It ends by itself as soon as it looks; asked or not, nothing of it is left when we go on.
+        # Without its lease file it stops by itself; it is stopped here too, before the worker continues.
         self._journal.lease_file(written.run).remove()
         with suppress(StokerError):
             stop_job(JobFolder(os.path.join(worker.runs, written.run)), clock=self._clock)

@@ -1,12 +1,12 @@
-"""The joining side of an invitation: prove whose CA it is, look at the machine, then ask for a certificate or a token.
+"""The joining side of an invitation: verify the CA, check the machine, then request a certificate or a token.
 
     proven = begin(invitation, door)          # over TLS that proves nothing; the code's key proves the CA
     membership = finish(proven, name, door)   # over TLS of that CA alone
 
-What is asked for is written down before it is asked, and what was given replaces it: who is killed in between continues
-with `resume`, by the same code. A code that is mistyped and a stranger in between look alike at
-`begin`: the proof is not the one that this code makes. A stranger who only passes the first answer on is found at
-`finish`: they have no certificate of the proven CA.
+A request is stored before it is sent, and its result replaces it: a join that was killed in between continues with
+`resume`, with the same code. A mistyped code and a man in the middle look alike at `begin`: the proof does not match
+the code. A man in the middle who only forwards the first response is detected at `finish`: they have no certificate
+of the verified CA.
 """
 
 from __future__ import annotations
@@ -121,25 +121,25 @@ def read_invitation(text: str) -> Invitation:
         raise Usage(f"{code!r} is no code: {error}", hint=_HINT) from None
 
 
-# `state/joined/pending-ID.json`: the words of an attempt to join, kept until their answer is.
+# `state/joined/pending-ID.json`: the request of an attempt to join, kept until its response is stored.
 #
-# A code works once. Who was killed between the coordinator's answer and the last of its own files says the very same
-# words again and gets the very same answer. The file has the machine's new key, for its owner alone; it is there before
-# the words go out and gone once what they brought is kept.
+# A code works once. A join that was killed between the response and the last of its own files sends the same request
+# again and gets the same response. The file has the machine's new key, readable by its owner alone; it is written
+# before the request is sent and deleted once the response is stored.
 
 _PREFIX = "pending-"
 _LARGEST_BYTES = 64 * 1024
 _OLD_S = 86_400.0
-"""No code lives so long: what is left of such an attempt is of no use."""
+"""No code is valid for so long: an older file is of no use."""
 
 
 @frozen
 class PendingJoin:
-    """An attempt to join whose answer is not kept yet."""
+    """An attempt to join whose response is not stored yet."""
 
     url: str
     ca_pem: str
-    """What the coordinator proved to be its own."""
+    """The certificate that the coordinator proved to be its own."""
     role: Role
     key_pem: str
     """A machine's; empty for a person."""
@@ -147,14 +147,14 @@ class PendingJoin:
 
 
 def write_pending(state: str, pending: PendingJoin, *, now_s: float) -> None:
-    """Keep an attempt before it is made. Those that nobody can go on with are removed."""
+    """Store an attempt before it is made. Expired ones are deleted."""
     folder = make_folder(state)
     with suppress(OSError):
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if name.startswith(_PREFIX) and now_s - os.lstat(path).st_mtime > _OLD_S:
                 os.unlink(path)
-    told = {
+    record = {
         "v": 1,
         "url": pending.url,
         "ca_pem": pending.ca_pem,
@@ -162,26 +162,26 @@ def write_pending(state: str, pending: PendingJoin, *, now_s: float) -> None:
         "key_pem": pending.key_pem,
         "said": pending.said.model_dump(mode="json"),
     }
-    write_file(_path(state, pending.said.id), dumps(told).encode(), mode=0o600)
+    write_file(_path(state, pending.said.id), dumps(record).encode(), mode=0o600)
 
 
 def read_pending(state: str, invite: str) -> PendingJoin | None:
-    """Return the attempt that was made with an invitation; nothing if there is none that can be read."""
+    """Return the attempt made with an invitation; None if there is none or it is unreadable."""
     try:
-        told = loads(read_regular(_path(state, invite), _LARGEST_BYTES))
+        record = loads(read_regular(_path(state, invite), _LARGEST_BYTES))
         return PendingJoin(
-            url=str(told["url"]),
-            ca_pem=str(told["ca_pem"]),
-            role=Role(told["role"]),
-            key_pem=str(told["key_pem"]),
-            said=JoinFinish.model_validate(told["said"]),
+            url=str(record["url"]),
+            ca_pem=str(record["ca_pem"]),
+            role=Role(record["role"]),
+            key_pem=str(record["key_pem"]),
+            said=JoinFinish.model_validate(record["said"]),
         )
     except (OSError, ValueError, KeyError, TypeError, StokerError):
         return None
 
 
 def drop_pending(state: str, invite: str) -> None:
-    """Remove it, and the folder if nothing else was ever in it."""
+    """Delete it, and the folder if that is empty."""
     with suppress(OSError):
         os.unlink(_path(state, invite))
         os.rmdir(os.path.join(state, FOLDER))
@@ -196,17 +196,17 @@ _LONGEST_VERSION = 40
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _OTHER_NAME = frozenset({62, 64})
 _ON_THE_WAY = frozenset({"clock", "host", "intercepted"})
-"""Reasons that are none of the coordinator's: it has not heard of the attempt."""
+"""Reasons from the way to the coordinator: it has not received the request."""
 
 
 class JoinTransport(Protocol):
-    """How whoever joins reaches a coordinator."""
+    """How a joining machine reaches a coordinator."""
 
     @property
     def clock(self) -> Clock: ...
 
     def ask_unproven(self, url: str, body: bytes, headers: dict[str, str]) -> UnverifiedResponse:
-        """Ask one question of somebody who has proven nothing."""
+        """Send one request to a server that has proven nothing."""
 
     def open_transport(
         self, longest_wait_s: float, *, direct: tuple[str, ...] = (), fleet: FleetIdentity | None = None
@@ -230,7 +230,7 @@ class VerifiedCoordinator:
     """The only one that may join; empty: any."""
     version: str
     offset_s: float
-    """How far this machine's clock is ahead of the coordinator's. Not proven, and only told."""
+    """How far this machine's clock is ahead of the coordinator's. Not proven; only reported."""
 
     @property
     def fingerprint(self) -> str:
@@ -238,7 +238,7 @@ class VerifiedCoordinator:
 
 
 def begin(invitation: Invitation, door: JoinTransport) -> VerifiedCoordinator:
-    """Ask who is there, and have them prove by the code which CA is the fleet's."""
+    """Request the fleet's CA, and verify by the code that it is the right one."""
     nonce = secrets.token_hex(NONCE_BYTES)
     asked_s = door.clock.wall_s()
     begun = _ask_begin(invitation, JoinBegin(id=invitation.code.id, nonce=nonce), door)
@@ -266,14 +266,14 @@ def begin(invitation: Invitation, door: JoinTransport) -> VerifiedCoordinator:
         ca_pem=_pem(one_certificate(begun.ca_pem)),
         role=purpose.role,
         name=purpose.name,
-        # Neither is proven: anybody on the way may have put it there.
+        # Neither is proven: a man in the middle may have set it.
         version=one_line(begun.version, _LONGEST_VERSION),
         offset_s=(asked_s + heard_s) / 2 - begun.server_s if isfinite(begun.server_s) and begun.server_s else 0.0,
     )
 
 
 def _purpose(begun: JoinBeginResponse, key: bytes, nonce: str) -> JoinPurpose | None:
-    """Return what the invitation is for; nothing if whoever answered has not sealed it with the code's key."""
+    """Return what the invitation is for; None if the response is not sealed with the code's key."""
     if not begun.sealed:
         return JoinPurpose(role=begun.role, name=begun.name)
     text = unseal(key, begun.sealed, nonce=nonce, server_nonce=begun.nonce)
@@ -281,10 +281,10 @@ def _purpose(begun: JoinBeginResponse, key: bytes, nonce: str) -> JoinPurpose | 
 
 
 def resume(invitation: Invitation, name: str, door: JoinTransport, *, state: str) -> Membership | None:
-    """Go on with an attempt by this code that was cut off after its words were written down; nothing if none was.
+    """Continue an attempt with this code that was cut off after its request was stored; None if there is none.
 
-    Nothing, too, if the coordinator does not take those words any more: whoever asks begins again then. `name` is the
-    one that is wanted now; empty: any.
+    Also None if the coordinator no longer accepts that request: the caller then begins again. `name` is the requested
+    name; empty: any.
     """
     pending = read_pending(state, invitation.code.id)
     if pending is None or pending.url != invitation.url or name not in ("", pending.said.name):
@@ -345,7 +345,7 @@ def finish(proven: VerifiedCoordinator, name: str, door: JoinTransport, *, state
 def _complete(
     proven: VerifiedCoordinator, said: JoinFinish, key_pem: str, door: JoinTransport, state: str
 ) -> Membership:
-    """Return the words, keep what they bring, and only then forget them."""
+    """Send the request, store its result, and only then delete the stored request."""
     joined = _with_client(proven, door, lambda client: client.finish_join(said))
     _check(joined, proven, said.name, said.csr_pem)
     member = Membership(
@@ -398,15 +398,15 @@ def _with_client(
 
 
 def _is_open(error: StokerError) -> bool:
-    """Say whether the coordinator may have taken the words although this came of it: no answer, or no room for it."""
+    """Return True if the coordinator may have accepted the request despite this error: no response, no disk space."""
     is_answer = isinstance(error, BadAnswer) or bool(error.data.get("is_lasting"))
     return isinstance(error, LocalFile | NoSpace | Unavailable) and not is_answer
 
 
 def _check(joined: JoinFinishResponse, proven: VerifiedCoordinator, name: str, csr_pem: str) -> None:
-    """Refuse an answer that does not give what the invitation was for, under the name that was said."""
+    """Raise if the response does not contain what the invitation was for, under the requested name."""
     lacks = not joined.certificate_pem if csr_pem else not joined.token
-    # A token goes into a header, and whatever a terminal obeys in a name would be shown.
+    # A token is sent in a header, and control characters in a name would reach a terminal.
     is_odd = joined.name != name or not (joined.token.isascii() and joined.token.isprintable())
     if lacks or is_odd or joined.role is not proven.role:
         raise no_coordinator_there(proven.url, "it gave something else than the invitation was for")
@@ -416,8 +416,8 @@ def _unproven(invitation: Invitation) -> Forbidden:
     return Forbidden(
         f"what answers at {invitation.host} can't prove that it made this code; nothing was sent to it",
         hint=(
-            "check the code's letters, and that nobody has used or withdrawn it; else somebody stands between here and "
-            "the coordinator: join from another network"
+            "check the code's letters, and that it was neither used nor withdrawn; otherwise the connection is "
+            "intercepted: join from another network"
         ),
         reason="unproven",
     )
@@ -439,7 +439,7 @@ def _unreachable(error: NetworkFailed, host: str) -> StokerError:
 
 
 def _untrusted(error: NoCoordinator, proven: VerifiedCoordinator) -> StokerError:
-    """Return plainly what it means that whoever answers now has not the certificate that was proven."""
+    """Return the error for a server that lacks the certificate that was proven."""
     if error.data.get("reason") != Reason.CERTIFICATE:
         return error
     code = error.data.get("verify_code")
@@ -458,8 +458,8 @@ def _untrusted(error: NoCoordinator, proven: VerifiedCoordinator) -> StokerError
             reason="host",
         )
     return Forbidden(
-        f"somebody stands between here and {proven.host}: the certificate shown is not of the fleet's CA; nothing was "
-        "given to them",
+        f"connection to {proven.host} is intercepted: its certificate is not from the fleet's CA; nothing was "
+        "sent to it",
         hint="join from another network, or by another address of the coordinator",
         reason="intercepted",
     )
@@ -471,9 +471,9 @@ def _pem(der: bytes) -> str:
     return ssl.DER_cert_to_PEM_cert(der)
 
 
-# What a machine is looked at for before it joins a fleet: what it has, its disk, its clock, whether it can write.
+# Checks of a machine before it joins a fleet: devices, disk, clock, write permission.
 #
-# Pure: facts in, checks out. One that is bad stops the join, before anybody hears of the machine.
+# Pure: facts in, checks out. A failed check stops the join before the coordinator gets the machine's name.
 
 _TRUE_S = 1.0
 _HARMLESS_S = 600.0
@@ -484,12 +484,12 @@ _OF_SURVEY = frozenset({"disk", "containment"})
 
 @frozen
 class JoinCheckFacts:
-    """What was found."""
+    """The facts that were collected."""
 
     capability: Capability
     survey: MachineSurvey
     store_trouble: str
-    """What keeps this machine from keeping anything; empty: nothing does."""
+    """Why the store can't be written; empty: it can."""
     offset_s: float
     """How far its clock is ahead of the coordinator's."""
     version: str
@@ -498,7 +498,7 @@ class JoinCheckFacts:
 
 
 def self_test(facts: JoinCheckFacts) -> tuple[Check, ...]:
-    """Judge a machine that wants to join."""
+    """Check a machine that joins."""
     return (
         *check_machine(facts.capability),
         *check_devices(facts.capability),
@@ -510,7 +510,7 @@ def self_test(facts: JoinCheckFacts) -> tuple[Check, ...]:
 
 
 def check_clock(offset_s: float) -> Check:
-    """Judge how far this machine's clock is ahead of the coordinator's."""
+    """Check how far this machine's clock is ahead of the coordinator's."""
     away_s = abs(offset_s)
     if away_s < _TRUE_S:
         return Check(name="clock", verdict=CheckStatus.OK, message="as the coordinator's")
@@ -531,23 +531,23 @@ def _store(trouble: str) -> Check:
 
 
 def _python(facts: JoinCheckFacts) -> Check:
-    told = f"{facts.capability.python_version}, Stoker {facts.version}"
+    versions = f"{facts.capability.python_version}, Stoker {facts.version}"
     if facts.coordinator_version in ("", facts.version):
-        return Check(name="python", verdict=CheckStatus.OK, message=told)
-    message = f"{told}; the coordinator has {facts.coordinator_version}"
+        return Check(name="python", verdict=CheckStatus.OK, message=versions)
+    message = f"{versions}; the coordinator has {facts.coordinator_version}"
     hint = "fine within one version; `pip install --upgrade stoker` brings both to the same"
     return Check(name="python", verdict=CheckStatus.WARN, message=message, hint=hint)
 
 
 # A machine's certificate, renewed at two thirds of its life: a new key each time, written in one step.
 #
-# Lines that are open go on with the old one until their next question, which is asked with the new one (`host.http`
-# sees that the file is another). A coordinator that is away is asked again, ever more seldom; one that refuses is told
-# once, and asked again all the same: whoever forgot the machine may invite it again.
+# Open connections use the old one until their next request, which uses the new one (`host.http` detects that the file
+# changed). An unreachable coordinator is asked again with backoff. A refusal is logged once, and the request is
+# repeated all the same: an operator may invite the machine again.
 
 RENEWED, NOT_RENEWED = "certificate_renewed", "certificate_not_renewed"
 _LONGEST_LOOK_S = 900.0
-"""Suspend and a clock that was set may bring the moment nearer."""
+"""Suspend, or a clock that was set, may bring the moment nearer."""
 _SHORTEST_S = 1.0
 _LONGEST_PAUSE_S = 3600.0
 _PAUSES_PER_LIFE = 100
@@ -555,17 +555,17 @@ _MOST_BYTES = 64 * 1024
 
 
 class Renewer(Protocol):
-    """A line that shows the present certificate."""
+    """A connection that uses the present certificate."""
 
     def renew_certificate(self, asked: RenewCertificate) -> JoinFinishResponse: ...
 
 
 @frozen
 class CertificateTerm:
-    """From when to when a certificate holds, by this machine's own clock."""
+    """The validity of a certificate, by this machine's clock."""
 
     written_s: float
-    """When it came here: it is made valid from long before that."""
+    """When it was stored here: its validity starts long before that."""
     ends_s: float
 
     @property
@@ -575,12 +575,12 @@ class CertificateTerm:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait after asking in vain."""
+        """The pause after a failed request."""
         return min(_LONGEST_PAUSE_S, max(_SHORTEST_S, (self.ends_s - self.written_s) / _PAUSES_PER_LIFE))
 
 
 def read_term(certificate_file: str) -> CertificateTerm:
-    """Look at a certificate's file. Raises `LocalFile` and `Damaged`."""
+    """Read the validity from a certificate file. Raises `LocalFile` and `Damaged`."""
     from stoker.host.tls.certificates import read_certificate  # noqa: PLC0415 - cryptography costs a tenth of a second
 
     try:
@@ -596,12 +596,12 @@ def read_term(certificate_file: str) -> CertificateTerm:
 
 
 def wait_s(term: CertificateTerm, *, now_s: float) -> float:
-    """Return for how long there is nothing to do."""
+    """Return the seconds until the next check."""
     return min(_LONGEST_LOOK_S, max(0.0, term.renew_at_s - now_s))
 
 
 def renew(name: str, certificate_file: str, renewer: Renewer) -> JoinFinishResponse:
-    """Get the next certificate for a new key, and put both in the place of the old ones."""
+    """Request the next certificate for a new key, and replace both files."""
     from stoker.host.tls.certificates import make_csr, make_key  # noqa: PLC0415 - cryptography costs a tenth of a second
 
     key_pem = make_key()
@@ -611,7 +611,7 @@ def renew(name: str, certificate_file: str, renewer: Renewer) -> JoinFinishRespo
 
 
 class CertificateRenewal(RecurringTask):
-    """Keeps one machine's certificate fresh, in a thread of its own, until it is closed."""
+    """Renews one machine's certificate, in a thread of its own, until it is closed."""
 
     def __init__(
         self,
@@ -628,10 +628,10 @@ class CertificateRenewal(RecurringTask):
         self._renewer = renewer
         self._clock = clock
         self._tell = tell
-        self._last_told = ""
+        self._last_logged = ""
 
     def act(self) -> float:
-        """Renew if it is time, and say after how many seconds to look again."""
+        """Renew if it is time; return the seconds until the next check."""
         pause_s = _LONGEST_PAUSE_S
         try:
             term = read_term(self._file)
@@ -643,7 +643,7 @@ class CertificateRenewal(RecurringTask):
         except StokerError as error:
             self._trouble(error)
             return pause_s
-        self._last_told = ""
+        self._last_logged = ""
         self._tell(RENEWED, {"worker": self._name, "expires_s": joined.expires_s})
         return _SHORTEST_S
 
@@ -653,7 +653,7 @@ class CertificateRenewal(RecurringTask):
         return _LONGEST_PAUSE_S
 
     def _trouble(self, error: StokerError) -> None:
-        # Told once for each trouble: it is asked again many times.
-        if str(error) != self._last_told:
-            self._last_told = str(error)
+        # Logged once for each error: the request is repeated many times.
+        if str(error) != self._last_logged:
+            self._last_logged = str(error)
             self._tell(NOT_RENEWED, {"worker": self._name, "why": error.message, "hint": error.hint})

@@ -24,7 +24,7 @@ from stoker.host.containment.box import MARK, CleanupShell
 from stoker.host.identity import ProcessExit, ProcessIdentity, ProcessRow, living_rows
 from stoker.host.interpreter import find_python, is_bare_python
 from stoker.host.processes import stop_group
-from stoker.host.user_switch import AttachedCommand, procs_files_of, take_seat
+from stoker.host.user_switch import AttachedCommand, attach, procs_files_of
 from stoker.host.users import OtherUser
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import ExecCall
@@ -168,35 +168,35 @@ class ExecSession:
         self._clock = clock
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._seat: AttachedCommand | None = None
+        self._command: AttachedCommand | None = None
         self._sent = 0
         self.why = ""
-        """Why it was ended before its command."""
+        """Why it was stopped before its command exited."""
 
     def run(self, place: Callable[[], ExecTarget]) -> None:
-        """See a command through."""
+        """Run the command to its end, and report that."""
         try:
             code, message = self._run(place)
         except ProgramNotFound as error:
             code, message = NOT_FOUND, _said(error)
         except StokerError as error:
             code, message = NOT_STARTED, _said(error)
-        except Exception as problem:  # noqa: BLE001 - whoever waits for it is told
+        except Exception as problem:  # noqa: BLE001 - reported to the operator
             code, message = NOT_STARTED, str(InternalError(f"{type(problem).__name__}: {problem}"))
         self._over.set()
         self.tell_end(code, message)
 
     def end(self, why: str) -> None:
-        """End the command and whatever it started. From any thread; nothing begins after this."""
+        """Stop the command and its children. Thread-safe; nothing starts after this."""
         self.why = self.why or why
         self._over.set()
         with self._lock:
-            seat = self._seat
-        if seat is not None:
-            self._kill(seat)
+            command = self._command
+        if command is not None:
+            self._kill(command)
 
     def tell_end(self, code: int, message: str) -> None:
-        """Tell how it ended; who does not hear it finds out by itself."""
+        """Report how it ended; gives up if the coordinator does not answer."""
         token, pauses = self.token, TransferBackoff()
         said = ExecEnd(**token.fence(), exit_code=code, message=message[:2000])
         for _ in range(_LAST_TRIES):
@@ -217,7 +217,7 @@ class ExecSession:
             with self._lock:
                 if self._over.is_set():
                     return NOT_STARTED, self.why
-                self._seat = seat = take_seat(
+                self._command = command = attach(
                     argv,
                     folder=found.folder,
                     env=environment,
@@ -225,37 +225,37 @@ class ExecSession:
                     procs_files=found.procs_files,
                     user=found.user,
                 )
-            guard.guard_session(seat.child.identity)
+            guard.guard_session(command.child.identity)
             try:
-                ended = self._see_through(seat, found.hidden)
+                ended = self._see_through(command, found.hidden)
             finally:
-                self._kill(seat)
+                self._kill(command)
                 # Before its descriptors are closed: the system gives their numbers to others.
                 self._over.set()
                 with self._lock:
-                    seat.close()
+                    command.close()
         finally:
             guard.dismiss()
         code = ended.status if ended.status is not None else BY_SIGNAL + (ended.signal or 0)
         return code, self.why
 
-    def _see_through(self, seat: AttachedCommand, hidden: tuple[str, ...]) -> ProcessExit:
-        for descriptor in (seat.input, *seat.outputs):
+    def _see_through(self, command: AttachedCommand, hidden: tuple[str, ...]) -> ProcessExit:
+        for descriptor in (command.input, *command.outputs):
             os.set_blocking(descriptor, False)
-        threading.Thread(target=self._listen, args=(seat,), name="stoker-exec-in", daemon=True).start()
-        hidings = {descriptor: SecretRedactor(hidden) for descriptor in seat.outputs}
+        threading.Thread(target=self._listen, args=(command,), name="stoker-exec-in", daemon=True).start()
+        hidings = {descriptor: SecretRedactor(hidden) for descriptor in command.outputs}
         with selectors.DefaultSelector() as selector:
-            for stream, descriptor in enumerate(seat.outputs, OUT):
+            for stream, descriptor in enumerate(command.outputs, OUT):
                 selector.register(descriptor, selectors.EVENT_READ, stream)
-            while (ended := seat.child.poll()) is None:
-                if not self._pump(selector, hidings, _LOOK_EVERY_S) and seat.is_tty:
+            while (ended := command.child.poll()) is None:
+                if not self._pump(selector, hidings, _LOOK_EVERY_S) and command.is_tty:
                     # A prompt must be seen, even if it looks like the beginning of a secret.
-                    self._send(hidings[seat.outputs[0]].finish(), OUT)
+                    self._send(hidings[command.outputs[0]].finish(), OUT)
             # Its background goes with it; what was written before is still there to be read.
-            self._kill(seat)
+            self._kill(command)
             while selector.get_map() and self._pump(selector, hidings, _LAST_READ_S):
                 pass
-            for stream, descriptor in enumerate(seat.outputs, OUT):
+            for stream, descriptor in enumerate(command.outputs, OUT):
                 self._send(hidings[descriptor].finish(), stream)
         return ended
 
@@ -271,7 +271,7 @@ class ExecSession:
             except BlockingIOError:
                 continue
             except OSError:
-                # What a terminal says when nobody has it open any more.
+                # The kernel's error when no process has the terminal open any more.
                 data = b""
             if not data:
                 selector.unregister(key.fd)
@@ -279,7 +279,7 @@ class ExecSession:
         return bool(ready)
 
     def _send(self, data: bytes, stream: int) -> None:
-        """Send bytes, however long that takes; what nobody wants any more is dropped."""
+        """Send bytes, however long that takes; drop them if the session is over."""
         pauses, until_s = TransferBackoff(), self._clock.monotonic_s() + _AWAY_S
         while data and not self._over.is_set():
             try:
@@ -292,8 +292,8 @@ class ExecSession:
             data, self._sent = data[end - self._sent :], end
             pauses, until_s = TransferBackoff(), self._clock.monotonic_s() + _AWAY_S
 
-    def _listen(self, seat: AttachedCommand) -> None:
-        """Give the command what it is to read, and do what else its operator wants, until it has ended."""
+    def _listen(self, command: AttachedCommand) -> None:
+        """Pass input, size changes and the end of input to the command until it has ended."""
         token, call = self.token, self.call
         rows, columns, offset, is_eof = call.rows, call.columns, 0, False
         pauses, until_s = TransferBackoff(), self._clock.monotonic_s() + _AWAY_S
@@ -310,29 +310,29 @@ class ExecSession:
                 return
             if (heard.rows, heard.columns) != (rows, columns):
                 rows, columns = heard.rows, heard.columns
-                self._while_seated(lambda: seat.resize(rows, columns))  # noqa: B023 - called at once
-            self._type(seat, heard.data)
+                self._while_open(lambda: command.resize(rows, columns))  # noqa: B023 - called at once
+            self._type(command, heard.data)
             offset += len(heard.data)
             if heard.is_eof and not is_eof:
                 is_eof = True
-                self._while_seated(seat.end_input)
+                self._while_open(command.end_input)
 
-    def _while_seated(self, act: Callable[[], None]) -> None:
+    def _while_open(self, act: Callable[[], None]) -> None:
         with self._lock:
             if not self._over.is_set():
                 act()
 
-    def _type(self, seat: AttachedCommand, data: bytes) -> None:
+    def _type(self, command: AttachedCommand, data: bytes) -> None:
         while data and not self._over.is_set():
             with self._lock:
                 if self._over.is_set():
                     return
                 try:
-                    data = data[os.write(seat.input, data) :]
+                    data = data[os.write(command.input, data) :]
                 except BlockingIOError:
                     pass
                 except OSError:
-                    # It reads no more; what it continues to write is still wanted.
+                    # It reads no more; its output is still sent.
                     return
             if data:
                 self._over.wait(_LOOK_EVERY_S / 2)
@@ -343,9 +343,9 @@ class ExecSession:
         else:
             self.end(str(error))
 
-    def _kill(self, seat: AttachedCommand) -> None:
+    def _kill(self, command: AttachedCommand) -> None:
         with suppress(ProcessLost):
-            stop_group(seat.child.identity, grace_s=0.0, clock=self._clock)
+            stop_group(command.child.identity, grace_s=0.0, clock=self._clock)
 
 
 def _said(error: StokerError) -> str:
@@ -369,7 +369,7 @@ class Sessions:
         self._known: deque[str] = deque(maxlen=_REMEMBERED)
 
     def open(self, call: ExecCall, place: Callable[[], ExecTarget]) -> None:
-        """Begin a session; one that was begun before is not begun again: a machine is told until it has answered."""
+        """Start a session once: the coordinator repeats its request until it gets a response."""
         session = self._new(call)
         if session is None:
             return

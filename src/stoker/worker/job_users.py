@@ -2,8 +2,8 @@
 
     state/worker/NAME/users/UID     the attempt that runs as this user
 
-A worker that takes over finds there who is in use. Between two jobs everybody who runs as a user is ended. Programs of
-jobs are what runs so; recipes of cookbooks, which are our own and the machine owner's code, run as the worker.
+A worker that takes over reads there which are in use. Between two jobs all processes of a user are killed. Programs of
+jobs run so; recipes of cookbooks, which are our own and the machine owner's code, run as the worker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UserPool:
         self._taken: dict[str, OtherUser] = {}
 
     def open(self, adopted: Iterable[str]) -> None:
-        """Begin, with the attempts of an earlier worker that go on. Other users are free, once nobody runs as them."""
+        """Start with the adopted attempts of an earlier worker. Kill processes of the other users, which are free."""
         runs = set(adopted)
         with translated(self._folder):
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
@@ -53,7 +53,7 @@ class UserPool:
                 self._free(user)
 
     def take(self, run: str) -> OtherUser:
-        """Return a free user to an attempt; the same one if it asks again."""
+        """Return a free user for an attempt; the same one on the next call."""
         with self._lock:
             if run in self._taken:
                 return self._taken[run]
@@ -66,20 +66,20 @@ class UserPool:
         return user
 
     def of(self, run: str) -> OtherUser:
-        """Return the user that an attempt has. Raises `BadInput` if it has none any more."""
+        """Return the user of an attempt. Raises `BadInput` if it has none."""
         with self._lock:
             user = self._taken.get(run)
         if user is None:
-            raise BadInput(f"nobody is the user of {run} any more", hint="it has ended")
+            raise BadInput(f"attempt {run} has no user", hint="the attempt has ended")
         return user
 
     def give_back(self, run: str) -> None:
-        """End whoever still runs as an attempt's user, and let another attempt have it. Twice is fine."""
+        """Kill the remaining processes of an attempt's user, and make the user free. Idempotent."""
         with self._lock:
             user = self._taken.get(run)
         if user is None:
             return
-        # Who can't be ended keeps the user from being given to anybody else.
+        # A user with a process that can't be killed stays taken.
         with suppress(ProcessLost):
             self._free(user)
             with self._lock:
@@ -101,9 +101,9 @@ class UserPool:
 
 
 def check_users(users: tuple[OtherUser, ...], *, slots: int, home: str, folder: str) -> None:
-    """Refuse, before a worker begins, to run jobs as users that they can't be kept apart by. Raises `BadInput`.
+    """Raise `BadInput` before a worker starts if jobs can't be kept apart by these users.
 
-    `folder` is the pool's: whoever runs as a user that stands there was left by a job.
+    `folder` is the pool's: processes of a user recorded there were left by a job.
     """
     why = why_not_allowed()
     if why:
@@ -119,7 +119,7 @@ def check_users(users: tuple[OtherUser, ...], *, slots: int, home: str, folder: 
         if place:
             raise BadInput(
                 f"{user.name} can't get to {home}: {place} is closed to it",
-                hint="STOKER_HOME=/var/lib/stoker, or any place that everybody may pass through",
+                hint="STOKER_HOME=/var/lib/stoker, or another folder that all users can traverse",
             )
         is_known = not user.home or os.path.exists(os.path.join(folder, str(user.uid)))
         others = [] if is_known else [row for row in processes_of(user.uid) if not is_of_a_job(row)]
@@ -137,7 +137,7 @@ def seal_home(home: str) -> None:
             os.makedirs(os.path.join(home, name), exist_ok=True)
             os.chmod(os.path.join(home, name), mode)
         for name in _CLOSED:
-            # Made now, or whoever makes it later would leave it open.
+            # Created now: created later, it would be open.
             os.makedirs(os.path.join(home, name), exist_ok=True)
         with os.scandir(home) as entries:
             for entry in entries:

@@ -435,12 +435,12 @@ def _is_below(pid: int, top: int, parents: Mapping[int, int]) -> bool:
     return pid == top
 
 
-# What a worker finds out about its machine, told to its coordinator: soon after its start, and once a day.
+# Reports about this machine to the coordinator: soon after the start, and once a day.
 #
-# In a thread of its own, and never in the way: a coordinator that knows no reports, or is away, is asked again later.
+# In a thread of its own that delays nothing: if the coordinator has no reports API or is away, it retries later.
 
 FIRST_S = 3.0
-"""Let it say hello and begin its first job."""
+"""After the hello and the start of the first job."""
 AGAIN_S = 60.0
 """The longest pause before a report that was not taken comes again; the first ones are short: it may come too early."""
 DAY_S = 24 * 3600.0

@@ -1,13 +1,13 @@
-"""What a worker does next: from what it knows and what happened to what it knows then and what is to be done. Pure.
+"""The worker's state machine: from a state and an event to the next state and instructions. Pure.
 
 Rules, in order of precedence:
 
-- A lease that is over by our own clock, counted from before the request that renewed it, is not spoken under: its job
-  is stopped and its result dropped. A job that keeps on continues; its result is offered if somebody renews it again.
+- Nothing is sent under a lease that expired by this machine's clock, counted from before the request that renewed it:
+  its job is stopped and its result dropped. With `on_partition: keep` it continues; its result is sent if renewed.
 - What the coordinator drops is stopped and forgotten; what it cancels is stopped, confirmed gone, then confirmed.
 - Nothing is said of an attempt that is being stopped until nothing of it runs.
-- Who leaves gives everything back first, and takes nothing new; told a second time, it ends everything now, and waits
-  only a moment for the coordinator to hear it.
+- A worker that stops first releases everything, and claims nothing; at the second stop request it kills everything, and
+  waits only a moment for the coordinator's response.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ HURRY_S = 2.0
 """How long what runs under a lease that is over may take to stop: less than the coordinator waits for before it gives
 the job to another (`FleetTimes.grace_s`)."""
 LAST_MOMENT_S = 1.0
-"""How long who is told to end now waits for the coordinator to hear it."""
+"""How long a worker that stops at once waits for the coordinator's response."""
 _RANK = {FinalReportKind.RELEASE: 0, FinalReportKind.CANCELLED: 1, FinalReportKind.NOTHING: 2}
 
 
@@ -142,11 +142,9 @@ class DecisionBuilder:
         self.do(SendResult(token=lease.token, last=last, end=end))
 
     def _say_now(self, lease: HeldLease, last: FinalReport, end: AttemptEnd | None) -> None:
-        """Let its last word be said without what belongs to it: a result that did not go in time is made again."""
+        """Send the final report without a result: a result that was not sent in time is computed again."""
         if last.word is FinalReportKind.FINISH:
-            last = FinalReport(
-                word=FinalReportKind.RELEASE, why="the worker was told to end before its result had gone"
-            )
+            last = FinalReport(word=FinalReportKind.RELEASE, why="the worker was stopped before its result was sent")
         until_s = self.now_s + LAST_MOMENT_S
         self.put(changed(lease, phase=AttemptPhase.SENDING, last=last, end=end, say_until_s=until_s))
         self.do(SendFinalReport(token=lease.token, last=last, end=end))
@@ -168,7 +166,7 @@ class DecisionBuilder:
             self.leave(0, softly=True)
             self.do(ExitWorker(code=0))
         elif is_free and keeping.wishes.until_idle and keeping.closed:
-            # It would wait for whoever closed it: it is to be started again when that is over.
+            # It would wait until the machine opens: it is to be started again then.
             self.leave(Drained.exit_code, softly=True)
             self.do(ExitWorker(code=Drained.exit_code))
         elif keeping.asking == 0 and keeping.wanted:
@@ -207,22 +205,22 @@ class DecisionBuilder:
             lease = changed(held, is_over=True)
             self.put(lease)
             if lease.keeps_on and (lease.last is None or lease.last.word is FinalReportKind.FINISH):
-                self.tell("lease_over", lease, why="it goes on, and its result is offered when the coordinator is back")
+                self.tell("lease_over", lease, why="continues; its result is sent when the coordinator is back")
             else:
                 self.stop(lease, FinalReport(word=FinalReportKind.NOTHING, why="its lease was not renewed in time"))
 
     def _hurry(self, lease: HeldLease) -> None:
-        """End what was asked to stop when its lease ended: somebody else may have its job in a moment."""
+        """Kill what did not stop after its lease ended: another worker may get its job in a moment."""
         is_due = lease.phase is AttemptPhase.STOPPING and self.now_s >= lease.ends_s + HURRY_S
         if is_due and not lease.is_hurried:
             self.put(changed(lease, is_hurried=True))
             self.do(StopAttempt(token=lease.token, grace_s=0.0))
 
     def _end_waiting(self) -> None:
-        """Drop what nobody heard in the last moment."""
+        """Drop final reports that were not accepted in time."""
         for lease in list(self.keeping.leases.values()):
             if lease.say_until_s is not None and self.now_s >= lease.say_until_s:
-                self.tell("dropped", lease, why="the coordinator was not to be told in time")
+                self.tell("dropped", lease, why="final report not accepted in time")
                 self.remove(lease)
 
     def leave(self, code: int, *, softly: bool) -> None:
@@ -305,7 +303,7 @@ def _take_grants(turn: DecisionBuilder, given: ClaimAnswered) -> None:
 
 
 def _is_nothing_left(keeping: WorkerState, given: ClaimAnswered) -> bool:
-    """Return whether nothing will come, as far as can be known: no job was put off, and nobody's end brings another."""
+    """Return True if no more work is expected: no job is delayed, and no running job can release another."""
     return not (keeping.leases or keeping.closed or given.others_work or given.answer.next_s is not None)
 
 
@@ -383,13 +381,13 @@ def _obey(turn: DecisionBuilder, lease: HeldLease, order: LeaseInstruction) -> N
 
 
 def _take_silence(turn: DecisionBuilder, unanswered: RequestUnanswered) -> None:
-    """Go on, and ask again: later each time, and never all workers at once."""
+    """Continue, and ask again with backoff and jitter."""
     if isinstance(unanswered.error, NotFound):
-        # It was restarted, or somebody made it forget us.
+        # It was restarted, or an operator removed this machine.
         turn.now_knows(is_known=False)
         turn.do(SendHello())
     keeping = turn.keeping
-    # What will not pass by itself is told even to who knows already that nobody answers.
+    # A lasting error is logged even if the worker is already known to be offline.
     is_lasting = bool(unanswered.error.data.get("is_lasting"))
     if not keeping.is_away or (is_lasting and not keeping.is_barred):
         about = {"hint": unanswered.error.hint} if is_lasting else {}
@@ -429,7 +427,7 @@ def _take_begin(turn: DecisionBuilder, began: AttemptStarted) -> None:
         return
     lease = changed(lease, child=began.child, run=began.run)
     if lease.phase is not AttemptPhase.STARTING:
-        # It was to be stopped while it was being started: whoever stops it saw to the child.
+        # It was stopped while it was being started: the stop handles the child.
         turn.put(lease)
         return
     turn.put(changed(lease, phase=AttemptPhase.RUNNING))
@@ -444,7 +442,7 @@ def _take_refusal(turn: DecisionBuilder, refused: AttemptNotStarted) -> None:
         return
     refusal = refused.refusal
     turn.tell("declined", lease, reason=refusal.reason, why=refusal.message)
-    # What was declined would be offered again at once: somebody else may have it first.
+    # A declined job would be offered again at once: let another worker have it first.
     turn.now_knows(ask_at_s=max(turn.keeping.ask_at_s, turn.now_s + 1.0))
     last = FinalReport(word=FinalReportKind.DECLINE, why=refusal.message, reason=refusal.reason, lasts=refusal.lasts)
     turn.send(lease, last, None)
@@ -469,12 +467,12 @@ def _take_stop(turn: DecisionBuilder, stopped: AttemptStopped) -> None:
     if lease is None or lease.phase is not AttemptPhase.STOPPING:
         return
     last = lease.last or FinalReport(word=FinalReportKind.RELEASE)
-    # Who ends now was not asked whether it had come to an end by itself.
+    # A worker that stops at once does not check whether the attempt had ended by itself.
     is_asked = last.word is FinalReportKind.RELEASE and turn.keeping.leaving is not WorkerShutdownMode.NOW
     if is_asked and stopped.end.is_completed:
         # It had just come to its end by itself.
         last = FinalReport(word=FinalReportKind.FINISH)
-    elif is_asked and stopped.end.state is JobState.FAILED and stopped.end.is_told:
+    elif is_asked and stopped.end.state is JobState.FAILED and stopped.end.is_written:
         last = FinalReport(word=FinalReportKind.FAIL, why=stopped.end.message)
     turn.tell("stopped", lease, why=last.why, word=str(last.word))
     turn.send(lease, last, stopped.end)
@@ -488,7 +486,7 @@ def _take_settlement(turn: DecisionBuilder, settled: FinalReportAccepted) -> Non
     turn.tell("settled", lease, word=str(last.word), why=last.why)
     turn.remove(lease)
     if last.word is not FinalReportKind.DECLINE:
-        # A slot is free, and somebody listens.
+        # A slot is free, and the coordinator answers.
         turn.now_knows(ask_at_s=min(turn.keeping.ask_at_s, turn.now_s))
 
 
@@ -539,7 +537,7 @@ def _take_leave(turn: DecisionBuilder, asked: WorkerStopRequested) -> None:
         return
     turn.leave(asked.exit_code, softly=False)
     turn.tell("leaving_now", held=len(keeping.leases))
-    last = FinalReport(word=FinalReportKind.RELEASE, why="the worker was told to end now")
+    last = FinalReport(word=FinalReportKind.RELEASE, why="the worker was stopped at once")
     for lease in list(keeping.leases.values()):
         if lease.phase is AttemptPhase.SENDING:
             turn.send(lease, lease.last or last, lease.end)
@@ -582,7 +580,7 @@ def _hear_closed(turn: DecisionBuilder, why: str) -> None:
 
 
 def _tell_closed(turn: DecisionBuilder, by: str, why: str, before: str) -> None:
-    """Tell that it is closed, or open again. A pause comes from its owner and from the coordinator: it is told once."""
+    """Log that it is closed, or open again. Owner and coordinator both report a pause: it is logged once."""
     others = [one for who, one in turn.keeping.closed.items() if who != by]
     if (why or before).startswith(PAUSED) and any(one.startswith(PAUSED) for one in others):
         return

@@ -1,8 +1,8 @@
-"""What an attempt made and what is said of it, on their way to the coordinator: in order, and as often as it takes.
+"""Results and reports of an attempt, sent to the coordinator in order, with retries.
 
-Bytes, then name: logs and metrics are mirrored and the bundle lies with the coordinator before the word that points at
-it is said. A word is only said while the lease is ours by our own clock. Whoever is told that an attempt is no longer
-its own says nothing more.
+Bytes, then name: logs and metrics are mirrored and the bundle is stored by the coordinator before the report that
+refers to it is sent. A report is only sent while the lease is valid by this machine's clock. After a response that the
+attempt belongs to another worker, nothing more is sent.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class AttemptReporter:
             self._tell_not_shipped(trouble)
 
     def _tell_not_shipped(self, why: str) -> None:
-        """What stays on this machine alone is told."""
+        """Log that files stay on this machine alone."""
         grant = self._grant
         about = {"job": grant.spec.shown, "id": grant.job, "attempt": grant.attempt}
         self._worker.tell("not_shipped", {**about, "why": why})
@@ -192,7 +192,7 @@ class AttemptReporter:
         while (order := self._orders.get()) is not None:
             self._stop, act = order
             if self._is_closed:
-                # Whoever closed it could not know of this order's own event.
+                # `close` could not know of this order's own event.
                 return
             try:
                 act()
@@ -304,11 +304,11 @@ class AttemptReporter:
                 return
 
     def _say(self, say: Callable[[], object]) -> bool:
-        """Say it until it is heard; false if it is no longer wanted. Raises what says that it never will be."""
+        """Retry `say` until it is accepted; return False if stopped. Raises errors that will not pass."""
         pauses = TransferBackoff()
         while not self._stop.is_set():
             if not self._runtime.may_speak(self._token):
-                # The lease is renewed in a moment, or somebody decides that it is over.
+                # The lease is renewed in a moment, or the state machine decides that it is over.
                 self._stop.wait(_LOOK_AGAIN_S)
                 continue
             try:
@@ -342,7 +342,7 @@ class PreparingLog:
         self._mirror: AttemptFolderSync | None = None
 
     def hear(self, text: str) -> None:
-        """Write a line. What can't be written stops nobody."""
+        """Write a line; ignore write errors."""
         if not text:
             return
         with self._turn, suppress(StokerError):

@@ -1,4 +1,4 @@
-"""What whoever starts a worker says of it, and how that is read."""
+"""Options of a worker, and their parsing."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class WorkOptions:
     is_once: bool = False
     until_idle: bool = False
     for_s: float | None = None
-    """How long it works; None: until it is told to end."""
+    """How long it runs; None: until it is stopped."""
     stop_grace_s: float | None = None
-    """How long a job may take to save what it has when it is stopped; nothing: as usual."""
+    """Grace period of a job that is stopped; None: the default."""
     accepts: tuple[str, ...] = ()
     """Trees whose code alone it runs; none: any."""
     keeps_workspaces: bool = False
@@ -58,7 +58,7 @@ def read_declared(words: Iterable[str]) -> dict[str, int | list[str]]:
         elif name == "gpus":
             found[name] = _whole(name, value, least=0) if value.isdigit() else value.split("+")
         else:
-            raise Usage(f"--declare: nobody knows {name!r}", hint=_HINT)
+            raise Usage(f"--declare: unknown key {name!r}", hint=_HINT)
     return found
 
 
@@ -94,11 +94,11 @@ def _size(value: str) -> int:
         raise Usage(f"--declare: ram={value}: {error}", hint=_HINT) from None
 
 
-# A machine's owner needs it for a while: a wish in a file, heard by every worker of this home.
+# A machine's owner needs it for a while: a pause in a file, read by every worker of this home.
 
 PAUSE = "pause.json"
 PAUSED = "paused"
-"""What everybody's word for a pause begins with, the coordinator's, too."""
+"""The prefix of every reason for a pause, including the coordinator's."""
 _LARGEST_BYTES = 4096
 
 

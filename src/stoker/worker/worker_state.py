@@ -26,7 +26,7 @@ from stoker.worker.worker_options import LOCK_FILE
 # All times are on the clock that also counts suspend.
 
 COORDINATOR = "coordinator"
-"""Who else may close a worker: what it says of us is not told back to it."""
+"""The key of closings by the coordinator, which are not reported back to it."""
 
 
 STOP_GRACE_S = 10.0
@@ -82,11 +82,11 @@ class HeldLease:
     last: FinalReport | None = None
     end: AttemptEnd | None = None
     is_over: bool = False
-    """It ended by our own clock: nothing may be said under it, unless the job keeps on and somebody renews it."""
+    """It expired by this machine's clock: nothing is sent under it, unless it is renewed (`on_partition: keep`)."""
     is_hurried: bool = False
-    """It is over, and what ran under it did not stop when it was asked: it was ended then."""
+    """It expired, and its processes did not stop in time: they were killed."""
     say_until_s: float | None = None
-    """Who ends now waits no longer than this for its last word to be heard."""
+    """When a worker that stops at once stops waiting for a response to its final report."""
 
     @property
     def token(self) -> AttemptToken:
@@ -94,12 +94,12 @@ class HeldLease:
 
     @property
     def keeps_on(self) -> bool:
-        """Whether its attempt goes on when nobody can be asked; what has not started yet has nothing to lose."""
+        """Return True if its attempt continues without the coordinator; one that has not started does not."""
         return self.grant.spec.on_partition is Partition.KEEP and self.phase is not AttemptPhase.STARTING
 
     @property
     def is_harmless(self) -> bool:
-        """Whether nothing of it ever ran and it is only being given back: that may be said at any time."""
+        """Return True if nothing of it ran and it is being released: that may be sent at any time."""
         return not self.run and self.phase is AttemptPhase.SENDING
 
 
@@ -108,52 +108,52 @@ class WorkerShutdownMode(StrEnum):
 
     NO = "no"
     SOFTLY = "softly"
-    """Everything is given back first."""
+    """Everything is released first."""
     NOW = "now"
-    """Everything is ended; whoever answers at once is told."""
+    """Everything is killed; final reports are sent once, with a short wait."""
 
 
 @frozen
 class WorkerPolicy:
-    """What whoever started the worker wants of it."""
+    """Options of the worker, from its command line."""
 
     slots: int = 1
     beside: int = 0
-    """How many more it asks for at a time while a job of its own shares a device: whether there is room for any, the
-    coordinator says. None where somebody counted its slots."""
+    """How many more jobs it claims at a time while a job of its own shares a device; the coordinator decides whether
+    there is room. 0 if the number of slots was given."""
     is_once: bool = False
-    """One job, then no more."""
+    """Run one job, then stop."""
     until_idle: bool = False
-    """End when nothing is left for it."""
+    """Stop when no work is left."""
     stop_grace_s: float = STOP_GRACE_S
-    """Between asking a program to end and ending it."""
+    """Between SIGTERM and SIGKILL of a program."""
     ends_s: float | None = None
-    """When it gives everything back and ends, on the clock that also counts suspend; None: when it is told to."""
+    """When it releases everything and stops, on the boot-time clock; None: when it is stopped."""
 
 
 @frozen
 class WorkerState:
-    """Everything that decisions are made from."""
+    """The state that decisions are made from."""
 
     wishes: WorkerPolicy
     leases: Mapping[AttemptToken, HeldLease] = fresh(factory=dict)
     is_known: bool = False
-    """The coordinator has answered our hello: before that nothing else is asked."""
+    """True after the coordinator's response to hello; no other request is sent before."""
     heartbeat_s: float = 30.0
     lease_s: float = 90.0
     renew_at_s: float = 0.0
     is_renewing: bool = False
     has_news: bool = False
-    """What the machine has is another than it told last: a heartbeat is due, however young the last one is."""
+    """The inventory changed since it was last sent: a heartbeat is due now."""
     asking: int | None = None
-    """How many jobs the open question is for, 0 if it only listens for orders; nothing: none is open."""
+    """How many jobs the open claim is for, 0 if it only waits for instructions; None: none is open."""
     is_called_back: bool = False
-    """That question is being cut short."""
+    """That claim is being cut short."""
     ask_at_s: float = 0.0
     misses: int = 0
-    """How many questions in a row nobody answered."""
+    """How many requests in a row had no response."""
     is_barred: bool = False
-    """It was told that they will not be answered before somebody does something: the fleet has another CA."""
+    """The last error needs an operator: the fleet has another CA."""
     taken: int = 0
     """How many jobs it was given since it started."""
     closed: Mapping[str, str] = fresh(factory=dict)
@@ -230,7 +230,7 @@ class RenewalAnswered:
 
 @frozen
 class RequestUnanswered:
-    """Nobody answered a claim or a renewal, or not with what was asked for."""
+    """A claim or a renewal had no response, or an invalid one."""
 
     now_s: float
     error: StokerError
@@ -306,7 +306,7 @@ class LeaseLost:
 
 @frozen
 class MachineClosed:
-    """Somebody on this machine wants no more work here; an empty reason opens it again."""
+    """The owner or a full disk closed this machine for new work; an empty reason opens it again."""
 
     now_s: float
     by: str
@@ -505,7 +505,7 @@ class Journal:
     def open(self) -> None:
         """Make the folders, and clear what an earlier worker was packing or hearing when it was killed."""
         remove_tree(self.spool_folder)
-        # A child of its may still write there: into a file that goes with it, and that nobody would find.
+        # A child of that worker may still write there: into a file that is deleted with it.
         remove_tree(self.said_folder)
         with translated(self.folder):
             for folder in (self.folder, self.said_folder, os.path.join(self.folder, "leases")):

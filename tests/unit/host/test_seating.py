@@ -8,7 +8,7 @@ import time
 import pytest
 
 from stoker.host.processes import stop_group
-from stoker.host.user_switch import AttachedCommand, take_seat
+from stoker.host.user_switch import AttachedCommand, attach
 
 PATIENCE_S = 30.0
 
@@ -28,12 +28,12 @@ def said(seat: AttachedCommand, descriptor: int, until: bytes = b"") -> bytes:
 
 
 def sat(script: str, size: tuple[int, int] | None = None, folder: str = "/") -> AttachedCommand:
-    return take_seat((sys.executable, "-c", script), folder=folder, env={"MINE": "héllo"}, size=size)
+    return attach((sys.executable, "-c", script), folder=folder, env={"MINE": "héllo"}, size=size)
 
 
 def test_a_command_at_pipes_reads_and_writes_apart_and_sees_only_its_own_environment(tmp_path):
     script = "import os,sys;print(sorted(os.environ), os.getcwd());print(sys.stdin.read(), file=sys.stderr);exit(4)"
-    seat = take_seat((sys.executable, "-I", "-c", script), folder=str(tmp_path), env={"MINE": "1"}, size=None)
+    seat = attach((sys.executable, "-I", "-c", script), folder=str(tmp_path), env={"MINE": "1"}, size=None)
     os.write(seat.input, b"typed")
     seat.end_input()
     out, errors = said(seat, seat.outputs[0]).decode(), said(seat, seat.outputs[1]).decode()

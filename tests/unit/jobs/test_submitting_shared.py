@@ -189,7 +189,7 @@ def test_a_job_does_not_run_with_a_path_in_the_place_of_a_text_of_its_id(office:
     forged = changed(order, args={**order.args, "title": "/tmp/evil/org/name"})
     # Without the recipe, it may be a path that was made whole.
     assert identity_fault(forged) == ""
-    with pytest.raises(BadInput, match="argument title is not 'org/name', which its id is made from"):
+    with pytest.raises(BadInput, match="argument title is not 'org/name', the value in its id"):
         _here(office, forged)
 
 

@@ -88,7 +88,7 @@ def test_a_lock_is_built_once_and_found_again_with_its_packages(tmp_path: Path) 
     assert maker_in(tmp_path).look([choice]) == ready
     assert maker.make([choice], project=str(project), say=said.append) == ready
     assert said == []
-    told = maker.told()
+    told = maker.report()
     assert told["environments"] == (choice.digest,)
     assert told["builds_s"] == {choice.digest: ready.seconds}
     assert ready.facts()["packages"] == {"alpha": "1.0", "beta": "1.0"}
@@ -165,7 +165,7 @@ def test_what_no_wheel_fits_is_impossible_and_remembered_until_the_interpreters_
     assert isinstance(answer, EnvironmentImpossible)
     assert answer.why.startswith(f"no wheel of torch for {maker.platform.machine} cp3")
     assert maker_in(tmp_path).look([choice]) == answer
-    assert maker.told()["impossible"] == {choice.digest: answer.why}
+    assert maker.report()["impossible"] == {choice.digest: answer.why}
     assert maker.shelf.refused(choice.digest, ("3.99.0",)) is None
 
 
@@ -218,7 +218,7 @@ def test_the_machine_s_own_interpreter_needs_no_building(tmp_path: Path) -> None
     nowhere = maker.look([EnvironmentChoice(kind="python", path="/nowhere/python")])
     assert isinstance(nowhere, EnvironmentImpossible)
     assert nowhere.why == "there is no Python at /nowhere/python"
-    assert maker.told()["impossible"] == {own_digest("/nowhere/python", ""): nowhere.why}
+    assert maker.report()["impossible"] == {own_digest("/nowhere/python", ""): nowhere.why}
 
 
 def test_an_interpreter_that_goes_by_the_digest_of_an_environment_has_nothing_refused_to_others(tmp_path: Path) -> None:
@@ -228,14 +228,14 @@ def test_an_interpreter_that_goes_by_the_digest_of_an_environment_has_nothing_re
         forged = EnvironmentChoice(kind="python", path=path, python="3.4", digest=victim.digest)
         assert isinstance(maker.look([forged], folder=str(project)), EnvironmentImpossible)
         assert maker.look([victim]) is None
-        assert victim.digest not in maker.told()["impossible"]
+        assert victim.digest not in maker.report()["impossible"]
 
 
 def test_an_interpreter_that_one_project_lacks_is_looked_for_in_another(tmp_path: Path) -> None:
     project, maker = project_in(tmp_path), maker_in(tmp_path)
     choice = EnvironmentChoice(kind="python", path="bin/python", digest=own_digest("bin/python", ""))
     assert isinstance(maker.look([choice], folder=str(project)), EnvironmentImpossible)
-    assert maker.told()["impossible"] == {}
+    assert maker.report()["impossible"] == {}
     assert isinstance(maker.look([choice], folder=sys.prefix), EnvironmentReady)
 
 
@@ -405,19 +405,19 @@ def test_what_interpreters_said_is_remembered_until_their_files_are_others(tmp_p
 
 
 def test_a_worker_notices_within_a_minute_that_its_interpreters_are_others(tmp_path: Path) -> None:
-    maker_in(tmp_path).told()
+    maker_in(tmp_path).report()
     clock = FakeClock()
     around = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     shelf = EnvironmentCache(str(tmp_path / "envs"), clock=clock)
     maker = Maker(shelf=shelf, environment=around, own_prefix=sys.prefix, clock=clock)
-    before = maker.told()["pythons"]
+    before = maker.report()["pythons"]
     memory = tmp_path / "envs/interpreters.json"
     said = {path: [answer[0], "3.99.1", *answer[2:]] for path, answer in loads(memory.read_bytes()).items()}
     memory.write_text(dumps(said))
     clock.advance(59.0)
-    assert maker.told()["pythons"] == before
+    assert maker.report()["pythons"] == before
     clock.advance(1.0)
-    assert maker.told()["pythons"] == ("3.99.1",)
+    assert maker.report()["pythons"] == ("3.99.1",)
 
 
 def test_the_key_of_an_environment_is_another_on_another_platform() -> None:
@@ -509,10 +509,10 @@ def test_an_interpreter_that_is_closed_to_the_jobs_user_is_refused_to_that_user_
     assert isinstance(plain.look([named]), EnvironmentReady)
     other = OtherUser(name="other", uid=user.uid + 1, gid=user.uid + 1)
     digest = own_digest(named.path, "")
-    assert digest in plain.told_of([user])["impossible"]
-    assert digest not in plain.told()["impossible"]
-    assert digest in plain.told_of([other, user])["impossible"], "the next job may run as the user that lacks it"
-    assert digest not in plain.told_of([other])["impossible"]
+    assert digest in plain.report_for([user])["impossible"]
+    assert digest not in plain.report()["impossible"]
+    assert digest in plain.report_for([other, user])["impossible"], "the next job may run as the user that lacks it"
+    assert digest not in plain.report_for([other])["impossible"]
     assert isinstance(plain.for_user(other).look([EnvironmentChoice(kind="python")]), EnvironmentReady)
 
 
@@ -529,9 +529,9 @@ def test_a_worker_reports_the_interpreters_that_all_of_its_users_may_execute(ope
         path.chmod(0o755 if name == "both" else 0o750)
         found.append(Python(path=str(path), version=f"3.{len(found) + 10}.1"))
     maker.interpreters._found, maker.interpreters._found_s = tuple(found), maker._clock.monotonic_s()
-    assert maker.told_of([user])["pythons"] == ("3.10.1", "3.11.1")
+    assert maker.report_for([user])["pythons"] == ("3.10.1", "3.11.1")
     for users in ([user, other], [other, user]):
-        assert maker.told_of(users)["pythons"] == ("3.10.1",)
+        assert maker.report_for(users)["pythons"] == ("3.10.1",)
 
 
 @as_root
@@ -549,7 +549,7 @@ def test_the_environments_of_many_users_are_read_once(open_path: Path, monkeypat
         return read_regular(path, most_bytes)
 
     monkeypatch.setattr("stoker.worker.environments.environment_cache.read_regular", read_and_count)
-    assert maker.told_of(users)["impossible"] == {"a" * 64: "no wheel"}
+    assert maker.report_for(users)["impossible"] == {"a" * 64: "no wheel"}
     assert len(read) == len(set(read)) == 3
 
 
@@ -575,12 +575,12 @@ def test_an_environment_for_the_worker_itself_is_not_one_for_other_users(open_pa
     assert isinstance(own, EnvironmentReady), own
     maker, user = builder_of(open_path)
     assert maker.look([choice]) is None
-    assert plain.told_of([user])["environments"] == ()
+    assert plain.report_for([user])["environments"] == ()
     theirs = maker.make([choice], project=str(project), say=lambda line: None, is_ours=True)
     assert isinstance(theirs, EnvironmentReady), theirs
     assert theirs.key != own.key
     assert plain.look([choice]) == own
-    assert plain.told_of([user])["environments"] == plain.told()["environments"] == (choice.digest,)
+    assert plain.report_for([user])["environments"] == plain.report()["environments"] == (choice.digest,)
 
 
 @as_root

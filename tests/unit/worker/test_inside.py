@@ -153,11 +153,11 @@ def test_a_session_is_begun_once_and_a_job_has_few_of_them():
     assert {one.message for one in paper.ended[1:]} == {"the job has ended"}
     sessions.open(call("true", number=100), _raises)
     wait_until(lambda: len(paper.ended) == 2 + MOST_PER_JOB)
-    assert "runs no more" in paper.ended[-1].message
+    assert "is not running" in paper.ended[-1].message
 
 
 def _raises() -> ExecTarget:
-    raise InvalidTransition("it runs no more")
+    raise InvalidTransition("job is not running")
 
 
 @pytest.fixture

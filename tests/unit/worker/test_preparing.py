@@ -98,7 +98,7 @@ def test_data_that_is_no_longer_that_and_nobody_has_is_refused_with_the_reason(t
     with giving(nobody.store) as url:
         ended = MachineAlone(tmp_path / "third", url=url).bring(wanting(inputs=(body,)))
     assert (ended.end, ended.reason, ended.lasts) == ("refused", "data", True)
-    assert "is no longer what was submitted, and nobody has DATA" in ended.message
+    assert "is no longer what was submitted, and DATA not found in the fleet" in ended.message
 
 
 def test_code_and_data_come_from_another_machine_and_are_laid_out(tmp_path: Path, desk: MachineAlone):
@@ -190,7 +190,7 @@ def test_a_stop_ends_it_and_the_next_try_goes_on(tmp_path: Path, desk: MachineAl
     body = input_at(corpus, desk.store)
     with giving(desk.store) as url:
         lab = lab_in(tmp_path, url)
-        lab.stop.ask(Terminated("its worker asked it to end"))
+        lab.stop.ask(Terminated("stopped by its worker"))
         assert lab.bring(wanting(inputs=(body,))).end == "refused"
         assert lab_in(tmp_path, url).bring(wanting(inputs=(body,))).end == "ready"
 

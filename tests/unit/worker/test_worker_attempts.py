@@ -224,7 +224,7 @@ def test_a_program_does_not_run_with_a_path_in_the_place_of_a_text_of_its_id(kee
     told["args"] = {**told["args"], "note": "/tmp/evil/org/name"}
     with keep:
         fleet.until(lambda: fleet.jobs[job].state in ("completed", "failed"))
-    assert "its argument note is not 'org/name', which its id is made from" in fleet.jobs[job].last.message
+    assert "argument note is not 'org/name', the value in its id" in fleet.jobs[job].last.message
 
 
 def test_an_attempt_whose_process_is_killed_failed_as_lost_and_leaves_nothing(busy: Keep):
@@ -315,7 +315,7 @@ def test_told_twice_it_ends_now_and_still_tells_the_coordinator(fleet: FakeCoord
         assert keep.join() == 130
         assert is_gone(pid)
     assert fleet.words(job) == ["start", "release"]
-    assert fleet.jobs[job].last.why == "the worker was told to end now"
+    assert fleet.jobs[job].last.why == "the worker was stopped at once"
 
 
 @pytest.mark.timing

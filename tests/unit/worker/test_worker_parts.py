@@ -50,7 +50,7 @@ def test_a_failure_has_the_cause_that_its_error_tells(error: StokerError, cause:
 
 def test_who_went_without_a_word_is_lost():
     end = end_of(None, how="signal 9 (SIGKILL)")
-    assert (end.cause, end.message) == ("lost", "its process went away without a word: signal 9 (SIGKILL)")
+    assert (end.cause, end.message) == ("lost", "process exited without writing its result: signal 9 (SIGKILL)")
     assert not end.is_completed
 
 
@@ -172,7 +172,7 @@ def test_what_is_declared_is_read_with_units():
 
 def test_a_lease_file_says_until_when_and_its_absence_ends_whoever_runs(tmp_path: Path):
     clock, lease = FakeClock(), LeaseFile(str(tmp_path / "leases" / "run-1"))
-    assert lease.why_over(clock.boottime_s()) == "its worker has let go of it"
+    assert lease.why_over(clock.boottime_s()) == "lease released by its worker"
     lease.write(100.0, Partition.STOP)
     clock.advance(40.0)
     assert lease.why_over(clock.boottime_s()) == ""

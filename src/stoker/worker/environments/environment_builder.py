@@ -1,7 +1,7 @@
-"""Environments made: looked up in milliseconds, built by uv once while others wait, remembered where they can't be.
+"""Environments: looked up in milliseconds, built by uv once while others wait; failures are remembered.
 
-What is looked up reads a few small files. What is built runs in a process group of its own; whoever stops waiting for
-it stops it, and if this process is killed, the next one that wants the environment ends what is left of it first.
+A lookup reads a few small files. A build runs in a process group of its own; a caller that stops waiting stops it.
+If this process is killed, the next one that needs the environment first stops what is left of the build.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from stoker.worker.environments.uv import (
 )
 
 Say = Callable[[str], None]
-"""Takes a line for the job's log."""
+"""Receives a line for the job's log."""
 _OWN_FORGET_S = 600.0
-"""An interpreter that was not there is looked for again after so long: somebody may have put it there."""
+"""A missing interpreter is looked for again after so long: it may have been installed."""
 _LOOK_AGAIN_S = 60.0
 _LOOK_EVERY_S = 0.25
 _TELL_EVERY_S = 0.5
@@ -69,7 +69,7 @@ _LONGEST_LINE = 300
 
 
 class Maker:
-    """Finds and makes environments on this machine."""
+    """Looks up and builds environments on this machine."""
 
     def __init__(  # noqa: PLR0913 - a machine, and what may be done on it
         self,
@@ -82,11 +82,11 @@ class Maker:
         user: OtherUser | None = None,
         keep_bytes: int | None = None,
     ) -> None:
-        """Make it.
+        """Create it.
 
-        With a `user`, they are for programs of that user, made of interpreters that are open to it, and built as that
-        user: it is the job's, and no process of the job runs yet. After each build, environments that were used longest
-        ago go until the rest takes `keep_bytes`; nothing: all stay.
+        With a `user`, environments are for programs of that user, use interpreters that it may execute, and are built
+        as that user: it is the job's, and no process of the job runs yet. After each build the least recently used ones
+        are deleted until the rest takes `keep_bytes`; None: all stay.
         """
         self.shelf = shelf
         self.user = user
@@ -99,7 +99,7 @@ class Maker:
         self._clock = clock
 
     def for_user(self, user: OtherUser) -> Maker:
-        """Return the same for programs that run as a user."""
+        """Return a copy for programs that run as a user."""
         made = copy(self)
         made.user = user
         return made
@@ -115,11 +115,11 @@ class Maker:
     def _libc(self) -> str:
         return _libc()
 
-    def told(self) -> dict[str, Any]:
-        """Return what a worker reports about its environments, as fields of `wire.leasing.Holdings`."""
-        return self.told_of([] if self.user is None else [self.user])
+    def report(self) -> dict[str, Any]:
+        """Return what a worker reports about its environments, as fields of `MachineInventory`."""
+        return self.report_for([] if self.user is None else [self.user])
 
-    def told_of(self, users: Sequence[OtherUser]) -> dict[str, Any]:
+    def report_for(self, users: Sequence[OtherUser]) -> dict[str, Any]:
         """Return the same for a worker whose programs run as any of these users; none: as the worker's own.
 
         Any of them may get the next job. So an interpreter counts if every user may execute it, and an environment is
@@ -151,7 +151,7 @@ class Maker:
     def look(
         self, choices: Sequence[EnvironmentChoice], *, folder: str = "/"
     ) -> EnvironmentReady | EnvironmentImpossible | None:
-        """Return how a job's environment stands here, without making anything; nothing: it has to be made.
+        """Return a job's environment here, without building anything; None: it has to be built.
 
         `folder` is where the program will run: a path of `python` may be relative to it.
         """
@@ -167,7 +167,7 @@ class Maker:
         return self.shelf.refused(choice.digest, self.platform.pythons, user=self._run_as)
 
     def _is_of_its_python(self, ready: EnvironmentReady) -> bool:
-        """Return whether what it was made of is still that: another version there finds none of its packages."""
+        """Return True if its base interpreter has the same version: another one finds none of its packages."""
         base = next((one for one in self.interpreters.all() if one.path == ready.base), None)
         return base is None or tag_of(base.version) == tag_of(ready.version)
 
@@ -180,10 +180,10 @@ class Maker:
         is_stopped: Callable[[], bool] = lambda: False,
         is_ours: bool = False,
     ) -> Answer:
-        """Return the environment of a job whose code lies in `project`; it is made if it is not there.
+        """Return the environment of a job whose code is in `project`; build it if it is missing.
 
-        While another process makes it, that one's last line is said. `Failed` if `is_stopped` says so meanwhile. A
-        project that is not in our own store (`is_ours`) is read with the rights of the job's user.
+        While another process builds it, that one's last line is logged. Fails if `is_stopped` returns True. A project
+        that is not in our own store (`is_ours`) is read with the rights of the job's user.
         """
         found = self.look(choices, folder=project)
         if found is not None:
@@ -209,18 +209,18 @@ class Maker:
         path = self.shelf.lock_path(key)
         self.shelf.make_locks()
         lock = FileLock(path, f"builds {choice.path}", wait_s=0.0, clock=self._clock)
-        told = ""
+        last_line = ""
         while not is_stopped():
             try:
-                lock.acquire(_LOOK_EVERY_S if told else 0.0)
+                lock.acquire(_LOOK_EVERY_S if last_line else 0.0)
             except LockHeld:
                 owner = read_owner(path)
-                who = f"process {owner.identity.pid}" if owner is not None else "somebody"
+                who = f"process {owner.identity.pid}" if owner is not None else "another process"
                 line = self._progress(key).get("line", "")
                 news = f"{who} builds {choice.path}{f': {line}' if line else ''}"
-                if news != told:
+                if news != last_line:
                     say(news)
-                    told = news
+                    last_line = news
             else:
                 return lock
         return None
@@ -228,7 +228,7 @@ class Maker:
     def _make(
         self, choice: EnvironmentChoice, key: str, project: _Project, say: Say, is_stopped: Callable[[], bool]
     ) -> Answer:
-        """Make it. The caller has its lock."""
+        """Build it. The caller holds its lock."""
         began_s = self._clock.monotonic_s()
         self._end_leftover(key)
         work = self._planned(choice, key, project)
@@ -250,7 +250,7 @@ class Maker:
         return EnvironmentFailed(digest=choice.digest, why=found.why)
 
     def _built(self, work: Build, key: str, say: Say, is_stopped: Callable[[], bool]) -> Diagnosis | None:
-        """Build it with one interpreter; says what went wrong."""
+        """Build it with one interpreter; return what went wrong, or None."""
         say(f"builds {work.sources.path} for {self.platform.name} with Python {work.base.version}")
         heard = _Heard(say, self._progress_path(key), self._clock)
         try:
@@ -263,7 +263,7 @@ class Maker:
     def _planned(
         self, choice: EnvironmentChoice, key: str, project: _Project
     ) -> Build | EnvironmentImpossible | EnvironmentFailed:
-        """Lay its files out and choose its interpreter; or say why it can't be."""
+        """Write its files and choose its interpreter; or return why it can't be built."""
         uv = find_uv(self._own_prefix, self._environment)
         if not uv:
             return EnvironmentFailed(digest=choice.digest, why="there is no uv here, beside Stoker or on PATH")
@@ -296,7 +296,7 @@ class Maker:
         )
 
     def _usable(self) -> tuple[Python, ...]:
-        """Return the interpreters that an environment can be made of: those that its user may execute."""
+        """Return the interpreters that its user may execute."""
         return tuple(one for one in self.interpreters.all() if self._may_execute(one.path))
 
     def _may_execute(self, path: str) -> bool:
@@ -307,7 +307,7 @@ class Maker:
         return "" if self.user is None else str(self.user.uid)
 
     def _other(self, failed: Build) -> Python | None:
-        """Return another interpreter, for which a lock has all wheels, if there is one."""
+        """Return another interpreter for which a lock has all wheels, if there is one."""
         if failed.sources.kind != LOCK:
             return None
         # Here alone: mostly the first one does, and this loads a library.
@@ -345,7 +345,7 @@ class Maker:
         return ready
 
     def _own(self, choice: EnvironmentChoice, folder: str) -> EnvironmentReady | EnvironmentImpossible:
-        """Find the machine's own interpreter. Its digest is made here: a submitter may have sent another one's."""
+        """Find the machine's own interpreter. Its digest is computed here: a submitter may have sent a wrong one."""
         digest = own_digest(choice.path, choice.python)
         if not choice.path:
             chosen = next((one for one in self._usable() if fits(one.version, choice.python)), None)
@@ -361,13 +361,13 @@ class Maker:
         except StokerError as error:
             why = error.message
         if found is None or not self._may_execute(found.path):
-            # What lies at a path of this project says nothing of other projects.
+            # A relative path of this project means nothing for other projects.
             is_everywhere = os.path.isabs(os.path.expanduser(choice.path))
             why = why if self.user is None else no_such_program(choice.path, self.user)
             return self._refuse(digest if is_everywhere else "", why, for_s=_OWN_FORGET_S)
-        told = read_interpreter(found.path, self._environment.get("HOME", ""))
+        details = read_interpreter(found.path, self._environment.get("HOME", ""))
         packages = packages_in(os.path.dirname(os.path.dirname(found.path)))
-        return EnvironmentReady(digest="", key="", interpreter=found.path, version=told.version, packages=packages)
+        return EnvironmentReady(digest="", key="", interpreter=found.path, version=details.version, packages=packages)
 
     def _no_python(self, wish: str) -> str:
         return no_python(wish, self.platform.pythons)
@@ -379,25 +379,25 @@ class Maker:
         return found
 
     def _end_leftover(self, key: str) -> None:
-        """End what is left of a builder that was killed: its uv would write into what we make."""
-        told = self._progress(key).get("group")
-        if isinstance(told, dict):
+        """Stop what is left of a killed builder: its uv would write into the new environment."""
+        group = self._progress(key).get("group")
+        if isinstance(group, dict):
             with suppress(KeyError, TypeError, ValueError):
-                stop_group(ProcessIdentity.from_dict(told), grace_s=0.0, clock=self._clock)
+                stop_group(ProcessIdentity.from_dict(group), grace_s=0.0, clock=self._clock)
 
     def _progress(self, key: str) -> dict[str, Any]:
         try:
-            told = loads(read_regular(self._progress_path(key), _LARGEST_BYTES))
+            progress = loads(read_regular(self._progress_path(key), _LARGEST_BYTES))
         except (OSError, ValueError):
             return {}
-        return told if isinstance(told, dict) else {}
+        return progress if isinstance(progress, dict) else {}
 
     def _progress_path(self, key: str) -> str:
         return os.path.join(self.shelf.place(key), "building.json")
 
 
 def gather_choice(project: str, choice: EnvironmentChoice) -> EnvironmentSources:
-    """Gather the files of a choice from a project. Raises `BadInput` if they are not those of its digest."""
+    """Gather the files of a choice from a project. Raises `BadInput` if they do not match its digest."""
     sources = gather(project, choice.path, python=choice.python, extras=choice.extras)
     if sources.digest != choice.digest:
         raise BadInput(f"{choice.path} is not the one that was submitted")
@@ -406,24 +406,24 @@ def gather_choice(project: str, choice: EnvironmentChoice) -> EnvironmentSources
 
 @frozen
 class _Project:
-    """Where a job's code lies, and with whose rights it is read; no reader: with ours."""
+    """The folder of a job's code, and the user that reads it; None: the worker's own."""
 
     folder: str
     reader: OtherUser | None
 
 
 class _Heard:
-    """What uv says, on its way to the job's log and to those who wait."""
+    """Passes uv's output to the job's log and to waiting processes."""
 
     def __init__(self, say: Say, path: str, clock: Clock) -> None:
         self._say = say
         self._path = path
         self._clock = clock
         self._group: dict[str, object] = {}
-        self._told_s = float("-inf")
+        self._written_s = float("-inf")
 
     def started(self, group: ProcessIdentity) -> None:
-        """Write down whose group it is, before anybody needs to know."""
+        """Record the process group before its first line."""
         self._group = group.to_dict()
         self._tell("")
 
@@ -431,21 +431,21 @@ class _Heard:
         clean = one_line(without_secrets(text), _LONGEST_LINE)
         if clean:
             self._say(clean)
-            if self._clock.monotonic_s() - self._told_s >= _TELL_EVERY_S:
+            if self._clock.monotonic_s() - self._written_s >= _TELL_EVERY_S:
                 self._tell(clean)
 
     def _tell(self, line: str) -> None:
-        self._told_s = self._clock.monotonic_s()
+        self._written_s = self._clock.monotonic_s()
         with suppress(StokerError):
             write_file(self._path, dumps({"group": self._group, "line": line}).encode())
 
 
 def _libc() -> str:
-    """Give this machine's C library: `glibc 2.36`."""
+    """Return this machine's C library: `glibc 2.36`."""
     try:
-        said = os.confstr("CS_GNU_LIBC_VERSION") or ""
+        version = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):
-        said = ""
-    if said:
-        return said
+        version = ""
+    if version:
+        return version
     return "musl" if os.path.exists(f"/lib/ld-musl-{os.uname().machine}.so.1") else ""

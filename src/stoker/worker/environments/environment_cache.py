@@ -1,14 +1,14 @@
-"""The folder of environments: which are ready, which can't be, who uses one. One small file decides: `ready.json`.
+"""The folder of environments: which are ready, which are impossible, which are in use. `ready.json` decides.
 
-envs/KEY/ready.json      last of all, so an environment without it is none
+envs/KEY/ready.json      written last; without it there is no environment
 envs/KEY/venv/           what uv made
 envs/KEY/project/        the files that it was made from
 envs/KEY/build/          where uv works as another user, while it does
-envs/KEY/building.json   who makes it, and the process group of its uv
+envs/KEY/building.json   last line of the build, and the process group of its uv
 envs/KEY/in-use/         a mark for every process that runs in it
-envs/locks/KEY           held while it is made or taken away
-envs/impossible/NAME     why one can't be had here, as which user, and for which interpreters that was found
-envs/interpreters.json   the machine's interpreters, as they were asked last
+envs/locks/KEY           held while it is built or deleted
+envs/impossible/NAME     why one can't be built here, as which user, and for which interpreters
+envs/interpreters.json   the machine's interpreters, as last detected
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from stoker.store.prune import PruneCandidate, PruneDecision, decide_prune
 
 @frozen
 class EnvironmentReady:
-    """It is there."""
+    """A ready environment."""
 
     digest: str
     """Of the choice; empty for the machine's own interpreter."""
     key: str
-    """What its folder is called; empty for the machine's own interpreter."""
+    """The name of its folder; empty for the machine's own interpreter."""
     interpreter: str
     version: str = ""
     base: str = ""
@@ -53,11 +53,11 @@ class EnvironmentReady:
     """Folders of the project's other packages, below the project."""
     uv: str = ""
     seconds: float = 0.0
-    """How long its making took."""
+    """How long its build took."""
     size_bytes: int = 0
 
     def python_path(self, workspace: str) -> tuple[str, ...]:
-        """Return what goes on `PYTHONPATH` so that a workspace's own packages are found; nothing is looked at twice."""
+        """Return the `PYTHONPATH` entries of a workspace's own packages, each once."""
         found = []
         for folder in (".", *self.local):
             top = os.path.normpath(os.path.join(workspace, folder))
@@ -66,16 +66,16 @@ class EnvironmentReady:
         return tuple(dict.fromkeys(found))
 
     def facts(self) -> dict[str, Any]:
-        """Return what a result tells of where it was made: which interpreter, which packages."""
-        told: dict[str, Any] = {"interpreter": self.interpreter, "python": self.version}
+        """Return what a result records of its environment: interpreter and packages."""
+        facts: dict[str, Any] = {"interpreter": self.interpreter, "python": self.version}
         if self.digest:
-            told |= {"environment": self.digest, "uv": self.uv}
-        return {**told, "packages": dict(self.packages)}
+            facts |= {"environment": self.digest, "uv": self.uv}
+        return {**facts, "packages": dict(self.packages)}
 
 
 @frozen
 class EnvironmentImpossible:
-    """It can't be made on this machine as it is."""
+    """An environment that can't be built on this machine."""
 
     digest: str
     why: str
@@ -83,7 +83,7 @@ class EnvironmentImpossible:
 
 @frozen
 class EnvironmentFailed:
-    """Its making failed by something that may pass: the network, the disk. Another machine may do better."""
+    """A build failed for a reason that may pass, such as network or disk. Another machine may succeed."""
 
     digest: str
     why: str
@@ -95,15 +95,15 @@ Answer = EnvironmentReady | EnvironmentImpossible | EnvironmentFailed
 FORMAT = 1
 _REFUSAL_FORMAT = 2
 FORGET_S = 24 * 3600.0
-"""What was impossible is tried again after so long."""
+"""An impossible environment is tried again after so long."""
 _LARGEST_BYTES = 4 << 20
-_MOST_TOLD = 1000
+_MOST_REFUSALS = 1000
 _READ_BY_ALL = 0o755
 
 
 @frozen
 class CachedEnvironment:
-    """One environment that is there, for whoever prunes."""
+    """One ready environment, for `prune`."""
 
     key: str
     digest: str
@@ -164,14 +164,14 @@ class EnvironmentCache:
         return ready
 
     def keep(self, ready: EnvironmentReady, *, user: str = "") -> None:
-        """Say that an environment is there, after everything of it is; what was refused to its `user` is forgotten."""
-        told = {"v": FORMAT, **fields_of(ready)}
-        write_file(self._ready_path(ready.key), dumps(told, indent=1).encode())
+        """Mark an environment as ready, after all its files are there; delete its refusal for `user`."""
+        record = {"v": FORMAT, **fields_of(ready)}
+        write_file(self._ready_path(ready.key), dumps(record, indent=1).encode())
         with suppress(OSError):
             os.unlink(self._impossible_path(ready.digest, user))
 
     def use(self, key: str) -> None:
-        """Say that it is used now."""
+        """Record that it is used now."""
         now_s = self._clock.wall_s()
         with suppress(OSError):
             os.utime(self._ready_path(key), (now_s, now_s))
@@ -184,7 +184,7 @@ class EnvironmentCache:
             return None
 
     def mark(self, key: str, owner: ProcessIdentity, name: str) -> None:
-        """Say that a process runs in it: it is not taken away while that lives. `name` is unique to the use."""
+        """Record that a process runs in it: it is not deleted while that lives. `name` is unique to the use."""
         place = os.path.join(self.place(key), "in-use")
         with translated(place):
             os.makedirs(place, exist_ok=True)
@@ -192,25 +192,25 @@ class EnvironmentCache:
         self.use(key)
 
     def unmark(self, key: str, name: str) -> None:
-        """Say that it has ended."""
+        """Delete the mark of a process."""
         with suppress(OSError):
             os.unlink(os.path.join(self.place(key), "in-use", name))
 
     def is_used(self, key: str) -> bool:
-        """Return whether a process that marked it may still run; marks of those that are gone are taken away."""
+        """Return True if a process that marked it may still run; delete marks of those that are gone."""
         return bool(living_marks(os.path.join(self.place(key), "in-use")))
 
     def refuse(
         self, found: EnvironmentImpossible, pythons: Sequence[str], *, user: str = "", for_s: float = FORGET_S
     ) -> None:
-        """Remember for a while that an environment can't be had with these interpreters by jobs of a user.
+        """Remember for a while that an environment can't be built with these interpreters for jobs of a user.
 
         The caller has verified the digest: every job that has it gets this answer. `user` is the number of another user
         that programs run as; empty: they run as the worker.
         """
         with translated(self.folder):
             os.makedirs(os.path.join(self.folder, "impossible"), exist_ok=True)
-        told = {
+        refusal = {
             "v": _REFUSAL_FORMAT,
             "digest": found.digest,
             "user": user,
@@ -219,42 +219,42 @@ class EnvironmentCache:
             "at_s": self._clock.wall_s(),
             "for_s": for_s,
         }
-        write_file(self._impossible_path(found.digest, user), dumps(told).encode())
+        write_file(self._impossible_path(found.digest, user), dumps(refusal).encode())
 
     def refused(self, digest: str, pythons: Sequence[str], *, user: str = "") -> EnvironmentImpossible | None:
-        """Return why an environment can't be had; nothing if it may, or if that was long ago or with other Pythons."""
-        told = self._refusal(self._impossible_path(digest, user))
-        return _impossible(told, pythons, user) if told is not None and told["digest"] == digest else None
+        """Return why an environment can't be built; None if no refusal is valid for these Pythons."""
+        refusal = self._refusal(self._impossible_path(digest, user))
+        return _impossible(refusal, pythons, user) if refusal is not None and refusal["digest"] == digest else None
 
     def all_refused(self, pythons: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """Return the environments that jobs of any of these users can't have, with the reason. Removes expired ones.
+        """Return the environments impossible for jobs of any of these users, with the reason. Deletes expired ones.
 
         `pythons` has the interpreters of each user, by its number; that of the worker itself is empty.
         """
         folder = os.path.join(self.folder, "impossible")
         refusals = []
         for name in self._names(folder):
-            told = self._refusal(os.path.join(folder, name))
-            if told is not None:
-                refusals.append(told)
+            refusal = self._refusal(os.path.join(folder, name))
+            if refusal is not None:
+                refusals.append(refusal)
                 continue
             with suppress(OSError):
                 os.unlink(os.path.join(folder, name))
-        known = (told for told in refusals if told["user"] in pythons)
-        found = (_impossible(told, pythons[told["user"]], told["user"]) for told in known)
+        known = (refusal for refusal in refusals if refusal["user"] in pythons)
+        found = (_impossible(refusal, pythons[refusal["user"]], refusal["user"]) for refusal in known)
         whys = {one.digest: one.why for one in filter(None, found)}
-        return dict(islice(whys.items(), _MOST_TOLD))
+        return dict(islice(whys.items(), _MOST_REFUSALS))
 
     def all_kept(self) -> list[CachedEnvironment]:
         """Return every environment that is ready, the one used longest ago first."""
         return sorted(self._kept(), key=lambda one: one.used_s)
 
     def leftovers(self) -> list[str]:
-        """Return the keys of folders that nobody finished."""
+        """Return the keys of unfinished folders."""
         return [name for name in self._names(self.folder) if not os.path.exists(self._ready_path(name))]
 
     def remove(self, key: str) -> bool:
-        """Take an environment away: first its name, then its bytes. The caller holds its lock."""
+        """Delete an environment: first its name, then its bytes. The caller holds its lock."""
         with suppress(OSError):
             os.unlink(self._ready_path(key))
         return remove_tree(self.place(key))
@@ -277,11 +277,11 @@ class EnvironmentCache:
                 )
 
     def _read(self, key: str) -> EnvironmentReady | None:
-        told = _object(self._ready_path(key))
-        if told is None or told.pop("v", None) != FORMAT:
+        fields = _object(self._ready_path(key))
+        if fields is None or fields.pop("v", None) != FORMAT:
             return None
         try:
-            ready = EnvironmentReady(**{**told, "local": tuple(told["local"])})
+            ready = EnvironmentReady(**{**fields, "local": tuple(fields["local"])})
         except (TypeError, KeyError):
             return None
         return ready if ready.key == key else None
@@ -293,42 +293,42 @@ class EnvironmentCache:
         return os.path.join(self.folder, "impossible", str(digest_value("refusal", [digest, user])))
 
     def _refusal(self, path: str) -> dict[str, Any] | None:
-        """Read a refusal that still holds."""
-        told = _object(path)
-        if told is None or told.get("v") != _REFUSAL_FORMAT:
+        """Read a refusal that has not expired."""
+        refusal = _object(path)
+        if refusal is None or refusal.get("v") != _REFUSAL_FORMAT:
             return None
-        at_s, for_s = told.get("at_s"), told.get("for_s")
+        at_s, for_s = refusal.get("at_s"), refusal.get("for_s")
         if not isinstance(at_s, int | float) or not isinstance(for_s, int | float):
             return None
-        is_whole = all(isinstance(told.get(name), str) for name in ("digest", "user", "why"))
-        return told if is_whole and 0 <= self._clock.wall_s() - at_s < for_s else None
+        is_whole = all(isinstance(refusal.get(name), str) for name in ("digest", "user", "why"))
+        return refusal if is_whole and 0 <= self._clock.wall_s() - at_s < for_s else None
 
     def _names(self, folder: str) -> list[str]:
         return [name for name in names_in(folder) if is_digest(name)]
 
 
-def _impossible(told: dict[str, Any], pythons: Sequence[str], user: str) -> EnvironmentImpossible | None:
-    is_same = told["user"] == user and told.get("pythons") == list(pythons)
-    return EnvironmentImpossible(digest=told["digest"], why=told["why"]) if is_same else None
+def _impossible(refusal: dict[str, Any], pythons: Sequence[str], user: str) -> EnvironmentImpossible | None:
+    is_same = refusal["user"] == user and refusal.get("pythons") == list(pythons)
+    return EnvironmentImpossible(digest=refusal["digest"], why=refusal["why"]) if is_same else None
 
 
 def _object(path: str) -> dict[str, Any] | None:
     try:
-        told = loads(read_regular(path, _LARGEST_BYTES))
+        value = loads(read_regular(path, _LARGEST_BYTES))
     except (OSError, ValueError, StokerError):
         return None
-    return told if isinstance(told, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-# Environments taken away: what nobody finished, then those used longest ago, until the rest is small enough.
+# Prune environments: unfinished ones, then the least recently used, until the rest is small enough.
 
 _MOMENT_S = 60.0
-"""Whoever was given an environment so short a time ago may be about to mark it as in use."""
+"""A process that got an environment so recently may be about to mark it as in use."""
 
 
 @frozen
 class PrunedEnvironments:
-    """What went."""
+    """What a prune deleted."""
 
     keys: tuple[str, ...] = ()
     freed_bytes: int = 0
@@ -336,9 +336,9 @@ class PrunedEnvironments:
 
 
 def too_much(kept: Sequence[CachedEnvironment], used: Container[str], keep_bytes: int) -> Iterator[CachedEnvironment]:
-    """Return those that go so that the rest takes at most `keep_bytes`; `kept` has the longest unused first.
+    """Return those to delete so that the rest takes at most `keep_bytes`; `kept` has the least recently used first.
 
-    Those whose keys are in `used` stay, and take their part of it.
+    Those whose keys are in `used` stay, and count.
     """
     total_bytes = sum(one.size_bytes for one in kept)
     for one in kept:
@@ -350,7 +350,7 @@ def too_much(kept: Sequence[CachedEnvironment], used: Container[str], keep_bytes
 
 
 def prune(shelf: EnvironmentCache, *, keep_bytes: int, clock: Clock) -> PrunedEnvironments:
-    """Take away what is too much. What is in use, or being made, stays."""
+    """Delete what is too much. Environments in use, or being built, stay."""
     gone = [key for key in shelf.leftovers() if _take(shelf, key, clock)]
     freed_bytes = 0
     kept = shelf.all_kept()
@@ -365,11 +365,11 @@ def prune(shelf: EnvironmentCache, *, keep_bytes: int, clock: Clock) -> PrunedEn
 
 @frozen
 class EnvironmentPrunePlan:
-    """What a prune would take away here."""
+    """What a prune would delete here."""
 
     decision: PruneDecision
     leftovers: tuple[str, ...] = ()
-    """Keys of folders that nobody finished, and nobody is at."""
+    """Keys of unfinished folders that no process is building."""
     leftover_bytes: int = 0
 
     @property
@@ -383,7 +383,7 @@ class EnvironmentPrunePlan:
 
 @frozen
 class EnvironmentPruneResult:
-    """What became of an offer."""
+    """The result of a prune."""
 
     freed_bytes: int = 0
     stuck: tuple[str, ...] = ()
@@ -393,7 +393,7 @@ class EnvironmentPruneResult:
 def offer(
     shelf: EnvironmentCache, *, now_s: float, max_bytes: int | None, older_than_s: float | None
 ) -> EnvironmentPrunePlan:
-    """Say which environments a prune would take, by the rule for results. None that is in use; nothing is removed."""
+    """Return what a prune would delete, by the rule for results, except what is in use. Deletes nothing."""
     decision = decide_prune(
         (_candidate(shelf, one, now_s) for one in shelf.all_kept()),
         now_s=now_s,
@@ -406,7 +406,7 @@ def offer(
 
 
 def drop(shelf: EnvironmentCache, offered: EnvironmentPrunePlan, *, clock: Clock) -> EnvironmentPruneResult:
-    """Take away what was offered; what somebody makes, or has used since, stays."""
+    """Delete what was offered, except what is being built or was used since."""
     freed_bytes = 0
     stuck = []
     sizes = {key: folder_bytes(shelf.place(key)) for key in offered.leftovers}
@@ -440,7 +440,7 @@ def _candidate(shelf: EnvironmentCache, one: CachedEnvironment, now_s: float) ->
 
 
 def _take(shelf: EnvironmentCache, key: str, clock: Clock, *, used_s: float | None = None) -> bool:
-    """Take one away, unless somebody makes it or has begun to use it since: after `used_s`, if that is told."""
+    """Delete one, unless it is being built, in use, or was used after `used_s` (if given)."""
     lock = FileLock(shelf.lock_path(key), "takes an environment away", wait_s=0.0, clock=clock)
     try:
         shelf.make_locks()

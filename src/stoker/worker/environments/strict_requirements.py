@@ -100,10 +100,10 @@ class _Reading:
 
     def project_file(self, path: str) -> None:
         try:
-            said = tomllib.loads(self._text(path))
+            data = tomllib.loads(self._text(path))
         except tomllib.TOMLDecodeError as error:
             raise BadInput(f"{path} is not valid TOML: {error}") from None
-        project, sources = _table(said, "project"), _table(_table(_table(said, "tool"), "uv"), "sources")
+        project, sources = _table(data, "project"), _table(_table(_table(data, "tool"), "uv"), "sources")
         optional = _table(project, "optional-dependencies")
         own = canonicalize_name(str(project.get("name", "")))
         by_source = {canonicalize_name(name): source for name, source in sources.items()}
@@ -181,13 +181,13 @@ class _Reading:
                 self.has_links = True
                 self.wheels[os.path.join("links", name)] = one
 
-    def _sourced(self, wanted: Requirement, source: Any, path: str) -> str:
+    def _sourced(self, needed: Requirement, source: Any, path: str) -> str:
         """Return the line for a package that `[tool.uv.sources]` takes from a wheel of the project."""
         where = source.get("path") if isinstance(source, dict) and set(source) == {"path"} else None
         if not isinstance(where, str):
-            _refuse(f"tool.uv.sources.{wanted.name}", path)
-        extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
-        marker = _plain(f" ; {wanted.marker}", path) if wanted.marker is not None else ""
+            _refuse(f"tool.uv.sources.{needed.name}", path)
+        extras = f"[{','.join(sorted(needed.extras))}]" if needed.extras else ""
+        marker = _plain(f" ; {needed.marker}", path) if needed.marker is not None else ""
         return f"{self._wheel(str(where), path)}{extras}{marker}"
 
     def _wheel(self, where: str, path: str) -> str:
@@ -221,7 +221,7 @@ class _Reading:
 
 
 def _lines(text: str, path: str) -> Iterator[str]:
-    """Return the lines that say something: comments gone, continued lines joined."""
+    """Return the lines without comments, with continued lines joined."""
     if any(not char.isprintable() and char not in "\t\r\n" for char in text):
         raise BadInput(f"{path} has characters that are no text", hint=_HINT)
     lines = re.sub(r"\\\r?\n", " ", text).split("\n")
@@ -239,11 +239,11 @@ def _without_hashes(line: str, path: str) -> tuple[str, str]:
     return words.strip(), _hashes(tuple(one.strip() for one in options), path)
 
 
-def _hashes(said: tuple[str, ...], path: str) -> str:
-    for one in said:
+def _hashes(hashes: tuple[str, ...], path: str) -> str:
+    for one in hashes:
         if not _HASH.fullmatch(one):
             _refuse(one, path)
-    return "".join(f" --hash={one}" for one in sorted(set(said)))
+    return "".join(f" --hash={one}" for one in sorted(set(hashes)))
 
 
 def _by_name(text: str, path: str) -> str:
@@ -270,17 +270,17 @@ def _is_path(line: str) -> bool:
     return line.startswith((".", "/", "file:")) or (line.endswith(_ARCHIVES) and "@" not in line)
 
 
-def _table(said: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = said.get(name, {})
+def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = table.get(name, {})
     return found if isinstance(found, dict) else {}
 
 
-def _texts(said: Any, path: str) -> list[str]:
-    if said is None:
+def _texts(texts: Any, path: str) -> list[str]:
+    if texts is None:
         return []
-    if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
+    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
         raise BadInput(f"{path}: dependencies are not a list of texts")
-    return said
+    return texts
 
 
 def _refuse(what: str, path: str) -> NoReturn:

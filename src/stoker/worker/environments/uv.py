@@ -1,7 +1,7 @@
 """uv as a program: where it is, what it is given of the user's settings, and what its failures mean.
 
 A person's `PIP_*` settings are handed on under uv's own names, in variables: an index may have a password in it, and
-arguments are seen by everybody.
+arguments are visible to all users.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Interpreters:
         return self._found
 
     def look_again(self, *, after_s: float) -> None:
-        """Look for them again where the last look is so long ago: somebody may have put one there."""
+        """Detect them again if the last detection is `after_s` ago: one may have been installed."""
         if self._clock.monotonic_s() - self._found_s >= after_s:
             self._found = None
 
@@ -99,13 +99,13 @@ class Interpreters:
 
     def _remembered(self) -> dict[str, list[Any]]:
         try:
-            told = loads(read_regular(self._memory, _LARGEST_BYTES))
+            remembered = loads(read_regular(self._memory, _LARGEST_BYTES))
         except (OSError, ValueError):
             return {}
-        return {path: said for path, said in told.items() if isinstance(said, list) and len(said) == 5}
+        return {path: fields for path, fields in remembered.items() if isinstance(fields, list) and len(fields) == 5}
 
     def _candidates(self) -> list[str]:
-        """Return the files that may be interpreters, each once; whoever is preferred first."""
+        """Return the files that may be interpreters, each once; preferred ones first."""
         env = self._environment
         home = env.get("HOME", "")
         places = [place for place in env.get("PATH", os.defpath).split(os.pathsep) if place.startswith("/")]
@@ -320,8 +320,8 @@ def _reason(lines: Sequence[str], about: re.Pattern[str] | None) -> str:
     begin = next((at for at, line in enumerate(clean) if line.startswith(("error", "× ", "x "))), None)
     if begin is None and about is not None:
         begin = next((at for at, line in enumerate(clean) if about.search(line)), None)
-    told = clean[begin:] if begin is not None else clean[-3:]
-    words = " ".join(_BEGINNING.sub("", line) for line in told if not line.startswith("hint: "))
+    shown = clean[begin:] if begin is not None else clean[-3:]
+    words = " ".join(_BEGINNING.sub("", line) for line in shown if not line.startswith("hint: "))
     return one_line(words.removeprefix("cause: ").replace(" cause: ", ": "), _LONGEST_WHY)
 
 
@@ -574,7 +574,7 @@ def _run(child: Child, heard: BuildListener, is_stopped: Callable[[], bool], clo
 
 
 def _lines(child: Child, is_stopped: Callable[[], bool]) -> Iterator[str]:
-    """Return what it prints, as it does, until it ends or somebody stops it."""
+    """Yield its output lines until it exits or is stopped."""
     said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     if child.stdout is None:
         return

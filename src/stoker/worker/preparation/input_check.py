@@ -38,12 +38,12 @@ CODE = "code"
 
 
 class InputStatus(StrEnum):
-    """How something that a job reads stands on this machine."""
+    """The status of one input on this machine."""
 
     IN_PLACE = "in_place"
-    """It lies where whoever submitted it has it, and is still that."""
+    """It is at the submitter's path, unchanged."""
     UNSURE = "unsure"
-    """Something lies there; whether it is still that is not known without reading it."""
+    """There is something at the path; whether it is unchanged is only known after reading it."""
     HELD = "held"
     """It is in this machine's store, or its cache."""
     ABSENT = "absent"
@@ -185,8 +185,8 @@ class PreparedInputs:
 
     def facts(self, grant: Grant) -> dict[str, Any]:
         """Return what its papers and its result tell of what it ran with: digests, never places of this machine."""
-        told = {"code_tree": grant.spec.code_tree, "commit": grant.spec.commit, "data": data_facts(grant)}
-        return {name: value for name, value in told.items() if value}
+        facts = {"code_tree": grant.spec.code_tree, "commit": grant.spec.commit, "data": data_facts(grant)}
+        return {name: value for name, value in facts.items() if value}
 
 
 def data_facts(grant: Grant) -> dict[str, str]:
@@ -207,7 +207,7 @@ class LocalInputs:
         host: str,
         may_read_in_place: bool = True,
     ) -> None:
-        """Make it; `host` is what whoever submits from this machine calls it.
+        """Create it; `host` is this machine's name in submissions from it.
 
         A program of another user reads no file in place: that may be closed to it.
         """

@@ -80,21 +80,21 @@ class InputFetcherContext:
     maker: Maker
     origins: TreeSourceFinder
     open_hub: Callable[[DownloadStop, Callable[[int], None]], Hub]
-    """Opens the hub; it is told whom to heed, and whom to tell of every byte."""
+    """Opens the hub with a stop signal and a callback for received bytes."""
     stop: DownloadStop
     clock: Clock
     say: Callable[[PrepareLine], None]
 
 
 class InputFetcher:
-    """Brings all that one job needs."""
+    """Fetches everything that one job needs."""
 
     def __init__(self, bench: InputFetcherContext, grant: Grant) -> None:
         self._bench = bench
         self._grant = grant
         self._turn = threading.Lock()
         self._count = 0
-        self._told_s = float("-inf")
+        self._reported_s = float("-inf")
         self._verified: list[str] = []
 
     def run(self) -> PrepareLine:
@@ -146,7 +146,7 @@ class InputFetcher:
                 return None
             self._receive(name, needed.tree)
         except NotFound:
-            return _refused(DATA, f"{changed}nobody has {name} (tree {needed.tree[:12]})", lasts=True)
+            return _refused(DATA, f"{changed}{name} not found in the fleet (tree {needed.tree[:12]})", lasts=True)
         return None
 
     def _is_still_that(self, needed: JobInput) -> bool:
@@ -188,7 +188,7 @@ class InputFetcher:
         self._tell(f"{name} is here: {format_size(amount.at_bytes)} came in {seconds:.1f} s", is_line=True)
 
     def _patiently(self, act: Callable[[], object]) -> None:
-        """Do it, again and again while whoever has it is away: what came is kept. Not for ever without a byte."""
+        """Retry `act` while its source is away; received bytes are kept. Times out without a new byte."""
         clock, count = self._bench.clock, self._count
         silent_since_s = clock.monotonic_s()
         pauses = TransferBackoff(first_s=_PAUSE_S, longest_s=_PAUSE_S)
@@ -243,7 +243,7 @@ class InputFetcher:
 
     @contextmanager
     def _feeling(self, pulse: InputActivity) -> Iterator[None]:
-        """Count every second of the block in which something continues, whoever does it."""
+        """Count every second of the block in which there is activity, in any process."""
         over = threading.Event()
 
         def feel() -> None:
@@ -283,8 +283,8 @@ class InputFetcher:
     def _tell_amount(self, text: str) -> None:
         """Say how far it is, now and then."""
         now_s = self._bench.clock.monotonic_s()
-        if now_s - self._told_s >= _TELL_EVERY_S:
-            self._told_s = now_s
+        if now_s - self._reported_s >= _TELL_EVERY_S:
+            self._reported_s = now_s
             self._tell(text)
 
     def _tell(self, says: str, *, line: str = "", is_line: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Whether work continues of which nobody tells us: a silent compiler's, or another job's that we wait for.
+"""Prepare inputs in a child process, and detect activity without output: a silent compiler, another job's transfer.
 
 A second counts while the processes of uv compute, or while bytes of the tree arrive. One that hangs counts nothing.
 """
@@ -179,13 +179,13 @@ class _Run:
         return None
 
     def _take(self, line: bytes) -> PrepareLine | None:
-        told = PrepareLine.from_line(line)
-        if told is None:
+        report = PrepareLine.from_line(line)
+        if report is None:
             return None
-        if told.end:
-            return told
-        self.count = max(self.count, self._base + told.count)
-        self._heed(PrepareLine(says=told.says, line=told.line, count=self.count))
+        if report.end:
+            return report
+        self.count = max(self.count, self._base + report.count)
+        self._heed(PrepareLine(says=report.says, line=report.line, count=self.count))
         return None
 
     def _end(self, child: Child) -> None:
@@ -211,7 +211,7 @@ class SmallTrees:
 
     store: Callable[[], LocalStore]
     open_origins: Callable[[], AbstractContextManager[TreeSourceFinder]]
-    """Opens the ways to whoever has trees."""
+    """Opens connections to machines that have trees."""
     clock: Clock
 
     def bring(self, tree: str, stop: threading.Event) -> bool:
@@ -263,7 +263,7 @@ class InputPreparer:
     here: LocalInputs
     program: PreparingProgram
     ticket: Callable[[Grant, OtherUser | None], bytes]
-    """What such a process is told: the job, the user that it runs as if it has one, the way to the coordinator."""
+    """Input of such a process: the job, its user if any, the connection to the coordinator."""
     clock: Clock
     small: SmallTrees | None = None
     """Brings code of which little is missing, without a process."""
@@ -271,10 +271,10 @@ class InputPreparer:
     def prepare(
         self, grant: Grant, stop: threading.Event, heed: Callable[[PrepareLine], None], user: OtherUser | None = None
     ) -> PresentInputs | StartRefusal | None:
-        """Have everything here that a job needs; or say why not. Nothing if it was stopped.
+        """Fetch everything that a job needs; or return why not. None if it was stopped.
 
-        With a `user`, the job runs as that user, and its environment is built so. `heed` hears of nothing but what is
-        brought: what was all here is not told.
+        With a `user`, the job runs as that user, and its environment is built so. `heed` gets progress of transfers
+        only: it is not called for inputs that are already here.
         """
         verified: tuple[str, ...] = ()
         for _ in range(_MOST_LOOKS):
@@ -315,7 +315,7 @@ class InputActivity(Protocol):
 
 
 class TreeActivity:
-    """Feels the arrival of one tree, whoever brings it."""
+    """Detects the arrival of one tree, whichever process fetches it."""
 
     def __init__(self, store: LocalStore, tree: str) -> None:
         self._incoming = store.places.incoming
@@ -354,8 +354,8 @@ class EnvironmentActivity:
 
     def _group(self) -> ProcessIdentity | None:
         try:
-            told = loads(read_regular(self._path, _LARGEST_BYTES)) if self._path else {}
-            group = ProcessIdentity.from_dict(told["group"])
+            progress = loads(read_regular(self._path, _LARGEST_BYTES)) if self._path else {}
+            group = ProcessIdentity.from_dict(progress["group"])
             return group if is_alive(group) is not Liveness.GONE else None
         except (OSError, ValueError, KeyError, TypeError, StokerError):
             return None
@@ -377,7 +377,7 @@ def _looks_of(folder: str, part: str) -> tuple[int, int]:
     return size_bytes, changed_ns
 
 
-# How fast data came to this machine when it last did, for whoever wants to know how long more of it takes.
+# The rate of the last data transfer to this machine, for estimates.
 
 _WORTH_BYTES = 4 << 20
 """Of less, the rate says nothing."""
@@ -393,7 +393,7 @@ def note_rate(store: LocalStore, size_bytes: int, seconds: float) -> None:
 
 
 def read_rate(store: LocalStore) -> int:
-    """Return bytes a second; 0 if nobody knows."""
+    """Return bytes per second; 0 if unknown."""
     try:
         return max(0, int(read_regular(_path(store), _RATE_LARGEST_BYTES)))
     except (OSError, ValueError, StokerError):

@@ -26,7 +26,7 @@ from stoker.store.refs import PUT
 from stoker.store.trees import Heed, WalkedEntry, walk_tree
 from stoker.transfer.trees.holdings import check_out, named_tree, note_held
 
-# One more copy of the code that ran last, made while it runs: whoever submits it again does not wait for its files.
+# A spare copy of the code that ran last, made while it runs: the next submission of it does not wait for its files.
 #
 # To make a thousand files takes a file system a quarter of a second, to rename their folder nothing. A spare is whole
 # once it has its name; what is not, and what an earlier worker left, is swept when a worker starts, since nothing of it
@@ -93,7 +93,7 @@ class Spares:
             self._turn.release()
 
     def _remove(self, name: str) -> None:
-        """Take a spare away that somebody may be taking for himself."""
+        """Delete a spare that another process may be taking."""
         going = self._path(_GOING + secrets.token_hex(8))
         with suppress(OSError, StokerError):
             os.rename(self._path(name), going)
@@ -104,7 +104,7 @@ class Spares:
 
 
 _LEFT_S = 3600.0
-"""One whose attempt never began to write is somebody's who is about to, unless it is as old as this."""
+"""A workspace without writes may belong to an attempt that is about to start, unless it is as old as this."""
 
 
 class Workspaces:
@@ -169,7 +169,7 @@ NEW = ".new-"
 """Before the number of the process that makes a folder."""
 REPOSITORY = "repo-"
 _OLD_S = 30 * 24 * 3600.0
-"""A repository's folder that nobody opened for so long goes; what it shares with the hub's cache stays there."""
+"""A repository's folder unused for so long is deleted; files shared with the hub's cache stay there."""
 
 
 class DataCache:
@@ -217,17 +217,17 @@ class DataCache:
         """Say that a process reads some of them: they stay while it lives."""
         with translated(self._used):
             os.makedirs(self._used, mode=0o700, exist_ok=True)
-        told = {"owner": owner.to_dict(), "names": sorted(names)}
-        write_file(os.path.join(self._used, run), dumps(told).encode())
+        mark = {"owner": owner.to_dict(), "names": sorted(names)}
+        write_file(os.path.join(self._used, run), dumps(mark).encode())
 
     def unmark(self, run: str) -> None:
-        """Say that it has ended."""
+        """Delete the mark of an attempt."""
         with suppress(OSError):
             os.unlink(os.path.join(self._used, run))
 
     def prune(self) -> None:
-        """Take away what the store no longer has and nobody reads."""
-        used = {str(name) for told in living_marks(self._used, lambda told: told["owner"]) for name in told["names"]}
+        """Delete what the store no longer has and no process reads."""
+        used = {str(name) for mark in living_marks(self._used, lambda mark: mark["owner"]) for name in mark["names"]}
         for name in names_in(self.folder):
             is_over = is_digest(name) and named_tree(self._store, name) is None
             is_over |= name.startswith(REPOSITORY) and self._is_old(name)
@@ -257,9 +257,9 @@ def _is_left(name: str) -> bool:
     return pid.isdecimal() and of_pid(int(pid)) is None
 
 
-# Data taken into this machine's store from where whoever submitted it has it, on this very machine.
+# Data copied into this machine's store from the submitter's path on the same machine.
 #
-# For programs that may not read it in place. It is copied once, hashed on its way, and kept only if it is still that.
+# For programs that may not read it in place. It is copied once, hashed meanwhile, and kept only if it is unchanged.
 
 
 def take_in(path: str, name: str, tree: str, store: LocalStore, *, clock: Clock, heed: Heed) -> bool:

@@ -134,7 +134,8 @@ def test_a_man_in_the_middle_is_named_as_one(opens: Opens, stoker: Stoker, home:
     door = opens(server_ca=make_ca("a stranger", now_s=SystemClock().wall_s()))
     done = stoker("join", door.words)
     assert done.code == 33
-    assert "somebody stands between here and 127.0.0.1" in done.err
+    assert "connection to 127.0.0.1" in done.err
+    assert "is intercepted: its certificate is not from the fleet's CA" in " ".join(done.err.split())
     assert not (home / "state" / "joined").exists()
 
 
