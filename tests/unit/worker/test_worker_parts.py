@@ -177,7 +177,7 @@ def test_a_lease_file_says_until_when_and_its_absence_ends_whoever_runs(tmp_path
     clock.advance(40.0)
     assert lease.why_over(clock.boottime_s()) == ""
     clock.suspend(60.0)
-    assert "its lease is over" in lease.why_over(clock.boottime_s())
+    assert "lease expired" in lease.why_over(clock.boottime_s())
     lease.write(100.0, Partition.KEEP)
     assert lease.why_over(clock.boottime_s()) == ""
     (tmp_path / "leases" / "run-1").write_text("soon")

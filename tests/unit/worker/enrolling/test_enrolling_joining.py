@@ -131,7 +131,7 @@ def test_a_mistyped_code_is_found_out_before_anything_is_sent(tmp_path, house):
     with Door(tmp_path) as door, pytest.raises(Forbidden, match="can't prove") as caught:
         begin(Invitation(code=JoinCode(id="K7", secret="0" * 10), url=door.url), house)
     assert "check the code's letters" in caught.value.hint
-    assert "somebody stands between" in caught.value.hint
+    assert "connection is intercepted" in caught.value.hint
     assert door.finishes == []
 
 
@@ -164,7 +164,7 @@ def test_a_stranger_who_passes_the_proof_on_is_found_out_by_their_certificate(tm
     with Door(tmp_path, server_ca=make_ca("a stranger", now_s=NOW_S)) as door:
         error = _fails(door, house, Forbidden)
     assert error.data["reason"] == "intercepted"
-    assert "somebody stands between" in error.message
+    assert "is intercepted" in error.message
     assert door.finishes == []
 
 
