@@ -1,7 +1,7 @@
-"""One command beside a running job: started, fed, listened to, and ended for certain. Blocks: it has its own threads.
+"""One operator's command beside a running job: start it, pass its input and output, stop it. Blocks; has own threads.
 
-What it writes is sent as fast as its operator reads, and no faster; secrets of the job are kept out of it. When `run`
-returns nothing of it runs, whatever went wrong; if the worker is killed, a shell beside it sees to that.
+Its output is sent no faster than its operator reads; secrets of the job are masked. When `run` returns, none of its
+processes runs; if the worker is killed, a shell beside it kills them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from stoker.protocol.lease_messages import ExecCall
 from stoker.protocol.operator_messages import EXEC_PIECE_BYTES, OUT, ExecEnd, ExecListen
 from stoker.transfer.trees.tree_sources import TransferBackoff, is_later
 
-# Where a command runs beside a job: the folder, the variables, the limits and the user of the job's own program.
+# Where a command runs beside a job: the folder, variables, limits and user of the job's own program.
 #
-# They are read from the program as it runs, so they are its own, also after the worker that started it is gone. A job
-# whose stages are no programs, or which is between two of them, gives what its attempt was given.
+# They are read from the running program, so they are correct even after the worker that started it is gone. A job
+# whose stages are no programs, or which is between two of them, uses those of its attempt.
 
 _PROGRAMS_OWN = "STOKER_OUT"
 _REPORTS = ("STOKER_CONTROL", "STOKER_METRICS", _PROGRAMS_OWN)
-"""By these a program reports and gives its result: a command beside it must not do so by mistake."""
+"""Variables by which a program reports its result: a command beside it must not do so by mistake."""
 _RESULT = "STOKER_JOB_OUT"
-"""Where a command beside the program finds the folder of its result."""
+"""The variable with the folder of the program's result."""
 _LOOK_AGAIN_S = 0.05
 _SHELLS = ("/bin/bash", "/bin/sh")
 
@@ -52,15 +52,15 @@ class ExecTarget:
     folder: str
     environment: Mapping[str, str]
     procs_files: tuple[str, ...] = ()
-    """By which it enters the job's control groups."""
+    """Files by which it enters the job's control groups."""
     user: OtherUser | None = None
     hidden: tuple[str, ...] = ()
-    """Values that stand in nothing that it prints."""
+    """Values masked in its output."""
 
 
 @frozen
 class AttemptEnv:
-    """What an attempt was given."""
+    """The folder, variables and user of an attempt."""
 
     folder: str
     environment: Mapping[str, str]
@@ -69,9 +69,9 @@ class AttemptEnv:
 
 
 def place_beside(child: ProcessIdentity, given: AttemptEnv, *, clock: Clock, patience_s: float) -> ExecTarget:
-    """Find the place beside an attempt's program; `child` is the attempt's own process.
+    """Return the place beside an attempt's program; `child` is the attempt's own process.
 
-    A program that is only just being started is waited for, for so long.
+    Waits up to `patience_s` for a program that is being started.
     """
     until_s = clock.monotonic_s() + patience_s
     while (found := find_running(child, living_rows())) is None and clock.monotonic_s() < until_s:
@@ -87,13 +87,13 @@ def place_beside(child: ProcessIdentity, given: AttemptEnv, *, clock: Clock, pat
 
 
 def _beside(theirs: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a command beside a program that has these."""
+    """Return the variables of a command beside a program with these variables."""
     kept = {name: value for name, value in theirs.items() if name not in _REPORTS}
     return {**kept, _RESULT: theirs[_PROGRAMS_OWN]} if _PROGRAMS_OWN in theirs else kept
 
 
 def find_running(child: ProcessIdentity, rows: Iterable[ProcessRow]) -> tuple[int, dict[str, str]] | None:
-    """Return the program that an attempt runs now, with the variables it was started with; nothing if there is none."""
+    """Return the program that an attempt runs now, with its variables; None if there is none."""
     if sys.platform != "linux":
         return None
     below: dict[int, list[ProcessRow]] = {}
@@ -112,7 +112,7 @@ def find_running(child: ProcessIdentity, rows: Iterable[ProcessRow]) -> tuple[in
 
 
 def command_for(argv: tuple[str, ...], place: ExecTarget, term: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return a command with its program found, and its variables; without one, a shell. Raises `ProgramNotFound`."""
+    """Return a command with its program's path, and its variables; without one, a shell. Raises `ProgramNotFound`."""
     environment = dict(place.environment)
     if term:
         environment["TERM"] = term
@@ -132,7 +132,7 @@ def command_for(argv: tuple[str, ...], place: ExecTarget, term: str) -> tuple[tu
 
 
 def _find(word: str, folder: str, environment: Mapping[str, str]) -> str:
-    """Return the program that a word means beside the job; `python` is the interpreter that the job itself gets."""
+    """Return the path of a program beside the job; `python` is the interpreter that the job itself gets."""
     if is_bare_python(word):
         python = find_python("", folder=folder, environment=environment, own_prefix=sys.prefix, word=word)
         if python.path:
@@ -150,7 +150,7 @@ def _variables_of(pid: int) -> dict[str, str]:
 
 
 NOT_STARTED, NOT_FOUND, BY_SIGNAL = 126, 127, 128
-"""Exit codes as shells give them; of a signal, its number is added."""
+"""Exit codes as in shells; of a signal, its number is added."""
 _WAIT_S = 20.0
 _AWAY_S = 60.0
 _LOOK_EVERY_S = 0.1
@@ -230,7 +230,7 @@ class ExecSession:
                 ended = self._see_through(command, found.hidden)
             finally:
                 self._kill(command)
-                # Before its descriptors are closed: the system gives their numbers to others.
+                # Before its descriptors are closed: the kernel reuses their numbers.
                 self._over.set()
                 with self._lock:
                     command.close()
@@ -249,9 +249,9 @@ class ExecSession:
                 selector.register(descriptor, selectors.EVENT_READ, stream)
             while (ended := command.child.poll()) is None:
                 if not self._pump(selector, hidings, _LOOK_EVERY_S) and command.is_tty:
-                    # A prompt must be seen, even if it looks like the beginning of a secret.
+                    # A prompt must be shown, even if it looks like the beginning of a secret.
                     self._send(hidings[command.outputs[0]].finish(), OUT)
-            # Its background goes with it; what was written before is still there to be read.
+            # Its background processes are killed; their output so far can still be read.
             self._kill(command)
             while selector.get_map() and self._pump(selector, hidings, _LAST_READ_S):
                 pass
@@ -260,7 +260,7 @@ class ExecSession:
         return ended
 
     def _pump(self, selector: selectors.BaseSelector, hidings: dict[int, SecretRedactor], wait_s: float) -> bool:
-        """Send what was written; say whether anything was."""
+        """Send available output; return True if there was any."""
         if not selector.get_map():
             self._over.wait(wait_s)
             return False
@@ -352,14 +352,14 @@ def _said(error: StokerError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
-# All commands of operators beside the attempts of one worker. Nothing here keeps the worker waiting.
+# All commands of operators beside the attempts of one worker. Nothing here blocks the worker.
 
 MOST_PER_JOB = 4
 _REMEMBERED = 1000
 
 
 class Sessions:
-    """A thread for each session."""
+    """Exec sessions, each with a thread of its own."""
 
     def __init__(self, line: FleetClient, clock: Clock) -> None:
         self._line = line
@@ -384,18 +384,18 @@ class Sessions:
             self._refuse(session, f"{MOST_PER_JOB} commands run inside this job already")
 
     def refuse(self, call: ExecCall, why: str) -> None:
-        """Say why a session is not begun."""
+        """Report why a session is not started."""
         session = self._new(call)
         if session is not None:
             self._refuse(session, why)
 
     def end(self, token: AttemptToken, why: str) -> None:
-        """End all commands beside an attempt, and see them gone."""
+        """Stop all commands beside an attempt, and wait until they have exited."""
         for session in self._of(token):
             session.end(why)
 
     def close(self, why: str) -> None:
-        """End all commands."""
+        """Stop all commands."""
         for session in self._of(None):
             session.end(why)
 

@@ -31,7 +31,7 @@ _OPEN = {"scratch": PASSED_THROUGH, "workspaces": PASSED_THROUGH, "envs": 0o755}
 
 
 class UserPool:
-    """Who of a worker's users is free."""
+    """The users of a worker, free and taken."""
 
     def __init__(self, users: Iterable[OtherUser], folder: str, clock: Clock) -> None:
         self._users = tuple(users)
@@ -131,7 +131,7 @@ def check_users(users: tuple[OtherUser, ...], *, slots: int, home: str, folder: 
 
 
 def seal_home(home: str) -> None:
-    """Close a home to every other user, but for the places that jobs work in."""
+    """Close a home to every other user, except for the folders that jobs work in."""
     with translated(home):
         for name, mode in _OPEN.items():
             os.makedirs(os.path.join(home, name), exist_ok=True)
@@ -147,7 +147,7 @@ def seal_home(home: str) -> None:
 
 
 def why_unreachable(folder: str, user: OtherUser) -> str:
-    """Return the folder on the way that a user may not pass through; empty if it gets there."""
+    """Return the folder on the path that a user may not traverse; empty if there is none."""
     parts = [part for part in os.path.abspath(folder).split(os.sep) if part]
     with acting_as(user.uid, user.gid):
         for count in range(1, len(parts) + 1):
@@ -160,7 +160,7 @@ def why_unreachable(folder: str, user: OtherUser) -> str:
 
 
 def lock_users(users: Iterable[OtherUser], folder: str, clock: Clock) -> list[FileLock]:
-    """Take the users for this worker alone: two workers would end each other's jobs. Raises `LockHeld`."""
+    """Lock the users for this worker: two workers would kill each other's jobs. Raises `LockHeld`."""
     with translated(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     held: list[FileLock] = []

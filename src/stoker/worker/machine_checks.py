@@ -1,4 +1,4 @@
-"""This machine, as its worker asks about it: what is free, and whether a job could start. Looks, decides nothing."""
+"""This machine, as its worker sees it: what is free, and whether a job could start. Decides nothing."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from stoker.protocol.view_messages import DoneView
 from stoker.worker.preparation.input_check import python_beside, refusal_of
 from stoker.worker.worker_state import StartRefusal
 
-# The second look before a start: what was granted from an older picture of this machine may not fit it now. Pure.
+# The check before a start: a grant may be based on an older state of this machine. Pure.
 
 LEAST_FREE_BYTES = 256 * 1024 * 1024
-"""Of disk: with less, a worker takes no work, and starts none."""
+"""Free disk space below which a worker claims and starts no jobs."""
 
 
 @frozen
 class Precheck:
-    """What was seen just now of what a job needs."""
+    """The present state of what a job needs."""
 
     memory: MachineMemory
     disk_free_bytes: int | None
@@ -52,22 +52,22 @@ class Precheck:
     recipe_trouble: str = ""
     missing_folder: str = ""
     missing_program: str = ""
-    """Why what it is to run with can't be found."""
+    """Why its interpreter or program can't be found."""
     unaccepted_code: str = ""
-    """Why its code is not run here."""
+    """Why its code is not accepted here."""
     secret_trouble: str = ""
     """Why not all of its secrets are known here."""
     device_trouble: str = ""
 
 
 def why_not(grant: Grant, look: Precheck) -> StartRefusal | None:
-    """Return why a job does not start here and now; nothing if it does."""
+    """Return why a job can't start here now; None if it can."""
     checks = (_identity, _recipe, _surroundings, _room)
     return next((found for found in (check(grant, look) for check in checks) if found is not None), None)
 
 
 def _identity(grant: Grant, _look: Precheck) -> StartRefusal | None:
-    """Refuse a job that is not the one its id names: the coordinator, or its database, was tampered with."""
+    """Refuse a job that does not match its id: the coordinator, or its database, was tampered with."""
     fault = identity_fault(grant.spec)
     if not fault:
         return None
@@ -111,25 +111,25 @@ def _room(grant: Grant, look: Precheck) -> StartRefusal | None:
 
 
 def why_closed(disk_free_bytes: int | None) -> str:
-    """Return why a machine takes no work at all; nothing if it does."""
+    """Return why a machine accepts no jobs at all; empty if it does."""
     if disk_free_bytes is None or disk_free_bytes >= LEAST_FREE_BYTES:
         return ""
     return f"its disk is full: {format_size(disk_free_bytes)} are free, {format_size(LEAST_FREE_BYTES)} are the least"
 
 
-# Devices detected again while a worker lives: one that vanishes is no longer offered, one that comes back is.
+# Devices detected again while a worker runs: one that vanishes is no longer offered, one that returns is.
 #
 # In a thread of its own, every minute and soon after an attempt on a device failed; the probes run in children of their
-# own, as at the start. A device is withdrawn only when two looks in a row do not find it: one look may have asked a
-# driver that was busy.
+# own, as at the start. A device is withdrawn only if two detections in a row miss it: at one the driver may have
+# been busy.
 
 EVERY_S = 60.0
 CONFIRM_S = 2.0
-"""Between two looks, where the first one misses a device."""
+"""Between two detections, where the first one misses a device."""
 
 
 class MachineOffer:
-    """What this machine offers now. Replaced as a whole, so any thread may read it."""
+    """What this machine offers now. Replaced as a whole. Thread-safe."""
 
     def __init__(self, capability: Capability) -> None:
         self.capability = capability
@@ -137,14 +137,14 @@ class MachineOffer:
 
 @frozen
 class DeviceChange:
-    """What a look at the devices means for the offer."""
+    """What a detection changes in the offer."""
 
     gone: tuple[str, ...] = ()
-    """UUIDs of devices that are not offered any more."""
+    """UUIDs of devices that are no longer offered."""
     back: tuple[str, ...] = ()
     """UUIDs of devices that are offered again, or for the first time."""
     missed: frozenset[str] = frozenset()
-    """Offered, and not found by this look: the next one decides."""
+    """Offered, and missed by this detection: the next one decides."""
 
     @property
     def is_any(self) -> bool:
@@ -152,7 +152,7 @@ class DeviceChange:
 
 
 def compare_devices(offered: Capability, found: Capability, missed: frozenset[str]) -> DeviceChange:
-    """Decide what changes; `missed` are the devices that the look before this one did not find."""
+    """Decide what changes; `missed` are the devices that the previous detection missed."""
     had = {device.uuid for device in offered.usable_devices}
     has = {device.uuid for device in found.usable_devices}
     if not (had - has) <= missed:
@@ -161,7 +161,7 @@ def compare_devices(offered: Capability, found: Capability, missed: frozenset[st
 
 
 class DeviceRedetection(RecurringTask):
-    """Looks at the devices until it is closed, and changes the offer."""
+    """Detects the devices until it is closed, and changes the offer."""
 
     def __init__(
         self, offer: MachineOffer, detect: Callable[[], Capability], report: Callable[[DeviceChange], None]
@@ -174,7 +174,7 @@ class DeviceRedetection(RecurringTask):
         self._missed: frozenset[str] = frozenset()
 
     def act(self) -> float:
-        """Look once; return after how many seconds to look again."""
+        """Detect once; return the seconds until the next detection."""
         offered = self._offer.capability
         found = self._detect()
         change = compare_devices(offered, found, self._missed)
@@ -187,7 +187,7 @@ class DeviceRedetection(RecurringTask):
         return EVERY_S
 
     def _after(self, problem: Exception) -> float:
-        # A look that failed says nothing about the devices.
+        # A failed detection says nothing about the devices.
         return EVERY_S
 
 
@@ -197,19 +197,19 @@ _NO_PROJECT = "/"
 
 @frozen
 class LocalMachine:
-    """What a worker needs of where it runs."""
+    """What a worker needs of its machine."""
 
     offer: MachineOffer
     catalogue: Catalogue
     environment: Mapping[str, str]
     own_prefix: str
-    """Where our own interpreter lives."""
+    """The prefix of our own interpreter."""
     home: str
     ledger: Callable[[], Ledger]
     users: tuple[OtherUser, ...] = ()
     """The users that programs of jobs run as; none: the worker's own user."""
     accepts: tuple[str, ...] = ()
-    """Trees whose code alone is run here; none: any."""
+    """Trees whose code alone is accepted here; none: any."""
     memory: Callable[[], MachineMemory] = memory_here
     disk: Callable[[str], int] = free_bytes
 
@@ -219,7 +219,7 @@ class LocalMachine:
         return self.offer.capability
 
     def look(self, grant: Grant) -> Precheck:
-        """See whether what a job needs is here now."""
+        """Check what a job needs against this machine now."""
         version, trouble = self._recipe(grant.spec.recipe)
         is_program = grant.spec.recipe == RECIPE
         lacks_folder = is_program and not grant.spec.code_tree and not os.path.isdir(grant.spec.folder)
@@ -258,7 +258,7 @@ class LocalMachine:
         )
 
     def measured(self, closed: Mapping[str, str]) -> WorkerMeasurements:
-        """Return what is free now; `closed` is why nothing may be put here."""
+        """Return what is free now; `closed` has the reasons why nothing may be placed here."""
         reasons = {"": "; ".join(closed.values())} if closed else {}
         memory = self.memory()
         return WorkerMeasurements(
@@ -270,14 +270,14 @@ class LocalMachine:
         )
 
     def disk_free_bytes(self) -> int | None:
-        """Return what may still be written where results and logs go."""
+        """Return the free bytes where results and logs are written."""
         try:
             return self.disk(self.home)
         except StokerError:
             return None
 
     def variables(self, grant: Grant) -> dict[str, str]:
-        """Return what an attempt's process gets so that it sees the devices it was granted, and no others."""
+        """Return the variables that show an attempt's process the devices it was granted, and no others."""
         if not self.capability.devices:
             return {}
         granted = [device for device in self.capability.devices if device.uuid in grant.devices]
@@ -288,7 +288,7 @@ class LocalMachine:
         return dict(self.environment)
 
     def holdings(self, grant: Grant, child: ProcessIdentity) -> frozenset[str]:
-        """Name the ledger's entries on an attempt's devices that its process, or one below it, owns."""
+        """Return the reservations on an attempt's devices that its process, or a descendant, owns."""
         entries = self._entries(grant)
         if not entries:
             return frozenset()
@@ -296,7 +296,7 @@ class LocalMachine:
         return frozenset(entry.id for entry in entries if _is_below(entry.owner.pid, child.pid, parents))
 
     def is_held(self, grant: Grant, holdings: frozenset[str]) -> bool:
-        """Return whether any of these entries still stands: its owner, or one of its group, is not gone."""
+        """Return True if one of these reservations remains: its owner, or one of its group, is alive."""
         return bool(holdings) and any(entry.id in holdings for entry in self._entries(grant))
 
     def _recipe(self, name: str) -> tuple[int | None, str]:
@@ -367,7 +367,7 @@ class LocalMachine:
         return "" if found.path else found.why
 
     def _device_trouble(self, grant: Grant) -> str:
-        """Ask the ledger for the room, and give it back at once: the attempt's own process takes it."""
+        """Reserve the memory in the ledger, and release it at once: the attempt's own process reserves it."""
         candidates = self._candidates(grant)
         missing = [uuid for uuid in grant.devices if uuid not in {one.uuid for one in candidates}]
         if missing:
@@ -410,7 +410,7 @@ class LocalMachine:
 
 
 def room_for(grant: Grant, candidates: tuple[CandidateDevice, ...]) -> DeviceRequest:
-    """Return what is asked of the ledger for a job before it starts: what was granted, on all of these devices."""
+    """Return the ledger request for a job before it starts: what was granted, on all of these devices."""
     return DeviceRequest(
         job=grant.spec.name,
         devices=candidates,
@@ -427,7 +427,7 @@ def _is_relative(python: str) -> bool:
 
 
 def _is_below(pid: int, top: int, parents: Mapping[int, int]) -> bool:
-    """Return whether a process is another one, or descends from it."""
+    """Return True if a process is another one, or descends from it."""
     seen: set[int] = set()
     while pid != top and pid in parents and pid not in seen:
         seen.add(pid)
@@ -442,19 +442,19 @@ def _is_below(pid: int, top: int, parents: Mapping[int, int]) -> bool:
 FIRST_S = 3.0
 """After the hello and the start of the first job."""
 AGAIN_S = 60.0
-"""The longest pause before a report that was not taken comes again; the first ones are short: it may come too early."""
+"""The longest backoff after a report was not accepted; the first pauses are short: it may have come too early."""
 DAY_S = 24 * 3600.0
 _TRIES = 10
 
 
 class ReportConnection(Protocol):
-    """A line to the coordinator."""
+    """A connection to the coordinator."""
 
     def report(self, report: MachineReport) -> DoneView: ...
 
 
 class MachineReporter(RecurringTask):
-    """Reports until it is closed."""
+    """Sends reports until it is closed."""
 
     def __init__(
         self,
@@ -474,7 +474,7 @@ class MachineReporter(RecurringTask):
         self._tries = 0
 
     def act(self) -> float:
-        """Look and report once; say after how many seconds to do so again."""
+        """Report once; return the seconds until the next report."""
         try:
             self._line.report(
                 MachineReport(
@@ -493,7 +493,7 @@ class MachineReporter(RecurringTask):
         return DAY_S
 
     def _after(self, problem: Exception) -> float:
-        # What a look that failed would have said is missing for a day.
+        # The results of a failed check are missing for a day.
         return DAY_S
 
 
@@ -506,7 +506,7 @@ class MachineReporter(RecurringTask):
 
 FILE = "secrets.env"
 SHORTEST = 4
-"""A shorter value stands in every other word: it could not be kept out of what a job prints."""
+"""A shorter value occurs in other words: it could not be masked in a job's output."""
 _LARGEST_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _QUOTES = ("'", '"')
@@ -514,18 +514,18 @@ _QUOTES = ("'", '"')
 
 @frozen
 class FoundSecrets:
-    """What a job's secrets are here."""
+    """The values of a job's secrets."""
 
     values: Mapping[str, str] = fresh(factory=dict)
     trouble: str = ""
-    """Why not all of them are; never with a value in it."""
+    """Why not all of them are known; never contains a value."""
 
     def __repr__(self) -> str:
         return f"FoundSecrets({', '.join(self.values)}; {self.trouble})"
 
 
 def find_secrets(names: Iterable[str], *, environment: Mapping[str, str], path: str) -> FoundSecrets:
-    """Look for the values of secrets."""
+    """Look up the values of secrets."""
     names = tuple(names)
     found = {name: environment[name] for name in names if environment.get(name)}
     lacking = [name for name in names if name not in found]
@@ -546,7 +546,7 @@ def find_secrets(names: Iterable[str], *, environment: Mapping[str, str], path: 
 
 
 def read_secrets(path: str) -> dict[str, str]:
-    """Read the file; nothing if there is none. Raises `BadInput` that names the line and no value."""
+    """Read the file; empty if there is none. Raises `BadInput` that names the line and no value."""
     try:
         with open_regular(path) as file:
             info = os.fstat(file.fileno())

@@ -5,7 +5,7 @@ Rules, in order of precedence:
 - Nothing is sent under a lease that expired by this machine's clock, counted from before the request that renewed it:
   its job is stopped and its result dropped. With `on_partition: keep` it continues; its result is sent if renewed.
 - What the coordinator drops is stopped and forgotten; what it cancels is stopped, confirmed gone, then confirmed.
-- Nothing is said of an attempt that is being stopped until nothing of it runs.
+- Nothing is reported of an attempt that is being stopped until none of its processes runs.
 - A worker that stops first releases everything, and claims nothing; at the second stop request it kills everything, and
   waits only a moment for the coordinator's response.
 """
@@ -63,7 +63,7 @@ from stoker.worker.worker_state import (
     WorkerStopRequested,
 )
 
-# One decision on its way: what a worker knows changes, instructions gather, and at the end whatever is due is done.
+# One decision in progress: the state changes, instructions are collected, and at the end whatever is due is done.
 
 HURRY_S = 2.0
 """How long what runs under a lease that is over may take to stop: less than the coordinator waits for before it gives
@@ -74,7 +74,7 @@ _RANK = {FinalReportKind.RELEASE: 0, FinalReportKind.CANCELLED: 1, FinalReportKi
 
 
 class DecisionBuilder:
-    """One decision on its way."""
+    """One decision in progress."""
 
     def __init__(self, keeping: WorkerState, now_s: float) -> None:
         self.keeping = keeping
@@ -105,7 +105,7 @@ class DecisionBuilder:
         self.do(Forget(token=lease.token))
 
     def stop(self, lease: HeldLease, last: FinalReport, *, grace_s: float | None = None) -> None:
-        """Let an attempt end and say this of it then; what weighs more than what was wanted before replaces it."""
+        """Stop an attempt, with this final report, or an earlier one of a higher rank."""
         if lease.last is not None and _RANK.get(lease.last.word, 0) > _RANK.get(last.word, 0):
             last = lease.last
         if lease.phase is AttemptPhase.SENDING:
@@ -120,7 +120,7 @@ class DecisionBuilder:
             self.tell("stopping", lease, why=last.why)
 
     def _stop_sending(self, lease: HeldLease, last: FinalReport) -> None:
-        """Nothing of it runs any more; what is being sent may be no longer wanted."""
+        """Drop a lease in phase SENDING, or replace its final report by a cancellation."""
         if last.word is FinalReportKind.NOTHING:
             self.tell("dropped", lease, why=last.why)
             self.remove(lease)
@@ -130,7 +130,7 @@ class DecisionBuilder:
             self.send(lease, last, lease.end)
 
     def send(self, lease: HeldLease, last: FinalReport, end: AttemptEnd | None) -> None:
-        """Let its last word be said; nothing, if it is no longer ours to speak of."""
+        """Send the final report; nothing, if the lease is no longer ours."""
         if last.word is FinalReportKind.NOTHING:
             self.tell("dropped", lease, why=last.why)
             self.remove(lease)
@@ -150,7 +150,7 @@ class DecisionBuilder:
         self.do(SendFinalReport(token=lease.token, last=last, end=end))
 
     def look_around(self) -> None:
-        """Do what is due: end leases, renew, ask for work, leave."""
+        """Do what is due: expire leases, renew, claim, exit."""
         self.end_leases()
         self._end_waiting()
         keeping = self.keeping
@@ -170,7 +170,7 @@ class DecisionBuilder:
             self.leave(Drained.exit_code, softly=True)
             self.do(ExitWorker(code=Drained.exit_code))
         elif keeping.asking == 0 and keeping.wanted:
-            # It only listens, and there is room now.
+            # It only waits for instructions, and there is room now.
             self.call_back()
         elif (
             (keeping.wanted or keeping.leases)
@@ -182,7 +182,7 @@ class DecisionBuilder:
             self.do(ClaimJobs(most=keeping.wanted))
 
     def call_back(self) -> None:
-        """Have an open question answered now: what it brought must not be lost."""
+        """Cut an open claim short: jobs that it was granted must not be lost."""
         if self.keeping.asking is not None and not self.keeping.is_called_back:
             self.now_knows(is_called_back=True)
             self.do(WithdrawClaim())
@@ -196,7 +196,7 @@ class DecisionBuilder:
             self.do(Renew())
 
     def end_leases(self) -> None:
-        """Notice which leases are over by our own clock."""
+        """Detect which leases have expired by this machine's clock."""
         for held in list(self.keeping.leases.values()):
             if held.is_over:
                 self._hurry(held)
@@ -238,18 +238,18 @@ _BY_ORDER = {
 
 @frozen
 class WorkerDecision:
-    """What is known from now on, and what is to be done, in this order."""
+    """The next state, and instructions in order."""
 
     keeping: WorkerState
     instructions: tuple[Instruction, ...]
 
 
 def decide(keeping: WorkerState, happening: Happening) -> WorkerDecision:
-    """Take in what happened."""
+    """Decide what follows from an event."""
     turn = DecisionBuilder(keeping, happening.now_s)
     if not isinstance(happening, RenewalAnswered):
-        # First of all: who was suspended past its lease must notice before it does anything else. Only an answer may
-        # come late and still renew, if it was asked for in time.
+        # First of all: a worker suspended past its lease must notice that before anything else. Only a response may
+        # come late and still renew, if it was requested in time.
         turn.end_leases()
     if not isinstance(happening, ClockTick):
         _TAKERS[type(happening)](turn, happening)
@@ -292,7 +292,7 @@ def _take_grants(turn: DecisionBuilder, given: ClaimAnswered) -> None:
     _hear_calls(turn, given.answer.execs)
     keeping = turn.keeping
     if given.answer.grants:
-        # The question may have been open for long, and its times count from its beginning.
+        # The claim may have been open for long, and its times count from when it was sent.
         if turn.now_s - given.asked_s > keeping.heartbeat_s / 4:
             turn.now_knows(renew_at_s=min(keeping.renew_at_s, turn.now_s))
     elif had_asked and keeping.wishes.until_idle and _is_nothing_left(keeping, given):
@@ -323,7 +323,7 @@ def _take_grant(turn: DecisionBuilder, given: ClaimAnswered, grant: Grant) -> No
 
 
 def _why_not(turn: DecisionBuilder, lease: HeldLease) -> str:
-    """Return why a grant is given back unstarted; nothing if it is not."""
+    """Return why a grant is released unstarted; empty if it is not."""
     if turn.keeping.leaving is not WorkerShutdownMode.NO:
         return "the worker is leaving"
     if turn.now_s >= lease.ends_s:
@@ -355,14 +355,14 @@ def _take_answer(turn: DecisionBuilder, answered: RenewalAnswered) -> None:
 
 
 def _hear_calls(turn: DecisionBuilder, calls: tuple[ExecCall, ...]) -> None:
-    """Have operators' commands run beside attempts that are ours now, and no others."""
+    """Run operators' commands beside attempts that are ours now, and no others."""
     for call in calls:
         if turn.lease(call.token()) is not None:
             turn.do(OpenExec(call=call))
 
 
 def _renewed(turn: DecisionBuilder, lease: HeldLease, ends_s: float) -> HeldLease:
-    # Whose job is on its way out because it ended by our clock does not come back.
+    # A job that is being stopped because its lease expired does not come back.
     is_past = lease.is_over and not lease.keeps_on
     if not is_past:
         lease = changed(lease, ends_s=max(ends_s, lease.ends_s), is_over=False)
@@ -375,7 +375,7 @@ def _obey(turn: DecisionBuilder, lease: HeldLease, order: LeaseInstruction) -> N
     if is_sending and (
         order.do is LeaseInstructionKind.RELEASE or (order.do is LeaseInstructionKind.DROP and not lease.is_over)
     ):
-        # Its last word may have been heard already, and only the answer lost: saying it again tells.
+        # Its final report may have been accepted, and only the response lost: it is sent again.
         return
     turn.stop(lease, FinalReport(word=_BY_ORDER[order.do], why=order.why or str(order.do)))
 
@@ -394,11 +394,11 @@ def _take_silence(turn: DecisionBuilder, unanswered: RequestUnanswered) -> None:
         turn.tell("away", None, why=str(unanswered.error), held=len(keeping.leases), **about)
     turn.now_knows(is_barred=keeping.is_barred or is_lasting)
     first_s = _LONGEST_PAUSE_S if isinstance(unanswered.error, RateLimited) else _FIRST_PAUSE_S
-    # With leases to lose, it is asked at least three times before the first of them ends.
+    # With leases to lose, it asks at least three times before the first of them ends.
     longest_s = min(_LONGEST_PAUSE_S, keeping.lease_s / 4)
     again_s = turn.now_s + pause_s(keeping.misses, unanswered.jitter, first_s=first_s, longest_s=longest_s)
     if unanswered.was_claim:
-        # It may have been started again, and forgotten what only a heartbeat says: that is not left for later.
+        # The coordinator may have restarted, and lost what only a heartbeat reports: send that now.
         renew_at_s = keeping.renew_at_s if keeping.is_away else min(keeping.renew_at_s, again_s)
         turn.now_knows(
             asking=None, is_called_back=False, ask_at_s=again_s, renew_at_s=renew_at_s, misses=keeping.misses + 1
@@ -470,7 +470,7 @@ def _take_stop(turn: DecisionBuilder, stopped: AttemptStopped) -> None:
     # A worker that stops at once does not check whether the attempt had ended by itself.
     is_asked = last.word is FinalReportKind.RELEASE and turn.keeping.leaving is not WorkerShutdownMode.NOW
     if is_asked and stopped.end.is_completed:
-        # It had just come to its end by itself.
+        # It had just ended by itself.
         last = FinalReport(word=FinalReportKind.FINISH)
     elif is_asked and stopped.end.state is JobState.FAILED and stopped.end.is_written:
         last = FinalReport(word=FinalReportKind.FAIL, why=stopped.end.message)
@@ -518,7 +518,7 @@ def _take_closing(turn: DecisionBuilder, closed: MachineClosed) -> None:
 
 
 def _take_devices(turn: DecisionBuilder, devices: DevicesChanged) -> None:
-    """Say hello again, with what the machine offers now. An attempt on a device that is gone fails by itself."""
+    """Send hello again, with what the machine offers now. An attempt on a device that is gone fails by itself."""
     if devices.gone:
         turn.tell("devices_gone", devices=list(devices.gone))
     if devices.back:
@@ -546,7 +546,7 @@ def _take_leave(turn: DecisionBuilder, asked: WorkerStopRequested) -> None:
 
 
 def _leave_softly(turn: DecisionBuilder, exit_code: int, why: str) -> None:
-    """Take nothing more, give everything back, then end."""
+    """Claim nothing more, release everything, then exit."""
     turn.leave(exit_code, softly=True)
     turn.tell("leaving", why=why, held=len(turn.keeping.leases))
     if turn.keeping.asking:
@@ -567,10 +567,10 @@ def _hear_voice(turn: DecisionBuilder) -> None:
 
 
 def _hear_closed(turn: DecisionBuilder, why: str) -> None:
-    """Take in that the coordinator gives us nothing; what runs it orders back itself if it wants to."""
+    """Store that the coordinator closed this machine; it requests running jobs back itself."""
     others = {by: one for by, one in turn.keeping.closed.items() if by != COORDINATOR}
     if why in others.values():
-        # Our own words.
+        # Our own reason.
         why = ""
     before = turn.keeping.closed.get(COORDINATOR, "")
     if why == before:

@@ -104,7 +104,7 @@ _MOST_REFUSALS = 3
 
 
 class AttemptReporter:
-    """Speaks for one attempt, from a thread of its own."""
+    """Sends the reports of one attempt, from a thread of its own."""
 
     def __init__(self, runtime: WorkerRuntime, grant: Grant) -> None:
         self._runtime = runtime
@@ -113,7 +113,7 @@ class AttemptReporter:
         self._token = grant.token()
         self._fence = self._token.fence()
         self._orders: queue.SimpleQueue[tuple[threading.Event, Callable[[], object]] | None] = queue.SimpleQueue()
-        # Each is set once its order is no longer wanted.
+        # Each is set once its order is obsolete.
         self._unwanted: list[threading.Event] = []
         self._stop = threading.Event()
         self._is_closed = False
@@ -124,7 +124,7 @@ class AttemptReporter:
         self._thread.start()
 
     def follow(self, folder: JobFolder) -> None:
-        """Begin to mirror what an attempt writes, and to ship what it saves."""
+        """Start to mirror an attempt's files, and to send its checkpoints."""
         runtime, worker = self._runtime, self._worker
         self._folder = folder
         client, check_lease = worker.lines.bytes, partial(runtime.check_lease, self._token)
@@ -141,19 +141,19 @@ class AttemptReporter:
         self._checkpoints.begin()
 
     def tell_start(self, run: str) -> None:
-        """Say that it runs."""
+        """Report that it runs."""
         said = Start(**self._fence, run=run)
         self._order(lambda: self._say(lambda: self._worker.lines.words.start(self._token.job, said)))
 
     def send(self, last: FinalReport, end: AttemptEnd | None) -> None:
-        """Send what it made and say the last word; what was to be sent before is no longer wanted."""
+        """Send its result and the final report; orders before it are obsolete."""
         for event in self._unwanted:
             event.set()
         stop = self._order(lambda: self._conclude(last, end))
         self._unwanted.append(stop)
 
     def say_now(self, last: FinalReport, end: AttemptEnd | None) -> None:
-        """Say the last word at once, from whatever thread, and once; what is on its way is no longer wanted."""
+        """Send the final report at once, from any thread, and once; orders before it are obsolete."""
         for event in self._unwanted:
             event.set()
         runtime, worker = self._runtime, self._worker
@@ -166,7 +166,7 @@ class AttemptReporter:
             runtime.report(FinalReportAccepted(now_s=worker.clock.boottime_s(), token=self._token))
 
     def close(self) -> None:
-        """Say and send nothing more."""
+        """Stop sending."""
         self._is_closed = True
         for event in (*self._unwanted, self._stop):
             event.set()
@@ -206,7 +206,7 @@ class AttemptReporter:
             self._runtime.report(WorkerRejected(now_s=self._worker.clock.boottime_s(), error=error))
             return
         if not isinstance(error, Refused):
-            # A bug, or bytes that do not hold: it is heard of now, and not when the lease ends.
+            # A bug, or corrupt bytes: report it now, not when the lease ends.
             with suppress(Exception):
                 why = f"its worker could not bring it to an end: {error}"
                 self._fail(FailureCause.IO, why, hint=error.hint, end=AttemptEnd(state=JobState.FAILED, exit_code=1))
@@ -222,7 +222,7 @@ class AttemptReporter:
             self._runtime.report(FinalReportAccepted(now_s=self._worker.clock.boottime_s(), token=self._token))
 
     def _bring_rest(self, last: FinalReport, end: AttemptEnd | None) -> None:
-        """Bring what there is besides a result: all that tells of a failure, of the others what goes in time."""
+        """Send logs and checkpoints: all of a failure, of others what can be sent in time."""
         if last.word is FinalReportKind.DECLINE:
             return
         if last.word is FinalReportKind.FAIL and end is not None:
@@ -233,7 +233,7 @@ class AttemptReporter:
         self._drain(wait_s=DRAIN_S)
 
     def _word(self, last: FinalReport, end: AttemptEnd | None) -> Callable[[], object]:
-        """Return what says a last word that points at no result."""
+        """Return the call that sends a final report without a result."""
         words, job, why = self._worker.lines.words, self._token.job, one_line(last.why, _LONGEST_HINT)
         if last.word is FinalReportKind.DECLINE:
             declined = Decline(**self._fence, reason=last.reason or "declined", message=why, lasts=last.lasts)
@@ -287,7 +287,7 @@ class AttemptReporter:
         )
 
     def _drain(self, wait_s: float | None) -> None:
-        """Bring the rest of logs and metrics; without a limit, until it is there or no longer wanted."""
+        """Send the rest of logs and metrics; without a limit, until all is sent or the order is obsolete."""
         if self._checkpoints is not None:
             self._checkpoints.close()
         mirror, clock = self._mirror, self._worker.clock
@@ -322,15 +322,15 @@ class AttemptReporter:
         return False
 
 
-# What is said of an attempt before it starts, written down and mirrored beside what it prints later.
+# Lines about an attempt before it starts, stored and mirrored beside its later output.
 #
-# Made with its first line: an attempt that finds everything here has none.
+# Created with its first line: an attempt whose inputs are all here has none.
 
 _DRAIN_S = 2.0
 
 
 class PreparingLog:
-    """One attempt's. Lines come from one thread at a time."""
+    """The log of one attempt. Lines come from one thread at a time."""
 
     def __init__(self, runtime: WorkerRuntime, token: AttemptToken) -> None:
         name = f"preparing-{token.job[:16]}-{token.attempt}-{token.epoch}"
@@ -362,7 +362,7 @@ class PreparingLog:
             self._log.write(f"{text}\n".encode(errors="replace"))
 
     def close(self) -> None:
-        """Bring what is left of it, for a moment, and remove it here."""
+        """Send the rest of it, for a short time, and delete it here."""
         with self._turn:
             log, mirror, self._log, self._mirror = self._log, self._mirror, None, None
         if log is not None:

@@ -21,7 +21,7 @@ _HINT = "--declare cores=2,ram=4G,gpus=0"
 
 @frozen
 class WorkOptions:
-    """One worker as it was asked for."""
+    """The options of one worker."""
 
     url: str
     identity: FleetIdentity | None = None
@@ -37,15 +37,15 @@ class WorkOptions:
     stop_grace_s: float | None = None
     """Grace period of a job that is stopped; None: the default."""
     accepts: tuple[str, ...] = ()
-    """Trees whose code alone it runs; none: any."""
+    """Trees whose code alone it accepts; none: any."""
     keeps_workspaces: bool = False
-    """Leave where programs ran for their owner to look at."""
+    """Keep the folders of programs for their owner to inspect."""
     run_as: str = ""
     """The users that programs of jobs run as: `USER[,USER…]` or `UID-UID`; empty: the worker's own."""
 
 
 def read_declared(words: Iterable[str]) -> dict[str, int | list[str]]:
-    """Read `cores=2,ram=4G,gpus=0`; `gpus` may also name devices, with + between. Raises `Usage`."""
+    """Parse `cores=2,ram=4G,gpus=0`; `gpus` may also name devices, with + between. Raises `Usage`."""
     found: dict[str, int | list[str]] = {}
     for word in (part.strip() for text in words for part in text.split(",") if part.strip()):
         name, equals, value = word.partition("=")
@@ -63,7 +63,7 @@ def read_declared(words: Iterable[str]) -> dict[str, int | list[str]]:
 
 
 def read_accepted(words: Iterable[str], read_lines: Callable[[str], list[str]]) -> tuple[str, ...]:
-    """Read `TREE,…` and `@FILE` with one on each line; `#` begins a comment. Raises `Usage`."""
+    """Parse `TREE,…` and `@FILE` with one on each line; `#` starts a comment. Raises `Usage`."""
     found: dict[str, None] = {}
     for part in (part.strip() for text in words for part in text.split(",") if part.strip()):
         lines = [line.partition("#")[0].strip() for line in read_lines(part[1:])] if part.startswith("@") else [part]
@@ -107,40 +107,40 @@ LOCK_FILE = "lock"
 
 
 def workers_folder(state: str) -> str:
-    """Return where the workers of a home keep their files, each in a folder of its name."""
+    """Return the folder of the workers of a home, each in a folder of its name."""
     return os.path.join(state, "worker")
 
 
 @frozen
 class Pause:
-    """Take no work until then."""
+    """A pause of all workers of a home."""
 
     until_s: float | None
-    """By the wall clock; nothing: until it is taken back."""
+    """By the wall clock; None: until it is withdrawn."""
     since_s: float
     by: str = ""
 
     def why(self) -> str:
-        """Say it in a line."""
+        """Return it as a line."""
         until = "" if self.until_s is None else f" until {datetime.fromtimestamp(self.until_s, UTC):%Y-%m-%d %H:%M} UTC"
         who = f" by {self.by}" if self.by else ""
         return f"{PAUSED}{who}{until}"
 
 
 def write_pause(state: str, pause: Pause) -> None:
-    """Wish for a pause; the newest wish counts."""
+    """Write a pause; the newest one counts."""
     body = {"v": 1, "until_s": pause.until_s, "since_s": pause.since_s, "by": pause.by}
     write_file(os.path.join(state, PAUSE), dumps(body).encode())
 
 
 def clear_pause(state: str) -> None:
-    """Take the wish back."""
+    """Delete the pause."""
     with suppress(FileNotFoundError):
         os.unlink(os.path.join(state, PAUSE))
 
 
 def read_pause(state: str, *, now_s: float) -> Pause | None:
-    """Return the pause that holds now, if any."""
+    """Return the pause that is valid now, if any."""
     try:
         raw = loads(read_regular(os.path.join(state, PAUSE), _LARGEST_BYTES))
         until = raw["until_s"]

@@ -1,7 +1,7 @@
-"""What may happen to a worker: answers, ends, orders, signals and the passing of time. Only nouns.
+"""Events of a worker: responses, ends, instructions, signals and the passing of time. Data only.
 
-Each comes with the moment it became known, on the clock that also counts suspend; `asked_s` is the moment *before* a
-question was sent, from which its answer's times count.
+Each has the time at which it became known, on the boot-time clock; `asked_s` is the time *before* a request was sent,
+from which the times of its response count.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from stoker.protocol.lease_messages import ClaimResponse, ExecCall, Grant, Renew
 from stoker.worker.assignment import AttemptEnd, LeaseFile
 from stoker.worker.worker_options import LOCK_FILE
 
-# What a worker knows at one moment: its leases, where each stands, and what is wished of it. Only nouns.
+# The state of a worker: its leases, their phases, and its options. Data only.
 #
-# All times are on the clock that also counts suspend.
+# All times are on the boot-time clock.
 
 COORDINATOR = "coordinator"
 """The key of closings by the coordinator, which are not reported back to it."""
@@ -33,19 +33,19 @@ STOP_GRACE_S = 10.0
 
 
 class AttemptPhase(StrEnum):
-    """Where an attempt stands."""
+    """The phase of an attempt."""
 
     STARTING = "starting"
-    """Looked at once more, and handed to a child."""
+    """It is checked once more, and given to a child."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """Its processes are being ended; nothing is said until none is left."""
+    """Its processes are being stopped; nothing is reported until none is left."""
     SENDING = "sending"
-    """Nothing of it runs any more: what it made, and the last word, are on their way."""
+    """None of its processes runs: its result and final report are being sent."""
 
 
 class FinalReportKind(StrEnum):
-    """The last word about an attempt."""
+    """The kind of a final report."""
 
     FINISH = "finish"
     FAIL = "fail"
@@ -53,12 +53,12 @@ class FinalReportKind(StrEnum):
     CANCELLED = "cancelled"
     DECLINE = "decline"
     NOTHING = "nothing"
-    """It is no longer ours to speak of: its result is dropped."""
+    """It is no longer ours: its result is dropped."""
 
 
 @frozen
 class FinalReport:
-    """What will be said of an attempt, and why."""
+    """The final report of an attempt, and why."""
 
     word: FinalReportKind
     why: str = ""
@@ -75,7 +75,7 @@ class HeldLease:
     grant: Grant
     phase: AttemptPhase
     ends_s: float
-    """Until when it is ours, counted from before the request that gave or renewed it."""
+    """The end of the lease, counted from before the request that granted or renewed it."""
     run: str = ""
     """The attempt's folder in `runs/`."""
     child: ProcessIdentity | None = None
@@ -104,7 +104,7 @@ class HeldLease:
 
 
 class WorkerShutdownMode(StrEnum):
-    """How a worker ends."""
+    """How a worker stops."""
 
     NO = "no"
     SOFTLY = "softly"
@@ -157,7 +157,7 @@ class WorkerState:
     taken: int = 0
     """How many jobs it was given since it started."""
     closed: Mapping[str, str] = fresh(factory=dict)
-    """Why it takes no work, by who says so: its owner, its disk, the coordinator."""
+    """Why it claims no jobs, by source: its owner, its disk, the coordinator."""
     leaving: WorkerShutdownMode = WorkerShutdownMode.NO
     exit_code: int = 0
 
@@ -167,7 +167,7 @@ class WorkerState:
 
     @property
     def wanted(self) -> int:
-        """How many jobs there is room for and nothing here against; what the coordinator has against it, it knows."""
+        """How many jobs it may claim; the coordinator itself checks its own reasons against it."""
         is_closed = any(by != COORDINATOR for by in self.closed)
         if is_closed or (self.wishes.is_once and self.taken):
             return 0
@@ -177,18 +177,18 @@ class WorkerState:
 
     @property
     def is_away(self) -> bool:
-        """Whether the coordinator did not answer when it was last asked."""
+        """True if the coordinator did not respond to the last request."""
         return self.misses > 0
 
 
 @frozen
 class StartRefusal:
-    """Why it is not started here: a word for machines, a line for people."""
+    """Why it is not started here: a reason code, and a line for people."""
 
     reason: str
     message: str
     lasts: bool = False
-    """It stays so until something is done on this machine."""
+    """True: it stays so until this machine is changed."""
 
 
 @frozen
@@ -200,7 +200,7 @@ class ClockTick:
 
 @frozen
 class HelloAnswered:
-    """The coordinator knows us."""
+    """The coordinator responded to hello."""
 
     now_s: float
     welcome: Welcome
@@ -208,18 +208,18 @@ class HelloAnswered:
 
 @frozen
 class ClaimAnswered:
-    """A claim was answered, perhaps with nothing."""
+    """A response to a claim, perhaps empty."""
 
     now_s: float
     asked_s: float
     answer: ClaimResponse
     others_work: bool = False
-    """Jobs wait, and others are at work: something may yet become ours."""
+    """Jobs are pending, and other workers have jobs: more may come."""
 
 
 @frozen
 class RenewalAnswered:
-    """A renewal was answered."""
+    """A response to a renewal."""
 
     now_s: float
     asked_s: float
@@ -236,12 +236,12 @@ class RequestUnanswered:
     error: StokerError
     was_claim: bool
     jitter: float
-    """Between 0 and 1, so that a fleet does not come back all at once."""
+    """Between 0 and 1, so that the workers of a fleet do not return all at once."""
 
 
 @frozen
 class WorkerRejected:
-    """The coordinator will never have us as we are: another version, no right to work, another of our name."""
+    """The coordinator rejects this worker: version skew, no permission, duplicate name."""
 
     now_s: float
     error: StokerError
@@ -256,12 +256,12 @@ class AttemptStarted:
     child: ProcessIdentity
     run: str
     has_brought: bool = False
-    """The machine has something now that it had not: code, data, an environment."""
+    """True if something was fetched for it: code, data, an environment."""
 
 
 @frozen
 class AttemptNotStarted:
-    """A second look found that it can't start here now."""
+    """A check before the start found that it can't start here now."""
 
     now_s: float
     token: AttemptToken
@@ -271,7 +271,7 @@ class AttemptNotStarted:
 
 @frozen
 class AttemptEnded:
-    """An attempt's child is gone."""
+    """An attempt's child has exited."""
 
     now_s: float
     token: AttemptToken
@@ -280,7 +280,7 @@ class AttemptEnded:
 
 @frozen
 class AttemptStopped:
-    """An attempt was stopped, and nothing of it runs any more."""
+    """An attempt was stopped, and none of its processes runs."""
 
     now_s: float
     token: AttemptToken
@@ -289,7 +289,7 @@ class AttemptStopped:
 
 @frozen
 class FinalReportAccepted:
-    """The last word about an attempt was heard."""
+    """The final report of an attempt was accepted."""
 
     now_s: float
     token: AttemptToken
@@ -297,7 +297,7 @@ class FinalReportAccepted:
 
 @frozen
 class LeaseLost:
-    """The coordinator says that an attempt is no longer ours."""
+    """The coordinator reports that an attempt is no longer ours."""
 
     now_s: float
     token: AttemptToken
@@ -312,23 +312,23 @@ class MachineClosed:
     by: str
     why: str
     gives_back: bool = False
-    """What runs has to go, too."""
+    """Running jobs are released, too."""
 
 
 @frozen
 class DevicesChanged:
-    """Devices of this machine are gone, or there again; the machine's offer says so already."""
+    """Devices of this machine vanished or returned; the machine's offer is already changed."""
 
     now_s: float
     gone: tuple[str, ...]
     back: tuple[str, ...]
     slots: int | None
-    """How many jobs at once there are devices for; nothing: that was asked for."""
+    """How many jobs at once there are devices for; None: the number was given."""
 
 
 @frozen
 class WorkerStopRequested:
-    """A signal: the first time everything is given back, the second time it ends now."""
+    """A signal: at the first everything is released, at the second the worker exits at once."""
 
     now_s: float
     exit_code: int
@@ -354,24 +354,24 @@ Happening = (
 )
 
 
-# What a decision wants done. Only nouns; `acting` does them.
+# Instructions of a decision. Data only; `actions` performs them.
 
 
 @frozen
 class SendHello:
-    """Say hello again: the coordinator does not know us, or not what this machine has now."""
+    """Send hello again: the coordinator does not know this worker, or not what this machine has now."""
 
 
 @frozen
 class ClaimJobs:
-    """Claim up to so many jobs; of none, only listen for orders."""
+    """Claim up to so many jobs; with 0, only wait for instructions."""
 
     most: int
 
 
 @frozen
 class WithdrawClaim:
-    """Take an open claim back; whatever it was given meanwhile comes as an answer."""
+    """Withdraw an open claim; jobs that it was granted meanwhile come as a response."""
 
 
 @frozen
@@ -381,21 +381,21 @@ class Renew:
 
 @frozen
 class StartAttempt:
-    """Look again, and hand the attempt to a child."""
+    """Check again, and give the attempt to a child."""
 
     token: AttemptToken
 
 
 @frozen
 class ReportStart:
-    """Say that it runs."""
+    """Report that it runs."""
 
     token: AttemptToken
 
 
 @frozen
 class StopAttempt:
-    """End an attempt's processes: politely, after `grace_s` firmly, and see that none is left."""
+    """Stop an attempt's processes: SIGTERM, after `grace_s` SIGKILL, and check that none is left."""
 
     token: AttemptToken
     grace_s: float
@@ -403,7 +403,7 @@ class StopAttempt:
 
 @frozen
 class SendResult:
-    """Send what an attempt made, as far as its last word needs it, and then that word."""
+    """Send an attempt's result, as far as its final report needs it, and then that report."""
 
     token: AttemptToken
     last: FinalReport
@@ -412,7 +412,7 @@ class SendResult:
 
 @frozen
 class SendFinalReport:
-    """Say the last word at once and once; what is on its way is no longer wanted."""
+    """Send the final report at once and once; orders before it are obsolete."""
 
     token: AttemptToken
     last: FinalReport
@@ -428,14 +428,14 @@ class OpenExec:
 
 @frozen
 class Forget:
-    """Nothing of this lease is left to do."""
+    """Forget a lease: nothing is left to do."""
 
     token: AttemptToken
 
 
 @frozen
 class LogLine:
-    """Tell people: one line."""
+    """Log one line."""
 
     kind: str
     fields: dict[str, Any] = fresh(factory=dict)
@@ -443,7 +443,7 @@ class LogLine:
 
 @frozen
 class ExitWorker:
-    """Nothing is held any more: end with this code."""
+    """Exit with this code: nothing is held any more."""
 
     code: int
 
@@ -465,10 +465,10 @@ Instruction = (
 )
 
 
-# What a worker holds, written down for the one after it: leases, the children under them, and under which name.
+# The journal of a worker for its successor: leases, their children, and the worker's incarnation.
 #
-# A successor finds a child by number, start and boot, never by the number alone. Nothing here has to survive a power
-# cut: no process does.
+# A successor identifies a child by pid, start time and boot, never by the pid alone. Nothing here has to survive a
+# power cut: no process does.
 
 _LARGEST_BYTES = 1 << 28
 
@@ -485,7 +485,7 @@ class JournaledLease:
 
 @frozen
 class Predecessor:
-    """What the worker before this one held."""
+    """The leases of the previous worker process."""
 
     incarnation: str
     coordinator: str
@@ -503,7 +503,7 @@ class Journal:
         self._path = os.path.join(folder, "journal.json")
 
     def open(self) -> None:
-        """Make the folders, and clear what an earlier worker was packing or hearing when it was killed."""
+        """Make the folders, and delete what an earlier worker left when it was killed."""
         remove_tree(self.spool_folder)
         # A child of that worker may still write there: into a file that is deleted with it.
         remove_tree(self.said_folder)
@@ -512,11 +512,11 @@ class Journal:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def lease_file(self, run: str) -> LeaseFile:
-        """Return the file that says until when an attempt may run."""
+        """Return the lease file of an attempt."""
         return LeaseFile(os.path.join(self.folder, "leases", run))
 
     def write(self, *, incarnation: str, coordinator: str, leases: Iterable[HeldLease]) -> None:
-        """Write down what is held now. Readers see what was written before, or this."""
+        """Write the leases. Atomic: readers see the old or the new state."""
         held = [
             {
                 "grant": lease.grant.model_dump(mode="json"),
@@ -541,7 +541,7 @@ class Journal:
             os.replace(fresh_path, self._path)
 
     def read(self) -> Predecessor | None:
-        """Return what an earlier worker of this boot held; nothing if there is nothing to be read."""
+        """Return what an earlier worker of this boot held; None if nothing is readable."""
         try:
             raw = loads(read_regular(self._path, _LARGEST_BYTES))
             if raw["boot_id"] != mine().boot_id:

@@ -1,6 +1,6 @@
-"""uv as a program: where it is, what it is given of the user's settings, and what its failures mean.
+"""The program uv: its path, the settings passed to it, and the meaning of its failures.
 
-A person's `PIP_*` settings are handed on under uv's own names, in variables: an index may have a password in it, and
+The user's `PIP_*` settings are passed under uv's own names, in variables: an index may have a password in it, and
 arguments are visible to all users.
 """
 
@@ -45,7 +45,7 @@ _NAME = re.compile(r"python3(\.\d{1,2})?")
 _ASKING_S = 20.0
 _LARGEST_BYTES = 1 << 20
 _MOST = 100
-# An environment's interpreter stands for the one that it was made of.
+# The interpreter of an environment is reported as its base interpreter.
 _QUESTION = """
 import json, platform, sys
 base = getattr(sys, "_base_executable", "") or sys.executable
@@ -63,7 +63,7 @@ class Python:
 
 
 class Interpreters:
-    """All of them. The file at `memory` keeps what each said."""
+    """All interpreters of this machine. The file at `memory` caches their versions."""
 
     def __init__(self, memory: str, *, environment: Mapping[str, str], own_base: str, clock: Clock) -> None:
         self._memory = memory
@@ -74,7 +74,7 @@ class Interpreters:
         self._found_s = 0.0
 
     def all(self) -> tuple[Python, ...]:
-        """Return every interpreter, the preferred one first. Looked for once; asked are those that are new."""
+        """Return every interpreter, the preferred one first. Detected once; only new ones are executed."""
         if self._found is None:
             self._found, self._found_s = self._look(), self._clock.monotonic_s()
         return self._found
@@ -109,7 +109,7 @@ class Interpreters:
         env = self._environment
         home = env.get("HOME", "")
         places = [place for place in env.get("PATH", os.defpath).split(os.pathsep) if place.startswith("/")]
-        # A shim is a script that asks what to run; the interpreters behind it are found by themselves.
+        # A shim is a script that selects an interpreter; the interpreters behind it are found by themselves.
         places = [place for place in places if not place.rstrip("/").endswith("/shims")]
         pyenv = env.get("PYENV_ROOT", "") or os.path.join(home, ".pyenv")
         of_uv = env.get("UV_PYTHON_INSTALL_DIR", "") or os.path.join(
@@ -146,7 +146,7 @@ def _in_folders(folders: Iterable[str]) -> Iterator[str]:
 
 
 def _mark(path: str) -> str | None:
-    """Return what tells a file from another one at the same path."""
+    """Return what distinguishes a file from another one at the same path."""
     try:
         seen = os.stat(path)
     except OSError:
@@ -155,7 +155,7 @@ def _mark(path: str) -> str | None:
 
 
 def _ask_all(paths: Sequence[str], clock: Clock) -> dict[str, list[Any]]:
-    """Ask interpreters who they are, all at once; those that don't answer are none."""
+    """Query the versions of interpreters, in parallel; those without a valid response are left out."""
     children: dict[str, Child] = {}
     for path in paths:
         with suppress(StokerError):
@@ -187,7 +187,7 @@ _FROM_PIP = {
     "PIP_PROXY": "ALL_PROXY",
 }
 _LISTS_BY_COMMA = ("UV_FIND_LINKS",)
-# They say which environment, which project or which Python is meant: we do.
+# They select an environment, a project or a Python: the build does that.
 _OURS = (
     "CONDA_DEFAULT_ENV",
     "CONDA_PREFIX",
@@ -207,7 +207,7 @@ _OURS = (
     "UV_WORKING_DIRECTORY",
     "VIRTUAL_ENV",
 )
-# All that uv gets of a worker's variables where it runs as another user: what the operator configured for uv itself.
+# All variables of the worker that uv gets as another user: the operator's configuration of uv itself.
 _FOR_OTHERS = ("LANG", "SSL_CERT_DIR", "SSL_CERT_FILE", *UV_SETTINGS)
 _NAMED_INDEX = re.compile(r"UV_INDEX_[A-Z0-9_]+_(?:USERNAME|PASSWORD)")
 _PROXIES = ("all_proxy", "http_proxy", "https_proxy", "no_proxy")
@@ -243,7 +243,7 @@ class Trouble(Enum):
 
 @frozen
 class Diagnosis:
-    """A failure, judged."""
+    """The cause of a failure."""
 
     trouble: Trouble
     why: str
@@ -261,7 +261,7 @@ def find_uv(own_prefix: str, environment: Mapping[str, str]) -> str:
 
 
 def uv_environment(environment: Mapping[str, str], **ours: str) -> dict[str, str]:
-    """Return the variables that uv is started with: the user's, his settings of pip under uv's names, and ours."""
+    """Return uv's variables: the user's, their pip settings under uv's names, and ours."""
     made = {name: value for name, value in environment.items() if name not in _OURS}
     for pip, uv in _FROM_PIP.items():
         value = environment.get(pip, "").strip()
@@ -293,14 +293,14 @@ def _is_for_others(name: str) -> bool:
 
 
 def without_secrets(line: str) -> str:
-    """Return a line of uv's without the names and passwords that addresses may have in them."""
+    """Return a line of uv's output without user names and passwords in URLs."""
     return _SECRETS.sub("***@", _CODES.sub("", line))
 
 
 def diagnose(lines: Sequence[str], exit_code: int, *, where: str) -> Diagnosis:
-    """Return what a failed run of uv means; `where` is the machine in words: `aarch64 cp311`.
+    """Return the cause of a failed run of uv; `where` names the machine: `aarch64 cp311`.
 
-    What may pass goes first: an index that does not answer also lets a package seem not to exist.
+    Passing failures are checked first: if an index does not answer, a package also seems not to exist.
     """
     text = "\n".join(lines)
     flat = " ".join(text.split())
@@ -315,7 +315,7 @@ def diagnose(lines: Sequence[str], exit_code: int, *, where: str) -> Diagnosis:
 
 
 def _reason(lines: Sequence[str], about: re.Pattern[str] | None) -> str:
-    """Return what uv said, in one line: from where its error begins."""
+    """Return uv's error in one line."""
     clean = [line for line in (without_secrets(line).strip() for line in lines) if line]
     begin = next((at for at, line in enumerate(clean) if line.startswith(("error", "× ", "x "))), None)
     if begin is None and about is not None:
@@ -339,12 +339,12 @@ _LOOK_EVERY_S = 0.2
 
 @frozen
 class Build:
-    """What is to be built."""
+    """The inputs of a build."""
 
     uv: str
     sources: EnvironmentSources
     folder: str
-    """Where its files are laid out."""
+    """Where its files are copied to."""
     venv: str
     base: Python
     """The interpreter that it is made of."""
@@ -356,15 +356,15 @@ class Build:
 
 @frozen
 class UvExit:
-    """How uv ended."""
+    """The result of a run of uv."""
 
     exit_code: int
     lines: tuple[str, ...] = ()
-    """What it said."""
+    """Its output."""
 
 
 class BuildListener(Protocol):
-    """Takes what happens while it is built."""
+    """Receives events of a build."""
 
     def started(self, group: ProcessIdentity) -> None: ...
     def line(self, text: str) -> None: ...
@@ -388,14 +388,14 @@ def lay_out(sources: EnvironmentSources, project: str, folder: str, *, reader: O
 
 
 def reading_as(reader: OtherUser | None) -> AbstractContextManager[None]:
-    """Read files with a user's rights for a block; nothing: with our own."""
+    """Read files with a user's rights for a block; None: with our own."""
     return nullcontext() if reader is None else acting_as(reader.uid, reader.gid)
 
 
 def build(work: Build, *, heard: BuildListener, is_stopped: Callable[[], bool], clock: Clock) -> UvExit:
     """Build it; return how uv ended. Everything that was started has ended when this returns or raises.
 
-    Raises `BadInput` if a user is given and the environment's files ask for something that is not accepted then.
+    Raises `BadInput` if a user is given and the environment's files contain something that is not accepted then.
     """
     if work.user is not None:
         return _build_as(work.user, work, heard, is_stopped, clock)
@@ -406,9 +406,9 @@ def build(work: Build, *, heard: BuildListener, is_stopped: Callable[[], bool], 
 
 
 def commands(work: Build) -> Iterator[tuple[str, ...]]:
-    """Return the commands that make an environment as ourselves.
+    """Return the commands that build an environment as the worker's user.
 
-    What others named is never a word of its own: it can't be taken for an option.
+    Values from a submitter are never separate arguments: they can't be taken for options.
     """
     sources = work.sources
     name = os.path.basename(sources.path)
@@ -426,10 +426,10 @@ def commands(work: Build) -> Iterator[tuple[str, ...]]:
 
 
 def strict_commands(work: Build, installation: Installation) -> Iterator[tuple[str, ...]]:
-    """Return the commands that make an environment as another user, in the folder with the files that we wrote."""
+    """Return the commands that build an environment as another user, in the folder with the files that we wrote."""
     yield (work.uv, "venv", "--no-config", "--no-project", "--allow-existing", "--python", work.base.path, work.venv)
     python = os.path.join(work.venv, "bin", "python")
-    # Copies: a link into uv's cache would be a second name of a file that changes hands.
+    # Copies: a link into uv's cache would be a second name of a file whose owner changes.
     words = ["--no-config", "--no-build", "--link-mode=copy", "--python", python]
     words += ["--no-deps"] if installation.is_complete else []
     words += ["--find-links=./links"] if installation.has_links else []
@@ -511,12 +511,12 @@ def _leave_folders_out(work: Build) -> None:
 
 
 def size_of(venv: str) -> int:
-    """Return how large an environment's packages are, as each wrote down itself."""
+    """Return the size of an environment's packages, from their records."""
     return sum(_recorded_bytes(os.path.join(place, "RECORD")) for place in package_folders(venv))
 
 
 def uv_of(venv: str) -> str:
-    """Return the version of the uv that made an environment, as it wrote down itself."""
+    """Return the version of the uv that made an environment, from its record."""
     with suppress(OSError, ValueError):
         text = read_regular(os.path.join(venv, "pyvenv.cfg"), _LARGEST_TEXT_BYTES).decode()
         return next((line.partition("=")[2].strip() for line in text.splitlines() if line.startswith("uv ")), "")
@@ -532,7 +532,7 @@ def _recorded_bytes(path: str) -> int:
 
 
 def _own_packages(work: Build) -> list[str]:
-    """Name the project's other packages: their code comes with the job."""
+    """Return the names of the project's other packages: their code comes with the job."""
     if not work.sources.local:
         return []
     with open(os.path.join(work.folder, work.sources.path), encoding="utf-8-sig") as file:
@@ -546,7 +546,7 @@ def _run_all(
     is_stopped: Callable[[], bool],
     clock: Clock,
 ) -> UvExit:
-    """Run commands until one fails; return how the last one ended."""
+    """Run commands until one fails; return the result of the last one."""
     ended = UvExit(exit_code=0)
     for argv in commands:
         ended = _run(begin(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT), heard, is_stopped, clock)

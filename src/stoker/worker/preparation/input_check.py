@@ -1,4 +1,4 @@
-"""What of a job's needs this machine has: a quick look, and everything put in its place when nothing is missing."""
+"""Which inputs of a job this machine has, and how they are placed when nothing is missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stoker.worker.environments.environment_builder import Maker, gather_choice
 from stoker.worker.environments.environment_cache import EnvironmentImpossible, EnvironmentReady
 from stoker.worker.preparation.workspaces import NEW, REPOSITORY, DataCache, Workspaces
 
-# What a job needs and this machine does not have yet. Pure: who looks is elsewhere, and so is who brings it.
+# What a job needs and this machine lacks. Pure: checks and fetches are elsewhere.
 
 CODE = "code"
 
@@ -51,25 +51,25 @@ class InputStatus(StrEnum):
 
 @frozen
 class PresentInputs:
-    """What a quick look found."""
+    """The result of a quick check."""
 
     code: bool = False
-    """The code's tree is in the store; of a job without one it does not matter."""
+    """The code's tree is in the store; meaningless for a job without one."""
     inputs: Mapping[str, InputStatus] = fresh(factory=dict)
     """By `JobInput.where`."""
     environment: EnvironmentReady | EnvironmentImpossible | None = None
-    """Nothing: it has to be made, or the job has none."""
+    """None: it has to be built, or the job has none."""
 
 
 @frozen
 class MissingInputs:
-    """What has to be brought before a job can start."""
+    """What has to be fetched before a job can start."""
 
     code: bool = False
     inputs: tuple[JobInput, ...] = ()
     environment: bool = False
     impossible: str = ""
-    """Why no bringing will do: this machine can't have its environment."""
+    """Why fetching can't help: its environment is impossible on this machine."""
 
     @property
     def is_nothing(self) -> bool:
@@ -80,14 +80,14 @@ class MissingInputs:
         return self.code and not (self.inputs or self.environment or self.impossible)
 
     def words(self) -> str:
-        """Say it in a line: `code, DATA (12.1 GiB), environment`."""
+        """Return it as a line: `code, DATA (12.1 GiB), environment`."""
         named = [CODE] if self.code else []
         named += [f"{name_of(one)} ({format_size(one.size_bytes)})" for one in self.inputs]
         return ", ".join([*named, *(["environment"] if self.environment else [])])
 
 
 def what_is_missing(grant: Grant, held: PresentInputs) -> MissingInputs:
-    """Compare what a job needs with what was found."""
+    """Return what a job needs and was not found."""
     if isinstance(held.environment, EnvironmentImpossible):
         return MissingInputs(impossible=held.environment.why)
     here = (InputStatus.IN_PLACE, InputStatus.HELD)
@@ -99,22 +99,22 @@ def what_is_missing(grant: Grant, held: PresentInputs) -> MissingInputs:
 
 
 def name_of(needed: JobInput) -> str:
-    """Return what people call an input: its variable or argument."""
+    """Return the name of an input for people: its variable or argument."""
     return needed.where.partition(":")[2]
 
 
 def is_repository(needed: JobInput) -> bool:
-    """Return whether each machine fetches it from the hub itself."""
+    """Return True if each machine fetches it from the hub itself."""
     return needed.kind is InputKind.REPO
 
 
 # Repositories of the hub as data: fetched by this machine itself, at one commit, into the machine's cache, verified.
 #
-# What jobs read is a plain folder on the data shelf that shares the cache's bytes where the disk can.
+# Jobs read a plain folder of the data cache, which shares the hub cache's bytes where the disk can.
 
 
 def split_repository(text: str) -> tuple[Repo, str]:
-    """Read `org/name@commit` as it travels. Raises `BadInput`."""
+    """Parse `org/name@commit`. Raises `BadInput`."""
     name, _, commit = text.rpartition("@")
     if not name or not is_commit(commit):
         raise BadInput(f"not a repository at a commit: {text[:200]!r}")
@@ -122,7 +122,7 @@ def split_repository(text: str) -> tuple[Repo, str]:
 
 
 def repository_name(text: str) -> str:
-    """Return what its folder on the data shelf is called."""
+    """Return the name of its folder in the data cache."""
     return f"{REPOSITORY}{digest_value('repository', text)}"
 
 
@@ -154,18 +154,18 @@ def fetch_to_shelf(hub: Hub, text: str, place: str) -> None:
 
 
 def why_not_fetched(text: str, error: StokerError) -> str:
-    """Return in a line why a repository did not come."""
+    """Return in a line why a repository could not be fetched."""
     return f"{text} can't be fetched: {error.message}"
 
 
 @frozen
 class PreparedInputs:
-    """Everything that a job needs, in its place."""
+    """The inputs of a job, placed."""
 
     workspace: str = ""
     """Where its program runs; empty: in the folder that it was submitted from."""
     paths: Mapping[str, str] = fresh(factory=dict)
-    """Where each input lies, by `JobInput.where`."""
+    """The path of each input, by `JobInput.where`."""
     ready: EnvironmentReady | None = None
     """Its environment."""
 
@@ -178,13 +178,13 @@ class PreparedInputs:
         )
 
     def variables(self, grant: Grant) -> dict[str, str]:
-        """Return what its process finds its own packages by."""
+        """Return the variables by which its process finds its own packages."""
         if self.ready is None or not self.workspace:
             return {}
         return {"PYTHONPATH": os.pathsep.join(self.ready.python_path(self.folder(grant)))}
 
     def facts(self, grant: Grant) -> dict[str, Any]:
-        """Return what its papers and its result tell of what it ran with: digests, never places of this machine."""
+        """Return what its job folder and its result record of its inputs: digests, never paths of this machine."""
         facts = {"code_tree": grant.spec.code_tree, "commit": grant.spec.commit, "data": data_facts(grant)}
         return {name: value for name, value in facts.items() if value}
 
@@ -195,7 +195,7 @@ def data_facts(grant: Grant) -> dict[str, str]:
 
 
 class LocalInputs:
-    """This machine, as far as jobs' code, data and environments go."""
+    """This machine's code, data and environments for jobs."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class LocalInputs:
         self._may_read_in_place = may_read_in_place
 
     def look(self, grant: Grant, verified: Collection[str] = (), user: OtherUser | None = None) -> PresentInputs:
-        """See what is here, without reading or making anything; `verified` inputs were read in place just now.
+        """Check what is here, without reading or making anything; `verified` inputs were read in place just now.
 
         `user` is the one that the job will run as, if not as the worker.
         """
@@ -238,7 +238,7 @@ class LocalInputs:
         return os.path.join(open_view(self._store(), self._record(grant.spec.code_tree)), grant.spec.code_folder)
 
     def put_in_place(self, grant: Grant, run: str, held: PresentInputs) -> PreparedInputs:
-        """Make an attempt's workspace and give the paths of all that it reads. Nothing is missing."""
+        """Make an attempt's workspace; return the paths of its inputs. Nothing may be missing."""
         workspace = ""
         paths = {one.where: self._path(one, held.inputs[one.where]) for one in grant.spec.inputs}
         if grant.spec.code_tree:
@@ -251,7 +251,7 @@ class LocalInputs:
         return PreparedInputs(workspace=workspace, paths=paths, ready=ready)
 
     def mark(self, grant: Grant, run: str, owner: ProcessIdentity, prepared: PreparedInputs) -> None:
-        """Say which process uses what: it stays while that lives."""
+        """Record which process uses which inputs: they stay while it lives."""
         if prepared.ready is not None and prepared.ready.key:
             self.maker.shelf.mark(prepared.ready.key, owner, run)
         names = [os.path.basename(os.path.dirname(path)) for path in prepared.paths.values()]
@@ -260,7 +260,7 @@ class LocalInputs:
             self._data().mark(run, owner, names)
 
     def leave(self, grant: Grant, run: str, prepared: PreparedInputs) -> None:
-        """Take away what was only for one attempt."""
+        """Delete what was only for one attempt."""
         if prepared.ready is not None and prepared.ready.key:
             self.maker.shelf.unmark(prepared.ready.key, run)
         if grant.spec.inputs:
@@ -269,7 +269,7 @@ class LocalInputs:
             self.workspaces.remove(run)
 
     def is_unread(self, needed: JobInput) -> bool:
-        """Return whether something lies where an input was submitted from, on this very machine."""
+        """Return True if there is something at an input's path, and it was submitted from this machine."""
         is_same = bool(needed.path) and needed.host == self._host
         return is_same and os.path.exists(needed.path)
 
@@ -307,14 +307,14 @@ class LocalInputs:
     def _record(self, tree: str) -> Record:
         record = held_tree(self._store(), tree)
         if record is None:
-            # Pruned in this very moment.
+            # Pruned at this moment.
             raise CorruptBytes(f"tree {tree[:12]} is no longer here", hint="it is brought again")
         return record
 
 
-# The code of a job on the machine that runs it: whether that machine takes it, and what lies beside it there.
+# The code of a job on this machine: whether it is accepted, and what is beside it.
 #
-# Laying it out is `workspaces`; bringing it is the preparing child's.
+# Workspaces are made in `workspaces`; the preparing child fetches code.
 
 _VENV = ".venv"
 
@@ -354,7 +354,7 @@ def refusal_by_tree(grant: Grant, accepts: Sequence[str], tree: Tree, show: Call
 
 
 def python_beside(args: Mapping[str, Any], folder: str, *, environment: Mapping[str, str], own_prefix: str) -> str:
-    """Give the interpreter of a packed program that lies where it was submitted from, if this machine has that folder.
+    """Return the interpreter of a packed program beside its submitted folder, if this machine has that folder.
 
     A project's `.venv` is no part of its code. Where the project itself lies on this machine, its programs are run
     with it all the same, as `stoker run` would there. Empty: nothing of the sort is meant, or it is not here.

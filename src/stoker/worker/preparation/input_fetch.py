@@ -1,7 +1,7 @@
-"""Bring what a job needs to this machine: code first, then data and environment. Blocks; says how far it is.
+"""Fetch what a job needs to this machine: code first, then data and environment. Blocks; reports progress.
 
-Everything that came stays: a try that was cut, killed or stopped is gone on with by the next one. Others who bring the
-same wait for us, or we for them.
+Everything received stays: the next attempt resumes what was cut, killed or stopped. Of several processes that fetch
+the same, one fetches and the others wait.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from stoker.worker.preparation.workspaces import DataCache, take_in
 _TELL_EVERY_S = 0.25
 _PULSE_EVERY_S = 1.0
 _PATIENCE_S = 120.0
-"""How long who has something may be away, without a byte of it."""
+"""How long a source may be away without a new byte."""
 _PAUSE_S = 1.0
 DATA, ENVIRONMENT, DISK, PREPARING = "data", "environment", "disk", "preparing"
 """Reasons of a refusal."""
@@ -72,7 +72,7 @@ DATA, ENVIRONMENT, DISK, PREPARING = "data", "environment", "disk", "preparing"
 
 @frozen
 class InputFetcherContext:
-    """What bringing works with."""
+    """What fetching works with."""
 
     here: LocalInputs
     store: LocalStore
@@ -98,7 +98,7 @@ class InputFetcher:
         self._verified: list[str] = []
 
     def run(self) -> PrepareLine:
-        """Bring it; give the last word."""
+        """Fetch it; return the last line."""
         bench = self._bench
         try:
             missing = what_is_missing(self._grant, bench.here.look(self._grant))
@@ -281,7 +281,7 @@ class InputFetcher:
         return heed
 
     def _tell_amount(self, text: str) -> None:
-        """Say how far it is, now and then."""
+        """Report the progress, at an interval."""
         now_s = self._bench.clock.monotonic_s()
         if now_s - self._reported_s >= _TELL_EVERY_S:
             self._reported_s = now_s
@@ -296,7 +296,7 @@ class InputFetcher:
 
 
 class _Amount:
-    """So much of something has come."""
+    """Progress of one transfer."""
 
     def __init__(self, what: str, of_bytes: int, tell: Callable[[str], None]) -> None:
         self.what = what

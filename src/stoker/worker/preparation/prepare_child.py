@@ -1,6 +1,6 @@
 """Prepare inputs in a child process, and detect activity without output: a silent compiler, another job's transfer.
 
-A second counts while the processes of uv compute, or while bytes of the tree arrive. One that hangs counts nothing.
+A second counts while uv's processes use CPU time, or while bytes of the tree arrive. A hanging one counts nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.preparation.input_check import LocalInputs, PresentInputs, what_is_missing
 from stoker.worker.worker_state import StartRefusal
 
-# What a preparing child says to its worker, line by line: how far it is, and how it ended.
+# What a preparing child writes to its worker, line by line: its progress, and its end.
 #
-# `count` only grows, and only with honest work: it is what keeps the lease.
+# `count` only grows with progress: it extends the lease.
 
 LONGEST_LINE = 500
 READY, REFUSED = "ready", "refused"
@@ -43,7 +43,7 @@ READY, REFUSED = "ready", "refused"
 
 @frozen
 class PrepareLine:
-    """One line."""
+    """One line of a preparing child."""
 
     says: str = ""
     """For a heartbeat."""
@@ -52,11 +52,11 @@ class PrepareLine:
     count: int = 0
     end: str = ""
     verified: tuple[str, ...] = ()
-    """Inputs that were read where they lie, and are what was submitted."""
+    """Inputs that were read in place, and are as submitted."""
     reason: str = ""
     message: str = ""
     lasts: bool = False
-    """It stays so until something is done on this machine; else it may pass."""
+    """True: it stays so until this machine is changed; False: it may pass."""
 
     def to_line(self) -> bytes:
         """Return it as a line."""
@@ -68,7 +68,7 @@ class PrepareLine:
 
     @classmethod
     def from_line(cls, line: bytes) -> PrepareLine | None:
-        """Read a line; nothing if it is none of ours."""
+        """Parse a line; None if it is not one of ours."""
         try:
             raw: Any = loads(line)
             if not isinstance(raw, dict):
@@ -88,7 +88,7 @@ PREPARING = "preparing"
 
 @frozen
 class PreparingProgram:
-    """How such a process is started."""
+    """How a preparing process is started."""
 
     argv: tuple[str, ...]
     folder: str
@@ -99,9 +99,9 @@ class PreparingProgram:
 def bring_by_child(
     program: PreparingProgram, ticket: bytes, stop: threading.Event, heed: Callable[[PrepareLine], None]
 ) -> PrepareLine | None:
-    """Have what a job needs brought by a process of its own. Gives its last word; nothing if it was stopped.
+    """Fetch what a job needs in a process of its own. Return its last line; None if it was stopped.
 
-    `heed` gets every line; counts go on from one process to the next.
+    `heed` gets every line; counts continue from one process to the next.
     """
     base, last_words = 0, ""
     for _ in range(_MOST_STARTS):
@@ -117,7 +117,7 @@ def bring_by_child(
 
 
 class _Run:
-    """One process."""
+    """One preparing process."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class _Run:
             child.stop(grace_s=_GRACE_S, clock=self._program.clock)
 
 
-# A tree of which little is missing, brought at once: a changed line of code is not worth a process of its own.
+# A tree of which little is missing is fetched at once: a changed line of code is not worth a process of its own.
 
 MOST_BYTES = 4 << 20
 MOST_FILES = 200
@@ -207,7 +207,7 @@ _LOOK_EVERY_S = 0.1
 
 @frozen
 class SmallTrees:
-    """Brings them."""
+    """Fetches small trees."""
 
     store: Callable[[], LocalStore]
     open_origins: Callable[[], AbstractContextManager[TreeSourceFinder]]
@@ -232,7 +232,7 @@ def _refuse_much(outlook: TreeFetchEstimate) -> None:
 
 @contextmanager
 def stopped_by(stop: threading.Event) -> Iterator[DownloadStop]:
-    """Return what stops a transfer in this block within 0.1 s after an event is set."""
+    """Return a stop signal for transfers in this block, set within 0.1 s after an event."""
     inner, over = DownloadStop(), threading.Event()
 
     def watch() -> None:
@@ -250,15 +250,15 @@ def stopped_by(stop: threading.Event) -> Iterator[DownloadStop]:
         thread.join()
 
 
-# From a grant to a start: a quick look; if something is missing, a process of its own that brings it.
+# From a grant to a start: a quick check; if something is missing, a process of its own fetches it.
 
 _MOST_LOOKS = 3
-"""What was brought may be pruned again before it is used; not for ever."""
+"""Fetched inputs may be pruned before they are used; this is the maximum number of checks."""
 
 
 @frozen
 class InputPreparer:
-    """What prepares jobs on this machine."""
+    """Prepares jobs on this machine."""
 
     here: LocalInputs
     program: PreparingProgram
@@ -266,7 +266,7 @@ class InputPreparer:
     """Input of such a process: the job, its user if any, the connection to the coordinator."""
     clock: Clock
     small: SmallTrees | None = None
-    """Brings code of which little is missing, without a process."""
+    """Fetches code of which little is missing, without a process."""
 
     def prepare(
         self, grant: Grant, stop: threading.Event, heed: Callable[[PrepareLine], None], user: OtherUser | None = None
@@ -299,7 +299,7 @@ class InputPreparer:
         return self.small is not None and self.small.bring(grant.spec.code_tree, stop)
 
     def sweep(self) -> None:
-        """Take away what attempts left that ended with their worker."""
+        """Delete what attempts left that ended with their worker."""
         with suppress(StokerError):
             self.here.workspaces.sweep(self.clock.wall_s())
 
@@ -308,10 +308,10 @@ _LARGEST_BYTES = 1 << 20
 
 
 class InputActivity(Protocol):
-    """Feels whether something continues."""
+    """Detects activity."""
 
     def beats(self) -> bool:
-        """Return whether it has got on since it was last asked."""
+        """Return True if there was progress since the last call."""
 
 
 class TreeActivity:
@@ -324,7 +324,7 @@ class TreeActivity:
         self._before: tuple[int, int] | None = None
 
     def beats(self) -> bool:
-        """Return whether anything of it has grown since it was last asked."""
+        """Return True if any of it has grown since the last call."""
         arriving = _looks_of(self._incoming, "")
         staged = _looks_of(self._staging, self._mark)
         now = (arriving[0] + staged[0], max(arriving[1], staged[1]))
@@ -334,7 +334,7 @@ class TreeActivity:
 
 
 class EnvironmentActivity:
-    """Feels the making of one environment."""
+    """Detects activity in the build of one environment."""
 
     def __init__(self, maker: Maker, choices: Sequence[EnvironmentChoice]) -> None:
         choice = choose(choices, maker.platform) if choices else None
@@ -345,7 +345,7 @@ class EnvironmentActivity:
         self._before = (0, 0)
 
     def beats(self) -> bool:
-        """Return whether its processes have computed since it was last asked."""
+        """Return True if its processes used CPU time since the last call."""
         group = self._group()
         ticks = group_cpu_ticks(group.pid) if group is not None else None
         now = (group.pid, ticks) if group is not None and ticks is not None else self._before
@@ -362,7 +362,7 @@ class EnvironmentActivity:
 
 
 def _looks_of(folder: str, part: str) -> tuple[int, int]:
-    """Return how much lies in a folder under names that hold a text, and when that last changed."""
+    """Return the bytes in a folder under names that contain a text, and when they last changed."""
     size_bytes, changed_ns = 0, 0
     try:
         with os.scandir(folder) as entries:
@@ -372,7 +372,7 @@ def _looks_of(folder: str, part: str) -> tuple[int, int]:
                     size_bytes += info.st_size
                     changed_ns = max(changed_ns, info.st_mtime_ns)
     except OSError:
-        # It comes and goes under our eyes.
+        # It was deleted meanwhile.
         return size_bytes, changed_ns
     return size_bytes, changed_ns
 
@@ -380,13 +380,13 @@ def _looks_of(folder: str, part: str) -> tuple[int, int]:
 # The rate of the last data transfer to this machine, for estimates.
 
 _WORTH_BYTES = 4 << 20
-"""Of less, the rate says nothing."""
+"""The rate of a smaller transfer means nothing."""
 _NAME = "rate"
 _RATE_LARGEST_BYTES = 40
 
 
 def note_rate(store: LocalStore, size_bytes: int, seconds: float) -> None:
-    """Note that so much came in such a time, if that says anything."""
+    """Record the rate of a transfer, if it is large enough."""
     if size_bytes >= _WORTH_BYTES and seconds > 0:
         with suppress(StokerError):
             write_file(_path(store), f"{int(size_bytes / seconds)}".encode(), mode=0o600)

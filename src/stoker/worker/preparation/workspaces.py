@@ -33,12 +33,12 @@ from stoker.transfer.trees.holdings import check_out, named_tree, note_held
 # was synced. Two workers of one home may use each other's.
 
 FEWEST_FILES = 50
-"""Fewer are made in no time."""
+"""Fewer are made quickly enough."""
 MOST_FILES = 20_000
 MOST_BYTES = 256 << 20
 _SPARE, _MAKING, _GOING = ".spare-", ".making-", ".going-"
 _WAIT_S = 0.3
-"""The job that has just begun goes first."""
+"""The job that has just started goes first."""
 
 
 class Spares:
@@ -51,7 +51,7 @@ class Spares:
         self._turn = threading.Lock()
 
     def take(self, tree: str, place: str) -> bool:
-        """Make the spare of a tree an attempt's own; False if there is none."""
+        """Rename the spare of a tree to an attempt's workspace; return False if there is none."""
         try:
             os.rename(self._path(_SPARE + tree), place)
         except OSError:
@@ -59,7 +59,7 @@ class Spares:
         return True
 
     def make_soon(self, tree: str, store: LocalStore, record: Record) -> threading.Thread | None:
-        """Have a spare of a tree made in the background, unless its like is there, or being made, or not worth it."""
+        """Make a spare of a tree in the background, unless there is one, one is being made, or it is not worth it."""
         files, size_bytes = len(record.tree.entries), record.tree.size_bytes
         if not FEWEST_FILES <= files <= MOST_FILES or size_bytes > MOST_BYTES or not self._turn.acquire(blocking=False):
             return None
@@ -68,7 +68,7 @@ class Spares:
         return making
 
     def sweep(self) -> None:
-        """Take away whatever is there."""
+        """Delete all spares."""
         for name in names_in(self._folder):
             if name.startswith((_SPARE, _MAKING, _GOING)):
                 self._remove(name)
@@ -86,7 +86,7 @@ class Spares:
             os.chmod(self._path(made), 0o700)
             os.rename(self._path(made), self._path(_SPARE + tree))
         except (OSError, StokerError):
-            # No room, or pruned meanwhile: the next attempt makes its own, and says what is wrong.
+            # No room, or pruned meanwhile: the next attempt makes its own, and reports the error.
             with suppress(OSError, StokerError):
                 remove_tree(self._path(made))
         finally:
@@ -108,17 +108,17 @@ _LEFT_S = 3600.0
 
 
 class Workspaces:
-    """The folders below one, by the names of runs."""
+    """Workspaces below a folder, named by run."""
 
     def __init__(self, folder: str, runs: str, *, keeps: bool = False) -> None:
-        """Make them; with `keeps` they stay for their owner to look at."""
+        """Create it; with `keeps`, workspaces stay for their owner to inspect."""
         self.folder = folder
         self._runs = runs
         self._keeps = keeps
         self.spares = Spares(folder)
 
     def make(self, run: str, tree: str, store: LocalStore, record: Record) -> str:
-        """Make an attempt's own, and give its path."""
+        """Make an attempt's workspace; return its path."""
         make_passed_through(self.folder)
         place = self.place(run)
         if not self.spares.take(tree, place):
@@ -132,12 +132,12 @@ class Workspaces:
         return os.path.join(self.folder, run)
 
     def remove(self, run: str) -> None:
-        """Take an attempt's own away."""
+        """Delete an attempt's workspace."""
         if not self._keeps:
             remove_tree(self.place(run))
 
     def sweep(self, now_s: float) -> None:
-        """Take away what attempts left that were killed with their worker."""
+        """Delete what attempts left that were killed with their worker."""
         self.spares.sweep()
         for name in names_in(self.folder):
             if not name.startswith(".") and self._is_left(name, now_s):
@@ -161,19 +161,19 @@ class Workspaces:
 #     workspaces/.data/TREE/…         real files, read-only: hard links to the store's blobs where the disk can
 #     workspaces/.data/.used/RUN      which process reads which of them
 #
-# They lie where programs of other users may pass through and not look around. A folder appears whole, by rename. It is
+# They are where programs of other users may traverse and not list. A folder appears whole, by rename. It is
 # deleted once its tree is no longer in the store and no process reads it; a repository's, a month after its last use.
 
 _counter = itertools.count()
 NEW = ".new-"
-"""Before the number of the process that makes a folder."""
+"""Before the pid of the process that makes a folder."""
 REPOSITORY = "repo-"
 _OLD_S = 30 * 24 * 3600.0
 """A repository's folder unused for so long is deleted; files shared with the hub's cache stay there."""
 
 
 class DataCache:
-    """The folders below one. Safe to use from several threads and processes at once."""
+    """The data folders. Thread-safe, and safe between processes."""
 
     def __init__(self, folder: str, store: LocalStore, clock: Clock) -> None:
         self.folder = folder
@@ -182,7 +182,7 @@ class DataCache:
         self._used = os.path.join(folder, ".used")
 
     def open(self, record: Record) -> str:
-        """Return the folder of a record's tree; it is made if it is not there."""
+        """Return the folder of a record's tree; make it if it is missing."""
         place = self.place(str(record.digest))
         if os.path.isdir(place):
             return place
@@ -194,7 +194,7 @@ class DataCache:
                 try:
                     os.rename(making, place)
                 except OSError:
-                    # Another one was quicker.
+                    # Another process was quicker.
                     if not os.path.isdir(place):
                         raise
             self._note(record, place)
@@ -203,18 +203,18 @@ class DataCache:
         return place
 
     def use(self, name: str) -> str:
-        """Return a folder that is there, which counts as used now."""
+        """Return an existing folder, and record its use."""
         place = self.place(name)
         with suppress(OSError):
             os.utime(place)
         return place
 
     def place(self, name: str) -> str:
-        """Return where a tree lies, or would lie."""
+        """Return the path of a tree's folder, which may not exist."""
         return os.path.join(self.folder, name)
 
     def mark(self, run: str, owner: ProcessIdentity, names: Iterable[str]) -> None:
-        """Say that a process reads some of them: they stay while it lives."""
+        """Record that a process reads some of them: they stay while it lives."""
         with translated(self._used):
             os.makedirs(self._used, mode=0o700, exist_ok=True)
         mark = {"owner": owner.to_dict(), "names": sorted(names)}
@@ -242,7 +242,7 @@ class DataCache:
             return False
 
     def _note(self, record: Record, place: str) -> None:
-        """Remember what every file holds: it was verified on its way, and need not be read to be known."""
+        """Remember the digest of every file: it was verified on arrival, and need not be read."""
         for entry in record.tree.entries:
             if entry.link_to is None:
                 path = os.path.join(place, entry.path)
@@ -263,7 +263,7 @@ def _is_left(name: str) -> bool:
 
 
 def take_in(path: str, name: str, tree: str, store: LocalStore, *, clock: Clock, heed: Heed) -> bool:
-    """Copy what lies at a path into the store, if it is the tree that is meant. Raises `StokerError`."""
+    """Copy what is at a path into the store, if it is the expected tree. Raises `StokerError`."""
     staging = store.new_staging(f"tree.{tree[:12]}")
     try:
         copying = StagingCopy(store, staging, clock=clock, heed=heed, on_step=NO_STEP)
