@@ -106,7 +106,7 @@ def test_a_killed_workers_job_is_found_again_and_finished_as_the_same_attempt(ho
         desk.submit("kept", "/bin/sh", "-c", script, folder=home.folder, allowed_hosts=("desk",))
         wait_until(lambda: desk.states()["kept"][0] == "running" and pid.exists() and pid.read_text().strip())
         double = home.stoker("work", "--name", "desk", "--join", url)
-        assert (double.code, "already works here" in double.err) == (16, True)
+        assert (double.code, "is already running here" in double.err) == (16, True)
         first.kill()
         first.communicate(timeout=PATIENCE_S)
         second = home.start("work", "--name", "desk", "--join", url, "--until-idle", "--json")
@@ -165,7 +165,7 @@ def test_a_worker_that_works_for_a_time_gives_its_job_back_then_and_takes_none_t
         told = done.objects()
         assert done.code == 0, done.err
         assert [one["job"] for one in told if one["kind"] == "granted"] == ["endless"]
-        assert [one["why"] for one in told if one["kind"] == "leaving"] == ["its time is over"]
+        assert [one["why"] for one in told if one["kind"] == "leaving"] == ["time limit reached"]
         assert sum(one["kind"] == "joined" for one in told) == 1
         states = desk.states()
         assert states["too-long"] == ("pending", "")

@@ -64,7 +64,7 @@ def keep(worker: Worker) -> int:
     try:
         lock.acquire()
     except LockHeld as error:
-        message = f"a worker called {worker.name} already works here: {error}"
+        message = f"worker {worker.name} is already running here: {error}"
         raise LockHeld(message, hint="give this one another --name, or stop that one", **error.data) from None
     try:
         journal.open()
@@ -230,9 +230,9 @@ class Daemon:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT:
-            self.leave(Cancelled, "it was interrupted")
+            self.leave(Cancelled, "interrupted")
         else:
-            self.leave(Terminated, "the terminal went away" if number == signal.SIGHUP else "it was asked to end")
+            self.leave(Terminated, "terminal closed" if number == signal.SIGHUP else "stop requested")
 
     def _end_left_behind(self, written: JournaledLease) -> None:
         """Stop an attempt of an earlier worker process that must not continue."""

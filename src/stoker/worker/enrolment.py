@@ -103,7 +103,7 @@ def read_invitation(text: str) -> Invitation:
     """Read what a person pasted. Raises `Usage` with what is wrong with it."""
     code, at, host = text.strip().partition("@")
     if not at or not host:
-        raise Usage(f"{text!r} does not say where to join", hint=_HINT)
+        raise Usage(f"{text!r} has no host to join", hint=_HINT)
     scheme, separator, rest = host.partition("://")
     if separator and scheme != "https":
         raise Usage("a fleet is joined over TLS alone", hint=_HINT)
@@ -118,7 +118,7 @@ def read_invitation(text: str) -> Invitation:
     try:
         return Invitation(code=read_code(code), url=str(address.origin))
     except NotACode as error:
-        raise Usage(f"{code!r} is no code: {error}", hint=_HINT) from None
+        raise Usage(f"{code!r} is not a valid code: {error}", hint=_HINT) from None
 
 
 # `state/joined/pending-ID.json`: the request of an attempt to join, kept until its response is stored.

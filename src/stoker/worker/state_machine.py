@@ -255,7 +255,7 @@ def decide(keeping: WorkerState, happening: Happening) -> WorkerDecision:
         _TAKERS[type(happening)](turn, happening)
     ends_s = turn.keeping.wishes.ends_s
     if ends_s is not None and turn.now_s >= ends_s and turn.keeping.leaving is WorkerShutdownMode.NO:
-        _leave_softly(turn, 0, "its time is over")
+        _leave_softly(turn, 0, "time limit reached")
     turn.look_around()
     return WorkerDecision(keeping=turn.keeping, instructions=tuple(turn.instructions))
 

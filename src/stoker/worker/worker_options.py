@@ -50,7 +50,7 @@ def read_declared(words: Iterable[str]) -> dict[str, int | list[str]]:
     for word in (part.strip() for text in words for part in text.split(",") if part.strip()):
         name, equals, value = word.partition("=")
         if not equals or not value:
-            raise Usage(f"--declare: {word!r} says nothing", hint=_HINT)
+            raise Usage(f"--declare: {word!r} is not KEY=VALUE", hint=_HINT)
         if name in ("cores", "slots"):
             found[name] = _whole(name, value, least=1)
         elif name == "ram":

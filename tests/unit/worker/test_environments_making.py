@@ -201,7 +201,7 @@ def test_a_machine_that_no_choice_names_can_not_have_the_job(tmp_path: Path) -> 
     choice = EnvironmentChoice(platform="windows-x86_64", kind="uv.lock", path="uv.lock", digest="a" * 64)
     answer = maker_in(tmp_path).look([choice])
     assert isinstance(answer, EnvironmentImpossible)
-    assert "the job has environments for windows-x86_64 only" in answer.why
+    assert "the job has environments only for windows-x86_64" in answer.why
 
 
 def test_the_machine_s_own_interpreter_needs_no_building(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class InputFetcher:
             try:
                 self._receive(CODE, self._grant.spec.code_tree)
             except NotFound as error:
-                return _refused(CODE, f"its code is not to be had: {error.message}", lasts=True)
+                return _refused(CODE, f"code not available: {error.message}", lasts=True)
         for needed in missing.inputs:
             refused = self._repository(needed) if is_repository(needed) else self._data(needed)
             if refused is not None:

@@ -113,7 +113,9 @@ def bring_by_child(
         if run.count == base:
             break
         base = run.count
-    return PrepareLine(end=REFUSED, reason=PREPARING, message=f"what brings it went away without a word: {last_words}")
+    return PrepareLine(
+        end=REFUSED, reason=PREPARING, message=f"preparing process exited without a result: {last_words}"
+    )
 
 
 class _Run:
@@ -174,8 +176,8 @@ class _Run:
                         tail = (tail + data)[-2000:]
                 if end is not None:
                     return end
-        said = tail.decode(errors="replace").strip().splitlines()
-        self.how = said[-1] if said else "it said nothing"
+        last_lines = tail.decode(errors="replace").strip().splitlines()
+        self.how = last_lines[-1] if last_lines else "no output"
         return None
 
     def _take(self, line: bytes) -> PrepareLine | None:
@@ -293,7 +295,7 @@ class InputPreparer:
             if ended.end == REFUSED:
                 return StartRefusal(reason=ended.reason, message=ended.message, lasts=ended.lasts)
             verified = ended.verified
-        return StartRefusal(reason="preparing", message="what was brought was gone again before it could be used")
+        return StartRefusal(reason="preparing", message="inputs were pruned before they could be used")
 
     def _is_brought_at_once(self, grant: Grant, stop: threading.Event) -> bool:
         return self.small is not None and self.small.bring(grant.spec.code_tree, stop)

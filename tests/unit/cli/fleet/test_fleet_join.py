@@ -155,7 +155,7 @@ def test_what_the_coordinator_refuses_is_told_in_its_words(opens: Opens, stoker:
     ("words", "said"),
     [
         (("join",), "CODE@HOST"),
-        (("join", "K7QD-M2XW-9HCE"), "where to join"),
+        (("join", "K7QD-M2XW-9HCE"), "no host to join"),
         (("join", "K7QD@desk"), "12 letters"),
         (("machines", "invite", "--role", "submit"), "--operator"),
         (("machines", "invite", "--operator", "--role", "king"), "'king'"),

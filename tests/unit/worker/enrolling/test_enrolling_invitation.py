@@ -33,9 +33,9 @@ def test_where_to_join_may_be_as_short_as_a_name_and_is_always_tls(where, url):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (CODE, "where to join"),
-        (f"{CODE}@", "where to join"),
-        ("@desk", "no code"),
+        (CODE, "no host to join"),
+        (f"{CODE}@", "no host to join"),
+        ("@desk", "not a valid code"),
         ("K7QD@desk", "12 letters"),
         (f"{CODE}@http://desk", "TLS"),
         (f"{CODE}@desk/path", "no host"),
