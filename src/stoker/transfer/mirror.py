@@ -1,8 +1,8 @@
-"""An attempt's folder, shipped to the coordinator as it grows: every file, in order, each byte once.
+"""Sync an attempt's folder to the coordinator as it grows: every file, in order, each byte once.
 
-The files on the disk are the spool: nothing is kept in memory but the piece that is on its way, so the network may be
-gone for hours. The coordinator's answer says how far each file is, so its restart, or ours, needs no agreement. A token
-that is no longer the job's ends it for good. `end.json` goes last, when everything else is there.
+The files on disk are the spool: only the piece being sent is in memory, so the network may be down for hours. The
+coordinator's response contains the size of each file, so a restart on either side needs no handshake. A lease token
+that is no longer valid ends the sync for good. `end.json` is sent last, after everything else.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from stoker.host.folders import AnchoredFolder
 from stoker.protocol.client import FleetClient
 from stoker.transfer.trees.tree_sources import LONGEST_S, TransferBackoff
 
-# One file that somebody else writes, followed as one stream that only grows.
+# One file that another program writes, followed as one stream that only grows.
 #
-# A log that is turned over (renamed, a new one begun) continues in the same stream: the open file is read to its end
-# first, whatever it is called by then. So does one that was cut short: what was sent stays, and the stream goes on with
-# what is there now. Anything but a regular file is not read and never waited for, and no link on the way to one is
-# followed: the folder is a job's, and what lies elsewhere is not for it to ship.
+# A log that is rotated (renamed, a new one created) continues in the same stream: the open file is read to its end
+# first, under whatever name it has then. The same holds for a truncated file: what was sent stays, and the stream
+# continues with the present contents. Only regular files are read, without blocking, and no link on the path is
+# followed: the folder belongs to a job, which must not get files from elsewhere sent.
 
 
 class FollowedFile:
-    """A file below a folder. Not for several threads."""
+    """A file below a folder. Not thread-safe."""
 
     def __init__(self, folder: str, path: str) -> None:
         self.path = path
         self.sent_bytes = 0
-        """How much of the stream lies with the coordinator."""
+        """How many bytes of the stream the coordinator has."""
         self.is_known_there = False
-        """Whether the coordinator has heard of it, be it empty."""
+        """True if the coordinator knows the file, even if it is empty."""
         self.trouble = ""
         """Why no more of it is sent."""
         self.inodes: set[int] = set()
-        """Of the file and of those that had its name before."""
+        """Inodes of the file and of those that had its name before."""
         self._folder = folder
         self._full = os.path.join(folder, path)
         self._descriptor: int | None = None
@@ -59,12 +59,12 @@ class FollowedFile:
         self._base = 0
 
     def read(self, limit_bytes: int) -> bytes:
-        """Return the next bytes to send; nothing if all that is there was sent."""
+        """Return the next bytes to send; empty if everything was sent."""
         if self._descriptor is None and not self._open():
             return b""
         data = self._next(limit_bytes)
         if not data and self._has_moved_on():
-            # Again: what was written between the two looks belongs to the one that is done with.
+            # Read again: what was written between the two reads belongs to the old file.
             data = self._next(limit_bytes)
             if not data:
                 self.rest()
@@ -74,16 +74,16 @@ class FollowedFile:
         return data
 
     def lies_there(self, size_bytes: int) -> None:
-        """Take note of how much the coordinator has: more than was sent before, or less, if it lost some."""
+        """Record how many bytes the coordinator has: more than were sent before, or fewer if it lost some."""
         self.is_known_there = True
-        # Less: bytes of a file that is gone here as well, so the stream continues with the one that is there.
+        # Fewer: the bytes were of a file that is deleted here too, so the stream continues with the present one.
         self._base = min(self._base, size_bytes)
         self.sent_bytes = size_bytes
 
     def begins_at(self, size_bytes: int) -> bool:
-        """Go on behind bytes that the coordinator has of a file that is gone here, whose answer was lost.
+        """Continue after bytes that the coordinator has of a file that is deleted here, whose response was lost.
 
-        False if this is not what happened: something of the file as it is now lies there already.
+        Return False if that is not the case: the coordinator already has bytes of the present file.
         """
         if not self._base or self.sent_bytes != self._base or size_bytes <= self._base:
             return False
@@ -91,7 +91,7 @@ class FollowedFile:
         return True
 
     def rest(self) -> None:
-        """Let go of the open file; it is opened again when it is read."""
+        """Close the open file; the next read opens it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -109,14 +109,14 @@ class FollowedFile:
                 self._base, at = self.sent_bytes, 0
             return os.pread(self._descriptor, limit_bytes, at)
         except OSError:
-            # A disk that fails: the next look tells.
+            # A disk that fails: the next read reports it.
             return b""
 
     def _has_moved_on(self) -> bool:
         try:
             return os.lstat(self._full).st_ino != self._inode
         except OSError:
-            # Between its two names, or gone for good: what is open is all there is.
+            # Being renamed, or deleted: the open file is all there is.
             return False
 
     def _open(self) -> bool:
@@ -139,7 +139,7 @@ class FollowedFile:
 
 
 def older_name(path: str) -> str:
-    """Return the name that a log or journal has once it was turned over."""
+    """Return the name that a log or journal has after rotation."""
     stem, dot, ending = path.rpartition(".")
     return f"{stem}.1.{ending}" if dot else f"{path}.1"
 
@@ -163,18 +163,18 @@ _UNFINISHED = ".new"
 
 @frozen
 class AttemptFolderSyncSettings:
-    """How often and how much."""
+    """How often and how much to send."""
 
     every_s: float = 0.5
     piece_bytes: int = 256 * 1024
     pieces_in_turn: int = 8
-    """Of one file, before the others have their turn."""
+    """Of one file, before the next file is served."""
     open_files: int = 128
     longest_pause_s: float = LONGEST_S
 
 
 class AttemptFolderSync:
-    """Ships one attempt's folder, in a thread of its own from `begin` on."""
+    """Syncs one attempt's folder, in a thread of its own after `begin`."""
 
     def __init__(  # noqa: PLR0913 - what to send where, and how
         self,
@@ -202,22 +202,22 @@ class AttemptFolderSync:
         self._is_confirmed = False
         self._thread: threading.Thread | None = None
         self.ended_by: StokerError | None = None
-        """Why nothing will be shipped any more: most often that the job is somebody else's now."""
+        """Why nothing more is sent: most often because another worker has the job now."""
 
     def begin(self) -> None:
-        """Start to ship, beside whatever else happens."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="stoker-mirror", daemon=True)
         self._thread.start()
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Return which files, or the rest of which, are not shipped, and why."""
+        """Return the files that are not sent, or not completely, and why."""
         return tuple(f"{file.path}: {file.trouble}" for file in self._files.values() if file.trouble)
 
     def ship(self) -> float:
-        """Ship what is new, once around, and give how long to wait before the next look.
+        """Send what is new, one round; return how many seconds to wait before the next round.
 
-        Nothing is raised: what can't be sent now is sent later, what never can is told in `troubles` or `ended_by`.
+        Raises nothing: what can't be sent now is sent later; a permanent failure is in `troubles` or `ended_by`.
         """
         with self._shipping:
             try:
@@ -227,13 +227,14 @@ class AttemptFolderSync:
                 self._is_over = True
                 return 0.0
             except (StokerError, OSError):
-                # The coordinator can't be reached, is full, or has a bug: the files wait where they are.
+                # The coordinator is unreachable, full, or has a bug: the files stay where they are.
                 return self._pauses.failed()
 
     def drain(self, deadline_s: float) -> bool:
-        """Ship everything that is left, `end.json` last; the attempt's process is gone. False: it did not all arrive.
+        """Send everything that is left, `end.json` last, after the attempt's process has exited.
 
-        Gives up at `deadline_s` on the clock's monotonic scale, or when nothing can be shipped any more.
+        Return False if it did not all arrive. Gives up at `deadline_s` on the clock's monotonic scale, or when nothing
+        more can be sent.
         """
         self._is_final = True
         if not self._stop(deadline_s):
@@ -252,7 +253,7 @@ class AttemptFolderSync:
         return self.ended_by is None and is_there
 
     def close(self) -> None:
-        """Ship nothing more, and let go of the files."""
+        """Stop sending, and close the files."""
         self._is_over = True
         self._bell.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -265,7 +266,7 @@ class AttemptFolderSync:
                 self._shipping.release()
 
     def _stop(self, deadline_s: float) -> bool:
-        """End the thread, so that whoever drains ships alone; says whether it ended in time."""
+        """Stop the thread, so that `drain` sends alone; return True if it stopped in time."""
         self._is_over = True
         self._bell.set()
         if self._thread is not None:
@@ -297,7 +298,7 @@ class AttemptFolderSync:
         return 0.0 if has_more else self._settings.every_s
 
     def _ship_one(self, file: FollowedFile) -> bool:
-        """Ship pieces of a file; says whether there is more of it."""
+        """Send pieces of a file; return True if there is more."""
         for _ in range(self._settings.pieces_in_turn):
             if file.trouble:
                 return False
@@ -323,7 +324,7 @@ class AttemptFolderSync:
         return not file.trouble
 
     def _go_back(self, file: FollowedFile, error: Refused) -> None:
-        """Go on from where the coordinator says that the file is: it lost what was not durable."""
+        """Continue from the size that the coordinator reports: it lost what was not durable."""
         offset = error.data.get("offset")
         if not isinstance(offset, int) or not 0 <= offset < file.sent_bytes:
             file.trouble = str(error)
@@ -331,7 +332,7 @@ class AttemptFolderSync:
         file.lies_there(offset)
 
     def _is_some_lost(self, files: list[FollowedFile]) -> bool:
-        """Ask what lies there, and go back where it is less: a file that no longer grows would never tell."""
+        """Compare sizes with the coordinator's; go back where one is smaller. Finds losses in idle files too."""
         listed = self._client.files(self._token.job, attempt=self._token.attempt)
         there = {file.path: file.size_bytes for file in listed.files}
         lost = [file for file in files if not file.trouble and there.get(file.path, 0) < file.sent_bytes]
@@ -348,7 +349,7 @@ class AttemptFolderSync:
         return bool(file.trouble) or (not file.read(1) and (file.is_known_there or not file.is_open))
 
     def _in_order(self) -> list[FollowedFile]:
-        """Papers first, the journal after what it speaks of."""
+        """Sort files: descriptions first, the journal after the files that it refers to."""
         return sorted(self._files.values(), key=lambda file: (file.path == STATUS, "/" in file.path, file.path))
 
     def _rest_some(self, files: list[FollowedFile]) -> None:
@@ -363,13 +364,13 @@ class AttemptFolderSync:
                 continue
             older = _OLDER.match(path)
             newer = self._files.get(f"{older[1]}{older[2]}") if older else None
-            # A log that was turned over continues in the stream of the one that has its name now.
+            # A rotated log continues in the stream of the file that has its name now.
             if newer is None or inode not in newer.inodes:
                 self._files[path] = FollowedFile(self._folder, path)
 
 
 def _files(top: str, below: str = "", levels: int = _MOST_LEVELS) -> Iterator[tuple[str, int]]:
-    """Return the path and inode of every file of a folder that is not hidden; no link is followed."""
+    """Return the path and inode of every file of a folder that is not hidden; follow no link."""
     try:
         with os.scandir(os.path.join(top, below)) as entries:
             found = sorted(entries, key=lambda entry: entry.name)

@@ -147,7 +147,7 @@ def test_nothing_listens_beyond_loopback_without_tls(store: LocalStore) -> None:
 def test_a_worker_without_a_certificate_serves_no_trees_on_loopback_either(store: LocalStore) -> None:
     for identity in (None, FleetIdentity(sockets=("/run/mine/7717.sock",))):
         told = share_trees("http://127.0.0.1:7717", identity, store, clock=CLOCK, admits=lambda _: True)
-        assert told == "this worker has no certificate of the fleet"
+        assert told == "this worker has no certificate"
 
 
 def test_a_file_that_grows_is_passed_on_as_it_comes(store: LocalStore) -> None:

@@ -1,11 +1,11 @@
-"""A small server that gives trees to other machines: three questions, one thread per connection, bounded in every way.
+"""A small server that sends trees to other machines: three routes, one thread per connection, all of it limited.
 
     server = PeerServer(Shelf(store, clock=clock), host="192.168.1.7", contexts=…)
     server.start(); hello.contents_at = server.url; …; server.close()
 
-Beyond loopback only over TLS, and only to machines with a certificate of the same fleet. It answers
+On other addresses than loopback only over TLS, and only to machines with a certificate of the same fleet. It serves
 `GET /v1/trees/TREE`, `POST /v1/contents/fetch` and `GET|HEAD /v1/objects/DIGEST` (with ranges) as the coordinator does.
-A file that is still coming is given on as it comes.
+A file that is still arriving is sent on as it arrives.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ from stoker.transfer.download.partial import PART, SIDECAR, Sidecar, read_beside
 from stoker.transfer.trees.holdings import named_tree
 from stoker.transfer.trees.tree_sources import own_address_towards
 
-# Who has connected and not yet shown a certificate: few at once, few from one address, and none for long.
+# Connections that have not shown a certificate yet: limited in number, per address, and in time.
 #
-# They take no place of those who have shown theirs.
+# They do not count against the limit of verified connections.
 
 MOST = 32
 MOST_EACH = 6
 """From one address."""
 HANDSHAKE_S = 10.0
-"""For all of it: who sends a byte now and then is not waited for either."""
+"""For the whole handshake: a client that sends a byte now and then times out too."""
 
 
 class UnverifiedPeers:
-    """Counts them. Safe to use from several threads."""
+    """Counts unverified connections. Thread-safe."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._by_address: Counter[str] = Counter()
 
     def enter(self, address: str) -> bool:
-        """Take a place for somebody; false: there is none."""
+        """Count one more connection; return False if the limit is reached."""
         with self._turn:
             if self._by_address.total() >= MOST or self._by_address[address] >= MOST_EACH:
                 return False
@@ -78,7 +78,7 @@ class UnverifiedPeers:
             return True
 
     def leave(self, address: str) -> None:
-        """Give the place back."""
+        """Count one connection less."""
         with self._turn:
             self._by_address[address] -= 1
             if not self._by_address[address]:
@@ -86,7 +86,7 @@ class UnverifiedPeers:
 
 
 def shake_hands(context: ssl.SSLContext, plain: socket.socket, clock: Clock) -> ssl.SSLSocket:
-    """Speak TLS with whoever connected. Raises `OSError` for who does not, or is too slow."""
+    """Do the TLS handshake with a client. Raises `OSError` if it fails or is too slow."""
     silence_s, until_s = plain.gettimeout(), clock.monotonic_s() + HANDSHAKE_S
     plain.setblocking(False)
     secure = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
@@ -113,11 +113,11 @@ def _wait(secure: ssl.SSLSocket, wanted: int, left_s: float) -> None:
             raise TimeoutError("the handshake took too long")
 
 
-# How fast bytes leave: so many a second over all connections, or as fast as they go.
+# Send rate: bytes per second over all connections, or unlimited.
 
 
 class PeerRateLimit:
-    """A limit that threads share. Nothing said: no limit."""
+    """A limit that threads share. None: no limit."""
 
     def __init__(self, most_bytes_s: float | None, clock: Clock) -> None:
         self._most_bytes_s = most_bytes_s
@@ -126,7 +126,7 @@ class PeerRateLimit:
         self._free_s = 0.0
 
     def wait(self, size_bytes: int, over: threading.Event) -> None:
-        """Wait until so many bytes may leave, or everything is over."""
+        """Wait until so many bytes may be sent, or `over` is set."""
         if not self._most_bytes_s:
             return
         with self._turn:
@@ -137,36 +137,36 @@ class PeerRateLimit:
             over.wait(due_s - now_s)
 
 
-# What this machine can give to others: files by digest, whole or still growing, and listings of trees.
+# What this machine serves to others: files by digest, complete or still growing, and listings of trees.
 #
-# A file that is still on its way here is given as far as it has come, and on as it comes: whoever takes it verifies it,
-# as we do. Nothing is given that does not lie under its digest in this machine's store, or below `incoming`.
+# A file that is still arriving is sent as far as it is here, and on as it arrives: the receiver verifies it, as we do.
+# Only files under their digest in this machine's store, or below `incoming`, are served.
 
 _REMEMBERED = 64
 
 
 @frozen
 class ServedFile:
-    """A file that is open to be given away, and closed by the caller."""
+    """A file opened for sending. Caller closes."""
 
     file: BinaryIO
     size_bytes: int
-    """Of the whole; a growing one has fewer so far."""
+    """Of the complete file; a growing one has fewer so far."""
     is_growing: bool = False
 
 
 class PeerFiles:
-    """One machine's. Safe to use from several threads."""
+    """The served files of one machine. Thread-safe."""
 
     def __init__(self, store: LocalStore, *, clock: Clock) -> None:
         self._store = store
         self._objects = ObjectStore(store, clock=clock)
         self._turn = threading.Lock()
-        # Small files that lie in a record and not in a file of their own, of trees that were asked for lately.
+        # Small files that are stored in a record and not in a file of their own, of trees that were requested lately.
         self._inline: OrderedDict[str, dict[str, bytes]] = OrderedDict()
 
     def listing(self, tree: str) -> bytes:
-        """Return a tree's listing. `NotFound` if it is neither here nor on its way."""
+        """Return a tree's listing. Raises `NotFound` if the tree is neither here nor arriving."""
         if is_digest(tree):
             found = named_tree(self._store, tree)
             if found is not None:
@@ -177,7 +177,7 @@ class PeerFiles:
         raise NotFound(f"no tree {tree[:12]} here")
 
     def is_coming(self) -> bool:
-        """Return whether any tree is on its way here: what is not there yet may be soon."""
+        """Return True if any tree is arriving: a missing file may be here soon."""
         try:
             with os.scandir(self._store.places.incoming) as entries:
                 return any(entry.name.endswith(".listing") for entry in entries)
@@ -185,7 +185,7 @@ class PeerFiles:
             return False
 
     def find(self, digest: str) -> ServedFile | None:
-        """Open a file; nothing if no byte of it is here."""
+        """Open a file; None if no byte of it is here."""
         if not is_digest(digest):
             return None
         with suppress(NotFound):
@@ -195,7 +195,7 @@ class PeerFiles:
         return self._find_growing(digest)
 
     def small(self, digests: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-        """Give those of these small files that are here, as many as a pack has room for: who wants more asks again."""
+        """Return those of these small files that are here, as many as fit into a pack; the client requests the rest."""
         given_bytes = 0
         for digest in dict.fromkeys(digests):
             data = self._of_record(digest)
@@ -218,7 +218,7 @@ class PeerFiles:
                 sidecar = read_beside(folder, f"{digest}{SIDECAR}")
         except StokerError:
             return None
-        # Checked, and about to become a blob; or growing, of a size that its record tells.
+        # Verified, and about to become a blob; or growing, with the size in its record.
         for name, is_growing in ((digest, False), (f"{digest}{PART}", True)):
             with suppress(OSError):
                 file = open_regular(os.path.join(incoming, name))
@@ -246,9 +246,9 @@ class PeerFiles:
 
 MOST_CONNECTIONS = 16
 SILENCE_S = 20.0
-"""Without a byte from whoever asked, or of a file that grows."""
+"""Without a byte from the client, or of a file that grows."""
 HOLD_S = 5.0
-"""How long a question for something that is still coming is held."""
+"""How long a request for a file that is still arriving is held."""
 _LOOK_S = 0.05
 _PIECE_BYTES = 1 << 20
 _MOST_BODY_BYTES = 1 << 20
@@ -256,7 +256,7 @@ _STATUS = ((Forbidden, 403), (NotFound, 404), (BadInput, 400), (Unavailable, 503
 
 
 class PeerServer:
-    """Serves one machine's shelf while it is started."""
+    """Serves one machine's files while it is started."""
 
     def __init__(  # noqa: PLR0913 - everything is handed in
         self,
@@ -269,13 +269,13 @@ class PeerServer:
         admits: Callable[[str], bool] = lambda _serial: True,
         most_bytes_s: float | None = None,
     ) -> None:
-        """Listen at an address of this machine; `contexts` gives what TLS is spoken by, asked for each connection.
+        """Listen at an address of this machine; `contexts` returns the TLS context, called for each connection.
 
-        Without that only on loopback: `BadInput` elsewhere. `admits` says of a certificate's number, with every
-        question, whether it was not taken back.
+        Without it only on loopback: raises `BadInput` elsewhere. `admits` is called with a certificate's serial at
+        every request, and returns False if the certificate was revoked.
         """
         if contexts is None and not is_this_computer(host):
-            raise BadInput(f"trees are given to other machines over TLS alone, not at {host}")
+            raise BadInput(f"trees are served to other machines only over TLS, not at {host}")
         self._server = _Server(host, port, shelf, clock, contexts, PeerRateLimit(most_bytes_s, clock))
         self._server.admits = admits
         bound = self._server.server_address[1]
@@ -284,11 +284,11 @@ class PeerServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="peers", daemon=True)
 
     def start(self) -> None:
-        """Answer from now on, in threads of its own."""
+        """Serve from now on, in threads of its own."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, and cut who is connected."""
+        """Stop listening, and close all connections."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -326,7 +326,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._strangers.enter(client_address[0]):
-            # Whoever is turned away goes elsewhere: the coordinator has it too.
+            # A rejected client uses another source: the coordinator has the tree too.
             self.shutdown_request(request)
             return
         try:
@@ -345,7 +345,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             request.settimeout(SILENCE_S)
             request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._contexts is not None:
-                # In the thread of the connection: who is slow with a handshake holds up nobody.
+                # In the thread of the connection: a slow handshake delays no other client.
                 request = shake_hands(self._contexts(), request, self.clock)
         finally:
             self._strangers.leave(client_address[0])
@@ -361,7 +361,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                     request.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Let a connection end that broke: it is the other side's affair."""
+        """Ignore a broken connection: the client handles it."""
 
     def cut(self) -> None:
         self.is_over.set()
@@ -372,7 +372,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     @contextlib.contextmanager
     def _held(self, request: socket.socket) -> Any:
-        # A second descriptor: what wraps the first in TLS takes it along.
+        # A second descriptor: TLS takes over the first one.
         with request.dup() as handle:
             with self._turn:
                 self._open.add(handle)
@@ -384,7 +384,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class _Exchange(BaseHTTPRequestHandler):
-    """One connection, question after question."""
+    """One connection, request after request."""
 
     protocol_version = "HTTP/1.1"
     server_version = "stoker"
@@ -397,7 +397,7 @@ class _Exchange(BaseHTTPRequestHandler):
         if isinstance(self.connection, ssl.SSLSocket):
             found = read_peer(self.connection.getpeercert())
             if found is None or not found.machine:
-                self._refused = "this is for machines of the fleet: no certificate of one was shown"
+                self._refused = "for machines of the fleet only: no client certificate"
             else:
                 self._serial = found.serial
 
@@ -410,7 +410,7 @@ class _Exchange(BaseHTTPRequestHandler):
         self._answer(self._post)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as `http.server` calls it
-        """Say nothing: whoever asked knows what came of it."""
+        """Log nothing: the client knows the response."""
 
     def _answer(self, act: Callable[[], None]) -> None:
         self._has_begun = False
@@ -418,13 +418,13 @@ class _Exchange(BaseHTTPRequestHandler):
             if self._refused:
                 raise Forbidden(self._refused)
             if self._serial and not self.server.admits(self._serial):
-                raise Forbidden("this certificate was taken back, or is of no machine of the fleet")
+                raise Forbidden("certificate revoked, or not of a machine of this fleet")
             act()
         except StokerError as error:
             self._refuse(error)
         except (OSError, ValueError) as error:
             if self._has_begun:
-                # It can only break off, so that nobody takes it for whole.
+                # Only closing the connection shows the client that the body is incomplete.
                 raise
             self._refuse(InternalError(str(error)))
 
@@ -437,21 +437,21 @@ class _Exchange(BaseHTTPRequestHandler):
         elif kind == "objects" and is_digest(name):
             self._give(name)
         else:
-            raise NotFound(f"there is nothing at {self.path[:120]}")
+            raise NotFound(f"not found: {self.path[:120]}")
 
     def _post(self) -> None:
         said = self.headers.get("Content-Length", "")
         length = int(said) if said.isascii() and said.isdigit() and len(said) < 12 else -1
         if not 0 <= length <= _MOST_BODY_BYTES:
             self.close_connection = True
-            raise BadInput("a question without a length, or a very long one")
+            raise BadInput("request without a length, or too long")
         body = self.rfile.read(length)
         if self.path != "/v1/contents/fetch":
-            raise NotFound(f"there is nothing at {self.path[:120]}")
+            raise NotFound(f"not found: {self.path[:120]}")
         try:
             asked = from_json(DigestsRequest, body)
         except ValueError as error:
-            raise BadInput(f"that is no question: {error}") from None
+            raise BadInput(f"invalid request: {error}") from None
         frames = self._wait_for(
             lambda: [frame(digest, data) for digest, data in self.server.shelf.small(asked.digests)]
         )
@@ -463,7 +463,7 @@ class _Exchange(BaseHTTPRequestHandler):
         given = self._wait_for(lambda: self.server.shelf.find(digest))
         if not given:
             if self.server.shelf.is_coming():
-                raise Unavailable(f"file {digest[:12]} has not come here yet")
+                raise Unavailable(f"file {digest[:12]} has not arrived here yet")
             raise NotFound(f"no file {digest[:12]} here")
         with given.file:
             start, length, is_partial = read_range(self.headers.get("Range", ""), given.size_bytes)
@@ -488,12 +488,12 @@ class _Exchange(BaseHTTPRequestHandler):
                 continue
             is_gone = not os.fstat(given.file.fileno()).st_nlink
             if not given.is_growing or is_gone or server.clock.monotonic_s() - silent_since_s > SILENCE_S:
-                raise OSError("the file does not go on")
+                raise OSError("the file does not grow")
             if server.is_over.wait(_LOOK_S):
-                raise OSError("the server ends")
+                raise OSError("the server is closing")
 
     def _wait_for(self, look: Callable[[], Any]) -> Any:
-        """Look until there is something, for a while, as long as a tree is on its way here."""
+        """Call `look` until it returns something, for a limited time, while a tree is arriving here."""
         server, until_s = self.server, self.server.clock.monotonic_s() + HOLD_S
         while not (found := look()):
             if not server.shelf.is_coming() or server.clock.monotonic_s() > until_s or server.is_over.wait(_LOOK_S):
@@ -529,7 +529,7 @@ class _Exchange(BaseHTTPRequestHandler):
         self._send(body)
 
 
-# What a worker gives to the rest of its fleet while it runs: a server for its trees, and word of what it has.
+# A worker's server for the rest of its fleet, while the worker runs.
 
 _MOST_BYTES = 64 * 1024
 
@@ -543,16 +543,16 @@ def share_trees(
     admits: Callable[[str], bool],
     port: int = 0,
 ) -> PeerServer | str:
-    """Start giving trees to other machines of the fleet of this coordinator; or say why that can't be.
+    """Start serving trees to other machines of this coordinator's fleet; or return why that is not possible.
 
     Over TLS with the worker's own certificate, at the address from which it reaches the coordinator. A worker without
-    one serves nothing: another user of this machine could read its trees. `admits` says whose certificate still counts.
+    one serves nothing: another user of this machine could read its trees. `admits` says which certificates are valid.
     """
     if identity is None or not identity.certificate_file:
-        return "this worker has no certificate of the fleet"
+        return "this worker has no certificate"
     host = own_address_towards(url)
     if not host:
-        return "no network leads to the coordinator"
+        return "no route to the coordinator"
     try:
         contexts = OwnContext(identity).current
         contexts()
@@ -566,7 +566,7 @@ def share_trees(
 
 
 class OwnContext:
-    """What a machine's server shows and whom it lets in; made again when its certificate's file is another."""
+    """The TLS context of a machine's server; made again when its certificate file changes."""
 
     def __init__(self, identity: FleetIdentity) -> None:
         self._identity = identity
@@ -575,7 +575,7 @@ class OwnContext:
         self._stamp: tuple[int, ...] = ()
 
     def current(self) -> ssl.SSLContext:
-        """Return it as it stands now."""
+        """Return the context for the present certificate."""
         own = self._identity.certificate_file
         try:
             info = os.stat(own)
@@ -586,7 +586,7 @@ class OwnContext:
         with self._turn:
             if self._context is None:
                 self._context = server_context(certificate_file=own, key_file=own, ca_pem=ca_pem)
-                # Nobody but machines of this fleet gets any further than the handshake.
+                # Only machines of this fleet complete the handshake.
                 self._context.verify_mode = ssl.CERT_REQUIRED
             elif stamp != self._stamp:
                 load_server(self._context, certificate_file=own, key_file=own)
@@ -594,20 +594,20 @@ class OwnContext:
             return self._context
 
 
-# Which machines belong to the fleet now, as its coordinator says: one that was forgotten gets no tree from anybody.
+# Which machines belong to the fleet now, as its coordinator reports: a forgotten machine gets no tree from others.
 #
-# A certificate holds for weeks; who may still show it is asked when somebody shows one, and remembered for a moment.
+# A certificate is valid for weeks. Whether it is still accepted is queried when a client shows it, and cached briefly.
 
 FRESH_S = 30.0
-"""So long an answer counts without being asked again: a machine that was forgotten gets things for no longer."""
+"""How long a response is valid without a new query: a forgotten machine is served no longer than that."""
 STALE_S = 300.0
-"""So long it counts while the coordinator can't be asked: a copy that is under way continues over a short cut."""
+"""How long it is valid while the coordinator is unreachable: a running copy survives a short outage."""
 AGAIN_S = 2.0
-"""Between two questions: a stranger's certificate must not have the coordinator asked with every connection."""
+"""Between two queries: an unknown certificate must not cause a query with every connection."""
 
 
 class PeerAdmission:
-    """What one worker knows. `ask` gives the numbers of all certificates that count; it may raise `StokerError`."""
+    """What one worker knows. `ask` returns the serials of all valid certificates; it may raise `StokerError`."""
 
     def __init__(self, ask: Callable[[], Iterable[str]], *, clock: Clock) -> None:
         self._ask = ask
@@ -618,14 +618,14 @@ class PeerAdmission:
         self._asked_s: float | None = None
 
     def admits(self, serial: str) -> bool:
-        """Return whether a certificate counts now. `Unavailable` where nobody can say."""
+        """Return True if a certificate is valid now. Raises `Unavailable` if that can't be found out."""
         if not self._is_known(serial):
-            # One asks; nobody who is known waits for the answer.
+            # One thread queries; known machines do not wait for the response.
             with self._asking:
                 if not self._is_known(serial):
                     self._look()
         if self._heard_s is None or self._clock.monotonic_s() - self._heard_s > STALE_S:
-            raise Unavailable("the coordinator can't be asked which machines belong to the fleet")
+            raise Unavailable("coordinator unreachable: can't check which machines belong to the fleet")
         return serial in self._known
 
     def _is_known(self, serial: str) -> bool:
@@ -639,6 +639,6 @@ class PeerAdmission:
             self._known = frozenset(self._ask())
             self._heard_s = self._clock.monotonic_s()
         except StokerError:
-            # What was heard last counts for a while.
+            # The last response stays valid for a while.
             pass
         self._asked_s = self._clock.monotonic_s()

@@ -1,11 +1,10 @@
 """A tree of this machine's store as a folder: a writable copy for code, or shared bytes for data that is only read.
 
-    check_out(store, record, workspace)                      copies; whoever runs there may change them
+    check_out(store, record, workspace)                      copies; the job may change them
     check_out(store, record, folder, is_writable=False)      hard links or shared blocks, read-only
 
-Where a shared, read-only folder will do that lies in the store itself, `store.tree_views.open_view` costs nothing at
-all. Names, the executable bit and inner links are as in the tree; nothing is written but below the folder, which is
-new.
+If a shared, read-only folder inside the store is enough, use `store.tree_views.open_view`: it copies nothing. Names,
+the executable bit and inner links are as in the tree. Nothing is written outside the folder, which is new.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def check_out(
     store: LocalStore, record: Record, into: str, *, is_writable: bool = True, heed: Heed = lambda _: None
 ) -> None:
-    """Lay a record's tree out in a folder that does not exist, or is empty. Not synced: it can be made again.
+    """Write a record's tree to a folder that does not exist, or is empty. Not synced: it can be written again.
 
     `heed` is called with the size of each file. Raises `CorruptBytes` if bytes of it are not in the store, `LocalFile`
-    if the folder is not empty. If it fails, it removes a folder that it made.
+    if the folder is not empty. On failure, removes a folder that it made.
     """
     with _new_folder(into):
         made = {""}
@@ -82,7 +81,7 @@ def _make_folders(top: str, folder: str, made: set[str]) -> None:
     for part in folder.split("/"):
         path = f"{path}/{part}" if path else part
         if path not in made:
-            # Never there before, so never somebody's link.
+            # The folder is new, so it contains no link made by another program.
             os.mkdir(os.path.join(top, path))
             made.add(path)
 
@@ -115,7 +114,7 @@ def _share(store: LocalStore, entry: TreeEntry, folder: str, name: str) -> None:
     with AnchoredFolder.open(folder, makes=False) as below:
         how = materialise(blob, below, name, may_share=True, mode=0o444, is_durable=False)
     if how is MaterialiseMethod.HARDLINK:
-        # One more name changes a file's ctime, and with it how it is known not to have changed.
+        # A hard link changes the file's ctime, which is part of the stamp that proves it unchanged.
         with translated(blob):
             after = os.lstat(blob)
         if stamp_of(before)[:-1] != stamp_of(after)[:-1]:
@@ -123,27 +122,27 @@ def _share(store: LocalStore, entry: TreeEntry, folder: str, name: str) -> None:
         store.memo.remember(entry.sha256, stamp_of(after), entry.sha256)
 
 
-# Which trees of the fleet this machine has, so that others may get them here.
+# Which trees of the fleet this machine has, so that other machines can fetch them here.
 #
-# A mark per tree below the store, set when the tree has come. What was pruned since is no longer told, and its mark
-# goes.
+# A mark per tree below the store, written when the tree has arrived. A pruned tree is no longer reported, and its mark
+# is deleted.
 
 MOST = 10_000
 STAGE = "tree"
-"""What the record of a tree that came says made it. Unlike what somebody put, it needs no name to stay: it goes when it
-is the one that was used the longest ago.
+"""The producer in the record of a tree that was received. Unlike a tree that a user put into the store, it needs no
+name to stay: it is pruned as least recently used.
 """
 
 
 def tree_key(tree: str) -> Digest:
-    """Return the key under which a tree of the fleet lies."""
+    """Return the key under which a tree of the fleet is stored."""
     return digest_value("fleet tree", tree)
 
 
 def held_tree(store: LocalStore, tree: str) -> Record | None:
-    """Return the record of a tree that lies in this machine's store, whole; it counts as used now.
+    """Return the record of a tree that is complete in this machine's store; mark it as used now.
 
-    That may be one that came, or one that somebody put here.
+    The tree was received, or put here by a user.
     """
     for key in _keys(tree):
         found = store.lookup(key)
@@ -153,7 +152,7 @@ def held_tree(store: LocalStore, tree: str) -> Record | None:
 
 
 def named_tree(store: LocalStore, tree: str) -> Record | None:
-    """Give the record of a tree that this store names and was not pruned. Its bytes are not looked at, nor used now."""
+    """Return the record of a tree that this store names and did not prune. Does not check bytes, nor mark its use."""
     for key in _keys(tree):
         found = store.peek(key)
         if isinstance(found, Record) and not found.is_tombstone:
@@ -162,7 +161,7 @@ def named_tree(store: LocalStore, tree: str) -> Record | None:
 
 
 def hold_tree(store: LocalStore, tree: Tree, *, clock: Clock) -> Record:
-    """Name a tree whose files are all blobs of this store, and mark it as one that others may have from here."""
+    """Name a tree whose files are all blobs of this store, and mark it as available to other machines."""
     digest = tree.digest()
     body = {"stage": STAGE, "kind": "", "made_at": clock.wall_s()}
     record = store.publish(Record.of(key=tree_key(digest), tree=tree, inline={}, body=body)).record
@@ -171,7 +170,7 @@ def hold_tree(store: LocalStore, tree: Tree, *, clock: Clock) -> Record:
 
 
 def note_held(store: LocalStore, tree: str) -> None:
-    """Mark a tree as one that others may have from here."""
+    """Mark a tree as available to other machines."""
     folder = store.places.held
     with translated(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -179,7 +178,7 @@ def note_held(store: LocalStore, tree: str) -> None:
 
 
 class HeldTrees:
-    """Looks which trees are here. Safe to use from several threads."""
+    """Finds the trees that this machine has. Thread-safe."""
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
@@ -187,7 +186,7 @@ class HeldTrees:
         self._known: dict[str, tuple[tuple[int, int], bool]] = {}
 
     def look(self) -> tuple[str, ...]:
-        """Return the trees that are here, in the order of their digests. Cheap where nothing changed."""
+        """Return the trees that are here, sorted by digest. Cheap if nothing changed."""
         names = [name for name in names_in(self._store.places.held) if is_digest(name)]
         with self._turn:
             self._known = {name: self._known[name] for name in names if name in self._known}
@@ -211,5 +210,5 @@ class HeldTrees:
 
 
 def _keys(tree: str) -> tuple[Digest, Digest]:
-    """Return the keys under which a tree may lie: one that came, and one that somebody put here."""
+    """Return the keys under which a tree may be stored: as received, and as put here by a user."""
     return tree_key(tree), put_key(Digest(tree))

@@ -1,12 +1,12 @@
-"""A tree on its way to this machine: listing first, then what is missing, every file verified, resumed after a break.
+"""Fetch a tree to this machine: the listing first, then missing files, each verified; resumes after a break.
 
     record = receive_tree(sources, tree, store, stop=Stop(), clock=clock, heed=count, on_outlook=show)
     check_out(store, record, workspace)
 
-Small files come in packs, large ones by the engine of `stoker fetch`: hashed while they come, resumed by any process
-that asks for the same tree later, from whichever place has them then. Files become blobs of this machine's store one by
-one, and the record that names the tree is written last: a crash leaves files that the next try finds, never a tree that
-is not whole. One process at a time receives a tree; others wait for it.
+Small files are fetched in packs, large ones by the engine of `stoker fetch`: hashed while they arrive, resumed by any
+later process that requests the same tree, from any source that has them. Files become blobs of this machine's store one
+by one, and the record that names the tree is written last: a crash leaves files that the next call finds, never an
+incomplete tree. One process at a time receives a tree; others wait for it.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from stoker.transfer.trees.tree_sources import (
     do_all,
 )
 
-# Trees on their way here: what nobody went on with is swept, by whoever receives the next one.
+# Incoming trees: idle leftovers are deleted when the next tree is received.
 
 GRACE_S = 7 * 86400.0
-"""How long something may rest before nobody is thought to go on with it; whoever does begins it again."""
+"""How long an incoming file may be idle before it is deleted; a later fetch starts it again."""
 
 
 def sweep_incoming(places: StorePaths, *, now_s: float, grace_s: float = GRACE_S) -> int:
-    """Remove listings, partial files and their locks that nobody touched for so long; give the bytes so freed."""
+    """Delete listings, partial files and their locks that were not modified for `grace_s`; return the bytes freed."""
     freed_bytes = 0
     for name in names_in(places.incoming):
         path = os.path.join(places.incoming, name)
         with suppress(OSError):
             info = os.lstat(path)
-            # A file of many hours is written to all the time, its lock and its listing are not: they go with it.
+            # A large file is written to for hours, its lock and its listing are not: they count as touched with it.
             if now_s - _last_touched_s(places.incoming, name, info) > grace_s:
                 os.unlink(path)
                 freed_bytes += info.st_size
@@ -80,7 +80,7 @@ _PATIENCE = DownloadTimeouts(attempts=2, no_progress_s=60.0, lock_wait_s=600.0)
 
 @frozen
 class TreeFetchEstimate:
-    """What a tree has, and what of it is not here yet."""
+    """The contents of a tree, and which of them are missing here."""
 
     files: int
     size_bytes: int
@@ -88,7 +88,7 @@ class TreeFetchEstimate:
     missing_bytes: int
 
 
-def receive_tree(  # noqa: PLR0913 - from where, what, to where, until when, and who is told
+def receive_tree(  # noqa: PLR0913 - source, tree, target, stop, and callbacks
     sources: TreeSourceFinder,
     tree: str,
     store: LocalStore,
@@ -99,11 +99,11 @@ def receive_tree(  # noqa: PLR0913 - from where, what, to where, until when, and
     on_outlook: Callable[[TreeFetchEstimate], None] = lambda _: None,
     on_step: Callable[[str], None] = NO_STEP,
 ) -> Record:
-    """Have a tree in this machine's store, whole and verified, and give its record.
+    """Fetch a tree into this machine's store, complete and verified; return its record.
 
-    `heed` is told of every byte that comes, `on_outlook` once what is missing is known. `NotFound` if nobody in the
-    fleet has it, `NoSpace` before anything comes that has no room, `HashMismatch` if even the coordinator sends wrong
-    bytes, the error that `stop` is asked with; the same call continues from there.
+    `heed` is called with the size of every piece that arrives, `on_outlook` once the missing files are known. Raises
+    `NotFound` if no machine of the fleet has the tree, `NoSpace` before bytes arrive that do not fit, `HashMismatch` if
+    even the coordinator sends wrong bytes, and the error passed to `stop.ask`; the same call resumes.
     """
     if not is_digest(tree):
         raise BadInput(f"not a tree's digest: {tree[:80]!r}")
@@ -118,9 +118,9 @@ def receive_tree(  # noqa: PLR0913 - from where, what, to where, until when, and
         record = held_tree(store, tree)
         if record is not None:
             return record
-        # While something lies in staging, those who prune know that somebody is at work.
+        # A file in staging shows a prune that a fetch is running.
         staging = store.new_staging(f"tree.{tree[:12]}")
-        # One failure ends all that is under way, and spares what others have under way.
+        # One failure stops all fetches of this tree, and no others.
         inner = DownloadStop()
         route = TreeRoute(sources, tree, inner, clock)
         try:
@@ -152,7 +152,7 @@ def _alone(path: str, stop: DownloadStop, clock: Clock) -> Iterator[None]:
 
 
 class _Receiving:
-    """One tree under way."""
+    """One tree that is being received."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - as `receive_tree` has it
         self,
@@ -201,7 +201,7 @@ class _Receiving:
             data = source.client.tree_listing(self._tree)
             tree = read_listing(data, self._tree)
             self._on_step("listing")
-            # For those who take the tree from here while it still comes.
+            # For machines that fetch the tree from here while it is still arriving.
             write_file(path, data, mode=0o600)
             return tree
 
@@ -215,7 +215,7 @@ class _Receiving:
         do_all(
             pieces,
             name="receiving",
-            give_up=lambda: self._stop.ask(Cancelled("another file of the tree can't come")),
+            give_up=lambda: self._stop.ask(Cancelled("another file of the tree failed")),
         )
 
     def _bring_pack(self, digests: list[str]) -> None:
@@ -233,7 +233,7 @@ class _Receiving:
                             came.append(self._write(digest, data))
                             self._heed(len(data))
                 finally:
-                    # Also what came before a break.
+                    # Also the files that arrived before a break.
                     self._on_step("keep")
                     keep_small(self._store, came)
                     for walked in came:
@@ -250,7 +250,7 @@ class _Receiving:
 
     def _write(self, digest: Digest, data: bytes) -> WalkedEntry:
         if len(data) != self._sizes[digest]:
-            raise HashMismatch(f"file {digest[:12]} has another size than the listing says", expected=digest)
+            raise HashMismatch(f"file {digest[:12]} differs in size from its listing", expected=digest)
         path = os.path.join(self._staging, digest)
         self._on_step("write")
         with translated(path):
@@ -289,7 +289,7 @@ class _Receiving:
 
     def _check_room(self, missing_bytes: int) -> None:
         root = self._store.places.root
-        hint = "free some space there (`stoker store prune`); what came is kept"
+        hint = "free some space there (`stoker store prune`); received files are kept"
         check_space("the tree", root, coming_bytes=missing_bytes, free=free_bytes(root), hint=hint)
 
     def _place(self, name: str) -> str:
@@ -297,7 +297,7 @@ class _Receiving:
 
 
 class _Apart:
-    """A transport that others use too: cutting one file's answer does not cut theirs."""
+    """A transport shared with other fetches: aborting one file's response does not abort theirs."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -306,7 +306,7 @@ class _Apart:
         return self._transport.send(request)
 
     def abort(self) -> None:
-        """Leave a request be whose answer has not begun: it has a deadline of its own."""
+        """Leave a request without a response alone: it has its own deadline."""
 
     def close(self) -> None:
         """Leave it open."""

@@ -153,7 +153,7 @@ class TransferBackoff:
 
 
 REFRESH_S = 30.0
-"""How often the coordinator is told that the tree is still being fetched."""
+"""How often the coordinator is informed that the tree is still being fetched."""
 TRIES = 5
 """How often in a row the coordinator may fail without a new byte."""
 EARLY_S = 20.0
