@@ -57,8 +57,8 @@ EVENTS = {
     Kinds.STAGE_BLOCKED: ("a stage waits for room on this machine", "node, stage, short_of"),
     Kinds.STAGE_STEP: ("a stage reports progress; may be dropped under pressure", "node, step, of, metrics"),
     Kinds.STEP_GAP: ("reports of progress were dropped", "n"),
-    Kinds.STAGE_LOG: ("a stage that runs in the engine itself said something", "node, text"),
-    Kinds.STAGE_TOLD: ("a stage says what people should see while it runs; its log has it, too", "node, text; at_once"),
+    Kinds.STAGE_LOG: ("a log line of a stage that runs in the engine itself", "node, text"),
+    Kinds.STAGE_TOLD: ("a message of a running stage for its user; also in its log", "node, text; at_once"),
     Kinds.STAGE_RETRYING: ("a stage failed and will be tried again", "node, attempt, cause, message, delay_s"),
     Kinds.STAGE_CANCELLED: ("a stage was stopped, or never started, because the job stops", "node, stage"),
     Kinds.STAGE_PRUNED: ("a stage is left out because something it needs failed", "node, stage, because"),
@@ -66,7 +66,10 @@ EVENTS = {
         "another process works on the same thing, or holds the GPUs that it needs",
         "node, why; key or stage, waits_for, place",
     ),
-    Kinds.STAGE_REWIND: ("a stage runs again because its bytes are gone and somebody reads them", "node, wanted_by"),
+    Kinds.STAGE_REWIND: (
+        "a stage runs again because its result is deleted and another stage needs it",
+        "node, wanted_by",
+    ),
     Kinds.STAGE_EXPANDED: ("a fan-out's list is known", "node, count"),
     Kinds.TRIAL_END: (
         "a trial of a sweep ended, and its result lies in its folder",
@@ -89,47 +92,47 @@ EVENTS = {
         "a file is there, checked and durable, and so is its receipt",
         "phase, file, bytes, ms, sha256, bytes_from_network, bytes_resumed, path, status, commit",
     ),
-    Kinds.DOWNLOAD_FAILED: ("a file will not come", "phase, file, error, exit_code, message, hint, data"),
+    Kinds.DOWNLOAD_FAILED: ("a download failed", "phase, file, error, exit_code, message, hint, data"),
     Kinds.DOWNLOAD_FROZEN: ("a lock list of a repository is written", "phase, file, path, files, bytes, commit"),
 }
 
 FLEET_EVENTS = {
-    FleetKinds.JOB_SUBMITTED: "somebody wants it",
-    FleetKinds.JOB_READY: "what it was to come after has completed",
+    FleetKinds.JOB_SUBMITTED: "the job was submitted",
+    FleetKinds.JOB_READY: "the jobs that it depends on have completed",
     FleetKinds.JOB_GRANTED: "a worker holds a lease on it, under a new epoch",
     FleetKinds.JOB_STARTED: "its process runs",
-    FleetKinds.JOB_CHECKPOINT: "a checkpoint lies with the coordinator; the next attempt goes on from it",
-    FleetKinds.JOB_FINISHED: "completed: its result lies with the coordinator",
+    FleetKinds.JOB_CHECKPOINT: "a checkpoint is stored at the coordinator; the next attempt resumes from it",
+    FleetKinds.JOB_FINISHED: "completed: its result is stored at the coordinator",
     FleetKinds.JOB_FAILED: "failed, and its budget of attempts for that cause is spent",
     FleetKinds.JOB_RETRYING: "an attempt failed, and another may follow",
     FleetKinds.JOB_RELEASED: "its worker gave it back; the attempt is not charged",
-    FleetKinds.JOB_DECLINED: "its worker looked again and would not start it; not charged",
-    FleetKinds.JOB_EXPIRED: "its lease ended with nothing heard of its worker, or its worker came back without it",
-    FleetKinds.JOB_CANCELLING: "somebody wants it cancelled; its worker has not confirmed that it stopped",
+    FleetKinds.JOB_DECLINED: "its worker declined to start it after a check; not charged",
+    FleetKinds.JOB_EXPIRED: "its lease expired without a heartbeat, or its worker came back without it",
+    FleetKinds.JOB_CANCELLING: "a cancel was requested; its worker has not confirmed that it stopped",
     FleetKinds.JOB_CANCELLED: "cancelled; nothing of it runs any more, or its lease has ended",
     FleetKinds.JOB_REQUEUED: "it had ended and is to run again, under a higher epoch",
     FleetKinds.JOB_CHANGED: "its priority, requirements or name are others now; its state is not",
     FleetKinds.EXEC_BEGUN: "an operator runs a command inside it: who, and its first word",
     FleetKinds.EXEC_ENDED: "that command has ended",
-    FleetKinds.MACHINE_JOINED: "a worker said hello",
+    FleetKinds.MACHINE_JOINED: "a worker registered",
     FleetKinds.MACHINE_CHANGED: "drained, cordoned, paused, opened; or what it has is not what it had",
-    FleetKinds.MACHINE_LEFT: "its worker said goodbye",
-    FleetKinds.MACHINE_LOST: "nothing was heard of it for longer than its lease and the grace",
+    FleetKinds.MACHINE_LEFT: "its worker unregistered",
+    FleetKinds.MACHINE_LOST: "no heartbeat for longer than its lease and the grace period",
     FleetKinds.MACHINE_FORGOTTEN: "it was removed from the list",
-    FleetKinds.INVITED: "somebody made a code for a machine or a person; never the code",
-    FleetKinds.INVITE_WITHDRAWN: "a code was taken back, or wrong guesses ended it",
-    FleetKinds.JOIN_REFUSED: "somebody tried to join and could not prove that they were meant",
+    FleetKinds.INVITED: "an invite for a machine or a person was created; without the code",
+    FleetKinds.INVITE_WITHDRAWN: "an invite was withdrawn, or wrong codes ended it",
+    FleetKinds.JOIN_REFUSED: "a join request without a valid proof was refused",
     FleetKinds.CERTIFICATE_ISSUED: "a machine got a certificate: it joined, or renewed it",
-    FleetKinds.CERTIFICATE_REVOKED: "a machine's certificate was taken back",
-    FleetKinds.TOKEN_MADE: "a person or a program got a token; never its text",
+    FleetKinds.CERTIFICATE_REVOKED: "a machine's certificate was revoked",
+    FleetKinds.TOKEN_MADE: "a token for a person or a program was created; without its text",
     FleetKinds.TOKEN_REVOKED: "a token was revoked, or another has taken its place",
     FleetKinds.SYMPTOM: "something is wrong with a machine or device; again after an hour",
     FleetKinds.SYMPTOM_OVER: "it is no longer so",
-    FleetKinds.HOOK_MADE: "an address is told of events from now on",
-    FleetKinds.HOOK_CLOSED: "it is told nothing more: removed, its jobs have ended, or it took nothing for a day",
+    FleetKinds.HOOK_MADE: "a webhook was added",
+    FleetKinds.HOOK_CLOSED: "a webhook was closed: removed, its jobs have ended, or no delivery succeeded for a day",
     FleetKinds.COORDINATOR_STARTED: "a coordinator serves this database from now on",
     FleetKinds.POLICY_RELOADED: "the cluster file or the manifest was read again",
-    FleetKinds.DATABASE_RESTORED: "the queue goes on from a backup, under a new generation",
+    FleetKinds.DATABASE_RESTORED: "the queue was restored from a backup, under a new generation",
 }
 
 
@@ -209,7 +212,7 @@ def events_page() -> list[str]:
         "## Events of the fleet",
         "",
         "Every move of a job is one row, written with the move or not at all. `GET /v1/events` sends them as they",
-        "happen (server-sent; `Last-Event-ID` or `?after=` goes on behind one); `GET /v1/jobs/NAME/events`: one job's.",
+        "happen (server-sent; resume with `Last-Event-ID` or `?after=`); `GET /v1/jobs/NAME/events`: one job's.",
         "",
         "| kind | when |",
         "|---|---|",
@@ -266,8 +269,8 @@ def routes_page() -> list[str]:
     by_tag: dict[str, list[str]] = {}
     for path, operations in served_document()["paths"].items():
         for method, operation in operations.items():
-            told = operation.get("description") or operation["summary"]
-            row = f"| {method.upper()} | `{path}` | {told.partition(chr(10))[0].rstrip('.')} |"
+            summary = operation.get("description") or operation["summary"]
+            row = f"| {method.upper()} | `{path}` | {summary.partition(chr(10))[0].rstrip('.')} |"
             by_tag.setdefault(operation["tags"][0], []).append(row)
     for tag, rows in by_tag.items():
         lines += ["", f"## {tag[0].upper()}{tag[1:]}", "", "| | route | |", "|---|---|---|", *rows]

@@ -15,7 +15,7 @@ def parse_overrides(words: Iterable[str]) -> list[Override]:
     """Parse words; raise every fault of every word in one `InvalidConfig`."""
     overrides, faults = read_overrides(words)
     if faults:
-        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the overrides"
+        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in the overrides"
         raise InvalidConfig(message, faults=tuple(faults))
     return overrides
 

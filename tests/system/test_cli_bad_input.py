@@ -77,7 +77,7 @@ def test_every_fault_of_a_command_is_on_a_line_of_its_own(shell: Shell) -> None:
     done = shell.stoker("run", "toy/slow", "value=-1", "stubborn=maybe", "gait=x")
     assert done.code == 28
     lines = done.err.splitlines()
-    assert lines[0] == "stoker: 3 faults in the arguments of toy/slow"
+    assert lines[0] == "stoker: 3 errors in the arguments of toy/slow"
     # Each with the word it is about, and carets under what is wrong in it.
     assert [line.split(":")[:2] for line in lines[1:10:3]] == [
         ["  argument 1", " value"],
@@ -90,7 +90,7 @@ def test_every_fault_of_a_command_is_on_a_line_of_its_own(shell: Shell) -> None:
 def test_words_that_can_not_be_read_are_told_with_those_that_can_and_are_wrong(shell: Shell) -> None:
     done = shell.stoker("run", "toy/slow", "value=(", "gait=x")
     assert done.code == 28
-    assert done.err.splitlines()[0] == "stoker: 2 faults in the arguments of toy/slow"
+    assert done.err.splitlines()[0] == "stoker: 2 errors in the arguments of toy/slow"
     assert "value: is required" not in done.err
 
 
@@ -115,7 +115,7 @@ def test_a_plan_that_mixes_kinds_and_misspells_is_refused_with_every_fault_and_i
     (shell.folder / "plan.json").write_text(plan_of(nodes, edges))
     done = shell.stoker("run", "plan.json")
     assert done.code == 40
-    assert "2 faults in plan.json" in done.err
+    assert "2 errors in plan.json" in done.err
     assert "takes toy/number@1, but text gives toy/words@1" in done.err
     assert "there is no stage 'toy/duoble' (did you mean 'toy/double'?)" in done.err
     assert "plan.json:18: odd" in done.err

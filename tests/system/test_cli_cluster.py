@@ -41,7 +41,7 @@ def test_every_fault_of_a_cluster_file_is_told_with_its_line(shell: Shell) -> No
     assert done.code == 23
     assert done.out == ""
     lines = done.err.splitlines()
-    assert lines[0] == "stoker: cluster.yaml has 2 faults"
+    assert lines[0] == "stoker: cluster.yaml has 2 errors"
     assert lines[1].startswith("  cluster.yaml:3:24: nodes[1].vram: a node has no key 'vram'")
     assert lines[3].strip() == "^"
     assert lines[4] == "  cluster.yaml:3:12: nodes[1].name: duplicate node name 'a' (first on line 2)"

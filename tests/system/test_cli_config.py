@@ -70,7 +70,7 @@ def test_a_file_with_six_mistakes_reports_six_each_with_line_and_caret(shell: Sh
     done = shell.stoker("run", "toy/slow", "--config", "bad.yaml", "gaet=1", "value=-1")
     assert done.code == 21
     lines = done.err.splitlines()
-    assert lines[0] == "stoker: 6 faults in the configuration"
+    assert lines[0] == "stoker: 6 errors in the configuration"
     told = [line for line in lines[1:] if line.startswith("  ") and not line.startswith("      ")]
     assert len(told) == 6
     assert [line.split(":")[:2] for line in told if line.startswith("  bad.yaml")] == [

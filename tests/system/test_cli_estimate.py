@@ -89,7 +89,7 @@ def test_a_measured_peak_of_an_unknown_torch_is_refused(shell: Shell, config: Pa
 def test_all_faults_of_the_words_are_told_at_once(shell: Shell, config: Path) -> None:
     done = shell.stoker("machines", "estimate", "config.json", "method=full", "rank=8", "bach=2", "dtype=int3", "x")
     assert done.code == 28
-    assert "4 faults" in done.err
+    assert "4 errors" in done.err
     for said in (
         "bach: there is no such key (did you mean 'batch'?)",
         "dtype: 'int3'",

@@ -147,7 +147,7 @@ def test_ctrl_c_while_waiting_leaves_the_line_and_the_next_in_it_moves_up(cards:
     third = cards.start("third", "--json")
     event = json.loads(heard(third, '"stage_waiting"'))
     assert (event["node"], event["place"]) == ("run", 2)
-    assert event["why"].endswith(", 2nd in line")
+    assert event["why"].endswith(", queue position 2")
     second.send_signal(signal.SIGINT)
     done = finish(second)
     assert done.code == 130

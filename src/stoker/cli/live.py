@@ -160,11 +160,11 @@ class ProgressLines:
         if fields.get("at_once"):
             yield f"  {node.title or node.node:<{self._width}}  {fields.get('text', '')}"
         elif node.node in self._titles.together:
-            if node.told not in self._shown_together:
-                self._shown_together.add(node.told)
-                yield node.told
+            if node.status_text not in self._shown_together:
+                self._shown_together.add(node.status_text)
+                yield node.status_text
         elif node.node in self._titles.of_trials:
-            yield f"  {node.title:<{self._width}}  {node.told}"
+            yield f"  {node.title:<{self._width}}  {node.status_text}"
 
     def _finished(self, node: NodeHistory) -> str:
         sign = sign_of(node, self._signs)

@@ -73,7 +73,7 @@ class FileDiagnostics:
         """Raise an error with the faults, if there are any. A single one is the message itself."""
         if not self.count:
             return
-        message = str(self.faults[0]) if self.count == 1 else f"{self.source.name} has {self.count:,} faults"
+        message = str(self.faults[0]) if self.count == 1 else f"{self.source.name} has {self.count:,} errors"
         shown = tuple(self.faults[:MOST_SHOWN])
         more = self.count - len(shown)
         hint = f"and {more:,} more; fix these and check again" if more else ""

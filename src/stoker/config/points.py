@@ -197,7 +197,7 @@ def finished(root: dict[str, Any], resolved: Mapping[str, Any], notes: Sequence[
 
 def faulty(faults: Sequence[Diagnostic], where: str) -> InvalidConfig:
     """Return the one error for some faults."""
-    message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults {where}"
+    message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors {where}"
     return InvalidConfig(message, faults=tuple(faults))
 
 

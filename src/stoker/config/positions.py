@@ -157,7 +157,7 @@ class StopReading(Exception):
 def note(faults: list[Diagnostic], fault: Diagnostic) -> None:
     """Add a fault to those of a file; `StopReading` when there are too many to read."""
     if len(faults) >= MOST_FAULTS:
-        message = f"there are more than {MOST_FAULTS} faults; the rest is not read"
+        message = f"there are more than {MOST_FAULTS} errors; the rest is not read"
         raise StopReading(Diagnostic(fault.where, message, shown=fault.shown))
     faults.append(fault)
 

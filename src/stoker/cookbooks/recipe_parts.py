@@ -41,5 +41,5 @@ def find_table(where: str, text: str, bundled: Sequence[str], *, one: str, sever
 def refuse(recipe: str, faults: Sequence[Diagnostic]) -> None:
     """Raise `InvalidArgs` if there is any fault in a recipe's arguments."""
     if faults:
-        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe}"
+        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in the arguments of {recipe}"
         raise InvalidArgs(message, faults=tuple(faults), hint=f"stoker recipes show {recipe}")

@@ -474,4 +474,4 @@ def _items_of(value: Any) -> Iterable[Any]:
 
 def _headline(owner: str, faults: Iterable[Diagnostic]) -> str:
     listed = list(faults)
-    return f"{listed[0]}" if len(listed) == 1 else f"{len(listed)} faults in the arguments of {owner}"
+    return f"{listed[0]}" if len(listed) == 1 else f"{len(listed)} errors in the arguments of {owner}"

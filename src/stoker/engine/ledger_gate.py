@@ -60,7 +60,7 @@ class DeviceGrant:
 
 
 class DeviceQueueEntry:
-    """A place in line, from its first look to a grant or to leaving it. The loop asks `answer` whenever it is woken."""
+    """A queue entry, from its first poll to a grant or its removal. The loop reads `answer` whenever it is woken."""
 
     def __init__(  # noqa: PLR0913 - the seams of everything outside
         self,
@@ -73,7 +73,7 @@ class DeviceQueueEntry:
         warn: Callable[[str], None],
         clock: Clock,
     ) -> None:
-        """Stand in line; `ours` are the reservations of this very run, `warn` hears what is wrong with the ledger."""
+        """Enter the queue; `ours` are the reservations of this run, `warn` is called with problems of the ledger."""
         self._ledger = ledger
         self._ask = ask
         self._wake = wake
@@ -171,11 +171,11 @@ def describe(
 ) -> DeviceWait:
     """Return what a request waits for, with and without times, and whether only our own reservations block it."""
     place = answer.ahead + 1
-    in_line = f", {_ordinal(place)} in line" if answer.ahead else ""
+    queue_position = f", queue position {place:,}" if answer.ahead else ""
     holders = [holder for device in devices for holder in device.holders]
     return DeviceWait(
-        waits_for=_text(ask, answer, devices, with_times=False) + in_line,
-        why=_text(ask, answer, devices, with_times=True) + in_line,
+        waits_for=_text(ask, answer, devices, with_times=False) + queue_position,
+        why=_text(ask, answer, devices, with_times=True) + queue_position,
         place=place,
         is_ours=bool(holders) and not answer.ahead and all(holder.entry.id in ours for holder in holders),
     )
@@ -231,11 +231,6 @@ def _user(number: int) -> str:
         return f"user {number}"
 
 
-def _ordinal(number: int) -> str:
-    suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{suffix}"
-
-
 # What attempts really hold of their devices, measured about once a second in a thread of its own.
 #
 # Of a device, whatever processes below an attempt's own hold is its. Where the driver's process numbers mean nothing
@@ -245,7 +240,7 @@ def _ordinal(number: int) -> str:
 EVERY_S = 1.0
 
 Measured = Callable[[AttemptDevices, Mapping[str, int]], None]
-"""Hears what an attempt holds of each of its devices at this moment, if that is more than ever before."""
+"""Called with what an attempt holds of each of its devices at this moment, if that is more than ever before."""
 
 
 class _Watched:

@@ -230,7 +230,7 @@ def _compile(name: str, drafts: Sequence[UncheckedNode], final: str | None, keep
         if kept not in nodes
     )
     if faults:
-        headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in plan {name}; nothing has run"
+        headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in plan {name}; nothing has run"
         # A plan that is right but for its files is not the plan's fault.
         kind = InvalidFile if all(isinstance(fault, _FileDiagnostic) for fault in faults) else InvalidPlan
         raise kind(headline, faults=tuple(faults), plan=name)

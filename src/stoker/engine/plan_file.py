@@ -116,7 +116,7 @@ def _compile(reader: _Reader, raw: Any) -> Plan:
         if not reader.faults:
             return plan
     faults = tuple(reader.faults)
-    headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in {reader.path or 'the plan'}"
+    headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in {reader.path or 'the plan'}"
     raise kind(headline, faults=faults)
 
 

@@ -329,7 +329,7 @@ def _renamed(word: str) -> str:
 def _joined(typed: InvalidInput, file: InvalidInput) -> InvalidInput:
     found_all = (*typed.faults, *file.faults)
     return InvalidAdapters(
-        f"{typed.count + file.count:,} faults in the words and in the file",
+        f"{typed.count + file.count:,} errors in the arguments and in the file",
         faults=found_all,
         hint=file.hint,
         count=typed.count + file.count,

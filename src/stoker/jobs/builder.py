@@ -331,7 +331,7 @@ class JobBuilder:
             values = job.program.args(settings, params, texts, files)
         checked, faults = recipe.args.check(values, owner=recipe.name)
         if faults:
-            headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe.name}"
+            headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in the arguments of {recipe.name}"
             raise InvalidArgs(headline, faults=tuple(faults), hint=f"stoker recipes show {recipe.name}")
         return recipe.args.with_paths(checked, self.from_here) if recipe.args.paths_in(checked) else checked
 

@@ -36,8 +36,8 @@ class NodeHistory:
     step: int | None = None
     of: int | None = None
     metrics: dict[str, Any] = fresh(factory=dict)
-    told: str = ""
-    """What it said last for people to see."""
+    status_text: str = ""
+    """The last message of the stage for its user."""
     peak_rss_bytes: int | None = None
     peak_gpu_bytes: int | None = None
     """On the fullest of its devices."""
@@ -198,7 +198,7 @@ def _step(node: NodeHistory, event: dict[str, Any]) -> None:
 
 def _told(node: NodeHistory, event: dict[str, Any]) -> None:
     if not event.get("at_once"):
-        node.told = str(event.get("text", ""))
+        node.status_text = str(event.get("text", ""))
 
 
 def _metrics(event: dict[str, Any]) -> dict[str, Any]:

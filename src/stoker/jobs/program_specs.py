@@ -347,7 +347,7 @@ def program_identity(
 
 
 def _refused(recipe: Recipe, faults: Sequence[Diagnostic], *, hint: str = "") -> InvalidArgs:
-    message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe.name}"
+    message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in the arguments of {recipe.name}"
     return InvalidArgs(message, faults=tuple(faults), hint=hint or f"stoker recipes show {recipe.name}")
 
 

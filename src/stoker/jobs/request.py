@@ -164,7 +164,7 @@ class TrialDiagnostics:
         for known, (label, fault) in self._first.items():
             where = "" if self._counts[known] == self._seen else _in_trials(label, self._counts[known])
             faults.append(Diagnostic(fault.where, f"{fault.message}{where}", fault.hint, fault.shown))
-        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the trials of this sweep"
+        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in the trials of this sweep"
         lacks = tuple(self._lacks) if self._is_lacking else ()
         raise type(self._error)(message, faults=tuple(faults), hint=self._error.hint, lacks=lacks)
 
@@ -209,7 +209,7 @@ def _error_of(
     where = f"the arguments of {owner}" if is_typed else "the configuration"
     if not faults:
         where = "the program's words"
-    message = str(found[0]) if len(found) == 1 else f"{len(found)} faults in {where}"
+    message = str(found[0]) if len(found) == 1 else f"{len(found)} errors in {where}"
     if is_typed:
         hint = hint or f"stoker recipes show {owner}"
     return kind(message, faults=found, hint=hint)

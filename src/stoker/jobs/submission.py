@@ -164,7 +164,7 @@ def _place(spec: JobSpec) -> dict[str, Any]:
 
 def _refused(job: ComposedJob, faults: list[Diagnostic]) -> InvalidArgs:
     name = job.recipe.name
-    message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {name}"
+    message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in the arguments of {name}"
     return InvalidArgs(message, faults=tuple(faults), hint=f"stoker recipes show {name}")
 
 

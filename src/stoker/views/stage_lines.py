@@ -30,7 +30,7 @@ def finished_text(node: NodeHistory, width: int, *, is_message_shown: bool = Fal
     word = node.ending
     if node.ending in ("failed", "diverged", "pruned") and node.message:
         word = f"{'skipped' if node.ending == 'pruned' else node.ending}: {_in_one_line(node.message)}"
-    message = "" if is_message_shown else node.told
+    message = "" if is_message_shown else node.status_text
     texts = [message, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
     more = "  ".join(filter(None, texts))
     return f"{node.title or node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"

@@ -23,8 +23,8 @@ def test_what_was_wrong_before_an_error_is_shown_after_it(capfd: pytest.CaptureF
 
 
 def test_several_faults_have_a_line_each_and_a_single_one_is_the_line() -> None:
-    two = InvalidArgs("2 faults", faults=(Diagnostic("a", "is bad"), Diagnostic("b", "is worse", "try c")))
-    assert error_lines(two) == ["stoker: 2 faults", "  a: is bad", "  b: is worse (try c)"]
+    two = InvalidArgs("2 errors", faults=(Diagnostic("a", "is bad"), Diagnostic("b", "is worse", "try c")))
+    assert error_lines(two) == ["stoker: 2 errors", "  a: is bad", "  b: is worse (try c)"]
     one = InvalidArgs("a: is bad", faults=(Diagnostic("a", "is bad"),))
     assert error_lines(one) == ["stoker: a: is bad"]
 

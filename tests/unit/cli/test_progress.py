@@ -228,14 +228,14 @@ def test_news_of_one_member_is_told_at_once_under_its_name_and_is_not_repeated_a
     names = {"1.train": "a", "2.train": "b"}
     titles = Titles(names=names, of_trials=frozenset(names), width=1, together=frozenset(names), trials=2)
     said = [
-        Event(Kinds.STAGE_TOLD, {"node": name, "text": "goes on after update 10 of 120", "at_once": True})
+        Event(Kinds.STAGE_TOLD, {"node": name, "text": "resumed after update 10 of 120", "at_once": True})
         for name in (*names, "train")
     ]
     paper = follow(begin("1.train"), begin("2.train"), *said[:2], titles=titles)
-    assert paper.lines == ["  a  goes on after update 10 of 120", "  b  goes on after update 10 of 120"]
+    assert paper.lines == ["  a  resumed after update 10 of 120", "  b  resumed after update 10 of 120"]
     end = Event(Kinds.STAGE_END, {"node": "train", "seconds": 2.0})
     assert follow(begin("train"), said[2], end).lines == [
-        "  train  goes on after update 10 of 120",
+        "  train  resumed after update 10 of 120",
         "✓ train    2.0s  ran",
     ]
 

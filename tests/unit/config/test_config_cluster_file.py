@@ -308,7 +308,7 @@ def test_all_faults_are_told_in_the_order_in_which_system_b_looked(drawer: Drawe
     fragments = ["duplicate node name", "max_adapters", "SSH transport", "zero VRAM", "zero VRAM", "duplicate GPU UUID"]
     assert len(error.faults) == len(fragments)
     assert all(fragment in str(fault) for fault, fragment in zip(error.faults, fragments, strict=True))
-    assert error.message == "c.yaml has 6 faults"
+    assert error.message == "c.yaml has 6 errors"
     assert error.exit_code == 23
 
 
@@ -321,7 +321,7 @@ def test_one_fault_is_the_message_itself(drawer: Drawer) -> None:
 def test_of_very_many_faults_the_first_are_shown_and_all_counted(drawer: Drawer) -> None:
     error = drawer.cluster_error("nodes:\n" + "- {nam: a}\n" * 500)
     assert len(error.faults) == MOST_SHOWN
-    assert error.message == "c.yaml has 1,500 faults"
+    assert error.message == "c.yaml has 1,500 errors"
     assert error.hint.startswith("and 1,400 more")
 
 

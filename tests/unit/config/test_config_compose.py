@@ -118,7 +118,7 @@ def test_the_error_of_one_fault_says_it_and_of_several_counts_them(desk: Desk):
     desk.write(config="lr: x\n")
     with pytest.raises(InvalidConfig, match="expected a number"):
         desk.compose(schema=MODEL)
-    with pytest.raises(InvalidConfig, match="2 faults in the configuration"):
+    with pytest.raises(InvalidConfig, match="2 errors in the configuration"):
         desk.compose("lr=y", schema=MODEL)
 
 

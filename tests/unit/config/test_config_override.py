@@ -306,7 +306,7 @@ def test_a_fault_is_shown_with_carets_and_a_fix() -> None:
 
 def test_every_fault_of_every_word_comes_at_once() -> None:
     words = ["lr=0.1", "--a=[1", "b=1", "c={x", "d", "e=1,2", "+f+=it's"]
-    with pytest.raises(InvalidConfig, match="6 faults in the overrides") as caught:
+    with pytest.raises(InvalidConfig, match="6 errors in the overrides") as caught:
         parse_overrides(words)
     assert [fault.where for fault in caught.value.faults] == [
         "argument 2", "argument 2", "argument 4", "argument 5", "argument 7", "argument 7",

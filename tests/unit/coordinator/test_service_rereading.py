@@ -133,9 +133,9 @@ def test_a_cluster_is_not_declared_if_the_queue_refuses_the_manifest():
 
 def test_trouble_is_told_with_every_fault():
     faults = (Diagnostic("c.yaml:2", "host is missing"), Diagnostic("c.yaml:4", "no such key"))
-    lines = trouble_of(InvalidCluster("c.yaml has 2 faults", faults=faults))
+    lines = trouble_of(InvalidCluster("c.yaml has 2 errors", faults=faults))
     assert lines == [
-        "c.yaml has 2 faults — nothing was changed",
+        "c.yaml has 2 errors — nothing was changed",
         "c.yaml:2: host is missing",
         "c.yaml:4: no such key",
     ]

@@ -107,7 +107,7 @@ def test_hint_and_data_are_left_out_of_the_object_where_there_are_none():
 
 def test_several_faults_are_reported_together_as_objects_and_as_data():
     faults = (Diagnostic("lr", "is not a number", "write 0.1"), Diagnostic("depth", "must be at least 1"))
-    error = errors.InvalidArgs("2 faults in the arguments", faults=faults, recipe="tabular/gbt")
+    error = errors.InvalidArgs("2 errors in the arguments", faults=faults, recipe="tabular/gbt")
     assert error.faults == faults
     assert error.data == {
         "recipe": "tabular/gbt",

@@ -264,7 +264,7 @@ def test_every_fault_is_reported_at_once() -> None:
     assert "must be more than 0, got 0.0" in told["rate"]
     assert "must be at least 1, got 0" in told["widths"]
     assert raised.value.exit_code == 28
-    assert str(raised.value) == "10 faults in the arguments of cook/book"
+    assert str(raised.value) == "10 errors in the arguments of cook/book"
     assert len(raised.value.data["faults"]) == 10  # type: ignore[arg-type]
 
 

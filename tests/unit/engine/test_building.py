@@ -297,7 +297,7 @@ def test_faults_of_every_sort_come_together() -> None:
     told = "\n".join(faults_of(raised))
     for part in ("duplicate node name", "whole number", "fed by nothing", "nobody", "cycle", "/nowhere", "final node"):
         assert part in told
-    assert str(raised.value) == f"{len(raised.value.faults)} faults in plan demo; nothing has run"
+    assert str(raised.value) == f"{len(raised.value.faults)} errors in plan demo; nothing has run"
     assert raised.value.exit_code == 40
 
 

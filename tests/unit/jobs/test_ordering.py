@@ -43,7 +43,7 @@ def test_every_fault_of_the_arguments_is_told_at_once_and_once(office: Office) -
         office.order("test/sum", values="[1,x]", plus="much", plsu="3")
     told = [fault.where for fault in raised.value.faults]
     assert told == ["argument 1: values", "argument 2: plus", "argument 3: plsu"]
-    assert "3 faults" in str(raised.value)
+    assert "3 errors" in str(raised.value)
     assert raised.value.hint == "stoker recipes show test/sum"
 
 

@@ -98,7 +98,7 @@ def test_words_that_can_not_be_read_wrong_values_and_unfilled_places_are_one_err
         draft(sweeps, "n=(", "cpus=many", "x=1", program=("./work.sh", "{n}", "{m}"))
     wheres = [fault.where for fault in raised.value.faults]
     assert [where.partition(":")[0] for where in wheres] == ["argument 1", "argument 2", "{m}"]
-    assert str(raised.value) == "3 faults in the configuration"
+    assert str(raised.value) == "3 errors in the configuration"
 
 
 def test_places_that_nothing_fills_are_named_with_the_nearest_parameter(sweeps: Sweeps) -> None:
@@ -124,7 +124,7 @@ def test_a_parameter_may_not_be_called_like_a_place(sweeps: Sweeps) -> None:
 def test_what_is_wrong_with_typed_arguments_alone_is_faults_of_arguments(sweeps: Sweeps) -> None:
     with pytest.raises(InvalidArgs) as raised:
         draft(sweeps, "factor=many", "base=-1", "fcator=1", target="test/branches")
-    assert str(raised.value) == "3 faults in the arguments of test/branches"
+    assert str(raised.value) == "3 errors in the arguments of test/branches"
     assert [fault.where for fault in raised.value.faults] == [
         "argument 1: factor",
         "argument 2: base",

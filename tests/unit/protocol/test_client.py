@@ -236,7 +236,7 @@ def test_faults_come_back_one_by_one(serve):
     from stoker.core.errors import Diagnostic
 
     error = InvalidManifest(
-        "2 faults", faults=(Diagnostic("m.toml:3", "no such key", "did you mean"), Diagnostic("", "too long"))
+        "2 errors", faults=(Diagnostic("m.toml:3", "no such key", "did you mean"), Diagnostic("", "too long"))
     )
     client, _ = serve(lambda _asked: said(error.to_dict(), 422))
     with pytest.raises(InvalidManifest) as caught:

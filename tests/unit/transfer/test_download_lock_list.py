@@ -182,9 +182,9 @@ def test_of_very_many_faults_only_the_first_are_told_and_the_rest_counted(tmp_pa
     path = write(tmp_path, [entry(id=f"m{number}", sha256="zz") for number in range(1000)])
     with pytest.raises(InvalidInput) as caught:
         read_lock_list(path)
-    assert caught.value.message == f"1000 faults in {path}"
+    assert caught.value.message == f"1000 errors in {path}"
     assert len(caught.value.faults) == 21
-    assert caught.value.faults[-1].message == "980 more faults"
+    assert caught.value.faults[-1].message == "980 more errors"
 
 
 def test_no_file_is_larger_than_files_can_be(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class LanguageArgsChecker:
         if len(faults) == self._damaged == 1:
             only = faults[0]
             raise Damaged(f"{only.where}: {only.message}", hint=only.hint, where=only.where, why=only.message)
-        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {self._recipe}"
+        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in the arguments of {self._recipe}"
         lacks = tuple(self._lacking.values()) if len(self._lacking) == len(self._faults) else ()
         raise InvalidArgs(message, faults=faults, hint=f"stoker recipes show {self._recipe}", lacks=lacks)
 

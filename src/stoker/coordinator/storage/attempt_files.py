@@ -3,9 +3,9 @@
     attempts/7f/7f3a…/2/status.jsonl, logs/NODE.log, metrics/…, end.json
 
 Files only grow. A piece that is sent again changes nothing; other bytes in the place of known ones are a `Conflict`; a
-gap is refused with the offset where the file continues, so a worker needs no memory of its own. Bytes of logs are not
-synced one by one: whoever shipped them still has them, and continues from what a power cut left. `end.json` is the
-attempt's last word: it is written whole, and everything is durable before it has its name.
+gap is refused with the offset where the file continues, so a worker needs no state of its own. Logs are not synced
+piece by piece: the worker that sent them still has them, and continues from what a power cut left. `end.json` is the
+attempt's final file: it is written whole, and everything is durable before it has its name.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from stoker.host.resources import folder_bytes
 
 # Which files of an attempt's folder may be mirrored, and under which names: decided without touching a file.
 #
-# A name comes from a worker, so it is judged as a stranger's: relative, short, of letters that no system gives a
-# meaning to, and never hidden (names that begin with a dot are the coordinator's own).
+# A name comes from a worker, so it is untrusted: relative, short, of characters without a meaning to any system, and
+# never hidden (names that begin with a dot belong to the coordinator).
 
 LONGEST_PATH = 400
 MOST_LEVELS = 6
 END = "end.json"
-"""How an attempt ended: the last of its files to come, and durable with all the others when it is there."""
+"""How an attempt ended: the last of its files to arrive; durable with all the others once it is there."""
 _ALLOWED = frozenset("-_.[]=,+")
 
 
 def check_path(path: str) -> str:
-    """Return the path of a mirrored file if it may be one. Raises `BadInput`, which says why not."""
+    """Return the path if a mirrored file may have it. Raises `BadInput` with the reason otherwise."""
     fault = path_fault(path)
     if fault:
         shown = shown_name(path)
@@ -46,7 +46,7 @@ def check_path(path: str) -> str:
 
 
 def path_fault(path: str) -> str:
-    """Return what keeps a path from being a mirrored file's; nothing if it may be one."""
+    """Return why a path is not allowed for a mirrored file; empty if it is allowed."""
     if len(path) > LONGEST_PATH:
         return f"it is longer than {LONGEST_PATH} characters"
     fault = name_fault(path)
@@ -62,7 +62,7 @@ def path_fault(path: str) -> str:
 
 
 def attempt_place(job: str, attempt: int) -> str:
-    """Name an attempt's folder below that of all attempts. Raises `BadInput` for what is no job or attempt."""
+    """Return an attempt's folder below that of all attempts. Raises `BadInput` for an invalid job or attempt."""
     if not is_digest(job):
         raise BadInput(f"not the id of a job: {job[:80]!r}", hint="it is written as 64 lower-case hex digits")
     if attempt < 1:
@@ -70,17 +70,16 @@ def attempt_place(job: str, attempt: int) -> str:
     return f"{job[:2]}/{job}/{attempt}"
 
 
-# What a power cut may have left at the end of a file that was not synced: zeroes that nobody sent.
+# What a power cut may leave at the end of a file that was not synced: zeroes that no worker sent.
 #
-# Some file systems make a file longer before its bytes are on the disk. So of a file that was last written in an
-# earlier boot, zeroes at its end are not believed. If they were true after all, its worker has them and sends them
-# again.
+# Some file systems extend a file before its bytes are on disk. So in a file that was last written in an earlier boot,
+# zeroes at its end are dropped. If they were real, its worker has them and sends them again.
 
 _BLOCK_BYTES = 64 * 1024
 
 
 def drop_zeroes(path: str) -> int:
-    """Cut the zeroes off a file's end, and give the size that it has then."""
+    """Cut the zeroes off a file's end; return its size then."""
     with translated(path):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -104,7 +103,7 @@ def _end_of_content(descriptor: int, size_bytes: int) -> int:
     return 0
 
 
-# How much one attempt may leave with the coordinator, and how much may come at once.
+# How much one attempt may store at the coordinator, and how much may be sent at once.
 
 LEAST_UPLOAD_BYTES = 1 << 20
 UPLOAD_OPTION = "stoker serve --upload-limit"
@@ -112,7 +111,7 @@ UPLOAD_OPTION = "stoker serve --upload-limit"
 
 @frozen
 class CoordinatorStorageLimits:
-    """Settings of what is kept. Whoever sends more is refused and told so; nothing of theirs is cut in silence."""
+    """Limits of what is stored. A sender of more gets an error; nothing is truncated silently."""
 
     attempt_files: int = 5_000
     """Mirrored files of one attempt."""
@@ -126,13 +125,13 @@ class CoordinatorStorageLimits:
     """Code or data of a job, all files of one tree together."""
     tree_files: int = 500_000
     free_floor_bytes: int = 2 << 30
-    """Whatever would leave less of the disk free is not taken: the queue's database needs some."""
+    """Uploads that would leave less free disk space are refused: the queue's database needs some."""
 
 
 def limits_for(upload_bytes: int | None) -> CoordinatorStorageLimits:
-    """Return the limits of a coordinator that takes no upload larger than this; nothing: the usual ones.
+    """Return the limits of a coordinator that accepts no upload larger than this; None: the defaults.
 
-    Raises `BadInput` for one so small that no project's code would come.
+    Raises `BadInput` if it is too small for any project's code.
     """
     usual = CoordinatorStorageLimits()
     if upload_bytes is None:
@@ -150,7 +149,7 @@ _REMEMBERED = 64
 _ATTEMPTS_BLOCK_BYTES = 1 << 20
 
 Growth = Callable[[str, int, str], None]
-"""Hears of a job, an attempt and a path that grew."""
+"""Called with the job, attempt and path of a file that grew."""
 
 
 @frozen
@@ -163,7 +162,7 @@ class StoredAttemptFile:
 
 
 class AttemptFiles:
-    """The mirrors below one folder. Safe to use from several threads; one process at a time writes."""
+    """The mirrors below one folder. Thread-safe; one process at a time writes."""
 
     def __init__(
         self,
@@ -173,7 +172,7 @@ class AttemptFiles:
         booted_s: float = 0.0,
         on_step: Callable[[str], None] = NO_STEP,
     ) -> None:
-        """Keep mirrors below a folder. What was last written before `booted_s` may have lost its last bytes."""
+        """Store mirrors below a folder. A file last written before `booted_s` may have lost its last bytes."""
         self.folder = folder
         self._booted_s = booted_s
         self._limits = limits or CoordinatorStorageLimits()
@@ -183,25 +182,25 @@ class AttemptFiles:
         self._listeners: list[Growth] = []
 
     def on_growth(self, listener: Growth) -> None:
-        """Tell somebody of every file that grew, from the thread that made it grow."""
+        """Register a listener, called for every file that grew, in the thread that wrote to it."""
         self._listeners.append(listener)
 
     def folder_of(self, job: str, attempt: int) -> str:
-        """Return where an attempt's mirror lies, for readers of a job's folder; it may not be there."""
+        """Return the path of an attempt's mirror, for readers of a job's folder; it may not exist."""
         return os.path.join(self.folder, attempt_place(job, attempt))
 
     def append(self, job: str, attempt: int, path: str, offset: int, data: bytes) -> int:
-        """Add a piece to a file, and give how many bytes it has now. Nothing is half written, whatever happens.
+        """Append a piece to a file; return its size. A failure leaves no part of the piece.
 
-        `Conflict` if other bytes stand there, `Refused` if bytes before these are missing, both with the right `offset`
-        in their data; `TooLarge` beyond the limits, `NoSpace` if the disk is full.
+        Raises `Conflict` if other bytes are there, `Refused` if bytes before these are missing, both with the right
+        `offset` in their data; `TooLarge` beyond the limits, `NoSpace` if the disk is full.
         """
         self._check_piece(path, offset, data)
         with self._opened(job, attempt) as books:
             size_bytes = books.sizes.get(path, 0)
             if offset > size_bytes:
                 raise Refused(
-                    f"{path} of attempt {attempt} goes on at byte {size_bytes}, not at {offset}",
+                    f"{path} of attempt {attempt} continues at byte {size_bytes}, not at {offset}",
                     hint="send from there",
                     offset=size_bytes,
                 )
@@ -214,7 +213,7 @@ class AttemptFiles:
         return size_bytes
 
     def size(self, job: str, attempt: int, path: str) -> int | None:
-        """Return how much of a file is here; nothing if there is no such file."""
+        """Return the size of a file; None if there is no such file."""
         full = os.path.join(self.folder_of(job, attempt), check_path(path))
         try:
             return os.lstat(full).st_size
@@ -222,7 +221,7 @@ class AttemptFiles:
             return None
 
     def read(self, job: str, attempt: int, path: str, offset: int, limit: int) -> bytes:
-        """Give bytes of a file from an offset on, at most `limit`; none where it does not reach so far. `NotFound`."""
+        """Return at most `limit` bytes of a file from an offset; empty beyond its end. Raises `NotFound`."""
         check_path(path)
         if offset < 0 or limit < 0:
             raise BadInput(f"there is no range from {offset} of {limit} bytes")
@@ -242,23 +241,23 @@ class AttemptFiles:
                 os.close(descriptor)
 
     def files(self, job: str, attempt: int) -> tuple[StoredAttemptFile, ...]:
-        """Return what is mirrored of an attempt, by path; nothing of it is nothing."""
+        """Return the mirrored files of an attempt, sorted by path."""
         return tuple(_files(self.folder_of(job, attempt)))
 
     def attempts(self, job: str) -> tuple[int, ...]:
-        """Return of which attempts of a job something is here."""
+        """Return the attempts of a job that have a mirror."""
         names = _names(os.path.dirname(self.folder_of(job, 1)))
         return tuple(sorted(int(name) for name in names if name.isdecimal() and name[0] != "0"))
 
     def jobs(self) -> Iterator[str]:
-        """Return the jobs of which something is here."""
+        """Return the jobs that have a mirror."""
         for shard in _names(self.folder):
             for name in _names(os.path.join(self.folder, shard)):
                 if is_digest(name):
                     yield name
 
     def remove(self, job: str, attempt: int) -> int:
-        """Forget an attempt's mirror, and give the bytes that this freed."""
+        """Delete an attempt's mirror; return the bytes freed."""
         folder = self.folder_of(job, attempt)
         stripe = self._stripe(job, attempt)
         with stripe.lock:
@@ -266,7 +265,7 @@ class AttemptFiles:
             freed_bytes = folder_bytes(folder)
             if not remove_tree(folder):
                 return 0
-        # Another attempt of the job may be there, or just come.
+        # Another attempt of the job may be there, or be created now.
         with suppress(OSError):
             os.rmdir(os.path.dirname(folder))
         return freed_bytes
@@ -373,13 +372,13 @@ class _Opened:
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         if kind is not None and not issubclass(kind, Refused | BadInput):
-            # A disk that failed half-way: what is known of it may not be so any more.
+            # The disk failed during a write: the known sizes may be wrong.
             self._stripe.books.pop(self._key, None)
         self._stripe.lock.release()
 
 
 class _Books:
-    """What is known of one attempt's mirror: its files' sizes and its folders."""
+    """The known state of one attempt's mirror: the sizes of its files, and its folders."""
 
     def __init__(self, root: str, place: str, booted_s: float) -> None:
         self._root = root
@@ -399,7 +398,7 @@ class _Books:
         self.sizes[path] = size_bytes
 
     def reach(self, folder: str) -> AnchoredFolder:
-        """Open a folder of the mirror, made if it is missing."""
+        """Open a folder of the mirror; create it if it is missing."""
         below = f"{self._place}/{folder}" if folder else self._place
         if below not in self._made:
             full = os.path.join(self._root, below)
@@ -413,7 +412,7 @@ class _Books:
         return AnchoredFolder.open(self._root, below, makes=False)
 
     def sync_files(self) -> None:
-        """Make every file, and every name below the top, survive a power cut."""
+        """Make every file, and every name below the top, durable."""
         folders = {os.path.dirname(path) for path in self.sizes}
         for path in self.sizes:
             folder, name = os.path.split(path)
@@ -430,7 +429,7 @@ class _Books:
                 below.sync()
 
     def sync_folders(self, top: AnchoredFolder, durable_shards: set[str]) -> None:
-        """Make the attempt's own name, and those of the folders above it, survive a power cut."""
+        """Make the attempt's own name, and those of the folders above it, durable."""
         top.sync()
         shard, job, _ = self._place.split("/")
         # All jobs of a shard have its name in common.
@@ -447,7 +446,7 @@ def _above(folder: str) -> list[str]:
 
 
 def _has(descriptor: int, offset: int, data: memoryview) -> bool:
-    """Return whether a file has these bytes there."""
+    """Return True if a file has these bytes there."""
     at = 0
     while at < len(data):
         block = os.pread(descriptor, min(_ATTEMPTS_BLOCK_BYTES, len(data) - at), offset + at)
@@ -466,7 +465,7 @@ def _write_or_undo(descriptor: int, data: memoryview, size_bytes: int) -> None:
 
 
 def _files(top: str, below: str = "") -> Iterator[StoredAttemptFile]:
-    """Return the files of a mirror by path; whatever else lies there is none of it."""
+    """Return the files of a mirror, sorted by path; skip anything else."""
     try:
         with os.scandir(os.path.join(top, below)) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
@@ -490,9 +489,10 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-# What was mirrored in a time that a restore undid: the numbers of its attempts are given out again, to others.
+# Mirrors from a time that a restore undid: their attempt numbers are assigned again, to others.
 #
-# Bytes of the one must never stand before bytes of the other, so they go before anybody is given a number again.
+# Bytes of the old attempt must never precede bytes of the new one, so they are deleted before a number is assigned
+# again.
 
 _NAME = "generation"
 _LARGEST_BYTES = 100
@@ -501,9 +501,9 @@ _LARGEST_BYTES = 100
 def forget_lost_past(
     files: AttemptFiles, folder: str, generation: int, known_attempts: Callable[[str], int]
 ) -> tuple[tuple[str, int], ...]:
-    """Remove mirrors of attempts that the queue does not know, once after its generation rose; gives what went.
+    """Delete mirrors of attempts that the queue does not know, once after its generation rose; return the deleted ones.
 
-    `known_attempts` says how many attempts a job has had, none of one that the queue does not know.
+    `known_attempts` returns how many attempts a job has had, 0 for a job that the queue does not know.
     """
     path = os.path.join(folder, _NAME)
     before = _read(path)

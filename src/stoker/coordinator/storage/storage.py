@@ -37,7 +37,7 @@ _REMEMBERED = 10_000
 
 @frozen
 class BundleUpload:
-    """An upload that may begin, or go on: `offset` bytes of it are here. Nothing has to be sent if it is known."""
+    """An upload that may start or resume at `offset`. If it is known, nothing has to be sent."""
 
     id: str
     offset: int
@@ -45,7 +45,7 @@ class BundleUpload:
 
 
 class Bundles:
-    """Archives in an object store. Safe to use from several threads."""
+    """Archives in an object store. Thread-safe."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Bundles:
         self._going: set[str] = set()
 
     def has_archive(self, sha256: str) -> int | None:
-        """Give an archive's size if it is here, whole, and to stay; nothing if not. Cheap: the queue's writer asks."""
+        """Return the size of a complete archive that no prune removes; None if it is not here. Cheap."""
         if not is_digest(sha256) or self.is_going(sha256):
             return None
         return self._objects.size(Digest(sha256))
 
     def begin(self, sha256: str, size_bytes: int, *, owner: str = "") -> BundleUpload:
-        """Begin an upload, or find the one of the same bytes that its owner has under way."""
+        """Start an upload, or return the owner's unfinished upload of the same bytes."""
         digest = self._wanted(sha256, size_bytes)
         if self._is_known(digest):
             return BundleUpload(id="", offset=size_bytes, is_known=True)
@@ -89,43 +89,43 @@ class Bundles:
         return BundleUpload(id=upload.id, offset=upload.offset)
 
     def append(self, upload_id: str, offset: int, data: bytes | BinaryIO, *, owner: str = "") -> int:
-        """Add bytes to an upload of the owner's, durable on return, and say how far it is.
+        """Append bytes to an upload of the owner, durable on return; return its size.
 
-        `NotFound` if there is none, `Refused` with the right `offset` if it is not there, `LockHeld` if somebody adds
-        to it just now.
+        Raises `NotFound` if there is none, `Refused` with the right `offset` if that is another one, `LockHeld` if
+        another request appends to it.
         """
         self.upload(upload_id, owner=owner)
         if isinstance(data, bytes):
-            # Asked again: it may have been begun long ago.
+            # Checked again: it may have been started long ago.
             self._check_room(len(data))
         stream = io.BytesIO(data) if isinstance(data, bytes) else data
         return self._objects.append(upload_id, offset, stream).offset
 
     def upload(self, upload_id: str, *, owner: str = "") -> Upload:
-        """Return how far an upload of the owner's is. `NotFound`, also where it is another's: nobody learns of it."""
+        """Return an upload of the owner. Raises `NotFound` also for another owner's: its existence is secret."""
         found = self._objects.upload(upload_id)
         if found.owner != owner:
-            raise NotFound(f"no upload {upload_id[:12]} here", hint="begin it anew")
+            raise NotFound(f"no upload {upload_id[:12]} here", hint="start it again")
         return found
 
     def finish(self, upload_id: str, *, owner: str = "") -> PutOutcome:
-        """Check the bytes of an upload and give them their name. `HashMismatch` if they are others; they are gone then.
+        """Verify the bytes of an upload and name them. Raises `HashMismatch` if they differ; they are deleted then.
 
-        `Refused` with the right `offset` if some are missing.
+        Raises `Refused` with the right `offset` if some are missing.
         """
         self.refuse_going(self.upload(upload_id, owner=owner).digest)
         return self._objects.finish(upload_id)
 
     def open(self, sha256: str, *, start: int = 0, length: int | None = None) -> BinaryIO:
-        """Open an archive, or a range of it, to be read and closed by the caller. `NotFound`."""
+        """Open an archive, or a range of it. Caller closes. Raises `NotFound`."""
         return self._objects.open(Digest(sha256), start=start, length=length)
 
     @contextmanager
     def removing(self, archives: frozenset[str]) -> Iterator[None]:
-        """Hold archives as not here, for the length of a with-block: nobody can point at them or bring them in."""
+        """Count archives as absent during a with-block: no job can name them, and no upload can add them."""
         with self._turn:
             if self._going & archives:
-                raise Unavailable("some of these are being removed already", hint="one prune at a time")
+                raise Unavailable("another prune is removing some of these", hint="one prune at a time")
             self._going |= archives
         try:
             yield
@@ -144,13 +144,13 @@ class Bundles:
             raise Unavailable(f"object {sha256[:12]} is being removed", hint="send it again in a moment")
 
     def _is_known(self, digest: Digest) -> bool:
-        """Return whether it is here; it is young again then, so that no prune takes it before a job points at it."""
+        """Return True if it is here; update its age then, so that no prune removes it before a job names it."""
         if self._objects.size(digest) is None:
             return False
         try:
             return self._objects.put(digest, io.BytesIO()) is PutOutcome.KNOWN
         except HashMismatch:
-            # Removed between the two; the empty file that would have been put is not what it is called.
+            # Removed between the two calls: the empty body does not match the digest.
             return False
 
     def _wanted(self, sha256: str, size_bytes: int) -> Digest:

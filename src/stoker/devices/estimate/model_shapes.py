@@ -213,7 +213,7 @@ def read_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mode
     shape = reader(fields, str(family))
     if fields.faults:
         count = len(fields.faults)
-        message = str(fields.faults[0]) if count == 1 else f"{where} is not a model configuration: {count} faults"
+        message = str(fields.faults[0]) if count == 1 else f"{where} is not a model configuration: {count} errors"
         raise InvalidInput(message, faults=tuple(fields.faults))
     return shape
 

@@ -257,7 +257,7 @@ def read_words(
 def refuse(faults: Sequence[Diagnostic], where: str) -> None:
     """Raise `InvalidArgs` if there is any fault."""
     if faults:
-        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in {where}"
+        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in {where}"
         raise InvalidArgs(message, faults=tuple(faults), hint="stoker help machines estimate")
 
 

@@ -54,7 +54,7 @@ class FaultList:
         """Raise `InvalidArchive` if there are any. A single one is the message itself."""
         if not self.count:
             return
-        message = f"{what}; the first {MOST_SHOWN} of {self.count} faults" if self.count > MOST_SHOWN else what
+        message = f"{what}; the first {MOST_SHOWN} of {self.count} errors" if self.count > MOST_SHOWN else what
         if self.count == 1:
             (only,) = self._shown
             message = str(only) if only.where else f"{what}: {only}"

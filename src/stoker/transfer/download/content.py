@@ -84,7 +84,7 @@ def sum_file(descriptor: int, size_bytes: int, *, with_git: bool) -> Sums:
 
 
 class BodyHash:
-    """The digests of a growing file. Whoever writes the file calls `wrote` after each piece; `close` in any case.
+    """The digests of a growing file. The writer calls `wrote` after each piece; `close` in any case.
 
     A restart of the file needs a new one: what was hashed can't be taken back.
     """
@@ -101,7 +101,7 @@ class BodyHash:
         """Whether the file is read back; the queue is not used meanwhile."""
         self._is_ended = False
         self._failure: OSError | None = None
-        # A daemon: a process that is told to end must not wait for it.
+        # A daemon thread: a process that is asked to exit must not wait for it.
         self._thread = threading.Thread(target=self._run, name="stoker-hash", daemon=True)
         self._thread.start()
 
@@ -268,9 +268,9 @@ def remove_validators(folder: AnchoredFolder, leaf: str) -> None:
 
 
 def is_newest(transport: Transport, wanted: DownloadRequest, size_bytes: int, validators: Validators) -> bool:
-    """Ask whether the server still has the version that these validators are of.
+    """Return True if the server still has the version of these validators.
 
-    Whatever is not a plain yes, trouble included, is a no: the download that follows finds out what is the matter.
+    Any other response, or a failure, returns False: the download that follows finds the cause.
     """
     headers = dict(wanted.headers)
     if validators.etag:
@@ -290,12 +290,11 @@ def is_newest(transport: Transport, wanted: DownloadRequest, size_bytes: int, va
 
 # The last steps: bytes on the disk, then their final name, then the validators beside it.
 #
-# A crash between any two steps leaves the final name as it was, or a checked file without validators, which only costs
-# a look at the server. Old validators are gone before the name changes hands: they would speak for a file they never
-# saw.
+# A crash between two steps leaves the final name as it was, or a verified file without validators, which costs one
+# request. Old validators are deleted before the name changes, because they belong to the old file.
 
 STEPS = ("sidecar", "write", "sync", "check", "rename", "sync_dir", "validators", "done")
-"""Every step that `on_step` is told of, in the order of a download; `write` comes once for each piece."""
+"""Every step passed to `on_step`, in the order of a download; `write` is called once for each piece."""
 
 OnStep = Callable[[str], None]
 
@@ -358,7 +357,7 @@ def _seal(landing: OpenTargetFile, validators: Validators, on_step: OnStep) -> N
 
 
 SMALL_BYTES = 1 << 20
-"""A body up to here is held in memory until it is checked: no partial file, no thread; a broken one is fetched anew."""
+"""A body up to here stays in memory until it is checked: no partial file, no thread; a broken one is fetched again."""
 DIRECT_BYTES = 64 << 20
 """Where more than this is still to come it is written past the page cache."""
 
@@ -414,7 +413,7 @@ class Content:
         return self.bytes_resumed > 0 or self._connections > 1
 
     def take_up(self, *, begins_anew: bool) -> Resumption:
-        """Go on with what an earlier run left, as far as it is good for anything, and say what was done with it."""
+        """Resume from what an earlier run left, as far as it is usable; return what was done with it."""
         folder, names = self._landing.folder, self._landing.names
         strangers = set_strangers_aside(folder, names, self._tools.received)
         if strangers:
@@ -450,7 +449,7 @@ class Content:
         if self._partial is None:
             self._create(take)
         else:
-            self._partial.describe(**_told(self._wanted, take))
+            self._partial.describe(**_stated_facts(self._wanted, take))
         self._ready_hash()
 
     def add(self, piece: bytes, now_s: float) -> None:
@@ -468,7 +467,7 @@ class Content:
                 summing.wrote(piece)
 
     def rest(self, now_s: float) -> None:
-        """Have everything on the disk before a pause that nobody knows the length of. Raises as `add` does."""
+        """Write everything to disk before a pause of unknown length. Raises as `add` does."""
         if self._partial is not None:
             self._partial.settle()
             self._partial.mark(now_s)
@@ -494,7 +493,7 @@ class Content:
     def name(self) -> None:
         """Give what was checked its final name, durably.
 
-        Raises `BytesLost`, `LockHeld` if somebody else took it over, `LocalFile` if its folder is elsewhere by now.
+        Raises `BytesLost`, `LockHeld` if another process took it over, `LocalFile` if its folder was moved.
         """
         on_step = self._tools.on_step
         if self._small is not None:
@@ -543,7 +542,7 @@ class Content:
             commit=self._wanted.commit,
             size_bytes=self.total_bytes,
         )
-        sidecar = changed(sidecar, **_pinned(self._wanted), **_told(self._wanted, take))
+        sidecar = changed(sidecar, **_pinned(self._wanted), **_stated_facts(self._wanted, take))
         now_s, on_step = self._tools.clock.monotonic_s(), self._tools.on_step
         self._partial = PartialFile.create(
             self._landing.folder, self._landing.names, sidecar, now_s=now_s, on_step=on_step
@@ -563,7 +562,7 @@ class Content:
             self._hash = None
 
 
-def _told(wanted: DownloadRequest, take: UsableResponse) -> dict[str, str]:
+def _stated_facts(wanted: DownloadRequest, take: UsableResponse) -> dict[str, str]:
     etag = take.etag if is_plain(take.etag) else ""
     last_modified = take.last_modified if take.is_date_exact and is_plain(take.last_modified) else ""
     return {"url": shown(wanted.url), "etag": etag, "last_modified": last_modified}

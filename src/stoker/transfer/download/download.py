@@ -79,7 +79,7 @@ PIECE_BYTES = 4 << 20
 
 
 class _Failed(Exception):
-    """An attempt that failed in a way that another one may mend."""
+    """An attempt that failed; another one may succeed."""
 
     def __init__(self, error: StokerError, wait_s: float | None = None) -> None:
         super().__init__(str(error))
@@ -179,7 +179,7 @@ class DownloadTransfer:
 
     @contextmanager
     def _network(self) -> Iterator[None]:
-        """Tell trouble that another attempt may mend from trouble that lasts, and from our own wish to stop."""
+        """Separate failures that another attempt may fix from lasting ones, and from a requested stop."""
         try:
             yield
         except (NetworkFailed, BadAnswer) as error:
@@ -325,7 +325,7 @@ class DownloadTransfer:
         self._tell_restart(f"what was put together from pieces is wrong: {error.message}")
 
     def _mend(self, error: StokerError) -> None:
-        """A sync failed: go on once from what was synced before. A full disk is left as it is."""
+        """A sync failed: continue once from what was synced before. A full disk is left as it is."""
         self._content.believe_less()
         if isinstance(error, NoSpace) or self._has_mended:
             raise error
@@ -358,14 +358,14 @@ def _say_kept(error: StokerError, kept_bytes: int, total_bytes: int | None, *, i
         error.add_hint(f"what came is kept ({amount}): {how}")
 
 
-# One file from a server to its final name: the way in.
+# Entry point: fetch one file from a server to its final name.
 #
-# The promise: when the final name exists, its bytes are those of exactly one version, of the expected size and digest
-# where these are known; nobody sees a part of a file there, whatever is cut, killed or unplugged. What is on the disk
-# already is looked at first; one writer at a time does the rest (`transfer`).
+# Guarantee: when the final name exists, its bytes are those of exactly one version, of the expected size and digest
+# where these are known; no reader sees a part of a file there, after a lost connection, a kill or a power cut. The disk
+# is checked first; one writer at a time does the rest (`transfer`).
 #
-# What can't be promised: without a size and without a digest known beforehand, from a server that says neither, a body
-# that ends too early looks whole.
+# Not guaranteed: without a size and a digest known beforehand, from a server that states neither, a body that ends too
+# early looks complete.
 
 __all__ = ["STEPS", "DownloadStop", "DownloadTools", "fetch_file"]
 
@@ -380,7 +380,7 @@ def fetch_file(  # noqa: PLR0913 - what, where to, with what, how patiently, unt
     force: bool = False,
     offline: bool = False,
 ) -> FetchedFile:
-    """Have a file under its final name, whole, checked and durable; or raise, with the final name as it was.
+    """Fetch a file to its final name, complete, checked and durable; or raise, with the final name as it was.
 
     A file that is there and is the one wanted is kept; another one is replaced if it is ours (`Tools.owns`, or
     validators lie beside it), else refused before anything is sent; `force` fetches again, whatever is there. `offline`
@@ -434,7 +434,7 @@ class _Look:
         self._seen: tuple[int, ...] | None = None
 
     def offline(self, tools: DownloadTools) -> FetchedFile:
-        """Return the file that is there; asks nobody."""
+        """Return the file that is there, without the network."""
         received = None if self._has_digest else tools.received(self._landing.path)
         wanted = self._wanted if received is None else changed(self._wanted, sha256=received)
         found = read_existing(self._folder, self._leaf, wanted)
@@ -468,7 +468,7 @@ class _Look:
             raise not_ours(self._landing.path)
 
     def again(self) -> FetchedFile | None:
-        """Look once more, now that nobody else writes: another process may have finished it meanwhile."""
+        """Check once more under the lock: another process may have finished it meanwhile."""
         if not self._has_digest or self._stamp() in {None, self._seen}:
             return None
         return self._if_wanted(self._validators())
@@ -510,4 +510,4 @@ def _open_folder(landing: TargetFile, below: str, *, makes: bool) -> AnchoredFol
 
 
 def _not_here(path: str) -> NotOnServer:
-    return NotOnServer(f"not on this machine, and nobody may be asked: {path}", path=path, reason="offline")
+    return NotOnServer(f"not on this machine, and offline: {path}", path=path, reason="offline")

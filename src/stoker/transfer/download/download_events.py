@@ -1,7 +1,7 @@
-"""A few threads that work through a list of downloads, until they are done or there is no point in going on.
+"""A thread pool that works through a list of downloads, until all are done or the rest can't succeed.
 
-What keeps one file away may keep the next ones away, too: a full disk all of them, a network that is gone all that
-come over it. Those are not tried any more; each has an outcome all the same.
+A failure of one file may concern the next ones too: a full disk all of them, a lost network all that use it. Those are
+not tried; each has an outcome all the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.core.text import format_size
 from stoker.host.http.addresses import shown
 from stoker.transfer.download.types import DownloadOutcome, DownloadRequest, DownloadTimeouts, FetchedFile
 
-# How fast a body comes: whether that is too slow to go on, how long it will still take, when to tell of it.
+# How fast a body comes: whether it is too slow, the estimated time left, when to report progress.
 #
 # Of one connection. Silence is not seen here: the transport ends a read that waits too long.
 
@@ -111,7 +111,7 @@ def frozen_of(file: str, *, path: str, files: int, size_bytes: int, commit: str)
 
 
 class DownloadEvents:
-    """Tells what happens to one file. Exactly one `start` before the first byte of a body, exactly one `done`."""
+    """Emits the events of one file. Exactly one `start` before the first byte of a body, exactly one `done`."""
 
     def __init__(self, say: Callable[[Event], None], wanted: DownloadRequest, name: str) -> None:
         self._say = say
@@ -135,7 +135,7 @@ class DownloadEvents:
         )
 
     def progress(self, downloaded: int, total: int | None, pace: ConnectionSpeed, hashed: int, now_s: float) -> None:
-        """Tell how far it is, at most four times a second."""
+        """Report progress, at most four times a second."""
         if not self._rhythm.is_due(now_s):
             return
         rate, eta_s = pace.rate_bytes_per_s, pace.eta_s(None if total is None else total - downloaded)
@@ -173,15 +173,15 @@ class DownloadEvents:
         self._say(Event(kind, {"phase": phase, "file": self._file, **fields}))
 
 
-# How many bytes come, from what downloads say of their files: each told once, of as many files as come at a time.
+# Count downloaded bytes from the events of downloads: each byte once, for any number of files at a time.
 
 _HOW_FAR = {Kinds.DOWNLOAD_START: "start", Kinds.DOWNLOAD_PROGRESS: "downloaded", Kinds.DOWNLOAD_DONE: "bytes"}
 
 
 def counting(heed: Callable[[int], None]) -> Callable[[Event], None]:
-    """Return what hears downloads, and tells `heed` of every byte that comes.
+    """Return an event handler that calls `heed` with the number of new bytes that arrived.
 
-    What was here of a file when it was gone on with does not count; a file that was found whole does, all of it.
+    Bytes that were here when a file was resumed do not count; a file that was found complete counts in full.
     """
     at: dict[object, int] = {}
 
@@ -262,7 +262,7 @@ class DownloadPool(Generic[Item]):
                     self._note(server, self._work(item[0]))
                 else:
                     self._note(server, [DownloadOutcome(label=label, error=cause) for label in self._labels(item[0])])
-        except BaseException as error:  # noqa: BLE001 - raised again where somebody can see it
+        except BaseException as error:  # noqa: BLE001 - raised again in `work`
             self._bug = self._bug or error
 
     def _next(self) -> tuple[Item] | None:

@@ -58,7 +58,7 @@ class PartialFileLock:
     def take(self, *, clock: Clock, stop: DownloadStop, teller: DownloadEvents) -> Self:
         """Take it, waiting a bounded time and saying so."""
         deadline_s = clock.monotonic_s() + self._wait_s
-        is_told = False
+        is_reported = False
         while True:
             try:
                 self._try(clock, stop)
@@ -67,9 +67,9 @@ class PartialFileLock:
                 left_s = deadline_s - clock.monotonic_s()
                 if left_s <= 0:
                     raise
-                if not is_told:
+                if not is_reported:
                     teller.waiting(self._lock_path, error.message)
-                    is_told = True
+                    is_reported = True
                 clock.sleep(min(_PAUSE_S, left_s))
             else:
                 return self
@@ -101,7 +101,7 @@ class PartialFileLock:
             raise
 
     def _refuse_living_writer(self, clock: Clock, stop: DownloadStop) -> None:
-        """We hold the lock: whoever signed the sidecar must be gone, or the lock means nothing."""
+        """We hold the lock: the writer that signed the sidecar must have exited, or the lock has no effect."""
         record = read_beside(self._folder, self.names[1])
         if not isinstance(record, Sidecar) or record.writer is None or record.writer == mine():
             return

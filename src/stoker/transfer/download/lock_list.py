@@ -35,7 +35,7 @@ LOCK_FOLDER = "models"
 """Default folder of a lock list's files."""
 DEFAULT_NAME = f"models{SUFFIX}"
 MOST_FAULTS = 20
-"""So many are told in full; the others are counted."""
+"""How many are listed in full; the others are counted."""
 _HEAD_BYTES = 4096
 _LOOKS_LISTED = re.compile(rb"""\s*\[\s*(?:\]\s*\Z|\{[^{}]*"(?:sha256|urls)"\s*:)""")
 _FIELDS = ("id", "sha256", "bytes", "urls", "license")
@@ -74,7 +74,7 @@ def leaf_of(url: str) -> str:
 def is_lock_list(path: str) -> bool:
     """Return whether a file is meant as a lock list: by how its text begins. It may still be a faulty one."""
     try:
-        # Not a pipe: nobody may ever write to it.
+        # Not a pipe: reading it could block forever.
         if not os.path.isfile(path):
             return False
         with open(path, "rb") as file:
@@ -97,9 +97,9 @@ def read_lock_list(path: str) -> tuple[LockedFile, ...]:
     files = reader.read(raw)
     if reader.faults:
         count = len(reader.faults)
-        more = [Diagnostic(path, f"{count - MOST_FAULTS} more faults")] if count > MOST_FAULTS else []
+        more = [Diagnostic(path, f"{count - MOST_FAULTS} more errors")] if count > MOST_FAULTS else []
         faults = (*reader.faults[:MOST_FAULTS], *more)
-        headline = str(faults[0]) if count == 1 else f"{count} faults in {path}"
+        headline = str(faults[0]) if count == 1 else f"{count} errors in {path}"
         raise InvalidInput(headline, faults=faults, hint="an entry has id, sha256, bytes, urls and perhaps license")
     return files
 

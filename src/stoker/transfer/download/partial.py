@@ -1,9 +1,9 @@
 """The partial file and its sidecar: bytes at explicit offsets, and an honest record of how many of them would survive.
 
-Nothing is ever appended "to the end", wherever that is by then: two writers of one pinned version, which a lying lock
-may bring about, write the same bytes to the same places. A file is begun again as a new file, never by emptying the old
-one, which somebody else may be about to name. After a failed sync the kernel may have dropped what it could not write,
-so nothing beyond the last good sync is believed any more.
+Bytes are never appended "to the end" but written at offsets: two writers of one pinned version, possible with locks
+that have no effect, write the same bytes to the same places. A file is restarted as a new file, never by truncating the
+old one, which another process may be about to name. After a failed sync the kernel may have dropped what it could not
+write, so nothing beyond the last good sync is trusted.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Sidecar:
     boot_id: str = ""
     """Of the machine that wrote it: what was not synced is still there while it is up."""
     writer: ProcessIdentity | None = None
-    """Who is writing; nobody after an orderly end."""
+    """The process that is writing; None after an orderly end."""
 
     @property
     def has_validator(self) -> bool:
@@ -209,7 +209,7 @@ class PartialFile:
     def resume(
         cls, folder: AnchoredFolder, names: tuple[str, str], sidecar: Sidecar, *, offset: int, now_s: float
     ) -> Self | None:
-        """Go on with the one that is there, cutting off what is beyond `offset`. `None` if it is gone by now."""
+        """Resume the file that is there, cutting off what is beyond `offset`. `None` if it no longer exists."""
         descriptor = folder.open_file(names[0], writes=True)
         if descriptor is None:
             return None
@@ -247,7 +247,7 @@ class PartialFile:
             self.mark(now_s)
 
     def write_direct(self, piece: bytes, now_s: float) -> None:
-        """Add the next bytes past the page cache, where the file system is good at that; nobody may read back yet."""
+        """Add the next bytes past the page cache, if the file system supports that well; not yet readable."""
         if not self._has_tried_direct:
             head_bytes = -self.end_bytes % ALIGNED_BYTES
             if head_bytes:
@@ -282,9 +282,9 @@ class PartialFile:
 
     def describe(self, **facts: object) -> None:
         """Record more about the version, such as a validator that the first answer did not have."""
-        told = changed(self.sidecar, **facts)
-        if told != self.sidecar:
-            self.sidecar = told
+        described = changed(self.sidecar, **facts)
+        if described != self.sidecar:
+            self.sidecar = described
             self._save()
 
     def sync(self) -> None:
@@ -388,13 +388,13 @@ def set_strangers_aside(
 ) -> str:
     """Keep whatever lies under the names of a partial file and its sidecar and was not made by us; say what was done.
 
-    A partial file of ours never lies there without its record, so one without is somebody else's, and so is a record
-    that is none. They get another name, with a `~` and perhaps a number at its end. Raises `LocalFile` where all
-    those are taken, and for a file that was fetched to there on purpose, as `received` knows.
+    A partial file of ours never lies there without its record, so one without belongs to another program, and so does
+    an invalid record. They get another name, with a `~` and perhaps a number at its end. Raises `LocalFile` if all
+    those names are taken, and for a file that was fetched to there on purpose, as `received` knows.
     """
     if isinstance(read_beside(folder, names[1]), Sidecar):
         return ""
-    told = []
+    renamed = []
     for name in names:
         if folder.look(name) is None:
             continue
@@ -406,8 +406,8 @@ def set_strangers_aside(
         if not aside:
             raise LocalFile(f"in the way, and not made by Stoker: {path}", hint="move it away", path=path)
         folder.rename(name, aside)
-        told.append(f"{path} was not made by Stoker, and is now {aside}")
-    return "; ".join(told)
+        renamed.append(f"{path} was not made by Stoker, and is now {aside}")
+    return "; ".join(renamed)
 
 
 def _signed(sidecar: Sidecar, durable_bytes: int) -> Sidecar:

@@ -1,9 +1,9 @@
 """Receipts: what a finished download leaves behind, so that years later its bytes can be checked without a network.
 
-A receipt says where a file came from, which commit and which bytes, what the network carried and when. It lies twice
-below one folder, under the place that the file was put at and under its digest, so that a file that was moved is still
-known. It carries a checksum of itself: one that was edited or torn is never believed. Written after the file has its
-name and before anybody is told. It holds no query of an address: signatures are secrets.
+A receipt states where a file came from, its commit and digest, the bytes transferred and when. It is stored twice below
+one folder, under the file's path and under its digest, so that a moved file is still known. It contains its own
+checksum: an edited or torn one is rejected. Written after the file has its name and before its event. It contains no
+query of an address: signatures are secrets.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Receipts:
             raise _refusal(path, "is not a plain file of a receipt's size") from None
 
     def _write(self, receipts: Sequence[Receipt]) -> None:
-        """Write receipts once each, under two names; whoever looks sees the old one or the new one."""
+        """Write receipts once each, under two names; a reader sees the old one or the new one."""
         with translated(self.folder), AnchoredFolder.open(self._digests) as folder:
             left = write_unnamed(folder, [receipt.to_bytes() for receipt in receipts])
             try:
@@ -248,7 +248,7 @@ def _count(body: dict[str, Any], name: str) -> int:
 
 
 def _spelt(body: dict[str, Any]) -> bytes:
-    """Spell a receipt for its checksum: whoever lays its text out again changes nothing."""
+    """Serialise a receipt for its checksum: formatting of the file has no effect."""
     return dumps(body, sort_keys=True).encode()
 
 
@@ -338,7 +338,7 @@ def _check_entry(file: LockedFile, places: list[str]) -> Finding:
             if not wrong:
                 path, differs = place, ()
                 break
-            # What lies where the list puts it is told of; a stale copy elsewhere is only no help.
+            # Report a difference in the list's own place; a stale copy elsewhere is only skipped.
             path, differs = (path, differs) if differs else (place, wrong)
     else:
         differs = differs or ("it is not on this disk",)

@@ -121,7 +121,7 @@ def _decide_by_length(length: int, size_bytes: int, sidecar: Sidecar, boot_id: s
     offset, lost = length, ""
     if not boot_id or sidecar.boot_id != boot_id:
         offset = min(length, sidecar.durable_bytes)
-        lost = f"; {length - offset} bytes are in doubt since the machine was started anew" if offset < length else ""
+        lost = f"; {length - offset} bytes are not trusted: the machine was restarted" if offset < length else ""
     if offset == size_bytes:
         return Resumption(move=ResumeAction.FINISH, offset=offset, why="all bytes are there")
     if offset == 0:
@@ -149,7 +149,7 @@ def _why_not_known(wanted: DownloadRequest, sidecar: Sidecar) -> str:
         return "the partial file is from another address"
     if wanted.sha256 is None and not wanted.git_sha1 and (sidecar.sha256 or sidecar.git_sha1):
         # Under a digest bytes may be added that only the digest can vouch for.
-        return "the partial file was put together for a digest that nobody asks for now"
+        return "the partial file was assembled for a digest that is no longer requested"
     if sidecar.commit != wanted.commit:
         return f"the partial file is of commit {sidecar.commit or 'unknown'}, not {wanted.commit or 'unknown'}"
     if not sidecar.has_validator:
@@ -157,7 +157,7 @@ def _why_not_known(wanted: DownloadRequest, sidecar: Sidecar) -> str:
     return ""
 
 
-# A status that says no, as one of our errors: one table, pure, whoever asked and whatever for.
+# Errors for HTTP statuses: one table, pure, for any request.
 
 GONE = frozenset({404, 410, 451})
 _BUSY = frozenset({408, 425, 429})
@@ -388,7 +388,7 @@ class ExpectedContent:
     label: str
     url: str
     size_bytes: int | None = None
-    """Of the wanted file, from whoever listed it: an answer that differs is wrong."""
+    """Of the requested file, as its listing states: a response that differs is wrong."""
     partial_size_bytes: int | None = None
     """Of the version that the partial file is of, as its server said."""
     etag: str = ""
@@ -415,7 +415,7 @@ class UsableResponse:
 
     offset: int
     size_bytes: int | None
-    """Of the whole file, if anybody said."""
+    """Of the whole file, if known."""
     etag: str = ""
     """As the server says it, weak or strong."""
     last_modified: str = ""
@@ -636,7 +636,7 @@ def _coding_fault(headers: Headers) -> str:
         words = {word.strip().lower() for value in headers.all(name) for word in value.split(",")}
         strange = words - {"", "identity"} - ({"chunked"} if name == "Transfer-Encoding" else set())
         if strange:
-            return f"its body is {min(strange)[:40]!r}-encoded although nobody asked for that"
+            return f"its body is {min(strange)[:40]!r}-encoded, which was not requested"
     return ""
 
 

@@ -32,7 +32,7 @@ class DownloadRequest:
     git_sha1: str = ""
     """Of the git blob (header and content), where that is what the server names a small file by."""
     headers: Mapping[str, str] = fresh(factory=dict)
-    """Credentials among them: sent to the url's own origin and to nobody else."""
+    """Including credentials: sent only to the url's own origin."""
 
 
 @frozen
@@ -102,7 +102,7 @@ def _forget(came: Sequence[tuple[DownloadRequest, FetchedFile]], /) -> None:
 
 
 def _ours(_path: str, /) -> bool:
-    """Believe that nobody else puts files there."""
+    """Assume that no other program puts files there."""
     return True
 
 
@@ -152,25 +152,23 @@ class DownloadTimeouts:
     longest_retry_after_s: float = 3600.0
 
 
-# Being asked to stop, from a signal's side and from the download's side.
+# Stop requests, for signal handlers and for downloads.
 #
-# `ask` may be called by a signal's own code: it takes no lock and waits for nobody. What waits in a read is woken
-# because
-# its connection is cut; what waits in a pause is woken by a flag. The first error asked with is the one that is
-# raised.
+# `ask` may be called from a signal handler: it takes no lock and does not block. A blocked read is woken because its
+# connection is closed; a pause is woken by a flag. The first error passed is the one that is raised.
 
 _NAP_S = 0.1
 
 
 class DownloadStop:
-    """A wish that may come at any moment: end, keep what is there, and raise this. One may serve many downloads."""
+    """A stop request, possible at any moment: end, keep what is there, raise this. May serve many downloads."""
 
     def __init__(self) -> None:
         self._error: StokerError | None = None
         self._cuts: dict[int, Callable[[], None]] = {}
 
     def ask(self, error: StokerError) -> None:
-        """Ask for the end: cut what is under way."""
+        """Request the stop: close open connections."""
         if self._error is None:
             self._error = error
         for cut in list(self._cuts.values()):
@@ -178,13 +176,13 @@ class DownloadStop:
                 cut()
 
     def check(self) -> None:
-        """Raise what was asked with, if anybody asked."""
+        """Raise the error of a stop request, if there is one."""
         if self._error is not None:
             raise self._error
 
     @contextmanager
     def cutting(self, cut: Callable[[], None]) -> Iterator[None]:
-        """Have `cut` called when somebody asks during this block, which does not begin if somebody has."""
+        """Call `cut` if a stop is requested during this block; the block does not start if one was requested before."""
         key = id(cut)
         self._cuts[key] = cut
         try:
@@ -194,7 +192,7 @@ class DownloadStop:
             self._cuts.pop(key, None)
 
     def sleep(self, seconds: float, clock: Clock) -> None:
-        """Let time pass in short naps, so that asking ends it soon."""
+        """Sleep in short steps, so that a stop request ends it soon."""
         deadline_s = clock.monotonic_s() + seconds
         self.check()
         while (left_s := deadline_s - clock.monotonic_s()) > 0:
@@ -204,8 +202,8 @@ class DownloadStop:
 
 # What a fetch would do, before it does: file by file what is there, what would come, and whether there is room.
 #
-# Whoever fetches makes the preview, by the same decisions. It goes by names and sizes: bytes are read, and damage is
-# found, when a file is fetched. Making one changes nothing on the disk.
+# The fetching code makes the preview, by the same decisions. It uses names and sizes: bytes are read, and damage is
+# found, when a file is fetched. A preview changes nothing on the disk.
 
 
 @frozen
@@ -219,9 +217,9 @@ class PlannedDownload:
     status: Status
     """How it would come to be there."""
     partial_bytes: int = 0
-    """What an earlier try has left of it, and would be gone on with."""
+    """What an earlier attempt left of it, which would be resumed."""
     is_missing: bool = False
-    """Whether it is not here, and nobody may be asked: it would not come."""
+    """True if it is not here and the network may not be used: it would not be fetched."""
 
     @property
     def is_there(self) -> bool:

@@ -1,7 +1,7 @@
-"""A hub, asked: which commit a revision is, what it holds, what is known of one file.
+"""A client for one hub: the commit of a revision, its files, the facts of one file.
 
-Offline nothing is sent: the answers are those that the cache noted when it was last asked. Asking again is cheap, and
-a commit's contents are asked only once.
+Offline nothing is sent: results come from the cache, as noted at the last query. Queries are cheap, and a commit's
+contents are queried only once.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from stoker.transfer.hub.listing import (
     tree_url,
 )
 
-# The body of a small answer, read to its end: one that trickles, or is never over, does not keep us waiting.
+# Read the body of a small response to its end; a slow or endless one is aborted.
 
 LONGEST_S = 600.0
-"""A small answer takes no longer, even if it comes just quickly enough not to be too slow."""
+"""Time limit of a small response, even if its speed is above the minimum."""
 
 
 def pieces_of(
     reply: HttpClientResponse, at_most_bytes: int, *, clock: Clock, patience: DownloadTimeouts
 ) -> Iterator[bytes]:
-    """Give what comes, piece by piece. Raises `NetworkFailed` if that is too slow, besides what `Reply.read` raises."""
+    """Return the body piece by piece. Raises `NetworkFailed` if it is too slow, and what `Reply.read` raises."""
     began_s = clock.monotonic_s()
     pace = ConnectionSpeed(began_s, patience)
     while piece := reply.read(at_most_bytes):
@@ -80,7 +80,7 @@ def pieces_of(
             raise NetworkFailed(f"{complaint}: {shown(reply.url)}", reason="too_slow")
 
 
-# What a hub means when it says no: the plain error of the status, with what only a hub tells and only a hub needs.
+# A hub's refusals: the error of the status, with the hub's own reason and hint.
 
 _ABSENT = {
     "RepoNotFound": ("no such repository", "check the spelling"),
@@ -90,7 +90,7 @@ _ABSENT = {
 
 
 def is_passing(status: int) -> bool:
-    """Whether asking a hub again later may help. What it has not implemented (501), it won't have then either."""
+    """Return True if a later request to the hub may succeed. 501 (not implemented) is permanent."""
     return is_busy(status) and status != 501
 
 
@@ -147,7 +147,7 @@ class HubResponse:
 
 
 class HubClient:
-    """Asks one hub, with one set of credentials. Safe to use from several threads."""
+    """Queries one hub, with one set of credentials. Thread-safe."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class HubClient:
             if isinstance(decided, NoRetry):
                 if isinstance(got, HubResponse):
                     return got
-                # Whoever set this hub can set another one.
+                # The user chose this hub and can choose another one.
                 got.data["is_hub"] = self._is_hub
                 raise given_up(got, decided)
             self._say_retry(what, decided.delay_s, got, tries.idle)
@@ -279,7 +279,7 @@ _SHA1 = re.compile(r"[0-9a-f]{40}")
 def look(asker: HubClient, url: str, path: str, what: str) -> tuple[RepoFile, str]:
     """Ask for what is known of one file, and the commit that it is at, where the server knows commits.
 
-    Raises as `Asker` does; a size that is not told stays unknown.
+    Raises as `HubClient` does; a size that the server does not state stays unknown.
     """
     answer = asker.head(url, what, accepts=_REFUSED_HEAD)
     if answer.status in _REFUSED_HEAD and answer.headers.get("X-Error-Code") is None:
@@ -315,7 +315,7 @@ def _size(answer: HubResponse, url: str) -> int | None:
 
 
 class Hub:
-    """One hub and its cache, with what a fetch from it needs. Safe to use from several threads."""
+    """One hub and its cache, with what a fetch from it needs. Thread-safe."""
 
     def __init__(
         self, settings: HubSettings, *, tools: DownloadTools, patience: DownloadTimeouts, stop: DownloadStop, memo: Memo

@@ -66,13 +66,13 @@ class Destination(Protocol):
         """Return the bytes of a file if they are on this machine and right; damaged ones are moved out of the way."""
 
     def in_the_way(self, file: RepoFile) -> str:
-        """Give the path of a file with other bytes that lies where this one shall, whoever put it there; or nothing."""
+        """Return the path of a file with other bytes at this file's path, from any writer; empty if there is none."""
 
     def expects(self, file: RepoFile) -> Status:
-        """Say how a file will come to be there, by names and sizes alone: no byte is read, and nothing is changed."""
+        """Return how a file will be provided, by names and sizes alone: no byte is read, and nothing is changed."""
 
     def settle(self, files: Sequence[tuple[RepoFile, Digest]], *, ours: bool) -> None:
-        """Give files their names, durably: their bytes are there, verified and durable. `ours`: we wrote them."""
+        """Name files durably: their bytes are there, verified and durable. `ours`: we wrote them."""
 
 
 class CacheDestination:
@@ -179,7 +179,7 @@ class FolderDestination:
 
     def there(self, file: RepoFile) -> LocalCopy | None:
         if not file.blob:
-            # Nothing tells whether what lies there is the newest: whoever fetches it has to ask.
+            # Without a digest only the server can tell whether this is the newest version.
             return None
         found = _look_plainly(self._judge, self.path(file), file)
         if found is not None:
@@ -219,7 +219,7 @@ class FolderDestination:
         try:
             return self._cached.there(file) if self._cached is not None else None
         except NoPermission:
-            # It would have to be mended or completed first, and it is somebody else's.
+            # It would need a repair or completion first, and it belongs to another user.
             return None
 
 
@@ -260,7 +260,7 @@ class SharingDestination:
         for file, sha256 in files:
             if _look_plainly(self._judge, self.path(file), file) is None:
                 blob = self._cached.blob(file)
-                # Read-only before it has a second name. A cache that somebody else owns gives copies.
+                # Read-only before it has a second name. From a cache of another user, files are copied.
                 how = put_file(blob, self._folder, file.path, may_share=protect(blob))
                 if how is MaterialiseMethod.HARDLINK:
                     self._judge.remember(blob, file, sha256)
@@ -340,7 +340,7 @@ def take_nearby(
     may_share: bool = False,
     etag: str = "",
 ) -> FetchedFile:
-    """Have good bytes under a final name, whatever lay there. Asks nobody; raises as `put_file` does, and `LockHeld`.
+    """Put good bytes at a final path, replacing what is there. No network; raises as `put_file` does, and `LockHeld`.
 
     `may_share`: the file need not be one that its owner can write to, so it may be the cache's own under one more name.
     """

@@ -46,7 +46,7 @@ class UnfinishedDownload:
     """A download in the cache that did not come to its end."""
 
     paths: tuple[str, ...]
-    """The partial file and its sidecar, whichever of them is there; it may be claimed by whoever cannot lock it."""
+    """The partial file and its sidecar, if they exist; a process that cannot lock it may have claimed it by name."""
     size_bytes: int
     is_foreign: bool
     """Whether the hub's own client began it: it never resumes one."""
@@ -69,7 +69,7 @@ class HubCache:
         return self._lock(repo.folder, blob)
 
     def lock_of(self, path: str) -> str:
-        """Return the lock that whoever writes this file below `blobs` holds, of this program or of the hub's client."""
+        """Return the lock held by the writer of this file below `blobs`: this program, or the hub's client."""
         repo_folder = os.path.basename(os.path.dirname(os.path.dirname(path)))
         return self._lock(repo_folder, os.path.basename(path).partition(".")[0])
 
@@ -79,7 +79,7 @@ class HubCache:
         return [path for path in paths if os.path.isfile(path)]
 
     def partials(self) -> list[UnfinishedDownload]:
-        """Return every download in the cache that did not come to its end, whoever began it."""
+        """Return every unfinished download in the cache, of this program or another one."""
         return [one for folder in self._all_blobs() for one in _unfinished_in(folder)]
 
     def models(self) -> list[Repo]:
@@ -123,7 +123,7 @@ class HubCache:
         return commit if is_commit(commit) and os.path.isdir(self.snapshot(repo, commit)) else ""
 
     def write_ref(self, repo: Repo, revision: str, commit: str) -> None:
-        """Note which commit a revision is. Comes last: whoever follows it finds everything there."""
+        """Record the commit of a revision. Written last: a reader of the ref finds every file."""
         if revision == commit or self.read_ref(repo, revision) == commit:
             return
         path = os.path.join(self.folder(repo), "refs", revision)
@@ -251,7 +251,7 @@ class BlobChecker:
         stop: DownloadStop,
         teller_of: Callable[[RepoFile], DownloadEvents] | None = None,
     ) -> None:
-        """`teller_of` gives whom to tell how far the reading of a large file is."""
+        """`teller_of` returns the events that report progress while a large file is read."""
         self._memo = memo
         self._clock = clock
         self._stop = stop
@@ -273,7 +273,7 @@ class BlobChecker:
                 os.close(descriptor)
 
     def remember(self, path: str, file: RepoFile, sha256: Digest) -> None:
-        """Note that we ourselves put verified bytes there just now, where nobody else writes."""
+        """Record that we wrote verified bytes there just now; no other program writes there."""
         with suppress(OSError):
             self._memo.remember(_key(path, file), stamp_of(os.stat(path)), sha256)
 
@@ -306,7 +306,7 @@ class BlobChecker:
         return CheckedBlob(path=path, size_bytes=info.st_size, sha256=known)
 
     def _keep(self, path: str, descriptor: int, stamp: Stamp, sha256: Digest, file: RepoFile) -> None:
-        # Whoever wrote it may not have synced it, and a power cut must not take what we vouch for.
+        # Its writer may not have synced it, and a power cut must not lose what we recorded as verified.
         with suppress(OSError):
             os.fsync(descriptor)
         if stamp_of(os.fstat(descriptor)) == stamp:

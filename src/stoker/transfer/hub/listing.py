@@ -146,7 +146,7 @@ class RepoFile:
 
     @property
     def blob(self) -> str:
-        """The name of its bytes in the cache: the digest that they have. Empty if the server told none."""
+        """The name of its bytes in the cache: their digest. Empty if the server states none."""
         return self.sha256 or self.git_sha1
 
 
@@ -297,8 +297,8 @@ def check_names(files: Sequence[RepoFile], repo: Repo) -> None:
     groups = clashes(path for path in counts if path not in bad)
     faults += [f"{' and '.join(map(shown_name, group[:2]))}: one file on some machines" for group in groups]
     if faults:
-        told = "; ".join(faults[:_SHOWN_FAULTS]) + (" …" if len(faults) > _SHOWN_FAULTS else "")
-        message = f"{repo} holds {len(faults)} bad names: {told}"
+        listed = "; ".join(faults[:_SHOWN_FAULTS]) + (" …" if len(faults) > _SHOWN_FAULTS else "")
+        message = f"{repo} holds {len(faults)} bad names: {listed}"
         raise BadAnswer(message, hint="nothing was written", faults=faults[:_KEPT_FAULTS], reason="bad_names")
 
 
@@ -348,7 +348,7 @@ def is_true(value: str | None) -> bool:
 
 def _checked(token: str, source: str) -> str:
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise BadInput(f"not a token: what {source} holds", hint="a token is one word; hf auth login writes it anew")
+        raise BadInput(f"not a token: what {source} holds", hint="a token is one word; hf auth login writes a new one")
     return token
 
 

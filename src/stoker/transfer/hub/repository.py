@@ -1,9 +1,9 @@
 """Many files of one repository at once.
 
 Files are fetched by a few threads over one set of connections: the largest first, so that none is left to the end
-alone, and small ones by the handful. One failure does not lose the others: every file's outcome is given back. Bytes
-come first, then a file's name, then its news; the revision's ref comes last of all, and only if everything that was
-wanted is there, so whoever follows it finds that, or what there was before.
+alone, and small ones in batches. One failure does not lose the others: every file's outcome is returned. Bytes are
+written first, then a file's name, then its event; the revision's ref is written last, and only if every requested file
+is there, so a reader of the ref finds all of them, or the previous state.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class HubFetcher:
             if whole is None:
                 left.append(group)
                 continue
-            # Told now that it is known: a file that is left is started by the engine.
+            # Emitted now that it is known: a file that is left is started by the engine.
             self._tell(wanted).start(0, wanted.size_bytes)
             seconds = clock.monotonic_s() - began_s
             taken.append((group, whole, _downloaded(wanted, whole.sha256, len(whole.data), seconds)))
@@ -302,7 +302,7 @@ class HubFetcher:
         hub = self._hub
 
         def say(event: Event) -> None:
-            # The engine knows of the bytes only: that a file is there is recorded and told once it has its name.
+            # The engine knows only the bytes: a file is recorded and reported once it has its name.
             if event.kind != Kinds.DOWNLOAD_DONE:
                 hub.tools.say(event)
 
@@ -321,7 +321,7 @@ class HubFetcher:
         return self._settle(_arrived(group, fetched), ours=fetched.status is Status.DOWNLOADED)
 
     def _settle(self, arrived: Sequence[Arrived], *, ours: bool) -> list[DownloadOutcome]:
-        """Return the names, then keep the record, then tell the news."""
+        """Write the names, then the record, then emit the events."""
         if not arrived:
             return []
         try:
@@ -398,7 +398,7 @@ def _arrived(group: Group, fetched: FetchedFile) -> list[Arrived]:
 
 
 def not_expected(label: str, expected: str, found: str) -> HashMismatch:
-    """Return the error for a file whose digest is another one than whoever asked for it said."""
+    """Return the error for a file whose digest differs from the requested one."""
     hint = "check the digest that was given, and the file's revision"
     return HashMismatch(f"{label} is not sha256 {expected}: the hub's has sha256 {found}", hint=hint)
 
@@ -419,13 +419,13 @@ class RepoRequest:
     out: str = ""
     """A plain folder for the files, at their paths; nothing means the cache alone."""
     sha256: Digest | None = None
-    """What the file must be besides, if it is one: whoever asks for it knows better than the hub."""
+    """The expected digest, if it is one file: the request has priority over the hub."""
     force: bool = False
     workers: int = WORKERS
 
 
 def fetch_repository(hub: Hub, order: RepoRequest) -> list[DownloadOutcome]:
-    """Have files of a repository in the cache or in a folder, and say of each what came of it, in the order's order.
+    """Fetch files of a repository into the cache or a folder; return an outcome for each, in the order of the request.
 
     With `out` on the cache's file system the files share the cache's bytes: by blocks where the file system can, and
     then they may be edited; else by inode, and then they are read-only (0444), so that an edit can't damage the cache.
@@ -460,7 +460,7 @@ def fetch_repository(hub: Hub, order: RepoRequest) -> list[DownloadOutcome]:
 
 
 def preview_fetch(hub: Hub, order: RepoRequest) -> DownloadPreview:
-    """Say what `fetch_repository` would do, and do nothing. Raises what it raises, but for `NoSpace`: that is told."""
+    """Return what `fetch_repository` would do; change nothing. Raises the same, except `NoSpace`."""
     destination, groups = _prepared(hub, order)
     upcoming = {
         file.path: one
@@ -486,7 +486,7 @@ def _write_ref(hub: Hub, order: RepoRequest) -> None:
     try:
         hub.cache.write_ref(order.repo, order.revision.asked, order.revision.commit)
     except StokerError as error:
-        # Every file is there by its commit; only who asks for the revision offline won't find it.
+        # Every file is there by its commit; only an offline lookup of the revision fails.
         message = f"{order.repo}: the cache does not note what {order.revision.asked} is: {error}"
         hub.tools.say(Event(Kinds.WARNING, {"message": message}))
 

@@ -93,7 +93,7 @@ def wanted_of(hub: Hub, found: RepoListing, *, sha256: Digest | None = None) -> 
 def fetch_plain(
     hub: Hub, wanted: DownloadRequest, landing: TargetFile, *, receipts: Receipts, force: bool = False
 ) -> FetchedFile:
-    """Have a file where `plain_landing` said. Raises as `fetch_file` does."""
+    """Fetch a file to the path of `plain_landing`. Raises as `fetch_file` does."""
     locks = os.path.dirname(landing.lock_path)
     with translated(locks):
         os.makedirs(locks, exist_ok=True)
@@ -113,7 +113,7 @@ def fetch_plain(
 def preview_plain(
     hub: Hub, wanted: DownloadRequest, landing: TargetFile, *, receipts: Receipts, force: bool = False
 ) -> DownloadPreview:
-    """Return what `fetch_plain` would do, and do nothing but ask."""
+    """Return what `fetch_plain` would do; only queries."""
     offline = hub.settings.offline
     if not force:
         wanted = _as_received(hub, wanted, landing, receipts)
@@ -176,7 +176,7 @@ class ModelFolder:
         self._force = force
 
     def fetch(self, path: str, *, sha256: Digest | None = None) -> FetchedFile:
-        """Have a file there. Bytes that the hub's cache has do not come again. Raises as `fetch_file` does."""
+        """Fetch a file. Bytes that the hub's cache has are not downloaded. Raises as `fetch_file` does."""
         hub = self._hub
         landing = TargetFile(folder=self._folder, name=path.rpartition("/")[2], keeps_validators=True)
         wanted, file = self._wanted(path)
@@ -196,7 +196,7 @@ class ModelFolder:
         )
 
     def fetch_tokenizer(self) -> FetchedFile | None:
-        """Try the repository's tokenizer. That there is none is no failure; that it can't be had is a warning."""
+        """Fetch the repository's tokenizer. If there is none, return None; if it can't be fetched, warn."""
         for name in TOKENIZERS:
             try:
                 return self.fetch(name)
@@ -214,7 +214,7 @@ class ModelFolder:
         """Return a file with all that the hub knows of it: the commit that it is at, its size and its digest."""
         hub, repo = self._hub, self._repo
         if hub.settings.offline:
-            # The folder is all that counts then: the cache may never have heard of the repository.
+            # Only the folder counts then: the cache may not know the repository.
             url = file_url(hub.settings.endpoint, repo, self._revision, path)
             return wanted_at(hub, url, label_of(repo, path)), None
         file, commit = hub.file(repo, self._revision, path)
@@ -246,7 +246,7 @@ def fetch_list(
     force: bool = False,
     workers: int = 1,
 ) -> list[DownloadOutcome]:
-    """Have every file of a list below a folder, and say of each what came of it, in the order of the list.
+    """Fetch every file of a list below a folder; return an outcome for each, in the order of the list.
 
     Bytes that the hub's cache has, or that lie where a receipt says, do not come again. Raises `NoSpace` before
     anything is fetched if all of it together has no room.
@@ -267,7 +267,7 @@ def fetch_list(
 def preview_list(
     hub: Hub, files: Sequence[LockedFile], folder: str, *, receipts: Receipts | None = None, force: bool = False
 ) -> DownloadPreview:
-    """Return what `fetch_list` would do; nobody is asked."""
+    """Return what `fetch_list` would do, without the network."""
     upcoming = [_expected(hub, file, folder, receipts=receipts, force=force) for file in files]
     copies = device_of(folder) != device_of(hub.cache.root)
     return DownloadPreview(
@@ -287,7 +287,7 @@ def _fetch(hub: Hub, file: LockedFile, folder: str, *, receipts: Receipts | None
         fetched = taken or fetch_listed(
             file,
             landing,
-            # Whoever puts other bytes below their digest has damaged them.
+            # Other bytes at a path named by a digest are damage.
             tools=changed(hub.tools, owns=ALL_OURS),
             patience=hub.patience,
             stop=hub.stop,
@@ -404,7 +404,7 @@ def fetch_listed(  # noqa: PLR0913 - what, where to, with what, how long, until 
     force: bool = False,
     offline: bool = False,
 ) -> FetchedFile:
-    """Have a listed file under its final name: its addresses are tried in their order.
+    """Fetch a listed file to its final name: its addresses are tried in their order.
 
     Each of several addresses gets a few attempts, so that one that is away does not keep the others waiting; while any
     of them is away, all are tried again, as patience allows. `headers_for` gives what an address is sent, credentials

@@ -72,7 +72,7 @@ def test_no_model_or_one_model_twice_is_refused():
 
 
 def test_faults_of_several_arguments_are_reported_together():
-    with pytest.raises(InvalidArgs, match="2 faults in the arguments of tabular/compare") as caught:
+    with pytest.raises(InvalidArgs, match="2 errors in the arguments of tabular/compare") as caught:
         compiled("compare", data="irs", models=())
     assert [fault.where for fault in caught.value.faults] == ["tabular/compare.data", "tabular/compare.models"]
 

@@ -241,7 +241,7 @@ def test_first_come_first_served_and_everybody_sees_his_place(machine: Machine) 
     taken = machine.take(first, ONE)
     assert machine.wait(second, ONE).place == 1
     wait = machine.wait(third, ONE)
-    assert (wait.place, wait.waits_for.endswith(", 2nd in line")) == (2, True)
+    assert (wait.place, wait.waits_for.endswith(", queue position 2")) == (2, True)
     first.give_back(taken)
     held = machine.get(second, ONE)
     machine.wait(third, ONE, until=lambda wait: wait.place == 1)

@@ -213,7 +213,7 @@ class _Running:
             adapter.weights = kept.state["model"]
             opt = kept.state["opt"]
             adapter.first, adapter.second, adapter.steps = opt["first"], opt["second"], opt["steps"]
-            attempt.job.tell(f"goes on after update {member.update} of {member.updates}", at_once=True)
+            attempt.job.tell(f"resumed after update {member.update} of {member.updates}", at_once=True)
         return member, adapter
 
     # Training

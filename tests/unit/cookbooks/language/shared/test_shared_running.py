@@ -157,7 +157,7 @@ def test_a_cancelled_member_goes_on_later_as_if_nothing_had_been(person: People)
     stopped.out.rmdir()
     again = person(0, **said)
     train(again)
-    assert "goes on after update 4 of 6" in again.log
+    assert "resumed after update 4 of 6" in again.log
     assert same_bits(again, whole)
     assert again.training["curve"] == whole.training["curve"]
 
@@ -181,7 +181,7 @@ def test_reading_ahead_changes_neither_what_is_learned_nor_where_a_checkpoint_go
     stopped.out.rmdir()
     again = person(0, accumulate=2)
     train(again)
-    assert "goes on after update 3 of 6" in again.log
+    assert "resumed after update 3 of 6" in again.log
     assert same_bits(again, plain)
 
 
@@ -271,7 +271,7 @@ def test_a_process_that_is_asked_to_end_keeps_everybody_first(person: People) ->
     again = person(0)
     told.out.rmdir()
     train(again)
-    assert "goes on after update 5 of 10" in again.log
+    assert "resumed after update 5 of 10" in again.log
     assert same_bits(again, whole)
 
 
