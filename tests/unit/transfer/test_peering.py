@@ -139,7 +139,7 @@ def test_nobody_is_asked_without_tls_in_a_fleet_of_several_machines(authority: A
 
 
 def test_nothing_listens_beyond_loopback_without_tls(store: LocalStore) -> None:
-    with pytest.raises(BadInput, match="over TLS alone"):
+    with pytest.raises(BadInput, match="only over TLS"):
         PeerServer(PeerFiles(store, clock=CLOCK), clock=CLOCK, host="0.0.0.0")
     assert "no certificate" in str(share_trees("https://192.0.2.1:1", None, store, clock=CLOCK, admits=lambda _: True))
 

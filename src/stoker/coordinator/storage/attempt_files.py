@@ -41,7 +41,7 @@ def check_path(path: str) -> str:
     fault = path_fault(path)
     if fault:
         shown = shown_name(path)
-        raise BadInput(f"no name for a mirrored file: {shown}: {fault}", hint="nothing was written", name=shown)
+        raise BadInput(f"invalid name of a mirrored file: {shown}: {fault}", hint="nothing was written", name=shown)
     return path
 
 
@@ -66,7 +66,7 @@ def attempt_place(job: str, attempt: int) -> str:
     if not is_digest(job):
         raise BadInput(f"not the id of a job: {job[:80]!r}", hint="it is written as 64 lower-case hex digits")
     if attempt < 1:
-        raise BadInput(f"there is no attempt {attempt}", hint="they are counted from 1")
+        raise BadInput(f"invalid attempt number: {attempt}", hint="attempts are numbered from 1")
     return f"{job[:2]}/{job}/{attempt}"
 
 
@@ -224,7 +224,7 @@ class AttemptFiles:
         """Return at most `limit` bytes of a file from an offset; empty beyond its end. Raises `NotFound`."""
         check_path(path)
         if offset < 0 or limit < 0:
-            raise BadInput(f"there is no range from {offset} of {limit} bytes")
+            raise BadInput(f"invalid range: offset {offset}, {limit} bytes")
         folder, name = os.path.split(f"{attempt_place(job, attempt)}/{path}")
         descriptor = None
         try:
@@ -273,7 +273,7 @@ class AttemptFiles:
     def _check_piece(self, path: str, offset: int, data: bytes) -> None:
         check_path(path)
         if offset < 0:
-            raise BadInput(f"there is no byte {offset} of {path}")
+            raise BadInput(f"invalid offset {offset} of {path}")
         most = self._limits.chunk_bytes
         if len(data) > most:
             raise TooLarge(f"a piece of {format_size(len(data))}: {format_size(most)} are the most", most_bytes=most)
@@ -304,8 +304,8 @@ class AttemptFiles:
                 known = max(0, min(size_bytes - offset, len(data)))
                 if not _has(descriptor, offset, memoryview(data)[:known]):
                     raise Conflict(
-                        f"{path} has other bytes from {offset} on than those that came",
-                        hint="it was written over on the worker; what came first stays",
+                        f"{path} has other bytes from {offset} on than the piece that was sent",
+                        hint="it was written over on the worker; the first bytes stay",
                         offset=size_bytes,
                     )
                 if known < len(data):

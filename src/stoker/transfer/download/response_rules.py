@@ -77,7 +77,7 @@ def decide_partial(
     if length is None:
         return Resumption(move=ResumeAction.FRESH, why="nothing is there yet")
     if sidecar is None or isinstance(sidecar, str):
-        why = sidecar or "no record says which version the partial file is of"
+        why = sidecar or "the partial file has no record of its version"
         return Resumption(move=ResumeAction.RESTART, why=why)
     stranger = _why_another_version(wanted, sidecar)
     if stranger:
@@ -153,7 +153,7 @@ def _why_not_known(wanted: DownloadRequest, sidecar: Sidecar) -> str:
     if sidecar.commit != wanted.commit:
         return f"the partial file is of commit {sidecar.commit or 'unknown'}, not {wanted.commit or 'unknown'}"
     if not sidecar.has_validator:
-        return "nothing says that the server still has the version that the partial file is of"
+        return "the server may no longer have the version of the partial file"
     return ""
 
 
@@ -165,31 +165,31 @@ _LONGEST_SAYING = 200
 
 
 def is_busy(status: int) -> bool:
-    """Return whether the server has trouble, or too much to do: asking again later may help."""
+    """Return True if the server failed or is busy: a later request may succeed."""
     return status in _BUSY or status >= 500
 
 
 def refusal(where: str, status: int, headers: Headers) -> StokerError:
-    """Return the error for a status from 400 on; `where` is what was asked for, in a person's words.
+    """Return the error for a status from 400 on; `where` names the request in messages.
 
-    Its data has the status, and as `error_code` what the server itself calls the matter, if it does.
+    Its data has the status, and as `error_code` the server's own error code, if there is one.
     """
     code = headers.get("X-Error-Code")
     data: dict[str, Any] = {"status": status}
     if code:
         data["error_code"] = one_line(code, _LONGEST_SAYING)
     if status in {401, 403}:
-        hint = "check the address, and whether the server wants credentials"
-        return AuthRefused(f"the server does not let us ({status}): {where}{_said(headers)}", hint=hint, **data)
+        hint = "check the address, and whether the server requires credentials"
+        return AuthRefused(f"access denied ({status}): {where}{_said(headers)}", hint=hint, **data)
     if status in GONE:
         hint = "check the address" if status != 451 else "it is withheld for legal reasons"
         return NotOnServer(f"not on the server ({status}): {where}", hint=hint, **data)
     if status == 407:
         hint = "check the user and password in HTTPS_PROXY"
-        return NetworkFailed(f"the proxy refuses us (407): {where}", hint=hint, **data)
+        return NetworkFailed(f"proxy authentication failed (407): {where}", hint=hint, **data)
     if status == 429:
-        hint = "wait a while, then start again"
-        return RateLimited(f"the server asks for fewer requests (429): {where}", hint=hint, **data)
+        hint = "wait, then run the command again"
+        return RateLimited(f"rate limit of the server exceeded (429): {where}", hint=hint, **data)
     if is_busy(status):
         hint = "the server has trouble: try again later"
         return NetworkFailed(f"the server answers {status}: {where}", hint=hint, **data)
@@ -433,30 +433,30 @@ class UnconditionalRetry:
 
 @frozen
 class DownloadRestart:
-    """Throw away what is there and ask for everything."""
+    """Discard what is there and request everything."""
 
     why: str
 
 
 @frozen
 class DownloadComplete:
-    """Nothing is left to be fetched: check what is there."""
+    """Everything was fetched: check it."""
 
     why: str
 
 
 @frozen
 class RetryableResponse:
-    """Ask again after a while; once patience is at its end, raise `error`."""
+    """Retry after a pause; after the timeout, raise `error`."""
 
     error: StokerError
     wait_s: float | None = None
-    """What the server asks for, if it does."""
+    """The pause that the server requests, if any."""
 
 
 @frozen
 class FatalResponse:
-    """Raise `error`: asking again is no use."""
+    """Raise `error`: a retry can't succeed."""
 
     error: StokerError
 
@@ -651,7 +651,7 @@ def _wrong_size(known: ExpectedContent, length: int | None) -> HashMismatch:
 
 def _bad(known: ExpectedContent, fault: str, **data: str) -> BadAnswer:
     hint = "the server, or a proxy on the way, is broken"
-    return BadAnswer(f"an answer that can't be used: {fault}: {shown(known.url)}", hint=hint, **data)
+    return BadAnswer(f"unusable response: {fault}: {shown(known.url)}", hint=hint, **data)
 
 
 # How long a file is, asked of a server that sends it without saying so: HEAD, or else one byte with its range.

@@ -75,7 +75,7 @@ def pieces_of(
         yield piece
         complaint = pace.complaint
         if now_s - began_s > LONGEST_S:
-            complaint = f"the answer is not over after {format_duration(LONGEST_S)}"
+            complaint = f"the response did not end within {format_duration(LONGEST_S)}"
         if complaint:
             raise NetworkFailed(f"{complaint}: {shown(reply.url)}", reason="too_slow")
 
@@ -95,9 +95,9 @@ def is_passing(status: int) -> bool:
 
 
 def explained(error: StokerError, url: str, what: str, *, has_token: bool) -> StokerError:
-    """Return an error of `download.response_rules` in a hub's words; any other is given back as it is.
+    """Return an error of `download.response_rules` with the hub's message and hint; any other unchanged.
 
-    `url` is what was asked for, `what` the same in a person's words.
+    `url` is the requested address, `what` its name for messages.
     """
     status, code = error.data.get("status"), error.data.get("error_code")
     data = {**error.data, "url": shown(url)}
@@ -128,10 +128,10 @@ def _page(url: str) -> str:
     return f"{origin(url)}{path.partition('/resolve/')[0]}"
 
 
-# Small questions to a hub: sent, repeated as patience allows, answers bounded.
+# Small requests to a hub: retried within the timeouts, responses limited in size.
 #
 # Redirects are followed without credentials where they lead to another server (`host.http.client`). The head of a
-# file's answer is never looked for elsewhere: what counts is what the hub itself says.
+# file's response is only taken from the hub itself.
 
 _NO_SUCH_ROUTE = frozenset({404, 405, 501})
 _PIECE_BYTES = 1 << 16
@@ -139,7 +139,7 @@ _PIECE_BYTES = 1 << 16
 
 @frozen
 class HubResponse:
-    """The head of an answer, and its body where it was asked for."""
+    """The head of a response, and its body if requested."""
 
     status: int
     headers: Headers
@@ -159,7 +159,7 @@ class HubClient:
         has_token: bool,
         is_hub: bool = False,
     ) -> None:
-        """`is_hub`: it is the hub that was set, and not any other address."""
+        """`is_hub`: the address is the configured hub."""
         self._headers = headers
         self._is_hub = is_hub
         self._tools = tools
@@ -168,13 +168,13 @@ class HubClient:
         self._has_token = has_token
 
     def get(self, url: str, what: str) -> HubResponse | None:
-        """Ask a question and read the whole answer; nothing if this server has no such question at all.
+        """Send a request and read the whole response; None if this server has no such route.
 
-        `what` is what it is about, for messages. Raises what `refusing.explained` gives, `NetworkFailed`, `BadAnswer`.
+        `what` names it in messages. Raises the errors of `explained`, `NetworkFailed`, `BadAnswer`.
         """
         request = Request(url=url, headers={**self._headers, "Accept": "application/json"})
         answer = self._ask(what, lambda: self._read(request))
-        # A hub says why in a header of its own; any other server just has no such page.
+        # A hub states the reason in a header of its own; any other server just has no such page.
         if answer.status in _NO_SUCH_ROUTE and answer.headers.get("X-Error-Code") is None:
             return None
         return self._accepted(answer, url, what)
@@ -182,9 +182,9 @@ class HubClient:
     def head(
         self, url: str, what: str, *, accepts: frozenset[int] = frozenset(), first_byte: bool = False
     ) -> HubResponse:
-        """Ask for the head of a file's answer only. `first_byte`: by a GET of one byte, where HEAD is refused.
+        """Request only the head of a file's response. `first_byte`: by a GET of one byte, if HEAD is refused.
 
-        Statuses in `accepts` are given back, too, instead of raised.
+        Statuses in `accepts` are returned instead of raised.
         """
         ranged = {"Range": "bytes=0-0"} if first_byte else {}
         request = Request(url=url, method="GET" if first_byte else "HEAD", headers={**self._headers, **ranged})
@@ -249,7 +249,9 @@ class HubClient:
         for piece in pieces_of(reply, _PIECE_BYTES, clock=self._tools.clock, patience=self._patience):
             size_bytes += len(piece)
             if size_bytes > LONGEST_ANSWER_BYTES:
-                raise BadAnswer(f"the answer has no end: {shown(reply.url)}", hint="is this a hub? check the address")
+                raise BadAnswer(
+                    f"the response is too long: {shown(reply.url)}", hint="is this a hub? check the address"
+                )
             pieces.append(piece)
         return b"".join(pieces)
 
@@ -266,7 +268,7 @@ class HubClient:
         self._tools.say(retry_of(what, wait_s=wait_s, msg=f"{what}: {why}", reason=reason, attempt=attempt))
 
 
-# What a server tells of one file without sending it: HEAD, or one byte where HEAD is refused.
+# The facts of one file without its bytes: by HEAD, or by one byte if HEAD is refused.
 #
 # A hub answers with the facts itself and points to a content network for the bytes: the facts are those of the hub's
 # own answer, so a redirect to another server is not followed. Only a hub's tags are digests; those of any other server
@@ -292,7 +294,7 @@ def read_file(url: str, path: str, answer: HubResponse) -> tuple[RepoFile, str]:
     headers = answer.headers
     commit = headers.get("X-Repo-Commit") or ""
     if commit and not is_commit(commit):
-        raise BadAnswer(f"the server names a commit that is none: {shown(url)}")
+        raise BadAnswer(f"the server returned an invalid commit: {shown(url)}")
     etag = headers.get("X-Linked-Etag") or headers.get("ETag") or ""
     name = etag.strip().strip('"') if commit and not etag.startswith("W/") else ""
     xet_hash = headers.get("X-Xet-Hash") or ""
@@ -310,7 +312,7 @@ def _size(answer: HubResponse, url: str) -> int | None:
     linked = answer.headers.get("X-Linked-Size")
     size_bytes = file_size_of(answer.status, answer.headers) if linked is None else read_count(linked)
     if isinstance(size_bytes, str) or (linked is not None and size_bytes is None):
-        raise BadAnswer(f"the server tells a size that is none: {shown(url)}")
+        raise BadAnswer(f"the server returned an invalid size: {shown(url)}")
     return size_bytes
 
 
@@ -334,9 +336,9 @@ class Hub:
         )
 
     def resolve(self, repo: Repo, revision: str = MAIN) -> Revision:
-        """Return the commit that a revision is now. Everything after that names the commit, which can't move.
+        """Return the present commit of a revision. Everything after that names the commit, which can't move.
 
-        A plain mirror, which has no such question, gives a revision without commit. Raises `NotOnServer` for an
+        A plain mirror, which has no such route, returns a revision without commit. Raises `NotOnServer` for an
         unknown repository or revision, `AuthRefused` where a token or its terms are missing.
         """
         check_revision(revision)
@@ -406,21 +408,21 @@ class Hub:
         )
 
     def headers_for(self, url: str) -> dict[str, str]:
-        """Return what any address is sent beside the question: the token, if it is an address of this hub."""
+        """Return the headers for an address: the token, if it is an address of this hub."""
         return dict(self.headers) if self._has(url) else {}
 
     def explained(self, error: StokerError, url: str, what: str) -> StokerError:
-        """Return an error about any address in a hub's words, if it is an address of this hub."""
+        """Return an error with the hub's message and hint, if it is about an address of this hub."""
         return explained(error, url, what, has_token=self.has_token) if self._has(url) else error
 
     def size_at(self, url: str, name: str) -> int | None:
-        """Ask any address how large its file is, as far as it tells. Raises as `Asker` does."""
+        """Query the size of the file at an address; None if not stated. Raises as `HubClient` does."""
         headers = self.headers_for(url)
         asker = HubClient(headers, tools=self.tools, patience=self.patience, stop=self.stop, has_token=bool(headers))
         return look(asker, url, name, name)[0].size_bytes
 
     def licence(self, repo: Repo, commit: str) -> str:
-        """Return the licence that a repository's card names, or nothing where the server tells none."""
+        """Return the licence in a repository's card; empty if the server states none."""
         if self.settings.offline:
             return ""
         url = revision_url(self.settings.endpoint, repo, commit)
@@ -444,7 +446,7 @@ class Hub:
         while url:
             is_too_much = len(files) > MOST_FILES or came_bytes > LONGEST_LISTING_BYTES
             if url in asked or len(asked) >= MOST_PAGES or is_too_much:
-                raise BadAnswer(f"the listing of {repo} has no end", hint="is this a hub? check the address")
+                raise BadAnswer(f"the listing of {repo} is too long", hint="is this a hub? check the address")
             asked.add(url)
             answer = self._asker.get(url, f"{repo} at {commit[:12]}")
             if answer is None:
@@ -475,7 +477,7 @@ class Hub:
 
 
 def label_of(repo: Repo, path: str) -> str:
-    """Return what people call a file of a repository."""
+    """Return the display name of a file of a repository."""
     return f"{repo}: {path}"
 
 

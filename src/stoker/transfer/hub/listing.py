@@ -1,4 +1,4 @@
-"""What a hub answers about a repository, read with suspicion.
+"""A hub's responses about a repository, parsed as untrusted input.
 
 The answers come from a server, so nothing in them is believed before it is checked: commits and digests have their
 exact form, sizes are counts, and the next page is on the same server. Names are judged once it is known which files
@@ -183,7 +183,7 @@ def choose(
         file for file in files if all(texts.fit(file.path) for texts in wanted) and not unwanted.fit(file.path)
     )
     if not chosen and files:
-        raise BadInput("nothing is left to fetch", hint="names and patterns exclude every file", files=len(files))
+        raise BadInput("no file is selected", hint="names and patterns exclude every file", files=len(files))
     return chosen
 
 
@@ -225,7 +225,7 @@ def read_commit(body: bytes, url: str) -> str:
     answer = _decoded(body, url)
     commit = answer.get("sha") if isinstance(answer, dict) else None
     if not isinstance(commit, str) or not is_commit(commit):
-        raise BadAnswer(f"the server names no commit: {shown(url)}", hint="is this a hub? check the address")
+        raise BadAnswer(f"the server returned no commit: {shown(url)}", hint="is this a hub? check the address")
     return commit
 
 
@@ -241,7 +241,7 @@ def read_entries(body: bytes, url: str) -> list[RepoFile]:
     """Read the files on one page of a listing; their names are not judged yet. Raises `BadAnswer`."""
     answer = _decoded(body, url)
     if not isinstance(answer, list):
-        raise BadAnswer(f"the server's listing is no list: {shown(url)}", hint="is this a hub? check the address")
+        raise BadAnswer(f"the server's listing is not a list: {shown(url)}", hint="is this a hub? check the address")
     return [read_entry(entry, url) for entry in answer if not _is_folder(entry)]
 
 
@@ -311,12 +311,12 @@ def _decoded(body: bytes, url: str) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadAnswer(
-            f"the server's answer is not JSON: {shown(url)}", hint="is this a hub? check the address"
+            f"the server's response is not JSON: {shown(url)}", hint="is this a hub? check the address"
         ) from error
 
 
 def _bad(entry: dict[str, Any], field: str, where: str) -> BadAnswer:
-    return BadAnswer(f"the listing's {field} of {shown_name(entry['path'])} can't be: {shown(where)}")
+    return BadAnswer(f"the listing's {field} of {shown_name(entry['path'])} is invalid: {shown(where)}")
 
 
 # Where the hub is, where its cache lies and who we are there, by the variables that its own client reads.

@@ -487,7 +487,7 @@ def _write_ref(hub: Hub, order: RepoRequest) -> None:
         hub.cache.write_ref(order.repo, order.revision.asked, order.revision.commit)
     except StokerError as error:
         # Every file is there by its commit; only an offline lookup of the revision fails.
-        message = f"{order.repo}: the cache does not note what {order.revision.asked} is: {error}"
+        message = f"{order.repo}: can't record the commit of {order.revision.asked} in the cache: {error}"
         hub.tools.say(Event(Kinds.WARNING, {"message": message}))
 
 
@@ -504,11 +504,11 @@ def _check(order: RepoRequest, *, offline: bool) -> None:
         _check_digest(order.files, order.repo, order.sha256)
     if not order.out:
         if not order.revision.commit:
-            message = f"the server tells no commit of {order.repo}, and the cache is by commits"
+            message = f"the server states no commit of {order.repo}, which the cache requires"
             raise BadInput(message, reason="needs_folder")
         nameless = [file.path for file in order.files if not file.blob]
         if nameless and not offline:
-            raise BadAnswer(f"the server tells no digest of {nameless[0]}", reason="needs_folder")
+            raise BadAnswer(f"the server states no digest of {nameless[0]}", reason="needs_folder")
         return
     pairs = companion_clashes(file.path for file in order.files)
     if pairs:

@@ -377,7 +377,7 @@ def freeze(
 
 def _listed(hub: Hub, repo: Repo, commit: str, file: RepoFile, licence: str) -> LockedFile:
     if file.sha256 is None or file.size_bytes is None:
-        raise BadAnswer(f"the server tells no digest of {file.path}")
+        raise BadAnswer(f"the server states no digest of {file.path}")
     return LockedFile(
         id=f"{repo}/{file.path}",
         sha256=file.sha256,
