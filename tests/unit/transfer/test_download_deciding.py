@@ -65,7 +65,7 @@ def test_a_digest_pins_the_version_whatever_the_address_and_commit():
     [
         ({"url": "https://mirror/file"}, "another address"),
         ({"commit": "other"}, "commit other, not unknown"),
-        ({"etag": ""}, "nothing says"),
+        ({"etag": ""}, "may no longer have"),
         ({"size_bytes": None}, "size is not known"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_partial_file_longer_than_the_whole_is_thrown_away():
 def test_after_a_power_cut_only_synced_bytes_count(boot_id):
     plan = _plan(boot_id=boot_id)
     assert (plan.move, plan.offset) == (ResumeAction.RESUME, 40)
-    assert "20 bytes are in doubt" in plan.why
+    assert "20 bytes are not trusted" in plan.why
     assert _plan(length=30, boot_id=boot_id).offset == 30
     assert _plan(length=100, boot_id=boot_id).offset == 40
     assert _plan(sidecar=changed(SIDECAR, durable_bytes=0), boot_id=boot_id).move is ResumeAction.RESTART

@@ -40,7 +40,7 @@ def test_every_wish_that_nothing_fits_is_told_with_a_guess():
 
 
 def test_excluding_everything_is_no_success():
-    with pytest.raises(BadInput, match="nothing is left"):
+    with pytest.raises(BadInput, match="no file is selected"):
         chosen(exclude=["*"])
 
 
