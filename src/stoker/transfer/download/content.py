@@ -201,7 +201,7 @@ _LONGEST_VALIDATOR_BYTES = 8192
 
 @frozen
 class CheckedBytes:
-    """The digests and the size of all bytes of a file."""
+    """The digests and the size of a complete file."""
 
     sums: Sums
     size_bytes: int
@@ -209,7 +209,7 @@ class CheckedBytes:
 
 @frozen
 class Validators:
-    """What a server said about the version of a file; empty where it said nothing."""
+    """The validators of a file's version, as the server states them; empty if it states none."""
 
     etag: str = ""
     last_modified: str = ""
@@ -262,7 +262,7 @@ def write_validators(folder: AnchoredFolder, leaf: str, validators: Validators) 
 
 
 def remove_validators(folder: AnchoredFolder, leaf: str) -> None:
-    """Remove them before another file takes the name: they would speak for it."""
+    """Delete validators before another file takes the name: they would be read as that file's."""
     for suffix in (ETAG, LAST_MODIFIED):
         folder.remove(beside(leaf, suffix))
 
@@ -314,7 +314,7 @@ class OpenTargetFile:
 
 
 def name_partial(landing: OpenTargetFile, partial: PartialFile, validators: Validators, on_step: OnStep) -> None:
-    """Give a checked partial file its final name. Raises `BytesLost`, `LockHeld`, `LocalFile`: see `Content.name`."""
+    """Name a checked partial file durably. Raises `BytesLost`, `LockHeld`, `LocalFile`: see `Content.name`."""
     on_step("sync")
     partial.sync()
     on_step("check")
@@ -437,7 +437,7 @@ class Content:
         return found
 
     def receive(self, take: UsableResponse, total_bytes: int | None) -> None:
-        """Get ready for the body of an answer: the whole (whatever was there is discarded), or the rest."""
+        """Prepare for the body of a response: the whole (existing bytes are discarded), or the rest."""
         if take.offset == 0:
             self.discard()
         self.total_bytes = total_bytes
@@ -491,7 +491,7 @@ class Content:
         return CheckedBytes(sums=sums, size_bytes=self.offset)
 
     def name(self) -> None:
-        """Give what was checked its final name, durably.
+        """Rename the checked file to its final name, durably.
 
         Raises `BytesLost`, `LockHeld` if another process took it over, `LocalFile` if its folder was moved.
         """
@@ -507,7 +507,7 @@ class Content:
         self._is_ended = False
 
     def discard(self) -> None:
-        """Throw away everything that is there."""
+        """Discard everything that is there."""
         self._close_hash()
         if self._partial is not None:
             self._partial.discard()

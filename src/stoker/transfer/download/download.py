@@ -1,6 +1,6 @@
 """The fetch of one file, attempt by attempt, until its bytes are checked, durable and under their final name.
 
-What to do is decided in `deciding`, `judging` and `retrying`; this does it. However it ends, the final name is what it
+`response_rules` decides what to do; this does it. However it ends, the final name is what it
 was before, or a file that passed every check; the partial file stays for another run unless its bytes proved wrong.
 """
 
@@ -96,7 +96,7 @@ class _Wrong(Exception):
 
 
 class DownloadTransfer:
-    """One file under way. Made and used by one thread, under the file's hold."""
+    """One running download. Used by one thread, which holds the file's lock."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class DownloadTransfer:
         self._attempts = 0
         self._tries = FailedAttempts()
         self._highest_bytes = 0
-        """How far it ever was: only what goes beyond is progress."""
+        """The largest offset so far: only bytes beyond it are progress."""
         self._progress_s = self._came_s = tools.clock.monotonic_s()
         self._has_begun_anew = self._has_mended = False
 

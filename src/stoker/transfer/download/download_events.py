@@ -72,13 +72,13 @@ class ConnectionSpeed:
 
 
 class ProgressThrottle:
-    """When to tell of progress: at most four times a second, the first time at once."""
+    """Limits progress events to four per second; the first is immediate."""
 
     def __init__(self) -> None:
         self._next_s = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether it is time; if so, the next time is a while away."""
+        """Return True if an event is due; if so, start the next interval."""
         if now_s < self._next_s:
             return False
         self._next_s = now_s + _TELL_EVERY_S
@@ -89,23 +89,23 @@ class ProgressThrottle:
 
 
 def retry_of(file: str, *, wait_s: float, msg: str, reason: str, attempt: int) -> Event:
-    """Return the news that something is tried once more; `file` may be a question to a server as well."""
+    """Return the event of a retry; `file` may also name a request to a server."""
     fields = {"phase": "retry", "file": file, "wait_secs": round(wait_s, 3), "msg": msg}
     return Event(Kinds.DOWNLOAD_RETRY, {**fields, "reason": reason, "attempt": attempt})
 
 
 def reason_of(error: StokerError) -> str:
-    """Return why an attempt failed, in one word for programs."""
+    """Return why an attempt failed, as one word for programs."""
     return str(error.data.get("reason") or error.data.get("status") or error.code)
 
 
 def failure_of(file: str, error: StokerError) -> Event:
-    """Return the news that a file will not come."""
+    """Return the event of a failed download."""
     return Event(Kinds.DOWNLOAD_FAILED, {"phase": "failed", "file": file, **error.to_dict()})
 
 
 def frozen_of(file: str, *, path: str, files: int, size_bytes: int, commit: str) -> Event:
-    """Return the news that a lock list was written at a path; `file` is the repository."""
+    """Return the event of a lock list written to a path; `file` is the repository."""
     fields = {"phase": "frozen", "file": file, "path": path, "files": files, "bytes": size_bytes, "commit": commit}
     return Event(Kinds.DOWNLOAD_FROZEN, fields)
 
@@ -208,7 +208,7 @@ def _one_server(_item: object, /) -> str:
 
 
 class DownloadPool(Generic[Item]):
-    """A few threads that work through a list. What concerns all files ends the work early."""
+    """A thread pool that works through a list. An error that concerns all files ends it early."""
 
     def __init__(
         self,
@@ -232,13 +232,13 @@ class DownloadPool(Generic[Item]):
         self._outcomes: list[DownloadOutcome] = []
         self._cause: StokerError | None = None
         self._lost: dict[str, StokerError] = {}
-        """By server, why there is no way to it."""
+        """By server, why it is unreachable."""
         self._cut_off: Counter[str] = Counter()
         self._most_cut_off = _MOST_CUT_OFF
         self._bug: BaseException | None = None
 
     def work(self, workers: int) -> list[DownloadOutcome]:
-        """Work through the list with so many threads at most; give all outcomes, in no order."""
+        """Work through the list with at most `workers` threads; return all outcomes, in no order."""
         count = max(1, min(workers, len(self._waiting)))
         self._most_cut_off = max(count, _MOST_CUT_OFF)
         if count == 1:

@@ -135,7 +135,7 @@ def strong_etag(text: str | None) -> str:
 
 
 def is_plain(text: str) -> bool:
-    """Return whether a validator can be sent back as it came."""
+    """Return True if a validator can be sent back unchanged."""
     return text.isascii() and text.isprintable()
 
 
@@ -194,7 +194,7 @@ class PartialFile:
     def create(
         cls, folder: AnchoredFolder, names: tuple[str, str], sidecar: Sidecar, *, now_s: float, on_step: OnStep
     ) -> Self:
-        """Begin a new one in the place of whatever is there; its sidecar is durable first."""
+        """Create a new one, replacing what is there; its sidecar is durable first."""
         # Removed first: bytes of one version must never lie beside the record of another.
         folder.remove(names[0])
         on_step("sidecar")
@@ -231,7 +231,7 @@ class PartialFile:
 
     @property
     def allocated_bytes(self) -> int:
-        """What the disk would gain if it were removed."""
+        """Disk space that its removal would free."""
         return os.fstat(self.descriptor).st_blocks * 512
 
     def write(self, piece: bytes, now_s: float) -> None:
@@ -301,7 +301,7 @@ class PartialFile:
 
     @property
     def size_bytes(self) -> int:
-        """How long the file is, whatever we wrote."""
+        """Return the length of the file on disk."""
         return os.fstat(self.descriptor).st_size
 
     def name_it(self, leaf: str) -> None:
@@ -416,7 +416,7 @@ def _signed(sidecar: Sidecar, durable_bytes: int) -> Sidecar:
 
 
 def _no_write_back(descriptor: int, offset: int, size_bytes: int, /) -> None:
-    """Leave it to the kernel when to write."""
+    """Leave the time of writing to the kernel."""
 
 
 if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""What is to be had, where it shall land, and what came of it."""
+"""A download: its request, its target file, its outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.transfer.download.partial import PART, beside
 
 @frozen
 class DownloadRequest:
-    """One file to be had: where from, and everything that is known of its bytes beforehand."""
+    """One file to fetch: its address, and all that is known of its bytes beforehand."""
 
     url: str
     """Pinned to a commit where the server knows commits."""
@@ -37,15 +37,15 @@ class DownloadRequest:
 
 @frozen
 class TargetFile:
-    """Where a file shall lie: a name below a folder that exists or is made. Nothing is written outside the folder."""
+    """The target of a file: a name below a folder that exists or is made. Nothing is written outside the folder."""
 
     folder: str
     name: str
     """Relative, `/`-separated, safe by the rules of `host.folders`."""
     keeps_validators: bool = False
-    """Whether `.etag` and `.lastmod` are left beside it, for a cheap look whether it is still the newest."""
+    """True to write `.etag` and `.lastmod` beside it, for a cheap check whether it is still the newest."""
     lock_path: str = ""
-    """Where its lock lies if not beside it: other programs may use the same one."""
+    """The path of its lock if not beside it: other programs may use the same one."""
 
     @property
     def path(self) -> str:
@@ -53,18 +53,18 @@ class TargetFile:
 
 
 class Status(StrEnum):
-    """How a wanted file came to be there."""
+    """How a requested file was provided."""
 
     DOWNLOADED = "downloaded"
     CACHED = "cached"
-    """It was there, and its bytes are what was wanted."""
+    """It was there, with the requested bytes."""
     LINKED = "linked"
     """Its bytes were on this machine under another name."""
 
 
 @frozen
 class FetchedFile:
-    """A wanted file that is there now, durable and checked."""
+    """A requested file that is there now, durable and checked."""
 
     path: str
     status: Status
@@ -80,17 +80,17 @@ class FetchedFile:
     last_modified: str = ""
 
 
-# What came of one of many wanted files.
+# The outcome of one of many requested files.
 
 
 @frozen
 class DownloadOutcome:
-    """One wanted file: it is there, or the error that kept it away."""
+    """One requested file: the fetched file, or the error."""
 
     label: str
     """What people call it: `org/repo: model.gguf`."""
     fetched: FetchedFile | None = None
-    """Its path is the one that a person looks for: in the snapshot, or in the folder that was named."""
+    """Its path is the one shown to the user: in the snapshot, or in the target folder."""
     error: StokerError | None = None
 
 
@@ -112,26 +112,26 @@ NO_RECEIPTS: Callable[[Sequence[tuple[DownloadRequest, FetchedFile]]], None] = _
 
 @frozen
 class DownloadTools:
-    """The outside world of a download. One may serve many at once, so what is in it must bear several threads."""
+    """The outside world of a download. Shared by many downloads: every part is thread-safe."""
 
     transport: Transport
     clock: Clock
     free_bytes: Callable[[str], int]
-    """What may still be written where a path is."""
+    """Free space in bytes at a path."""
     jitter: Callable[[], float]
-    """A number from 0 to below 1, another each time."""
+    """A random number from 0 to below 1."""
     say: Callable[[Event], None] = lambda _event: None
     keep: Callable[[Sequence[tuple[DownloadRequest, FetchedFile]]], None] = NO_RECEIPTS
-    """Called once files have their names and before `done` is said of them: where receipts are written."""
+    """Called once files have their names and before their `done` event: writes receipts."""
     owns: Callable[[str], bool] = ALL_OURS
-    """Whether we have put a file at a path before: any other one there is the user's, and is not replaced unasked."""
+    """True if we put a file at a path before: any other one belongs to the user, and is replaced only on request."""
     received: Callable[[str], Digest | None] = lambda _path: None
     """The digest of what we put at a path before, if that is known: without it a file there is not known to be good."""
     on_step: Callable[[str], None] = NO_STEP
     """Called with a step's name just before the step (`engine.STEPS`), so that tests can crash at each of them."""
 
 
-# How patient a download is. What a single wait for a server may take is the transport's (`HttpSettings`).
+# Timeouts of a download. The timeout of a single wait for a server is the transport's (`HttpSettings`).
 
 
 @frozen
@@ -143,7 +143,7 @@ class DownloadTimeouts:
     unusable_attempts: int = 3
     """Without `attempts`: consecutive failures that are no outage, as answers that can't be used. They may last."""
     no_progress_s: float = 1800.0
-    """Give up when no byte came for so long, over all attempts and pauses."""
+    """Stall timeout: no byte received, over all attempts and pauses."""
     slow_bytes_per_s: int = 1024
     slow_s: float = 60.0
     """Fewer bytes a second than that, for so long: reconnect."""
@@ -212,10 +212,10 @@ class PlannedDownload:
 
     label: str
     path: str
-    """Where a person will find it."""
+    """Its path, as shown to the user."""
     size_bytes: int | None = None
     status: Status
-    """How it would come to be there."""
+    """How it would be provided."""
     partial_bytes: int = 0
     """What an earlier attempt left of it, which would be resumed."""
     is_missing: bool = False
@@ -223,12 +223,12 @@ class PlannedDownload:
 
     @property
     def is_there(self) -> bool:
-        """Whether its bytes are on this machine."""
+        """True if its bytes are on this machine."""
         return self.status is not Status.DOWNLOADED
 
     @property
     def to_come_bytes(self) -> int | None:
-        """How much a server would send."""
+        """How many bytes a server would send."""
         if self.is_there or self.is_missing:
             return 0
         return None if self.size_bytes is None else max(0, self.size_bytes - self.partial_bytes)
@@ -240,7 +240,7 @@ class DownloadPreview:
 
     files: Sequence[PlannedDownload]
     folder: str
-    """Where a person will find the files."""
+    """The path of the files, as shown to the user."""
     needed_bytes: int | None
     """How much would be written, copies of what is here included."""
     free_bytes: int
@@ -260,12 +260,12 @@ class DownloadPreview:
 
     @property
     def missing(self) -> int:
-        """How many files would not come."""
+        """How many files could not be fetched."""
         return sum(one.is_missing for one in self.files)
 
 
 def known_sum(sizes: Iterable[int | None]) -> int | None:
-    """Add sizes up; nothing is known of the sum if one of them is not."""
+    """Return the sum of sizes; None if one of them is unknown."""
     total = 0
     for size in sizes:
         if size is None:
@@ -275,7 +275,7 @@ def known_sum(sizes: Iterable[int | None]) -> int | None:
 
 
 def partial_bytes(landing: TargetFile) -> int:
-    """Return how much of a file an earlier try has left."""
+    """Return how many bytes of a file an earlier attempt left."""
     folder, leaf = os.path.split(landing.path)
     try:
         return os.lstat(os.path.join(folder, beside(leaf, PART))).st_size
@@ -284,12 +284,12 @@ def partial_bytes(landing: TargetFile) -> int:
 
 
 def is_plain_file(path: str) -> bool:
-    """Return whether a regular file lies at a path, and not a link to one."""
+    """Return True if a path is a regular file, and not a link to one."""
     return os.path.isfile(path) and not os.path.islink(path)
 
 
 def seems_there(path: str, size_bytes: int | None) -> bool:
-    """Return whether a file of this size lies at a path; of any size where none is known."""
+    """Return True if a path is a file of this size; of any size if none is known."""
     try:
         return os.path.isfile(path) and size_bytes in {None, os.path.getsize(path)}
     except OSError:
