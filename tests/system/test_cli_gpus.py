@@ -105,7 +105,7 @@ def test_the_second_run_waits_visibly_and_starts_when_the_first_ends(cards: Card
     assert re.search(rf"waits for {CARD}: held by job first/run \(pid {cards.pid('first')}\) for \d", said), said
     assert not cards.runs("second")
     status = cards.shell.stoker("status").out
-    assert re.search(rf"second waits, .*\n  run +[\d.]+s  waits for {CARD}: held by job first/run", status), status
+    assert re.search(rf"second waiting, .*\n  run +[\d.]+s  waits for {CARD}: held by job first/run", status), status
     assert "first runs, " in status
     cards.let_go("first", "second")
     assert finish(first).code == 0
