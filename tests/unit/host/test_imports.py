@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.host import import_watch
 from stoker.host.import_watch import (
     ModuleSource,
     handed_on,
@@ -54,7 +55,10 @@ def module(tmp_path: Path) -> Iterator[Module]:
     watch_imports()
     sys.path.insert(0, str(tmp_path))
     made = Module(tmp_path)
+    watches = import_watch._watches.copy()
     yield made
+    # `import_only` is for processes of their own: it watches until they end.
+    import_watch._watches[:], import_watch._process[:] = watches, []
     sys.path.remove(str(tmp_path))
     sys.modules.pop(made.name, None)
 
