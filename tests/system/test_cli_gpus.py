@@ -106,7 +106,7 @@ def test_the_second_run_waits_visibly_and_starts_when_the_first_ends(cards: Card
     assert not cards.runs("second")
     status = cards.shell.stoker("status").out
     assert re.search(rf"second waiting, .*\n  run +[\d.]+s  waits for {CARD}: held by job first/run", status), status
-    assert "first runs, " in status
+    assert "first running, " in status
     cards.let_go("first", "second")
     assert finish(first).code == 0
     done = finish(second)
