@@ -384,7 +384,7 @@ def fetch_file(  # noqa: PLR0913 - what, where to, with what, how patiently, unt
 
     A file that is there and is the one wanted is kept; another one is replaced if it is ours (`Tools.owns`, or
     validators lie beside it), else refused before anything is sent; `force` fetches again, whatever is there. `offline`
-    asks nobody. Raises `NotOnServer`, `AuthRefused`, `RateLimited`, `NetworkFailed`, `BadAnswer`, `HashMismatch`,
+    sends nothing. Raises `NotOnServer`, `AuthRefused`, `RateLimited`, `NetworkFailed`, `BadAnswer`, `HashMismatch`,
     `NoSpace`, `LockHeld`, `LocalFile`, `NoPermission`, `BadInput` for a landing whose name is not safe, and whatever
     `stop` is asked with.
     """
