@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +167,17 @@ def test_a_cap_that_a_kill_has_raised_is_told(project: Project, monkeypatch: pyt
 
 
 def test_files_that_it_writes_later_do_not_hide_the_memory_that_it_took(project: Project) -> None:
-    body = """
-    import os, time
-    x = b"x" * (48 << 20)
-    time.sleep(1.0)
-    del x
-    with open("big", "wb") as file:
-        for _ in range(96): file.write(b"y" * (1 << 20))
-    """
-    ran = project.lab.run(project.python(body))
+    # Not below pytest's folder, which may be in memory.
+    with tempfile.TemporaryDirectory() as folder:
+        body = f"""
+        import os, time
+        x = b"x" * (48 << 20)
+        time.sleep(1.0)
+        del x
+        with open({folder!r} + "/big", "wb") as file:
+            for _ in range(96): file.write(b"y" * (1 << 20))
+        """
+        ran = project.lab.run(project.python(body))
     assert 44 << 20 < project.record(ran).body["peak_rss_bytes"] < 90 << 20
 
 
