@@ -103,7 +103,7 @@ def test_a_machine_joins_and_a_laptop_submits_to_it(fleet: Fleet):
         _end(working)
         gone = fleet.lab.stoker("work", "--until-idle")
         assert gone.code == 33
-        assert "taken back" in gone.out
+        assert "was revoked" in gone.out
     finally:
         _end(working)
 
