@@ -39,17 +39,15 @@ def main() -> None:
     folder, name = os.path.split(os.environ["TREE_FILE"])
     tree = Tree((TreeEntry(name, int(os.environ["TREE_BYTES"]), Digest(os.environ["TREE_SHA256"])),))
     with ExitStack() as opened:
-        client, transport = _line(opened)
+        client = _connect(opened)
         if asked.way == "send":
             started, used = time.perf_counter(), time.process_time()
-            send_tree(client, tree, FolderFileSource(folder), clock=CLOCK)
+            send_tree(client, tree, FolderFileSource(folder))
             done = tree.size_bytes
         elif asked.way == "receive":
             store = _store(os.path.join(asked.home, "store"), opened)
             # It can open the way to no other machine, so everything comes from the coordinator.
-            origins = opened.enter_context(
-                FleetTreeSourceFinder(client, transport, worker="alone", open_peer=lambda _: None)
-            )
+            origins = opened.enter_context(FleetTreeSourceFinder(client, worker="alone", open_peer=lambda _: None))
             started, used = time.perf_counter(), time.process_time()
             receive_tree(origins, tree.digest(), store, stop=DownloadStop(), clock=CLOCK)
             done = tree.size_bytes
@@ -68,7 +66,7 @@ def _three(home: str, tree: str, opened: ExitStack) -> int:
         server = PeerServer(PeerFiles(store, clock=CLOCK), clock=CLOCK)
         server.start()
         opened.callback(server.close)
-        client, transport = _line(opened)
+        client = _connect(opened)
         client.hello(
             Hello(
                 worker=name,
@@ -79,7 +77,7 @@ def _three(home: str, tree: str, opened: ExitStack) -> int:
             )
         )
         origins = opened.enter_context(
-            FleetTreeSourceFinder(client, transport, worker=name, open_peer=peer_opener(None, clock=CLOCK))
+            FleetTreeSourceFinder(client, worker=name, open_peer=peer_opener(None, clock=CLOCK))
         )
 
         def bring(origins: FleetTreeSourceFinder = origins, store: LocalStore = store) -> None:
@@ -95,14 +93,13 @@ def _three(home: str, tree: str, opened: ExitStack) -> int:
     return sum(taken)
 
 
-def _line(opened: ExitStack) -> tuple[FleetClient, Urllib3Transport]:
+def _connect(opened: ExitStack) -> FleetClient:
     ca, url = os.environ.get("FLEET_CA", ""), os.environ["FLEET_URL"]
     found = None if ca else find_coordinator(url, environment=os.environ, state=os.devnull)
     identity = found.identity if found is not None else FleetIdentity(ca_file=ca)
     transport = Urllib3Transport(HttpSettings(fleet=identity))
     opened.callback(transport.close)
-    client = FleetClient(transport, url, clock=CLOCK, token=os.environ["FLEET_TOKEN"])
-    return client, transport
+    return FleetClient(transport, url, clock=CLOCK, token=os.environ["FLEET_TOKEN"])
 
 
 def _store(root: str, opened: ExitStack) -> LocalStore:

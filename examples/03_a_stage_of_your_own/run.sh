@@ -8,4 +8,4 @@ stoker run words/top text=story.txt count=5
 cat stoker-out/top/ranking.txt
 echo "# a comment changes nothing" >> words.py
 stoker run words/top text=story.txt count=5 | grep "nothing ran"
-stoker run words/top text=story.txt count=3 | grep "1 ran, 1 known"
+stoker run words/top text=story.txt count=3 | grep "1 ran, 1 cached"

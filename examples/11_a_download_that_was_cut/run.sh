@@ -14,7 +14,7 @@ grep -c '"phase":"retry"' news
 grep '"phase":"done"' news
 cmp served/model.bin fetched/model.bin
 
-stoker fetch "$address/model.bin" --out fetched | grep "was there"
+stoker fetch "$address/model.bin" --out fetched | grep "present"
 stoker check fetched/model.bin
 
 printf x >> fetched/model.bin

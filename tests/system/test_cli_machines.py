@@ -22,7 +22,7 @@ def test_the_list_has_this_machine_with_what_is_free(shell: Shell) -> None:
     assert (told["name"], told["is_here"], told["label"]) == ("lab1", True, LABEL)
     assert told["recipes"]
     hidden = shell.stoker("machines", STOKER_GPU_FAKE=FAKE, CUDA_VISIBLE_DEVICES="0")
-    assert "Fake cuda device, 24.0 of 24.0 GiB free; 1 that can't be used" in hidden.out
+    assert "Fake cuda device, 24.0 of 24.0 GiB free; 1 not usable" in hidden.out
 
 
 def test_show_says_where_each_fact_came_from(shell: Shell) -> None:
@@ -47,7 +47,7 @@ def test_the_digest_is_the_same_from_one_command_to_the_next(shell: Shell) -> No
 def test_a_machine_of_another_name_is_not_known(shell: Shell) -> None:
     done = shell.stoker("machines", "show", "lab7", FLEET_HOST_ID="lab1", STOKER_GPU_FAKE="none")
     assert done.code == 1
-    assert "there is no machine 'lab7'" in done.err
+    assert "no machine 'lab7'" in done.err
     assert "lab1" in done.err
 
 

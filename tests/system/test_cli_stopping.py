@@ -77,7 +77,7 @@ def test_a_request_to_end_is_obeyed_with_143(shell: Shell, number: signal.Signal
 def test_cancel_stops_a_job_of_another_process_and_says_when_it_has(shell: Shell) -> None:
     process, _, family = start_waiting(shell)
     running = shell.stoker("status")
-    assert "slow runs, started" in running.out
+    assert "slow running, started" in running.out
     assert "wait" in running.out
     assert shell.stoker("jobs", "rm", "slow").code == 30
     done = shell.stoker("cancel", "slow")

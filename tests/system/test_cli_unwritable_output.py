@@ -30,7 +30,7 @@ def test_a_full_device_is_told_and_is_no_bug(shell: Shell, words: list[str]) -> 
     code, told = into_a_full_device(shell, *words)
     assert code != 70
     assert "Traceback" not in told
-    assert "standard output can't be written: No space left on device" in told
+    assert "can't write to standard output: No space left on device" in told
 
 
 def test_a_run_goes_on_when_its_events_can_not_be_written(shell: Shell) -> None:

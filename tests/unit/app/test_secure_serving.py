@@ -67,5 +67,5 @@ def test_a_computer_knows_its_own_names():
 def test_a_ca_that_others_may_read_is_not_served_with(tmp_path: Path):
     secure(tmp_path)
     (tmp_path / "authority" / "ca.key").chmod(0o644)
-    with pytest.raises(LocalFile, match="readable by other users"):
+    with pytest.raises(LocalFile, match="others may read"):
         secure(tmp_path)

@@ -199,7 +199,7 @@ def test_a_number_that_a_sweep_of_the_fleet_does_not_have_is_answered_with_how_m
         done = stoker(*command.split(), "zap/9", at=fleet)
         assert (done.code, done.err.splitlines()) == (
             1,
-            ["stoker: the sweep zap has 3 trials and no 9", "hint: stoker jobs show zap lists them"],
+            ["stoker: the sweep zap has 3 trials and no 9", "hint: list them: stoker jobs show zap"],
         )
 
 
