@@ -138,7 +138,7 @@ def _is_refused_once_it_is_forgotten(
         fleet.client().forget(one.name)
         # As after half a minute: with the next question, the coordinator is asked again.
         known._heard_s = known._asked_s = None
-        with pytest.raises(Forbidden, match="taken back"):
+        with pytest.raises(Forbidden, match="revoked"):
             line.tree_listing(tree)
 
 
