@@ -20,7 +20,7 @@ code=0
 stoker check wrong.yaml 2> faults.txt || code=$?
 cat faults.txt
 test "$code" = 23
-for words in "has 8 faults" "write 24576" "did you mean 'host'" "host is missing" "duplicate node name" \
+for words in "has 8 errors" "write 24576" "did you mean 'host'" "host is missing" "duplicate node name" \
   "max_adapters is 0" "SSH transport" "zero VRAM" "duplicate GPU UUID"; do
   grep -q "$words" faults.txt
 done

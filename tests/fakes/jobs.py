@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.core.job import JobSpec
-from stoker.engine.plan import TrialNodes
+from stoker.core.job import JobSpec, TrialNodes
 from stoker.jobs.job_folder import Attempt
 from stoker.jobs.trials import Trial
 

@@ -295,7 +295,7 @@ def _without_attempt(point: JobView, known: Sequence[Trial]) -> TrialFacts:
     All but what is swept is taken from those that are known.
     """
     from stoker.config.sweep import read_label
-    from stoker.engine.plan import TrialNodes
+    from stoker.core.job import TrialNodes
     from stoker.jobs.comparison import TrialFacts
     from stoker.jobs.trials import Trial, TrialEnd
 

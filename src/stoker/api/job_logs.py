@@ -11,8 +11,8 @@ from stoker.api.job import StageLogLine, nodes_named
 from stoker.core.digests import Digest
 from stoker.core.events import Kinds
 from stoker.core.jsontext import loads
+from stoker.core.text import safe_name
 from stoker.engine.journal import older_generation
-from stoker.engine.runners.stage_runner import safe_name
 from stoker.host.writers import older_log
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import GrowingLines, NodeHistory, RunHistory

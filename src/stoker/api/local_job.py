@@ -13,7 +13,6 @@ from stoker.core.errors import NotFound, StokerError
 from stoker.core.job import JobSpec, JobState
 from stoker.core.jsontext import dumps
 from stoker.jobs.job_folder import Attempt, JobFolder
-from stoker.jobs.request import JobRequest
 from stoker.jobs.trials import Trial, TrialEnd, is_sweep, trial_numbered, trials_of_job
 
 if TYPE_CHECKING:
@@ -103,6 +102,7 @@ class LocalJob(Job):
     def forecasts(self) -> tuple[dict[str, NodeForecast], str]:
         """Return what a run of the same job would do now, by node, or why that can't be said."""
         from stoker.engine.preview import preview
+        from stoker.jobs.request import JobRequest
         from stoker.jobs.rerun import go_on
 
         parts = self._parts

@@ -20,8 +20,6 @@ from stoker.core.text import did_you_mean, format_duration
 from stoker.devices.this_machine import host_name
 from stoker.host.durable import remove_tree
 from stoker.jobs.job_history import NodeHistory
-from stoker.jobs.program import is_found
-from stoker.jobs.secret_mask import masked_args
 from stoker.jobs.submitter import who_asks
 from stoker.jobs.trials import KnownMetrics, TrialEnd, shared_nodes
 from stoker.views.fleet_lines import JOB_HEADER, LOCAL_JOB_HEADER, job_row, local_job_row, local_row
@@ -132,6 +130,8 @@ JOBS_SHOW_GRAMMAR = Grammar(
 
 def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
     """Show one job."""
+    from stoker.jobs.secret_mask import masked_args
+
     job = call.lookup.job(given["name"], given["at"])
     if not isinstance(job, LocalJob):
         return _show_points(call, job) if job.is_sweep else _show_fleet_job(call, job)
@@ -176,6 +176,8 @@ def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def _show_local_head(call: CommandContext, job: LocalJob, facts: dict[str, Any], args: dict[str, Any]) -> None:
+    from stoker.jobs.program import is_found
+
     out, spec = call.out, job.spec
     now_s = call.parts.clock.wall_s()
     took = f", took {span(facts['elapsed_s'])}" if facts["elapsed_s"] is not None else ""
@@ -193,6 +195,8 @@ def _show_local_head(call: CommandContext, job: LocalJob, facts: dict[str, Any],
 
 def _show_fleet_job(call: CommandContext, job: FleetJob) -> int:
     """Show a fleet job: arguments, state, attempts and stages."""
+    from stoker.jobs.program import is_found
+    from stoker.jobs.secret_mask import masked_args
     from stoker.views.fleet_lines import ATTEMPT_HEADER, attempt_row, job_lines
 
     story, out, now_s = job.story, call.out, call.parts.clock.wall_s()

@@ -407,3 +407,12 @@ def move(life: JobLife, verb: JobTransition, *, at_s: float, why: str = "") -> J
     return changed(
         life, state=target, epoch=epoch, story=(*life.story, JobHistoryEntry(at_s=at_s, move=verb, to=target, why=why))
     )
+
+
+@frozen
+class TrialNodes:
+    """What of the joint plan one trial is."""
+
+    final: str
+    keep: tuple[str, ...]
+    nodes: tuple[str, ...]

@@ -43,6 +43,11 @@ def is_node_name(name: str) -> bool:
     )
 
 
+def safe_name(name: str) -> str:
+    """Return a node's name as one that a file may have."""
+    return "".join(char if char.isalnum() or char in "-_.[]=,+" else "_" for char in name)
+
+
 # Text from elsewhere, made safe to show.
 #
 # What a program printed may hold codes that move a terminal's cursor, set its title or answer in the user's name.

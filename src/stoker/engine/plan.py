@@ -17,6 +17,7 @@ from stoker.core.device import Needs
 from stoker.core.digests import encode
 from stoker.core.errors import Diagnostic, InvalidFile, InvalidPlan, StokerError
 from stoker.core.frozen import changeable, changed, fresh, frozen
+from stoker.core.job import TrialNodes
 from stoker.core.retry import RetryPolicy
 from stoker.core.text import did_you_mean
 from stoker.engine.stage import Port, Stage, contradictions_in
@@ -99,15 +100,6 @@ class Plan:
 # Two nodes of two trials are the same if they run the same stage with the same arguments on the same inputs. What only
 # one trial has is named after it (`3.train`), what several share keeps its plain name, and a single trial's plan stays
 # as it is.
-
-
-@frozen
-class TrialNodes:
-    """What of the joint plan one trial is."""
-
-    final: str
-    keep: tuple[str, ...]
-    nodes: tuple[str, ...]
 
 
 @frozen

@@ -11,14 +11,13 @@ from stoker.config.sweep import label_of
 from stoker.core.digests import Digest
 from stoker.core.errors import StokerError
 from stoker.core.frozen import changed, fresh, frozen
-from stoker.core.job import JobState
+from stoker.core.job import JobState, TrialNodes
 from stoker.core.jsontext import dumps, loads
+from stoker.core.text import safe_name
 from stoker.engine.journal import read_status
 from stoker.engine.metrics.curves import Point, curves
 from stoker.engine.metrics.metrics_file import SUFFIX
-from stoker.engine.plan import TrialNodes
 from stoker.engine.ranking import Direction, Measure, best_first, measure_for, preference
-from stoker.engine.runners.stage_runner import safe_name
 from stoker.host.durable import open_regular
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory, tell

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from stoker.core.digests import Digest
 from stoker.core.errors import NotFound
 from stoker.core.frozen import changed, fresh, frozen
-from stoker.core.job import JobSpec
+from stoker.core.job import JobSpec, TrialNodes
 from stoker.core.jsontext import dumps, loads
 from stoker.core.retry import FailureCause
-from stoker.engine.plan import Plan, TrialNodes
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory
-from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
 
 if TYPE_CHECKING:
     from stoker.config.sweep import SweepPoint
+    from stoker.engine.plan import Plan
+    from stoker.store.local_store import LocalStore
 
 
 TRIALS = "trials.jsonl"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.core.text import format_size
 from stoker.engine.ranking import known_direction, preference
-from stoker.engine.runners.stage_runner import MemberUsage, read_member_usage
 from stoker.jobs.job_history import NodeHistory
 from stoker.views.text_tables import Signs, span
+
+if TYPE_CHECKING:
+    from stoker.engine.runners.stage_runner import MemberUsage
 
 _METRICS_SHOWN = 3
 _SCHEDULED = frozenset({"lr", "learning_rate"})
@@ -142,6 +144,10 @@ _MOST_NAMED = 4
 
 def companions_text(node: NodeHistory) -> str:
     """Return the other members of a stage's shared process; "" if there were none."""
+    if node.member_usage is None:
+        return ""
+    from stoker.engine.runners.stage_runner import read_member_usage
+
     usage = read_member_usage(node.member_usage)
     if usage is None or not usage.others:
         return ""
@@ -151,6 +157,8 @@ def companions_text(node: NodeHistory) -> str:
 
 def shared_process_lines(job: str, nodes: Iterable[NodeHistory]) -> list[str]:
     """Return a line for each shared process of a job's stages."""
+    from stoker.engine.runners.stage_runner import read_member_usage
+
     processes: dict[int, list[tuple[NodeHistory, MemberUsage]]] = {}
     for node in nodes:
         usage = read_member_usage(node.member_usage)

@@ -5,7 +5,7 @@ import pytest
 from stoker.api.job import nodes_named, trial_ends
 from stoker.core.digests import digest_value
 from stoker.core.errors import NotFound
-from stoker.engine.plan import TrialNodes
+from stoker.core.job import TrialNodes
 from stoker.jobs.job_history import RunHistory, tell
 from stoker.jobs.trials import Trial
 from tests.fakes.jobs import made_trial

@@ -5,7 +5,7 @@ from typing import Any
 
 from stoker.cli.run_report import best_text, where_text
 from stoker.core.digests import digest_value
-from stoker.engine.plan import TrialNodes
+from stoker.core.job import TrialNodes
 from stoker.jobs.trials import TrialEnd
 from tests.fakes.jobs import made_trial
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from stoker.cli.local_run import unwritten_text
 from stoker.cookbooks.language.train_lora import train_lora
 from stoker.core.digests import digest_value
-from stoker.core.job import JobSpec
-from stoker.engine.plan import Plan, PlanNode, TrialNodes
+from stoker.core.job import JobSpec, TrialNodes
+from stoker.engine.plan import Plan, PlanNode
 from stoker.engine.types import NodeEnding, NodeResult
 from stoker.jobs.builder import JobBuild
 from tests.fakes.jobs import made_trial

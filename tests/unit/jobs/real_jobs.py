@@ -13,12 +13,11 @@ from typing import Any
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Tree, digest_value
 from stoker.core.events import Event, Kinds
-from stoker.core.job import JobState
+from stoker.core.job import JobState, TrialNodes
 from stoker.core.jsontext import dumps
 from stoker.engine.action import Action, StageFacts
 from stoker.engine.journal import StatusWriter
 from stoker.engine.metrics.metrics_file import ROWS_PER_FRAME, MetricRow, encode_frame
-from stoker.engine.plan import TrialNodes
 from stoker.host.durable import write_file
 from stoker.host.identity import mine
 from stoker.jobs.comparison import JobFacts

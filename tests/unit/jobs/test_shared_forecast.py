@@ -7,7 +7,8 @@ import pytest
 from stoker.authoring import JsonKind, ProcessSharing, stage
 from stoker.core.device import GIB, Needs
 from stoker.core.digests import digest_value
-from stoker.engine.plan import PlanNode, TrialNodes
+from stoker.core.job import TrialNodes
+from stoker.engine.plan import PlanNode
 from stoker.engine.stage import SharedBase
 from stoker.jobs.shared_forecast import SharedProcessCapacity, estimate_shared_processes
 from stoker.jobs.trials import Trial

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.core.digests import digest_value
-from stoker.engine.plan import TrialNodes
+from stoker.core.job import TrialNodes
 from stoker.jobs.trials import TrialEnd, decide_give_up
 from tests.fakes.jobs import made_trial
 

@@ -14,10 +14,9 @@ from stoker.core.digests import digest_value
 from stoker.core.errors import Cancelled, LocalFile, StageFailed, StokerError, SweepGivenUp
 from stoker.core.events import Event, Kinds
 from stoker.core.frozen import changed
-from stoker.core.job import JobState
+from stoker.core.job import JobState, TrialNodes
 from stoker.core.jsontext import dumps
 from stoker.engine.journal import StatusWriter, read_status
-from stoker.engine.plan import TrialNodes
 from stoker.engine.preview import preview
 from stoker.engine.types import RunOptions
 from stoker.jobs.comparison import JobFacts

@@ -9,7 +9,7 @@ import pytest
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Tree, digest_value
 from stoker.core.errors import NotFound
-from stoker.engine.plan import TrialNodes
+from stoker.core.job import TrialNodes
 from stoker.host.identity import mine
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import RunHistory, tell

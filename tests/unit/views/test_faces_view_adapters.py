@@ -10,7 +10,7 @@ from stoker.cli.run_report import best_text
 from stoker.core.device import GIB
 from stoker.core.digests import digest_value
 from stoker.core.frozen import changed
-from stoker.engine.plan import TrialNodes
+from stoker.core.job import TrialNodes
 from stoker.jobs.shared_forecast import SharedProcessEstimate
 from stoker.jobs.sweep_standings import rank_trials
 from stoker.jobs.trials import Trial, TrialEnd

@@ -236,11 +236,12 @@ def read_nvml(reply: Reply) -> ProbeResult:
         return unheard(NVML, _failure_nvml(str(report["error"])))
     driver = text_cell(report.get("driver"))
     reports = [one for row in _rows(report.get("devices")) for one in _device(row, driver)]
+    errors = report.get("errors")
     return ProbeResult(
         probe=NVML,
         reports=tuple(reports),
         backends={Backend.CUDA: _cuda_version(report.get("cuda"))} if reports else {},
-        findings=tuple(_failure_nvml(str(error)) for error in report.get("errors") or ()),
+        findings=tuple(_failure_nvml(str(error)) for error in errors) if isinstance(errors, list) else (),
     )
 
 

@@ -34,7 +34,7 @@ from stoker.core.errors import (
 from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import loads
 from stoker.core.retry import FailureCause
-from stoker.core.text import one_line
+from stoker.core.text import one_line, safe_name
 from stoker.engine.metrics.metrics_file import SUFFIX
 from stoker.engine.stage import Kind, Stage, StageContext, perform
 from stoker.host.durable import translate
@@ -353,11 +353,6 @@ class RunFolders:
     def control_of(self, node: str, attempt: int) -> str:
         """Name the file through which an attempt's own program reports; hidden, for it goes nowhere else."""
         return os.path.join(self.metrics, f".{safe_name(node)}.{attempt}.control.jsonl")
-
-
-def safe_name(name: str) -> str:
-    """Return a node's name as one that a file may have."""
-    return "".join(char if char.isalnum() or char in "-_.[]=,+" else "_" for char in name)
 
 
 # Which members shared a process, for the record of an attempt. Pure.

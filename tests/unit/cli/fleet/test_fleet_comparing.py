@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker.api.fleet_job import as_point
 from stoker.core.digests import digest_value
-from stoker.engine.plan import TrialNodes
+from stoker.core.job import TrialNodes
 from stoker.jobs.comparison import TrialFacts
 from stoker.jobs.sweep_standings import TrialScore
 from stoker.jobs.trials import TrialEnd, on_grounds
