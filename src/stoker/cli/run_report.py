@@ -11,7 +11,7 @@ from typing import Any
 from stoker.cli.context import CommandContext
 from stoker.core.errors import StokerError
 from stoker.core.jsontext import loads
-from stoker.core.text import BEST
+from stoker.core.text import BEST, lazy_pattern
 from stoker.engine.plan import Plan
 from stoker.engine.types import NodeEnding, RunResult
 from stoker.jobs.builder import JobBuild
@@ -26,7 +26,7 @@ from stoker.views.text_tables import near_path, span, table
 
 SUMMARY = "summary.json"
 _FILES_NAMED = 5
-_PLACEHOLDER = re.compile(r"(?<!\S)(\w+)=(?:FILE(?:\.\w+)?(?!\S)|PATH/\S*)")
+_PLACEHOLDER = lazy_pattern(r"(?<!\S)(\w+)=(?:FILE(?:\.\w+)?(?!\S)|PATH/\S*)")
 
 
 def show_outcome(call: CommandContext, build: JobBuild, job: JobResult) -> None:

@@ -26,6 +26,7 @@ from stoker.core.digests import Digest, digest_encoded, digest_value, encode
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.jsontext import dumps
+from stoker.core.text import lazy_pattern
 
 # Fingerprints of configurations.
 #
@@ -438,8 +439,8 @@ def _faults_at(trials: Trials, choices: Mapping[str, AxisValue]) -> Sequence[Dia
 # in double quotes wherever it could be read as something else.
 
 # Text without quotes, valid in block and flow style.
-_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*(?: [A-Za-z0-9_./+-]+)*", re.ASCII)
-_ESCAPED = re.compile('["\\\\\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]')
+_PLAIN = lazy_pattern(r"[A-Za-z_./][A-Za-z0-9_./+-]*(?: [A-Za-z0-9_./+-]+)*", re.ASCII)
+_ESCAPED = lazy_pattern('["\\\\\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]')
 _NAMED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 

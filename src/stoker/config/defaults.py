@@ -10,7 +10,6 @@ faults at the entry that causes them.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 
 from stoker.config.config_file import ConfigFiles
@@ -20,14 +19,14 @@ from stoker.config.sweep import Axis, AxisValue
 from stoker.config.values import DeclaredLeaf
 from stoker.core.errors import Diagnostic, StokerError
 from stoker.core.frozen import frozen
-from stoker.core.text import did_you_mean
+from stoker.core.text import did_you_mean, lazy_pattern
 
 # The entries of a defaults list: which other files a file is built on.
 #
 # An option may be null (nothing, until an override chooses) or a list of options. A name that begins with a slash is
 # relative to the folder of the first file, others to the file that names them.
 
-_NAME = re.compile(
+_NAME = lazy_pattern(
     r"(?:(?P<word>optional|override)\s+)?(?P<path>/?[^\s@/]+(?:/[^\s@/]+)*)(?:@(?P<package>[^\s@/]+))?\s*"
 )
 GLOBAL = "_global_"
@@ -197,8 +196,8 @@ def options_in(choice: AxisValue) -> tuple[str, ...]:
 
 MOST_FILES = 1000
 
-_HEADER = re.compile(r"\s*#\s*@package\s+(\S+)\s*")
-_PACKAGE = re.compile(r"[^\s.@/]+(?:\.[^\s.@/]+)*")
+_HEADER = lazy_pattern(r"\s*#\s*@package\s+(\S+)\s*")
+_PACKAGE = lazy_pattern(r"[^\s.@/]+(?:\.[^\s.@/]+)*")
 
 
 @frozen

@@ -25,14 +25,15 @@ from stoker.config.value_grammar import Unreadable, read_value_or_axis
 from stoker.config.values import ABSENT, quoted, refers, replaced, same, scalar, text_of
 from stoker.core.errors import Diagnostic
 from stoker.core.frozen import changed, frozen
+from stoker.core.text import lazy_pattern
 
 # Most words match one of these, and are parsed without looking at each character.
-_SIMPLE = re.compile(r"(\+{0,2})([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)=([A-Za-z0-9_./+-]+)", re.ASCII)
+_SIMPLE = lazy_pattern(r"(\+{0,2})([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)=([A-Za-z0-9_./+-]+)", re.ASCII)
 _STEP = r"(?:[^\W\d]|\$)(?:[\w$-]*[\w$])?"
-_PATH = re.compile(rf"(?:{_STEP}|[0-9]+(?=\.))(?:\.(?:{_STEP}|[0-9]+))*")
+_PATH = lazy_pattern(rf"(?:{_STEP}|[0-9]+(?=\.))(?:\.(?:{_STEP}|[0-9]+))*")
 _NAME = r"[^\W\d](?:[\w-]*\w)?"
-_GROUP = re.compile(rf"{_NAME}(?:/{_NAME})+")
-_KEY = re.compile(rf"(\+\+|\+|~|)({_GROUP.pattern}|{_PATH.pattern})(@({_PATH.pattern})?)?(?:([+-])?=)?")
+_GROUP = lazy_pattern(rf"{_NAME}(?:/{_NAME})+")
+_KEY = lazy_pattern(rf"(\+\+|\+|~|)({_GROUP.pattern}|{_PATH.pattern})(@({_PATH.pattern})?)?(?:([+-])?=)?")
 
 
 class OverrideKind(StrEnum):

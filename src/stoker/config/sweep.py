@@ -21,6 +21,7 @@ from stoker.config.values import same, scalar, text_of
 from stoker.core.digests import digest_value
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import frozen, frozen_by_position
+from stoker.core.text import lazy_pattern
 
 # One axis of a sweep: a path and its values, in order.
 #
@@ -110,8 +111,8 @@ class Axis:
 # Numbers are written in their shortest exact form, so 1e-3 and 0.001 are one name. A value that is long or has special
 # characters is shortened and ends in `@` and a digest of itself; so does a label that grows too long.
 
-_SAFE = re.compile(r"[A-Za-z0-9_.+-]{1,40}", re.ASCII)
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.+-]+", re.ASCII)
+_SAFE = lazy_pattern(r"[A-Za-z0-9_.+-]{1,40}", re.ASCII)
+_UNSAFE = lazy_pattern(r"[^A-Za-z0-9_.+-]+", re.ASCII)
 # Paths have neither + nor %, so nothing else is written like this.
 _IN_PATHS = str.maketrans({"/": "+", "$": "%"})
 _FROM_LABELS = str.maketrans({"+": "/", "%": "$"})

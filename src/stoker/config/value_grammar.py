@@ -18,19 +18,19 @@ import re
 
 from stoker.config.sweep import AxisValue, AxisValues, ListedAxisValues, ValueForm
 from stoker.config.values import scalar
-from stoker.core.text import did_you_mean
+from stoker.core.text import did_you_mean, lazy_pattern
 
 MOST_NESTED = 32
 
-_SPACES = re.compile(r"[ \t]*")
+_SPACES = lazy_pattern(r"[ \t]*")
 # Characters without a meaning in a value and in the key of a map; control characters are not among them.
-_RUN = re.compile(r"[^\\$,()\[\]{}'\"\x00-\x08\x0a-\x1f\x7f]*")
-_KEY_RUN = re.compile(r"[^\\$,:=()\[\]{}'\"\x00-\x08\x0a-\x1f\x7f]*")
-_BRACES = re.compile(r"\$\{|\}")
+_RUN = lazy_pattern(r"[^\\$,()\[\]{}'\"\x00-\x08\x0a-\x1f\x7f]*")
+_KEY_RUN = lazy_pattern(r"[^\\$,:=()\[\]{}'\"\x00-\x08\x0a-\x1f\x7f]*")
+_BRACES = lazy_pattern(r"\$\{|\}")
 # The parts of most lists and axes, so that they can be split without looking at each character.
 _ITEMS = r"[A-Za-z0-9_./+-]+(?:,[A-Za-z0-9_./+-]+)*"
-_FLAT = re.compile(rf"{_ITEMS}|\[(?P<listed>{_ITEMS})\]", re.ASCII)
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
+_FLAT = lazy_pattern(rf"{_ITEMS}|\[(?P<listed>{_ITEMS})\]", re.ASCII)
+_NAME = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
 _ESCAPABLE = frozenset("\\()[]{}:=, \t'\"")
 _SHELL_SAFE = ("range:", "lin:", "log:")
 _SPACINGS = {"range": "range", "linspace": "lin", "logspace": "log"}

@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from stoker.core.frozen import frozen
+from stoker.core.text import lazy_pattern
 
 _DIGITS = r"[0-9](?:_?[0-9])*"
-_NUMBER = re.compile(rf"[+-]?(?:(?:0|[1-9](?:_?[0-9])*)(\.(?:{_DIGITS})?)?|(\.{_DIGITS}))([eE][+-]?{_DIGITS})?")
-_NOT_ZERO = re.compile(r"[^eE]*[1-9]")
+_NUMBER = lazy_pattern(rf"[+-]?(?:(?:0|[1-9](?:_?[0-9])*)(\.(?:{_DIGITS})?)?|(\.{_DIGITS}))([eE][+-]?{_DIGITS})?")
+_NOT_ZERO = lazy_pattern(r"[^eE]*[1-9]")
 _NUMBER_STARTS = frozenset("0123456789+-.")
 _WORDS: dict[str, Any] = {
     "null": None, "true": True, "false": False,
@@ -33,7 +34,7 @@ _LONGEST_WORD = 5
 _MOST_DIGITS = 2000
 
 # Valid without quotes wherever a value is, inside a list or a map, too.
-_PLAIN_TEXT = re.compile(r"[A-Za-z0-9_./@%+-](?:[A-Za-z0-9_./@%+ -]*[A-Za-z0-9_./@%+-])?", re.ASCII)
+_PLAIN_TEXT = lazy_pattern(r"[A-Za-z0-9_./@%+-](?:[A-Za-z0-9_./@%+ -]*[A-Za-z0-9_./@%+-])?", re.ASCII)
 
 
 def scalar(text: str) -> Any:

@@ -18,11 +18,11 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from stoker.core.errors import BadInput
 from stoker.core.frozen import fields_of, frozen
-from stoker.core.text import whole_number
+from stoker.core.text import lazy_pattern, whole_number
 
 _TAGS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _NESTED = (dict, list, tuple)
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE = lazy_pattern("[\ud800-\udfff]")
 
 
 def dumps(value: object, *, indent: int | None = None, sort_keys: bool = False) -> str:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from stoker.core.device import GIB, MIB, Backend, MemoryType, usable_bytes
 from stoker.core.frozen import fresh, frozen
+from stoker.core.text import lazy_pattern
 
 
 class NodeTransport(StrEnum):
@@ -194,7 +195,7 @@ def environment_word(digest: str) -> str:
 #
 # Only nouns, and the words that manifests use for them: `linux-aarch64`, `linux-aarch64-cp310`.
 
-_WORD = re.compile(r"(linux|macos|windows)-([a-z0-9_]{2,20})(?:-cp(3)(\d{1,2}))?", re.ASCII)
+_WORD = lazy_pattern(r"(linux|macos|windows)-([a-z0-9_]{2,20})(?:-cp(3)(\d{1,2}))?", re.ASCII)
 _SYSTEMS = {"darwin": "macos", "macos": "macos", "win32": "windows", "windows": "windows"}
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64", "x64": "x86_64"}
 PLATFORM_RULE = "such as linux-aarch64, linux-x86_64 or linux-aarch64-cp310"
@@ -259,8 +260,8 @@ def tag_of(version: str) -> str:
 #
 # Only numbers matter for interpreters, so no packaging library is needed.
 
-_NUMBERS = re.compile(r"\d+")
-_PART = re.compile(r"(===|==|!=|~=|>=|<=|>|<)?\s*(\d+(?:\.\d+){0,3})(\.\*)?")
+_NUMBERS = lazy_pattern(r"\d+")
+_PART = lazy_pattern(r"(===|==|!=|~=|>=|<=|>|<)?\s*(\d+(?:\.\d+){0,3})(\.\*)?")
 _PLACES = 3
 
 

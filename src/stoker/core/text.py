@@ -7,6 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any, AnyStr, cast
+
+
+class _LazyPattern:
+    """A regular expression, compiled when it is first used: a hundred of them would cost each command 16 ms."""
+
+    def __init__(self, text: str | bytes, flags: int) -> None:
+        self._text, self._flags = text, flags
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(re.compile(self._text, self._flags), name)
+        setattr(self, name, value)
+        return value
+
+
+def lazy_pattern(text: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
+    """Return a regular expression, compiled when it is first used."""
+    return cast("re.Pattern[AnyStr]", _LazyPattern(text, flags))
+
 
 # Names that people give: of jobs, which become folders, and of nodes, which stand in lists and addresses.
 
@@ -53,8 +72,8 @@ def safe_name(name: str) -> str:
 # What a program printed may hold codes that move a terminal's cursor, set its title or answer in the user's name.
 
 # Everything that is not printed as itself, but for tabs, line ends and our own few colours.
-_CODES = re.compile(r"\x1b\[(?:0|1|2|31|32|33)m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_ALL_CODES = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CODES = lazy_pattern(r"\x1b\[(?:0|1|2|31|32|33)m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_ALL_CODES = lazy_pattern(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _COLOURED = "\x1b["
 
 
@@ -148,10 +167,10 @@ def whole_number(value: object) -> int | None:
     return None
 
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
-_SECONDS_ONLY = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?\s*(?:ms|s|m|h|d|w)\s*)+", re.ASCII)
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)", re.ASCII)
+_SIZE = lazy_pattern(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
+_SECONDS_ONLY = lazy_pattern(r"\d+(?:\.\d+)?", re.ASCII)
+_DURATION = lazy_pattern(r"(?:\d+(?:\.\d+)?\s*(?:ms|s|m|h|d|w)\s*)+", re.ASCII)
+_DURATION_PART = lazy_pattern(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)", re.ASCII)
 
 _SIZE_FACTORS = {
     "": 1, "b": 1,

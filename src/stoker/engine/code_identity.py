@@ -27,6 +27,7 @@ from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import MissingExtra, StokerError
 from stoker.core.frozen import frozen_by_position
 from stoker.core.jsontext import dumps, loads
+from stoker.core.text import lazy_pattern
 from stoker.engine.stage import Stage
 from stoker.host.durable import SETTLED_NS, stamp_of, write_file
 from stoker.host.import_watch import ModuleSource, read_source
@@ -370,7 +371,7 @@ def _roots_of(module: str, file: str) -> _Roots:
 
 
 _ABSENT = "absent"
-_NAME = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.(?:dist|egg)-info", re.ASCII)
+_NAME = lazy_pattern(r"(?P<name>.+?)-(?P<version>[^-]+)\.(?:dist|egg)-info", re.ASCII)
 
 
 def version_of(distribution: str) -> str:

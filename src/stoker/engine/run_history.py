@@ -6,7 +6,6 @@ An index that can be deleted: it only makes explanations and estimates better, s
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 from stoker.core.digests import Digest, encode
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
+from stoker.core.text import lazy_pattern
 from stoker.engine.action import Action, Difference, differences
 
 # A small database that only makes things better: it may be deleted, and no fault of it ever fails the work.
@@ -91,7 +91,7 @@ _FLUSH_AT = 256
 _MOST_TIMED = 3_000
 _AVERAGED = 10
 # What only one trial of a sweep has is named after it: `3.train` is the `train` of the third.
-_TRIAL = re.compile(r"^\d+\.")
+_TRIAL = lazy_pattern(r"^\d+\.")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS ran (
     plan TEXT, node TEXT, stage TEXT, key TEXT, at REAL, seconds REAL, action TEXT,

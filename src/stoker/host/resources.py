@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stoker.core.errors import NoSpace
 from stoker.core.frozen import frozen
-from stoker.core.text import format_size
+from stoker.core.text import format_size, lazy_pattern
 from stoker.host.durable import StrPath, translated
 
 # Limits that a container or a service puts on us, read from the kernel's control groups, versions 1 and 2.
@@ -275,7 +275,7 @@ def _physical_bytes() -> int | None:
 #
 # Nothing is created: for a missing folder, the nearest existing one above it counts.
 
-_OCTAL = re.compile(r"\\([0-7]{3})")
+_OCTAL = lazy_pattern(r"\\([0-7]{3})")
 
 
 @frozen
@@ -331,8 +331,8 @@ def mount_of(mountinfo: str, path: str) -> tuple[str, str]:
 
 _PROGRAM = "/usr/bin/vm_stat"
 _LIMIT_S = 2.0
-_PAGE = re.compile(r"page size of (\d{1,9}) bytes")
-_COUNT = re.compile(r"^Pages (free|inactive|speculative):\s+(\d{1,15})\.?\s*$", re.MULTILINE)
+_PAGE = lazy_pattern(r"page size of (\d{1,9}) bytes")
+_COUNT = lazy_pattern(r"^Pages (free|inactive|speculative):\s+(\d{1,15})\.?\s*$", re.MULTILINE)
 
 
 def mac_available_bytes() -> int | None:

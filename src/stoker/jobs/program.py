@@ -8,7 +8,6 @@ program that takes its code from elsewhere (an installed library, a file whose n
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from stoker.core.device import Capacity
 from stoker.core.digests import Digest, digest_value
 from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen
-from stoker.core.text import did_you_mean, nearest
+from stoker.core.text import did_you_mean, lazy_pattern, nearest
 from stoker.engine.code_identity import files_behind
 from stoker.engine.program import fill_some, places_in, required_in
 from stoker.store.memo import may_read
@@ -27,7 +26,7 @@ _RUNNERS = frozenset({"sh", "bash", "dash", "zsh", "perl", "ruby", "Rscript", "j
 _SETTINGS = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".conf", ".gin")
 _LARGEST_SCRIPT_BYTES = 1 << 20
 _LARGEST_SETTINGS_BYTES = 1 << 24
-_SHELL_WORD = re.compile(r"[\w./+-]+")
+_SHELL_WORD = lazy_pattern(r"[\w./+-]+")
 
 
 class ProgramFiles:

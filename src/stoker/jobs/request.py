@@ -6,7 +6,6 @@ faults. Equal faults of several trials are reported once, with the first trial t
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from stoker.core.errors import (
     MissingRepoFiles,
 )
 from stoker.core.frozen import fresh, frozen
+from stoker.core.text import lazy_pattern
 from stoker.jobs.program import ProgramWords, flat, only_params, split
 from stoker.store.records import Record
 from stoker.store.trees import Heed
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from stoker.jobs.job_folder import JobFolder
 
 _REPLACING = frozenset({OverrideKind.CHANGE, OverrideKind.FORCE})
-_ARGUMENT = re.compile(r"argument (\d+)\b")
-_KEY = re.compile(r"(?:\+\+|[+~])?([^=+\s]+)")
+_ARGUMENT = lazy_pattern(r"argument (\d+)\b")
+_KEY = lazy_pattern(r"(?:\+\+|[+~])?([^=+\s]+)")
 
 
 @frozen

@@ -12,6 +12,7 @@ from typing import Any, Final
 from stoker.config.compose import ComposedConfig
 from stoker.config.sweep import axes_of
 from stoker.core.jsontext import dumps, loads
+from stoker.core.text import lazy_pattern
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.program import RECIPE, ProgramWords
 
@@ -45,7 +46,7 @@ def read_config(folder: JobFolder) -> dict[str, Any]:
 MASK: Final = "…"
 _ENV = "env"
 # The origin of an argument contains it as typed, with the value.
-_TYPED = re.compile(r"(argument \d+ \((?:\+\+|\+|~)?env(?:\.[^=]*)?=).*\)", re.DOTALL)
+_TYPED = lazy_pattern(r"(argument \d+ \((?:\+\+|\+|~)?env(?:\.[^=]*)?=).*\)", re.DOTALL)
 
 
 def is_secret(recipe: str, path: str) -> bool:

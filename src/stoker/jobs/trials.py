@@ -6,7 +6,6 @@ end of each is read from the journal.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -17,6 +16,7 @@ from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.job import JobSpec, TrialNodes
 from stoker.core.jsontext import dumps, loads
 from stoker.core.retry import FailureCause
+from stoker.core.text import lazy_pattern
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.store.records import Record
@@ -263,7 +263,7 @@ ENOUGH = 3
 """So many failures of one kind, and nothing that went well, are no accident."""
 
 # Not the number that a program ended with, which is the failure itself.
-_VARIABLE = re.compile(r"(?<!exit )(?<!signal )(?:0x[0-9a-fA-F]+|\b\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
+_VARIABLE = lazy_pattern(r"(?<!exit )(?<!signal )(?:0x[0-9a-fA-F]+|\b\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
 
 
 @frozen

@@ -14,7 +14,7 @@ from typing import Any
 from stoker.core import jsontext
 from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen
-from stoker.core.text import one_line
+from stoker.core.text import lazy_pattern, one_line
 from stoker.host.box_entry import find_program
 
 # What our own child scripts print: JSON objects on marked lines, whatever else is printed around them.
@@ -47,7 +47,7 @@ _ABSENT = frozenset(
     }
 )  # fmt: skip
 # Thousands may be separated by a space, also by a non-breaking one.
-_SIZE = re.compile(r"(\d{1,3}(?:[\s\u00a0\u202f]\d{3})+|\d+)(?:\.0+)?\s*([a-z]*)", re.IGNORECASE)
+_SIZE = lazy_pattern(r"(\d{1,3}(?:[\s\u00a0\u202f]\d{3})+|\d+)(?:\.0+)?\s*([a-z]*)", re.IGNORECASE)
 _FACTORS = {
     "b": 1, "bytes": 1,
     "k": 1 << 10, "kb": 1 << 10, "kib": 1 << 10, "kio": 1 << 10,

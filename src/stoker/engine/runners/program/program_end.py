@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.core.errors import NoSpace, OutOfMemory, ProcessLost, ProgramNotFound, StageFailed, StageTimeout
 from stoker.core.frozen import frozen, frozen_by_position
 from stoker.core.retry import FailureCause
-from stoker.core.text import format_duration, format_size
+from stoker.core.text import format_duration, format_size, lazy_pattern
 from stoker.engine.program import CollectedOutputs
 from stoker.engine.runners.stage_runner import AttemptUsage, StageFailure
 from stoker.engine.scratch import newest_checkpoint
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _LONGEST_LINE = 300
 _MOST_LISTED = 5
 _TRACEBACK = "Traceback (most recent call last):"
-_FRAME = re.compile(r'^  File "([^"\n]{1,500})", line (\d{1,9})', re.MULTILINE)
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{0,200}(: .*)?$")
+_FRAME = lazy_pattern(r'^  File "([^"\n]{1,500})", line (\d{1,9})', re.MULTILINE)
+_EXCEPTION = lazy_pattern(r"^[A-Za-z_][\w.]{0,200}(: .*)?$")
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 
 
@@ -161,7 +161,7 @@ class _Blame:
 
 
 _LESS = "smaller batches, or memory=SIZE if this machine has more"
-_ANYTHING = re.compile("")
+_ANYTHING = lazy_pattern("")
 _BLAMES = (
     _Blame(
         re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE),

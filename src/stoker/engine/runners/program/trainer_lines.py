@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from stoker.core.frozen import fresh, frozen
-from stoker.core.text import whole_number
+from stoker.core.text import lazy_pattern, whole_number
 from stoker.engine.metrics.metrics_file import clean_name
 
 # `name=number` pairs in a line of a program's output. Pure, and linear in the line.
@@ -31,11 +30,11 @@ STEP_NAMES = ("global_step", "step", "iteration", "iter", "epoch")
 
 _NUMBER = rb"[+-]?(?:(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,5})?|(?i:nan|inf(?:inity)?))"
 _END = rb"(?=%?(?:[\s)\]};|]|[,.]?(?:\s|$)|,(?!\d)))"
-_PAIR = re.compile(
+_PAIR = lazy_pattern(
     rb"(?<![^\s(\[{,;:|])([A-Za-z_\x80-\xff][\w.@/\x80-\xff-]{0,99})=(?>(" + _NUMBER + rb")(?:/(\d{1,18}))?)" + _END
 )
-_WHOLE = re.compile(_NUMBER)
-_COLOUR = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_WHOLE = lazy_pattern(_NUMBER)
+_COLOUR = lazy_pattern(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _STEP_LIMIT = 2**63
 
 
