@@ -99,6 +99,7 @@ from stoker.protocol.tree_messages import (
 from stoker.protocol.view_messages import (
     MOST_FILE_BYTES,
     MOST_NAMED_JOBS,
+    ChangeRequest,
     DoneView,
     EventPage,
     FileList,
@@ -107,7 +108,6 @@ from stoker.protocol.view_messages import (
     JobDetails,
     JobExplanation,
     JobPage,
-    JobRequest,
     JobsPriorityRequest,
     JobsRequest,
     Leaderboard,
@@ -304,11 +304,11 @@ class FleetClient:
 
     def cancel(self, ref: str, *, by: str = "") -> DoneView:
         """Request that a job is cancelled. Durable on return; that it stopped is confirmed later."""
-        return self._ask(f"/v1/jobs/{part(ref)}/cancel", DoneView, JobRequest(by=by))
+        return self._ask(f"/v1/jobs/{part(ref)}/cancel", DoneView, ChangeRequest(by=by))
 
     def requeue(self, ref: str, *, by: str = "") -> DoneView:
         """Start a job that has ended again."""
-        return self._ask(f"/v1/jobs/{part(ref)}/requeue", DoneView, JobRequest(by=by), is_repeatable=False)
+        return self._ask(f"/v1/jobs/{part(ref)}/requeue", DoneView, ChangeRequest(by=by), is_repeatable=False)
 
     def set_priority(self, ref: str, priority: int, *, by: str = "") -> DoneView:
         """Change a job's priority."""
@@ -316,11 +316,11 @@ class FleetClient:
 
     def pin(self, ref: str, *, by: str = "") -> DoneView:
         """Keep a job's result whatever is pruned."""
-        return self._ask(f"/v1/jobs/{part(ref)}/pin", DoneView, JobRequest(by=by))
+        return self._ask(f"/v1/jobs/{part(ref)}/pin", DoneView, ChangeRequest(by=by))
 
     def unpin(self, ref: str, *, by: str = "") -> DoneView:
         """Undo `pin`."""
-        return self._ask(f"/v1/jobs/{part(ref)}/unpin", DoneView, JobRequest(by=by))
+        return self._ask(f"/v1/jobs/{part(ref)}/unpin", DoneView, ChangeRequest(by=by))
 
     def cancel_jobs(self, jobs: Sequence[str], *, by: str = "") -> DoneView:
         """Cancel many jobs, by their ids; those that have ended already are in the notes."""
@@ -540,11 +540,11 @@ class FleetClient:
 
     def revoke_token(self, token: str, *, by: str = "") -> DoneView:
         """Revoke a token at once."""
-        return self._ask(f"/v1/tokens/{part(token)}/revoke", DoneView, JobRequest(by=by))
+        return self._ask(f"/v1/tokens/{part(token)}/revoke", DoneView, ChangeRequest(by=by))
 
     def rotate_token(self, token: str, *, by: str = "") -> TokenResponse:
         """Replace a token's secret; the old one stops working."""
-        return self._ask(f"/v1/tokens/{part(token)}/rotate", TokenResponse, JobRequest(by=by), is_repeatable=False)
+        return self._ask(f"/v1/tokens/{part(token)}/rotate", TokenResponse, ChangeRequest(by=by), is_repeatable=False)
 
     # -- trees of code and data
     #

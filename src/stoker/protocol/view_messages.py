@@ -364,7 +364,7 @@ NOTHING_GIVEN = "nothing to reload: the coordinator was started without --cluste
 By = Annotated[str, Field(max_length=200)]
 
 
-class JobRequest(StrictRequest):
+class ChangeRequest(StrictRequest):
     """Cancel, requeue, pin or unpin a job; `by` is recorded."""
 
     by: By = ""
@@ -377,7 +377,7 @@ class PriorityRequest(StrictRequest):
     by: By = ""
 
 
-class JobsRequest(JobRequest):
+class JobsRequest(ChangeRequest):
     """Cancel or requeue many jobs, such as the points of a sweep."""
 
     jobs: Annotated[tuple[JobId, ...], Field(min_length=1, max_length=MOST_NAMED_JOBS)]

@@ -338,7 +338,7 @@ def _judge_origin(origin: bytes, host: bytes) -> None:
 
 # The client of a request, for routes:
 #
-# async def cancel(self, ref: Ref, who: Who, request: JobRequest | None = None) -> Response:
+# async def cancel(self, ref: Ref, who: Who, request: ChangeRequest | None = None) -> Response:
 # … CancelJobs(jobs=…, by=recorded(who, request.by))
 
 PEER = "stoker.peer"

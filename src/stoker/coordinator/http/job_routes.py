@@ -24,12 +24,12 @@ from stoker.core.text import one_line
 from stoker.host.git import ask_git
 from stoker.protocol.job_messages import MOST_SUBMISSION_BYTES, Submission, SubmissionResponse
 from stoker.protocol.view_messages import (
+    ChangeRequest,
     DoneView,
     EventPage,
     JobDetails,
     JobExplanation,
     JobPage,
-    JobRequest,
     JobsPriorityRequest,
     JobsRequest,
     Leaderboard,
@@ -254,14 +254,14 @@ class JobRoutes:
         events = await self._context.read(self._context.reader.events, after, limit, ref)
         return answer(EventPage(events=events, next=events[-1]["seq"] if events else after))
 
-    async def cancel(self, ref: Ref, who: Who, asked: JobRequest | None = None) -> Response:
+    async def cancel(self, ref: Ref, who: Who, asked: ChangeRequest | None = None) -> Response:
         """Cancel a job, or by a sweep's bare name all of its points."""
         jobs = tuple(one.id for one in await self._all(ref))
         return done(
             await self._context.ask(CancelJobs(jobs=jobs, by=recorded(who, _by(asked)), only_of=changes_only(who)))
         )
 
-    async def requeue(self, ref: Ref, who: Who, asked: JobRequest | None = None) -> Response:
+    async def requeue(self, ref: Ref, who: Who, asked: ChangeRequest | None = None) -> Response:
         """Start a job that has ended again; by a sweep's bare name, its points that did not complete."""
         found = await self._all(ref)
         ended = [one for one in found if one.state in _NOT_COMPLETED] if len(found) > 1 else found
@@ -279,12 +279,12 @@ class JobRoutes:
             )
         )
 
-    async def pin(self, ref: Ref, who: Who, asked: JobRequest | None = None) -> Response:
+    async def pin(self, ref: Ref, who: Who, asked: ChangeRequest | None = None) -> Response:
         """Keep a job's result whatever is pruned."""
         job = await self._id(ref)
         return done(await self._context.ask(PinJobs(jobs=(job,), by=recorded(who, _by(asked)))))
 
-    async def unpin(self, ref: Ref, who: Who, asked: JobRequest | None = None) -> Response:
+    async def unpin(self, ref: Ref, who: Who, asked: ChangeRequest | None = None) -> Response:
         """Undo `pin`."""
         job = await self._id(ref)
         return done(await self._context.ask(PinJobs(jobs=(job,), is_pinned=False, by=recorded(who, _by(asked)))))
@@ -323,5 +323,5 @@ class JobRoutes:
         return (await self._context.read(self._context.reader.find, ref)).id
 
 
-def _by(asked: JobRequest | None) -> str:
+def _by(asked: ChangeRequest | None) -> str:
     return asked.by if asked is not None else ""

@@ -72,7 +72,7 @@ from stoker.protocol.enrolment_messages import (
     make_invite_id,
     seal,
 )
-from stoker.protocol.view_messages import DoneView, JobRequest, MachineRequest
+from stoker.protocol.view_messages import ChangeRequest, DoneView, MachineRequest
 
 _TRIES = 20
 """At a free id for an invitation."""
@@ -313,7 +313,7 @@ class TokenRoutes:
         found = sorted(self._context.queue.standing().tokens.values(), key=lambda one: -one.issued_s)
         return answer(TokenList(tokens=tuple(TokenView.model_validate(one, from_attributes=True) for one in found)))
 
-    async def rotate(self, id: TokenId, who: Who, asked: JobRequest | None = None) -> Response:
+    async def rotate(self, id: TokenId, who: Who, asked: ChangeRequest | None = None) -> Response:
         """Replace a token's secret; the old one stops working."""
         token = make_token()
         # Name and role are the old one's.
@@ -321,7 +321,7 @@ class TokenRoutes:
         await self._context.ask(RotateToken(id=id, new=held, by=recorded(who, _by(asked))))
         return self._made(token, held.sha256)
 
-    async def revoke(self, id: TokenId, who: Who, asked: JobRequest | None = None) -> Response:
+    async def revoke(self, id: TokenId, who: Who, asked: ChangeRequest | None = None) -> Response:
         """Revoke a token."""
         return done(await self._context.ask(RevokeToken(id=id, by=recorded(who, _by(asked)))))
 
@@ -335,5 +335,5 @@ class TokenRoutes:
         return answer(TokenResponse(token=token, view=TokenView.model_validate(held, from_attributes=True)))
 
 
-def _by(asked: JobRequest | None) -> str:
+def _by(asked: ChangeRequest | None) -> str:
     return asked.by if asked is not None else ""

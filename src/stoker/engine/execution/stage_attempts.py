@@ -33,10 +33,10 @@ from stoker.engine.result_cache import Cache, CacheCommit, Execute, NodeProduct
 from stoker.engine.runners.program.program_end import manifest_of_stage
 from stoker.engine.runners.stage_runner import (
     CODE_EDITED,
-    Attempt,
     AttemptUsage,
     GivenInput,
     RunFolders,
+    StageAttempt,
     StageFailure,
     StageRunner,
     StageSuccess,
@@ -169,7 +169,7 @@ class InFlightAttempt:
     execute: Execute
     grant: PermitGrant
     work: Work
-    attempt: Attempt
+    attempt: StageAttempt
     number: int
     started_s: float
     reports: Reports

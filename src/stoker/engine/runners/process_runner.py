@@ -17,7 +17,7 @@ from stoker.core.jsontext import dumps
 from stoker.core.retry import FailureCause
 from stoker.engine.device_gate import HIDDEN
 from stoker.engine.runners.program.program_end import out_of_memory
-from stoker.engine.runners.stage_runner import Attempt, AttemptUsage, StageFailure, StageSuccess, Work
+from stoker.engine.runners.stage_runner import AttemptUsage, StageAttempt, StageFailure, StageSuccess, Work
 from stoker.engine.stage import Stage
 from stoker.host.containment.box import MARK, ContainedGroup, Containment, ContainmentLimits, ContainmentReading
 from stoker.host.identity import ProcessExit
@@ -50,7 +50,7 @@ class ProcessRunner:
     def check(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> None:
         """They are forked from what runs already: nothing can be missing."""
 
-    def attempt(self, work: Work) -> Attempt:
+    def attempt(self, work: Work) -> StageAttempt:
         entry = CHILD if work.ranks == 1 else self._gang_child
         return _ProcessAttempt(work, entry, self._warm, self._untold, self._containment)
 

@@ -133,7 +133,7 @@ CODE_EDITED = StageFailure(
 """The stage succeeded, but maybe not with the code in its key: it has to be decided about again."""
 
 
-class Attempt(Protocol):
+class StageAttempt(Protocol):
     """One try at a stage."""
 
     def run(self) -> StageSuccess | StageFailure:
@@ -155,7 +155,7 @@ class StageRunner(Protocol):
     def check(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> None:
         """Refuse, before anything runs, what can't be started here: stages with their arguments, by node."""
 
-    def attempt(self, work: Work) -> Attempt:
+    def attempt(self, work: Work) -> StageAttempt:
         """Prepare one try; nothing runs yet."""
 
 
@@ -167,7 +167,7 @@ class InlineRunner:
     def check(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> None:
         """They are this process itself: nothing can be missing."""
 
-    def attempt(self, work: Work) -> Attempt:
+    def attempt(self, work: Work) -> StageAttempt:
         return _InlineAttempt(work)
 
 

@@ -33,7 +33,7 @@ from stoker.engine.runners.program.program_end import (
 )
 from stoker.engine.runners.program.program_watch import ControlFile, ProgramWatch, remove_if_odd
 from stoker.engine.runners.program.sandbox import RunAsFolders
-from stoker.engine.runners.stage_runner import Attempt, AttemptUsage, StageFailure, StageSuccess, Work, failure_of
+from stoker.engine.runners.stage_runner import AttemptUsage, StageAttempt, StageFailure, StageSuccess, Work, failure_of
 from stoker.engine.scratch import OURS, Scratch, choose_checkpoint, open_scratch
 from stoker.engine.stage import Stage, StageContext, perform
 from stoker.host.containment.box import MARK, ContainedGroup, Containment, ContainmentLimits, ContainmentReading
@@ -68,7 +68,7 @@ class ProgramRunner:
                 seen.add(likes)
                 find_launch(program, self._around)
 
-    def attempt(self, work: Work) -> Attempt:
+    def attempt(self, work: Work) -> StageAttempt:
         if self._around.user is not None:
             return _AttemptOfAnother(self._around.user, work, self._around, self._containment, self._clock)
         return _ProgramAttempt(work, self._around, self._containment, self._clock)

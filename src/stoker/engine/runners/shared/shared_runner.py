@@ -42,8 +42,8 @@ from stoker.engine.runners.shared.members import (
     receive_hello,
 )
 from stoker.engine.runners.stage_runner import (
-    Attempt,
     AttemptUsage,
+    StageAttempt,
     StageFailure,
     StageSuccess,
     Work,
@@ -172,7 +172,7 @@ class SharedProcessRunner:
     def check(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> None:
         """Does nothing: a shared process needs no other program than the one that runs already."""
 
-    def attempt(self, work: Work) -> Attempt:
+    def attempt(self, work: Work) -> StageAttempt:
         return _Member(work, self._settings(), self._clock)
 
     def is_up(self, process_key: str) -> bool:
