@@ -28,7 +28,6 @@ from stoker.coordinator.http.server import CoordinatorServer, CoordinatorSocket,
 from stoker.coordinator.http.server_options import ServeOptions
 from stoker.coordinator.queue.writer import Queue
 from stoker.coordinator.storage.storage import CoordinatorStorage
-from stoker.coordinator.storage.tree_storage import stored_sizes
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.frozen import changed
 from stoker.core.leases import Budgets, FleetTimes
@@ -99,7 +98,7 @@ def coordinator(
             times=times,
             budgets=Budgets(),
             scheduler=Scheduler(),
-            has_object=stored_sizes(keeping, database),
+            has_object=keeping.has_archive,
             revocations=Revocations(str(folder / "state" / "authority" / "revoked")),
         )
         held.callback(queue.close)

@@ -216,7 +216,7 @@ class CoordinatorProcess:
         from stoker.coordinator.storage.models import ModelViewUpdater
         from stoker.coordinator.storage.retention import Chores
         from stoker.coordinator.storage.storage import CoordinatorStorage
-        from stoker.coordinator.storage.tree_storage import CoordinatorTrees, QueueTrees, stored_sizes
+        from stoker.coordinator.storage.tree_storage import CoordinatorTrees, QueueTrees
         from stoker.coordinator.symptoms import Gatherer, HealthWatch
         from stoker.scheduler.scheduler import Scheduler
 
@@ -232,7 +232,7 @@ class CoordinatorProcess:
             times=times,
             budgets=Budgets(),
             scheduler=Scheduler(),
-            has_object=stored_sizes(keeping, database),
+            has_object=keeping.has_archive,
             version=self._version,
             revocations=Revocations(os.path.join(self._settings.state, FOLDER, REVOKED_NAME)),
         )

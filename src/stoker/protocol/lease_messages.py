@@ -12,14 +12,13 @@ from typing import Annotated, Any
 from pydantic import (
     Field,
     GetJsonSchemaHandler,
-    SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema
 
-from stoker.core.frozen import field_names
+from stoker.core.frozen import field_names, fields_of
 from stoker.core.job import OF_THE_QUEUE, JobSpec
 from stoker.core.leases import MOST_LEFT_S, AttemptToken
 from stoker.core.text import LONGEST_NAME
@@ -187,14 +186,17 @@ class Grant(WireMessage):
     def _from_flat(cls, raw: Any) -> Any:
         if not isinstance(raw, dict) or "spec" in raw:
             return raw
-        spec = {name: raw[name] for name in _GRANTED if name in raw}
+        spec = {name: value for name, value in raw.items() if name in _GRANTED}
         return {**raw, "spec": {**spec, "id": raw.get("job")}}
 
-    @model_serializer(mode="wrap")
-    def _to_flat(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        flat: dict[str, Any] = write(self)
-        spec = flat.pop("spec")
-        return {**flat, **{name: spec[name] for name in _GRANTED}}
+    @model_serializer
+    def _to_flat(self) -> dict[str, Any]:
+        spec = self.spec
+        flat = {**self.__dict__, **{name: getattr(spec, name) for name in _GRANTED}}
+        del flat["spec"]
+        flat["inputs"] = [fields_of(one) for one in spec.inputs]
+        flat["environment"] = [fields_of(one) for one in spec.environment]
+        return flat
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

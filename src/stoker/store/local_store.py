@@ -149,16 +149,17 @@ class LocalStore:
         judge = holds or (lambda entry: self.holds(entry, heed=_go_on))
         return RecordHit(record=record, lost=tuple(entry.path for entry in record.blobs() if not judge(entry)))
 
-    def holds(self, entry: TreeEntry, *, heed: Heed | None = None) -> bool:
+    def holds(self, entry: TreeEntry, *, heed: Heed | None = None, info: os.stat_result | None = None) -> bool:
         """Return True if the blob of an entry is here and whole. A damaged one is set aside.
 
-        With `heed` every byte is hashed again, whatever the memo says.
+        With `heed` every byte is hashed again, whatever the memo says. `info` is the blob's `lstat` of this moment.
         """
         path = self.places.blob(entry.sha256)
-        try:
-            info = os.lstat(path)
-        except OSError:
-            return False
+        if info is None:
+            try:
+                info = os.lstat(path)
+            except OSError:
+                return False
         is_likely = info.st_size == entry.size_bytes and stat.S_ISREG(info.st_mode)
         if is_likely and heed is None and self.memo.recall(entry.sha256, stamp_of(info)) == entry.sha256:
             return True

@@ -105,8 +105,11 @@ class ObjectStore:
 
     def size(self, digest: Digest) -> int | None:
         """Return an object's size in bytes, or nothing if it is not there."""
-        entry = self._entry(digest)
-        return entry.size_bytes if entry is not None and self._store.holds(entry) else None
+        _check_digest(digest)
+        info = self._look(digest)
+        if info is None:
+            return None
+        return info.st_size if self._store.holds(TreeEntry("an object", info.st_size, digest), info=info) else None
 
     def open(self, digest: Digest, *, start: int = 0, length: int | None = None) -> BinaryIO:
         """Open an object, or a range of it. Caller closes.

@@ -59,9 +59,8 @@ from stoker.protocol.lease_messages import (
 
 def check_is_stored(turn: WriterTransaction, sent: Finish | CheckpointBody) -> None:
     """Raise `Conflict` unless all bytes of a result or a checkpoint are stored."""
-    digest = sent.archive_sha256 or sent.tree
-    shown = f"{'archive' if sent.archive_sha256 else 'tree'} {digest[:12]}"
-    found_bytes = turn.setting.has_object(digest)
+    shown = f"archive {sent.archive_sha256[:12]}" if sent.archive_sha256 else f"tree {sent.tree[:12]}"
+    found_bytes = _stored_bytes(turn, sent.tree, sent.archive_sha256)
     about = {"tree": sent.tree, "archive_sha256": sent.archive_sha256}
     if found_bytes is None:
         raise Conflict(f"{shown} is not stored", hint="upload it first", **about)
@@ -77,7 +76,17 @@ def check_is_stored(turn: WriterTransaction, sent: Finish | CheckpointBody) -> N
 def is_checkpoint_here(turn: WriterTransaction, checkpoint: str) -> bool:
     """Return True if the bytes of a job's checkpoint are stored: those of an ended job may have been pruned."""
     body = loads(checkpoint)
-    return turn.setting.has_object(body["archive_sha256"] or body["tree"]) is not None
+    return _stored_bytes(turn, body["tree"], body["archive_sha256"]) is not None
+
+
+def _stored_bytes(turn: WriterTransaction, tree: str, archive_sha256: str) -> int | None:
+    """Return the size of an archive, or of a tree that is listed and whose listing is stored; None if it is not here."""
+    if archive_sha256:
+        return turn.setting.has_object(archive_sha256)
+    listed = turn.read(turn.queries.content_size, of_tree=tree)
+    if not listed or turn.setting.has_object(listed[0][0]) is None:
+        return None
+    return int(listed[0][1])
 
 
 def facts_text(said: Finish) -> str:

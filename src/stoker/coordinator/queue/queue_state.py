@@ -211,7 +211,7 @@ class QueueContext:
     budgets: Budgets
     scheduler: Scheduler
     has_object: Callable[[str], int | None]
-    """Returns the size of a stored archive or tree by its digest; None if there is none."""
+    """Returns the size of a stored object by its digest; None if it is not here, or is being removed."""
     randomness: Callable[[], float]
     """From 0 to 1."""
     version: str = ""

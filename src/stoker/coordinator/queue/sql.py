@@ -471,6 +471,9 @@ class Queries:
                 CONTENTS.c.tree == bindparam("of_tree")
             )
         )
+        self.content_size = self._read(
+            select(CONTENTS.c.listing, CONTENTS.c.size_bytes).where(CONTENTS.c.tree == bindparam("of_tree"))
+        )
         of_attempt = (ATTEMPTS.c.seq == bindparam("of_seq"), ATTEMPTS.c.attempt == bindparam("of_attempt"))
         self.attempt = self._read(
             select(

@@ -396,7 +396,9 @@ class CoordinatorPruner:
         removed: dict[str, int] = {}
         if not (ids or doomed or outlook.trees.rows):
             return frozenset(), frozenset(), removed
-        with keeping.bundles.removing(frozenset(doomed) | {row.tree for row in outlook.trees.rows}):
+        # With its listing a tree counts as absent, so no result or checkpoint can name it meanwhile.
+        going = {digest for row in outlook.trees.rows for digest in (row.tree, row.listing)}
+        with keeping.bundles.removing(going | doomed.keys()):
             marked = self._records.mark_pruned(ids, by=by)
             needed = self._records.named() | contents.records.wanted_by_jobs()
             dropped = contents.drop(tuple(row for row in outlook.trees.rows if row.tree not in needed))

@@ -1,7 +1,7 @@
 """Objects under their digest: uploads, stored bytes, and what a prune is removing.
 
-Objects need no fence: their digest says what they are. Naming them in a job's record does, and the queue calls
-`tree_storage.stored_sizes` before it records a result. Bytes that are being uploaded have no digest yet, so only the
+Objects need no fence: their digest says what they are. Naming them in a job's record does, and the queue checks
+that they are here (`has_archive`) before it records a result. Bytes that are being uploaded have no digest yet, so only the
 owner of an upload may append to it or finish it. What a prune removes counts as absent from its start (`removing`), so
 no job can name it.
 """
@@ -13,6 +13,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -121,7 +122,7 @@ class Bundles:
         return self._objects.open(Digest(sha256), start=start, length=length)
 
     @contextmanager
-    def removing(self, archives: frozenset[str]) -> Iterator[None]:
+    def removing(self, archives: AbstractSet[str]) -> Iterator[None]:
         """Count archives as absent during a with-block: no job can name them, and no upload can add them."""
         with self._turn:
             if self._going & archives:
