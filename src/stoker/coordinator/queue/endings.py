@@ -80,7 +80,7 @@ def is_checkpoint_here(turn: WriterTransaction, checkpoint: str) -> bool:
 
 
 def _stored_bytes(turn: WriterTransaction, tree: str, archive_sha256: str) -> int | None:
-    """Return the size of an archive, or of a tree that is listed and whose listing is stored; None if it is not here."""
+    """Return the size of an archive, or of a tree whose listing is stored; None if it is not here."""
     if archive_sha256:
         return turn.setting.has_object(archive_sha256)
     listed = turn.read(turn.queries.content_size, of_tree=tree)

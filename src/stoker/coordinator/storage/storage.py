@@ -1,7 +1,7 @@
 """Objects under their digest: uploads, stored bytes, and what a prune is removing.
 
-Objects need no fence: their digest says what they are. Naming them in a job's record does, and the queue checks
-that they are here (`has_archive`) before it records a result. Bytes that are being uploaded have no digest yet, so only the
+Objects need no fence: their digest says what they are. Naming them in a job's record does, and the queue checks that
+they are here (`has_archive`) before it records a result. Bytes that are being uploaded have no digest yet, so only the
 owner of an upload may append to it or finish it. What a prune removes counts as absent from its start (`removing`), so
 no job can name it.
 """
