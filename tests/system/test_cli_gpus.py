@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -236,3 +238,52 @@ def test_a_machine_of_a_fleet_shares_its_card_as_the_coordinator_granted_it(card
     assert re.search(rf"<{CARD}> <{6 * 2**30}>", cards.log("small"))
     # 22 GiB are more than may be shared of 24: it has the card alone, and no limit.
     assert re.search(rf"<{CARD}> <>", cards.log("large"))
+
+
+@contextmanager
+def fleet(shell: Shell) -> Iterator[None]:
+    """Serve, and work on a machine with one ROCm device."""
+    shell.env |= {"STOKER_RUNTIME": str(shell.folder / "run"), "STOKER_GPU_FAKE": "rocm:1x16GiB"}
+    serving = shell.start("serve", "--listen", "127.0.0.1:0", "--json")
+    assert serving.stdout is not None
+    url = json.loads(serving.stdout.readline())["url"]
+    working = shell.start("work", "--name", "desk", "--join", url)
+    try:
+        yield
+    finally:
+        for process in (working, serving):
+            process.send_signal(signal.SIGTERM)
+            finish(process)
+
+
+def test_a_job_of_the_fleet_names_the_backend_of_its_devices(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    (shell.folder / "m.toml").write_text(
+        '[[jobs]]\nname = "listed"\ngpu_backend = "rocm"\nmin_ram_gib = 0\n'
+        """command = ["sh", "-c", 'echo "listed has <$HIP_VISIBLE_DEVICES>"']\n"""
+    )
+    typed = ("--", "sh", "-c", 'echo "typed has <$HIP_VISIBLE_DEVICES>"')
+    shown = shell.stoker("submit", "gpus=1", "gpu_backend=rocm", "--dry-run", *typed)
+    assert "a GPU (rocm)" in shown.out, shown
+    with fleet(shell):
+        assert shell.stoker("submit", "gpus=1", "--name", "other", "-y", "--", "true").code == 0
+        for words in (("gpus=1", "gpu_backend=rocm", "--name", "typed", *typed), ("m.toml",)):
+            done = shell.stoker("submit", "--watch", "-y", *words)
+            assert done.code == 0, done
+        for name in ("typed", "listed"):
+            assert f"{name} has <0>" in shell.stoker("logs", name).out
+        waiting = shell.stoker("explain", "other")
+        assert "needs a cuda device, no machine has one" in waiting.out, waiting
+        told = shell.stoker("submit", "gpu_backend=mps", *typed)
+        assert (told.code, "gpu_backend: 'mps' is not one of cuda, rocm, metal, oneapi" in told.err) == (21, True), told
+
+
+def test_a_run_here_takes_only_devices_of_the_backend_that_it_names(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    shell.env["STOKER_GPU_FAKE"] = "cuda:24GiB,rocm:1x16GiB"
+    program = ("--no-out", "--", "sh", "-c", 'echo "<$HIP_VISIBLE_DEVICES> <$CUDA_VISIBLE_DEVICES>"')
+    done = shell.stoker("run", "gpu_backend=rocm", *program)
+    assert (done.code, "Fake cuda" in done.out) == (0, False), done
+    assert "<0> <>" in shell.stoker("logs", "last").out
+    done = shell.stoker("run", "gpus=2", "gpu_backend=rocm", *program)
+    assert (done.code, "needs 2 rocm GPUs, this machine offers 1" in done.err) == (40, True), done

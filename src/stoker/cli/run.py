@@ -76,8 +76,8 @@ GRAMMAR = Grammar(
             "key=value",
             key="values",
             help="settings: a.b=v changes, +a=v adds, ++a=v either, '~a' deletes, group=option; lr=1e-3,1e-4 or "
-            "lr=log:1e-4:1e-1:4, n=range:1:10:2, x=lin:0:1:5 sweeps. Settings of a program: gpus=2, vram=6G, "
-            "shares=true (share a GPU), cpus=4, memory=8G, python=PATH, inputs=DIR, outputs=DIR",
+            "lr=log:1e-4:1e-1:4, n=range:1:10:2, x=lin:0:1:5 sweeps. Settings of a program: gpus=2, gpu_backend=rocm, "
+            "vram=6G, shares=true (share a GPU), cpus=4, memory=8G, python=PATH, inputs=DIR, outputs=DIR",
             is_many=True,
             is_required=False,
         ),

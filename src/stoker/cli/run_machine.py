@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 def machine_line(parts: AppParts, build: JobBuild, options: RunOptions) -> str:
     """Return devices, memory limit, Python, and the number of parallel trials as one line."""
     needs = build.plan.node(build.plan.final).needs
+    devices = [device for device in parts.devices if needs.may_use(device)]
     facts = [
-        *_devices(parts.devices, needs),
+        *_devices(devices, needs),
         ", ".join([_cores(parts.capacity), *_memory(memory_here(), needs, str(parts.containment.mechanism))]),
         f"python = {_python(parts, build)}",
     ]
@@ -32,8 +33,8 @@ def machine_line(parts: AppParts, build: JobBuild, options: RunOptions) -> str:
     if not is_sweep(build.trials):
         return line
     trials = "1 trial" if count == 1 else f"{count:,} trials"
-    pace = _pace(at_once(needs, parts.capacity, parts.devices, options.max_in_flight))
-    return f"{line}. {trials}, {pace}{_part(parts.devices, needs)}"
+    pace = _pace(at_once(needs, parts.capacity, devices, options.max_in_flight))
+    return f"{line}. {trials}, {pace}{_part(devices, needs)}"
 
 
 def at_once(needs: Needs, capacity: Capacity, devices: Sequence[Device], most: int) -> int:

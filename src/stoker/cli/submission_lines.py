@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.submit_environments import machines_there
+from stoker.core.device import Backend
 from stoker.core.job import JobSpec
 from stoker.core.machine import DevicePreference
 from stoker.core.text import format_duration, format_size, outside
@@ -111,6 +112,7 @@ def needs_text(order: JobSpec) -> str:
     parts = []
     if wants.wish is not DevicePreference.NEVER:
         devices = "a GPU" if wants.device_count == 1 else f"{wants.device_count} GPUs"
+        devices += f" ({wants.backend})" if wants.backend is not Backend.CUDA else ""
         devices += f" with {format_size(wants.vram_bytes)}" if wants.vram_bytes else ""
         parts.append(devices if wants.wish is DevicePreference.REQUIRE else f"{devices} if available")
     if wants.ram_bytes:

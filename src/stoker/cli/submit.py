@@ -80,7 +80,7 @@ GRAMMAR = Grammar(
             "key=value",
             key="values",
             help="settings, as in `stoker help run`; a comma or a range makes a sweep. Requirements of a program: "
-            "gpus=2, vram=6G, shares=true, cpus=4, memory=8G",
+            "gpus=2, gpu_backend=rocm, vram=6G, shares=true, cpus=4, memory=8G",
             is_many=True,
             is_required=False,
         ),

@@ -268,7 +268,7 @@ class Flag:
 class EnumField:
     """One of some words, all of them in lower case."""
 
-    def __init__(self, words: type[StrEnum]) -> None:
+    def __init__(self, words: Iterable[StrEnum]) -> None:
         self._words = {str(word): word for word in words}
         self.says = " or ".join(self._words)
 

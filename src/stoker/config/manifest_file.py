@@ -46,7 +46,7 @@ from stoker.config.fields import (
 from stoker.config.file_set import sweep_in
 from stoker.config.positions import LocatedValue
 from stoker.config.sweep import Sweep, paths_of
-from stoker.core.device import GIB
+from stoker.core.device import COMPUTE_BACKENDS, GIB, Backend
 from stoker.core.errors import InvalidManifest
 from stoker.core.frozen import changed, frozen
 from stoker.core.leases import Partition
@@ -101,6 +101,7 @@ class JobEntry:
     min_cores: int = 0
     gpus: int | None = None
     """Number of devices."""
+    gpu_backend: Backend = Backend.CUDA
     ranks: int | None = None
     """Number of processes."""
     shares: bool = False
@@ -163,13 +164,14 @@ class JobEntry:
         """How it uses accelerators.
 
         Beside the two flags, its declarations about devices count: a number of them means required, memory on one means
-        preferred (on a fleet without devices it still runs, as it always did), zero means none.
+        preferred (on a fleet without devices it still runs, as it always did), zero means none, a backend alone means
+        required.
         """
         if self.require_cuda or (self.gpus and not self.prefer_cuda):
             return DevicePreference.REQUIRE
         if self.prefer_cuda or (self.min_vram_gib > 0 and self.gpus != 0):
             return DevicePreference.PREFER
-        return DevicePreference.NEVER
+        return DevicePreference.REQUIRE if "gpu_backend" in vars(self) else DevicePreference.NEVER
 
     def wanted(self) -> SchedulableJob:
         """Return it as input of placement."""
@@ -178,6 +180,7 @@ class JobEntry:
             model=self.of,
             requirements=Requirements(
                 wish=self.wish,
+                backend=self.gpu_backend,
                 device_count=self.gpus or self.ranks or 1,
                 vram_bytes=int(self.min_vram_gib * GIB),
                 ram_bytes=int(self.min_ram_gib * GIB),
@@ -318,6 +321,11 @@ JOB = MapSchema(
         Field("min_ram_gib", _GIB, "memory of the machine, in GiB"),
         Field("min_cores", IntegerField(most=65_536), "physical cores"),
         Field("gpus", IntegerField(most=1024), "number of devices; alone, it implies require_cuda", may_be_null=True),
+        Field(
+            "gpu_backend",
+            EnumField(COMPUTE_BACKENDS),
+            "backend of its devices; alone, it implies require_cuda (default: cuda)",
+        ),
         Field(
             "ranks",
             IntegerField(least=1, most=1024),
@@ -467,7 +475,9 @@ def manifest_as_it_is(
 
 _MOST_NAMED = 20
 _LONGEST_CIRCLE = 8
-_ABOUT_DEVICES = frozenset({"require_cuda", "prefer_cuda", "min_vram_gib", "gpus", "shares", "base", "base_gib"})
+_ABOUT_DEVICES = frozenset(
+    {"require_cuda", "prefer_cuda", "min_vram_gib", "gpus", "gpu_backend", "shares", "base", "base_gib"}
+)
 _ABOUT_WORK = frozenset({"recipe", "model", "command"})
 _ABOUT_INTERPRETERS = frozenset({"env", "python"})
 _ABOUT_HOSTS = frozenset({"allowed_hosts", "prefer_hosts"})
@@ -563,7 +573,7 @@ def _is_known(value: str, names: Collection[str]) -> bool:
 
 def _check_devices(job: ParsedMap, reading: FileDiagnostics) -> None:
     vram_gib = job.get("min_vram_gib", 0.0)
-    wants = [name for name in ("require_cuda", "prefer_cuda", "min_vram_gib", "shares") if job.get(name)]
+    wants = [name for name in ("require_cuda", "prefer_cuda", "min_vram_gib", "gpu_backend", "shares") if job.get(name)]
     if job.get("gpus") == 0 and wants:
         _refuse(job, "gpus", reading, f"{_called(job)} has gpus = 0 and {wants[0]}", "remove one of them")
     if job.get("shares") and not vram_gib and not _is_wrong(job, "min_vram_gib"):

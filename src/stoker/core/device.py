@@ -1,6 +1,6 @@
 """Devices: what one accelerator is, how far it can be used, and how much of its memory may be shared out.
 
-Only nouns and integer arithmetic. Finding devices is `hardware`'s business.
+Only nouns and integer arithmetic. `devices` detects them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MIB = 1024**2
 
 
 class Backend(StrEnum):
-    """What a program speaks to an accelerator through."""
+    """Interface between programs and an accelerator."""
 
     CUDA = "cuda"
     ROCM = "rocm"
@@ -24,6 +24,10 @@ class Backend(StrEnum):
     ONEAPI = "oneapi"
     OPENCL = "opencl"
     OPENGL = "opengl"
+
+
+COMPUTE_BACKENDS = (Backend.CUDA, Backend.ROCM, Backend.METAL, Backend.ONEAPI)
+"""Backends with devices of their own: a job may require one of these. The others use devices of these backends."""
 
 
 class MemoryType(StrEnum):
@@ -158,6 +162,8 @@ class Needs:
     memory_gib: float = 0.0
     vram_gib: float = 0.0
     """On each of its devices."""
+    gpu_backend: str = ""
+    """Backend of its devices, one of `COMPUTE_BACKENDS`; empty: any."""
     ranks: int = 1
     """Number of processes, brought up together: a gang if more than one. The other fields are for all of them."""
     shares: bool = False
@@ -174,6 +180,10 @@ class Needs:
     """Correction of a member's estimate by earlier measurements."""
     share_key: str = ""
     """Share key of its shared process, set before it starts. Cores, too, are held once by all members."""
+
+    def may_use(self, device: Device) -> bool:
+        """Return True if a device is of the required backend."""
+        return self.gpu_backend in ("", device.backend)
 
     @property
     def memory_bytes(self) -> int:

@@ -93,10 +93,10 @@ class NoDevices:
     """The gate of a run in which nothing needs a device: nothing is asked or opened."""
 
     def never(self, needs: Needs) -> str:
-        return few(needs.gpu, 0)
+        return few(needs, 0)
 
     def take(self, needs: Needs, *, job: str) -> AttemptDevices | DeviceWait:
-        raise InternalError(f"{job} {few(needs.gpu, 0)}, and was not refused")
+        raise InternalError(f"{job} {few(needs, 0)}, and was not refused")
 
     def wait_only_for(self, needs: AbstractSet[Needs]) -> None:
         return
@@ -111,9 +111,12 @@ class NoDevices:
         return
 
 
-def few(wanted: int, offered: int) -> str:
-    """Return the message that there are fewer devices than are wanted; an empty text if there are enough."""
-    return f"needs {wanted} GPU{'s' if wanted > 1 else ''}, this machine offers {offered}" if wanted > offered else ""
+def few(needs: Needs, offered: int) -> str:
+    """Return the message that there are fewer devices than needed; an empty text if there are enough."""
+    if needs.gpu <= offered:
+        return ""
+    backend = f"{needs.gpu_backend} " if needs.gpu_backend else ""
+    return f"needs {needs.gpu} {backend}GPU{'s' if needs.gpu > 1 else ''}, this machine offers {offered}"
 
 
 # Under which name the ledger of devices charges a base that several attempts share.

@@ -382,7 +382,7 @@ class LedgerGate:
     def never(self, needs: Needs) -> str:
         if not needs.gpu:
             return ""
-        too_few = few(needs.gpu, len(self._devices))
+        too_few = few(needs, len(self._matching(needs)))
         if too_few:
             return too_few
         answer = decide(self._ask(needs, ""), LedgerDecisionInputs())
@@ -457,13 +457,16 @@ class LedgerGate:
     def _ask(self, needs: Needs, job: str) -> DeviceRequest:
         return DeviceRequest(
             job=job[:_LEDGER_GATE_LONGEST_NAME],
-            devices=tuple(_candidate(device) for device in self._devices.values()),
+            devices=tuple(_candidate(device) for device in self._matching(needs)),
             count=needs.gpu,
             vram_bytes=needs.vram_bytes,
             may_share=needs.shares,
             base=held_base(needs.share_key) if needs.share_key else "",
             base_bytes=needs.base_bytes if needs.share_key else 0,
         )
+
+    def _matching(self, needs: Needs) -> list[Device]:
+        return [device for device in self._devices.values() if needs.may_use(device)]
 
     def _ours(self) -> set[str]:
         with self._lock:

@@ -231,7 +231,7 @@ class _Reader:
                 given[name] = float(value)
             elif type(usual) is int and whole_number(value) is not None:
                 given[name] = whole_number(value)
-            elif type(usual) is type(value) is bool:
+            elif type(usual) is type(value) and type(value) in (bool, str):
                 given[name] = value
             elif type(usual) is tuple and type(value) is list and all(type(one) is str for one in value):
                 given[name] = tuple(value)

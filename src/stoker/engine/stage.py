@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from stoker.core.device import Needs
+from stoker.core.device import COMPUTE_BACKENDS, Needs
 from stoker.core.digests import ArtifactRef, Digest, KindRef
 from stoker.core.errors import Cancelled, InternalError, StageDiverged
 from stoker.core.frozen import frozen
@@ -349,6 +349,11 @@ def contradictions_in(needs: Needs) -> list[str]:
         (_is_below_zero(needs), "needs must not be negative"),
         (needs.shares and not (needs.gpu and needs.vram_gib), "sharing a device needs gpu and vram_gib"),
         (needs.vram_gib and not needs.gpu, "device memory without a device"),
+        (needs.gpu_backend and not needs.gpu, "gpu_backend without a device"),
+        (
+            needs.gpu_backend and needs.gpu_backend not in COMPUTE_BACKENDS,
+            f"gpu_backend is {needs.gpu_backend!r}, not one of {', '.join(COMPUTE_BACKENDS)}",
+        ),
         (needs.base_gib > needs.vram_gib, "the base is a part of vram_gib"),
         (needs.base_memory_gib > needs.memory_gib, "the base is a part of memory_gib"),
         (needs.ranks < 1, f"it runs as one rank at least, not {needs.ranks}"),

@@ -253,6 +253,8 @@ class ProgramSpecBuilder:
         identity = program_identity(recipe, values, data, self._digest)
         sources = {one.path: one.digest for one in environment if one.path and one.kind != "python"}
         more = {"environment": environment} if environment else {}
+        # It is in the requirements, so the granted devices have it. Earlier workers refuse the argument.
+        args = {name: value for name, value in values.items() if name != "gpu_backend"}
         return checked_spec(
             id=job_id(
                 recipe=recipe.name,
@@ -264,7 +266,7 @@ class ProgramSpecBuilder:
             ),
             recipe=recipe.name,
             schema_version=recipe.version,
-            args=values,
+            args=args,
             identity=identity,
             code={**code, **sources},
             **more,

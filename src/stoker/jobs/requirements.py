@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from stoker.config.manifest_file import JobEntry
-from stoker.core.device import GIB, Needs
+from stoker.core.device import GIB, Backend, Needs
 from stoker.core.digests import digest_value
 from stoker.core.errors import Diagnostic, InvalidInput
 from stoker.core.frozen import changed, frozen
@@ -43,6 +43,8 @@ def required_of_entry(
         wanted = _sharing(wanted, said, shared, gpus)
     elif ABOUT_DEVICES.isdisjoint(said) and needs.gpu:
         wanted = _on_device(wanted, needs)
+    if "gpu_backend" in said:
+        wanted = changed(wanted, backend=entry.gpu_backend)
     if "min_ram_gib" not in said and needs.memory_bytes and shared is None:
         wanted = changed(wanted, ram_bytes=needs.memory_bytes)
     if "min_cores" not in said and needs.cpu > 1:
@@ -59,17 +61,18 @@ def required_of_needs(needs: Needs, shared: SharedBase | None = None, gpus: int 
 
 
 def required_of_program(args: Mapping[str, Any]) -> Requirements:
-    """Return what a program requires by its settings: gpus=, ranks=, vram=, shares=, memory=, cpus=.
+    """Return what a program requires by its settings: gpus=, gpu_backend=, ranks=, vram=, shares=, memory=, cpus=.
 
     Without a word about devices it gets one if one fits, as `stoker run` gives it one if there are any.
     """
-    gpus, vram = args.get("gpus"), args.get("vram") or ""
-    wish = (
-        DevicePreference.NEVER if gpus == 0 else DevicePreference.REQUIRE if gpus or vram else DevicePreference.PREFER
-    )
+    gpus, vram, backend = args.get("gpus"), args.get("vram") or "", args.get("gpu_backend")
+    wish = DevicePreference.REQUIRE if gpus or vram or backend else DevicePreference.PREFER
+    if gpus == 0:
+        wish = DevicePreference.NEVER
     memory = args.get("memory") or ""
     return Requirements(
         wish=wish,
+        backend=Backend(backend) if backend else Backend.CUDA,
         device_count=gpus or args.get("ranks") or 1,
         vram_bytes=parse_size(vram) if vram else 0,
         ram_bytes=parse_size(memory) if memory else 0,
@@ -112,6 +115,7 @@ def _on_device(wanted: Requirements, needs: Needs) -> Requirements:
     return changed(
         wanted,
         wish=DevicePreference.REQUIRE,
+        backend=Backend(needs.gpu_backend) if needs.gpu_backend else wanted.backend,
         device_count=needs.gpu,
         vram_bytes=needs.vram_bytes,
         may_share=needs.shares,
@@ -190,6 +194,7 @@ class PlanShapes:
                 gpu=max(one.gpu for one in needs),
                 memory_gib=max(one.memory_gib for one in needs),
                 vram_gib=max(one.vram_gib for one in needs),
+                gpu_backend=max(one.gpu_backend for one in needs),
                 shares=bool(on_device) and all(one.shares for one in on_device),
             ),
             files=frozenset(path for node in plan.nodes for path in node.stage.args.paths_in(node.args)),

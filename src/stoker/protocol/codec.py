@@ -5,8 +5,10 @@ pydantic's own writer and reader are several times quicker and do all but the ta
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, Self, TypeVar, get_type_hints
 
 from pydantic import (
@@ -130,12 +132,13 @@ def _unknown(title: str, names: Iterable[str]) -> ValidationError:
 class Checked:
     """Annotates a frozen class of `core` for use in messages: pydantic creates, checks and writes its objects.
 
-    `limits` are field types that are stricter than those of the class. `hidden` fields are not sent. Unknown fields are
-    refused. With `is_rechecked` false, an existing object is accepted as it is: it was checked when it was created.
+    `limits` are field types that are stricter than those of the class. Fields `omitted_by_default` are written only if
+    they differ from their default. Unknown fields are refused. With `is_rechecked` false, an existing object is
+    accepted as it is: it was checked when it was created.
     """
 
-    def __init__(self, *, hidden: Collection[str] = (), is_rechecked: bool = True, **limits: Any) -> None:
-        self._hidden = hidden
+    def __init__(self, *, omitted_by_default: Collection[str] = (), is_rechecked: bool = True, **limits: Any) -> None:
+        self._omitted = omitted_by_default
         self._is_rechecked = is_rechecked
         self._limits = limits
 
@@ -149,9 +152,9 @@ class Checked:
             schema = handler.generate_schema(hints[name])
             if name in defaults:
                 schema = schemas.with_default_schema(schema, default=defaults[name])
-            is_hidden = name in self._hidden
-            fields.append(schemas.dataclass_field(name, schema, init=not is_hidden, serialization_exclude=is_hidden))
-        names = {name: None for name in field_names(source) if name not in self._hidden}
+            omit_if = partial(operator.eq, defaults[name]) if name in self._omitted else None
+            fields.append(schemas.dataclass_field(name, schema, serialization_exclude_if=omit_if))
+        names = dict.fromkeys(field_names(source))
         made = schemas.dataclass_schema(
             source,
             schemas.dataclass_args_schema(source.__name__, fields),

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from stoker.core.device import COMPUTE_BACKENDS, Backend
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.core.job import EnvironmentChoice, JobInput, JobSpec
@@ -60,10 +61,19 @@ def _plain_name(name: str) -> str:
     return name
 
 
+def _with_devices(backend: Backend) -> Backend:
+    if backend not in COMPUTE_BACKENDS:
+        message = f"not one of {', '.join(COMPUTE_BACKENDS)}"
+        raise ValueError(message)
+    return backend
+
+
 RequirementsBody = Annotated[
     Requirements,
     Checked(
-        hidden=("backend",),
+        # Coordinators and workers before it refuse the field.
+        omitted_by_default=("backend",),
+        backend=Annotated[Backend, AfterValidator(_with_devices)],
         device_count=Annotated[int, Field(ge=1, le=1024)],
         vram_bytes=Bytes,
         ram_bytes=Bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.config.manifest_file import JOB, HostEntry, JobEntry, KnownNames, overlaid, read_manifest
-from stoker.core.device import GIB
+from stoker.core.device import COMPUTE_BACKENDS, GIB, Backend
 from stoker.core.errors import InvalidManifest, LocalFile
 from stoker.core.leases import Partition
 from stoker.core.machine import Cluster, DevicePreference, Node
@@ -126,6 +126,9 @@ def test_a_manifest_says_something(drawer: Drawer, text: str) -> None:
         ("gpus = 2\nprefer_cuda = true", DevicePreference.PREFER, 2),
         ("gpus = 0", DevicePreference.NEVER, 1),
         ("min_vram_gib = 0", DevicePreference.NEVER, 1),
+        ('gpu_backend = "cuda"', DevicePreference.REQUIRE, 1),
+        ('gpu_backend = "rocm"\nmin_vram_gib = 6', DevicePreference.PREFER, 1),
+        ('gpu_backend = "rocm"\ngpus = 2\nprefer_cuda = true', DevicePreference.PREFER, 2),
     ],
 )
 def test_what_a_job_declares_about_devices_is_its_wish(
@@ -134,6 +137,15 @@ def test_what_a_job_declares_about_devices_is_its_wish(
     (job,) = drawer.manifest(f'[[jobs]]\nname = "j"\nmodel = "m"\n{lines}\n').jobs
     wanted = job.wanted()
     assert (wanted.requirements.wish, wanted.requirements.device_count) == (wish, count)
+
+
+@pytest.mark.parametrize("backend", COMPUTE_BACKENDS)
+def test_a_job_names_the_backend_of_its_devices(drawer: Drawer, backend: Backend) -> None:
+    text = '[[jobs]]\nname = "j"\nmodel = "m"\ngpus = 1\n{}\n'
+    (job,) = drawer.manifest(text.format(f'gpu_backend = "{backend}"')).jobs
+    assert job.wanted().requirements.backend is backend
+    (default,) = drawer.manifest(text.format("")).jobs
+    assert default.wanted().requirements.backend is Backend.CUDA
 
 
 def test_placement_sees_bytes(drawer: Drawer) -> None:
@@ -199,6 +211,14 @@ def test_a_program_is_of_the_recipe_command(drawer: Drawer) -> None:
         (
             'model = "m"\ngpus = 0\nrequire_cuda = true',
             "4:8: jobs[0].gpus: job j has gpus = 0 and require_cuda",
+        ),
+        (
+            'model = "m"\ngpus = 0\ngpu_backend = "rocm"',
+            "4:8: jobs[0].gpus: job j has gpus = 0 and gpu_backend",
+        ),
+        (
+            'model = "m"\ngpu_backend = "ROCM"',
+            "4:15: jobs[0].gpu_backend: 'ROCM' is not cuda or rocm or metal or oneapi (did you mean 'rocm'?)",
         ),
         ('model = "m"\nshares = true', "4:10: jobs[0].shares: job j shares its device without a limit"),
         ('model = "m"\nbase = "b"', "4:8: jobs[0].base: job j has base without base_gib"),

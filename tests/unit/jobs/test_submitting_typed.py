@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from stoker.config.manifest_file import JobEntry
-from stoker.core.device import GIB, Needs
-from stoker.core.errors import BadInput, InvalidArgs
+from stoker.cookbooks.command.cookbook import GpuBackend
+from stoker.core.device import COMPUTE_BACKENDS, GIB, Backend, Needs
+from stoker.core.errors import BadInput, InvalidArgs, InvalidInput
 from stoker.core.machine import DevicePreference, Requirements
 from stoker.engine.args import ArgsSchema
 from stoker.engine.code_identity import CodeIdentity
@@ -109,6 +110,51 @@ def test_a_program_gets_a_device_if_there_is_one_unless_it_says_more(
 ) -> None:
     wants = required_of_program(args)
     assert (wants.wish, wants.device_count, wants.ram_bytes) == (wish, count, 0)
+
+
+def test_a_program_may_name_the_backend_of_its_devices(office: Office) -> None:
+    words = ("gpus=2", "gpu_backend=rocm")
+    (named,) = orders(office, *words, program=("true",)).jobs
+    (default,) = orders(office, "gpus=2", program=("true",)).jobs
+    wants = named.requirements
+    assert (wants.wish, wants.backend, wants.device_count) == (DevicePreference.REQUIRE, Backend.ROCM, 2)
+    assert default.requirements.backend is Backend.CUDA
+    # Neither the id nor the arguments change: earlier workers run both.
+    assert (named.id, named.args) == (default.id, default.args)
+    assert "gpu_backend" not in default.args
+
+
+def test_a_backend_alone_requires_one_device() -> None:
+    wants = required_of_program({"gpu_backend": "oneapi"})
+    assert (wants.wish, wants.backend, wants.device_count) == (DevicePreference.REQUIRE, Backend.ONEAPI, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("gpu_backend=vulkan",), "gpu_backend: 'vulkan' is not one of cuda, rocm, metal, oneapi"),
+        (("gpu_backend=rocm", "gpus=0"), "gpus=0 requests no GPU"),
+    ],
+)
+def test_a_backend_without_devices_is_refused(office: Office, words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        orders(office, *words, program=("true",))
+    assert message in " ".join(map(str, caught.value.faults))
+
+
+def test_every_backend_that_has_devices_can_be_named() -> None:
+    assert get_args(GpuBackend) == COMPUTE_BACKENDS
+
+
+def test_a_recipe_may_need_devices_of_one_backend() -> None:
+    assert required_of_needs(Needs(gpu=1, gpu_backend="metal")).backend is Backend.METAL
+    assert required_of_needs(Needs(gpu=1)).backend is Backend.CUDA
+
+
+def test_the_backend_in_a_manifest_wins_over_that_of_a_recipe() -> None:
+    entry = JobEntry(name="x", recipe="test/sum", gpu_backend=Backend.ROCM)
+    wants = required_of_entry(entry, {"name", "recipe", "gpu_backend"}, Needs(gpu=3, gpu_backend="cuda"))
+    assert (wants.wish, wants.backend, wants.device_count) == (DevicePreference.REQUIRE, Backend.ROCM, 3)
 
 
 def test_a_recipes_needs_hold_where_nobody_says_more() -> None:

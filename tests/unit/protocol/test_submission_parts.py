@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from stoker.core.device import Backend
 from stoker.core.errors import BadInput
 from stoker.core.job import JobSpec, job_id
+from stoker.core.machine import Requirements
 from stoker.protocol import job_messages
 from stoker.protocol.codec import from_json, to_json, values_in
 from stoker.protocol.job_messages import (
@@ -111,3 +113,17 @@ def test_answers_become_one_in_the_order_of_the_submission():
     # The other one is what a new job of the second part stands for.
     assert whole.vanished == ("old/2 as 0123456789ab",)
     assert json.loads(to_json(whole))["dry_run"] is False
+
+
+def test_a_backend_is_sent_only_if_it_is_not_the_default() -> None:
+    default, rocm = Requirements(), Requirements(backend=Backend.ROCM)
+    jobs = order("a", requirements=default), order("b", requirements=rocm)
+    first, second = json.loads(to_json(Submission(key="k", jobs=jobs)))["jobs"]
+    assert ("requirements" in first, second["requirements"]) == (False, {"backend": "rocm"})
+    assert "backend" not in job_messages.JOB_BODY.dump_python(jobs[0], mode="json")["requirements"]
+    for job in jobs:
+        again = job_messages.JOB_BODY.validate_json(job_messages.JOB_BODY.dump_json(job))
+        assert again.requirements == job.requirements
+    for wrong in (b'"vulkan"', b'"webgpu"'):
+        with pytest.raises(ValueError, match=r"requirements\.backend"):
+            from_json(Submission, to_json(Submission(key="k", jobs=jobs)).replace(b'"rocm"', wrong))

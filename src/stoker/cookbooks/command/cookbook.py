@@ -7,7 +7,7 @@ is known by them, its words and its own code, like any other stage's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from stoker.authoring import (
     BadInput,
@@ -39,6 +39,7 @@ from stoker.authoring import (
 
 GIB = 1024**3
 _LONGEST_NAME = 100
+GpuBackend = Literal["cuda", "rocm", "metal", "oneapi"]
 
 
 class Output(TreeKind):
@@ -132,6 +133,9 @@ class CommandArgs:
     memory: Size = arg(Size(""), help="how much memory it needs, such as 8G; its cap is 2 GiB above", runtime=True)
     gpus: int | None = arg(None, help="how many GPUs it needs; one if there are any", ge=0, le=1024, runtime=True)
     vram: Size = arg(Size(""), help="memory it needs on each GPU, such as 6G (default: all that is free)", runtime=True)
+    gpu_backend: GpuBackend | None = arg(
+        None, help="backend of its GPUs (default: any here, cuda on the fleet); implies gpus=1", runtime=True
+    )
     shares: bool = arg(default=False, help="others may use the rest of its GPUs: it keeps within vram", runtime=True)
     ranks: int | None = arg(
         None,
@@ -161,6 +165,8 @@ def command(args: CommandArgs) -> Plan:
     vram_bytes = _read(parse_size, args.vram, "vram", faults)
     if vram_bytes and args.gpus == 0:
         faults.append(Diagnostic("vram", "it asks for no GPU to have memory on", "gpus=1, or leave vram away"))
+    if args.gpu_backend and args.gpus == 0:
+        faults.append(Diagnostic("gpu_backend", "gpus=0 requests no GPU", "gpus=1, or leave gpu_backend away"))
     if args.shares and not vram_bytes and args.gpus != 0 and not any(fault.where == "vram" for fault in faults):
         faults.append(Diagnostic("shares", "how much of a GPU may it take beside others?", "vram=6G says so"))
     silence_s = _read(_some_time, args.silence, "silence", faults)
@@ -184,12 +190,13 @@ def command(args: CommandArgs) -> Plan:
     gpus = args.gpus
     if gpus is None:
         wanted = args.ranks or 1
-        gpus = wanted if vram_bytes else min(wanted, args.machine_gpus)
+        gpus = wanted if vram_bytes or args.gpu_backend else min(wanted, args.machine_gpus)
     needs = Needs(
         cpu=args.cpus if args.cpus is not None else args.machine_cpus,
         gpu=gpus,
         memory_gib=(memory_bytes or 0) / GIB,
         vram_gib=(vram_bytes or 0) / GIB,
+        gpu_backend=args.gpu_backend or "",
         shares=args.shares and gpus > 0,
     )
     how: dict[str, Any] = {

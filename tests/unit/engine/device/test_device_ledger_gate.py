@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.core.clock import FakeClock, SystemClock
-from stoker.core.device import GIB, Device, Needs
+from stoker.core.device import GIB, Backend, Device, Needs
 from stoker.core.errors import BadInput, InternalError, StokerError
 from stoker.core.frozen import changed
 from stoker.devices.ledger.ledger import Ledger
@@ -500,3 +500,20 @@ def test_a_shared_processs_memory_is_shared_out_and_what_its_members_took_beside
     assert gate.noticed() == []
     for taken in (first, second):
         gate.give_back(taken)
+
+
+def test_a_backend_selects_among_the_devices_of_a_machine(tmp_path: Path) -> None:
+    cuda, rocm = card("GPU-1"), card("FAKE-rocm-0", backend=Backend.ROCM, index=0)
+    machine = Machine(tmp_path, cuda, rocm)
+    gate = machine.gate()
+    rocm_needs = Needs(gpu=1, gpu_backend="rocm")
+    try:
+        taken = machine.take(gate, rocm_needs)
+        assert (taken.devices, taken.variables) == ((rocm.uuid,), {"HIP_VISIBLE_DEVICES": "0"})
+        assert isinstance(machine.ask(gate, rocm_needs), DeviceWait)
+        assert machine.take(gate, Needs(gpu=1)).devices == (cuda.uuid,)
+        assert gate.never(Needs(gpu=2)) == gate.never(rocm_needs) == ""
+        assert gate.never(Needs(gpu=2, gpu_backend="rocm")) == "needs 2 rocm GPUs, this machine offers 1"
+        assert gate.never(Needs(gpu=1, gpu_backend="metal")) == "needs 1 metal GPU, this machine offers 0"
+    finally:
+        gate.close()
