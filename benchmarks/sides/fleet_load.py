@@ -42,7 +42,7 @@ from stoker.protocol.enrolment_messages import finish_proof, join_key, read_code
 GIB = 1 << 30
 ARCHIVE = b"the result of every job"
 SHA = hashlib.sha256(ARCHIVE).hexdigest()
-HEAD = "POST {path} HTTP/1.1\r\nHost: {host}\r\nX-Stoker-Protocol: 1\r\nContent-Length: {length}\r\n\r\n{body}"
+HEAD = "POST {path} HTTP/1.1\r\nHost: {host}\r\nX-Stoker-Protocol: 2\r\nContent-Length: {length}\r\n\r\n{body}"
 GRANTED = re.compile(rb'"job":"([0-9a-f]{64})","attempt":(\d+),"epoch":(\d+),"generation":(\d+)')
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 A_TIME = 5_000

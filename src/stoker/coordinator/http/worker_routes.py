@@ -236,7 +236,7 @@ class WorkerExchange:
 
     @property
     def message_event(self) -> WorkerExchange:
-        """The object that the server sets when more of the request arrived, or the client disconnected."""
+        """The object that the server sets when the client disconnected."""
         return self
 
     def begin(self) -> None:
@@ -263,20 +263,24 @@ class WorkerExchange:
         """Begin: the response to the request before was sent."""
         self.begin()
 
+    def take(self, body: bytes) -> None:
+        """Receive a part of the body."""
+        self.body += body
+        if len(self.body) > SPEECH_BYTES and self._is_begun:
+            self.fail(too_large(SPEECH_BYTES))
+
+    def complete(self) -> None:
+        """Answer: the whole body arrived."""
+        self.more_body = False
+        if self._is_begun and not self.response_complete:
+            self._act()
+
     def set(self) -> None:
-        """Process what arrived, or end because the client disconnected."""
+        """Stop: the client disconnected."""
         if self.disconnected:
             self._free()
             if self._gone is not None and not self._gone.done():
                 self._gone.set_result(None)
-        elif not self._is_begun or self.response_complete:
-            return
-        elif len(self.body) > SPEECH_BYTES:
-            self.fail(too_large(SPEECH_BYTES))
-        elif self.more_body:
-            self._connection.flow.resume_reading()
-        else:
-            self._act()
 
     def say(self, answer: Answer) -> None:
         """Answer with a message."""
