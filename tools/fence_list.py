@@ -727,7 +727,7 @@ FENCES = (
     ),
     Fence(
         "one run that took a hundred times as long changes no estimate",
-        "scheduler/ready_queue.py",
+        "scheduler/job_types.py",
         "return median(known.took_s)",
         "return known.took_s[-1]",
         ("tests/unit/scheduler/test_scheduler_durations.py",),

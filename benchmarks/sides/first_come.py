@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf, nan
 
+from stoker.scheduler.job_types import JobTypes
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.ready_queue import JobTypes
 from stoker.scheduler.simulation.workload import WorkloadBatch
 
 

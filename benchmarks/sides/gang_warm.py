@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stoker.core.errors import RankFailed
 from stoker.gang import Gang, RankConfig, this_rank
-from stoker.gang.owner import warm_here
+from stoker.gang.starters import warm_here
 
 
 def fail() -> None:

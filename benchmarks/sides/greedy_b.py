@@ -23,9 +23,9 @@ from heapq import heappop, heappush
 
 from stoker.core.device import MemoryType
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements
+from stoker.scheduler.job_types import JobTypes
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.ready_queue import JobTypes
 from stoker.scheduler.simulation.workload import WorkloadBatch
 
 CPU_FACTOR = 0.01

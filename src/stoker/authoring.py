@@ -6,13 +6,12 @@ from stoker.core.retry import RetryOn, RetryPolicy
 from stoker.core.text import parse_duration, parse_size
 from stoker.engine.arg_types import Duration, InputPath, Plain, Size
 from stoker.engine.args import arg
+from stoker.engine.kinds import JsonKind, Kind, TextKind, TreeKind, check_files, check_json
 from stoker.engine.plan import Plan, PlanBuilder, Tip, Tips
 from stoker.engine.program import Program, checked_output, fill, gang_words
 from stoker.engine.recipe import Category, Cookbook, Recipe, recipe
 from stoker.engine.stage import (
     Digests,
-    JsonKind,
-    Kind,
     Member,
     ProcessSharing,
     SharedBase,
@@ -20,10 +19,6 @@ from stoker.engine.stage import (
     SoloContext,
     Stage,
     StageContext,
-    TextKind,
-    TreeKind,
-    check_files,
-    check_json,
     stage,
 )
 

@@ -28,8 +28,7 @@ from stoker.core.errors import (
 )
 from stoker.gang import Buffer, Gang, RankConfig
 from stoker.gang.mailbox import Phase
-from stoker.gang.owner import warm_here
-from stoker.gang.starters import RankZygote
+from stoker.gang.starters import RankZygote, warm_here
 from tests.fault import gang_acts as acts
 from tests.leaks import left_open, open_files
 from tests.unit.gang import gang_functions as functions

@@ -19,7 +19,7 @@ import pytest
 
 from stoker.core.errors import ProcessLost
 from stoker.gang import Gang, RankConfig
-from stoker.gang.owner import warm_here
+from stoker.gang.starters import warm_here
 from tests.fault import gang_acts as acts
 from tests.fault.test_gang_faults import children, left_shared, shared
 from tests.unit.gang import gang_functions as functions

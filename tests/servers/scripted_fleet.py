@@ -34,8 +34,8 @@ from stoker.core.job import JobSpec, job_id
 from stoker.core.machine import Cluster, DevicePreference, Node
 from stoker.protocol.job_messages import JOB_BODY, Submission
 from stoker.protocol.lease_messages import Claim, Finish, Grant, Hello, Start
+from stoker.scheduler.job_types import rounded_s
 from stoker.scheduler.offers import NodeOffer, offer_of
-from stoker.scheduler.ready_queue import rounded_s
 from stoker.scheduler.score import CPU_SPEED
 from stoker.scheduler.simulation.simulator import Simulator
 from stoker.scheduler.simulation.workload import JobShape, WorkloadBatch, make_batch, make_nodes, make_shapes, mixes

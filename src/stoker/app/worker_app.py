@@ -308,7 +308,7 @@ def _keep_certificate(
     identity = options.identity
     if identity is None or not identity.certificate_file:
         return
-    from stoker.worker.enrolment import CertificateRenewal
+    from stoker.worker.certificate_renewal import CertificateRenewal
 
     line = _open_line(house, options, opened)
     renewing = CertificateRenewal(

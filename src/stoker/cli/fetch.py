@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from stoker.cli.context import CommandContext
-from stoker.cli.dispatch import report
-from stoker.cli.fetch_session import DEFAULT_JOBS, EXIT_CODES, SHARED_OPTIONS, FetchSession, hinted, session, sha256
+from stoker.cli.fetch_session import (
+    DEFAULT_JOBS,
+    EXIT_CODES,
+    SHARED_OPTIONS,
+    FetchCommandResult,
+    FetchSession,
+    fetch_with,
+    session,
+    sha256,
+)
 from stoker.cli.grammar import Grammar, Option, Positional, whole
-from stoker.core.errors import AuthRefused, BadInput, Cancelled, NotOnServer, StokerError, Terminated, Usage
+from stoker.core.errors import AuthRefused, BadInput, NotOnServer, Usage
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size
 from stoker.host.folders import name_fault
@@ -150,89 +158,6 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
 
 def _spelt(key: str) -> str:
     return {"target": "TARGET", "files": "FILE"}.get(key, f"--{key.replace('_', '-')}")
-
-
-# The result of a download: where the files are, which are missing and why, and the exit code.
-
-_KEPT = "downloaded data is kept"
-_SAME = "the same command"
-
-
-@frozen
-class FetchCommandResult:
-    """All requested files, and the folder to show."""
-
-    files: Sequence[DownloadOutcome]
-    folder: str = ""
-    last_line: str = ""
-    """The last line, if it is not the place of the files."""
-
-
-def fetch_with(
-    call: CommandContext, given: dict[str, Any], about: str, work: Callable[[FetchSession], FetchCommandResult]
-) -> int:
-    """Let `work` download within a session; print the result and return the exit code."""
-    haul, error = try_fetching(call, given, about, work)
-    if error is not None:
-        return report(error, call.out, debug=call.flags.debug, is_in_stream=True)
-    call.out.line(haul.last_line or _where(haul, is_short=call.out.is_quiet))
-    return 0
-
-
-def try_fetching(
-    call: CommandContext,
-    given: dict[str, Any],
-    about: str,
-    work: Callable[[FetchSession], FetchCommandResult],
-    *,
-    shows_present: bool = True,
-) -> tuple[FetchCommandResult, StokerError | None]:
-    """Let `work` download within a session and print each file; return the files, and failures as one error.
-
-    Without `shows_present`, files that were already present are not printed.
-    """
-    call.parts.receipts.make()
-    haul = FetchCommandResult(files=())
-    error: StokerError | None = None
-    with session(call, given, memo=call.parts.store.memo, shows_present=shows_present) as one:
-        try:
-            haul = one.run(work)
-        except StokerError as failure:
-            error = failure
-            haul = FetchCommandResult(files=(DownloadOutcome(label=about, error=failure),))
-        failed = [(got.label, hinted(got.error)) for got in haul.files if got.error is not None]
-        if not call.out.is_json:
-            # The last line reports one file or an interruption; a stream of JSON has no last line.
-            failed = [
-                texts for texts in failed if len(haul.files) > 1 and not isinstance(texts[1], Cancelled | Terminated)
-            ]
-        one.show_failures(failed)
-    return haul, error or first_failure(haul.files)
-
-
-def first_failure(files: Sequence[DownloadOutcome]) -> StokerError | None:
-    """Return the failures as one error: an interruption first, else the first in the order of files."""
-    failed = [got.error for got in files if got.error is not None]
-    if not failed:
-        return None
-    first = next((one for one in failed if isinstance(one, Cancelled | Terminated)), failed[0])
-    if len(files) == 1 or isinstance(first, Cancelled | Terminated):
-        return first
-    texts = type(first)(f"{len(failed)} of {len(files)} files failed: {first}", hint=first.hint, **first.data)
-    has_come = any(got.fetched is not None for got in files) or any(one.data.get("kept_bytes") for one in failed)
-    if has_come and not first.data.get("kept_bytes"):
-        texts.add_hint(_KEPT if _SAME in texts.hint else f"{_KEPT}: {_SAME} resumes")
-    return texts
-
-
-def _where(haul: FetchCommandResult, *, is_short: bool) -> str:
-    there = [got.fetched for got in haul.files if got.fetched is not None]
-    if len(there) == 1:
-        return there[0].path
-    folder = haul.folder or os.path.commonpath([os.path.dirname(one.path) for one in there])
-    if is_short:
-        return folder
-    return f"{len(there):,} files, {format_size(sum(one.size_bytes for one in there))} in {folder}"
 
 
 # --dry-run: for each file whether it is present, what would be downloaded, and whether it fits on the disk.

@@ -14,13 +14,15 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from stoker.cli.context import CliOutput, CommandContext
+from stoker.cli.dispatch import report
 from stoker.cli.grammar import Option, duration, whole
 from stoker.cli.interrupts import Interruptions
 from stoker.cli.screens import Screen, open_screen
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
-from stoker.core.errors import Cancelled, NetworkFailed, RateLimited, StokerError
+from stoker.core.errors import Cancelled, NetworkFailed, RateLimited, StokerError, Terminated
 from stoker.core.events import Event, Kinds, event_line
+from stoker.core.frozen import frozen
 from stoker.core.job import attempt_id
 from stoker.core.text import format_size, outside
 from stoker.host.http.addresses import joined, shown
@@ -30,6 +32,7 @@ from stoker.store.memo import Memo
 from stoker.transfer.download.download_events import failure_of
 from stoker.transfer.download.receipts import receipt_of
 from stoker.transfer.download.types import (
+    DownloadOutcome,
     DownloadRequest,
     DownloadStop,
     DownloadTimeouts,
@@ -449,3 +452,86 @@ def _cut(name: str, width: int) -> str:
 
 
 _BEGIN = frozenset({Kinds.DOWNLOAD_START, Kinds.DOWNLOAD_RETRY, Kinds.DOWNLOAD_WAITING})
+
+
+# The result of a download: where the files are, which are missing and why, and the exit code.
+
+_KEPT = "downloaded data is kept"
+_SAME = "the same command"
+
+
+@frozen
+class FetchCommandResult:
+    """All requested files, and the folder to show."""
+
+    files: Sequence[DownloadOutcome]
+    folder: str = ""
+    last_line: str = ""
+    """The last line, if it is not the place of the files."""
+
+
+def fetch_with(
+    call: CommandContext, given: dict[str, Any], about: str, work: Callable[[FetchSession], FetchCommandResult]
+) -> int:
+    """Let `work` download within a session; print the result and return the exit code."""
+    haul, error = try_fetching(call, given, about, work)
+    if error is not None:
+        return report(error, call.out, debug=call.flags.debug, is_in_stream=True)
+    call.out.line(haul.last_line or _where(haul, is_short=call.out.is_quiet))
+    return 0
+
+
+def try_fetching(
+    call: CommandContext,
+    given: dict[str, Any],
+    about: str,
+    work: Callable[[FetchSession], FetchCommandResult],
+    *,
+    shows_present: bool = True,
+) -> tuple[FetchCommandResult, StokerError | None]:
+    """Let `work` download within a session and print each file; return the files, and failures as one error.
+
+    Without `shows_present`, files that were already present are not printed.
+    """
+    call.parts.receipts.make()
+    haul = FetchCommandResult(files=())
+    error: StokerError | None = None
+    with session(call, given, memo=call.parts.store.memo, shows_present=shows_present) as one:
+        try:
+            haul = one.run(work)
+        except StokerError as failure:
+            error = failure
+            haul = FetchCommandResult(files=(DownloadOutcome(label=about, error=failure),))
+        failed = [(got.label, hinted(got.error)) for got in haul.files if got.error is not None]
+        if not call.out.is_json:
+            # The last line reports one file or an interruption; a stream of JSON has no last line.
+            failed = [
+                texts for texts in failed if len(haul.files) > 1 and not isinstance(texts[1], Cancelled | Terminated)
+            ]
+        one.show_failures(failed)
+    return haul, error or first_failure(haul.files)
+
+
+def first_failure(files: Sequence[DownloadOutcome]) -> StokerError | None:
+    """Return the failures as one error: an interruption first, else the first in the order of files."""
+    failed = [got.error for got in files if got.error is not None]
+    if not failed:
+        return None
+    first = next((one for one in failed if isinstance(one, Cancelled | Terminated)), failed[0])
+    if len(files) == 1 or isinstance(first, Cancelled | Terminated):
+        return first
+    texts = type(first)(f"{len(failed)} of {len(files)} files failed: {first}", hint=first.hint, **first.data)
+    has_come = any(got.fetched is not None for got in files) or any(one.data.get("kept_bytes") for one in failed)
+    if has_come and not first.data.get("kept_bytes"):
+        texts.add_hint(_KEPT if _SAME in texts.hint else f"{_KEPT}: {_SAME} resumes")
+    return texts
+
+
+def _where(haul: FetchCommandResult, *, is_short: bool) -> str:
+    there = [got.fetched for got in haul.files if got.fetched is not None]
+    if len(there) == 1:
+        return there[0].path
+    folder = haul.folder or os.path.commonpath([os.path.dirname(one.path) for one in there])
+    if is_short:
+        return folder
+    return f"{len(there):,} files, {format_size(sum(one.size_bytes for one in there))} in {folder}"

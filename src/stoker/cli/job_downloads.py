@@ -8,8 +8,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stoker.cli.context import CommandContext
-from stoker.cli.fetch import FetchCommandResult, try_fetching
-from stoker.cli.fetch_session import DEFAULT_JOBS, FetchSession, hinted_for_job, session
+from stoker.cli.fetch_session import (
+    DEFAULT_JOBS,
+    FetchCommandResult,
+    FetchSession,
+    hinted_for_job,
+    session,
+    try_fetching,
+)
 from stoker.core.errors import BadInput, Cancelled, InvalidInput, MissingRepoFiles, StokerError, Terminated
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size

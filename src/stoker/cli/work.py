@@ -238,6 +238,6 @@ def _has_ended(call: CommandContext, found: CoordinatorEndpoint) -> bool:
     """Return True if this machine's certificate has expired."""
     if found.identity is None or not found.identity.certificate_file:
         return False
-    from stoker.worker.enrolment import read_term
+    from stoker.worker.certificate_renewal import read_term
 
     return read_term(found.identity.certificate_file).ends_s <= call.parts.clock.wall_s()

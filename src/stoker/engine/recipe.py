@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from stoker.core.errors import BadCookbook
 from stoker.core.frozen import fresh, frozen
 from stoker.engine.args import ArgsSchema
+from stoker.engine.kinds import Kind
 from stoker.engine.plan import Plan
-from stoker.engine.stage import Kind, Shares, Stage
+from stoker.engine.stage import Shares, Stage
 
 if TYPE_CHECKING:
     from stoker.devices.admission import MachineMemory

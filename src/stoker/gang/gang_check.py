@@ -16,9 +16,10 @@ from stoker.core.device import Device
 from stoker.core.errors import Cancelled, ProcessLost, StokerError, WorkFailed
 from stoker.core.frozen import fresh, frozen
 from stoker.gang.mailbox import Phase
-from stoker.gang.owner import Gang, warm_here
+from stoker.gang.owner import Gang
 from stoker.gang.rank_config import Buffer, RankConfig
 from stoker.gang.rank_processes import START_S
+from stoker.gang.starters import warm_here
 
 RANKS = 2
 """Default number of ranks, if there are not more devices."""

@@ -10,10 +10,8 @@ call breaks the gang the same way. One thread uses a gang; any thread may `cance
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
-import struct
 import sys
 import threading
 import time
@@ -56,9 +54,9 @@ from stoker.gang.rank_processes import (
     stop,
     wait_for,
 )
-from stoker.gang.rendezvous_link import RendezvousLink, cause_of
+from stoker.gang.rendezvous_link import RendezvousLink, cause_of, variables_for
 from stoker.gang.rendezvous_types import CLOSED, UP, HostPart, Rendezvous, has_passed
-from stoker.gang.starters import RANK_ENTRY, RankZygote, Starter
+from stoker.gang.starters import RANK_ENTRY, RankZygote, Starter, warm_here
 from stoker.host.command_runner import SubprocessRunner
 from stoker.host.install import pip_install
 from stoker.host.processes import GRACE_S
@@ -272,31 +270,6 @@ class InlineGang:
             traceback=lambda rank: self._pages.traceback(rank, look.page),
             crash=self._pages.crash,
         )
-
-
-# The zygote that this process keeps for all its gangs, so that the second one is up in milliseconds.
-
-_lock = threading.Lock()
-_kept: dict[int, RankZygote] = {}
-
-
-def warm_here() -> RankZygote:
-    """Return it; it is started when the first gang needs it, and closed when this process ends."""
-    with _lock:
-        pid = os.getpid()
-        if pid not in _kept:
-            # In a forked copy of this process the other one's is not ours to use, nor to close.
-            _kept.clear()
-            # The code is that of this process; ranks get its variables when they start.
-            environment = dict(os.environ)  # noqa: TID251 - see above
-            _kept[pid] = RankZygote(env=environment, cwd=os.getcwd(), sys_path=sys.path)
-            atexit.register(_close, pid)
-        return _kept[pid]
-
-
-def _close(pid: int) -> None:
-    if pid == os.getpid() and pid in _kept:
-        _kept.pop(pid).close()
 
 
 MODES = ("auto", "zygote", "exec", "inline")
@@ -559,11 +532,8 @@ def _memory_bytes() -> int | None:
     return None
 
 
-# The GPUs of this machine under the numbers that a rank's process has for them, found without touching one.
-
-
 def cuda_here(environment: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return them; the place in the answer is the number. Asks the driver in a throwaway child."""
+    """Return this machine's GPUs in the order in which ranks number them. Queries the driver in a child process."""
     found = devices_here(environment, ask=lambda: SubprocessRunner(environment))
     return as_numbered(found, environment.get("CUDA_VISIBLE_DEVICES"))
 
@@ -589,33 +559,3 @@ def as_numbered(devices: Sequence[Device], visible: str | None) -> tuple[Device,
 
 def _is_meant(device: Device, word: str) -> bool:
     return str(device.index) == word or (len(word) > len("GPU-") and device.uuid.startswith(word))
-
-
-# Which network interface has an address: gloo and NCCL take its name.
-
-
-_SIOCGIFADDR = 0x8915
-_NAME_BYTES = 16
-
-
-def variables_for(address: str) -> dict[str, str]:
-    """Return the variables by which gloo and NCCL find the way to other hosts; none if it is not known (IPv6)."""
-    name = interface_of(address)
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
-
-
-def interface_of(address: str) -> str:
-    """Return the name of the interface with this IPv4 address; empty if there is none, or not on Linux."""
-    if sys.platform != "linux":
-        return ""
-    from fcntl import ioctl  # noqa: PLC0415 - not everywhere
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                request = struct.pack("256s", name.encode()[: _NAME_BYTES - 1])
-                found = ioctl(asks.fileno(), _SIOCGIFADDR, request)
-                # An address family, a port, then the address itself.
-                if socket.inet_ntoa(found[20:24]) == address:
-                    return name
-    return ""

@@ -6,6 +6,8 @@ While its ranks are waited for, every look at them passes here: what the other h
 from __future__ import annotations
 
 import socket
+import struct
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -147,3 +149,30 @@ def _failures(looks: Sequence[RankSnapshot], first_rank: int) -> list[dict[str, 
         for look in looks
         if look.page.state is RankState.ERROR
     ]
+
+
+_SIOCGIFADDR = 0x8915
+_NAME_BYTES = 16
+
+
+def variables_for(address: str) -> dict[str, str]:
+    """Return the variables by which gloo and NCCL find the way to other hosts; none if it is not known (IPv6)."""
+    name = interface_of(address)
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface with this IPv4 address; empty if there is none, or not on Linux."""
+    if sys.platform != "linux":
+        return ""
+    from fcntl import ioctl  # noqa: PLC0415 - not everywhere
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                request = struct.pack("256s", name.encode()[: _NAME_BYTES - 1])
+                found = ioctl(asks.fileno(), _SIOCGIFADDR, request)
+                # An address family, a port, then the address itself.
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return ""

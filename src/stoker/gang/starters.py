@@ -8,6 +8,7 @@ documentation says (untested), on Windows not.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -400,3 +401,26 @@ def run_exec_rank(order_fd: int) -> None:
     order = jsontext.loads(os.pread(order_fd, size, 0))
     os.close(order_fd)
     entry_point(order["entry"])(order["request"])
+
+
+_lock = threading.Lock()
+_kept: dict[int, RankZygote] = {}
+
+
+def warm_here() -> RankZygote:
+    """Return the zygote for all gangs of this process; started for the first gang, closed when this process exits."""
+    with _lock:
+        pid = os.getpid()
+        if pid not in _kept:
+            # In a forked copy of this process the other one's is not ours to use, nor to close.
+            _kept.clear()
+            # The code is that of this process; ranks get its variables when they start.
+            environment = dict(os.environ)  # noqa: TID251 - see above
+            _kept[pid] = RankZygote(env=environment, cwd=os.getcwd(), sys_path=sys.path)
+            atexit.register(_close, pid)
+        return _kept[pid]
+
+
+def _close(pid: int) -> None:
+    if pid == os.getpid() and pid in _kept:
+        _kept.pop(pid).close()

@@ -12,10 +12,11 @@ from collections import deque
 from heapq import heappop, heappush
 
 from stoker.scheduler.fit import is_wished
+from stoker.scheduler.job_types import JobType, JobTypes
 from stoker.scheduler.leases import OutstandingWork
 from stoker.scheduler.machine_index import MachineIndex, MatchableMachine
 from stoker.scheduler.node_tables import NodeTable, NodeTables, preference
-from stoker.scheduler.ready_queue import JobType, JobTypes, ReadyQueue
+from stoker.scheduler.ready_queue import ReadyQueue
 
 ANSWER_S = 5.0
 """A machine that was called and has not claimed by then is ignored until its next claim."""

@@ -18,14 +18,13 @@ from stoker.scheduler.fit import (
     PlacementShape,
     choose,
     cores_left,
-    idle,
     is_resident,
     policy_block,
     ram_left,
     room_bytes,
     shares,
 )
-from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing
+from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing, idle
 from stoker.scheduler.reasons import why_unable
 
 _MOST_NAMED = 3

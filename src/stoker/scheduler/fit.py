@@ -124,57 +124,8 @@ def names_of(wanted: SchedulableJob) -> frozenset[str]:
     return frozenset(names - {""})
 
 
-@frozen
-class NodeType:
-    """Nodes that differ in nothing but their names, idle."""
-
-    name: str
-    """Their devices, or their cores: see `name_of`."""
-    offer: NodeOffer
-    """One of them, with no jobs on it."""
-    count: int
-
-
-def idle(offer: NodeOffer) -> NodeOffer:
-    """Return a node without our jobs."""
-    return changed(
-        offer,
-        devices=tuple(changed(device, is_held=False, jobs=0, promised_bytes=0, bases=()) for device in offer.devices),
-        jobs=0,
-        cpu_jobs=0,
-        ram_held_bytes=0,
-        processes=(),
-        cores_held=0,
-    )
-
-
-def name_of(offer: NodeOffer) -> str:
-    """Return what a node is: `8 × A100 80 GiB, shared`, `CPU 16 cores`."""
-    if not offer.devices:
-        return "CPU" if offer.cores is None else f"CPU {offer.cores} cores"
-    parts: dict[str, int] = {}
-    for device in offer.devices:
-        text = f"{device.type} {device.total_bytes / 1024**3:.0f} GiB"
-        parts[text] = parts.get(text, 0) + 1
-    joined = " + ".join(f"{count} × {text}" if count > 1 else text for text, count in parts.items())
-    is_shared = any(device.sharing is Sharing.ALWAYS for device in offer.devices)
-    return f"{joined}, shared" if is_shared else joined
-
-
 def _is_advised_against(cost: CostRule, asked: Requirements) -> bool:
     return asked.wish is DevicePreference.PREFER and cost.advise(asked.transfer_mb, asked.mflop).is_against
-
-
-def likeness(offer: NodeOffer) -> object:
-    """Return what nodes of one type have in common."""
-    devices = tuple(_device_likeness(device) for device in offer.devices)
-    lists = (offer.allow_jobs, offer.deny_jobs, offer.priority, offer.closed)
-    return devices, offer.slots, offer.is_slot_per_device, offer.ram_bytes, offer.cores, lists
-
-
-def _device_likeness(device: DeviceOffer) -> object:
-    memory = (device.memory_type, device.total_bytes, device.free_bytes)
-    return device.type, device.backend, memory, device.sharing, device.slots, device.closed
 
 
 class SharingLike(Protocol):

@@ -21,8 +21,9 @@ from stoker.core.errors import InternalError
 from stoker.core.frozen import fresh, frozen
 from stoker.core.machine import ANY_USER, UserPolicy
 from stoker.scheduler.fit import Placement, PlacementShape
+from stoker.scheduler.job_types import JobType, JobTypes
 from stoker.scheduler.machine_index import LeaseAllocation, MachineIndex, MachineLease
-from stoker.scheduler.ready_queue import JobType, JobTypes, ReadyHead, ReadyQueue, UserQueue
+from stoker.scheduler.ready_queue import ReadyHead, ReadyQueue, UserQueue
 
 HALF_LIFE_S = 24 * 3600.0
 _RATE = log(2) / HALF_LIFE_S

@@ -15,11 +15,11 @@ from stoker.core.device import GIB, MIB
 from stoker.core.errors import InternalError
 from stoker.core.frozen import changed
 from stoker.protocol.lease_messages import WorkerMeasurements
-from stoker.scheduler.fit import NodeUsage, Placement, PlacementShape, idle, likeness
+from stoker.scheduler.fit import NodeUsage, Placement, PlacementShape
+from stoker.scheduler.job_types import JobType, JobTypes
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.node_tables import NodeTable, NodeTables
-from stoker.scheduler.offers import MeasuredNode, NodeOffer, Sharing
-from stoker.scheduler.ready_queue import JobType, JobTypes
+from stoker.scheduler.offers import MeasuredNode, NodeOffer, Sharing, idle, likeness
 
 _RAM_STEP_BYTES = 64 * MIB
 """RAM that other programs hold changes by less all the time."""

@@ -30,13 +30,12 @@ from stoker.scheduler.fit import (
     Placement,
     PlacementShape,
     choose,
-    idle,
     is_wished,
     shape_of,
     slices_left,
 )
 from stoker.scheduler.layout import CellLayout, NodeCells
-from stoker.scheduler.offers import MeasuredNode, NodeOffer
+from stoker.scheduler.offers import MeasuredNode, NodeOffer, idle
 from stoker.scheduler.pools import (
     AlonePool,
     CpuPool,

@@ -12,9 +12,9 @@ from math import inf
 from operator import or_
 
 from stoker.scheduler.fit import PlacementShape, is_wished, shares
+from stoker.scheduler.job_types import UNKNOWN_S, JobType, JobTypes
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.prices import RESOURCES, Pricer, Prices, RunOption, run_options
-from stoker.scheduler.ready_queue import UNKNOWN_S, JobType, JobTypes
 from stoker.scheduler.score import CPU_SPEED
 
 LONG = 0.7

@@ -10,11 +10,12 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from stoker.scheduler.calls import ROUNDING_S
+from stoker.scheduler.job_types import JobType, JobTypes
 from stoker.scheduler.leases import BackfillHold, HoldReason, OutstandingWork, Pick, Shares, StartableJob, StartReason
 from stoker.scheduler.machine_index import MachineIndex, MatchableMachine
 from stoker.scheduler.node_tables import LONG, SLACK, NodeTable, NodeTables, preference
 from stoker.scheduler.prices import RunOption
-from stoker.scheduler.ready_queue import JobType, JobTypes, ReadyQueue, UserQueue, places, type_of
+from stoker.scheduler.ready_queue import ReadyQueue, UserQueue, places, type_of
 from stoker.scheduler.reasons import first_block
 from stoker.scheduler.reservations import BackfillHolds
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from stoker.core.frozen import changed
 from stoker.scheduler.fit import NodeUsage, Placement, PlacementShape, choose, device_block, slots_left
+from stoker.scheduler.job_types import JobType, JobTypes
 from stoker.scheduler.leases import BackfillHold, OutstandingWork, Pick, Shares, StartableJob, StartReason
 from stoker.scheduler.machine_index import MachineIndex, MatchableMachine
 from stoker.scheduler.node_tables import LONG, NodeTable
-from stoker.scheduler.ready_queue import NONE_READY, JobType, JobTypes, ReadyQueue, UserQueue, places, type_of
+from stoker.scheduler.ready_queue import NONE_READY, ReadyQueue, UserQueue, places, type_of
 
 PASSES = 8
 """A job is passed by one of so many that are ready, at the most."""

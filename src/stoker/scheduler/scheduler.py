@@ -38,6 +38,7 @@ from stoker.core.errors import InternalError
 from stoker.core.machine import DevicePreference, SchedulableJob, UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.calls import WaitingMachines
+from stoker.scheduler.job_types import Durations, JobType, JobTypes
 from stoker.scheduler.leases import (
     HoldDecision,
     HoldReason,
@@ -53,7 +54,7 @@ from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.node_tables import NodeTables
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.policy import NextJobPicker
-from stoker.scheduler.ready_queue import Durations, JobClass, JobType, JobTypes, Nth, ReadyHead, ReadyQueue, UserQueue
+from stoker.scheduler.ready_queue import JobClass, Nth, ReadyHead, ReadyQueue, UserQueue
 
 SET_BACK_S = 1.0
 """A clock that goes back by more than this was set back; by less, times differ by that much."""

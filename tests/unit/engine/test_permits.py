@@ -6,7 +6,7 @@ from stoker.authoring import Stage, StageContext, stage
 from stoker.core.device import GIB, Capacity, Needs, Resource
 from stoker.core.digests import Digest
 from stoker.engine.action import Action, StageFacts
-from stoker.engine.execution.stage_attempts import NodeQueue, QueuedNode
+from stoker.engine.execution.schedule import NodeQueue, QueuedNode
 from stoker.engine.permits import PermitGrant, Permits, Shortage
 from stoker.engine.plan import PlanNode
 from stoker.engine.result_cache import Execute

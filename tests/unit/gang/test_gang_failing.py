@@ -17,7 +17,7 @@ import pytest
 from stoker.core.errors import Cancelled, GangClosed, RankFailed, RankTimeout
 from stoker.gang import Buffer, Gang, RankConfig
 from stoker.gang.mailbox import Phase
-from stoker.gang.owner import warm_here
+from stoker.gang.starters import warm_here
 from tests.leaks import left_open, open_files
 from tests.unit.gang import gang_functions as functions
 from tests.unit.host.real_processes import is_running, wait_until

@@ -10,7 +10,7 @@ from stoker.core.device import Backend, Device, TriState, TriStateAnswer
 from stoker.core.errors import MissingExtra, RankTimeout, WorkFailed
 from stoker.gang import gang_check, owner
 from stoker.gang.gang_check import COLLECTIVE, GangSelfTest, check_sums, choose, rehearse
-from stoker.gang.owner import warm_here
+from stoker.gang.starters import warm_here
 from tests.unit.gang import gang_functions as functions
 
 PHASES = ["FORKED", "DEVICE", "STORE", "COMM", "WINDOW", "STAGING"]

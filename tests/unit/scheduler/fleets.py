@@ -7,8 +7,7 @@ from typing import Any
 
 from stoker.core.device import GIB, MIB, MemoryType
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
-from stoker.scheduler.fit import NodeType, idle, likeness, name_of
-from stoker.scheduler.offers import DeviceOffer, NodeOffer, offer_of
+from stoker.scheduler.offers import DeviceOffer, NodeOffer, NodeType, idle, likeness, name_of, offer_of
 
 DESKTOP = Node(
     name="desktop", host="localhost", max_adapters=3, gpus=(Gpu(uuid="GPU-4090", type="rtx-4090", vram_mb=24564),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.scheduler.ready_queue import ENOUGH, Durations
+from stoker.scheduler.job_types import ENOUGH, Durations
 
 
 def test_nothing_is_known_of_a_class_without_estimate_or_runs() -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from stoker.core.device import GIB, MemoryType
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
-from stoker.scheduler.fit import NodeType, PlacementShape, name_of, shape_of
+from stoker.scheduler.fit import PlacementShape, shape_of
 from stoker.scheduler.machine_index import MatchableMachine
-from stoker.scheduler.offers import offer_of
+from stoker.scheduler.offers import NodeType, name_of, offer_of
 from stoker.scheduler.prices import Prices, RunOption, find_prices, run_options
 from stoker.scheduler.scheduler import Scheduler
 from tests.unit.scheduler.fleets import node_types_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 from stoker.core.machine import Requirements, SchedulableJob
+from stoker.scheduler.job_types import JobTypes, rounded_s
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.node_tables import AmountSteps, NodeTable
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.ready_queue import JobTypes, rounded_s
 
 AMOUNTS = [(5.0, 0), (1.0, 3), (5.0, 1), (9.0, 2), (-2.0, 7)]
 STEPS = AmountSteps(AMOUNTS)

@@ -5,7 +5,7 @@ import pytest
 from stoker.core.digests import Digest
 from stoker.core.frozen import changed
 from stoker.transfer.download.partial import Sidecar, strong_etag
-from stoker.transfer.download.response_rules import (
+from stoker.transfer.download.resumption import (
     RangeRequest,
     ResumeAction,
     ask_for,

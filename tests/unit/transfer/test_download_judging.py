@@ -10,7 +10,6 @@ from stoker.transfer.download.response_rules import (
     DownloadRestart,
     ExpectedContent,
     FatalResponse,
-    RangeRequest,
     RangeResponse,
     RetryableResponse,
     UnconditionalRetry,
@@ -18,6 +17,7 @@ from stoker.transfer.download.response_rules import (
     judge,
     length_of,
 )
+from stoker.transfer.download.resumption import RangeRequest
 
 URL = "https://host/file?signature=secret"
 WHOLE = RangeRequest()

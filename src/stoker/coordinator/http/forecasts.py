@@ -16,8 +16,8 @@ from stoker.core.frozen import changed
 from stoker.core.job import JobSpec
 from stoker.core.machine import environment_word
 from stoker.scheduler.fit import PlacementShape, shape_of
+from stoker.scheduler.job_types import STATED, rounded_s
 from stoker.scheduler.leases import StartReason
-from stoker.scheduler.ready_queue import STATED, rounded_s
 from stoker.scheduler.snapshot import MOST_NUMBERED, ClassRecord, MachineRecord, ReadyRecord, Snapshot, runs_of
 
 Level = tuple[int, int]

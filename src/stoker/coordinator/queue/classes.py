@@ -37,7 +37,7 @@ from stoker.core.text import point_name
 from stoker.protocol.environment_messages import environment_digest
 from stoker.protocol.job_messages import HostPolicy
 from stoker.protocol.lease_messages import Hello, Welcome
-from stoker.scheduler.ready_queue import rounded_s
+from stoker.scheduler.job_types import rounded_s
 
 _PROGRAM = "command"
 

@@ -17,15 +17,8 @@ from stoker.core.frozen import changeable, changed, frozen
 from stoker.devices.admission import Admission, AdmissionDelay, AdmissionRefusal
 from stoker.engine.action import share_key_of, shared_process_key
 from stoker.engine.device_gate import AttemptDevices, DeviceGate, DeviceWait, NoDevices
-from stoker.engine.execution.stage_attempts import (
-    EDITED_CODE,
-    READ_FIRST,
-    AttemptReport,
-    Attempts,
-    InFlightAttempt,
-    NodeQueue,
-    QueuedNode,
-)
+from stoker.engine.execution.schedule import NodeQueue, QueuedNode
+from stoker.engine.execution.stage_attempts import EDITED_CODE, READ_FIRST, AttemptReport, Attempts, InFlightAttempt
 from stoker.engine.journal import StatusWriter
 from stoker.engine.key_leases import KeyHeld
 from stoker.engine.permits import MemoryGate, PermitGrant, Permits, Shortage, hint_of_less

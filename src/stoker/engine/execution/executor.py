@@ -31,14 +31,13 @@ from stoker.engine.execution.dispatch import (
     DeferredNodes,
     NodeLauncher,
 )
-from stoker.engine.execution.schedule import ENDED, NodeState, PlanProgress, Schedule
+from stoker.engine.execution.schedule import ENDED, NodeState, PlanProgress, QueuedNode, Schedule
 from stoker.engine.execution.stage_attempts import (
     EDITED_CODE,
     AttemptReport,
     Attempts,
     InFlightAttempt,
     InFlightAttempts,
-    QueuedNode,
 )
 from stoker.engine.journal import StatusWriter
 from stoker.engine.plan import Plan

@@ -15,9 +15,10 @@ import heapq
 from collections.abc import Callable, Iterable
 from enum import Enum
 
+from stoker.core.device import Needs
 from stoker.core.frozen import changeable, fresh
 from stoker.engine.plan import MAX_NODES_ADDED, Plan, PlanNode
-from stoker.engine.result_cache import NodeProduct
+from stoker.engine.result_cache import Execute, NodeProduct
 from stoker.engine.types import NodeEnding, NodeResult
 from stoker.store.records import Record
 
@@ -278,3 +279,87 @@ class PlanProgress:
         if instances is not None:
             return self.results[instances[position]].products
         return self.results[producer].products[position : position + 1]
+
+
+_MOST_QUEUED = 256
+_MOST_REFUSALS = 32
+
+
+@changeable
+class QueuedNode:
+    """A node without a stored result, that waits for permits, memory or devices."""
+
+    name: str
+    node: PlanNode
+    execute: Execute
+    inputs: dict[str, tuple[NodeProduct, ...]]
+    rank: tuple[int, ...]
+    """Its place in the plan, which no other node has."""
+    needs: Needs
+    """What it holds while it runs, with its share key."""
+    refusals: int = 0
+    waits_for: str = ""
+    """The last reported reason of its wait for devices."""
+
+    def __lt__(self, other: QueuedNode) -> bool:
+        return self.rank < other.rank
+
+    def is_first_refusal(self) -> bool:
+        """Count a refusal; return True if it is the first."""
+        self.refusals += 1
+        return self.refusals == 1
+
+    @property
+    def has_waited_enough(self) -> bool:
+        return self.refusals > _MOST_REFUSALS
+
+
+class NodeQueue:
+    """Waiting nodes by their needs, in the order of the plan.
+
+    Nodes with equal needs are interchangeable, so only the first of each group is tried: a hundred thousand waiting
+    nodes cost as much as a handful. A node that was passed over often enough holds back those behind it.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[Needs, list[QueuedNode]] = {}
+        self._count = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True if more nodes would only cost memory."""
+        return self._count >= _MOST_QUEUED
+
+    def enter(self, waiting: QueuedNode) -> None:
+        """Add a node."""
+        self._count += 1
+        heapq.heappush(self._groups.setdefault(waiting.needs, []), waiting)
+
+    def first_of_each(self) -> list[QueuedNode]:
+        """Return the first node of each group, in the order of the plan."""
+        return sorted(group[0] for group in self._groups.values() if group)
+
+    def leave(self, waiting: QueuedNode) -> None:
+        """Remove the first node of its group."""
+        heapq.heappop(self._groups[waiting.needs])
+        self._count -= 1
+
+    def drop(self, names: set[str]) -> list[QueuedNode]:
+        """Remove nodes that will never run, and return them."""
+        dropped = []
+        for needs, group in self._groups.items():
+            gone = [waiting for waiting in group if waiting.name in names]
+            if gone:
+                kept = [waiting for waiting in group if waiting.name not in names]
+                heapq.heapify(kept)
+                self._groups[needs] = kept
+                self._count -= len(gone)
+                dropped += gone
+        return dropped
+
+    def empty(self) -> list[str]:
+        """Remove all nodes and return their names."""
+        names = [waiting.name for group in self._groups.values() for waiting in group]
+        self._groups.clear()
+        self._count = 0
+        return names

@@ -8,7 +8,6 @@ of 1.2 ms). One that takes longer continues beside the loop.
 
 from __future__ import annotations
 
-import heapq
 import os
 import queue
 import threading
@@ -17,7 +16,6 @@ from contextlib import suppress
 from typing import Any
 
 from stoker.core.clock import Clock
-from stoker.core.device import Needs
 from stoker.core.errors import Cancelled, InvalidInput, ProcessLost, StokerError
 from stoker.core.events import Event, Kinds
 from stoker.core.frozen import changeable, fresh, frozen
@@ -25,6 +23,7 @@ from stoker.core.retry import FailureCause
 from stoker.core.text import some_of
 from stoker.engine.action import shared_process_key
 from stoker.engine.device_gate import NOTHING_TAKEN, AttemptDevices, DeviceNotice
+from stoker.engine.execution.schedule import QueuedNode
 from stoker.engine.journal import StatusWriter
 from stoker.engine.metrics.attempt_metrics import EarlierCurves, Reports
 from stoker.engine.permits import MemoryGate, PermitGrant
@@ -48,91 +47,6 @@ from stoker.host.import_watch import ModuleSource
 from stoker.host.writers import LogFile
 from stoker.store.tree_views import changed_inputs, open_view
 from stoker.store.trees import ReadingStopped, heeding
-
-# Nodes that miss and wait for room, in the order of the plan.
-#
-# Nodes with equal needs are interchangeable, so only the first of each group is ever tried: a hundred thousand waiting
-# nodes cost as much as a handful. A node that was passed over often enough holds back those behind it.
-
-_ROOM = 256
-_PATIENCE = 32
-
-
-@changeable
-class QueuedNode:
-    """A node that would run now if there were room."""
-
-    name: str
-    node: PlanNode
-    execute: Execute
-    inputs: dict[str, tuple[NodeProduct, ...]]
-    rank: tuple[int, ...]
-    """Its place in the plan, which no other node has."""
-    needs: Needs
-    """What it holds while it runs, its shared process filled in."""
-    refusals: int = 0
-    waits_for: str = ""
-    """What was last said about its wait for devices."""
-
-    def __lt__(self, other: QueuedNode) -> bool:
-        return self.rank < other.rank
-
-    def is_first_refusal(self) -> bool:
-        """Count a refusal; says whether it was the first."""
-        self.refusals += 1
-        return self.refusals == 1
-
-    @property
-    def has_waited_enough(self) -> bool:
-        return self.refusals > _PATIENCE
-
-
-class NodeQueue:
-    """Waiting nodes by what they need."""
-
-    def __init__(self) -> None:
-        self._groups: dict[Needs, list[QueuedNode]] = {}
-        self._count = 0
-
-    @property
-    def is_full(self) -> bool:
-        """True when taking in more would only cost memory."""
-        return self._count >= _ROOM
-
-    def enter(self, waiting: QueuedNode) -> None:
-        """Add a node."""
-        self._count += 1
-        heapq.heappush(self._groups.setdefault(waiting.needs, []), waiting)
-
-    def first_of_each(self) -> list[QueuedNode]:
-        """Return the first node of each group, in the order of the plan."""
-        return sorted(group[0] for group in self._groups.values() if group)
-
-    def leave(self, waiting: QueuedNode) -> None:
-        """Take the first node of its group out."""
-        heapq.heappop(self._groups[waiting.needs])
-        self._count -= 1
-
-    def drop(self, names: set[str]) -> list[QueuedNode]:
-        """Take out those that will never run; gives them."""
-        dropped = []
-        for needs, group in self._groups.items():
-            gone = [waiting for waiting in group if waiting.name in names]
-            if gone:
-                kept = [waiting for waiting in group if waiting.name not in names]
-                heapq.heapify(kept)
-                self._groups[needs] = kept
-                self._count -= len(gone)
-                dropped += gone
-        return dropped
-
-    def empty(self) -> list[str]:
-        """Remove all nodes and return their names."""
-        names = [waiting.name for group in self._groups.values() for waiting in group]
-        self._groups.clear()
-        self._count = 0
-        return names
-
 
 READ_FIRST = "what it reads first"
 """What may change before a node begins, for people."""

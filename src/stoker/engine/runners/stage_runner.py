@@ -35,8 +35,9 @@ from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import loads
 from stoker.core.retry import FailureCause
 from stoker.core.text import one_line, safe_name
+from stoker.engine.kinds import Kind
 from stoker.engine.metrics.metrics_file import SUFFIX
-from stoker.engine.stage import Kind, Stage, StageContext, perform
+from stoker.engine.stage import Stage, StageContext, perform
 from stoker.host.durable import translate
 from stoker.host.identity import ProcessIdentity
 from stoker.host.import_watch import ModuleSource, entry_point, import_only, may_have_run_other_code, received, watching

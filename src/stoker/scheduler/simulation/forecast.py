@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from stoker.core.frozen import frozen
+from stoker.scheduler.job_types import JobType
 from stoker.scheduler.leases import HoldReason, ShareView
 from stoker.scheduler.machine_index import MatchableMachine
-from stoker.scheduler.ready_queue import JobType, UserQueue
+from stoker.scheduler.ready_queue import UserQueue
 from stoker.scheduler.simulation.simulator import NOWHERE, Simulator
 from stoker.scheduler.simulation.workload import batch_of
 from stoker.scheduler.snapshot import Snapshot

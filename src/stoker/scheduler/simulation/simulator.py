@@ -21,12 +21,12 @@ from random import Random
 from typing import Generic, TypeVar
 
 from stoker.core.frozen import changed, fresh, frozen
-from stoker.scheduler.fit import NodeType, name_of
+from stoker.scheduler.job_types import UNKNOWN_S
 from stoker.scheduler.leases import StartDecision, StartReason
 from stoker.scheduler.machine_index import LeaseAllocation, MatchableMachine
-from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.offers import NodeOffer, NodeType, name_of
 from stoker.scheduler.prices import RunOption
-from stoker.scheduler.ready_queue import UNKNOWN_S, Nth, ReadyHead
+from stoker.scheduler.ready_queue import Nth, ReadyHead
 from stoker.scheduler.scheduler import Instead, Scheduler
 from stoker.scheduler.simulation.workload import WorkloadBatch
 from stoker.scheduler.snapshot import Snapshot, restore, restore_waiting

@@ -20,7 +20,7 @@ from typing import Any
 from stoker.core.device import GIB, MemoryType
 from stoker.core.frozen import frozen
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
-from stoker.scheduler.ready_queue import UNKNOWN_S
+from stoker.scheduler.job_types import UNKNOWN_S
 from stoker.scheduler.snapshot import Snapshot, used_classes
 
 Range = tuple[float, float]

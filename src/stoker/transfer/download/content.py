@@ -29,14 +29,8 @@ from stoker.transfer.download.partial import (
     set_strangers_aside,
     strong_etag,
 )
-from stoker.transfer.download.response_rules import (
-    ResumeAction,
-    Resumption,
-    UsableResponse,
-    decide_partial,
-    digests_match,
-    length_of,
-)
+from stoker.transfer.download.response_rules import UsableResponse, length_of
+from stoker.transfer.download.resumption import ResumeAction, Resumption, decide_partial, digests_match
 from stoker.transfer.download.types import DownloadRequest, DownloadTools
 
 # The digests of a body while it comes: a thread of its own, so that hashing costs no time beside the network.

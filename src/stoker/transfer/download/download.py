@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from stoker.core.digests import Digest
 from stoker.core.errors import (
@@ -27,7 +27,7 @@ from stoker.core.text import format_size
 from stoker.host.folders import AnchoredFolder, check_name
 from stoker.host.http.addresses import origin, shown
 from stoker.host.http.client import follow
-from stoker.host.http.exchange import HttpClientResponse
+from stoker.host.http.exchange import HttpClientResponse, Request, Transport
 from stoker.host.http.http_errors import Reason
 from stoker.host.resources import check_space
 from stoker.transfer.download.content import (
@@ -50,21 +50,17 @@ from stoker.transfer.download.response_rules import (
     ExpectedContent,
     FailedAttempts,
     FatalResponse,
-    RangeRequest,
     RangeResponse,
-    ResumeAction,
     RetryableResponse,
     UnconditionalRetry,
     UsableResponse,
     Verdict,
-    ask_for,
     decide_again,
-    digests_match,
+    file_size_of,
     given_up,
     judge,
-    probe_size,
-    request_for,
 )
+from stoker.transfer.download.resumption import RangeRequest, ResumeAction, ask_for, digests_match, request_for
 from stoker.transfer.download.types import (
     DownloadRequest,
     DownloadStop,
@@ -223,7 +219,7 @@ class DownloadTransfer:
         total = take.size_bytes
         if total is None:
             with self._stop.cutting(self._tools.transport.abort):
-                total = probe_size(self._tools.transport, self._wanted, take.etag)
+                total = _probe_size(self._tools.transport, self._wanted, take.etag)
         freed_bytes = 0 if take.offset else content.allocated_bytes
         folder = self._landing.folder.path
         check_space(
@@ -511,3 +507,25 @@ def _open_folder(landing: TargetFile, below: str, *, makes: bool) -> AnchoredFol
 
 def _not_here(path: str) -> NotOnServer:
     return NotOnServer(f"not on this machine, and offline: {path}", path=path, reason="offline")
+
+
+def _probe_size(transport: Transport, wanted: DownloadRequest, etag: str) -> int | None:
+    """Return the size of the version with this tag, by HEAD, or by its first byte; of a server without tags, of any.
+
+    None if the server does not tell. A body that ends too early then looks complete, unless a digest is known.
+    """
+    by_head = Request(url=wanted.url, method="HEAD", headers=dict(wanted.headers))
+    by_first_byte = Request(url=wanted.url, headers={**wanted.headers, "Range": "bytes=0-0"})
+    found: int | None = None
+    for request in (by_head, by_first_byte):
+        try:
+            # Closed unread: a server that sends everything instead is cut off, not drained.
+            with closing(follow(transport, request).reply) as reply:
+                size_bytes = file_size_of(reply.status, reply.headers)
+                is_same = not etag or (reply.headers.get("ETag") or "") in {"", etag}
+                found = size_bytes if is_same and isinstance(size_bytes, int) else None
+        except (NetworkFailed, BadAnswer):
+            found = None
+        if found:
+            break
+    return found

@@ -7,10 +7,8 @@ that contradicts itself or what is known is never repaired by guessing.
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -27,135 +25,10 @@ from stoker.core.frozen import frozen
 from stoker.core.retry import NoRetry, RetryAfterDelay, pause_s
 from stoker.core.text import format_duration, one_line
 from stoker.host.http.addresses import shown
-from stoker.host.http.client import follow
-from stoker.host.http.exchange import Headers, Request, Transport
-from stoker.transfer.download.partial import Sidecar, strong_etag
-from stoker.transfer.download.types import DownloadRequest, DownloadTimeouts
-
-# What to do with the bytes that an earlier run left, and what to ask for: decided purely, with reasons.
-#
-# The rule behind all of it: bytes are only ever added to bytes of the same version. A version is pinned by its digest
-# if that is known, else by a validator of the same url. Whatever can't be shown to be of the version that is wanted is
-# thrown away, never built upon.
-
-
-class ResumeAction(StrEnum):
-    """What to do with what is there."""
-
-    FRESH = "fresh"
-    """Nothing is there: fetch from the start."""
-    RESUME = "resume"
-    """Fetch from an offset on."""
-    FINISH = "finish"
-    """All bytes are there: check them and give them their name."""
-    RESTART = "restart"
-    """What is there is of no use: throw it away and fetch from the start."""
-
-
-@frozen
-class Resumption:
-    """What to do with a partial file, and why. Bytes from `offset` on are not to be believed."""
-
-    move: ResumeAction
-    offset: int = 0
-    why: str
-
-
-@frozen
-class RangeRequest:
-    """What to ask for: the bytes from an offset on, under a validator or not."""
-
-    offset: int = 0
-    if_range: str = ""
-    """The validator under which the rest is wanted; without it a server may answer with the rest of another version."""
-
-
-def decide_partial(
-    wanted: DownloadRequest, length: int | None, sidecar: Sidecar | str | None, *, boot_id: str
-) -> Resumption:
-    """Decide what a partial file of this length is good for; `None` is no partial, a text an unreadable sidecar."""
-    if length is None:
-        return Resumption(move=ResumeAction.FRESH, why="nothing is there yet")
-    if sidecar is None or isinstance(sidecar, str):
-        why = sidecar or "the partial file has no record of its version"
-        return Resumption(move=ResumeAction.RESTART, why=why)
-    stranger = _why_another_version(wanted, sidecar)
-    if stranger:
-        return Resumption(move=ResumeAction.RESTART, why=stranger)
-    size_bytes = sidecar.size_bytes if wanted.size_bytes is None else wanted.size_bytes
-    if size_bytes is None:
-        return Resumption(move=ResumeAction.RESTART, why="its size is not known, so its end could not be recognised")
-    if length > size_bytes:
-        return Resumption(
-            move=ResumeAction.RESTART, why=f"the partial file has {length} bytes, the whole only {size_bytes}"
-        )
-    return _decide_by_length(length, size_bytes, sidecar, boot_id)
-
-
-def ask_for(wanted: DownloadRequest, sidecar: Sidecar | None, offset: int) -> RangeRequest:
-    """Decide how to ask for the bytes from an offset on, of the version that a sidecar tells of."""
-    if offset == 0 or sidecar is None or sidecar.url != shown(wanted.url):
-        # Another server's validators mean nothing here; a digest is what pins the version then.
-        return RangeRequest(offset=offset)
-    return RangeRequest(offset=offset, if_range=sidecar.condition)
-
-
-def request_for(wanted: DownloadRequest, ask: RangeRequest) -> Request:
-    """Write the request."""
-    headers = dict(wanted.headers)
-    if ask.offset:
-        headers["Range"] = f"bytes={ask.offset}-"
-        if ask.if_range:
-            headers["If-Range"] = ask.if_range
-    return Request(url=wanted.url, headers=headers)
-
-
-def digests_match(wanted: DownloadRequest, sha256: str, git_sha1: str) -> bool:
-    """Return whether bytes with these digests are those wanted; true if no digest is known beforehand."""
-    return (wanted.sha256 is None or wanted.sha256.lower() == sha256) and (
-        not wanted.git_sha1 or wanted.git_sha1.lower() == git_sha1
-    )
-
-
-def _decide_by_length(length: int, size_bytes: int, sidecar: Sidecar, boot_id: str) -> Resumption:
-    offset, lost = length, ""
-    if not boot_id or sidecar.boot_id != boot_id:
-        offset = min(length, sidecar.durable_bytes)
-        lost = f"; {length - offset} bytes are not trusted: the machine was restarted" if offset < length else ""
-    if offset == size_bytes:
-        return Resumption(move=ResumeAction.FINISH, offset=offset, why="all bytes are there")
-    if offset == 0:
-        return Resumption(move=ResumeAction.RESTART, why=f"no byte of it is certain{lost}")
-    return Resumption(move=ResumeAction.RESUME, offset=offset, why=f"{offset} of {size_bytes} bytes are there{lost}")
-
-
-def _why_another_version(wanted: DownloadRequest, sidecar: Sidecar) -> str:
-    sha256 = (wanted.sha256 or "").lower()
-    pairs = (
-        ("size", wanted.size_bytes, sidecar.size_bytes),
-        ("sha256", sha256, sidecar.sha256),
-        ("git sha1", wanted.git_sha1.lower(), sidecar.git_sha1),
-    )
-    for name, now, then in pairs:
-        if now not in {None, ""} and then not in {None, ""} and now != then:
-            return f"the partial file is of another version: its {name} was to be {then}, now {now}"
-    is_same_digest = bool((sha256 and sha256 == sidecar.sha256) or (wanted.git_sha1 and sidecar.git_sha1))
-    return "" if is_same_digest else _why_not_known(wanted, sidecar)
-
-
-def _why_not_known(wanted: DownloadRequest, sidecar: Sidecar) -> str:
-    """Return why no validator ties a partial file to what is wanted; nothing if one does."""
-    if sidecar.url != shown(wanted.url):
-        return "the partial file is from another address"
-    if wanted.sha256 is None and not wanted.git_sha1 and (sidecar.sha256 or sidecar.git_sha1):
-        # Under a digest bytes may be added that only the digest can vouch for.
-        return "the partial file was assembled for a digest that is no longer requested"
-    if sidecar.commit != wanted.commit:
-        return f"the partial file is of commit {sidecar.commit or 'unknown'}, not {wanted.commit or 'unknown'}"
-    if not sidecar.has_validator:
-        return "the server may no longer have the version of the partial file"
-    return ""
-
+from stoker.host.http.exchange import Headers
+from stoker.transfer.download.partial import strong_etag
+from stoker.transfer.download.resumption import RangeRequest
+from stoker.transfer.download.types import DownloadTimeouts
 
 # Errors for HTTP statuses: one table, pure, for any request.
 
@@ -652,28 +525,3 @@ def _wrong_size(known: ExpectedContent, length: int | None) -> HashMismatch:
 def _bad(known: ExpectedContent, fault: str, **data: str) -> BadAnswer:
     hint = "the server, or a proxy on the way, is broken"
     return BadAnswer(f"unusable response: {fault}: {shown(known.url)}", hint=hint, **data)
-
-
-# How long a file is, asked of a server that sends it without saying so: HEAD, or else one byte with its range.
-#
-# Nothing here fails: a size that can't be learnt stays unknown. Then a body that ends too early looks like one that is
-# whole, and only a digest known beforehand can tell the difference.
-
-
-def probe_size(transport: Transport, wanted: DownloadRequest, etag: str) -> int | None:
-    """Ask how long the version with this tag is. Of a server without tags, any answer counts."""
-    by_head = Request(url=wanted.url, method="HEAD", headers=dict(wanted.headers))
-    by_first_byte = Request(url=wanted.url, headers={**wanted.headers, "Range": "bytes=0-0"})
-    found: int | None = None
-    for request in (by_head, by_first_byte):
-        try:
-            # Closed unread: a server that sends everything instead is cut off, not drained.
-            with closing(follow(transport, request).reply) as reply:
-                size_bytes = file_size_of(reply.status, reply.headers)
-                is_same = not etag or (reply.headers.get("ETag") or "") in {"", etag}
-                found = size_bytes if is_same and isinstance(size_bytes, int) else None
-        except (NetworkFailed, BadAnswer):
-            found = None
-        if found:
-            break
-    return found

@@ -1,6 +1,6 @@
 """A small server that sends trees to other machines: three routes, one thread per connection, all of it limited.
 
-    server = PeerServer(Shelf(store, clock=clock), host="192.168.1.7", contexts=…)
+    server = PeerServer(PeerFiles(store, clock=clock), host="192.168.1.7", contexts=…)
     server.start(); hello.contents_at = server.url; …; server.close()
 
 On other addresses than loopback only over TLS, and only to machines with a certificate of the same fleet. It serves
@@ -17,38 +17,27 @@ import socket
 import socketserver
 import ssl
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any, BinaryIO
+from typing import Any
 
 from stoker.core.clock import Clock
-from stoker.core.digests import Digest, is_digest
+from stoker.core.digests import is_digest
 from stoker.core.errors import BadInput, Forbidden, InternalError, LocalFile, NotFound, StokerError, Unavailable
-from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps
-from stoker.host.durable import open_regular, read_regular
-from stoker.host.folders import AnchoredFolder
+from stoker.host.durable import read_regular
 from stoker.host.http.addresses import is_this_computer
 from stoker.host.http.exchange import FleetIdentity
 from stoker.host.tls.contexts import load_server, read_peer, server_context
 from stoker.protocol.codec import VERSION, VERSION_HEADER, from_json, read_range
 from stoker.protocol.tree_messages import (
-    HEAD_BYTES,
-    MOST_LISTING_BYTES,
-    PACK_BYTES,
-    PACKED_BYTES,
     DigestsRequest,
     frame,
 )
-from stoker.store.archives.archive_members import listing_bytes
 from stoker.store.local_store import LocalStore
-from stoker.store.objects import ObjectStore
-from stoker.store.records import Record
-from stoker.transfer.download.partial import PART, SIDECAR, Sidecar, read_beside
-from stoker.transfer.trees.holdings import named_tree
+from stoker.transfer.peers.peer_files import PeerFiles, ServedFile
 from stoker.transfer.trees.tree_sources import own_address_towards
 
 # Connections that have not shown a certificate yet: limited in number, per address, and in time.
@@ -137,113 +126,6 @@ class PeerRateLimit:
             over.wait(due_s - now_s)
 
 
-# What this machine serves to others: files by digest, complete or still growing, and listings of trees.
-#
-# A file that is still arriving is sent as far as it is here, and on as it arrives: the receiver verifies it, as we do.
-# Only files under their digest in this machine's store, or below `incoming`, are served.
-
-_REMEMBERED = 64
-
-
-@frozen
-class ServedFile:
-    """A file opened for sending. Caller closes."""
-
-    file: BinaryIO
-    size_bytes: int
-    """Of the complete file; a growing one has fewer so far."""
-    is_growing: bool = False
-
-
-class PeerFiles:
-    """The served files of one machine. Thread-safe."""
-
-    def __init__(self, store: LocalStore, *, clock: Clock) -> None:
-        self._store = store
-        self._objects = ObjectStore(store, clock=clock)
-        self._turn = threading.Lock()
-        # Small files that are stored in a record and not in a file of their own, of trees that were requested lately.
-        self._inline: OrderedDict[str, dict[str, bytes]] = OrderedDict()
-
-    def listing(self, tree: str) -> bytes:
-        """Return a tree's listing. Raises `NotFound` if the tree is neither here nor arriving."""
-        if is_digest(tree):
-            found = named_tree(self._store, tree)
-            if found is not None:
-                self._remember(found)
-                return listing_bytes(found.tree)
-            with suppress(OSError):
-                return read_regular(os.path.join(self._store.places.incoming, f"{tree}.listing"), MOST_LISTING_BYTES)
-        raise NotFound(f"no tree {tree[:12]} here")
-
-    def is_coming(self) -> bool:
-        """Return True if any tree is arriving: a missing file may be here soon."""
-        try:
-            with os.scandir(self._store.places.incoming) as entries:
-                return any(entry.name.endswith(".listing") for entry in entries)
-        except OSError:
-            return False
-
-    def find(self, digest: str) -> ServedFile | None:
-        """Open a file; None if no byte of it is here."""
-        if not is_digest(digest):
-            return None
-        with suppress(NotFound):
-            size_bytes = self._objects.size(Digest(digest))
-            if size_bytes is not None:
-                return ServedFile(file=self._objects.open(Digest(digest)), size_bytes=size_bytes)
-        return self._find_growing(digest)
-
-    def small(self, digests: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-        """Return those of these small files that are here, as many as fit into a pack; the client requests the rest."""
-        given_bytes = 0
-        for digest in dict.fromkeys(digests):
-            data = self._of_record(digest)
-            if data is None:
-                with suppress(StokerError):
-                    size_bytes = self._objects.size(Digest(digest))
-                    if size_bytes is not None and size_bytes <= PACKED_BYTES:
-                        with self._objects.open(Digest(digest)) as file:
-                            data = file.read()
-            if data is not None:
-                given_bytes += HEAD_BYTES + len(data)
-                if given_bytes > PACK_BYTES:
-                    return
-                yield digest, data
-
-    def _find_growing(self, digest: str) -> ServedFile | None:
-        incoming = self._store.places.incoming
-        try:
-            with AnchoredFolder.open(incoming, makes=False) as folder:
-                sidecar = read_beside(folder, f"{digest}{SIDECAR}")
-        except StokerError:
-            return None
-        # Verified, and about to become a blob; or growing, with the size in its record.
-        for name, is_growing in ((digest, False), (f"{digest}{PART}", True)):
-            with suppress(OSError):
-                file = open_regular(os.path.join(incoming, name))
-                if not is_growing:
-                    return ServedFile(file=file, size_bytes=os.fstat(file.fileno()).st_size)
-                if isinstance(sidecar, Sidecar) and sidecar.size_bytes is not None:
-                    return ServedFile(file=file, size_bytes=sidecar.size_bytes, is_growing=True)
-                file.close()
-        return None
-
-    def _remember(self, record: Record) -> None:
-        by_digest = {
-            entry.sha256: record.inline[entry.path] for entry in record.tree.entries if entry.path in record.inline
-        }
-        with self._turn:
-            self._inline[record.digest] = {str(digest): data for digest, data in by_digest.items()}
-            self._inline.move_to_end(record.digest)
-            while len(self._inline) > _REMEMBERED:
-                self._inline.popitem(last=False)
-
-    def _of_record(self, digest: str) -> bytes | None:
-        with self._turn:
-            return next((files[digest] for files in self._inline.values() if digest in files), None)
-
-
 MOST_CONNECTIONS = 16
 SILENCE_S = 20.0
 """Without a byte from the client, or of a file that grows."""
@@ -260,7 +142,7 @@ class PeerServer:
 
     def __init__(  # noqa: PLR0913 - everything is handed in
         self,
-        shelf: PeerFiles,
+        files: PeerFiles,
         *,
         clock: Clock,
         host: str = "127.0.0.1",
@@ -276,7 +158,7 @@ class PeerServer:
         """
         if contexts is None and not is_this_computer(host):
             raise BadInput(f"trees are served to other machines only over TLS, not at {host}")
-        self._server = _Server(host, port, shelf, clock, contexts, PeerRateLimit(most_bytes_s, clock))
+        self._server = _Server(host, port, files, clock, contexts, PeerRateLimit(most_bytes_s, clock))
         self._server.admits = admits
         bound = self._server.server_address[1]
         shown = f"[{host}]" if ":" in host else host
@@ -307,25 +189,25 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self,
         host: str,
         port: int,
-        shelf: PeerFiles,
+        files: PeerFiles,
         clock: Clock,
         contexts: Callable[[], ssl.SSLContext] | None,
         pace: PeerRateLimit,
     ) -> None:
-        self.shelf = shelf
+        self.files = files
         self.clock = clock
         self.pace = pace
         self.is_over = threading.Event()
         self._contexts = contexts
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self._strangers = UnverifiedPeers()
+        self._unverified = UnverifiedPeers()
         self._open: set[socket.socket] = set()
         self._turn = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Exchange)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._strangers.enter(client_address[0]):
+        if not self._unverified.enter(client_address[0]):
             # A rejected client uses another source: the coordinator has the tree too.
             self.shutdown_request(request)
             return
@@ -333,7 +215,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             super().process_request(request, client_address)
         except BaseException:
             # No thread could be started for it.
-            self._strangers.leave(client_address[0])
+            self._unverified.leave(client_address[0])
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -348,7 +230,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 # In the thread of the connection: a slow handshake delays no other client.
                 request = shake_hands(self._contexts(), request, self.clock)
         finally:
-            self._strangers.leave(client_address[0])
+            self._unverified.leave(client_address[0])
         try:
             if self._free.acquire(blocking=False):
                 try:
@@ -431,7 +313,7 @@ class _Exchange(BaseHTTPRequestHandler):
     def _get(self) -> None:
         kind, _, name = self.path.removeprefix("/v1/").partition("/")
         if kind == "trees" and is_digest(name):
-            data = self.server.shelf.listing(name)
+            data = self.server.files.listing(name)
             self._begin(HTTPStatus.OK, len(data), kind="application/json")
             self._send(data)
         elif kind == "objects" and is_digest(name):
@@ -453,16 +335,16 @@ class _Exchange(BaseHTTPRequestHandler):
         except ValueError as error:
             raise BadInput(f"invalid request: {error}") from None
         frames = self._wait_for(
-            lambda: [frame(digest, data) for digest, data in self.server.shelf.small(asked.digests)]
+            lambda: [frame(digest, data) for digest, data in self.server.files.small(asked.digests)]
         )
         self._begin(HTTPStatus.OK, sum(map(len, frames or ())))
         for one in frames or ():
             self._send(one)
 
     def _give(self, digest: str) -> None:
-        given = self._wait_for(lambda: self.server.shelf.find(digest))
+        given = self._wait_for(lambda: self.server.files.find(digest))
         if not given:
-            if self.server.shelf.is_coming():
+            if self.server.files.is_coming():
                 raise Unavailable(f"file {digest[:12]} has not arrived here yet")
             raise NotFound(f"no file {digest[:12]} here")
         with given.file:
@@ -496,7 +378,7 @@ class _Exchange(BaseHTTPRequestHandler):
         """Call `look` until it returns something, for a limited time, while a tree is arriving here."""
         server, until_s = self.server, self.server.clock.monotonic_s() + HOLD_S
         while not (found := look()):
-            if not server.shelf.is_coming() or server.clock.monotonic_s() > until_s or server.is_over.wait(_LOOK_S):
+            if not server.files.is_coming() or server.clock.monotonic_s() > until_s or server.is_over.wait(_LOOK_S):
                 return look()
         return found
 

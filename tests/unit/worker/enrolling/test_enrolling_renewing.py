@@ -18,17 +18,16 @@ from stoker.host.tls.certificates import read_certificate
 from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import Membership
 from stoker.protocol.transport import RequestTimeouts
-from stoker.worker.enrolment import (
+from stoker.worker.certificate_renewal import (
     NOT_RENEWED,
     RENEWED,
     CertificateRenewal,
     CertificateTerm,
-    begin,
-    finish,
     read_term,
     renew,
     wait_s,
 )
+from stoker.worker.enrolment import begin, finish
 from tests.servers.door import Door, refused
 
 NOW_S = SystemClock().wall_s()

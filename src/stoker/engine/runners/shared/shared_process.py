@@ -26,6 +26,7 @@ from stoker.core.jsontext import loads
 from stoker.devices.ledger.ledger import Ledger
 from stoker.devices.ledger.ledger_rules import ceiling_of
 from stoker.devices.ledger.reservations import NoMeter, Reservation
+from stoker.engine.kinds import Kind
 from stoker.engine.runners.shared.members import FORMAT, MemberConnection, MemberServer
 from stoker.engine.runners.stage_runner import (
     CODE_EDITED,
@@ -43,7 +44,7 @@ from stoker.engine.runners.stage_runner import (
     judge_made,
     member_name,
 )
-from stoker.engine.stage import Kind, Member
+from stoker.engine.stage import Member
 from stoker.host import linux
 from stoker.host.identity import mine, of_pid
 from stoker.host.import_watch import entry_point, import_only, received

@@ -16,7 +16,7 @@ from stoker.cookbooks.language.kinds import Adapter, Examples
 from stoker.cookbooks.language.peft import read_adapter
 from stoker.cookbooks.language.schemas import LanguageTrainingRecord, read_training
 from stoker.core.digests import Digest
-from stoker.engine.stage import Kind
+from stoker.engine.kinds import Kind
 
 SMALL = TinyShape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48)
 
