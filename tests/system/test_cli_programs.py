@@ -115,6 +115,21 @@ def test_settings_reach_the_program_as_they_were_typed(work: Shell) -> None:
     assert json.loads(params)["lr"] == 0.001
 
 
+def test_a_program_knows_its_job(work: Shell) -> None:
+    say = ["--name", "mine", "--json", "--", "sh", "-c", 'echo "$STOKER_JOB $STOKER_JOB_NAME" > $STOKER_OUT/job']
+    done = run(work, *say)
+    assert done.code == 0, done.err
+    (shown,) = work.stoker("jobs", "show", "mine", "--json").objects()
+    assert (work.folder / "stoker-out/mine/job").read_text() == f"{shown['job_id']} mine\n"
+    done = run(work, "lr=1,2", *say)
+    assert done.code == 0, done.err
+    jobs = [(work.folder / f"stoker-out/mine/lr={lr}/job").read_text().split() for lr in (1, 2)]
+    lines = work.stoker("jobs", "show", "mine", "--json").objects()[0]["journal"]
+    trials = (Path(lines).parent / "trials.jsonl").read_text().splitlines()
+    assert [job for job, _ in jobs] == [json.loads(trial)["job_id"] for trial in trials]
+    assert {name for _, name in jobs} == {"mine"}
+
+
 def test_python_is_the_users_and_the_one_that_was_asked_for(work: Shell, tmp_path: Path) -> None:
     for name in ("on-path", "named", "active"):
         _script(tmp_path / name / "bin" / "python", f'#!/bin/sh\necho "{name}" > $STOKER_OUT/which\n')

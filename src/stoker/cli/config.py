@@ -42,7 +42,7 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Show a configuration."""
-    draft = call.builder().compose(read_request(given))
+    draft = call.builder().compose(read_request(given, GRAMMAR))
     if given["why"]:
         return _show_why(call, draft, given["why"])
     out = call.out

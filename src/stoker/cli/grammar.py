@@ -24,9 +24,9 @@ _MOST_DIGITS = 1000
 
 
 class Option:
-    """An option; with `value` it takes one, and `is_many` collects several."""
+    """An option; with `value` it takes one, and `is_many` collects several. `sets` names the field of a job it sets."""
 
-    __slots__ = ("help", "is_many", "key", "names", "read", "value")
+    __slots__ = ("help", "is_many", "key", "names", "read", "sets", "value")
 
     def __init__(
         self,
@@ -35,17 +35,24 @@ class Option:
         value: str = "",
         read: Callable[[str], Any] = str,
         is_many: bool = False,
+        sets: str = "",
     ) -> None:
         self.names = names
         self.help = help
         self.value = value
         self.read = read
         self.is_many = is_many
+        self.sets = sets
         self.key = names[-1].lstrip("-").replace("-", "_")
 
     @property
     def label(self) -> str:
         return ", ".join(f"{name} {self.value}" if self.value else name for name in self.names)
+
+    def is_in(self, given: dict[str, Any]) -> bool:
+        """Return True if it was given."""
+        value = given[self.key]
+        return value is not None and value is not False and value != []
 
 
 AT = Option(
@@ -101,6 +108,11 @@ class Grammar:
     def parse(self, argv: list[str]) -> dict[str, Any]:
         """Parse the words after the command. Raises `Usage` with all errors."""
         return _Reading(self, argv).given()
+
+    def job_fields(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a job that the given options set, by name."""
+        options = [option for option in self.options if option.sets and option.is_in(given)]
+        return {one.sets: tuple(given[one.key]) if one.is_many else given[one.key] for one in options}
 
     def usage(self) -> str:
         parts = [f"stoker {self.words}"]

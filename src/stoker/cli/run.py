@@ -21,6 +21,12 @@ from stoker.jobs.trials import is_sweep, trials_of_job
 
 MOST_UNASKED = 1_000
 MOST_TRIALS = 100_000
+UNNAMED = "the recipe's last word, or the script's name"
+
+
+def job_options(unnamed: str) -> tuple[Option, ...]:
+    """Return the options that describe a job, here and on the fleet; `unnamed` is its default name."""
+    return (Option("--name", value="NAME", help=f"job name (default: {unnamed})"),)
 
 
 def running(unnamed: str) -> tuple[Option, ...]:
@@ -39,7 +45,7 @@ def running(unnamed: str) -> tuple[Option, ...]:
         Option(
             "-j", "--jobs", value="N", read=whole(1), help=f"stages at once (default: {MAX_IN_FLIGHT}; programs: 1)"
         ),
-        Option("--name", value="NAME", help=f"job name (default: {unnamed})"),
+        *job_options(unnamed),
         Option("--out", value="DIR", help="write results to DIR/NAME (default: stoker-out)"),
         Option("--no-out", help="keep results only in the store"),
         Option("--timeout", value="TIME", read=duration, help="stop the job if it takes longer: 90s, 15m, 2h"),
@@ -94,7 +100,7 @@ GRAMMAR = Grammar(
             help="run a program, or a recipe that has ranks=, as N processes that start and end together; auto: one "
             "per GPU, at least 1. See `stoker help gang run`",
         ),
-        *running("the recipe's last word, or the script's name"),
+        *running(UNNAMED),
     ),
     examples=(
         "stoker run tabular/gbt data=iris lr=0.05",
@@ -166,7 +172,7 @@ def _build(call: CommandContext, fetcher: CommandInputFetcher, given: dict[str, 
     """Build the job; None if a dry run only shows what would be fetched for it."""
     if given["ranks"] == AUTO:
         given["ranks"] = max(1, len(call.parts.devices))
-    request = read_request(given)
+    request = read_request(given, GRAMMAR)
     builder = call.builder()
     if request.is_plan_file:
         return builder.build(request)
@@ -223,7 +229,9 @@ def _build_failed(
     trials, end = trials_of_job(folder), folder.ended()
     has_trouble = end is None or end.error is not None
     builder = call.builder()
-    request = JobRequest(earlier=folder, name=given["name"] or "", at_once=given["jobs"] or 1)
+    request = JobRequest(
+        earlier=folder, name=given["name"] or "", at_once=given["jobs"] or 1, fields=GRAMMAR.job_fields(given)
+    )
     if has_trouble or is_sweep(trials):
         build = fetcher.build(lambda: builder.build(request))
         if build is None or not is_sweep(trials):
@@ -278,8 +286,9 @@ _NO_TARGET = {
 }
 
 
-def read_request(given: dict[str, Any], *, verb: str = "run") -> JobRequest:
+def read_request(given: dict[str, Any], grammar: Grammar) -> JobRequest:
     """Return the request of a command line. Raises `Usage`."""
+    verb = grammar.words if grammar.words in _NO_TARGET else "run"
     target, values = given["target"], list(given["values"])
     if given["program"] is not None:
         if not given["program"]:
@@ -307,6 +316,7 @@ def read_request(given: dict[str, Any], *, verb: str = "run") -> JobRequest:
         program=tuple(given["program"] or ()),
         name=given.get("name") or "",
         at_once=given.get("jobs") or 1,
+        fields=grammar.job_fields(given),
     )
 
 
@@ -355,7 +365,11 @@ def perform_adapters_run(call: CommandContext, given: dict[str, Any]) -> int:
     refuse_words(given["values"], "give one file; write settings as key=value without spaces around =")
     fetcher, builder = CommandInputFetcher(call, is_dry=given["dry_run"]), call.builder()
     request = JobRequest(
-        target=given["file"], is_adapters_file=True, overrides=tuple(given["values"]), name=given["name"] or ""
+        target=given["file"],
+        is_adapters_file=True,
+        overrides=tuple(given["values"]),
+        name=given["name"] or "",
+        fields=ADAPTERS_RUN_GRAMMAR.job_fields(given),
     )
     build = fetcher.build(lambda: builder.build(request))
     if build is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional, duration, whole
-from stoker.cli.run import read_request
+from stoker.cli.run import UNNAMED, job_options, read_request
 from stoker.config.config_file import SUFFIXES
 from stoker.core.errors import Usage
 from stoker.core.frozen import changed
@@ -99,19 +99,34 @@ GRAMMAR = Grammar(
         Option(
             "--config", value="FILE", help="YAML or TOML file with settings; repeat it: later ones win", is_many=True
         ),
-        Option("--name", value="NAME", help="job name (default: the recipe's last word, or the script's name)"),
+        *job_options(UNNAMED),
         Option(
             "--ranks",
             value="N",
             read=whole(1),
             help="run a program, or a recipe with ranks=, as a gang of N processes",
         ),
-        Option("--priority", value="N", read=_priority, help="queue priority; higher starts first (default: 0)"),
-        Option("--after", value="NAME", help="start after this job has completed; may be repeated", is_many=True),
-        Option("--host", value="NAME", help="run only on this machine; may be repeated", is_many=True),
+        Option(
+            "--priority",
+            value="N",
+            read=_priority,
+            sets="priority",
+            help="queue priority; higher starts first (default: 0)",
+        ),
+        Option(
+            "--after",
+            value="NAME",
+            sets="after",
+            help="start after this job has completed; may be repeated",
+            is_many=True,
+        ),
+        Option(
+            "--host", value="NAME", sets="allowed_hosts", help="run only on this machine; may be repeated", is_many=True
+        ),
         Option(
             "--secret",
             value="NAME",
+            sets="secrets",
             help="pass this variable of the worker's environment or secrets file; may be repeated",
             is_many=True,
         ),
@@ -134,16 +149,24 @@ GRAMMAR = Grammar(
             value="URL|CMD",
             help="webhook URL that gets a signed message as each job ends; or a command that runs here after the last",
         ),
-        Option("--attempts", value="N", read=_attempts, help="maximum attempts if the program fails (default: 1)"),
+        Option(
+            "--attempts",
+            value="N",
+            read=_attempts,
+            sets="attempts",
+            help="maximum attempts if the program fails (default: 1)",
+        ),
         Option(
             "--timeout",
             value="TIME",
+            sets="timeout_s",
             read=_some_time,
             help="time limit of an attempt, such as 90s, 15m, 8h (default: none)",
         ),
         Option(
             "--expected",
             value="TIME",
+            sets="expected_s",
             read=_expected,
             help="expected run time on a device of speed 1 (an RTX 4090), or on the only --host; used until similar "
             "jobs were measured",
@@ -161,19 +184,8 @@ GRAMMAR = Grammar(
     ),
     takes_program=True,
 )
-_TYPED_ONLY = (
-    "config",
-    "name",
-    "ranks",
-    "priority",
-    "after",
-    "host",
-    "secret",
-    "env",
-    "attempts",
-    "timeout",
-    "expected",
-)
+_OF_ONE_JOB = frozenset({"config", "name", "ranks", "env"})
+"""Options that a manifest sets for each job, beside those that set a field."""
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
@@ -247,20 +259,12 @@ def _request(given: dict[str, Any]) -> JobRequest:
     if given["target"].endswith(SUFFIXES) and given["program"] is None:
         if given["values"]:
             raise Usage(f"a manifest takes no arguments, got {' '.join(given['values'])}", hint="edit the file")
-        extra = [f"--{name}" for name in _TYPED_ONLY if given[name]]
+        typed = [option for option in GRAMMAR.options if option.sets or option.key in _OF_ONE_JOB]
+        extra = [option.names[-1] for option in typed if option.is_in(given)]
         if extra:
             raise Usage(f"{', '.join(extra)}: set in the manifest, for each job", hint="edit the file")
         return JobRequest(target=given["target"], is_manifest=True, **code)
-    request = read_request(given, verb="submit")
+    request = read_request(given, GRAMMAR)
     if request.is_plan_file:
         raise Usage(f"{request.target} is a plan; plans run on this machine", hint=f"stoker run {request.target}")
-    fields = {
-        "priority": given["priority"] or 0,
-        "after": tuple(given["after"]),
-        "secrets": tuple(given["secret"]),
-        "attempts": given["attempts"] or 1,
-        "timeout_s": given["timeout"],
-        "expected_s": given["expected"],
-        "allowed_hosts": tuple(given["host"]),
-    }
-    return changed(request, fields=fields, env=_env(given["env"]), **code)
+    return changed(request, env=_env(given["env"]), **code)

@@ -6,7 +6,7 @@ short enough to type a prefix of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -15,7 +15,7 @@ from typing import Any
 from stoker.core.device import Backend
 from stoker.core.digests import Digest, digest_encoded, encode
 from stoker.core.errors import InvalidTransition
-from stoker.core.frozen import changed, fields_of, fresh, frozen
+from stoker.core.frozen import changed, defaults_of, field_names, fields_of, fresh, frozen
 from stoker.core.leases import Partition
 from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
 from stoker.core.text import point_name
@@ -135,30 +135,33 @@ class JobSpec:
         return point_name(self.name, self.number)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a process of the same program; `protocol.job_messages` writes it for others."""
-        return {
-            **fields_of(self),
-            "inputs": [fields_of(one) for one in self.inputs],
-            "environment": [fields_of(one) for one in self.environment],
-            "requirements": fields_of(self.requirements),
-        }
+        """Return its fields that are not defaults, for Stoker itself; `protocol.job_messages` writes it for others."""
+        fields = {name: value for name, value in fields_of(self).items() if value != _DEFAULTS.get(name, _REQUIRED)}
+        for name in fields.keys() & {"inputs", "environment"}:
+            fields[name] = [fields_of(one) for one in fields[name]]
+        if "requirements" in fields:
+            fields["requirements"] = fields_of(self.requirements)
+        return fields
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> JobSpec:
-        """Read what `to_json` gave. Raises `ValueError`, `KeyError` or `TypeError` on anything else."""
-        lists = {name: tuple(value) for name, value in raw.items() if type(value) is list}
-        needs = raw["requirements"]
-        nested = {
-            "inputs": tuple(JobInput(**{**one, "kind": InputKind(one["kind"])}) for one in raw["inputs"]),
-            "environment": tuple(
-                EnvironmentChoice(**{**one, "extras": tuple(one["extras"])}) for one in raw["environment"]
-            ),
-            "requirements": Requirements(
-                **{**needs, "wish": DevicePreference(needs["wish"]), "backend": Backend(needs["backend"])}
-            ),
-            "on_partition": Partition(raw["on_partition"]),
-        }
-        return cls(**{**raw, **lists, **nested})
+    def from_json(cls, raw: Mapping[str, Any]) -> JobSpec:
+        """Read what `to_json` returned, also of another version: unknown fields are skipped, missing ones are defaults.
+
+        Raises `ValueError`, `KeyError` or `TypeError` on anything else.
+        """
+        fields = _known(cls, raw)
+        for name, value in fields.items():
+            if type(value) is list:
+                fields[name] = tuple(value)
+        for name, read in _NESTED.items():
+            if name in fields:
+                fields[name] = read(fields[name])
+        for name, value in fields.items():
+            default = _DEFAULTS.get(name, "")
+            if default is not None and not isinstance(value, type(default)):
+                message = f"{name}: {value!r} is no {type(default).__name__}"
+                raise TypeError(message)
+        return cls(**fields)
 
     def schedulable(self) -> SchedulableJob:
         """Return it as placement sees it."""
@@ -172,10 +175,51 @@ class JobSpec:
         )
 
 
+def _known(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: raw[name] for name in field_names(kind) if name in raw}
+
+
+def _read_input(raw: Mapping[str, Any]) -> JobInput:
+    return JobInput(**{**_known(JobInput, raw), "kind": InputKind(raw["kind"])})
+
+
+def _read_choice(raw: Mapping[str, Any]) -> EnvironmentChoice:
+    return EnvironmentChoice(**{**_known(EnvironmentChoice, raw), "extras": tuple(raw["extras"])})
+
+
+def _read_requirements(raw: Mapping[str, Any]) -> Requirements:
+    known = _known(Requirements, raw)
+    return Requirements(**{**known, "wish": DevicePreference(raw["wish"]), "backend": Backend(raw["backend"])})
+
+
+_DEFAULTS = defaults_of(JobSpec)
+_REQUIRED = object()
+_NESTED: dict[str, Callable[[Any], Any]] = {
+    "inputs": lambda raw: tuple(map(_read_input, raw)),
+    "environment": lambda raw: tuple(map(_read_choice, raw)),
+    "requirements": _read_requirements,
+    "on_partition": Partition,
+}
+
+# What each field of a `JobSpec` is for. A field that is in none of these sets is sent to the worker, and a change of it
+# may matter to a machine.
+
+FOR_PEOPLE = frozenset({"name", "number", "label", "point"})
+"""Fields by which people know a job: they do not matter to a machine."""
 OF_THE_QUEUE = frozenset(
     {"project", "priority", "requirements", "allowed_hosts", "prefer_hosts", "after", "attempts", "expected_s"}
 )
-"""Fields of a `JobSpec` that decide where and when it runs: a worker does not get them."""
+"""Fields that decide where and when it runs: a worker does not get them."""
+OF_THE_CODE = frozenset({"code", "code_tree", "code_folder", "commit", "folder", "project"})
+"""Fields of the code and its place."""
+JOB_VARIABLES = {"STOKER_JOB": "id", "STOKER_JOB_NAME": "name", "STOKER_SEED": "seed"}
+"""Variables of a job's programs, each with the field that it holds."""
+
+
+def variables_of(spec: JobSpec) -> dict[str, str]:
+    """Return the variables that a job's programs get; none for a field that is not set."""
+    values = {name: getattr(spec, field) for name, field in JOB_VARIABLES.items()}
+    return {name: str(value) for name, value in values.items() if value not in (None, "")}
 
 
 def job_id(  # noqa: PLR0913 - everything that a job is made of

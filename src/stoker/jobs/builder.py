@@ -121,12 +121,14 @@ class JobBuilder:
     def build(self, request: JobRequest) -> JobBuild:
         """Build the job of a request to run here. Raises one error with all faults."""
         if request.earlier is not None:
-            return self._build_again(request.earlier, request)
-        if request.is_adapters_file:
-            return self._build_adapters(request)
-        if request.is_plan_file:
-            return self._build_plan_file(request)
-        return self.build_composed(self.compose(request))
+            build = self._build_again(request.earlier, request)
+        elif request.is_adapters_file:
+            build = self._build_adapters(request)
+        elif request.is_plan_file:
+            build = self._build_plan_file(request)
+        else:
+            return self.build_composed(self.compose(request))
+        return _with_fields(build, request)
 
     def new_attempt(self, spec: JobSpec, options: dict[str, Any]) -> Attempt:
         """Return a new attempt at a job that was built, starting now."""
@@ -179,13 +181,14 @@ class JobBuilder:
         """Build every trial of a composed configuration, and the plan that they share."""
         made = self.trial_specs(job)
         build = self.build_trials(job.recipe, made.specs, self._plans(job.recipe, made.specs))
-        return changed(
+        build = changed(
             build,
             papers={CONFIG: config_paper(job.composed, job.program, made.code), **build.papers},
             program=job.program,
             code=made.code,
             notes=made.notes,
         )
+        return _with_fields(build, job.request)
 
     def trial_specs(self, job: ComposedJob) -> TrialSpecs:
         """Return every trial of a composed configuration as a checked job; no plan is compiled."""
@@ -255,7 +258,8 @@ class JobBuilder:
         spec = folder.spec()
         name = request.name or spec.name
         if spec.recipe.endswith(".json"):
-            return self._build_plan_file(JobRequest(target=spec.recipe, name=name))
+            again = self._build_plan_file(JobRequest(target=spec.recipe, name=name))
+            return changed(again, spec=changed(spec, name=name, id=again.spec.id, folder=again.spec.folder))
         recipe = self.catalogue.load(spec.recipe)
         config = read_config(folder)
         argv = config.get("program")
@@ -386,6 +390,14 @@ class JobBuilder:
         """Return the digest of the file or folder at a path. Raises `NoPermission` first if it is not `readable`."""
         refuse_unreadable(path, self.readable)
         return digest_path(path, memo=self.memo, clock=self.clock)
+
+
+def _with_fields(build: JobBuild, request: JobRequest) -> JobBuild:
+    """Return a job with the fields that options set."""
+    if not request.fields:
+        return build
+    trials = tuple(changed(trial, spec=changed(trial.spec, **request.fields)) for trial in build.trials)
+    return changed(build, spec=changed(build.spec, **request.fields), trials=trials)
 
 
 def check_name(name: str) -> None:

@@ -16,8 +16,8 @@ from stoker.core.clock import Clock
 from stoker.core.digests import Digest
 from stoker.core.errors import Cancelled, InternalError, StokerError, Terminated, TrialsCancelled, exit_code_of
 from stoker.core.events import Event, Kinds
-from stoker.core.frozen import changeable, fresh, frozen
-from stoker.core.job import JobState
+from stoker.core.frozen import changeable, changed, fresh, frozen
+from stoker.core.job import JobSpec, JobState, variables_of
 from stoker.core.text import BEST
 from stoker.engine.execution.executor import Executor
 from stoker.engine.journal import StatusWriter
@@ -30,7 +30,7 @@ from stoker.host.durable import remove_tree
 from stoker.host.identity import mine, read_row
 from stoker.jobs.job_folder import Attempt, JobEnd, JobFolder, job_folders
 from stoker.jobs.sweep_end import clear_away, count_ends, error_of_sweep, settle_best
-from stoker.jobs.trials import KnownMetrics, TrialEnd, is_sweep
+from stoker.jobs.trials import KnownMetrics, TrialEnd, is_sweep, shared_nodes
 from stoker.store.local_store import LocalStore
 from stoker.store.places import names_in
 from stoker.store.results import MaterialisedResult, ResultPart, lay_out, make_beside, point_last_at, set_aside
@@ -179,7 +179,12 @@ class Execution:
         status.emit(Event(Kinds.RUN_BEGIN, self._begin_fields()))
         self._claim_out(folder)
         clear_stale_staging(self.tools.store, self.tools.engine.leases)
-        folders = folders_of(folder, self.tools, name=self.attempt.spec.name)
+        specs = self._specs()
+        folders = changed(
+            folders_of(folder, self.tools),
+            name=self.attempt.spec.name,
+            variables_of=lambda node: variables_of(specs.get(node.partition("[")[0], self.attempt.spec)),
+        )
         executor = Executor(self.build.plan, self.tools.engine, status=status, folders=folders, options=self.options)
         with self._guard:
             self._executor = executor
@@ -191,6 +196,12 @@ class Execution:
         for warning in result.warnings:
             status.emit(Event(Kinds.WARNING, {"message": warning}))
         return result
+
+    def _specs(self) -> dict[str, JobSpec]:
+        """Return the trial of a sweep that each node belongs to; without nodes that several trials share."""
+        trials = self.build.trials if is_sweep(self.build.trials) else ()
+        shared = shared_nodes(trials)
+        return {node: trial.spec for trial in trials for node in trial.nodes.nodes if node not in shared}
 
     def _begin_fields(self) -> dict[str, Any]:
         return {
@@ -363,14 +374,13 @@ class Execution:
         )
 
 
-def folders_of(folder: JobFolder, tools: ExecutionTools, *, name: str = "") -> RunFolders:
+def folders_of(folder: JobFolder, tools: ExecutionTools) -> RunFolders:
     """Return the folders of a run's logs and metrics."""
     return RunFolders(
         run_id=folder.attempt,
         logs=folder.log_folder,
         metrics=folder.metrics_folder,
         scratch=tools.scratch,
-        name=name,
     )
 
 

@@ -4,7 +4,7 @@
         owner.json      which process runs it                                           written once, first
         config.json     the configuration, and where each of its values came from       written once
         trials.jsonl    the points of its sweep, one if nothing varies                  written once
-        job.json        the job: recipe, arguments, name, job id                        written once, last of these
+        job.json        the job: its whole spec                                         written once, last of these
         out.json        its plain folder, and whether for trials of a sweep             changes with the folder
         status.jsonl    the journal
         logs/NODE.log   each stage's output
@@ -36,6 +36,8 @@ _CANCEL = "cancel"
 _SECOND = len("20261115-031502")
 # A sweep of a million trials has some 200 MiB of them.
 _LARGEST_BYTES = 1 << 30
+_OF_THE_SPEC = {"job_id": "id", "name": "name", "recipe": "recipe", "args": "args", "folder": "folder"}
+"""Keys of `job.json` that hold a field of the job each; the others are in `spec`."""
 
 
 @frozen
@@ -55,11 +57,8 @@ class Attempt:
         return {
             "v": 1,
             "attempt": self.id,
-            "job_id": self.spec.id,
-            "name": self.spec.name,
-            "recipe": self.spec.recipe,
-            "args": self.spec.args,
-            "folder": self.spec.folder,
+            **{key: getattr(self.spec, name) for key, name in _OF_THE_SPEC.items()},
+            "spec": {name: value for name, value in self.spec.to_json().items() if name not in _OF_THE_SPEC.values()},
             "started_s": self.started_s,
             "stoker": self.stoker,
             "options": self.options,
@@ -68,16 +67,11 @@ class Attempt:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Attempt:
         """Read what `to_json` gave. Raises `KeyError`, `TypeError` or `ValueError` on anything else."""
-        spec = JobSpec(
-            id=str(raw["job_id"]),
-            name=str(raw["name"]),
-            recipe=str(raw["recipe"]),
-            args=dict(raw["args"]),
-            folder=str(raw["folder"]),
-        )
+        # Earlier versions wrote no other fields of the job.
+        spec = {**raw.get("spec", {}), **{name: raw[key] for key, name in _OF_THE_SPEC.items()}}
         return cls(
             id=str(raw["attempt"]),
-            spec=spec,
+            spec=JobSpec.from_json(spec),
             started_s=float(raw["started_s"]),
             stoker=str(raw["stoker"]),
             options=dict(raw["options"]),

@@ -58,7 +58,7 @@ class JobRequest:
     earlier: JobFolder | None = None
     """A job to build again, with today's code and files."""
     fields: Mapping[str, Any] = fresh(factory=dict)
-    """Fields of the `JobSpec` that options of `submit` set, by name: `priority`, `after`, `timeout_s` and others."""
+    """Fields of the `JobSpec` that options of the command line set, by name: `priority`, `after`, `timeout_s`."""
     env: Mapping[str, str] = fresh(factory=dict)
     """Platform → file that a program's environment is made from; "" is any other platform."""
     in_place: bool = False

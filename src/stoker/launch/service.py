@@ -16,6 +16,7 @@ from xml.parsers.expat import ExpatError
 
 from stoker.core.errors import BadInput
 from stoker.core.frozen import fresh, frozen
+from stoker.core.job import JOB_VARIABLES
 from stoker.host.install import UV_SETTINGS
 
 HOPELESS = (2, *range(20, 30), 33, 35, 78)
@@ -93,10 +94,9 @@ NOT_PASSED_ON = {
     "STOKER_GPU_FAKE": "invented devices are for tests and demonstrations",
     **dict.fromkeys(
         (
+            *JOB_VARIABLES,
             "STOKER_ATTEMPT",
             "STOKER_CONTROL",
-            "STOKER_JOB",
-            "STOKER_JOB_NAME",
             "STOKER_JOB_OUT",
             "STOKER_MARK",
             "STOKER_METRICS",
@@ -106,7 +106,6 @@ NOT_PASSED_ON = {
             "STOKER_RESUME",
             "STOKER_RESUME_KEY",
             "STOKER_SCRATCH",
-            "STOKER_SEED",
             "STOKER_TOKEN",
             "STOKER_VRAM_BYTES",
         ),

@@ -18,7 +18,7 @@ from stoker.core.clock import Clock
 from stoker.core.errors import InternalError, InvalidTransition, NotFound, ProcessLost, StokerError, Unavailable
 from stoker.core.events import Kinds
 from stoker.core.frozen import fresh, frozen
-from stoker.core.job import attempt_id
+from stoker.core.job import attempt_id, variables_of
 from stoker.core.jsontext import loads
 from stoker.core.leases import AttemptToken
 from stoker.core.text import one_line
@@ -477,9 +477,7 @@ class RunningAttempt:
             **self._worker.machine.variables(grant),
             **self._prepared.variables(grant),
             "STOKER_TOKEN": grant.token().to_text(),
-            "STOKER_JOB": grant.job,
-            "STOKER_JOB_NAME": grant.spec.name,
-            **({} if grant.spec.seed is None else {"STOKER_SEED": str(grant.spec.seed)}),
+            **variables_of(grant.spec),
         }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from stoker.core.digests import Digest
 from stoker.core.errors import Ambiguous, LocalFile, NotFound
+from stoker.core.frozen import changed
 from stoker.core.job import JobState
 from stoker.core.jsontext import dumps, loads
 from stoker.host.identity import ProcessIdentity, mine, of_pid, surroundings
@@ -62,6 +63,25 @@ def test_what_was_wanted_is_read_back(runs: str) -> None:
     assert folder.attempt == "20261115-031502-7f3a"
     assert folder.owner() == mine()
     assert os.path.isdir(folder.log_folder)
+
+
+def test_the_whole_job_is_read_back(runs: str) -> None:
+    attempt = spec("20261115-031502-7f3a")
+    whole = changed(
+        attempt, spec=changed(attempt.spec, number=2, label="lr=0.1", point={"lr": 0.1}, after=("prep",), timeout_s=5.0)
+    )
+    folder = JobFolder.begin(runs, whole, mine())
+    assert JobFolder(folder.path).begun() == whole
+
+
+def test_a_job_of_an_earlier_version_has_the_five_fields_that_it_wrote(runs: str) -> None:
+    folder = begin(runs, "20261115-031502-7f3a")
+    path = Path(folder.path, "job.json")
+    body = loads(path.read_bytes())
+    assert {"v", "attempt", "job_id", "name", "recipe", "args", "folder", "started_s", "stoker", "options"} <= set(body)
+    del body["spec"]
+    path.write_text(dumps(body))
+    assert folder.begun() == spec("20261115-031502-7f3a")
 
 
 def test_how_it_ended_is_read_back(runs: str) -> None:

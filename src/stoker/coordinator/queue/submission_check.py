@@ -6,14 +6,15 @@ Pure, without the database: runs in the caller's thread.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
 from stoker.coordinator.queue.sql import JobRow
 from stoker.core.digests import digest_value
 from stoker.core.errors import Diagnostic, InvalidInput
-from stoker.core.frozen import changed, fields_of, frozen
-from stoker.core.job import JobSpec, JobState
+from stoker.core.frozen import changed, defaults_of, fields_of, frozen
+from stoker.core.job import OF_THE_CODE, JobSpec, JobState
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import may_change
 from stoker.core.text import JOB_NAME_RULE, is_job_name, point_name
@@ -214,8 +215,6 @@ def _circle_from(
 
 # What a submission does to an existing job: a pure decision, before anything is written.
 
-_CODE = frozenset({"code", "code_tree", "code_folder", "commit", "folder", "project"})
-"""Fields of the code and its location, compared separately."""
 CODE_TREE = "code_tree"
 """The reported change if only other files of the project changed."""
 
@@ -291,9 +290,17 @@ def _followed(fate: SpecDecision, row: JobRow) -> SpecDecision:
 
 
 def changed_fields(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
-    """Return the changed fields of a spec, except those of its code."""
-    apart = _CODE if new.get("code_tree") else _CODE - {"folder"}
-    return tuple(name for name, value in new.items() if name not in apart and old.get(name) != value)
+    """Return the changed fields of a stored spec, except those of its code. A field that it lacks has its default."""
+    apart = OF_THE_CODE if new.get("code_tree") else OF_THE_CODE - {"folder"}
+    before = {**_defaults(), **old}
+    return tuple(name for name, value in new.items() if name not in apart and before.get(name) != value)
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """Return the fields of a spec that have a default, as they are stored."""
+    stored: dict[str, Any] = loads(_text(JobSpec(id="", name="", recipe="")))
+    return {name: stored[name] for name in defaults_of(JobSpec)}
 
 
 def _of_known(draft: CheckedSpec, row: JobRow, on_changed_code: OnChangedCode) -> SpecDecision:

@@ -26,7 +26,7 @@ from stoker.coordinator.queue.transaction import WriterTransaction, enter_line, 
 from stoker.core.errors import Conflict, Diagnostic, InvalidInput
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import fields_of, frozen
-from stoker.core.job import EnvironmentChoice, JobState
+from stoker.core.job import FOR_PEOPLE, EnvironmentChoice, JobState
 from stoker.core.jsontext import loads
 from stoker.core.text import did_you_mean
 from stoker.protocol.codec import alike
@@ -136,7 +136,7 @@ def _named(
 
 _MOST_COMPARED = 1000
 _ABOUT_CODE = frozenset({"code", CODE_TREE})
-_CURES_NOTHING = frozenset({"name", "number", "label", "point", "priority", "after", "source", "expected_s"})
+_CURES_NOTHING = FOR_PEOPLE | {"priority", "after", "expected_s"}
 """Changes of a job that do not matter to a machine that declined it."""
 
 

@@ -333,6 +333,8 @@ class RunFolders:
     """Shared by all runs: below it each piece of work has a folder under its key."""
     name: str = ""
     """What people call the job."""
+    variables_of: Callable[[str], Mapping[str, str]] = lambda _node: {}
+    """Returns the variables of the job that a node belongs to, for its programs."""
 
     @property
     def job(self) -> str:

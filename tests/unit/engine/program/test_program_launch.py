@@ -158,6 +158,17 @@ def test_variables_of_the_program_win_over_the_users_but_not_over_ours(place: Pl
     assert place.find("mine", env={"PATH": "other"}).argv == ("other/mine",)
 
 
+def test_a_program_gets_the_variables_of_its_job_and_none_of_the_job_around_it(place: Place) -> None:
+    place.environment |= {"STOKER_JOB": "outer", "STOKER_SEED": "7"}
+    work = changed(WORK, folders=changed(WORK.folders, variables_of=lambda node: {"STOKER_JOB": f"of {node}"}))
+    program = Program(argv=("tool",), folder=str(place.folder))
+    launch = render_launch(program, work, place.around(), mark="mark", scratch="/scratch/k", resume=None)
+    assert launch.env["STOKER_JOB"] == "of 3.run"
+    assert "STOKER_SEED" not in launch.env
+    assert "STOKER_JOB" not in place.render("tool").env
+    assert place.render("tool", env={"STOKER_SEED": "1"}).env["STOKER_SEED"] == "1"
+
+
 def test_devices_are_handed_out_only_where_there_are_any(place: Place) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in place.render("tool").env
     assert place.render("tool", has_gpus=True).env["CUDA_VISIBLE_DEVICES"] == ""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from stoker.core.errors import BadInput, LocalFile, NoPermission, ProgramNotFound
 from stoker.core.frozen import changed, fresh, frozen
+from stoker.core.job import JOB_VARIABLES
 from stoker.core.jsontext import dumps
 from stoker.core.text import did_you_mean, format_size
 from stoker.engine.device_gate import HIDDEN
@@ -56,15 +57,17 @@ class ProgramContext:
     """Secrets among the variables: their values stand in nothing that is written of what a program prints."""
 
 
-def find_launch(program: Program, around: ProgramContext) -> Launch:
+def find_launch(program: Program, around: ProgramContext, variables: Mapping[str, str] | None = None) -> Launch:
     """Find out how a program starts, whatever it works on. What starts ranks of it is the Stoker that runs here.
+
+    `variables` are those of its job; it gets none of the job in which Stoker itself may run.
 
     Raises `ProgramNotFound` if its first word is no program, `LocalFile` if `python=` leads nowhere, and `BadInput` for
     what the operating system does not take.
     """
     if program.argv[:3] == GANG and "--" in program.argv[:-1]:
         border = program.argv.index("--") + 1
-        inner = find_launch(changed(program, argv=program.argv[border:]), around)
+        inner = find_launch(changed(program, argv=program.argv[border:]), around, variables)
         ours = (around.own_python, "-P", "-m", *program.argv[:border])
         return changed(inner, argv=(*ours, *inner.argv))
     word = program.argv[0]
@@ -75,7 +78,8 @@ def find_launch(program: Program, around: ProgramContext) -> Launch:
         own_prefix=around.own_prefix,
         word=word if is_bare_python(word) else "python",
     )
-    env = dict(around.environment)
+    env = {name: value for name, value in around.environment.items() if name not in JOB_VARIABLES}
+    env |= variables or {}
     for name, value in python.env.items():
         if value is None:
             env.pop(name, None)
@@ -100,7 +104,7 @@ def render_launch(
     program: Program, work: Work, around: ProgramContext, *, mark: str, scratch: str, resume: str | None
 ) -> Launch:
     """Render the start of one attempt; raises as `find_launch` does."""
-    found = find_launch(program, around)
+    found = find_launch(program, around, work.folders.variables_of(work.node))
     env = {
         **found.env,
         "STOKER_OUT": work.out,
