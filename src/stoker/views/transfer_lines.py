@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from stoker.core.events import Event, Kinds
+from stoker.core.frozen import changeable, frozen
 from stoker.core.text import format_duration, format_size, outside
 from stoker.views.text_tables import span
 
@@ -15,7 +15,7 @@ _WORTH_A_ROW_BYTES = 1 << 20
 _WORTH_A_RATE_S = 0.05
 
 
-@dataclass(slots=True, kw_only=True)
+@changeable
 class TransferDisplay:
     """The state of one file, from its events."""
 
@@ -38,7 +38,7 @@ class TransferDisplay:
     """`done` or `failed` after the end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DrawStyle:
     """How progress is drawn: with a bar or without, in which characters, and in which width (0: any)."""
 

@@ -10,12 +10,10 @@ like read it. When nothing of the user runs any more, its result is taken back a
 
 from __future__ import annotations
 
-import base64
 import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from urllib.parse import quote, quote_plus
 
 from stoker.core.frozen import changed
 from stoker.core.jsontext import dumps
@@ -227,6 +225,8 @@ class SecretRedactor:
 
 
 def _looks_of(value: str) -> Iterator[bytes]:
+    from urllib.parse import quote, quote_plus  # noqa: PLC0415 - only a job with secrets should cost it
+
     for one in (value, *_long_lines(value)):
         data = one.encode(errors="surrogateescape")
         if len(data) < _SHORTEST:
@@ -248,6 +248,8 @@ def _long_lines(value: str) -> list[str]:
 
 def _in_base64(data: bytes) -> Iterator[bytes]:
     """Return what of a text's base64 does not depend on what stands around it, for each of its three alignments."""
+    import base64  # noqa: PLC0415 - only a job with secrets should cost it
+
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + data)
         first = -(-shift * 8 // 6) if shift else 0
