@@ -26,7 +26,44 @@ class Backend(StrEnum):
     OPENGL = "opengl"
 
 
-COMPUTE_BACKENDS = (Backend.CUDA, Backend.ROCM, Backend.METAL, Backend.ONEAPI)
+CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
+CUDA_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+HIP_VARIABLE = "HIP_VISIBLE_DEVICES"
+ROCR_VARIABLE = "ROCR_VISIBLE_DEVICES"
+
+
+@frozen
+class DeviceVendor:
+    """How the devices of one backend are named and selected outside of Stoker."""
+
+    label: str
+    """The backend, as its vendor writes it."""
+    type_words: tuple[str, ...] = ()
+    """Words in the types and names of its devices."""
+    variables: tuple[str, ...] = ()
+    """Variables that select the devices of a program."""
+    variable_prefixes: tuple[str, ...] = ()
+    """Prefixes of all variables of its libraries."""
+
+
+VENDORS: Mapping[Backend, DeviceVendor] = {
+    Backend.CUDA: DeviceVendor(
+        label="CUDA",
+        variables=(CUDA_ORDER_VARIABLE, CUDA_VARIABLE),
+        variable_prefixes=("CUDA_", "NVIDIA_"),
+    ),
+    Backend.ROCM: DeviceVendor(
+        label="ROCm",
+        type_words=(
+            "amd", "radeon", "instinct", "mi100", "mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi325x",
+        ),
+        variables=(HIP_VARIABLE, ROCR_VARIABLE),
+        variable_prefixes=("HIP_", "ROCR_", "HSA_", "GPU_"),
+    ),
+    Backend.METAL: DeviceVendor(label="Metal", type_words=("apple", "m1", "m2", "m3", "m4", "metal")),
+    Backend.ONEAPI: DeviceVendor(label="oneAPI", type_words=("intel", "arc")),
+}  # fmt: skip
+COMPUTE_BACKENDS = tuple(VENDORS)
 """Backends with devices of their own: a job may require one of these. The others use devices of these backends."""
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, BinaryIO
 
 from stoker.core.capability import Capability, MachineInterpreter
-from stoker.core.device import GIB, Backend, Device, TriState, TriStateAnswer
+from stoker.core.device import COMPUTE_BACKENDS, GIB, VENDORS, Backend, Device, TriState, TriStateAnswer
 from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen, frozen_by_position
 from stoker.core.text import did_you_mean, format_size, one_line
@@ -284,7 +284,6 @@ def _port(port: int, is_free: TriStateAnswer) -> Check:
 
 GPU_WORD = "gpu"
 """Any backend that trainings can use."""
-_COMPUTING = (Backend.CUDA, Backend.ROCM, Backend.METAL, Backend.ONEAPI)
 WORDS = (GPU_WORD, *map(str, Backend))
 """All names that can be required."""
 FAKED = f"faked by {FAKE_VARIABLE}"
@@ -314,7 +313,7 @@ def read_words(text: str) -> tuple[str, ...]:
 
 def has(capability: Capability, word: str) -> bool:
     """Return True if the requirement with this name is met here."""
-    words = _COMPUTING if word == GPU_WORD else (Backend(word),)
+    words = COMPUTE_BACKENDS if word == GPU_WORD else (Backend(word),)
     return any(backend in capability.backends for backend in words)
 
 
@@ -379,8 +378,6 @@ def _missing(capability: Capability, word: str) -> MissingRequirement:
 
 # What the state of devices and of torch means: three answers for each accelerator, and whether torch fits. Pure.
 
-_SPELT = {Backend.CUDA: "CUDA", Backend.ROCM: "ROCm", Backend.METAL: "Metal"}
-
 
 def check_devices(capability: Capability) -> tuple[Check, ...]:
     """Check each accelerator, and report the other findings of probes."""
@@ -414,9 +411,9 @@ def check_required(missing: tuple[MissingRequirement, ...]) -> tuple[Check, ...]
 
 def _device(device: Device, version: str) -> Check:
     label = device.backend if device.index is None else f"{device.backend} {device.index}"
-    facts = [device.name, _memory_device_checkup(device)]
+    facts = [device.name, _memory_text(device)]
     facts += [f"driver {device.driver}"] if device.driver else []
-    facts += [f"{_SPELT.get(device.backend, device.backend)} {version}"] if version else []
+    facts += [f"{VENDORS[device.backend].label} {version}"] if version else []
     facts += [device.uuid]
     answers = ("installed", device.installed), ("visible", device.visible), ("usable", device.usable)
     # The reason of a fake device is shown once only.
@@ -428,7 +425,7 @@ def _device(device: Device, version: str) -> Check:
     return Check(label, verdict, message, hint)
 
 
-def _memory_device_checkup(device: Device) -> str:
+def _memory_text(device: Device) -> str:
     if device.total_bytes is None:
         return "memory unknown"
     unified = " of the machine's memory" if device.memory_type == "unified" else ""
@@ -466,7 +463,7 @@ def _torch(python: MachineInterpreter, capability: Capability) -> Check:
 
 
 def _toolkit(python: MachineInterpreter) -> str:
-    return _SPELT[Backend.ROCM if "rocm" in python.torch else Backend.CUDA]
+    return VENDORS[Backend.ROCM if "rocm" in python.torch else Backend.CUDA].label
 
 
 def _major(version: str) -> int:

@@ -38,11 +38,10 @@ def devices_here(
 
     if not look(KernelFiles(files), environment, {}).is_of_devices:
         return ()
-    from stoker.devices.probes import amd, nvidia, others  # noqa: PLC0415 - see above
-    from stoker.devices.probes.inventory import find_devices  # noqa: PLC0415 - see above
+    from stoker.devices.probes.inventory import QUICK_PROBES, find_devices  # noqa: PLC0415 - see above
+    from stoker.devices.probes.nvidia import NVIDIA_SMI  # noqa: PLC0415 - see above
 
-    quick = frozenset({nvidia.NVML, amd.AMD_SMI, amd.ROCM_SMI, others.SYSTEM_PROFILER})
-    found = find_devices(environment, ask=ask(), files=files, probes=quick)
+    found = find_devices(environment, ask=ask(), files=files, probes=QUICK_PROBES)
     if any(one.total_bytes is None for one in found.devices):
-        found = find_devices(environment, ask=ask(), files=files, probes=quick | {nvidia.NVIDIA_SMI})
+        found = find_devices(environment, ask=ask(), files=files, probes=QUICK_PROBES | {NVIDIA_SMI})
     return tuple(one for one in found.devices if one.may_be_used)

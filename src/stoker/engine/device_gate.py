@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
-from stoker.core.device import Backend, Device, Needs
+from stoker.core.device import CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, Backend, Device, Needs
 from stoker.core.digests import digest_value
 from stoker.core.errors import InternalError
 from stoker.core.frozen import changeable, frozen
@@ -131,7 +131,7 @@ def held_base(word: str, user: int | None = None) -> str:
 
 VRAM_BYTES = "STOKER_VRAM_BYTES"
 """How much of each of its devices a process that shares them may take."""
-HIDDEN: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": ""}
+HIDDEN: Mapping[str, str] = {CUDA_VARIABLE: ""}
 """What a process gets that was given no device: HIP reads the same variable."""
 
 
@@ -145,18 +145,15 @@ def device_variables(
     """
     variables = {VRAM_BYTES: str(vram_bytes)} if vram_bytes else {}
     cuda = [device.uuid for device in devices if device.backend is Backend.CUDA]
-    hip = [device.uuid if device.index is None else str(device.index) for device in devices if _is_hip(device)]
+    rocm = [device for device in devices if device.backend is Backend.ROCM]
+    hip = [device.uuid if device.index is None else str(device.index) for device in rocm]
     if not hip:
-        return {**variables, "CUDA_VISIBLE_DEVICES": ",".join(cuda)}
-    if "ROCR_VISIBLE_DEVICES" in environment:
-        variables["ROCR_VISIBLE_DEVICES"] = ",".join(hip)
+        return {**variables, CUDA_VARIABLE: ",".join(cuda)}
+    if ROCR_VARIABLE in environment:
+        variables[ROCR_VARIABLE] = ",".join(hip)
         hip = [str(place) for place in range(len(hip))]
-    variables["HIP_VISIBLE_DEVICES"] = ",".join(hip)
-    if cuda or "CUDA_VISIBLE_DEVICES" in environment:
+    variables[HIP_VARIABLE] = ",".join(hip)
+    if cuda or CUDA_VARIABLE in environment:
         # HIP reads it as well: the two must not contradict each other.
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(cuda or hip)
+        variables[CUDA_VARIABLE] = ",".join(cuda or hip)
     return variables
-
-
-def _is_hip(device: Device) -> bool:
-    return device.backend is Backend.ROCM

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from typing import Any, Self
 
 from stoker.core.clock import Closable
-from stoker.core.device import Backend, Device
+from stoker.core.device import CUDA_VARIABLE, Backend, Device
 from stoker.core.errors import Diagnostic, GangClosed, GangNotUp, MissingExtra, RankFailed, StokerError
 from stoker.core.frozen import changed
 from stoker.devices.this_machine import devices_here
@@ -535,7 +535,7 @@ def _memory_bytes() -> int | None:
 def cuda_here(environment: Mapping[str, str]) -> tuple[Device, ...]:
     """Return this machine's GPUs in the order in which ranks number them. Queries the driver in a child process."""
     found = devices_here(environment, ask=lambda: SubprocessRunner(environment))
-    return as_numbered(found, environment.get("CUDA_VISIBLE_DEVICES"))
+    return as_numbered(found, environment.get(CUDA_VARIABLE))
 
 
 def as_numbered(devices: Sequence[Device], visible: str | None) -> tuple[Device, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from xml.parsers.expat import ExpatError
 
+from stoker.core.device import VENDORS
 from stoker.core.errors import BadInput
 from stoker.core.frozen import fresh, frozen
 from stoker.core.job import JOB_VARIABLES
@@ -37,10 +38,7 @@ PASSED_ON = (
     "PATH",
     "LANG",
     "FLEET_HOST_ID",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
+    *(variable for vendor in VENDORS.values() for variable in vendor.variables),
     "STOKER_COMPANY_LINGER",
     "STOKER_CONTAIN",
     "STOKER_COOKBOOKS",

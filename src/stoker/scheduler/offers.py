@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from stoker.core.capability import Capability
-from stoker.core.device import MIB, Backend, Device, MemoryType, usable_bytes
+from stoker.core.device import MIB, VENDORS, Backend, Device, MemoryType, usable_bytes
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import Gpu, Node
 from stoker.core.text import LONGEST_NAME, format_size, is_node_name
@@ -31,11 +31,6 @@ DRIFT_PERCENT = 5
 _VENDOR_WORDS = frozenset({"nvidia", "geforce"})
 _WORD = re.compile(r"[a-z0-9.]+")
 _BAD_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-_OTHER_VENDORS = (
-    (Backend.ROCM, ("amd", "radeon", "instinct", "mi100", "mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi325x")),
-    (Backend.METAL, ("apple", "m1", "m2", "m3", "m4", "metal")),
-    (Backend.ONEAPI, ("intel", "arc")),
-)
 
 
 class Sharing(StrEnum):
@@ -269,10 +264,8 @@ def with_holders(offer: NodeOffer, devices: Iterable[DeviceState]) -> NodeOffer:
 def backend_of(type_name: str) -> Backend:
     """Return the backend of a declared device type: CUDA, unless it names another vendor."""
     words = set(type_name.lower().replace("-", " ").replace("_", " ").split())
-    for backend, vendors in _OTHER_VENDORS:
-        if words.intersection(vendors):
-            return backend
-    return Backend.CUDA
+    named = (backend for backend, vendor in VENDORS.items() if words.intersection(vendor.type_words))
+    return next(named, Backend.CUDA)
 
 
 def _declared_device(gpu: Gpu, sharing: Sharing) -> DeviceOffer:

@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker.core.capability import Capability
 from stoker.core.device import GIB, Backend, Device, TriState, TriStateAnswer
-from stoker.devices.probes.observations import spoken
+from stoker.devices.probes.observations import usable_backends
 
 YES = TriStateAnswer(verdict=TriState.YES)
 NO = TriStateAnswer(verdict=TriState.NO, why="CUDA_VISIBLE_DEVICES is empty")
@@ -41,7 +41,7 @@ def capability(*devices: Device, **more: Any) -> Capability:
             "ram_total_bytes": 32 * GIB,
             "ram_available_bytes": 20 * GIB,
             "devices": devices,
-            "backends": spoken({one.backend: "12.4" for one in devices}, devices),
+            "backends": usable_backends({one.backend: "12.4" for one in devices}, devices),
             **more,
         }
     )

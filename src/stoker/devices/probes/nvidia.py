@@ -1,4 +1,6 @@
-"""The probe nvidia-smi: a list of GPUs as CSV, with a header that names the columns.
+"""NVIDIA's probes: nvidia-smi, NVML, the driver's files, and boards (Jetson).
+
+nvidia-smi prints a list of GPUs as CSV, with a header that names the columns.
 
 Old versions do not know all columns and refuse the whole query; they are run again for fewer. Parts of divided GPUs
 (MIG) are in another list, read if there are any. Reading is pure and never raises.
@@ -233,7 +235,7 @@ def read_nvml(reply: Reply) -> ProbeResult:
     if "missing" in report:
         return missing()
     if "error" in report:
-        return unheard(NVML, _failure_nvml(str(report["error"])))
+        return unheard(NVML, _nvml_failure(str(report["error"])))
     driver = text_cell(report.get("driver"))
     reports = [one for row in _rows(report.get("devices")) for one in _device(row, driver)]
     errors = report.get("errors")
@@ -241,11 +243,11 @@ def read_nvml(reply: Reply) -> ProbeResult:
         probe=NVML,
         reports=tuple(reports),
         backends={Backend.CUDA: _cuda_version(report.get("cuda"))} if reports else {},
-        findings=tuple(_failure_nvml(str(error)) for error in errors) if isinstance(errors, list) else (),
+        findings=tuple(_nvml_failure(str(error)) for error in errors) if isinstance(errors, list) else (),
     )
 
 
-def _failure_nvml(text: str) -> ProbeFinding:
+def _nvml_failure(text: str) -> ProbeFinding:
     return trouble(text, NVML) or ProbeFinding(
         code="nvml_error", message=f"NVML reports: {one_line(text, 200)}", probe=NVML, hint="does nvidia-smi work?"
     )
@@ -289,21 +291,13 @@ def _cuda_version(value: object) -> str:
     return f"{number // 1000}.{number % 1000 // 10}" if number else ""
 
 
-# The kernel as a probe for NVIDIA's devices: the driver's own list, device files, and the PCI bus.
-#
-# Reads files only. The driver's list names its devices; the bus also names those without a driver, which distinguishes
-# a card without a driver from no card.
+# The kernel as a probe for NVIDIA's devices: the driver's own list, and device files. Reads files only.
 
 KERNEL = "kernel"
-PCI = "pci"
 
 _GPUS = "/proc/driver/nvidia/gpus"
 _VERSION = re.compile(r"(?:Kernel Module|Module for \S+)\s+(\d+(?:\.\d+)+)")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_BUS = "/sys/bus/pci/devices"
-# Displays, and accelerators that can't draw.
-_CLASSES = ("0x03", "0x12")
-_VENDORS = {"0x10de": (Backend.CUDA, "NVIDIA", "nvidia"), "0x1002": (Backend.ROCM, "AMD", "amdgpu")}
 
 
 def read_driver(files: KernelFiles) -> ProbeResult:
@@ -325,16 +319,6 @@ def read_driver(files: KernelFiles) -> ProbeResult:
         ),
         was_heard=files.has(_GPUS),
     )
-
-
-def read_bus(files: KernelFiles) -> ProbeResult:
-    """Return the accelerators of NVIDIA's and AMD's on the PCI bus, whether or not a driver has taken them."""
-    found = []
-    for address in files.names(_BUS, r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"):
-        place = f"{_BUS}/{address}"
-        if files.text(f"{place}/vendor") in _VENDORS and files.text(f"{place}/class").startswith(_CLASSES):
-            found.append(_of_bus(files, address))
-    return ProbeResult(probe=PCI, reports=tuple(found))
 
 
 def read_information(text: str) -> dict[str, str]:
@@ -367,26 +351,6 @@ def _of_driver(index: int, pci: str, row: dict[str, str], version: str) -> Devic
         minor=count_value(int(minor)) if minor.isdecimal() and len(minor) < 6 else None,
         name=text_cell(row.get("Model", "")),
         driver=version,
-    )
-
-
-def _of_bus(files: KernelFiles, address: str) -> DeviceReport:
-    place = f"{_BUS}/{address}"
-    backend, vendor, expected = _VENDORS[files.text(f"{place}/vendor")]
-    driver = files.target_name(f"{place}/driver")
-    is_kept = driver.startswith("vfio")
-    taken = f"the driver {driver} has it" if driver else "no driver has it"
-    stopped = None
-    if is_kept:
-        stopped = TriStateAnswer(verdict=TriState.NO, why=f"reserved for a virtual machine (bound to {driver})")
-    elif driver != expected:
-        stopped = TriStateAnswer(verdict=TriState.NO, why=f"{taken}, and computing needs {expected}")
-    return DeviceReport(
-        backend=backend,
-        pci=tidy_pci(address),
-        name=text_cell(f"{vendor} device {files.text(f'{place}/device')}"),
-        lacks_driver=stopped is not None and not is_kept,
-        works=stopped,
     )
 
 

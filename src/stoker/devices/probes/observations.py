@@ -96,53 +96,44 @@ class DetectedDevices:
     is_fake: bool = False
 
 
-def with_implied(backends: Mapping[Backend, str]) -> dict[Backend, str]:
-    """Return the backends with webgpu, which every other one implies, in declared order."""
-    implied = {Backend.WEBGPU: "", **backends} if backends else {}
-    return {backend: implied[backend] for backend in Backend if backend in implied}
+def usable_backends(backends: Mapping[Backend, str], devices: Iterable[Device]) -> dict[Backend, str]:
+    """Return the backends without those whose every device is hidden or can't be used, in declared order.
 
-
-def spoken(backends: Mapping[Backend, str], devices: Iterable[Device]) -> dict[Backend, str]:
-    """Return the backends without those whose every device is hidden or can't be used, and with what the rest imply."""
+    Any of them implies webgpu: its implementations use Vulkan, Metal or Direct3D, which every vendor's driver has. Its
+    version is unknown then.
+    """
     by_backend: dict[Backend, list[Device]] = {}
     for device in devices:
         by_backend.setdefault(device.backend, []).append(device)
-    return with_implied(
-        {
-            backend: version
-            for backend, version in backends.items()
-            if not (of := by_backend.get(backend)) or any(one.may_be_used for one in of)
-        }
-    )
+    usable = {
+        backend: version
+        for backend, version in backends.items()
+        if not (of := by_backend.get(backend)) or any(one.may_be_used for one in of)
+    }
+    if usable:
+        usable.setdefault(Backend.WEBGPU, "")
+    return {backend: usable[backend] for backend in Backend if backend in usable}
 
 
-# Which probe is believed: the order of probes, and the fields with another order. Only data: `inventory` uses it, and
-# tests check that every probe has its place.
+# Which probe is believed. Only data: a probe that names devices has its place in `PROBES`, and nowhere else unless
+# it is an exception for one field.
 
 PROBES = (
     "nvml", "nvidia-smi", "amd-smi", "rocm-smi", "system_profiler", "jetson", "kfd", "torch", "kernel", "pci",
 )  # fmt: skip
 """Probes that name devices, the most trusted first."""
 
-BY_FIELD: Mapping[str, tuple[str, ...]] = {
-    # A board's name is more specific than that of the GPU inside it; the compute driver and the bus know only numbers.
-    "name": (
-        "jetson", "nvml", "nvidia-smi", "amd-smi", "rocm-smi", "system_profiler", "torch", "kernel", "kfd", "pci",
-    ),
-    # ROCm numbers as its driver does. What torch calls 0 depends on what is hidden from it.
-    "index": ("nvml", "nvidia-smi", "kfd", "amd-smi", "rocm-smi", "system_profiler", "jetson", "kernel"),
-    # torch sees less than the whole, and uses some itself.
-    "total_bytes": ("nvml", "nvidia-smi", "amd-smi", "rocm-smi", "system_profiler", "jetson", "kfd", "torch"),
-    "free_bytes": ("nvml", "nvidia-smi", "rocm-smi", "kfd", "torch"),
-}  # fmt: skip
+# A board's name is more specific than that of the GPU inside it. ROCm numbers devices as its driver does.
+_FIRST = {"name": ("jetson",), "index": ("kfd",)}
+# The compute driver and the bus know only numbers.
+_LAST = {"name": ("kfd", "pci")}
+# What torch calls 0 depends on what is hidden from it.
+_IGNORED = {"index": ("torch",)}
 
-COMPARED: Mapping[str, tuple[str, ...]] = {
-    # Each of these reads the name from the same place in the driver.
-    "name": ("nvml", "nvidia-smi", "kernel", "torch"),
-    "total_bytes": ("nvml", "nvidia-smi", "amd-smi", "rocm-smi", "kfd", "torch"),
-    "count": ("nvml", "nvidia-smi"),
-}
-"""Probes between which a difference means an error."""
+NVIDIA_DRIVER = ("nvml", "nvidia-smi")
+"""Probes that list all devices which NVIDIA's driver shows here: a different count means an error."""
+_SAME_NAMES = (*NVIDIA_DRIVER, "kernel", "torch")
+"""Probes that read the name from the same place in the driver: a different name means an error."""
 
 SAME_BYTES = 64 * MIB
 """Two totals that differ by no more are the same."""
@@ -155,7 +146,9 @@ UNIFIED_FRAGMENTS = ("jetson", "orin", "tegra", "gb10", "digits", "thor")
 
 def order_of(field: str) -> tuple[str, ...]:
     """Return the probes for a field, the most trusted first."""
-    return BY_FIELD.get(field, PROBES)
+    first, last = _FIRST.get(field, ()), _LAST.get(field, ())
+    placed = {*first, *last, *_IGNORED.get(field, ())}
+    return (*first, *(probe for probe in PROBES if probe not in placed), *last)
 
 
 TORCH = "torch"
@@ -341,7 +334,7 @@ def unmatched(count: int) -> list[ProbeFinding]:
 
 
 def _name_differences(of: Group, label: str) -> list[ProbeFinding]:
-    named = [(probe, of[probe].name) for probe in COMPARED["name"] if probe in of and of[probe].name]
+    named = [(probe, of[probe].name) for probe in _SAME_NAMES if probe in of and of[probe].name]
     if len({_plain(name) for _, name in named}) < 2:
         return []
     listed = ", ".join(f"{probe} says {name!r}" for probe, name in named)
@@ -354,7 +347,7 @@ def _plain(name: str) -> str:
 
 
 def _size_differences(of: Group, label: str) -> list[ProbeFinding]:
-    rows = [(probe, of[probe]) for probe in COMPARED["total_bytes"] if probe in of and of[probe].total_bytes]
+    rows = [(probe, of[probe]) for probe in PROBES if probe in of and of[probe].total_bytes]
     if len(rows) < 2:
         return []
     trusted, best = rows[0]
@@ -382,7 +375,7 @@ def _is_same_size(best: DeviceReport, other: DeviceReport, *, is_torch: bool) ->
 def _counts(heard: Mapping[str, ProbeResult]) -> list[ProbeFinding]:
     counts = [
         (probe, sum(1 for one in heard[probe].reports if not one.parent))
-        for probe in COMPARED["count"]
+        for probe in NVIDIA_DRIVER
         if probe in heard and heard[probe].was_heard
     ]
     return [
@@ -396,7 +389,7 @@ def _seen_by_nobody(
     groups: Sequence[Group], heard: Mapping[str, ProbeResult], device_files: Collection[int]
 ) -> list[ProbeFinding]:
     listed = sum(1 for one in groups if "kernel" in one) or len(device_files)
-    blind = [name for name in ("nvml", "nvidia-smi") if name in heard and heard[name].was_heard]
+    blind = [name for name in NVIDIA_DRIVER if name in heard and heard[name].was_heard]
     if not listed or not blind or any(heard[name].reports for name in blind):
         return []
     return [

@@ -1,7 +1,6 @@
-"""The probe torch: the devices that the torch of one interpreter sees, and whether it could compute there.
+"""Probes of other vendors or of several: the PCI bus, system_profiler, other backends' tools, torch.
 
-It is the only probe that computes on a device, and the only one that sees what programs see: devices that a variable
-hides are hidden from it. `torch_child.py` runs in the user's interpreter. Reading is pure and never raises.
+Reading is pure and never raises.
 """
 
 from __future__ import annotations
@@ -17,12 +16,53 @@ from stoker.core.device import Backend, MemoryType, TriState, TriStateAnswer
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import one_line
 from stoker.devices.probes.observations import DeviceReport, ProbeResult, garbage, silence, tidy_pci, unheard
-from stoker.devices.probes.readers import bytes_value, count_value, marked_objects, size_cell, text_cell
+from stoker.devices.probes.readers import KernelFiles, bytes_value, count_value, marked_objects, size_cell, text_cell
 from stoker.host.command_runner import ProbeFailure, Reply
 
-# The probe system_profiler: the GPUs of a Mac and whether they support Metal.
+# The PCI bus as a probe for the devices of several vendors.
 #
-# Reading is pure and never raises. Written from published outputs; untested on a Mac.
+# Reads files only. The bus also names devices without a driver, which distinguishes a card without a driver from no
+# card.
+
+PCI = "pci"
+_BUS = "/sys/bus/pci/devices"
+# Displays, and accelerators that can't draw.
+_CLASSES = ("0x03", "0x12")
+_VENDORS = {"0x10de": (Backend.CUDA, "NVIDIA", "nvidia"), "0x1002": (Backend.ROCM, "AMD", "amdgpu")}
+
+
+def read_bus(files: KernelFiles) -> ProbeResult:
+    """Return the accelerators of NVIDIA's and AMD's on the PCI bus, whether or not a driver has taken them."""
+    found = []
+    for address in files.names(_BUS, r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"):
+        place = f"{_BUS}/{address}"
+        if files.text(f"{place}/vendor") in _VENDORS and files.text(f"{place}/class").startswith(_CLASSES):
+            found.append(_of_bus(files, address))
+    return ProbeResult(probe=PCI, reports=tuple(found))
+
+
+def _of_bus(files: KernelFiles, address: str) -> DeviceReport:
+    place = f"{_BUS}/{address}"
+    backend, vendor, expected = _VENDORS[files.text(f"{place}/vendor")]
+    driver = files.target_name(f"{place}/driver")
+    is_kept = driver.startswith("vfio")
+    taken = f"the driver {driver} has it" if driver else "no driver has it"
+    stopped = None
+    if is_kept:
+        stopped = TriStateAnswer(verdict=TriState.NO, why=f"reserved for a virtual machine (bound to {driver})")
+    elif driver != expected:
+        stopped = TriStateAnswer(verdict=TriState.NO, why=f"{taken}, and computing needs {expected}")
+    return DeviceReport(
+        backend=backend,
+        pci=tidy_pci(address),
+        name=text_cell(f"{vendor} device {files.text(f'{place}/device')}"),
+        lacks_driver=stopped is not None and not is_kept,
+        works=stopped,
+    )
+
+
+# The probe system_profiler: the GPUs of a Mac and whether they support Metal. Written from published outputs; untested
+# on a Mac.
 
 SYSTEM_PROFILER = "system_profiler"
 _KEY = "SPDisplaysDataType"
@@ -169,6 +209,11 @@ SPEAKERS = (
     ),
 )
 
+
+# The probe torch: the devices that the torch of one interpreter sees, and whether it could compute there.
+#
+# It is the only probe that computes on a device, and the only one that sees what programs see: devices that a variable
+# hides are hidden from it. `torch_child.py` runs in the user's interpreter.
 
 TORCH = "torch"
 _SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_child.py")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.core import jsontext
+from stoker.core.device import Backend
 from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen
 from stoker.core.text import lazy_pattern, one_line
@@ -101,7 +102,7 @@ def count_value(value: object) -> int | None:
 
 # The kernel's own files below a given root, read so that nothing about them can raise or take long.
 
-_KERNEL_FILES_MOST_BYTES = 1 << 16
+_MOST_READ_BYTES = 1 << 16
 
 
 class KernelFiles:
@@ -117,7 +118,7 @@ class KernelFiles:
         except (OSError, ValueError):
             return ""
         try:
-            data = os.read(descriptor, _KERNEL_FILES_MOST_BYTES)
+            data = os.read(descriptor, _MOST_READ_BYTES)
         except OSError:
             return ""
         finally:
@@ -158,7 +159,7 @@ def _runs(name: str) -> list[str]:
 
 
 FAKE_VARIABLE = "STOKER_GPU_FAKE"
-"""Requests fake hardware; see `inventory`."""
+"""Requests fake hardware; see `fake_devices`."""
 _NVIDIA_FILES = ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/nvgpu")
 _LIBRARY = "libnvidia-ml.so.1"
 _LIBRARY_FOLDERS = (
@@ -171,31 +172,29 @@ _MAC_FILES = ("/System/Library/CoreServices/SystemVersion.plist",)
 
 @frozen
 class Evidence:
-    """Evidence of accelerators of each vendor: a file, a program or a variable; empty if there is none."""
+    """Evidence of accelerators: a file, a program or a variable; empty if there is none."""
 
-    nvidia: str = ""
-    amd: str = ""
-    apple: str = ""
+    devices: Mapping[Backend, str]
+    """Of devices of a backend; only backends with evidence."""
     fake: str = ""
     graphics: str = ""
-    """Of any vendor: a display device."""
+    """Of a display device of any vendor."""
 
     @property
     def is_of_devices(self) -> bool:
         """True if there is evidence of a device for work."""
-        return bool(self.nvidia or self.amd or self.apple or self.fake)
+        return bool(self.devices or self.fake)
 
     @property
     def is_there(self) -> bool:
         return self.is_of_devices or bool(self.graphics)
 
 
-def look(files: KernelFiles, environment: Mapping[str, str], seen: Mapping[str, str]) -> Evidence:
-    """Return the evidence of accelerators; `seen` are vendors of which the kernel's lists already name devices."""
+def look(files: KernelFiles, environment: Mapping[str, str], listed: Mapping[Backend, str]) -> Evidence:
+    """Return the evidence of accelerators; `listed` are the backends of which the kernel's lists name devices."""
+    found = {backend: listed.get(backend) or find(files, environment) for backend, find in _EVIDENCE.items()}
     return Evidence(
-        nvidia=seen.get("nvidia", "") or _nvidia(files, environment),
-        amd=seen.get("amd", "") or _first(files, _AMD_FILES) or _program(("amd-smi", "rocm-smi"), environment),
-        apple=_first(files, _MAC_FILES),
+        devices={backend: evidence for backend, evidence in {**listed, **found}.items() if evidence},
         fake=FAKE_VARIABLE if FAKE_VARIABLE in environment else "",
         graphics=next((f"/dev/dri/{name}" for name in files.names("/dev/dri", r"renderD\d+")), ""),
     )
@@ -218,6 +217,14 @@ def _nvidia(files: KernelFiles, environment: Mapping[str, str]) -> str:
     return _first(files, _NVIDIA_FILES) or _program(("nvidia-smi",), environment) or _library(files, environment)
 
 
+def _amd(files: KernelFiles, environment: Mapping[str, str]) -> str:
+    return _first(files, _AMD_FILES) or _program(("amd-smi", "rocm-smi"), environment)
+
+
+def _apple(files: KernelFiles, _environment: Mapping[str, str]) -> str:
+    return _first(files, _MAC_FILES)
+
+
 def _library(files: KernelFiles, environment: Mapping[str, str]) -> str:
     named = [folder for folder in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
     places = (f"{folder}/{_LIBRARY}" for folder in (*named, *_LIBRARY_FOLDERS))
@@ -230,3 +237,11 @@ def _program(names: tuple[str, ...], environment: Mapping[str, str]) -> str:
 
 def _first(files: KernelFiles, places: tuple[str, ...]) -> str:
     return next((place for place in places if files.has(place)), "")
+
+
+_EVIDENCE: Mapping[Backend, Callable[[KernelFiles, Mapping[str, str]], str]] = {
+    Backend.CUDA: _nvidia,
+    Backend.ROCM: _amd,
+    Backend.METAL: _apple,
+}
+"""Search for devices that the kernel's lists do not name."""

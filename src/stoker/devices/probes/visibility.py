@@ -13,15 +13,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from stoker.core.device import Backend, TriState, TriStateAnswer
+from stoker.core.device import (
+    CUDA_ORDER_VARIABLE,
+    CUDA_VARIABLE,
+    HIP_VARIABLE,
+    ROCR_VARIABLE,
+    Backend,
+    TriState,
+    TriStateAnswer,
+)
 from stoker.core.frozen import fresh, frozen
-from stoker.devices.probes.observations import TORCH, Group, ProbeResult, backend_of, first_of
+from stoker.devices.probes.observations import NVIDIA_DRIVER, TORCH, Group, ProbeResult, backend_of, first_of
 
-CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
-ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 CONTAINER_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
-ROCR_VARIABLE = "ROCR_VISIBLE_DEVICES"
-HIP_VARIABLE = "HIP_VISIBLE_DEVICES"
 
 _NUMBER = re.compile(r"\s*([+-]?\d+)")
 _UUID_STARTS = ("GPU-", "MIG-", "FAKE-")
@@ -130,7 +134,7 @@ def _container(candidates: Sequence[VisibilityDevice], value: str | None) -> lis
 
 def _is_order_known(wholes: Sequence[VisibilityDevice], environment: Mapping[str, str]) -> bool:
     # Equal devices are equally fast, and CUDA keeps those in the order of the bus.
-    return environment.get(ORDER_VARIABLE, "") == "PCI_BUS_ID" or len({one.name for one in wholes}) == 1
+    return environment.get(CUDA_ORDER_VARIABLE, "") == "PCI_BUS_ID" or len({one.name for one in wholes}) == 1
 
 
 def _rocm(candidates: Sequence[VisibilityDevice], environment: Mapping[str, str]) -> list[TriStateAnswer]:
@@ -157,14 +161,12 @@ def _unknown(value: str) -> TriStateAnswer:
     return TriStateAnswer(
         verdict=TriState.UNKNOWN,
         why=f"{CUDA_VARIABLE}={value!r} counts from the fastest device, which only CUDA knows;"
-        f" set {ORDER_VARIABLE}=PCI_BUS_ID or write UUIDs",
+        f" set {CUDA_ORDER_VARIABLE}=PCI_BUS_ID or write UUIDs",
     )
 
 
 # Installed, visible, usable: three questions about a device, each with its reason. Pure.
 
-_DRIVERS = ("nvml", "nvidia-smi")
-"""Probes that list everything the driver shows here."""
 _STOPPING = ("driver_mismatch", "driver_unreachable", "device_lost", "nvml_unknown_error")
 """Findings that mean: no program can use the device."""
 
@@ -198,7 +200,7 @@ def visible(
         return TriStateAnswer(verdict=TriState.YES, why="torch sees it")
     if by_variables.is_no:
         return by_variables
-    if hidden := _hidden_three_answers(of, heard, facts):
+    if hidden := _hidden_by_system(of, heard, facts):
         return _no(hidden)
     if by_variables.verdict is TriState.UNKNOWN and _torch_saw_others(of, heard):
         return _no(f"torch does not see it; {by_variables.why}")
@@ -234,7 +236,7 @@ def _stopped(of: Group, heard: Mapping[str, ProbeResult]) -> TriStateAnswer | No
     return stopped
 
 
-def _hidden_three_answers(of: Group, heard: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
+def _hidden_by_system(of: Group, heard: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
     backend = backend_of(of)
     if backend is Backend.CUDA:
         return _cuda_hidden(of, heard, facts)
@@ -242,7 +244,7 @@ def _hidden_three_answers(of: Group, heard: Mapping[str, ProbeResult], facts: De
 
 
 def _cuda_hidden(of: Group, heard: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
-    if any(probe in of and of[probe].free_bytes is not None for probe in _DRIVERS):
+    if any(probe in of and of[probe].free_bytes is not None for probe in NVIDIA_DRIVER):
         # Its memory was read through its device file, whatever that is called here.
         return ""
     minor, _ = first_of(of, "minor")
@@ -251,8 +253,8 @@ def _cuda_hidden(of: Group, heard: Mapping[str, ProbeResult], facts: DetectedMac
             return f"there is no /dev/nvidia{minor} here: a container was not given it"
         if not facts.device_files[minor]:
             return f"no permission to use /dev/nvidia{minor}"
-    listing = [probe for probe in _DRIVERS if probe in heard and heard[probe].was_heard]
-    is_shown = any(probe in of for probe in (*_DRIVERS, "jetson", TORCH))
+    listing = [probe for probe in NVIDIA_DRIVER if probe in heard and heard[probe].was_heard]
+    is_shown = any(probe in of for probe in (*NVIDIA_DRIVER, "jetson", TORCH))
     if listing and not is_shown:
         return f"the driver does not show it here ({', '.join(listing)})"
     return ""

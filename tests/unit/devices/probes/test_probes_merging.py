@@ -4,10 +4,17 @@ import pytest
 
 from stoker.core.capability import ProbeFinding
 from stoker.core.device import GIB, MIB, Backend, MemoryType, TriState, TriStateAnswer
-from stoker.core.frozen import changed
+from stoker.core.frozen import changed, field_names
 from stoker.devices.probes import amd, nvidia, others
-from stoker.devices.probes.inventory import made_up_uuid, merge
-from stoker.devices.probes.observations import BY_FIELD, COMPARED, PROBES, DetectedDevices, DeviceReport, ProbeResult
+from stoker.devices.probes.inventory import QUICK_PROBES, made_up_uuid, merge
+from stoker.devices.probes.observations import (
+    PROBES,
+    DetectedDevices,
+    DeviceReport,
+    ProbeResult,
+    order_of,
+    usable_backends,
+)
 from stoker.devices.probes.visibility import DetectedMachineFacts
 from tests.fakes.asker import recorded
 
@@ -55,9 +62,16 @@ def test_the_order_of_statements_does_not_matter() -> None:
 
 
 def test_every_probe_has_its_place_in_every_order() -> None:
-    for order in (*BY_FIELD.values(), *COMPARED.values()):
-        assert set(order) <= set(PROBES)
-    assert set(BY_FIELD["name"]) == set(PROBES)
+    of_kernel = {nvidia.KERNEL, nvidia.JETSON, amd.KFD, others.PCI}
+    assert {*QUICK_PROBES, nvidia.NVIDIA_SMI, others.TORCH, *of_kernel} == set(PROBES)
+    for field in field_names(DeviceReport):
+        assert set(order_of(field)) == set(PROBES) - ({others.TORCH} if field == "index" else set()), field
+
+
+@pytest.mark.parametrize("backend", Backend)
+def test_any_backend_implies_webgpu(backend: Backend) -> None:
+    assert usable_backends({backend: "1.2"}, ()) == {Backend.WEBGPU: "", backend: "1.2"}
+    assert usable_backends({}, ()) == {}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from stoker.core.device import VENDORS
 from stoker.core.frozen import changed
 from stoker.core.jsontext import dumps
 from stoker.engine.runners.stage_runner import Work
@@ -29,7 +30,8 @@ _READ_BY_ALL = 0o755
 _THEIRS = ("out", "said", "tmp", "home")
 # Of the worker's own variables a job of another user gets those that say how this machine is used, and no others.
 _PASSED = ("PATH", "LANG", "TZ", "TERM", "SSL_CERT_FILE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
-_PASSED_FAMILIES = ("LC_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "GPU_", "OMP_", "MKL_", "NCCL_")
+_OF_DEVICES = tuple(prefix for vendor in VENDORS.values() for prefix in vendor.variable_prefixes)
+_PASSED_FAMILIES = ("LC_", *_OF_DEVICES, "OMP_", "MKL_", "NCCL_")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.device import Backend, MemoryType
-from stoker.devices.probes import amd, nvidia
+from stoker.devices.probes import amd, nvidia, others
 from stoker.devices.probes.observations import tidy_pci
 from stoker.devices.probes.readers import KernelFiles
 from tests.fakes.asker import RECORDINGS
@@ -59,7 +59,7 @@ def test_the_bus_tells_a_card_without_driver_from_no_card(machine: FileMachine, 
     machine.card("0000:03:00.0", driver="nouveau")
     machine.card("0000:04:00.0", driver="vfio-pci")
     machine.card("0000:05:00.0", vendor="0x8086")
-    driven, bare, other, kept = nvidia.read_bus(files).reports
+    driven, bare, other, kept = others.read_bus(files).reports
     assert driven.works is None
     whys = [one.works.why if one.works else "" for one in (bare, other, kept)]
     assert "no driver has it" in whys[0]
