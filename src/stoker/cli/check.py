@@ -215,7 +215,7 @@ def _finding_as_json(one: Finding) -> dict[str, object]:
 # errors is recognised by its lines, and one without these keys by a list of maps with a similar name.
 
 _KEYS = {"nodes", "jobs", "hosts", ADAPTERS}
-_CHECK_FILES_HEAD_BYTES = 64 * 1024
+_MOST_HEAD_BYTES = 64 * 1024
 _MISSPELT = 0.75
 """Minimum similarity of a misspelt key: `adaptors` has 0.8 to `adapter`."""
 # Top-level keys start a line, in YAML and TOML.
@@ -275,7 +275,7 @@ def _is_of_maps(item: LocatedValue) -> bool:
 def _top_keys(path: str) -> set[str]:
     """Return the known keys that start a line in a file's first part."""
     with translated(path), open(path, "rb") as file:
-        return {found.decode() for found in _TOP_KEY.findall(file.read(_CHECK_FILES_HEAD_BYTES))}
+        return {found.decode() for found in _TOP_KEY.findall(file.read(_MOST_HEAD_BYTES))}
 
 
 class DeclaredFileCheck:

@@ -163,7 +163,7 @@ _EVERYWHERE = "0.0.0.0"  # noqa: S104 - beyond this machine it speaks TLS alone
 _CODE_S = 900.0
 _JOINS_WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.2
-_SERVE_SERVICE_PLAIN = ("listen", "advertise")
+_SERVE_TEXT_OPTIONS = ("listen", "advertise")
 _TIMES = ("lease", "heartbeat", "keep_events", "certificate_life")
 _SIZES = ("upload_limit",)
 _PATHS = ("cluster", "manifest", "token_file", "accept_code")
@@ -196,7 +196,7 @@ def uninstall_serve(call: CommandContext) -> int:
 def serve_words(call: CommandContext, given: dict[str, Any]) -> tuple[str, ...]:
     """Return the words after `serve` for a service, with absolute paths."""
     words = {"listen": f"{_EVERYWHERE}:{DEFAULT_PORT}"}
-    words |= {name: given[name] for name in _SERVE_SERVICE_PLAIN if given[name]}
+    words |= {name: given[name] for name in _SERVE_TEXT_OPTIONS if given[name]}
     if given["db"]:
         scheme, slashes, path = given["db"].partition("sqlite:///")
         words["db"] = f"{slashes}{call.path(path)}" if slashes and not scheme else given["db"]

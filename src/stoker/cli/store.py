@@ -455,7 +455,7 @@ def _chosen(call: CommandContext, target: str) -> tuple[str, list[Digest]]:
 
 # `stoker store refs`: list stored trees, show one, remove a name.
 
-_STORE_PINS_LISTED = 50
+_MOST_PINS_LISTED = 50
 
 REFS_GRAMMAR = Grammar(
     "store refs",
@@ -512,11 +512,11 @@ def _show_store_pins(call: CommandContext, name: str) -> int:
             entry.sha256[:12],
             f"{entry.path} -> {entry.link_to}" if entry.link_to else entry.path,
         ]
-        for entry in entries[:_STORE_PINS_LISTED]
+        for entry in entries[:_MOST_PINS_LISTED]
     ]
     out.lines(table(rows, header=("size", "sha256", "file")) if rows else ["empty"])
-    if len(entries) > _STORE_PINS_LISTED:
-        out.line(f"… and {len(entries) - _STORE_PINS_LISTED:,} more")
+    if len(entries) > _MOST_PINS_LISTED:
+        out.line(f"… and {len(entries) - _MOST_PINS_LISTED:,} more")
     return 0
 
 

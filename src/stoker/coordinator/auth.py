@@ -314,7 +314,7 @@ def _damaged(path: str, why: str) -> Damaged:
 # periodically, and loads a new one.
 
 SERVER_NAME = "server.pem"
-_SERVER_CERTIFICATE_MOST_BYTES = 256 * 1024
+_MOST_CERTIFICATE_BYTES = 256 * 1024
 _MARK = "-----BEGIN CERTIFICATE-----"
 
 
@@ -342,7 +342,7 @@ class ServerCertificate:
 
     def _is_good(self, names: frozenset[str]) -> bool:
         try:
-            text = read_regular(self.path, _SERVER_CERTIFICATE_MOST_BYTES).decode()
+            text = read_regular(self.path, _MOST_CERTIFICATE_BYTES).decode()
             pem = text[text.index(_MARK) :]
             found = read_certificate(pem)
             has_names, is_ours = names <= names_in(pem), is_signed_by(pem, self._ca.certificate_pem)

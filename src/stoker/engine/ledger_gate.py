@@ -336,7 +336,7 @@ def _held_by(owner: int, used: Mapping[int, int] | None) -> tuple[int, bool]:
 
 
 _MOST_PERCENT = 100_000
-_LEDGER_GATE_LONGEST_NAME = 200
+_LONGEST_JOB_NAME = 200
 
 
 class LedgerGate:
@@ -456,7 +456,7 @@ class LedgerGate:
 
     def _ask(self, needs: Needs, job: str) -> DeviceRequest:
         return DeviceRequest(
-            job=job[:_LEDGER_GATE_LONGEST_NAME],
+            job=job[:_LONGEST_JOB_NAME],
             devices=tuple(_candidate(device) for device in self._matching(needs)),
             count=needs.gpu,
             vram_bytes=needs.vram_bytes,

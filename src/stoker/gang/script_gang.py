@@ -225,7 +225,7 @@ OnPhase = Callable[[int, Phase, int], None]
 _PRELOAD = ("stoker.gang.rank",)
 _LIBRARIES = ("torch", "torch.distributed")
 _LINGER_S = 1.0
-_SCRIPT_GANG_LOOK_S = 0.05
+_ZYGOTE_POLL_S = 0.05
 _FDS_PER_RANK = 8
 _FDS_BESIDE = 64
 _NAMED = 8
@@ -354,7 +354,7 @@ class ScriptGang:
             if self._cancel.is_wanted:
                 raise self._why or Cancelled("interrupted")
             try:
-                ready = zygote.wait_ready(_SCRIPT_GANG_LOOK_S)
+                ready = zygote.wait_ready(_ZYGOTE_POLL_S)
             except TimeoutError:
                 continue
             self.warnings = tuple(one for one in ready.warnings if not one.startswith("can't preload torch"))

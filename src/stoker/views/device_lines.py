@@ -229,7 +229,7 @@ def _count(number: int, what: str) -> str:
 _PHASES = (*(phase.name for phase in Phase if phase < Phase.READY), COLLECTIVE)
 _TOGETHER = frozenset({"COMM", COLLECTIVE})
 """Phases in which all ranks wait for the last one, so that a long time is not one rank's fault."""
-_GANG_CHECKS_MOST_LISTED = 8
+_MOST_RANKS_LISTED = 8
 _SLOW_S = 0.1
 _SLOW_FACTOR = 3
 
@@ -284,7 +284,7 @@ def _phase(name: str, test: GangSelfTest, fault: _Fault) -> Check | None:
 
 def _times(done: Sequence[RankSelfTest], name: str) -> str:
     slowest = max(done, key=lambda one: one.phases_s[name])
-    if len(done) > _GANG_CHECKS_MOST_LISTED:
+    if len(done) > _MOST_RANKS_LISTED:
         median_s = sorted(one.phases_s[name] for one in done)[len(done) // 2]
         return f"{len(done)} ranks, median {_time(median_s)}, slowest {_who(slowest)} {_time(slowest.phases_s[name])}"
     listed = ", ".join(f"rank {one.rank} {_time(one.phases_s[name])}" for one in done)

@@ -196,7 +196,7 @@ def _table(facts: Sequence[Fact], sides: Sequence[ComparisonSide]) -> str:
     head = "".join(f"<th>{escape(one_line(name))}</th>" for name in names)
     lines = []
     for fact in facts:
-        cells = [fact.name, *(_cell_sides_page(fact, place) for place in range(len(sides)))]
+        cells = [fact.name, *(_fact_cell(fact, place) for place in range(len(sides)))]
         cells += [change_text(fact)] if with_change else []
         inside = "".join(f'<td class="text">{escape(one_line(cell))}</td>' for cell in cells)
         look = "" if fact.is_same else ' class="best"'
@@ -205,7 +205,7 @@ def _table(facts: Sequence[Fact], sides: Sequence[ComparisonSide]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cell_sides_page(fact: Fact, place: int) -> str:
+def _fact_cell(fact: Fact, place: int) -> str:
     origin = fact.origins[place] if fact.origins else ""
     text = fact_text(fact, fact.values[place])
     return f"{text} ({origin})" if origin and fact.values[place] is not None else text

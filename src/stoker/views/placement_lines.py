@@ -129,7 +129,7 @@ _HEADER = ("machine", "device", "score", "why")
 
 def explanation_lines(explanation: JobExplanation, *, now_s: float, columns: int) -> Iterator[str]:
     """Yield an explanation as lines."""
-    place = _place_fleet_explaining(explanation)
+    place = _expected_place(explanation)
     yield f"{explanation.job.name}: {one_line(explanation.verdict)}{f' ({place})' if place else ''}"
     if explanation.starts_s is not None:
         based = f" ({explanation.based_on})" if explanation.based_on else ""
@@ -177,7 +177,7 @@ def _forecast_lines(explanation: JobExplanation, now_s: float) -> Iterator[str]:
         )
 
 
-def _place_fleet_explaining(explanation: JobExplanation) -> str:
+def _expected_place(explanation: JobExplanation) -> str:
     if explanation.place_in_line is None or "queue position" in explanation.verdict:
         return ""
     return f"queue position {explanation.place_in_line:,}"
@@ -194,7 +194,7 @@ def _machine_rows(machine: Mapping[str, Any], now_s: float) -> Iterator[list[str
     for device in devices:
         name = " ".join(filter(None, (str(device.get("uuid", "")), str(device.get("type", "")))))
         obstacle = device.get("obstacle")
-        why = str(obstacle.get("why", "")) if isinstance(obstacle, Mapping) else _terms_fleet_explaining(device)
+        why = str(obstacle.get("why", "")) if isinstance(obstacle, Mapping) else _terms_text(device)
         yield ["", name, _score(device), one_line("; ".join(filter(None, (why, _held(device, now_s)))))]
 
 
@@ -205,7 +205,7 @@ def _node_why(machine: Mapping[str, Any]) -> str:
             f"{one['device']}: {one['why']}" if one.get("device") else str(one["why"]) for one in obstacles
         )
     on = ", ".join(map(str, machine.get("on") or ()))
-    return f"on {on}" if on else f"on the CPU: {_terms_fleet_explaining(machine)}" if machine.get("fits") else ""
+    return f"on {on}" if on else f"on the CPU: {_terms_text(machine)}" if machine.get("fits") else ""
 
 
 def _score(row: Mapping[str, Any]) -> str:
@@ -213,7 +213,7 @@ def _score(row: Mapping[str, Any]) -> str:
     return number(score) if isinstance(score, int | float) else "-"
 
 
-def _terms_fleet_explaining(row: Mapping[str, Any]) -> str:
+def _terms_text(row: Mapping[str, Any]) -> str:
     terms = [one for one in row.get("terms") or () if isinstance(one, Mapping)]
     return " × ".join(_term(one) for one in terms)
 

@@ -396,7 +396,7 @@ RULES = (
     "counters",
 )
 """The rules of `history`, and of counters."""
-_JUDGING_SHOWN = 50
+_MOST_FAULTS_SHOWN = 50
 
 
 @frozen
@@ -425,7 +425,7 @@ def judge(database: Database, *, most: int, budgets: Budgets, has_object: HasObj
         # The check of the whole file takes long: only `admin db check` does it.
         for violation in check_rows(connection, budgets=budgets, has_object=has_object, behind=behind, is_quick=True):
             broken[violation.rule] += 1
-            if len(shown) < _JUDGING_SHOWN:
+            if len(shown) < _MOST_FAULTS_SHOWN:
                 shown.append(violation)
     return DatabaseCheckResult(
         jobs=min(total, most), is_whole=total <= most, broken=dict(broken), violations=tuple(shown)

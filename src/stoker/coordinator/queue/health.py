@@ -114,7 +114,7 @@ def add_hook(turn: WriterTransaction, asked: AddHook) -> QueueCommandResult:
         "by": plain(asked.by),
     }
     turn.write(turn.statements.put_hook, **fresh)
-    _tell_hooking(turn, FleetKinds.HOOK_MADE, number, by=asked.by)
+    _emit_webhook_event(turn, FleetKinds.HOOK_MADE, number, by=asked.by)
     return QueueCommandResult(changed=(str(number),), data={"id": number})
 
 
@@ -142,7 +142,7 @@ def close_hook(turn: WriterTransaction, asked: CloseHook) -> QueueCommandResult:
     turn.write(
         turn.statements.put_hook, **{**row, "closed_s": turn.now_s, "secret": "", "last_error": plain(asked.why)}
     )
-    _tell_hooking(turn, FleetKinds.HOOK_CLOSED, asked.id, why=asked.why, by=asked.by)
+    _emit_webhook_event(turn, FleetKinds.HOOK_CLOSED, asked.id, why=asked.why, by=asked.by)
     return QueueCommandResult(changed=(str(asked.id),))
 
 
@@ -168,7 +168,7 @@ def _find(turn: WriterTransaction, id: int) -> dict[str, Any]:
     raise NotFound(f"there is no webhook {id}", hint="`stoker admin notify` lists them")
 
 
-def _tell_hooking(turn: WriterTransaction, kind: str, id: int, *, why: str = "", by: str = "") -> None:
+def _emit_webhook_event(turn: WriterTransaction, kind: str, id: int, *, why: str = "", by: str = "") -> None:
     fields = {"hook": id, "why": plain(why), "by": plain(by)}
     turn.tell(kind, fields=telling(fields))
 

@@ -181,7 +181,7 @@ def make_invite(turn: WriterTransaction, asked: MakeInvite) -> QueueCommandResul
     if sum(one.is_live(now_s) for one in known.values()) >= MOST_OPEN:
         raise Refused(f"{MOST_OPEN} invitations are open already", hint="use them, or wait until they expire")
     made = changed(asked.invite, made_s=now_s, expires_s=now_s + asked.life_s, by=plain(asked.invite.by)[:200])
-    _put_inviting(turn, made)
+    _put_invitation(turn, made)
     fields = {"invite": made.id, "role": made.role, "name": made.name, "expires_s": made.expires_s, "by": made.by}
     turn.tell(FleetKinds.INVITED, fields=telling(fields))
     return QueueCommandResult(changed=(made.id,), data={"expires_s": made.expires_s})
@@ -194,7 +194,7 @@ def fail_invite(turn: WriterTransaction, asked: FailInvite) -> QueueCommandResul
         return QueueCommandResult()
     failures = found.failures + 1
     is_over = failures >= MOST_FAILURES
-    _put_inviting(turn, changed(found, failures=failures, key="" if is_over else found.key))
+    _put_invitation(turn, changed(found, failures=failures, key="" if is_over else found.key))
     fields = {"invite": found.id, "failures": failures, "is_over": is_over, "address": plain(asked.address)}
     turn.tell(FleetKinds.JOIN_REFUSED, fields=fields)
     return QueueCommandResult(changed=(found.id,), data={"left": MOST_FAILURES - failures})
@@ -207,7 +207,7 @@ def withdraw_invite(turn: WriterTransaction, asked: WithdrawInvite) -> QueueComm
         raise NotFound(f"there is no invitation {asked.id!r}", hint="`stoker machines invite --list` lists them")
     if not found.is_live(turn.now_s):
         return QueueCommandResult(notes=(f"invitation {found.id} is closed already",))
-    _put_inviting(turn, changed(found, key=""))
+    _put_invitation(turn, changed(found, key=""))
     turn.tell(FleetKinds.INVITE_WITHDRAWN, fields={"invite": found.id, **({"by": plain(asked.by)} if asked.by else {})})
     return QueueCommandResult(changed=(found.id,))
 
@@ -233,7 +233,7 @@ def use_invite(turn: WriterTransaction, asked: UseInvite) -> QueueCommandResult:
             _see_free(found, given.name, "person")
             revoke_tokens(turn, given.name, by=found.by)
         put_token(turn, changed(asked.token, by=found.by), address=asked.address)
-    _put_inviting(turn, changed(found, used_s=now_s, key="", request=asked.request, answer=asked.answer))
+    _put_invitation(turn, changed(found, used_s=now_s, key="", request=asked.request, answer=asked.answer))
     return QueueCommandResult(changed=(given.name,), data={"answer": asked.answer})
 
 
@@ -254,7 +254,7 @@ def _see_free(invite: Invite, name: str, sort: str) -> None:
         )
 
 
-def _put_inviting(turn: WriterTransaction, invite: Invite) -> None:
+def _put_invitation(turn: WriterTransaction, invite: Invite) -> None:
     turn.book.standing.invites[invite.id] = invite
     turn.write(turn.statements.put_invite, **fields_of(invite))
 

@@ -146,7 +146,7 @@ STEPS = ("append", "sync_files", "write", "sync", "rename", "sync_folders")
 _STRIPES = 64
 _REMEMBERED = 64
 """Attempts whose sizes one stripe remembers; another one's are read again."""
-_ATTEMPTS_BLOCK_BYTES = 1 << 20
+_READ_BLOCK_BYTES = 1 << 20
 
 Growth = Callable[[str, int, str], None]
 """Called with the job, attempt and path of a file that grew."""
@@ -449,7 +449,7 @@ def _has(descriptor: int, offset: int, data: memoryview) -> bool:
     """Return True if a file has these bytes there."""
     at = 0
     while at < len(data):
-        block = os.pread(descriptor, min(_ATTEMPTS_BLOCK_BYTES, len(data) - at), offset + at)
+        block = os.pread(descriptor, min(_READ_BLOCK_BYTES, len(data) - at), offset + at)
         if not block or block != data[at : at + len(block)]:
             return False
         at += len(block)

@@ -136,7 +136,7 @@ IGNORE_FILE = ".stokerignore"
 _LARGEST_IGNORE_BYTES = 1 << 20
 _SUBMODULE = "160000"
 _NO_COMMIT = "(initial)"
-_PROJECT_MOST_NAMED = 5
+_MOST_FILES_NAMED = 5
 # Submodules have settings of their own, which are not looked at either.
 _STATUS = ("--untracked-files=no", "--no-renames", "--ignore-submodules=all")
 
@@ -296,7 +296,7 @@ def _read_status(text: str) -> tuple[str, list[str]]:
 def _of_submodules(submodules: Sequence[str], files: Mapping[str, None]) -> Iterable[str]:
     left = [path for path in submodules if not any(file.startswith(f"{path}/") for file in files)]
     if left:
-        listed = ", ".join(left[:_PROJECT_MOST_NAMED]) + (", …" if len(left) > _PROJECT_MOST_NAMED else "")
+        listed = ", ".join(left[:_MOST_FILES_NAMED]) + (", …" if len(left) > _MOST_FILES_NAMED else "")
         yield f"git keeps {listed} as submodules: their files stay here unless `include` names them"
 
 

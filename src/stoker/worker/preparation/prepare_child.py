@@ -78,7 +78,7 @@ class PrepareLine:
             return None
 
 
-_PREPARE_MESSAGES_LOOK_EVERY_S = 0.1
+_CHILD_POLL_S = 0.1
 _GRACE_S = 5.0
 _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 16
@@ -163,7 +163,7 @@ class _Run:
                 if stream is not None:
                     selector.register(stream, selectors.EVENT_READ, stream is child.stdout)
             while selector.get_map() and not self._stop.is_set():
-                for key, _ in selector.select(_PREPARE_MESSAGES_LOOK_EVERY_S):
+                for key, _ in selector.select(_CHILD_POLL_S):
                     data = os.read(key.fd, _CHUNK_BYTES)
                     if not data:
                         selector.unregister(key.fileobj)
@@ -384,7 +384,7 @@ def _looks_of(folder: str, part: str) -> tuple[int, int]:
 _WORTH_BYTES = 4 << 20
 """The rate of a smaller transfer means nothing."""
 _NAME = "rate"
-_RATE_LARGEST_BYTES = 40
+_LARGEST_RATE_FILE_BYTES = 40
 
 
 def note_rate(store: LocalStore, size_bytes: int, seconds: float) -> None:
@@ -397,7 +397,7 @@ def note_rate(store: LocalStore, size_bytes: int, seconds: float) -> None:
 def read_rate(store: LocalStore) -> int:
     """Return bytes per second; 0 if unknown."""
     try:
-        return max(0, int(read_regular(_path(store), _RATE_LARGEST_BYTES)))
+        return max(0, int(read_regular(_path(store), _LARGEST_RATE_FILE_BYTES)))
     except (OSError, ValueError, StokerError):
         return 0
 
