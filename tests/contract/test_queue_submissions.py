@@ -117,9 +117,9 @@ def test_what_was_ordered_is_told_before_anything_runs(fleet: Driven) -> None:
         )
     )
     story = fleet.reader.story("train")
-    assert (story.code_tree, story.commit) == ("c" * 64, "f" * 40)
-    assert [(one["where"], one["tree"]) for one in story.inputs] == [("env:DATA", "d" * 64)]
-    assert [(one["path"], one["digest"]) for one in story.environment] == [("uv.lock", "e" * 64)]
+    assert (story.spec.code_tree, story.spec.commit) == ("c" * 64, "f" * 40)
+    assert [(one.where, one.tree) for one in story.spec.inputs] == [("env:DATA", "d" * 64)]
+    assert [(one.path, one.digest) for one in story.spec.environment] == [("uv.lock", "e" * 64)]
     assert origin_lines(story) == [
         f"code    tree {'c' * 12}  commit {'f' * 12}",
         f"data    DATA tree {'d' * 12}",

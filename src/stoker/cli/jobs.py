@@ -14,7 +14,7 @@ from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
 from stoker.cli.screens import LineScreen, LiveScreen, Screen
 from stoker.cli.watch import FirstLines, ended_text
 from stoker.core.errors import InvalidTransition, Usage
-from stoker.core.job import JobState
+from stoker.core.job import JobSpec, JobState
 from stoker.core.machine import MOST_PRIORITY
 from stoker.core.text import did_you_mean, format_duration
 from stoker.devices.this_machine import host_name
@@ -22,8 +22,8 @@ from stoker.host.durable import remove_tree
 from stoker.jobs.job_history import NodeHistory
 from stoker.jobs.submitter import who_asks
 from stoker.jobs.trials import KnownMetrics, TrialEnd, shared_nodes
-from stoker.views.fleet_lines import JOB_HEADER, LOCAL_JOB_HEADER, job_row, local_job_row, local_row
-from stoker.views.recipe_lines import flat, value_text
+from stoker.views.fleet_lines import JOB_HEADER, LOCAL_JOB_HEADER, job_row, local_job_row, local_row, spec_lines
+from stoker.views.recipe_lines import flat
 from stoker.views.stage_lines import memory_text, metrics_text, shared_process_lines, step_text
 from stoker.views.text_tables import ago, span
 
@@ -130,8 +130,6 @@ JOBS_SHOW_GRAMMAR = Grammar(
 
 def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
     """Show one job."""
-    from stoker.jobs.secret_mask import masked_args
-
     job = call.lookup.job(given["name"], given["at"])
     if not isinstance(job, LocalJob):
         return _show_points(call, job) if job.is_sweep else _show_fleet_job(call, job)
@@ -139,11 +137,10 @@ def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
     facts, end, story = job_facts(folder), folder.ended(), job_story(folder)
     metrics = KnownMetrics(call.parts.store)
     ends = [metrics.added_to(one) for one in job.ends(story, is_running=facts["state"] == "running")]
-    args = masked_args(spec.recipe, spec.args)
     out.object(
         {
+            **_spec_as_json(spec),
             **facts,
-            "args": args,
             "options": job.attempt.options,
             "folder": spec.folder,
             "stoker": job.attempt.stoker,
@@ -156,7 +153,7 @@ def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
             "trials": [_trial_as_json(one) for one in ends],
         }
     )
-    _show_local_head(call, job, facts, args)
+    _show_local_head(call, job, facts)
     nodes = list(story.nodes.values())
     if ends:
         shared = shared_nodes([one.trial for one in ends])
@@ -175,19 +172,31 @@ def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-def _show_local_head(call: CommandContext, job: LocalJob, facts: dict[str, Any], args: dict[str, Any]) -> None:
-    from stoker.jobs.program import is_found
+def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
+    """Return the fields of a job that are set. Its identity would have what is masked in its arguments."""
+    from stoker.jobs.secret_mask import masked_args
 
+    fields = {name: value for name, value in spec.to_json().items() if name not in ("id", "identity")}
+    return {**fields, "args": masked_args(spec.recipe, spec.args)}
+
+
+def _shown_args(spec: JobSpec) -> dict[str, Any]:
+    """Return the arguments of a job to show, by path: without those that Stoker found out for a program."""
+    from stoker.jobs.program import is_found
+    from stoker.jobs.secret_mask import masked_args
+
+    args = flat(masked_args(spec.recipe, spec.args))
+    return {name: value for name, value in args.items() if not is_found(spec.recipe, name)}
+
+
+def _show_local_head(call: CommandContext, job: LocalJob, facts: dict[str, Any]) -> None:
     out, spec = call.out, job.spec
     now_s = call.parts.clock.wall_s()
     took = f", took {span(facts['elapsed_s'])}" if facts["elapsed_s"] is not None else ""
     why = f" ({facts['why']})" if facts["why"] else ""
     out.line(f"{out.paint(spec.name, 'bold')}: {facts['state']}{why}")
     out.line(f"started {ago(job.attempt.started_s, now_s)}{took} · id {job.attempt.id} · Stoker {job.attempt.stoker}")
-    out.line(f"recipe  {spec.recipe}")
-    for name, value in flat(args).items():
-        if not is_found(spec.recipe, name):
-            out.line(f"  {name}={value_text(value)}")
+    out.lines(spec_lines(spec, _shown_args(spec)))
     if facts["out"]:
         out.line(f"results {facts['out']}")
     out.line(f"journal {job.folder.status_path}\n")
@@ -195,16 +204,14 @@ def _show_local_head(call: CommandContext, job: LocalJob, facts: dict[str, Any],
 
 def _show_fleet_job(call: CommandContext, job: FleetJob) -> int:
     """Show a fleet job: arguments, state, attempts and stages."""
-    from stoker.jobs.program import is_found
     from stoker.jobs.secret_mask import masked_args
     from stoker.views.fleet_lines import ATTEMPT_HEADER, attempt_row, job_lines
 
     story, out, now_s = job.story, call.out, call.parts.clock.wall_s()
-    stages, args = job.stages(), masked_args(story.job.recipe, story.args)
+    stages, args = job.stages(), masked_args(story.spec.recipe, story.spec.args)
     more = {"args": args, "where": "fleet", "stages": [one.to_json() for one in stages]}
     out.object({**story.model_dump(mode="json"), **more})
-    shown = {name: value for name, value in flat(args).items() if not is_found(story.job.recipe, name)}
-    out.lines(job_lines(story, shown, now_s, paint=out.paint))
+    out.lines(job_lines(story, _shown_args(story.spec), now_s, paint=out.paint))
     if story.attempts:
         out.line()
         out.table([attempt_row(attempt, now_s) for attempt in story.attempts], header=ATTEMPT_HEADER)

@@ -133,13 +133,21 @@ class Checked:
     """Annotates a frozen class of `core` for use in messages: pydantic creates, checks and writes its objects.
 
     `limits` are field types that are stricter than those of the class. Fields `omitted_by_default` are written only if
-    they differ from their default. Unknown fields are refused. With `is_rechecked` false, an existing object is
-    accepted as it is: it was checked when it was created.
+    they differ from their default. Unknown fields are refused, unless it `is_open`. With `is_rechecked` false, an
+    existing object is accepted as it is: it was checked when it was created.
     """
 
-    def __init__(self, *, omitted_by_default: Collection[str] = (), is_rechecked: bool = True, **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        omitted_by_default: Collection[str] = (),
+        is_rechecked: bool = True,
+        is_open: bool = False,
+        **limits: Any,
+    ) -> None:
         self._omitted = omitted_by_default
         self._is_rechecked = is_rechecked
+        self._is_open = is_open
         self._limits = limits
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -166,7 +174,7 @@ class Checked:
 
         def check(value: Any, validate: schemas.ValidatorFunctionWrapHandler) -> Any:
             checked = validate(value)
-            if isinstance(value, dict) and not names.keys() >= value.keys():
+            if not self._is_open and isinstance(value, dict) and not names.keys() >= value.keys():
                 raise _unknown(source.__name__, [name for name in value if name not in names])
             return checked
 
@@ -174,7 +182,8 @@ class Checked:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         made = handler(schema)
-        handler.resolve_ref_schema(made)["additionalProperties"] = False
+        if not self._is_open:
+            handler.resolve_ref_schema(made)["additionalProperties"] = False
         return made
 
 

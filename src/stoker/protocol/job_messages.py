@@ -6,13 +6,23 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core.core_schema import CoreSchema
 
 from stoker.core.device import COMPUTE_BACKENDS, Backend
 from stoker.core.errors import BadInput
-from stoker.core.frozen import frozen
+from stoker.core.frozen import fields_of, frozen
 from stoker.core.job import EnvironmentChoice, JobInput, JobSpec
 from stoker.core.machine import MOST_EXPECTED_S, MOST_PRIORITY, Requirements
 from stoker.core.text import point_name
@@ -129,7 +139,19 @@ JobBody = Annotated[
     ),
 ]
 """A `JobSpec` in a message, with the checks for one from another program."""
+JobFacts = Annotated[
+    JobSpec,
+    Checked(
+        is_rechecked=False,
+        is_open=True,
+        inputs=tuple[Annotated[JobInput, Checked(is_open=True)], ...],
+        environment=tuple[Annotated[EnvironmentChoice, Checked(is_open=True)], ...],
+        requirements=Annotated[Requirements, Checked(is_open=True, omitted_by_default=("backend",))],
+    ),
+]
+"""A `JobSpec` in a response, which readers of other versions must understand: no limits, unknown fields are ignored."""
 JOB_BODY: TypeAdapter[JobSpec] = adapter_of(JobBody)
+REQUIREMENTS_BODY: TypeAdapter[Requirements] = adapter_of(RequirementsBody)
 INPUT_BODY: TypeAdapter[JobInput] = adapter_of(InputBody)
 ENVIRONMENT_BODY: TypeAdapter[EnvironmentChoice] = adapter_of(EnvironmentBody)
 
@@ -181,6 +203,48 @@ def values_fault(order: JobSpec) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+class SpecMessage(WireMessage):
+    """A message about one job: in JSON, the `spec_fields` of its spec are beside its own fields."""
+
+    spec: JobBody
+    spec_fields: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def spec_beside(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of the spec that the message's own fields hold."""
+        raise NotImplementedError
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_flat(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict) or "spec" in raw:
+            return raw
+        spec = {name: raw[name] for name in cls.spec_fields if name in raw}
+        return {**raw, "spec": {**spec, **cls.spec_beside(raw)}}
+
+    @model_serializer
+    def _to_flat(self) -> dict[str, Any]:
+        spec = self.spec
+        flat = {**self.__dict__, **{name: getattr(spec, name) for name in self.spec_fields}}
+        del flat["spec"]
+        flat["inputs"] = [fields_of(one) for one in spec.inputs]
+        flat["environment"] = [fields_of(one) for one in spec.environment]
+        if "requirements" in flat:
+            flat["requirements"] = REQUIREMENTS_BODY.dump_python(spec.requirements)
+        return flat
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        # A serializer's result has no schema of its own.
+        made = handler({name: value for name, value in schema.items() if name != "serialization"})
+        flat = handler.resolve_ref_schema(made)
+        spec = handler.resolve_ref_schema(flat["properties"].pop("spec"))
+        flat["properties"] |= {name: spec["properties"][name] for name in cls.spec_fields}
+        of_the_spec = [name for name in spec["required"] if name in cls.spec_fields]
+        flat["required"] = [*of_the_spec, *(name for name in flat["required"] if name != "spec")]
+        return made
 
 
 class OnChangedCode(StrEnum):

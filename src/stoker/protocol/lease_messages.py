@@ -9,21 +9,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import (
-    Field,
-    GetJsonSchemaHandler,
-    model_serializer,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core.core_schema import CoreSchema
+from pydantic import Field
 
-from stoker.core.frozen import field_names, fields_of
+from stoker.core.frozen import field_names
 from stoker.core.job import OF_THE_QUEUE, JobSpec
 from stoker.core.leases import MOST_LEFT_S, AttemptToken
 from stoker.core.text import LONGEST_NAME
 from stoker.protocol.codec import WireMessage
-from stoker.protocol.job_messages import JobBody, JobId
+from stoker.protocol.job_messages import JobId, SpecMessage
 
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """As in `core.text.is_node_name`."""
@@ -154,13 +147,10 @@ class CheckpointBody(WireMessage):
     step: Count | None = None
 
 
-class Grant(WireMessage):
-    """A lease on one job, with all that a worker needs to run it.
+class Grant(SpecMessage):
+    """A lease on one job, with all that a worker needs to run it: of its spec, all but `OF_THE_QUEUE`."""
 
-    In JSON the job's fields are beside those of the lease, except `OF_THE_QUEUE`; its id is `job`.
-    """
-
-    spec: JobBody
+    spec_fields = tuple(name for name in field_names(JobSpec) if name != "id" and name not in OF_THE_QUEUE)
     job: JobId
     attempt: Count
     epoch: Count
@@ -181,34 +171,9 @@ class Grant(WireMessage):
     def token(self) -> AttemptToken:
         return AttemptToken(job=self.job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_flat(cls, raw: Any) -> Any:
-        if not isinstance(raw, dict) or "spec" in raw:
-            return raw
-        spec = {name: value for name, value in raw.items() if name in _GRANTED}
-        return {**raw, "spec": {**spec, "id": raw.get("job")}}
-
-    @model_serializer
-    def _to_flat(self) -> dict[str, Any]:
-        spec = self.spec
-        flat = {**self.__dict__, **{name: getattr(spec, name) for name in _GRANTED}}
-        del flat["spec"]
-        flat["inputs"] = [fields_of(one) for one in spec.inputs]
-        flat["environment"] = [fields_of(one) for one in spec.environment]
-        return flat
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        made = handler(schema)
-        flat = handler.resolve_ref_schema(made)
-        spec = handler.resolve_ref_schema(flat["properties"].pop("spec"))["properties"]
-        flat["properties"] |= {name: spec[name] for name in _GRANTED}
-        flat["required"] = ["name", "recipe", *(name for name in flat["required"] if name != "spec")]
-        return made
-
-
-_GRANTED = tuple(name for name in field_names(JobSpec) if name != "id" and name not in OF_THE_QUEUE)
+    def spec_beside(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        return {"id": raw.get("job")}
 
 
 class LeaseReport(WireMessage):

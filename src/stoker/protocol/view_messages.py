@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from stoker.core.job import JobState
+from stoker.core.frozen import field_names
+from stoker.core.job import JobSpec, JobState
 from stoker.core.text import outside
 from stoker.protocol.codec import StrictRequest, WireMessage
-from stoker.protocol.job_messages import Bytes, JobId, Priority
+from stoker.protocol.job_messages import Bytes, JobFacts, JobId, Priority, SpecMessage
 
 _MOST_COUNT = 1 << 100
 
@@ -44,6 +45,10 @@ Guess = Annotated[float, AfterValidator(_known)]
 """Estimated or reported seconds; a non-finite number means unknown."""
 ViewCount = Annotated[int, AfterValidator(_usable)]
 State = Annotated[str, AfterValidator(lambda value: JobState(value).value)]
+
+
+_OF_THE_VIEW = ("recipe", "mode", "label", "priority")
+"""Fields of a spec that a `JobView` has, too."""
 
 
 class JobView(WireMessage):
@@ -101,22 +106,20 @@ class AttemptView(WireMessage):
     """Of a completed attempt: interpreter and packages, devices, peaks."""
 
 
-class JobDetails(WireMessage):
-    """Everything about one job."""
+class JobDetails(SpecMessage):
+    """Everything about one job.
 
+    Of its spec, name, number, label, recipe, mode and priority are sent in `job`; `after`, `attempts` and `identity`
+    are not sent.
+    """
+
+    spec: JobFacts
+    spec_fields = tuple(
+        name
+        for name in field_names(JobSpec)
+        if name not in ("id", "name", "number", *_OF_THE_VIEW, "after", "attempts", "identity")
+    )
     job: JobView
-    args: dict[str, Any] = {}
-    requirements: dict[str, Any] = {}
-    code: dict[str, str] = {}
-    folder: str = ""
-    project: str = ""
-    code_tree: str = ""
-    """The tree in a copy of which a program runs; empty: it runs in the folder itself."""
-    commit: str = ""
-    inputs: tuple[dict[str, Any], ...] = ()
-    """Its data: a `core.job.JobInput` each."""
-    environment: tuple[dict[str, Any], ...] = ()
-    """Its environments: a `core.job.EnvironmentChoice` each."""
     after: tuple[Line, ...] = ()
     attempts: tuple[AttemptView, ...] = ()
     counts: dict[Line, ViewCount] = {}
@@ -125,6 +128,17 @@ class JobDetails(WireMessage):
     """The newest, oldest first."""
     bundle: dict[str, Any] = {}
     error: dict[str, Any] = {}
+
+    @classmethod
+    def spec_beside(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        view = raw.get("job")
+        if isinstance(view, JobView):
+            view = view.__dict__
+        if not isinstance(view, dict):
+            return {}
+        name, _, number = str(view.get("name", "")).partition("/")
+        shown = {one: view[one] for one in _OF_THE_VIEW if one in view}
+        return {**shown, "id": view.get("id"), "name": name, "number": int(number) if number.isdecimal() else 0}
 
 
 class JobPage(WireMessage):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import frozen
-from stoker.core.job import JobState
+from stoker.core.job import EnvironmentChoice, JobSpec, JobState
 from stoker.core.leases import Role
 from stoker.core.text import format_duration, format_size, one_line, outside
 from stoker.protocol.discovery import DEFAULT_PORT
@@ -411,13 +411,7 @@ def job_lines(
     lines = [
         f"{paint(view.name, 'bold')}: {state_text(view)}{where}{why}",
         f"{when} · id {view.id[:_SHORT_ID]} · priority {view.priority}",
-        f"recipe  {view.recipe}",
-        *(
-            f"  {_inside(name)}={_inside(value_text(value))}"
-            for name, value in args.items()
-            # Empty values are defaults.
-            if value not in ("", None, [], {})
-        ),
+        *spec_lines(story.spec, args),
     ]
     if story.after:
         lines.append(f"after   {', '.join(story.after)}")
@@ -430,6 +424,16 @@ def job_lines(
     return [*lines, *([f"hint: {hint}"] if hint else [])]
 
 
+def spec_lines(spec: JobSpec, args: Mapping[str, Any]) -> list[str]:
+    """Return a job as it was requested, here or on the fleet; `args` are the arguments to show, by path."""
+    # Empty values are defaults.
+    given = {name: value for name, value in args.items() if value not in ("", None, [], {})}
+    return [
+        f"recipe  {_inside(spec.recipe)}",
+        *(f"  {_inside(name)}={_inside(value_text(value))}" for name, value in given.items()),
+    ]
+
+
 def origin_lines(story: JobDetails) -> list[str]:
     """Return code, data and environment of a job by digest: of the last attempt if it has ended, else as submitted.
 
@@ -438,7 +442,7 @@ def origin_lines(story: JobDetails) -> list[str]:
     facts = story.attempts[-1].facts if story.attempts and JobState(story.job.state).is_terminal else {}
     tree, commit, data = facts.get("code_tree"), facts.get("commit"), facts.get("data")
     if not isinstance(tree, str) or not tree:
-        tree, commit = story.code_tree, story.commit
+        tree, commit = story.spec.code_tree, story.spec.commit
     lines = []
     if tree:
         at = f"  {_inside(commit_text(commit))}" if isinstance(commit, str) and commit else ""
@@ -446,25 +450,21 @@ def origin_lines(story: JobDetails) -> list[str]:
     if not isinstance(data, dict) or not data:
         data = _ordered_data(story)
     lines += [f"data    {_inside(str(name))} {_inside(_short(str(held)))}" for name, held in data.items()]
-    return [*lines, *(f"env     {_inside(_choice_text(one))}" for one in story.environment)]
+    return [*lines, *(f"env     {_inside(_choice_text(one))}" for one in story.spec.environment)]
 
 
 def _ordered_data(story: JobDetails) -> dict[str, str]:
     """Return the inputs: variable or argument → digest, or repository at its commit."""
-    return {
-        str(one.get("where", "")).partition(":")[2]: str(one.get("repo") or f"tree:{one.get('tree', '')}")
-        for one in story.inputs
-    }
+    return {one.where.partition(":")[2]: one.repo or f"tree:{one.tree}" for one in story.spec.inputs}
 
 
-def _choice_text(choice: dict[str, Any]) -> str:
+def _choice_text(choice: EnvironmentChoice) -> str:
     """Return an environment choice as text: `linux-aarch64: uv.lock 0123456789ab, Python >=3.10`."""
-    path, digest, python = (str(choice.get(name) or "") for name in ("path", "digest", "python"))
-    way = path or "the machine's own Python"
-    if choice.get("kind") != "python" and digest:
-        way += f" {digest[:_SHORT_ID]}"
-    platform = str(choice.get("platform") or "")
-    return (f"{platform}: " if platform else "") + way + (f", Python {python}" if python else "")
+    way = choice.path or "the machine's own Python"
+    if choice.kind != "python" and choice.digest:
+        way += f" {choice.digest[:_SHORT_ID]}"
+    platform = f"{choice.platform}: " if choice.platform else ""
+    return platform + way + (f", Python {choice.python}" if choice.python else "")
 
 
 def commit_text(commit: str) -> str:

@@ -88,8 +88,8 @@ def test_a_story_has_attempts_events_result_and_order(reader: QueueReader):
     assert kinds[-1] == FleetKinds.JOB_FINISHED
     assert FleetKinds.JOB_REQUEUED in kinds
     assert story.bundle["tree"] == story.job.result
-    assert story.args == {"name": "sweep", "number": 2}
-    assert story.requirements["ram_bytes"] == 1 << 30
+    assert story.spec.args == {"name": "sweep", "number": 2}
+    assert story.spec.requirements.ram_bytes == 1 << 30
     assert reader.attempts_of("sweep/2") == story.attempts
 
 

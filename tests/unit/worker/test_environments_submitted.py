@@ -115,10 +115,10 @@ def test_the_story_of_a_job_shows_its_interpreter_and_packages() -> None:
     packages = {f"p{number}": "1.0" for number in range(10)}
     facts = {"python": {"interpreter": "/e/bin/python", "python": "3.11.7", "packages": packages}}
     tried = AttemptView(number=1, epoch=1, generation=1, machine="m", incarnation="i", granted_s=0.0, facts=facts)
-    lines = python_lines(JobDetails(job=view, attempts=(tried,)))
+    lines = python_lines(JobDetails.model_validate({"job": view, "attempts": (tried,)}))
     assert lines[0] == "python  3.11.7  /e/bin/python"
     assert lines[1].endswith("p7 1.0 and 2 more")
-    assert python_lines(JobDetails(job=view)) == []
+    assert python_lines(JobDetails.model_validate({"job": view})) == []
 
 
 def test_a_file_may_be_named_for_one_sort_of_machines() -> None:

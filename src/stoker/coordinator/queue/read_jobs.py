@@ -401,26 +401,17 @@ def read_story(connection: Connection, ref: str, *, now_s: float, limits: Limits
     seq = find_job(connection, ref).seq
     more = ("spec", "error", "user_failures", "lost", "declined")
     row = connection.execute(listed_jobs().add_columns(*(JOBS.c[name] for name in more)).where(JOBS.c.seq == seq)).one()
-    spec = read_object(row.spec)
     newest = told_events().where(EVENTS.c.seq == seq).order_by(EVENTS.c.id.desc()).limit(_NEWEST_EVENTS)
-    return JobDetails(
-        job=job_view(row, now_s=now_s, limits=limits),
-        args=spec.get("args", {}),
-        requirements=spec.get("requirements", {}),
-        code=spec.get("code", {}),
-        folder=spec.get("folder", ""),
-        project=spec.get("project", ""),
-        code_tree=spec.get("code_tree", ""),
-        commit=spec.get("commit", ""),
-        inputs=spec.get("inputs", ()),
-        environment=spec.get("environment", ()),
-        after=_before_it(connection, seq),
-        attempts=_attempts(connection, seq),
-        counts={"user": row.user_failures, "lost": row.lost, "declined": row.declined},
-        events=tuple(event_object(event) for event in reversed(connection.execute(newest).all())),
-        bundle=_bundle(connection, seq),
-        error=read_object(row.error),
-    )
+    own = {
+        "job": job_view(row, now_s=now_s, limits=limits),
+        "after": _before_it(connection, seq),
+        "attempts": _attempts(connection, seq),
+        "counts": {"user": row.user_failures, "lost": row.lost, "declined": row.declined},
+        "events": tuple(event_object(event) for event in reversed(connection.execute(newest).all())),
+        "bundle": _bundle(connection, seq),
+        "error": read_object(row.error),
+    }
+    return JobDetails.model_validate({**read_object(row.spec), **own})
 
 
 def read_attempts(connection: Connection, ref: str) -> tuple[AttemptView, ...]:

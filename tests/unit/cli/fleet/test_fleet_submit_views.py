@@ -187,7 +187,7 @@ class Lines:
         return JobPage(jobs=tuple(self._views))
 
     def job(self, ref: str) -> JobDetails:
-        return JobDetails(job=self._views[-1])
+        return JobDetails.model_validate({"job": self._views[-1]})
 
 
 class Said:

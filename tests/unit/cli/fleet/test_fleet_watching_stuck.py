@@ -50,7 +50,7 @@ class Coordinator:
         return JobPage(jobs=tuple(pending(one) for one in self._told if one.partition("/")[0] == name))
 
     def job(self, ref: str) -> JobDetails:
-        return JobDetails(job=pending(NAMES[int(ref, 16)]))
+        return JobDetails.model_validate({"job": pending(NAMES[int(ref, 16)])})
 
     def explain(self, ref: str) -> JobExplanation:
         name = NAMES[int(ref, 16)]
