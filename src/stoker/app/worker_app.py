@@ -184,7 +184,7 @@ def work(house: AppParts, options: WorkOptions, tell: Callable[[str, dict[str, A
             users=users,
             supervisor=NotifySocket(settings.environment, house.clock),
             holds=_holdings_of(house, users),
-            preparing=_preparing_of(house, options, name),
+            preparing=_input_preparer(house, options, name),
             contents_at=_share_trees(house, options, opened),
             detect=house.detect,
         )
@@ -196,7 +196,7 @@ def _for_children(settings: AppSettings) -> dict[str, str]:
     return {name: value for name, value in for_children(settings.environment).items() if name != OPERATOR_TOKEN}
 
 
-def _preparing_of(house: AppParts, options: WorkOptions, name: str) -> InputPreparer:
+def _input_preparer(house: AppParts, options: WorkOptions, name: str) -> InputPreparer:
     """Return what brings code, data and environments of jobs to this home."""
     from stoker.app.machine_parts import here_of
     from stoker.core.frozen import fields_of

@@ -126,7 +126,7 @@ _OTHER_NAME = "use a name that `stoker machines invite` printed, or start it wit
 _REFUSED = "the coordinator no longer accepts this machine's certificate: stoker join CODE@HOST --again"
 
 # X509_V_ERR_… of OpenSSL.
-_TRUST_HINTS_BY_CODE: dict[object, str] = {
+_HINTS_BY_VERIFY_CODE: dict[object, str] = {
     9: _CLOCK_BEHIND,
     10: _EXPIRED,
     62: _OTHER_NAME,
@@ -147,5 +147,5 @@ _ALERTS = frozenset(
 def trust_hint(error: NetworkFailed) -> str:
     """Return the hint for an untrusted certificate; empty for any other failure."""
     if error.data.get("reason") == Reason.CERTIFICATE:
-        return _TRUST_HINTS_BY_CODE.get(error.data.get("verify_code"), "")
+        return _HINTS_BY_VERIFY_CODE.get(error.data.get("verify_code"), "")
     return _REFUSED if error.data.get("tls") in _ALERTS else ""

@@ -325,8 +325,8 @@ class Queries:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._make_loading()
-        self._make_waiting()
+        self._make_load()
+        self._make_pending()
         self._make_jobs()
         self._make_health()
         self.submission = self._read(
@@ -335,9 +335,9 @@ class Queries:
         self.old_submissions = self._read(
             select(SUBMISSIONS.c.key).where(SUBMISSIONS.c.at_s < bindparam("before_s")).limit(bindparam("most"))
         )
-        self._make_dropping()
+        self._make_old_rows()
 
-    def _make_dropping(self) -> None:
+    def _make_old_rows(self) -> None:
         """What may be too old to be kept."""
         self.events_behind = self._read(
             select(EVENTS.c.id, EVENTS.c.seq, EVENTS.c.at_s)
@@ -359,7 +359,7 @@ class Queries:
             )
         )
 
-    def _make_loading(self) -> None:
+    def _make_load(self) -> None:
         """Everything that the writer keeps in memory."""
         self.meta = self._read(select(META.c.key, META.c.value))
         self.classes = self._read(select(CLASSES.c.id, CLASSES.c.key, CLASSES.c.wanted))
@@ -421,7 +421,7 @@ class Queries:
             .where(ATTEMPTS.c.ended_s.is_not(None))
         )
 
-    def _make_waiting(self) -> None:
+    def _make_pending(self) -> None:
         waiting = select(*[JOBS.c[name] for name in READY_FIELDS])
         self.page = self._read(
             waiting.where(

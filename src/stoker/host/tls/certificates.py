@@ -47,7 +47,7 @@ def subject_named(text: str) -> x509.Name:
 
 def make_key() -> str:
     """Make a private key (EC P-256), as PEM. The caller stores it unreadable for others."""
-    return _pem(ec.generate_private_key(ec.SECP256R1()))
+    return _key_pem(ec.generate_private_key(ec.SECP256R1()))
 
 
 def make_csr(key_pem: str, name: str) -> str:
@@ -58,7 +58,7 @@ def make_csr(key_pem: str, name: str) -> str:
     return made.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> str:
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
     made = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -105,7 +105,7 @@ def make_ca(name: str, *, now_s: float, life_s: float = CA_LIFE_S) -> KeyPair:
         .add_extension(_usage(is_ca=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
-    return KeyPair(certificate_pem=_pem_authority(builder.sign(key, hashes.SHA256())), key_pem=key_pem)
+    return KeyPair(certificate_pem=_certificate_pem(builder.sign(key, hashes.SHA256())), key_pem=key_pem)
 
 
 class Signer:
@@ -164,7 +164,7 @@ class Signer:
         )
         made = builder.sign(self._key, hashes.SHA256())
         return SignedCertificate(
-            certificate_pem=_pem_authority(made), serial=serial_text(serial), not_after_s=not_after_s
+            certificate_pem=_certificate_pem(made), serial=serial_text(serial), not_after_s=not_after_s
         )
 
 
@@ -216,7 +216,7 @@ def _private_key(key_pem: str) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _pem_authority(certificate: x509.Certificate) -> str:
+def _certificate_pem(certificate: x509.Certificate) -> str:
     return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
