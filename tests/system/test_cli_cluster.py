@@ -88,12 +88,12 @@ def test_other_files_are_checked_as_they_were(shell: Shell) -> None:
     write(shell, settings_yaml="lr: 3\n", cluster_yaml=CLUSTER, bad_yaml=BAD_CLUSTER)
     done = shell.stoker("check", "settings.yaml")
     assert done.code == 15
-    assert "no receipt speaks of it" in done.err
+    assert "no receipt: not downloaded by Stoker" in done.err
     mixed = shell.stoker("check", "settings.yaml", "cluster.yaml")
     assert mixed.code == 15
     worse = shell.stoker("check", "settings.yaml", "bad.yaml")
     assert worse.code == 23
-    assert "no receipt speaks of it" in worse.out
+    assert "no receipt: not downloaded by Stoker" in worse.out
     assert "duplicate node name" in worse.err
 
 

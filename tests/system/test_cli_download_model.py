@@ -64,9 +64,9 @@ def test_a_tokenizer_that_can_not_be_had_is_a_note(shell: Shell, hub: FakeHub) -
     hub.tamper = refuse
     done = shell.stoker("download-model")
     assert done.code == 0
-    assert "note: the model is there, tokenizer.json is not" in done.err
+    assert "note: the model was downloaded, tokenizer.json was not" in done.err
     (warning,) = (event for event in shell.stoker("download-model", "--json").objects() if event["kind"] == "warning")
-    assert "tokenizer.json is not" in warning["message"]
+    assert "tokenizer.json was not" in warning["message"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_file_of_the_user_is_never_replaced_unasked(shell: Shell, hub: FakeHub
     mine.write_text("mine")
     done = shell.stoker("download-model")
     assert (done.code, mine.read_text()) == (16, "mine")
-    assert f"there is already a file that Stoker did not fetch: {mine}" in done.err
+    assert f"file exists and was not downloaded by Stoker: {mine}" in done.err
     assert not [asked for asked in hub.asked if asked.at_cdn]
     # What the earlier tool left has its validators beside it.
     mine.with_name(f"{FILE}.etag").write_text('"old"\n')

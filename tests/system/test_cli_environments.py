@@ -86,10 +86,10 @@ def test_what_is_wrong_with_an_environment_is_told_at_its_key(served: tuple[Shel
     done = shell.stoker("submit", "m.toml", "--dry-run")
     assert done.code == 24
     assert "m.toml:4:37: jobs[0].env.mars: 'mars' is no platform" in done.err
-    assert "m.toml:4:25: jobs[0].env.linux-aarch64: there is no file gone.txt" in done.err
+    assert "m.toml:4:25: jobs[0].env.linux-aarch64: file not found: gone.txt" in done.err
     done = shell.stoker("submit", "--env", "gone.txt", "--dry-run", "--", "python", "train.py")
     assert done.code != 0
-    assert "there is no file gone.txt" in done.err
+    assert "file not found: gone.txt" in done.err
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_file_of_the_user_is_never_replaced_unasked(shell: Shell, server: Faul
     for words in ([], ["--sha256", sha256_of(DATA)], ["--dry-run"]):
         done = shell.stoker("fetch", server.url, *words)
         assert done.code == 16, words
-        assert f"there is already a file that Stoker did not fetch: {mine}" in done.err
+        assert f"file exists and was not downloaded by Stoker: {mine}" in done.err
         assert "--force" in done.err
         assert mine.read_text() == "mine"
         assert server.gets() == []
@@ -101,7 +101,7 @@ def test_a_web_page_in_place_of_a_file_does_not_get_its_name(shell: Shell, serve
     server.become(as_page)
     done = shell.stoker("fetch", server.url)
     assert done.code == 14
-    assert "the server answered a web page, not file" in done.err
+    assert "the server sent a web page, not file" in done.err
     assert tree(shell.folder) == set()
     assert shell.stoker("fetch", server.url, "--sha256", sha256_of(DATA)).code == 0
 
@@ -223,7 +223,7 @@ def test_a_receipt_is_left_that_check_believes_until_the_file_changes(shell: She
     (receipt,) = (shell.home / "state/receipts/digests").iterdir()
     gone = shell.stoker("check", receipt)
     assert gone.code == 15
-    assert "there is no such file" in gone.err
+    assert "file not found" in gone.err
     shutil.move(shell.folder / "elsewhere", shell.folder / "file")
     assert shell.stoker("check", receipt).code == 0
     (shell.folder / "file").write_bytes(DATA[:-1] + b"!")
@@ -234,7 +234,7 @@ def test_a_receipt_is_left_that_check_believes_until_the_file_changes(shell: She
     assert "does not match its own checksum" in shell.stoker("check", receipt).err
     (shell.folder / "mine").write_text("never fetched")
     unknown = shell.stoker("check", "mine").err
-    assert "no receipt speaks of it" in unknown
+    assert "no receipt: not downloaded by Stoker" in unknown
     assert f"hint: compare its sha256 {sha256_of(b'never fetched')}" in unknown
     nowhere = shell.stoker("check", "nowhere")
     assert nowhere.code == 16
@@ -315,7 +315,7 @@ def test_programs_and_people_are_given_the_same_hint(shell: Shell, server: Fault
     done = shell.stoker("fetch", server.url, "--json", "--retries", "1", "--timeout", "0.5")
     assert done.code == 14
     hint = done.objects()[-1]["hint"]
-    assert "what came is kept" in hint
+    assert "downloaded data is kept" in hint
     assert f"hint: {hint}\n" in done.err
 
 

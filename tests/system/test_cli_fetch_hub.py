@@ -93,7 +93,7 @@ def test_a_file_of_the_user_in_the_folder_stays_and_the_others_come(shell: Shell
     for _ in range(2):
         done = shell.stoker("fetch", "org/repo", "--out", "m")
         assert done.code == 16
-        assert f"there is already a file that Stoker did not fetch: {folder / name}" in done.err
+        assert f"file exists and was not downloaded by Stoker: {folder / name}" in done.err
         assert (folder / name).read_text() == "mine"
     assert len([path for path in folder.rglob("*") if path.is_file()]) > 1
     assert shell.stoker("fetch", "org/repo", name, "--out", "m", "--force").code == 0
@@ -219,7 +219,7 @@ def test_a_plain_mirror_serves_files_by_name(shell: Shell, hub: FakeHub) -> None
 
 def test_what_is_nearly_right_is_told_how_it_is_said(shell: Shell, hub: FakeHub) -> None:
     hub.repository("org/folders").commit({"onnx/a.onnx": b"x"})
-    assert "hint: onnx/ is a folder: say onnx/" in shell.stoker("fetch", "org/folders", "onnx").err
+    assert "hint: onnx/ is a folder: write onnx/" in shell.stoker("fetch", "org/folders", "onnx").err
     assert "if it is a dataset: stoker fetch datasets/org/data" in shell.stoker("fetch", "org/data").err
     gone = shell.stoker("fetch", "org/repo", "--retries", "1", HF_ENDPOINT="http://127.0.0.1:9")
     assert gone.code == 14

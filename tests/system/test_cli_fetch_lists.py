@@ -88,7 +88,7 @@ def test_check_verifies_everything_on_disk_without_a_network(shell: Shell, serve
     missing = shell.stoker("fetch", "--check")
     assert missing.code == 15
     assert "2 of 2 files differ" in missing.err
-    assert "it is not on this disk" in missing.out
+    assert "not on this disk" in missing.out
     assert shell.stoker("fetch", "--lock", "models.lock.json", "--out", "m").code == 0
     server.close()
     # Where a receipt says that the bytes are is as good as where the list puts them.
@@ -111,7 +111,7 @@ def test_a_broken_list_is_told_whole_with_lines_and_nothing_is_fetched(shell: Sh
         done = shell.stoker("fetch", *words)
         assert done.code == 20
         assert "models.lock.json:4: [0].sha256: must be 64 hexadecimal digits" in done.err
-        assert "[1].id: 'one' stands in the list twice" in done.err
+        assert "[1].id: 'one' is in the list twice" in done.err
         assert "[1].size: is not a field of a listed file" in done.err
         assert "[1].urls[0]: not a web address" in done.err
     assert server.asked == []

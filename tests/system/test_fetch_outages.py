@@ -99,7 +99,7 @@ def test_a_server_that_stays_away_ends_a_download_that_says_what_is_kept(tmp_pat
         out, err = fetching.communicate()
     assert fetching.returncode == 14
     assert "refused the connection; attempt 2, retry in" in out
-    assert "what came is kept (" in err.splitlines()[-1]
+    assert "downloaded data is kept (" in err.splitlines()[-1]
     assert err.splitlines()[-1].endswith("of 6.0 MiB): the same command resumes")
     server.start()
     done = shell.stoker("fetch", server.url, "--json")

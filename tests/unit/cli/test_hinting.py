@@ -41,7 +41,7 @@ def test_a_job_is_offered_what_a_job_takes_where_the_hub_is_not_reached() -> Non
 def test_a_network_that_failed_is_followed_by_how_to_resume_once() -> None:
     told = "look; the same command tries again"
     assert hinted(hinted(NetworkFailed("refused", hint="look"))).hint == told
-    kept = "what came is kept (1 B of 2 B): the same command resumes"
+    kept = "downloaded data is kept (1 B of 2 B): the same command resumes"
     assert hinted(NetworkFailed("refused", hint=kept)).hint == kept
     assert hinted(NetworkFailed("bad certificate", hint="look", is_lasting=True)).hint == "look"
 

@@ -123,16 +123,16 @@ def test_each_end_is_a_line_that_says_what_it_cost() -> None:
 def test_retries_waits_and_failures_say_why() -> None:
     seen = Watched("a", "b")
     seen.hear(Kinds.DOWNLOAD_RETRY, "a", msg="connection reset", wait_secs=1.5, attempt=1)
-    seen.hear(Kinds.DOWNLOAD_RETRY, "a", msg="trying the next address", wait_secs=0, attempt=1)
-    seen.hear(Kinds.DOWNLOAD_WAITING, "b", msg="another process fetches it", path="x")
+    seen.hear(Kinds.DOWNLOAD_RETRY, "a", msg="trying the next URL", wait_secs=0, attempt=1)
+    seen.hear(Kinds.DOWNLOAD_WAITING, "b", msg="another process is downloading it", path="x")
     seen.hear(Kinds.DOWNLOAD_FAILED, "a", message="no such file")
     assert seen.ended() == [
         "~ a  connection reset; attempt 1, retry in 1.5s",
-        "~ a  trying the next address",
-        "~ b  another process fetches it",
+        "~ a  trying the next URL",
+        "~ b  another process is downloading it",
         "x a  no such file",
     ]
-    assert seen.running() == ["1 of 2 files  0 B", "b  another process fetches it"]
+    assert seen.running() == ["1 of 2 files  0 B", "b  another process is downloading it"]
 
 
 def test_a_row_counts_down_to_the_next_attempt_where_it_is_drawn() -> None:

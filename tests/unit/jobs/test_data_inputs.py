@@ -66,14 +66,14 @@ def test_a_repository_is_the_commit_that_it_is_now(inputs: DataInputs):
     repository = inputs.of("env:BASE", "org/name@main")
     assert (repository.body.kind, repository.body.repo) == (InputKind.REPO, f"org/name@{COMMIT}")
     assert (repository.digest, repository.shipment) == (f"repo:org/name@{COMMIT}", None)
-    with pytest.raises(BadInput, match="nothing at other/name here, and as a repository of the hub"):
+    with pytest.raises(BadInput, match="no file or folder other/name here, and as a repository of the hub"):
         inputs.of("env:BASE", "other/name")
 
 
 @pytest.mark.parametrize("text", ["nothing", "./org/name", "here/name", "/nowhere/at/all"])
 def test_a_path_that_leads_nowhere_is_no_repository(office: Office, inputs: DataInputs, text: str):
     (office.folder / "here").mkdir()
-    with pytest.raises(LocalFile, match="there is nothing at"):
+    with pytest.raises(LocalFile, match="no file or folder"):
         inputs.of("env:DATA", text)
 
 

@@ -62,9 +62,9 @@ def test_a_version_alone_means_the_machine_s_own_interpreter(project: Path) -> N
 @pytest.mark.parametrize(
     ("env", "python", "where", "message"),
     [
-        ({"": "gone.txt"}, {}, "env", "there is no file gone.txt"),
-        ({"linux-aarch64": "setup.py"}, {}, "env.linux-aarch64", "setup.py is no file that an environment"),
-        ({"": "../uv.lock"}, {}, "env", "../uv.lock lies outside of the project"),
+        ({"": "gone.txt"}, {}, "env", "file not found: gone.txt"),
+        ({"linux-aarch64": "setup.py"}, {}, "env.linux-aarch64", "setup.py is not an environment file"),
+        ({"": "../uv.lock"}, {}, "env", "../uv.lock is outside of the project"),
         ({"": "uv.lock"}, {"": "/usr/bin/python3"}, "env", "/usr/bin/python3 is an interpreter of the machine"),
     ],
     ids=["missing", "other", "outside", "both"],

@@ -125,15 +125,15 @@ def test_local_folders_are_left_out_of_what_is_installed() -> None:
 @pytest.mark.parametrize(
     ("path", "files", "message"),
     [
-        ("uv.lock", {"uv_dot_lock": "version = 1\n"}, "there is no file pyproject.toml, and uv.lock needs it"),
-        ("none/uv.lock", {}, "there is no file none/uv.lock"),
-        ("setup.py", {}, "setup.py is no file that an environment can be made from"),
-        ("requirements.txt", {"requirements_dot_txt": "-r gone.txt\n"}, "there is no file gone.txt"),
-        ("requirements.txt", {"requirements_dot_txt": "-r ../up.txt\n"}, "../up.txt in requirements.txt lies outside"),
+        ("uv.lock", {"uv_dot_lock": "version = 1\n"}, "file not found: pyproject.toml, and uv.lock needs it"),
+        ("none/uv.lock", {}, "file not found: none/uv.lock"),
+        ("setup.py", {}, "setup.py is not an environment file"),
+        ("requirements.txt", {"requirements_dot_txt": "-r gone.txt\n"}, "file not found: gone.txt"),
+        ("requirements.txt", {"requirements_dot_txt": "-r ../up.txt\n"}, "../up.txt in requirements.txt is outside"),
         (
             "requirements.txt",
             {"requirements_dot_txt": "-e .\n"},
-            "there is no file pyproject.toml, and requirements.txt",
+            "file not found: pyproject.toml, and requirements.txt",
         ),
         (
             "pyproject.toml",
@@ -141,7 +141,7 @@ def test_local_folders_are_left_out_of_what_is_installed() -> None:
             "the dependencies in pyproject.toml are dynamic",
         ),
         ("pyproject.toml", {"pyproject_dot_toml": "[project\n"}, "pyproject.toml is no TOML"),
-        ("pyproject.toml", {"pyproject_dot_toml": "project = 3\n"}, "pyproject.toml does not look like a project's"),
+        ("pyproject.toml", {"pyproject_dot_toml": "project = 3\n"}, "pyproject.toml is not a valid pyproject.toml"),
         (
             "pyproject.toml",
             {"pyproject_dot_toml": '[project]\nname="x"\n[tool.uv.sources]\nlib = { path = "lib" }\n'},
@@ -183,5 +183,5 @@ def test_no_path_leads_out_of_the_project(project: Path, path: str) -> None:
 @pytest.mark.parametrize("line", ["-r file:///etc/x", "-c file:///etc/x", "--requirement=FILE:///etc/x"], ids=range(3))
 def test_no_file_of_the_machine_itself_is_included(tmp_path: Path, line: str) -> None:
     (tmp_path / "requirements.txt").write_text(f"{line}\n")
-    with pytest.raises(BadInput, match="does not come along"):
+    with pytest.raises(BadInput, match="is not supported"):
         gather(str(tmp_path), "requirements.txt")

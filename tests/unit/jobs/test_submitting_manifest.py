@@ -288,7 +288,7 @@ def test_every_fault_of_a_file_is_told_at_once_in_the_order_of_its_lines(drawer:
         "m.toml:4:26: jobs[0].hyper.plsu: test/sum has no argument 'plsu' (did you mean 'plus'?)",
         "jobs[1].model: job b: there is no model 'cnn'; there are command, test/",
         "jobs[2].command: {lr} nothing gives it a value",
-        "jobs[2].data.DATA: there is nothing at nowhere",
+        "jobs[2].data.DATA: no file or folder nowhere",
         "jobs[3].sweep.plus: expected a whole number, got 'x'",
         "jobs[3].sweep.pluss: test/sum has no argument 'pluss'",
         "jobs[4].hyper.values: thirteen is not added up",

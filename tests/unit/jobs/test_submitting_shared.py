@@ -250,7 +250,7 @@ def test_what_else_is_wrong_with_a_job_is_told_before_its_base_is_anywhere(offic
 
 
 def test_a_repository_that_nobody_knows_is_told_so(office: Office) -> None:
-    with pytest.raises(InvalidArgs, match="there is nothing at org/name here, and as a repository of the hub"):
+    with pytest.raises(InvalidArgs, match="no file or folder org/name here, and as a repository of the hub"):
         orders(office, "base=org/name", target="test/tuned")
 
 

@@ -197,6 +197,6 @@ def test_values_are_checked_as_a_recipes_own_schema_checks_them(recipe: Any, hyp
 
 
 def test_a_file_of_an_environment_that_is_not_there_is_told_with_where_it_was_looked_for(office: Office) -> None:
-    with pytest.raises(InvalidArgs, match=r"there is no file foo\.txt") as refused:
+    with pytest.raises(InvalidArgs, match=r"file not found: foo\.txt") as refused:
         orders(office, program=("true",), env={"": "foo.txt"})
     assert refused.value.hint.startswith(f"--env names a file in {office.builder.folder} or below it: uv.lock, ")

@@ -37,7 +37,7 @@ def test_a_file_is_known_by_its_place_and_where_it_was_moved_by_its_digest(tmp_p
     assert check_file(str(path), receipts).is_good
     moved = path.rename(tmp_path / "moved")
     assert check_file(str(moved), receipts).is_good
-    assert check_file(str(path), receipts).differs == (f"there is no such file: {path}",)
+    assert check_file(str(path), receipts).differs == (f"file not found: {path}",)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_file_that_changed_says_how(tmp_path: Path, receipts: Receipts, data: 
 
 def test_what_nobody_fetched_is_not_vouched_for(tmp_path: Path, receipts: Receipts) -> None:
     (tmp_path / "mine").write_bytes(b"mine")
-    assert "no receipt speaks of it" in check_file(str(tmp_path / "mine"), receipts).differs[0]
+    assert "no receipt: not downloaded by Stoker" in check_file(str(tmp_path / "mine"), receipts).differs[0]
     assert not check_file(str(tmp_path / "mine"), receipts).is_known
     with pytest.raises(LocalFile, match="no such file") as absent:
         check_file(str(tmp_path / "nothing"), receipts)
@@ -81,7 +81,7 @@ def test_a_listed_file_is_good_wherever_its_bytes_lie(tmp_path: Path, receipts: 
 
     nowhere, stale = tmp_path / "nowhere", tmp_path / "stale"
     stale.write_bytes(b"weighty")
-    assert check(nowhere) == (str(nowhere), ("it is not on this disk",))
+    assert check(nowhere) == (str(nowhere), ("not on this disk",))
     path, (difference,) = check(nowhere, stale)
     assert path == str(stale)
     assert "its sha256 is" in difference

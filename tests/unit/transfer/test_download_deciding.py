@@ -63,10 +63,10 @@ def test_a_digest_pins_the_version_whatever_the_address_and_commit():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"url": "https://mirror/file"}, "another address"),
+        ({"url": "https://mirror/file"}, "another URL"),
         ({"commit": "other"}, "commit other, not unknown"),
         ({"etag": ""}, "may no longer have"),
-        ({"size_bytes": None}, "size is not known"),
+        ({"size_bytes": None}, "size unknown"),
     ],
 )
 def test_without_a_digest_the_version_is_pinned_by_address_commit_and_validator(change, why):

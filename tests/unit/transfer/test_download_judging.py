@@ -57,7 +57,7 @@ def test_a_part_that_is_called_everything_is_not_taken():
     part = {"Content-Length": "90", "Content-Range": "bytes 10-99/100", "ETag": '"two"'}
     again = _judge(200, part)
     assert isinstance(again, RetryableResponse)
-    assert "bytes 10 to 99 everything" in again.error.message
+    assert "bytes 10 to 99 with status 200" in again.error.message
     assert isinstance(_judge(200, part, known=BARE, ask=REST), DownloadRestart)
     assert isinstance(_judge(200, {"Content-Length": "50", "Content-Range": "bytes 0-49/100"}), RetryableResponse)
     assert isinstance(_judge(200, {"Content-Length": "100", "Content-Range": "bytes 0-99/100"}), UsableResponse)
@@ -199,7 +199,7 @@ def test_everything_of_the_same_version_means_that_the_condition_is_disliked():
     assert isinstance(_judge(200, fields, ask=REST, known=BARE), UnconditionalRetry)
     again = _judge(200, fields, ask=PLAIN, known=BARE)
     assert isinstance(again, UsableResponse)
-    assert (again.offset, again.why) == (0, "the server does not send parts of it")
+    assert (again.offset, again.why) == (0, "the server does not support ranges")
 
 
 def test_everything_of_another_version_is_taken_from_the_start():

@@ -63,7 +63,7 @@ def test_the_next_address_is_tried_and_that_is_told(tmp_path):
 def test_where_no_address_has_it_all_of_them_are_named(tmp_path):
     scene = Scene(tmp_path)
     scene.transport.script = lambda request: Scripted(status=404)
-    with pytest.raises(NotOnServer, match="none of 2 addresses has org/repo/a") as absent:
+    with pytest.raises(NotOnServer, match="none of 2 URLs has org/repo/a") as absent:
         scene.fetch()
     tried: Any = absent.value.data["tried"]
     assert [one["url"] for one in tried] == list(FILE.urls)
@@ -73,7 +73,7 @@ def test_offline_the_disk_is_asked_once_and_no_address_is_blamed(tmp_path):
     scene = Scene(tmp_path)
     with pytest.raises(NotOnServer, match="not on this machine") as absent:
         scene.fetch(offline=True)
-    assert "addresses" not in absent.value.message
+    assert "URLs" not in absent.value.message
     assert scene.transport.requests == []
 
 
@@ -87,12 +87,12 @@ def test_addresses_that_are_all_away_are_tried_in_turn_until_one_is_back(tmp_pat
     assert scene.fetch().url == FILE.urls[1]
     assert 90 < scene.clock.monotonic_s() < 180
     waits = [event.fields for event in scene.events if event.fields.get("reason") == "503"]
-    assert any("none of 2 addresses has it now" in str(one["msg"]) for one in waits)
+    assert any("none of 2 URLs is available" in str(one["msg"]) for one in waits)
 
 
 def test_addresses_that_stay_away_are_given_up_when_patience_is_over(tmp_path):
     scene = Scene(tmp_path)
     scene.transport.script = lambda request: Scripted(status=503)
-    with pytest.raises(NetworkFailed, match="none of 2 addresses"):
+    with pytest.raises(NetworkFailed, match="none of 2 URLs"):
         scene.fetch()
     assert 1800 <= scene.clock.monotonic_s() < 1900

@@ -68,20 +68,20 @@ def test_all_faults_come_at_once_with_line_and_key(tmp_path: Path) -> None:
         ],
     )
     assert faults_of(path) == [
-        "L:12: [1].id: 'm' stands in the list twice, first as [0]",
+        "L:12: [1].id: 'm' is in the list twice, first as [0]",
         "L:13: [1].sha256: must be 64 hexadecimal digits, is 'xyz'",
         "L:14: [1].bytes: must be a whole number from 0 to 2^63 - 1, is -1",
-        "L:15: [1].urls: must be a list of at least one address, is []",
+        "L:15: [1].urls: must be a list of at least one URL, is []",
         "L:26: [2].url: is not a field of a listed file (did you mean 'urls'?)",
         "L:21: [2].bytes: must be a whole number from 0 to 2^63 - 1, is True",
         "L:35: [3].urls[0]: not a web address: ftp://h.example/x",
-        "L:37: [3].urls[2]: must be an address, is 7",
+        "L:37: [3].urls[2]: must be a URL, is 7",
         "L:39: [3].license: must be text, is 3",
         "L:41: [4]: must be an object, is 'text'",
         "L:43: [5].id: must be text, is ''",
         "L:42: [5].sha256: must be 64 hexadecimal digits, is missing",
         "L:42: [5].bytes: must be a whole number from 0 to 2^63 - 1, is missing",
-        "L:42: [5].urls: must be a list of at least one address, is missing",
+        "L:42: [5].urls: must be a list of at least one URL, is missing",
     ]
 
 

@@ -101,7 +101,7 @@ def test_the_last_pause_ends_with_the_longest_time_without_progress():
 def test_a_pause_that_a_server_asks_for_is_not_begun_if_it_outlasts_patience():
     late = _decide(silent_s=1799.0, wait_s=2.0)
     assert isinstance(late, NoRetry)
-    assert late.why == "no new byte for 29m59s, and the server asks for a pause of 2.0s"
+    assert late.why == "no new byte for 29m59s, and the server requests a pause of 2.0s"
     assert isinstance(_decide(wait_s=1801.0), NoRetry)
 
 

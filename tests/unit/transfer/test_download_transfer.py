@@ -156,7 +156,7 @@ def test_wrong_bytes_of_an_earlier_run_cost_one_fetch_from_the_start(scene):
     assert scene.path.read_bytes() == LARGE
     assert scene.asked() == [f"GET bytes={HALF}-", "GET"]
     assert fetched.bytes_resumed == 0
-    assert "put together from pieces" in str(scene.told("retry")[0]["msg"])
+    assert "bytes of several responses do not match" in str(scene.told("retry")[0]["msg"])
 
 
 @pytest.mark.parametrize("data", [LARGE, SMALL], ids=["large", "small"])
@@ -337,7 +337,7 @@ def test_waiting_is_obeyed_and_given_up_as_rate_limited(scene):
 
 def test_a_longer_wait_than_anybody_has_patience_for_is_not_begun(scene):
     scene.transport.script = lambda _: Scripted(status=503, fields=(("Retry-After", "3000"),))
-    with pytest.raises(NetworkFailed, match="the server asks for a pause of 50m"):
+    with pytest.raises(NetworkFailed, match="the server requests a pause of 50m"):
         scene.fetch()
     assert scene.clock.monotonic_s() == 0.0
 
@@ -456,7 +456,7 @@ def test_an_outage_ends_a_download_once_no_byte_came_for_as_long_as_patience_las
         scene.fetch(patience=DownloadTimeouts())
     assert scene.clock.monotonic_s() == pytest.approx(1800.0, abs=1.0)
     assert over.value.data["kept_bytes"] == HALF
-    assert over.value.hint.endswith("what came is kept (1.4 MiB of 2.9 MiB): the same command resumes")
+    assert over.value.hint.endswith("downloaded data is kept (1.4 MiB of 2.9 MiB): the same command resumes")
 
 
 def test_new_bytes_give_a_download_its_whole_patience_again(scene):

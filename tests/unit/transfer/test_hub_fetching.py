@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stoker.core.errors import LocalFile
 from stoker.transfer.download.types import TargetFile
 from stoker.transfer.hub.listing import RepoFile
-from stoker.transfer.hub.repository import LARGEST_BYTES, Group, handfuls, is_small, write_together
+from stoker.transfer.hub.repository import LARGEST_BYTES, Group, batches, is_small, write_together
 
 
 def group(path: str, size_bytes: int | None = 10) -> Group:
@@ -18,8 +18,8 @@ def group(path: str, size_bytes: int | None = 10) -> Group:
 @given(st.lists(st.integers(0, 3 * LARGEST_BYTES), max_size=80), st.integers(1, 9))
 def test_divided_work_is_all_of_it_once_large_files_first(sizes: list[int], workers: int):
     groups = [group(str(number), size_bytes) for number, size_bytes in enumerate(sizes)]
-    divided = handfuls(groups, workers)
-    flat = [one for handful in divided for one in handful]
+    divided = batches(groups, workers)
+    flat = [one for batch in divided for one in batch]
     assert sorted(flat, key=id) == sorted(groups, key=id)
     assert all(divided)
     large = [one[0].size_bytes for one in flat if (one[0].size_bytes or 0) > LARGEST_BYTES]
@@ -28,12 +28,12 @@ def test_divided_work_is_all_of_it_once_large_files_first(sizes: list[int], work
 
 
 def test_few_small_files_keep_all_workers_busy():
-    assert len(handfuls([group(str(number)) for number in range(16)], 8)) == 8
+    assert len(batches([group(str(number)) for number in range(16)], 8)) == 8
 
 
 def test_a_file_of_unknown_size_goes_first_and_alone():
-    divided = handfuls([group("a"), group("b", None), group("c")], 1)
-    assert [[one[0].path for one in handful] for handful in divided] == [["b"], ["a", "c"]]
+    divided = batches([group("a"), group("b", None), group("c")], 1)
+    assert [[one[0].path for one in batch] for batch in divided] == [["b"], ["a", "c"]]
 
 
 def test_only_a_file_with_a_size_and_a_digest_is_small():
@@ -70,5 +70,5 @@ def test_where_one_of_several_can_not_be_written_no_temporary_file_is_left(tmp_p
 
 @pytest.mark.parametrize(("open_files", "most"), [(1024, 32), (128, 8), (64, 1), (32, 1)])
 def test_files_written_together_are_no_more_than_may_be_open(open_files: int, most: int):
-    divided = handfuls([group(str(number)) for number in range(1000)], 8, open_files=open_files)
+    divided = batches([group(str(number)) for number in range(1000)], 8, open_files=open_files)
     assert max(map(len, divided)) == most

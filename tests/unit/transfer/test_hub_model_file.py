@@ -54,7 +54,7 @@ def test_one_that_can_not_be_had_is_told_and_the_next_is_not_tried(scene: Scene)
     scene.fake.tamper = refuse
     assert model(scene).fetch_tokenizer() is None
     (told,) = warnings(scene)
-    assert told.startswith("the model is there, tokenizer.json is not: ")
+    assert told.startswith("the model was downloaded, tokenizer.json was not: ")
 
 
 def test_being_stopped_is_not_taken_for_a_missing_tokenizer(scene: Scene) -> None:

@@ -155,7 +155,7 @@ def test_a_digest_that_the_hub_does_not_have_is_refused_at_once(scene: Scene) ->
     large = [file for file in order.files if file.path == "model.bin"]
     scene.downloads()
     for act in (preview_fetch, fetch_repository):
-        with pytest.raises(HashMismatch, match="is not sha256 0000"):
+        with pytest.raises(HashMismatch, match="not 0000"):
             act(scene.hub(), changed(order, files=large, sha256="0" * 64))
         with pytest.raises(BadInput, match="6 files"):
             act(scene.hub(), changed(order, sha256="0" * 64))

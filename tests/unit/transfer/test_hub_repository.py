@@ -180,7 +180,7 @@ def test_force_fetches_what_is_there_anew(scene: Scene):
 
 def test_bad_names_are_refused_all_at_once_before_anything_is_written(scene: Scene):
     scene.fake.repository("org/name").commit({"../up": b"1", "a/CON": b"2", "x": b"3", "X": b"4", "good": b"5"})
-    with pytest.raises(BadAnswer, match="3 bad names") as caught:
+    with pytest.raises(BadAnswer, match="3 unsafe names") as caught:
         scene.fetch()
     assert str(caught.value.data["faults"]).count(": ") == 3
     assert not scene.repo_folder.exists()

@@ -1,5 +1,5 @@
-"""Pack what a job needs elsewhere: code, data, environment files, wheels.
+"""Pack what a job needs on another machine: code, data, environment files, wheels.
 
-Promises: what is packed is named by its digest; ignored and secret files stay out.
-Start with `project`, then `code_tree`.
+Guarantees: a pack is named by its digest; ignored and secret files are left out. Start with `project.py`, then
+`code_tree.py`.
 """

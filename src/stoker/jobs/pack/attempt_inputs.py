@@ -15,11 +15,11 @@ from stoker.engine.recipe import Recipe
 
 ENV, ARG = "env:", "arg:"
 DATA = "data"
-"""The argument of programs that holds their data's variables."""
+"""The argument of programs that has the variables of their data."""
 
 
 def with_inputs(recipe: Recipe, args: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
-    """Return arguments that name this machine's paths. Where nothing lies here for one, it stays as it was."""
+    """Return the arguments with this machine's paths. An argument without a local path stays unchanged."""
     made = dict(args)
     variables = {where.removeprefix(ENV): path for where, path in paths.items() if where.startswith(ENV)}
     if variables:
@@ -32,9 +32,9 @@ def with_inputs(recipe: Recipe, args: Mapping[str, Any], paths: Mapping[str, str
 
 
 def without_runtime(args: dict[str, Any], leaves: Sequence[str]) -> dict[str, Any]:
-    """Return arguments in which the runtime leaves of records (`trees.verbose`) stand beside the records.
+    """Return the arguments with the runtime leaves of records (`trees.verbose`) beside the records.
 
-    What is left of a record is then what the job's identity has of it, and can be compared without the recipe.
+    The rest of a record is then what the job's identity has of it, and can be compared without the recipe.
     """
     made = dict(args)
     for path in leaves:
@@ -47,11 +47,11 @@ def without_runtime(args: dict[str, Any], leaves: Sequence[str]) -> dict[str, An
 
 
 def with_runtime(recipe: Recipe, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `without_runtime` was given. `BadInput` for a leaf that the recipe has not declared as such."""
+    """Undo `without_runtime`. Raises `BadInput` for a leaf that the recipe does not declare as a runtime argument."""
     made = dict(args)
     for path in [name for name in args if "." in name]:
         if path not in recipe.args.nested_runtime():
-            raise BadInput(f"{path} is no runtime argument of {recipe.name}", hint="submit the job again")
+            raise BadInput(f"{path} is not a runtime argument of {recipe.name}", hint="submit the job again")
         *steps, last = path.split(".")
         into = made
         for step in steps:

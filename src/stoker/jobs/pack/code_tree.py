@@ -71,8 +71,8 @@ def pack(
 ) -> PackedProject:
     """Read a project's files into a tree.
 
-    Raises what `list_files` raises, `InvalidInput` with everything that a tree can't keep, `InvalidArchive` with names
-    that can't be on every machine, and `Refused` for a file that never comes to rest.
+    Raises what `list_files` raises, `InvalidInput` with everything that a tree can't store, `InvalidArchive` with names
+    that are invalid on some machines, and `Refused` for a file that keeps changing.
     """
     listed = list_files(
         project, environment=builder.environment, include=include, needed=needed, ours=builder.own_folders
@@ -95,7 +95,7 @@ def pack(
 
 
 def _checked_digest(project: Project, tree: Tree, memo: Memo) -> Digest:
-    """Return the digest of a tree that can travel; one that is what it was last time is not judged again."""
+    """Return the digest of a valid tree; a tree that is the same as last time is not checked again."""
     rows = [f"{one.path}\0{one.sha256}\0{one.executable}\0{one.link_to}\0{one.size_bytes}" for one in tree.entries]
     stamp = struct.unpack(">4Q", sha256("\0".join(rows).encode()).digest())
     name = f"code:{project.root!a}"
@@ -115,18 +115,18 @@ class _Reading:
         self._root = project.root
         self._memo, self._clock = builder.memo, builder.clock
         self._faults: list[Diagnostic] = []
-        # Folders that are what git takes them for, and no links to elsewhere.
+        # Folders that are real folders, and no links to elsewhere.
         self._folders: dict[str, bool] = {"": True}
 
     def refuse_any(self) -> None:
         if self._faults:
             faults = tuple(self._faults)
-            headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} things of the project can't be sent"
-            hint = f"leave them out by {IGNORE_FILE}, or --in-place"
+            headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} files of the project can't be sent"
+            hint = f"exclude them in {IGNORE_FILE}, or use --in-place"
             raise InvalidInput(headline, faults=faults, hint=hint, folder=self._root)
 
     def entry(self, path: str) -> TreeEntry | None:
-        """Return a file's entry; nothing if it is not there any more, or can't be kept."""
+        """Return a file's entry; None if it does not exist any more, or can't be stored."""
         whole = f"{self._root}/{path}"
         try:
             info = os.lstat(whole)
@@ -134,7 +134,7 @@ class _Reading:
             self.gone.append(path)
             return None
         if not self._is_folder(path.rpartition("/")[0]):
-            # A folder was replaced by a link: what lies behind it is not the project's.
+            # A folder was replaced by a link: its target is not part of the project.
             self.gone.append(path)
             return None
         if stat.S_ISREG(info.st_mode):
@@ -157,7 +157,9 @@ class _Reading:
             if is_same:
                 remember_file(whole, before, digest, memo=self._memo, clock=self._clock)
                 return digest, before
-        raise Refused(f"{path} changes while it is read", hint="submit again when no process writes to it", path=whole)
+        raise Refused(
+            f"{path} keeps changing while it is read", hint="submit again when no process writes to it", path=whole
+        )
 
     def _link(self, path: str, whole: str) -> TreeEntry | None:
         with translated(whole):
@@ -168,7 +170,7 @@ class _Reading:
             self._faults.append(Diagnostic(path, "symlink whose target is not valid Unicode"))
             return None
         if leads_out(self._root, path, target):
-            self._faults.append(Diagnostic(path, f"symlink leads out of the project, to {target}"))
+            self._faults.append(Diagnostic(path, f"symlink out of the project: {target}"))
             return None
         return TreeEntry(path, len(text), digest_bytes(text), link_to=target)
 
@@ -188,19 +190,19 @@ def _digest_of(file: BinaryIO) -> Digest:
 
 
 def _notes(project: Project, listed: ProjectFiles, tree: Tree, gone: Sequence[str]) -> Iterable[str]:
-    """Return what a person should know before it is sent."""
+    """Return notes for the user before it is sent."""
     if tree.size_bytes > MOST_BYTES:
         largest = sorted(tree.entries, key=lambda entry: -entry.size_bytes)[:_MOST_NAMED]
         named = ", ".join(f"{entry.path} {format_size(entry.size_bytes)}" for entry in largest)
         size = format_size(tree.size_bytes)
-        yield f"the code has {size}: {named}; {IGNORE_FILE} leaves files out, data = {{ NAME = PATH }} carries data"
+        yield f"the code has {size}: {named}; exclude files in {IGNORE_FILE}; for data use data = {{ NAME = PATH }}"
     lacking = set(gone).difference(listed.uncommitted)
     if project.is_git and lacking:
         count = "1 tracked file is" if len(lacking) == 1 else f"{len(lacking):,} tracked files are"
         yield f"{count} not checked out here, and not sent: {min(lacking)}"
 
 
-# The code that goes along with the programs of one submission: packed once, however many jobs run it.
+# The code of the programs of one submission: packed once for all jobs.
 
 
 class SubmittedCode:
@@ -214,12 +216,12 @@ class SubmittedCode:
 
     @property
     def packed(self) -> tuple[PackedProject, ...]:
-        """What has to be sent before the jobs are submitted, each tree once."""
+        """The trees to send before the jobs are submitted, each once."""
         return tuple({one.digest: one for one in self._packed.values() if isinstance(one, PackedProject)}.values())
 
     @property
     def project(self) -> Project:
-        """The project of the folder; raises what finding it raises."""
+        """The project of the folder. Raises what `find_project` raises."""
         if self._project is None:
             self._project = find_project(self._builder.folder, environment=self._builder.environment)
         return self._project
@@ -227,7 +229,7 @@ class SubmittedCode:
     def of(
         self, *, include: tuple[str, ...] = (), needed: tuple[str, ...] = (), is_in_place: bool = False
     ) -> dict[str, Any]:
-        """Return the fields of a program's order that say which code it is. Raises what packing raises."""
+        """Return the fields of a program's spec that identify its code. Raises what `pack` raises."""
         fields: dict[str, Any] = {"folder": self._builder.folder, "project": self.project.identity}
         if is_in_place or self._request.in_place:
             return fields
@@ -242,7 +244,7 @@ class SubmittedCode:
             try:
                 known = pack(self.project, builder=self._builder, include=include, needed=needed)
             except StokerError as error:
-                # Ten thousand jobs of one project are refused by one look at it.
+                # Ten thousand jobs of one project are refused after one check.
                 known = error
             self._packed[key] = known
         if isinstance(known, StokerError):
@@ -250,57 +252,57 @@ class SubmittedCode:
         return known
 
 
-# What comes of a manifest or a command line: orders for jobs, policy about machines, and what a person should know.
+# A prepared submission: job specs, policies of machines, and notes for the user.
 
 
 @frozen
 class Shipment:
-    """A tree that machines of the fleet need for these jobs, and where its files lie here."""
+    """A tree that machines of the fleet need for these jobs, and where its files are here."""
 
     what: str
     """`code`, or the variable or argument that it is for."""
     tree: Tree
     digest: str
-    """The tree's own."""
+    """Of the tree."""
     root: str
-    """The folder that the tree's paths begin at."""
+    """The folder of the tree's paths."""
     is_data: bool = False
-    """Workers of this same machine read it where it lies."""
+    """Workers on this machine read it in place."""
     record: Record | None = None
-    """Of a tree in this machine's store, its record: its files are there, not below `root`."""
+    """The record of a tree in this machine's store: its files are there, not below `root`."""
 
     def source(self, store: LocalStore) -> FileSource:
-        """Return where its files are read from."""
+        """Return the source of its files."""
         return FolderFileSource(self.root) if self.record is None else StoreFileSource(store, self.record)
 
 
 def code_shipments(packed: Iterable[PackedProject]) -> tuple[Shipment, ...]:
-    """Return projects' code as what has to be sent."""
+    """Return the code of projects as shipments."""
     return tuple(Shipment(what="code", tree=one.tree, digest=one.digest, root=one.project.root) for one in packed)
 
 
 @frozen
 class PreparedSubmission:
-    """Jobs as they can be submitted, in the order in which they were written down."""
+    """Jobs that can be submitted, in the order of their source."""
 
     jobs: tuple[JobSpec, ...]
     hosts: tuple[HostPolicy, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a person should know before they run."""
+    """Notes for the user before they run."""
     source: str = ""
-    """The manifest's whole path, or the command line."""
+    """The manifest's absolute path, or the command line."""
     packed: tuple[PackedProject, ...] = ()
-    """The code of programs among them: the coordinator has to have it before they are submitted."""
+    """The code of their programs: the coordinator must have it before they are submitted."""
     shipments: tuple[Shipment, ...] = ()
-    """Every tree that the jobs name and that lies here."""
+    """All trees that the jobs name and that are here."""
 
     def to_send(self, url: str) -> tuple[Shipment, ...]:
-        """Return what has to be with the coordinator at an address. Data stays where all machines are this one."""
+        """Return the trees that the coordinator at a URL needs. Data is not sent if all machines are this one."""
         is_here_alone = url.startswith("http://") and is_this_computer(read_address(url).origin.host)
         return tuple(one for one in self.shipments if not (one.is_data and is_here_alone))
 
     def missing(self, client: FleetClient) -> list[Shipment]:
-        """Announce all trees to a coordinator, and return those that it does not have."""
+        """Announce all trees to a coordinator, and return the missing ones."""
         return [
             one
             for one in self.to_send(client.url)
@@ -316,7 +318,7 @@ class PreparedSubmission:
         dry_run: bool = False,
     ) -> Submission:
         """Return the message that submits them."""
-        # They were checked one by one as they were made: to check ten thousand again would take a while.
+        # Each was checked when it was made: another check of ten thousand would take long.
         return Submission.model_construct(
             key=key,
             jobs=self.jobs,

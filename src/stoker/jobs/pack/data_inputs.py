@@ -25,22 +25,22 @@ from stoker.store.records import Record
 STORE = "stoker:"
 _REPOSITORY = re.compile(r"(datasets/|spaces/|models/)?[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./+=#%,~-]+)?")
 _SHOWN_FROM_BYTES = 64 << 20
-"""Reading more than this is shown."""
+"""Reading more than this is reported."""
 
 
 @frozen
 class DataInput:
-    """One thing that jobs read."""
+    """One input of jobs."""
 
     body: JobInput
     digest: str
-    """What it holds, as it enters a job's id; never where it lies."""
+    """The digest of its content, as a part of a job's id; independent of its path."""
     shipment: Shipment | None = None
-    """What has to be sent along; nothing: it is elsewhere already."""
+    """The tree to send; None if it is already elsewhere."""
 
 
 class DataInputs:
-    """Finds them, each once, however many jobs read it."""
+    """Finds inputs, each once for all jobs."""
 
     def __init__(self, builder: JobBuilder) -> None:
         self._builder = builder
@@ -49,15 +49,15 @@ class DataInputs:
 
     @property
     def shipments(self) -> tuple[Shipment, ...]:
-        """Everything that has to be sent along."""
+        """All trees to send."""
         return tuple(self._shipments.values())
 
     def of(self, where: str, text: str) -> DataInput:
-        """Find what a manifest's word means. Raises `StokerError` with what is wrong with it."""
+        """Return the input that a value of a manifest means. Raises `StokerError` with the fault."""
         path = self._whole(text)
         if os.path.exists(path) or not _is_elsewhere(text, self._builder.folder):
             if not os.path.exists(path):
-                raise LocalFile(f"there is nothing at {text}")
+                raise LocalFile(f"no file or folder {text}")
             return self.at(where, path)
         known = self._known.get(text)
         if known is None:
@@ -65,7 +65,7 @@ class DataInputs:
         return self._for(where, known)
 
     def repository(self, where: str, text: str) -> DataInput | None:
-        """Return the repository that a word names; nothing if it is a path, or no repository's name. Raises."""
+        """Return the repository that a value names; None if it is a path, or not the name of a repository."""
         if os.path.exists(self._whole(text)) or _is_kept(text) or not _is_elsewhere(text, self._builder.folder):
             return None
         known = self._known.get(text)
@@ -74,7 +74,7 @@ class DataInputs:
         return self._for(where, known)
 
     def at(self, where: str, path: str) -> DataInput:
-        """Return what lies at a path. Raises `StokerError`."""
+        """Return the input at a path. Raises `StokerError`."""
         known = self._known.get(path)
         if known is None:
             known = self._known[path] = self._read(where, path)
@@ -92,8 +92,8 @@ class DataInputs:
         builder, real = self._builder, os.path.realpath(path)
         name, is_folder = os.path.basename(real), os.path.isdir(real)
         if not is_folder and name != one_line(name, 255):
-            # Its name is part of its tree, and the tree of the job's id: it has to travel as it is.
-            raise LocalFile(f"a file's name has characters that can't be shown: {one_line(name, 255)}", path=real)
+            # Its name is part of its tree, and the tree of the job's id: it must be sent unchanged.
+            raise LocalFile(f"file name with unprintable characters: {one_line(name, 255)}", path=real)
         memo = builder.memo
         unread = unread_bytes(real, memo=memo)
         shown = where.partition(":")[2]
@@ -147,7 +147,7 @@ class DataInputs:
         try:
             found = self._builder.data.find_repository(text)
         except StokerError as error:
-            message = f"there is nothing at {text} here, and as a repository of the hub: {error.message}"
+            message = f"no file or folder {text} here, and as a repository of the hub: {error.message}"
             raise BadInput(message, hint=error.hint) from None
         named = f"{found.repo}@{found.commit}"
         body = JobInput(
@@ -170,7 +170,7 @@ def _is_kept(text: str) -> bool:
 
 
 def _is_elsewhere(text: str, folder: str) -> bool:
-    """Say whether a word that is no path here may mean something elsewhere: below a folder that is here, a slip is."""
+    """Return True if a value that is no path here may be valid elsewhere; below an existing folder it is a typo."""
     if _is_kept(text):
         return True
     first = text.partition("/")[0]
@@ -178,9 +178,9 @@ def _is_elsewhere(text: str, folder: str) -> bool:
 
 
 def typed_inputs(inputs: DataInputs, values: dict[str, Any], folder: str) -> tuple[dict[str, str], list[JobInput]]:
-    """Return what a program reads that was typed (`data.NAME=…`, `inputs=…`): digests by variable, and what travels.
+    """Return a program's inputs from the command line (`data.NAME=…`, `inputs=…`): digests, and the trees to send.
 
-    Its `data` then has those paths alone that lie here. Raises `StokerError`.
+    Its `data` then has local paths only. Raises `StokerError`.
     """
     own = os.path.join(folder, "")
     found = {name: inputs.of(f"env:{name}", path.removeprefix(own)) for name, path in values["data"].items()}

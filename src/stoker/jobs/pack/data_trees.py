@@ -1,7 +1,7 @@
 """Data as trees: a folder is its tree, a file a tree of one entry under its own name.
 
-Used to submit data and to check whether it has changed. Each file is read once; then the memo has its digest, and a
-check costs a stat for each.
+Used to submit data and to detect changes. Each file is read once; after that the memo has its digest, and a check costs
+one stat per file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def tree_at(path: str, name: str, hasher: Hasher = hash_file) -> Tree:
-    """Return what lies at a path as a tree; a file is called `name` in it. Its mode is no part of what a file holds."""
+    """Return the tree of a path; a file is called `name` in it. The mode of a file is not part of its content."""
     if os.path.isdir(path):
         return scan_tree(path, hasher=hasher)
     digest, size_bytes = hasher(path)
@@ -30,12 +30,12 @@ def tree_at(path: str, name: str, hasher: Hasher = hash_file) -> Tree:
 
 
 def read_tree(path: str, name: str, *, memo: Memo, clock: Clock, heed: Heed = lambda _: None) -> Tree:
-    """Return what lies at a path as a tree; `heed` is called with the bytes that were read."""
+    """Return the tree of a path; `heed` is called with the number of bytes read."""
     return tree_at(path, name, partial(_read, memo=memo, clock=clock, heed=heed))
 
 
 def known_tree(path: str, name: str, *, memo: Memo) -> Tree | None:
-    """Return what lies at a path as a tree, if that is known without reading a byte of it."""
+    """Return the tree of a path if it is known without reading a file; otherwise None."""
     try:
         return tree_at(path, name, partial(_recalled, memo=memo))
     except (_Unknown, StokerError, OSError):
@@ -43,7 +43,7 @@ def known_tree(path: str, name: str, *, memo: Memo) -> Tree | None:
 
 
 def unread_bytes(path: str, *, memo: Memo) -> int:
-    """Return how much would have to be read to know it."""
+    """Return how many bytes must be read to know the tree."""
     found = 0
 
     def count(file: str) -> tuple[Digest, int]:
@@ -59,7 +59,7 @@ def unread_bytes(path: str, *, memo: Memo) -> int:
 
 
 class _Unknown(Exception):
-    """A file has to be read."""
+    """A file must be read."""
 
 
 def _recalled(path: str, *, memo: Memo) -> tuple[Digest, int]:

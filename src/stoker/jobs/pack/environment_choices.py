@@ -33,13 +33,13 @@ class JobEnvironmentChoices:
 
     choices: tuple[EnvironmentChoice, ...] = ()
     files: tuple[str, ...] = ()
-    """What has to be in the code's tree, below the project."""
+    """Files that the code tree must have, below the project."""
     faults: tuple[Diagnostic, ...] = ()
-    """What is wrong, at `env`, `env.linux-aarch64`, `python` …"""
+    """Faults, at `env`, `env.linux-aarch64`, `python` …"""
 
 
 class EnvironmentChoices:
-    """Makes them for the jobs of one project; ten thousand jobs that say the same are looked at once."""
+    """Makes the choices of the jobs of one project; equal settings of ten thousand jobs are evaluated once."""
 
     def __init__(self, project: str) -> None:
         self._project = project
@@ -47,7 +47,7 @@ class EnvironmentChoices:
         self._gathered: dict[tuple[str, str], EnvironmentSources] = {}
 
     def of(self, env: Mapping[str, str], python: Mapping[str, str]) -> JobEnvironmentChoices:
-        """Return the choices of a job that says these, by platform (`config.fields`)."""
+        """Return the choices for a job's settings, by platform (`config.fields`)."""
         key = (tuple(env.items()), tuple(python.items()))
         found = self._known.get(key)
         if found is None:
@@ -78,8 +78,10 @@ class EnvironmentChoices:
         version = version if is_version(version) else python_of(platform)
         if said and not is_version(said):
             if platform in env:
-                message = f"{said} is an interpreter of the machine: what is {env[platform]} to be installed into?"
-                raise BadInput(message, hint="env, or python = a path; python = 3.11 goes with env")
+                message = f"{said} is an interpreter of the machine: {env[platform]} can't be installed into it"
+                raise BadInput(
+                    message, hint="use env, or python = PATH; env can be combined with a version: python = 3.11"
+                )
             return _own(platform, path=said), ()
         text = env.get(platform, env.get(ANY, ""))
         if not text:
@@ -100,9 +102,7 @@ class EnvironmentChoices:
         if known is None:
             path, extras = named(text)
             if path.startswith(("/", "~")) or ".." in path.split("/"):
-                raise BadInput(
-                    f"{path} lies outside of the project", hint="env names a file below the project's folder"
-                )
+                raise BadInput(f"{path} is outside of the project", hint="env names a file below the project's folder")
             known = self._gathered[text, version] = gather(self._project, path, python=version, extras=extras)
         return known
 
@@ -110,9 +110,9 @@ class EnvironmentChoices:
 def refused_by(
     choices: Iterable[EnvironmentChoice], project: str, machines: Iterable[MachineInventory]
 ) -> tuple[EnvironmentChoice, ...]:
-    """Return the choices with the platforms that their locks can't be installed on, before any machine tries.
+    """Return the choices with the platforms on which their locks can't be installed, before any machine tries.
 
-    A machine that has made the environment, or found that it can't, knows better than a lock.
+    A machine that has built the environment, or failed to, has priority over the lock.
     """
     choices = tuple(choices)
     refused: dict[int, dict[str, str]] = {}
@@ -135,7 +135,7 @@ def refused_by(
 
 
 def _why_not(choice: EnvironmentChoice, project: str, platform: Platform) -> str:
-    # Here alone: only who submits a lock to machines that don't know it pays for the library.
+    # Imported here: only a submission of a lock to machines that don't know it needs the library.
     from stoker.jobs.pack.lock_file import read_lock  # noqa: PLC0415
     from stoker.jobs.pack.wheels import why_impossible  # noqa: PLC0415
 

@@ -23,12 +23,12 @@ from stoker.host.durable import read_regular
 from stoker.host.folders import names_in
 
 RECIPE_VERSION = 1
-"""Changes when environments of the same files are made in another way."""
+"""Raised when environments of the same files are built differently."""
 LOCK, REQUIREMENTS, PYPROJECT = "uv.lock", "requirements", "pyproject"
 _LARGEST_BYTES = 2 << 30
 _LARGEST_TEXT_BYTES = 64 << 20
 _MOST_FILES = 1000
-# uv writes every source on a line of its own.
+# uv writes every source on its own line.
 _LOCKED = re.compile(r'^source = \{ (editable|virtual|directory|path) = "([^"]*)"', re.MULTILINE)
 _REQUIRES = re.compile(r'^requires-python = "([^"]*)"', re.MULTILINE)
 _INCLUDES = re.compile(r"(?:-r|-c|--requirement|--constraint)(?:\s+|=|(?<=-[rc]))(\S+)")
@@ -42,25 +42,25 @@ _OF_PROJECT = ("name", "requires-python", "dependencies", "optional-dependencies
 
 @frozen
 class EnvironmentSources:
-    """All that an environment is made from."""
+    """All files and settings that an environment is built from."""
 
     kind: str
     path: str
-    """The file that was named, below the project."""
+    """The named file, below the project."""
     files: tuple[str, ...]
-    """All of them, below the project, sorted."""
+    """All files, below the project, sorted."""
     digest: str
     python: str
-    """Which version it wants; empty: any."""
+    """The required version; empty: any."""
     extras: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
-    """Folders of the project's own packages beside the project itself: on the path, not installed."""
+    """Folders of other packages of the project: on the path, not installed."""
     projects: tuple[str, ...] = ()
-    """Of requirements: the `pyproject.toml` files of local packages, whose dependencies are installed as well."""
+    """For requirements: the `pyproject.toml` files of local packages, whose dependencies are installed too."""
 
 
 def named(text: str) -> tuple[str, tuple[str, ...]]:
-    """Take `uv.lock[cuda,plots]` apart: the path, and the extras."""
+    """Parse `uv.lock[cuda,plots]` into the path and the extras."""
     found = _WITH_EXTRAS.fullmatch(text.strip())
     if found is None:
         raise BadInput(f"{text!r} is no file", hint="uv.lock, or with extras: uv.lock[cuda]")
@@ -69,7 +69,7 @@ def named(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def kind_of(path: str) -> str:
-    """Return what sort of file a path names. Raises `BadInput` if it is none of them."""
+    """Return the kind of an environment file. Raises `BadInput` if it is none."""
     name = os.path.basename(path)
     if name == "uv.lock":
         return LOCK
@@ -77,13 +77,11 @@ def kind_of(path: str) -> str:
         return PYPROJECT
     if name.endswith((".txt", ".in")):
         return REQUIREMENTS
-    raise BadInput(
-        f"{path} is no file that an environment can be made from", hint="uv.lock, requirements.txt or pyproject.toml"
-    )
+    raise BadInput(f"{path} is not an environment file", hint="uv.lock, requirements.txt or pyproject.toml")
 
 
 def gather(project: str, path: str, *, python: str = "", extras: Sequence[str] = ()) -> EnvironmentSources:
-    """Gather an environment's files. Raises `BadInput`, in one line, for what is missing or can't travel."""
+    """Collect an environment's files. Raises `BadInput`, in one line, for what is missing or can't be sent."""
     kind = kind_of(path)
     made = _Gathering(project, os.path.dirname(path))
     if kind == LOCK:
@@ -114,7 +112,7 @@ def without_folders(text: str) -> str:
 
 
 class _Gathering:
-    """Files as they are found."""
+    """Collects files."""
 
     def __init__(self, project: str, folder: str) -> None:
         self._project = project
@@ -142,7 +140,7 @@ class _Gathering:
         said = self._project_file(path)
         if "dependencies" in said.get("project", {}).get("dynamic", ()):
             raise BadInput(
-                f"the dependencies in {path} are dynamic: only its build says them", hint="uv lock, and env = uv.lock"
+                f"the dependencies in {path} are dynamic: only a build states them", hint="uv lock, and env = uv.lock"
             )
         self._sources(path, said)
         self._beside("uv.toml")
@@ -161,7 +159,7 @@ class _Gathering:
         self._beside("uv.toml")
 
     def pinned(self) -> str:
-        """Return the version that `.python-version` names, without its last number: machines have others of that."""
+        """Return the version in `.python-version`, without its patch number: machines have other ones."""
         name = os.path.join(self._folder, ".python-version")
         lines = _lines(self._text(name)) if os.path.isfile(os.path.join(self._project, name)) else []
         found = _VERSION.match(lines[0]) if lines else None
@@ -169,8 +167,8 @@ class _Gathering:
 
     def _include(self, path: str, word: str) -> None:
         if word.lower().startswith("file:"):
-            # It would be read on each machine with the worker's rights, and shown where it can't be understood.
-            raise BadInput(f"{word} in {path} does not come along", hint="name it by its path below the project")
+            # It would be read on each machine with the worker's rights, and printed if it is invalid.
+            raise BadInput(f"{word} in {path} is not supported", hint="name it by its path below the project")
         if "://" in word:
             return
         place = self._below(word, named_in=path, beside=os.path.dirname(path))
@@ -182,7 +180,7 @@ class _Gathering:
                 self.requirements(place)
 
     def _package(self, word: str, path: str) -> None:
-        """See to a package of the project that requirements name: an archive, or a folder that stays where it is."""
+        """Add a package of the project that requirements name: an archive, or a folder that is not installed."""
         where, extras = named(word.removeprefix("file:"))
         if "://" in where or where.startswith("/"):
             return
@@ -194,7 +192,7 @@ class _Gathering:
         said = self._project_file(file, needed_by=path)
         if "dependencies" in said.get("project", {}).get("dynamic", ()):
             raise BadInput(
-                f"the dependencies in {file} are dynamic: only its build says them", hint=f"write them into {path}"
+                f"the dependencies in {file} are dynamic: only a build states them", hint=f"write them into {path}"
             )
         self.projects.append(file)
         self.extras += extras
@@ -210,7 +208,7 @@ class _Gathering:
                 self._archive(os.path.join(place, name))
 
     def _sources(self, path: str, said: dict[str, Any]) -> None:
-        """See to what `[tool.uv.sources]` takes from the project itself."""
+        """Add what `[tool.uv.sources]` takes from the project itself."""
         sources = said.get("tool", {}).get("uv", {}).get("sources", {})
         for name, source in sources.items() if isinstance(sources, dict) else ():
             for one in source if isinstance(source, list) else [source]:
@@ -219,7 +217,9 @@ class _Gathering:
                     self._archive(self._below(where, named_in=path))
                 elif where is not None or (isinstance(one, dict) and one.get("workspace")):
                     message = f"{name} in {path} is a folder of the project"
-                    raise BadInput(message, hint="uv lock, and env = uv.lock: a lock says what such a folder needs")
+                    raise BadInput(
+                        message, hint="run uv lock and use env = uv.lock, which lists the folder's dependencies"
+                    )
 
     def _project_file(self, place: str, *, needed_by: str = "") -> dict[str, Any]:
         place = os.path.normpath(place)
@@ -230,7 +230,7 @@ class _Gathering:
             raise BadInput(f"{place} is no TOML: {error}") from None
         project, tool = said.get("project", {}), said.get("tool", {})
         if not isinstance(project, dict) or not isinstance(tool, dict):
-            raise BadInput(f"{place} does not look like a project's file")
+            raise BadInput(f"{place} is not a valid pyproject.toml")
         counts = [
             {name: project[name] for name in _OF_PROJECT if name in project},
             said.get("dependency-groups", {}),
@@ -258,24 +258,24 @@ class _Gathering:
         if len(self.digests) >= _MOST_FILES:
             raise BadInput(f"more than {_MOST_FILES:,} files belong to the environment")
         if place.startswith(("..", "/")) or "\0" in place:
-            raise BadInput(f"{place} lies outside of the project", hint="env names a file below the project's folder")
+            raise BadInput(f"{place} is outside of the project", hint="env names a file below the project's folder")
         try:
-            # What the store shows of a tree are links to its blobs.
+            # The store shows the files of a tree as links to its blobs.
             data = read_regular(os.path.realpath(os.path.join(self._project, place)), limit_bytes)
         except FileNotFoundError:
             wants = f", and {needed_by} needs it" if needed_by else ""
-            hint = "`uv lock` makes it" if place.endswith("uv.lock") else "check the spelling"
-            raise BadInput(f"there is no file {place}{wants}", hint=hint) from None
+            hint = "run: uv lock" if place.endswith("uv.lock") else "check the spelling"
+            raise BadInput(f"file not found: {place}{wants}", hint=hint) from None
         except OSError as error:
             raise BadInput(f"{place} can't be read: {(error.strerror or str(error)).lower()}") from None
         self.digests[place] = str(digest_bytes(data))
         return data
 
     def _below(self, where: str, *, named_in: str, beside: str | None = None) -> str:
-        """Return a path below the project. What lies elsewhere does not travel."""
+        """Return a path below the project. Raises `BadInput` for a path elsewhere: it is not sent."""
         place = os.path.normpath(os.path.join(self._folder if beside is None else beside, where))
         if place.startswith(("..", "/")):
-            message = f"{where} in {named_in} lies outside of the project, and does not come along"
+            message = f"{where} in {named_in} is outside of the project"
             raise BadInput(message, hint="submit from the folder that has both")
         return place
 
@@ -284,7 +284,7 @@ class _Gathering:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of requirements that say something, those that go on taken together."""
+    """Return the lines of requirements without comments; continued lines are joined."""
     joined = re.sub(r"\\\r?\n", " ", text)
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in joined.splitlines())
     return [line for line in lines if line]
@@ -301,7 +301,7 @@ def _is_folder(line: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return what TOML says as values that have a digest: its times as texts."""
+    """Return TOML data as values that have a digest: times become texts."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -38,13 +38,13 @@ class _Pattern(NamedTuple):
     fits: re.Pattern[str]
     is_for_folders: bool
     is_about_whole_path: bool
-    """Else about the last part alone, wherever it lies."""
+    """Otherwise it applies to the last part of a path, in any folder."""
     leaves_out: bool
-    """Else it takes back in."""
+    """Otherwise it includes a path again."""
 
 
 class IgnorePatterns:
-    """The patterns of one file, for paths below the folder that it lies in."""
+    """The patterns of one file, for paths below its folder."""
 
     def __init__(self, text: str) -> None:
         lines = _as_bytes(text.removeprefix("\ufeff")).split("\n")
@@ -55,11 +55,11 @@ class IgnorePatterns:
         return bool(self._patterns)
 
     def leaves_out(self, path: str) -> bool:
-        """Return True if a file is left out, by its `/`-separated path: it, or a folder above it."""
+        """Return True if a file is left out, by its `/`-separated path: itself, or a folder above it."""
         return self.leaves_out_folder(path.rpartition("/")[0]) or self._decide(path, is_folder=False)
 
     def leaves_out_folder(self, path: str) -> bool:
-        """Return the same of a folder."""
+        """Return True if a folder is left out."""
         known = self._folders.get(path)
         if known is None:
             above = self.leaves_out_folder(path.rpartition("/")[0])
@@ -78,7 +78,7 @@ class IgnorePatterns:
 
 
 def _as_bytes(text: str) -> str:
-    """Return a text with a character for each byte: git fits byte by byte, so `?` is no letter beyond ASCII."""
+    """Return a text with one character per byte: git matches bytes, so `?` does not match a letter beyond ASCII."""
     return text if text.isascii() else os.fsencode(text).decode("latin-1")
 
 
@@ -98,7 +98,7 @@ def _read(line: str) -> _Pattern | None:
 
 
 def _without_trailing_spaces(text: str) -> str:
-    """Cut spaces at the end, but for one that a backslash keeps."""
+    """Remove trailing spaces, except one after a backslash."""
     end, at = 0, 0
     while at < len(text):
         if text[at] == "\\" and at + 1 < len(text):
@@ -131,9 +131,9 @@ def _translated(text: str) -> str:
 
 
 def _joined(pieces: list[str]) -> str:
-    """Put pieces together so that no pattern takes long: what only another star can undo is never tried again.
+    """Join pieces into a pattern without slow backtracking.
 
-    Between two stars, the first place that fits is as good as any later one.
+    Between two stars, the first match is as good as any later one, so it is never tried again.
     """
     *firsts, last = _split(pieces, _ANY_FOLDERS)
     made = [f"{_IF_ANY}{_of_folders(part)})" if at else _of_folders(part) for at, part in enumerate(firsts)]
@@ -162,7 +162,7 @@ def _split(pieces: list[str], at: str) -> list[list[str]]:
 
 
 def _stars(text: str, at: int) -> tuple[str, int]:
-    """Read one star, or two that stand for any folders."""
+    """Parse one star, or two for any folders."""
     end = at
     while end < len(text) and text[end] == "*":
         end += 1
@@ -175,7 +175,7 @@ def _stars(text: str, at: int) -> tuple[str, int]:
 
 
 def _bracket(text: str, at: int) -> tuple[str, int]:
-    """Read `[…]`; one that is never closed fits nothing."""
+    """Parse `[…]`; an unclosed one matches nothing."""
     at += 1
     is_negated = at < len(text) and text[at] in "!^"
     at += is_negated
@@ -204,7 +204,7 @@ def _bracket(text: str, at: int) -> tuple[str, int]:
 
 
 def _one(text: str, at: int) -> tuple[str, int]:
-    """Read one character of a bracket, which a backslash may keep."""
+    """Parse one character of a bracket, which may be escaped."""
     if text[at] == "\\" and at + 1 < len(text):
         at += 1
     return text[at], at + 1

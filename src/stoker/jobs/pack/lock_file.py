@@ -1,4 +1,4 @@
-"""A project's `uv.lock`, read: packages, what each depends on, and the files that it can be installed from."""
+"""Parser of a project's `uv.lock`: packages, their dependencies, and the files that they can be installed from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LockedDependency:
 
     name: str
     version: str = ""
-    """Given where the lock has several versions of it."""
+    """Present if the lock has several versions."""
     marker: str = ""
     extras: tuple[str, ...] = ()
 
@@ -30,17 +30,17 @@ class LockedPackage:
     name: str
     version: str = ""
     local: str | None = None
-    """The folder of a package that lies in the project, relative to the lock; nothing: it comes from elsewhere."""
+    """The folder of a local package, relative to the lock; empty: not local."""
     file: str = ""
-    """An archive in the project that it is installed from."""
+    """A local archive that it is installed from."""
     source: str = ""
-    """Where it comes from: `registry`, `path`, `git`, `url`, or a kind of local folder."""
+    """Its source: `registry`, `path`, `git`, `url`, or a kind of local folder."""
     hashes: tuple[str, ...] = ()
     """Of its wheels: `sha256:…`."""
     wheels: tuple[str, ...] = ()
     """File names."""
     has_source: bool = False
-    """It can be built where no wheel fits."""
+    """True if it can be built without a wheel."""
     needs: tuple[LockedDependency, ...] = ()
     optional: Mapping[str, tuple[LockedDependency, ...]] = fresh(factory=dict)
     """By extra."""
@@ -60,23 +60,23 @@ class UvLock:
         return next((one for one in self.packages if one.local in (".", "")), None)
 
     def others(self) -> tuple[LockedPackage, ...]:
-        """Return the other packages that lie in the project as folders: members of its workspace, path dependencies."""
+        """Return the other packages in folders of the project: workspace members, path dependencies."""
         return tuple(one for one in self.packages if one.local not in (None, ".", ""))
 
 
 def read_lock(text: str) -> UvLock:
-    """Read a lock. Raises `BadInput`, in one line, if it is none."""
+    """Parse a lock. Raises `BadInput`, in one line, if it is invalid."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"it is no TOML: {error}", hint="uv lock writes it") from None
+        raise BadInput(f"not valid TOML: {error}", hint="uv lock writes it") from None
     packages = raw.get("package", [])
     if not isinstance(raw.get("version"), int) or not isinstance(packages, list):
-        raise BadInput("it does not look like a lock of uv", hint="uv lock writes it")
+        raise BadInput("not a lock file of uv", hint="uv lock writes it")
     try:
         return UvLock(python=str(raw.get("requires-python", "")), packages=tuple(map(_package, packages)))
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"it does not look like a lock of uv: {error}", hint="uv lock") from None
+        raise BadInput(f"not a lock file of uv: {error}", hint="uv lock") from None
 
 
 def _package(raw: Mapping[str, Any]) -> LockedPackage:

@@ -23,7 +23,7 @@ from stoker.host.folders import FolderWalk
 from stoker.host.git import FILTERS, NOT_THERE, ask_git, without_filters
 from stoker.jobs.pack.ignore import IgnorePatterns
 
-# A folder that is no git repository, as a project: everything below it but caches, environments and the like.
+# A folder without git as a project: everything below it except caches, environments and similar files.
 
 MOST_FILES = 10_000
 MOST_BYTES = 100 << 20
@@ -49,20 +49,21 @@ _RUBBISH = frozenset(
     }
 )
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
-"""What tells a folder with an interpreter of its own, whatever it is called."""
-_HINT = ".stokerignore leaves files out; git init and git add name what belongs to it; --in-place sends nothing"
+"""Files that mark a folder as a Python environment, whatever its name."""
+_HINT = "exclude files in .stokerignore, or select them with git init and git add; --in-place sends nothing"
 _MOST_NAMED = 3
 
 
 def is_rubbish(name: str) -> bool:
-    """Return True if a file or folder of this name is left out without a word."""
+    """Return True if a file or folder of this name is left out silently."""
     return name in _RUBBISH or name.endswith((".pyc", ".egg-info"))
 
 
 def walk_folder(root: str, ignored: IgnorePatterns, ours: Sequence[str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return all files below a folder with their sizes, and what a person should know.
+    """Return all files below a folder with their sizes, and notes for the user.
 
-    `ours` are folders that are left out, by their whole paths. `BadInput`, with numbers, if there is far too much.
+    `ours` are folders that are left out, by their absolute paths. Raises `BadInput`, with numbers, if there is far too
+    much.
     """
     walk = _Walk(root, ignored, frozenset(os.path.realpath(one) for one in ours))
     walk.run()
@@ -91,7 +92,7 @@ class _Walk(FolderWalk):
         if not self._odd:
             return ()
         listed = ", ".join(self._odd[:_MOST_NAMED]) + (", …" if len(self._odd) > _MOST_NAMED else "")
-        return (f"no part of the code, being neither files nor folders: {listed}",)
+        return (f"not sent, neither files nor folders: {listed}",)
 
     def _take(self, path: str, entry: os.DirEntry[str]) -> None:
         if is_rubbish(entry.name):
@@ -143,17 +144,17 @@ _STATUS = ("--untracked-files=no", "--no-renames", "--ignore-submodules=all")
 
 @frozen
 class Project:
-    """A project, as it lies on this machine."""
+    """A project on this machine."""
 
     root: str
-    """Its top: the repository's, or the folder itself."""
+    """Its top folder: the repository's, or the folder itself."""
     folder: str = ""
-    """Where in it the folder lies that was asked about; `/`-separated, empty: it is the top."""
+    """The requested folder below the top; `/`-separated, empty: the top."""
     identity: str
-    """What is the same wherever it lies: its first commit and the folder; of what has none, the path."""
+    """The same wherever the project is: its first commit and the folder; without a commit, the path."""
     is_git: bool = False
     quiet: tuple[str, ...] = ()
-    """Words by which git leaves alone the filters that the repository itself names."""
+    """Arguments that make git ignore the filters of the repository itself."""
 
 
 @frozen
@@ -162,16 +163,16 @@ class ProjectFiles:
 
     files: tuple[str, ...]
     commit: str = ""
-    """What they stand on; empty: nothing was ever committed."""
+    """Their commit; empty: there is no commit."""
     uncommitted: tuple[str, ...] = ()
-    """Paths that are not as that commit has them: changed, new, deleted, or untracked and named."""
+    """Paths that differ from the commit: changed, new, deleted, or untracked and included."""
     notes: tuple[str, ...] = ()
     sizes: Mapping[str, int] = fresh(factory=dict)
-    """Files that were found already."""
+    """Sizes of files that are already known."""
 
 
 def find_project(folder: str, *, environment: Mapping[str, str]) -> Project:
-    """Find the project of a folder. `BadInput` if it lies in a repository that git can't or won't read."""
+    """Find the project of a folder. Raises `BadInput` if it is in a repository that git can't read."""
     real = os.path.realpath(folder)
     top = _top_of(real)
     if not top:
@@ -184,18 +185,18 @@ def find_project(folder: str, *, environment: Mapping[str, str]) -> Project:
         environment=environment,
     )
     if not where.is_good:
-        hint = "--in-place runs it in the folder itself"
+        hint = "--in-place runs in this folder"
         if where.exit_code == NOT_THERE:
             raise BadInput(f"{top} is a git repository, and {where.err}", hint=f"install git; {hint}")
         raise BadInput(f"git does not read the repository {top}: {where.err}", hint=hint)
     root, prefix, shallow = (*where.lines(), "", "", "")[:3]
     if not root:
-        # Inside of .git itself, or of a repository that has no files.
+        # Inside `.git` itself, or in a bare repository.
         return Project(root=real, identity=real)
     if os.path.realpath(root) != top:
         # Its settings may point anywhere: to a home with keys in it.
-        hint = "git config --unset core.worktree; or --in-place, which runs it in the folder itself"
-        raise BadInput(f"the repository {top} says that its files lie in {root}, not beside it", hint=hint)
+        hint = "git config --unset core.worktree; or --in-place, which runs in this folder"
+        raise BadInput(f"core.worktree of the repository {top} is {root}, not its own folder", hint=hint)
     below = prefix.rstrip("/")
     # The first commit of a shallow clone is unknown.
     commits = first.lines() if first.is_good and shallow != "true" else []
@@ -211,11 +212,11 @@ def list_files(
     needed: Iterable[str] = (),
     ours: Sequence[str] = (),
 ) -> ProjectFiles:
-    """List what belongs to a project.
+    """List the files of a project.
 
-    `include` are patterns for untracked files, `needed` files that go along whatever says otherwise: both from the
-    project's `folder`. `ours` are folders of Stoker's own that never do. `BadInput` if a pattern finds nothing or
-    leaves the project, if there is far too much, or if git fails; `InvalidInput` with every name that can't travel.
+    `include` are patterns for untracked files, `needed` files that are always sent: both relative to the project's
+    `folder`. `ours` are Stoker's own folders, which are never sent. Raises `BadInput` if a pattern matches nothing or
+    leaves the project, if there is far too much, or if git fails; `InvalidInput` with every invalid name.
     """
     ignored = IgnorePatterns(_text_of(os.path.join(project.root, IGNORE_FILE)))
     named = _named(project, include, needed, ours)
@@ -230,7 +231,7 @@ def list_files(
 
 
 def _top_of(folder: str) -> str:
-    """Return the nearest folder at or above one that has a `.git`; git itself is asked only then."""
+    """Return the nearest folder at or above one that has a `.git`; git is started only then."""
     while True:
         if os.path.lexists(os.path.join(folder, ".git")):
             return folder
@@ -253,7 +254,7 @@ def _list_tracked(
         if not said.is_good:
             raise BadInput(
                 f"git can't list the files of {project.root}: {said.err}",
-                hint="git status shows what is wrong; --in-place runs it in the folder itself",
+                hint="git status shows what is wrong; --in-place runs in this folder",
             )
     files: dict[str, None] = {}
     submodules: list[str] = []
@@ -262,7 +263,7 @@ def _list_tracked(
         if about.startswith(_SUBMODULE):
             submodules.append(path)
         else:
-            # Of a merge under way a path comes several times.
+            # During a merge a path is listed several times.
             files[path] = None
     commit, changed = _read_status(os.fsdecode(status.out))
     if ignored:
@@ -279,7 +280,7 @@ def _list_tracked(
 
 
 def _read_status(text: str) -> tuple[str, list[str]]:
-    """Return the commit, and the tracked paths that are not as it has them."""
+    """Return the commit, and the tracked paths that differ from it."""
     commit, changed = "", []
     for row in text.split("\0"):
         if row.startswith("# branch.oid "):
@@ -301,13 +302,13 @@ def _of_submodules(submodules: Sequence[str], files: Mapping[str, None]) -> Iter
 
 
 def _named(project: Project, include: Sequence[str], needed: Iterable[str], ours: Sequence[str]) -> dict[str, None]:
-    """Find what is named, from the project's folder, as paths below its top."""
+    """Resolve the included files, relative to the project's folder, to paths below its top."""
     start = os.path.join(project.root, project.folder)
     found: dict[str, None] = {}
     for pattern in include:
         matches = glob.glob(pattern, root_dir=start, recursive=True, include_hidden=True)
         if not matches:
-            raise BadInput(f"include: nothing at {pattern} in {start}", hint="patterns such as configs/*.yaml")
+            raise BadInput(f"include: {pattern} matches nothing in {start}", hint="patterns such as configs/*.yaml")
         for match in matches:
             found.update(dict.fromkeys(_below(project, match, ours)))
     for path in needed:
@@ -316,7 +317,7 @@ def _named(project: Project, include: Sequence[str], needed: Iterable[str], ours
 
 
 def _below(project: Project, match: str, ours: Sequence[str]) -> Iterable[str]:
-    """Return a file, or all files of a folder but rubbish."""
+    """Return a file, or all files of a folder except ignored ones."""
     path = _inside(project, match)
     whole = os.path.join(project.root, path)
     if os.path.islink(whole) or not os.path.isdir(whole):
@@ -331,8 +332,8 @@ def _inside(project: Project, path: str) -> str:
     below = os.path.normpath(os.path.join(project.folder, path))
     if os.path.isabs(below) or below == ".." or below.startswith("../"):
         raise BadInput(
-            f"include: {path} lies outside of the project {project.root}",
-            hint="copy it into the project; data = { NAME = PATH } carries data",
+            f"include: {path} is outside of the project {project.root}",
+            hint="copy it into the project; for data use data = { NAME = PATH }",
         )
     return "" if below == "." else below
 
@@ -342,7 +343,7 @@ def _refuse_odd_names(files: Iterable[str]) -> None:
     if odd:
         faults = tuple(Diagnostic(ascii(path), "the name is not valid Unicode") for path in odd)
         headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} files have names that are not Unicode"
-        raise InvalidInput(headline, faults=faults, hint=f"rename them, or leave them out by {IGNORE_FILE}")
+        raise InvalidInput(headline, faults=faults, hint=f"rename them, or exclude them in {IGNORE_FILE}")
 
 
 def _is_text(path: str) -> bool:

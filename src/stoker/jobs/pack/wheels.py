@@ -1,7 +1,7 @@
-"""Whether a locked environment can be installed on a platform, from the lock alone, before anything is fetched.
+"""Checks from the lock alone whether an environment can be installed on a platform, before any download.
 
-Only what is certain is called impossible: a package that is needed there, of which no wheel fits and no source is
-given. Where a marker can't be judged, nothing is said. Importing this loads `packaging`.
+Only what is certain is impossible: a required package without a matching wheel and without source. A marker that can't
+be evaluated gives no result. Importing this module imports `packaging`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def why_impossible(
     extras: Collection[str] = (),
     groups: Collection[str] = ("dev",),
 ) -> list[str]:
-    """Return what keeps a lock from being installed on a platform; nothing: it may be possible.
+    """Return why a lock can't be installed on a platform; empty: it may be possible.
 
     Checks every Python of the platform that the lock and the request allow; returns the faults of the best one.
     """
@@ -61,12 +61,12 @@ def _missing(
 def needed_exactly(
     lock: UvLock, platform: Platform, version: str, *, extras: Collection[str] = (), groups: Collection[str] = ("dev",)
 ) -> list[LockedPackage]:
-    """Return every package that a lock installs on a platform. Raises `BadInput` where that is not certain."""
+    """Return every package that a lock installs on a platform. Raises `BadInput` if that is not certain."""
     return list(_needed(lock, _facts(platform, version), extras, groups, _holds_for_certain))
 
 
 def tags_of(platform: Platform, version: str) -> Iterator[Tag]:
-    """Return the tags of wheels that a Python of a platform takes."""
+    """Return the tags of wheels that a Python of a platform accepts."""
     number = tuple(int(part) for part in version.split(".")[:2])
     platforms = list(_platforms(platform))
     yield from cpython_tags(number, [tag_of(version)], platforms)
@@ -104,7 +104,7 @@ def _needed(
     groups: Collection[str],
     holds: Callable[[str, dict[str, str]], bool],
 ) -> Iterator[LockedPackage]:
-    """Return every package that is installed there, each once; `holds` judges markers."""
+    """Return every package that is installed there, each once; `holds` evaluates markers."""
     by_name: dict[str, list[LockedPackage]] = {}
     for one in lock.packages:
         by_name.setdefault(one.name, []).append(one)
@@ -138,18 +138,18 @@ def _first_needs(lock: UvLock, extras: Collection[str], groups: Collection[str])
 
 
 def _meant(need: LockedDependency, packages: Sequence[LockedPackage]) -> Sequence[LockedPackage]:
-    """Return the package that a need means; nothing where the lock has several and does not say which."""
+    """Return the package of a dependency; None if the lock has several and does not say which."""
     if need.version:
         return [one for one in packages if one.version == need.version]
     return packages if len(packages) == 1 else ()
 
 
 def _holds(marker: str, facts: dict[str, str]) -> bool:
-    """Return True if a marker holds for certain."""
+    """Return True if a marker certainly holds."""
     if not marker:
         return True
     if "extra" in marker:
-        # Of extras that exclude each other the lock speaks in names of its own.
+        # For conflicting extras the lock uses names of its own.
         return False
     try:
         return Marker(marker).evaluate(facts)
@@ -170,7 +170,7 @@ def _suits(wheel: str, tags: Collection[Tag]) -> bool:
     try:
         return not parse_wheel_filename(wheel)[3].isdisjoint(tags)
     except (InvalidWheelFilename, InvalidVersion):
-        # Whatever it is, uv may know better.
+        # Any error: uv may support it.
         return True
 
 

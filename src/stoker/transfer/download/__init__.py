@@ -1,5 +1,5 @@
-"""Download files: ranges, resume, several connections, checks of what arrived.
+"""Download files: ranges, resume, retries, verification.
 
-Promises: the bytes of exactly one version under the final name, or nothing.
-Start with `download`; `response_rules` decides, purely.
+Guarantee: the final name holds the bytes of exactly one version, or is unchanged. Start with `download.py`;
+`resumption.py` and `response_rules.py` are its pure decisions.
 """

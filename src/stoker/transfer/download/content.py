@@ -1,4 +1,4 @@
-"""What is there of a file so far: in memory if it is small, else in a partial file with its digest under way."""
+"""The content of a file during its download: in memory if it is small, otherwise in a partial file, with its digest."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ from stoker.transfer.download.response_rules import UsableResponse, length_of
 from stoker.transfer.download.resumption import ResumeAction, Resumption, decide_partial, digests_match
 from stoker.transfer.download.types import DownloadRequest, DownloadTools
 
-# The digests of a body while it comes: a thread of its own, so that hashing costs no time beside the network.
+# The digests of a body while it arrives, computed in a thread, so that hashing does not delay the network.
 #
-# Pieces go through a short queue. Where bytes of an earlier run come first, the thread reads them back from the file
-# while new ones already arrive, continues reading until it has caught up, and takes pieces from the queue from then on:
-# the connection never has to wait for a long beginning to be hashed.
+# Pieces go through a short queue. If an earlier run left bytes, the thread first reads them back from the file while
+# new ones arrive. It uses the queue once it has caught up, so the connection never waits for old bytes to be hashed.
 
 QUEUE_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20
@@ -45,14 +44,14 @@ _PIECE_BYTES = 1 << 20
 
 @frozen
 class Sums:
-    """The digests of some bytes; `git_sha1`, of the git blob, only where it was asked for."""
+    """The digests of some bytes; `git_sha1`, of the git blob, only if requested."""
 
     sha256: Digest
     git_sha1: str = ""
 
 
 class SumsBuilder:
-    """The digests of bytes given in order. `git_size_bytes`: the size of the git blob, if its digest is wanted too."""
+    """Computes digests of bytes added in order; that of the git blob only if its size, `git_size_bytes`, is given."""
 
     def __init__(self, git_size_bytes: int | None = None) -> None:
         self._sha256 = hashlib.sha256()
@@ -71,16 +70,16 @@ class SumsBuilder:
 
 
 def sum_file(descriptor: int, size_bytes: int, *, with_git: bool) -> Sums:
-    """Return the digests of an open file's bytes, all of which must be there. Raises `OSError`."""
+    """Return the digests of an open file. Raises `OSError`."""
     summing = SumsBuilder(size_bytes if with_git else None)
     _add_from_file(summing, descriptor, 0, size_bytes)
     return summing.sums()
 
 
 class BodyHash:
-    """The digests of a growing file. The writer calls `wrote` after each piece; `close` in any case.
+    """The digests of a growing file. Call `wrote` after each piece, and `close` in any case.
 
-    A restart of the file needs a new one: what was hashed can't be taken back.
+    A file that is restarted needs a new instance: hashed bytes can't be removed.
     """
 
     def __init__(self, descriptor: int, *, prefix_bytes: int = 0, git_size_bytes: int | None = None) -> None:
@@ -92,25 +91,25 @@ class BodyHash:
         self._written_bytes = prefix_bytes
         self._hashed_bytes = 0
         self._is_following = prefix_bytes > 0
-        """Whether the file is read back; the queue is not used meanwhile."""
+        """True while the file is read back; the queue is not used then."""
         self._is_ended = False
         self._failure: OSError | None = None
-        # A daemon thread: a process that is asked to exit must not wait for it.
+        # A daemon thread: an exiting process does not wait for it.
         self._thread = threading.Thread(target=self._run, name="stoker-hash", daemon=True)
         self._thread.start()
 
     @property
     def hashed_bytes(self) -> int:
-        """How far it is, from the start of the file."""
+        """Number of hashed bytes, from the start of the file."""
         return self._hashed_bytes
 
     @property
     def is_following(self) -> bool:
-        """Whether it reads back from the file; what is written meanwhile must be there at once."""
+        """True if it reads back from the file: written bytes must be readable at once."""
         return self._is_following
 
     def wrote(self, piece: bytes) -> None:
-        """Take the piece that was written next. Waits while the queue is full. Raises `OSError`."""
+        """Add the piece that was written next. Blocks while the queue is full. Raises `OSError`."""
         with self._changed:
             self._written_bytes += len(piece)
             if not self._is_following:
@@ -123,7 +122,7 @@ class BodyHash:
                 raise self._failure
 
     def finish(self) -> Sums:
-        """Wait until everything that was written is hashed, and give the digests. Raises `OSError`."""
+        """Wait until all written bytes are hashed, and return the digests. Raises `OSError`."""
         with self._changed:
             self._is_ended = True
             self._changed.notify_all()
@@ -133,7 +132,7 @@ class BodyHash:
         return self._summing.sums()
 
     def close(self) -> None:
-        """End the thread, whatever it has left to do."""
+        """Stop the thread; pending work is dropped."""
         with self._changed:
             self._is_ended = True
             self._is_following = False
@@ -184,11 +183,10 @@ def _add_from_file(summing: SumsBuilder, descriptor: int, start: int, end: int) 
         start += len(data)
 
 
-# The file that lies under the final name already: whether it is what is wanted.
+# Checks of an existing file under the final name: is it the requested one?
 #
-# With a digest its bytes are read and no network is needed. Without one only the server can tell whether it is still
-# the newest, by the validators that were left beside it. A link under the final name counts as nothing there: it is
-# replaced.
+# With a digest, its bytes are read and no network is needed. Without one, the server compares the validators stored
+# beside the file. A link under the final name counts as no file: it is replaced.
 
 _LONGEST_VALIDATOR_BYTES = 8192
 
@@ -213,7 +211,7 @@ class Validators:
 
 
 def read_existing(folder: AnchoredFolder, leaf: str, wanted: DownloadRequest) -> CheckedBytes | str | None:
-    """Read the file under the final name. `None`: there is none; a text: why it is not the one wanted."""
+    """Read the file under the final name; None if there is none, a text with the reason if it is another file."""
     descriptor = folder.open_file(leaf)
     if descriptor is None:
         return None
@@ -231,13 +229,13 @@ def read_existing(folder: AnchoredFolder, leaf: str, wanted: DownloadRequest) ->
 
 
 def not_ours(path: str) -> LocalFile:
-    """Return the error for a file of the user's that is in the way."""
-    message = f"there is already a file that Stoker did not fetch: {path}"
+    """Return the error for an existing file that belongs to the user."""
+    message = f"file exists and was not downloaded by Stoker: {path}"
     return LocalFile(message, hint="move it away", path=path, reason="not_ours")
 
 
 def read_validators(folder: AnchoredFolder, leaf: str) -> Validators:
-    """Read the validators that were left beside a file."""
+    """Read the validators stored beside a file."""
     etag, last_modified = (
         (folder.read_file(beside(leaf, suffix), _LONGEST_VALIDATOR_BYTES) or b"").decode("latin-1").strip()
         for suffix in (ETAG, LAST_MODIFIED)
@@ -248,7 +246,7 @@ def read_validators(folder: AnchoredFolder, leaf: str) -> Validators:
 
 
 def write_validators(folder: AnchoredFolder, leaf: str, validators: Validators) -> None:
-    """Leave validators beside a file that has its final name already."""
+    """Store validators beside a file that has its final name."""
     for suffix, text in ((ETAG, validators.etag), (LAST_MODIFIED, validators.last_modified)):
         if text:
             folder.write_file(beside(leaf, suffix), f"{text}\n".encode("latin-1", errors="replace"))
@@ -256,7 +254,7 @@ def write_validators(folder: AnchoredFolder, leaf: str, validators: Validators) 
 
 
 def remove_validators(folder: AnchoredFolder, leaf: str) -> None:
-    """Delete validators before another file takes the name: they would be read as that file's."""
+    """Delete validators before another file gets the name: they would be taken for those of that file."""
     for suffix in (ETAG, LAST_MODIFIED):
         folder.remove(beside(leaf, suffix))
 
@@ -282,9 +280,9 @@ def is_newest(transport: Transport, wanted: DownloadRequest, size_bytes: int, va
         return False
 
 
-# The last steps: bytes on the disk, then their final name, then the validators beside it.
+# The last steps: write the bytes to disk, rename to the final name, then store the validators beside it.
 #
-# A crash between two steps leaves the final name as it was, or a verified file without validators, which costs one
+# A crash between two steps leaves the final name unchanged, or a verified file without validators, which costs one
 # request. Old validators are deleted before the name changes, because they belong to the old file.
 
 STEPS = ("sidecar", "write", "sync", "check", "rename", "sync_dir", "validators", "done")
@@ -295,7 +293,7 @@ OnStep = Callable[[str], None]
 
 @frozen
 class OpenTargetFile:
-    """A landing that is open: the folder, the final name in it, those of the partial file and its sidecar."""
+    """An open target: its folder, the final name in it, and the names of the partial file and the sidecar."""
 
     folder: AnchoredFolder
     leaf: str
@@ -308,7 +306,7 @@ class OpenTargetFile:
 
 
 def name_partial(landing: OpenTargetFile, partial: PartialFile, validators: Validators, on_step: OnStep) -> None:
-    """Name a checked partial file durably. Raises `BytesLost`, `LockHeld`, `LocalFile`: see `Content.name`."""
+    """Rename a verified partial file to its final name, durably. Raises what `Content.name` raises."""
     on_step("sync")
     partial.sync()
     on_step("check")
@@ -316,8 +314,10 @@ def name_partial(landing: OpenTargetFile, partial: PartialFile, validators: Vali
         path = landing.part_path
         if not landing.folder.is_in_place():
             folder = landing.folder.path
-            raise LocalFile(f"its folder was removed while it was fetched: {folder}", hint="start again", path=folder)
-        raise LockHeld(f"another process took it over: {path}", hint="let that one finish, then look again", path=path)
+            raise LocalFile(f"folder removed during the download: {folder}", hint="start again", path=folder)
+        raise LockHeld(
+            f"another process took over the download: {path}", hint="wait for that process, then try again", path=path
+        )
     _forget_validators(landing)
     on_step("rename")
     partial.name_it(landing.leaf)
@@ -325,7 +325,7 @@ def name_partial(landing: OpenTargetFile, partial: PartialFile, validators: Vali
 
 
 def name_small(landing: OpenTargetFile, body: bytes, validators: Validators, on_step: OnStep) -> None:
-    """Write a checked body straight to its final name; an old partial file goes."""
+    """Write a verified body directly to its final name; an old partial file is deleted."""
     _forget_validators(landing)
     landing.folder.write_file(landing.leaf, body, on_step=on_step)
     for name in landing.names:
@@ -343,21 +343,22 @@ def _seal(landing: OpenTargetFile, validators: Validators, on_step: OnStep) -> N
     landing.folder.sync()
     if not landing.folder.is_in_place():
         path = landing.folder.path_of(landing.leaf)
-        message = f"its folder was moved or replaced while it was fetched, so it is not at {path}"
-        raise LocalFile(message, hint="it is whole, in the folder that was moved away", path=path)
+        message = f"folder moved or replaced during the download: {path}"
+        raise LocalFile(message, hint="the complete file is in the folder that was moved", path=path)
     if landing.keeps_validators and validators:
         on_step("validators")
         write_validators(landing.folder, landing.leaf, validators)
 
 
 SMALL_BYTES = 1 << 20
-"""A body up to here stays in memory until it is checked: no partial file, no thread; a broken one is fetched again."""
+"""A body up to this size stays in memory until it is verified: no partial file, no thread. If the connection breaks, it
+is fetched again."""
 DIRECT_BYTES = 64 << 20
-"""Where more than this is still to come it is written past the page cache."""
+"""If more than this is missing, the page cache is bypassed."""
 
 
 class Content:
-    """The bytes of one version, growing. `close` it, after `leave` or `discard` where it was not named."""
+    """The bytes of one version, growing. Call `close`, after `leave` or `discard` if it was not named."""
 
     def __init__(self, wanted: DownloadRequest, landing: OpenTargetFile, tools: DownloadTools) -> None:
         self._wanted = wanted
@@ -371,11 +372,11 @@ class Content:
         self.total_bytes = wanted.size_bytes
         self.validators = Validators()
         self.bytes_resumed = 0
-        """How many bytes of it an earlier run brought."""
+        """Number of bytes from an earlier run."""
 
     @property
     def offset(self) -> int:
-        """From where on bytes are missing; what is only in memory does not outlive its connection."""
+        """Offset of the first missing byte. Bytes in memory are lost with their connection."""
         return 0 if self._partial is None else self._partial.end_bytes
 
     @property
@@ -384,7 +385,7 @@ class Content:
 
     @property
     def sidecar(self) -> Sidecar | None:
-        """Which version it is of, where that was recorded."""
+        """The recorded version, if any."""
         return None if self._partial is None else self._partial.sidecar
 
     @property
@@ -393,7 +394,7 @@ class Content:
 
     @property
     def allocated_bytes(self) -> int:
-        """What the disk would gain if it were discarded."""
+        """Disk space that `discard` would free."""
         return 0 if self._partial is None else self._partial.allocated_bytes
 
     @property
@@ -403,11 +404,11 @@ class Content:
 
     @property
     def is_pieced(self) -> bool:
-        """Whether more than one connection, or an earlier run, brought its bytes."""
+        """True if several connections, or an earlier run, sent its bytes."""
         return self.bytes_resumed > 0 or self._connections > 1
 
     def take_up(self, *, begins_anew: bool) -> Resumption:
-        """Resume from what an earlier run left, as far as it is usable; return what was done with it."""
+        """Resume from what an earlier run left, as far as it is usable; return the decision."""
         folder, names = self._landing.folder, self._landing.names
         strangers = set_strangers_aside(folder, names, self._tools.received)
         if strangers:
@@ -425,7 +426,7 @@ class Content:
                 self.validators = Validators(etag=sidecar.etag, last_modified=sidecar.last_modified)
                 self._ready_hash()
                 return found
-            found = Resumption(move=ResumeAction.RESTART, why="the partial file is no plain file of its own")
+            found = Resumption(move=ResumeAction.RESTART, why="the partial file is a link or not a regular file")
         for name in names:
             folder.remove(name)
         return found
@@ -447,7 +448,7 @@ class Content:
         self._ready_hash()
 
     def add(self, piece: bytes, now_s: float) -> None:
-        """Add the next bytes. Raises as `PartialFile.write` does."""
+        """Add the next bytes. Raises what `PartialFile.write` raises."""
         if self._small is not None:
             self._small += piece
         elif self._partial is not None:
@@ -461,17 +462,17 @@ class Content:
                 summing.wrote(piece)
 
     def rest(self, now_s: float) -> None:
-        """Write everything to disk before a pause of unknown length. Raises as `add` does."""
+        """Write everything to disk before a pause of unknown length. Raises what `add` raises."""
         if self._partial is not None:
             self._partial.settle()
             self._partial.mark(now_s)
 
     def end(self) -> None:
-        """Note that a body of unknown length came to its end."""
+        """Record that a body of unknown length ended."""
         self._is_ended = True
 
     def check(self) -> CheckedBytes:
-        """Return the digests and the size of everything that is there, once that is whole."""
+        """Return the digests and the size of the complete content."""
         with_git = bool(self._wanted.git_sha1)
         if self._small is not None:
             summing = SumsBuilder(len(self._small) if with_git else None)
@@ -496,12 +497,12 @@ class Content:
             name_partial(self._landing, self._open_partial, self.validators, on_step)
 
     def believe_less(self) -> None:
-        """The partial file was cut back: what was hashed beyond is forgotten."""
+        """Forget hashed bytes beyond the end of a truncated partial file."""
         self._close_hash()
         self._is_ended = False
 
     def discard(self) -> None:
-        """Discard everything that is there."""
+        """Discard all bytes."""
         self._close_hash()
         if self._partial is not None:
             self._partial.discard()
@@ -513,7 +514,7 @@ class Content:
         self.total_bytes = self._wanted.size_bytes
 
     def leave(self) -> None:
-        """Keep what is on the disk for another run."""
+        """Keep the bytes on disk for another run."""
         if self._partial is not None:
             self._partial.leave()
 
@@ -545,7 +546,7 @@ class Content:
     def _ready_hash(self) -> BodyHash:
         if self._hash is None:
             partial = self._open_partial
-            # A git blob is hashed with its size first; where that is not known it is hashed once all is there.
+            # The hash of a git blob starts with its size: without the size, it is computed after the last byte.
             git_size_bytes = self.total_bytes if self._wanted.git_sha1 else None
             self._hash = BodyHash(partial.descriptor, prefix_bytes=partial.end_bytes, git_size_bytes=git_size_bytes)
         return self._hash
@@ -563,6 +564,6 @@ def _stated_facts(wanted: DownloadRequest, take: UsableResponse) -> dict[str, st
 
 
 def _pinned(wanted: DownloadRequest) -> dict[str, str]:
-    """Return the digests that bytes may be added under: from then on nothing but these vouches for them."""
+    """Return the digests that verify the complete content; bytes of unknown versions may be added if there is one."""
     pins = {"sha256": (wanted.sha256 or "").lower(), "git_sha1": wanted.git_sha1.lower()}
     return {name: digest for name, digest in pins.items() if digest}

@@ -1,7 +1,7 @@
-"""The fetch of one file, attempt by attempt, until its bytes are checked, durable and under their final name.
+"""The download of one file, attempt by attempt, until its bytes are verified, durable and under their final name.
 
-`response_rules` decides what to do; this does it. However it ends, the final name is what it
-was before, or a file that passed every check; the partial file stays for another run unless its bytes proved wrong.
+`resumption` and `response_rules` decide; this module acts. In any case the final name is unchanged, or a file that
+passed every check. The partial file is kept for another run, unless its bytes proved wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from stoker.host.http.exchange import HttpClientResponse, Request, Transport
 from stoker.host.http.http_errors import Reason
 from stoker.host.resources import check_space
 from stoker.transfer.download.content import (
-    STEPS,
     CheckedBytes,
     Content,
     OpenTargetFile,
@@ -75,7 +74,7 @@ PIECE_BYTES = 4 << 20
 
 
 class _Failed(Exception):
-    """An attempt that failed; another one may succeed."""
+    """A failed attempt; another one may succeed."""
 
     def __init__(self, error: StokerError, wait_s: float | None = None) -> None:
         super().__init__(str(error))
@@ -84,7 +83,7 @@ class _Failed(Exception):
 
 
 class _Wrong(Exception):
-    """Bytes that came are not those wanted, or more of them than there should be."""
+    """Received bytes are not the requested ones, or too many."""
 
     def __init__(self, error: HashMismatch) -> None:
         super().__init__(str(error))
@@ -112,20 +111,20 @@ class DownloadTransfer:
         self._teller = teller
         self._content = Content(wanted, landing, tools)
         self._is_pinned = wanted.sha256 is not None or bool(wanted.git_sha1)
-        """Whether a digest decides in the end whether the bytes are right."""
+        """True if a digest verifies the bytes in the end."""
         self._asks_plainly = False
         self._bytes_from_network = 0
         self._attempts = 0
         self._tries = FailedAttempts()
         self._highest_bytes = 0
-        """The largest offset so far: only bytes beyond it are progress."""
+        """The highest offset so far: only bytes beyond it are progress."""
         self._progress_s = self._came_s = tools.clock.monotonic_s()
         self._has_begun_anew = self._has_mended = False
 
     def run(self, *, begins_anew: bool) -> FetchedFile:
-        """Fetch it; the caller adds its path and its time. Raises our errors, with everything left in order.
+        """Download the file; the caller adds path and time.
 
-        `begins_anew`: whatever an earlier run left.
+        `begins_anew` discards what an earlier run left.
         """
         try:
             found = self._content.take_up(begins_anew=begins_anew)
@@ -175,7 +174,7 @@ class DownloadTransfer:
 
     @contextmanager
     def _network(self) -> Iterator[None]:
-        """Separate failures that another attempt may fix from lasting ones, and from a requested stop."""
+        """Tell errors that another attempt may fix from lasting ones and from a requested stop."""
         try:
             yield
         except (NetworkFailed, BadAnswer) as error:
@@ -227,7 +226,7 @@ class DownloadTransfer:
             folder,
             coming_bytes=None if total is None else total - take.offset,
             free=self._tools.free_bytes(folder) + freed_bytes,
-            hint="free some space there, or choose another place",
+            hint="free some space there, or choose another folder",
         )
         if take.offset == 0 and content.offset:
             self._tell_restart(take.why)
@@ -244,14 +243,14 @@ class DownloadTransfer:
                 content.rest(self._tools.clock.monotonic_s())
                 raise
             if not self._is_pinned:
-                # The server is wrong about the length, so nothing says that what came is the whole; another run must
-                # not take it for that either.
+                # The stated length is wrong, so the received bytes may be incomplete: another run must not take them
+                # for complete.
                 content.discard()
                 raise
         if total is None:
             content.end()
         elif content.end_bytes < total:
-            cut = f"the body was cut short at byte {content.end_bytes} of {total}: {shown(self._wanted.url)}"
+            cut = f"the response ended at byte {content.end_bytes} of {total}: {shown(self._wanted.url)}"
             raise _Failed(NetworkFailed(cut, reason="short_body"))
 
     def _read_body(self, reply: HttpClientResponse, total: int | None) -> None:
@@ -262,7 +261,7 @@ class DownloadTransfer:
                 self._came_s = now_s = clock.monotonic_s()
                 self._bytes_from_network += len(piece)
                 if total is not None and content.end_bytes + len(piece) > total:
-                    raise self._wrong(f"more than {total} bytes came")
+                    raise self._wrong(f"more than {total} bytes received")
                 content.add(piece, now_s)
                 pace.got(len(piece), now_s)
                 self._teller.progress(content.end_bytes, total, pace, content.hashed_bytes, now_s)
@@ -270,11 +269,11 @@ class DownloadTransfer:
                     raise NetworkFailed(f"{complaint}: {shown(self._wanted.url)}", reason="too_slow")
 
     def _conclude(self) -> FetchedFile:
-        """Check everything, then name it."""
+        """Verify everything, then rename to the final name."""
         totals = self._content.check()
         wanted, sums = self._wanted, totals.sums
         if wanted.size_bytes not in {None, totals.size_bytes}:
-            raise self._wrong(f"{totals.size_bytes} bytes came, {wanted.size_bytes} are expected")
+            raise self._wrong(f"{totals.size_bytes} bytes received, {wanted.size_bytes} expected")
         if not digests_match(wanted, sums.sha256, sums.git_sha1):
             expected = f"git sha1 {wanted.git_sha1}" if wanted.sha256 is None else f"sha256 {wanted.sha256}"
             came = f"git sha1 {sums.git_sha1}" if wanted.sha256 is None else f"sha256 {sums.sha256}"
@@ -310,18 +309,18 @@ class DownloadTransfer:
         self._stop.sleep(decision.delay_s, self._tools.clock)
 
     def _begin_anew(self, error: HashMismatch) -> None:
-        """Bytes proved wrong: once, and only where they came in pieces, try again from the start."""
+        """Restart once after wrong bytes, if they came in several pieces."""
         is_pieced = self._content.is_pieced
         self._content.discard()
         if not is_pieced or self._has_begun_anew:
             raise error
         self._has_begun_anew = True
-        # It happens once, so the way back to where we were may count as progress again.
+        # This happens once, so the bytes up to the old offset count as progress again.
         self._highest_bytes, self._tries = 0, FailedAttempts()
-        self._tell_restart(f"what was put together from pieces is wrong: {error.message}")
+        self._tell_restart(f"bytes of several responses do not match: {error.message}")
 
     def _mend(self, error: StokerError) -> None:
-        """A sync failed: continue once from what was synced before. A full disk is left as it is."""
+        """Continue once from the last synced byte after a failed sync. Does not handle a full disk."""
         self._content.believe_less()
         if isinstance(error, NoSpace) or self._has_mended:
             raise error
@@ -333,37 +332,35 @@ class DownloadTransfer:
 
     def _wrong(self, what: str) -> _Wrong:
         name = self._wanted.label or self._landing.leaf
-        hint = "the server has other bytes there, or something on the way changed them; the file was not kept"
+        hint = "the server has another file there, or a proxy changed it; the file was not kept"
         wanted = self._wanted
         data = {"expected_sha256": wanted.sha256, "expected_bytes": wanted.size_bytes, "url": shown(wanted.url)}
-        return _Wrong(HashMismatch(f"not what was asked for: {name}: {what}", hint=hint, **data))
+        return _Wrong(HashMismatch(f"not the requested file: {name}: {what}", hint=hint, **data))
 
 
 def kept_bytes_of(error: StokerError) -> int:
-    """Return how much of a file is on the disk after its fetch failed with this error."""
+    """Return how many bytes are on disk after a download failed with this error."""
     kept_bytes = error.data.get("kept_bytes")
     return kept_bytes if isinstance(kept_bytes, int) else 0
 
 
 def _say_kept(error: StokerError, kept_bytes: int, total_bytes: int | None, *, is_forced: bool) -> None:
-    """Add to an error what is on the disk for the next run, and how it is used."""
+    """Add to an error how many bytes are kept for the next run, and how to use them."""
     error.data["kept_bytes"] = kept_bytes
     if kept_bytes:
         amount = format_size(kept_bytes) + ("" if total_bytes is None else f" of {format_size(total_bytes)}")
         how = "the same command without force resumes" if is_forced else "the same command resumes"
-        error.add_hint(f"what came is kept ({amount}): {how}")
+        error.add_hint(f"downloaded data is kept ({amount}): {how}")
 
 
-# Entry point: fetch one file from a server to its final name.
+# Entry point: download one file to its final name.
 #
-# Guarantee: when the final name exists, its bytes are those of exactly one version, of the expected size and digest
-# where these are known; no reader sees a part of a file there, after a lost connection, a kill or a power cut. The disk
-# is checked first; one writer at a time does the rest (`transfer`).
+# Guarantee: if the final name exists, its bytes are those of exactly one version, of the expected size and digest if
+# these are known. No reader sees a part of a file there, after a lost connection, a kill or a power cut. Disk space is
+# checked first, and one writer at a time does the rest.
 #
-# Not guaranteed: without a size and a digest known beforehand, from a server that states neither, a body that ends too
+# Not guaranteed: if neither size nor digest are known beforehand and the server states neither, a body that ends too
 # early looks complete.
-
-__all__ = ["STEPS", "DownloadStop", "DownloadTools", "fetch_file"]
 
 
 def fetch_file(  # noqa: PLR0913 - what, where to, with what, how patiently, until when, and the two wishes of a user
@@ -376,13 +373,13 @@ def fetch_file(  # noqa: PLR0913 - what, where to, with what, how patiently, unt
     force: bool = False,
     offline: bool = False,
 ) -> FetchedFile:
-    """Fetch a file to its final name, complete, checked and durable; or raise, with the final name as it was.
+    """Download a file to its final name: complete, verified and durable. On an error the final name is unchanged.
 
-    A file that is there and is the one wanted is kept; another one is replaced if it is ours (`Tools.owns`, or
-    validators lie beside it), else refused before anything is sent; `force` fetches again, whatever is there. `offline`
-    sends nothing. Raises `NotOnServer`, `AuthRefused`, `RateLimited`, `NetworkFailed`, `BadAnswer`, `HashMismatch`,
-    `NoSpace`, `LockHeld`, `LocalFile`, `NoPermission`, `BadInput` for a landing whose name is not safe, and whatever
-    `stop` is asked with.
+    An existing file is kept if it is the requested one. Another file is replaced if it is ours (`DownloadTools.owns`,
+    or validators are beside it); otherwise it is refused before any request. `force` downloads again in any case.
+    `offline` sends no request. Raises `NotOnServer`, `AuthRefused`, `RateLimited`, `NetworkFailed`, `BadAnswer`,
+    `HashMismatch`, `NoSpace`, `LockHeld`, `LocalFile`, `NoPermission`, `BadInput` for an unsafe target name, and the
+    error of a stop request.
     """
     began_s = tools.clock.monotonic_s()
     teller = DownloadEvents(tools.say, wanted, landing.name)
@@ -419,7 +416,7 @@ def fetch_file(  # noqa: PLR0913 - what, where to, with what, how patiently, unt
 
 
 class _Look:
-    """Looks at the file under the final name, and remembers which one it has seen."""
+    """Checks the file under the final name, and remembers which one it checked."""
 
     def __init__(self, wanted: DownloadRequest, landing: TargetFile, folder: AnchoredFolder, leaf: str) -> None:
         self._wanted = wanted
@@ -430,21 +427,21 @@ class _Look:
         self._seen: tuple[int, ...] | None = None
 
     def offline(self, tools: DownloadTools) -> FetchedFile:
-        """Return the file that is there, without the network."""
+        """Return the existing file, without the network."""
         received = None if self._has_digest else tools.received(self._landing.path)
         wanted = self._wanted if received is None else changed(self._wanted, sha256=received)
         found = read_existing(self._folder, self._leaf, wanted)
         path = self._folder.path_of(self._leaf)
         if isinstance(found, str):
-            raise HashMismatch(f"not what was asked for: {path}: {found}", path=path, reason="offline")
+            raise HashMismatch(f"not the requested file: {path}: {found}", path=path, reason="offline")
         if found is None:
             raise _not_here(path)
         return self._cached(found, self._validators())
 
     def before(self, tools: DownloadTools, stop: DownloadStop) -> FetchedFile | None:
-        """Return the file that is there if it is the one wanted.
+        """Return the existing file if it is the requested one.
 
-        That is so by its digest; or because the server still has the version that was put there, and it is undamaged.
+        It is if its digest matches; or if the server still has its version, and it is undamaged.
         """
         self._seen = self._stamp()
         if self._seen is None:
@@ -459,12 +456,12 @@ class _Look:
         return self._if_wanted(validators, received) if is_kept else None
 
     def refuse_others(self, tools: DownloadTools) -> None:
-        """Raise `LocalFile` for a file of the user's: it is not what is wanted, and not ours to replace."""
+        """Raise `LocalFile` for a file of the user that is not the requested one."""
         if self._stamp() is not None and not tools.owns(self._landing.path) and not self._validators():
             raise not_ours(self._landing.path)
 
     def again(self) -> FetchedFile | None:
-        """Check once more under the lock: another process may have finished it meanwhile."""
+        """Check again under the lock: another process may have finished the download."""
         if not self._has_digest or self._stamp() in {None, self._seen}:
             return None
         return self._if_wanted(self._validators())
@@ -519,7 +516,7 @@ def _probe_size(transport: Transport, wanted: DownloadRequest, etag: str) -> int
     found: int | None = None
     for request in (by_head, by_first_byte):
         try:
-            # Closed unread: a server that sends everything instead is cut off, not drained.
+            # Closed unread: a server that sends the whole file is cut off.
             with closing(follow(transport, request).reply) as reply:
                 size_bytes = file_size_of(reply.status, reply.headers)
                 is_same = not etag or (reply.headers.get("ETag") or "") in {"", etag}

@@ -1,7 +1,7 @@
-"""A thread pool that works through a list of downloads, until all are done or the rest can't succeed.
+"""Events and speed of downloads, and a thread pool that works through a list of downloads.
 
-A failure of one file may concern the next ones too: a full disk all of them, a lost network all that use it. Those are
-not tried; each has an outcome all the same.
+An error of one file may concern the others too: a full disk all of them, a lost network all of one server. Those are
+not tried; each still has an outcome.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from stoker.core.text import format_size
 from stoker.host.http.addresses import shown
 from stoker.transfer.download.types import DownloadOutcome, DownloadRequest, DownloadTimeouts, FetchedFile
 
-# How fast a body comes: whether it is too slow, the estimated time left, when to report progress.
+# The speed of one connection: too slow or not, the estimated time left, when to report progress.
 #
-# Of one connection. Silence is not seen here: the transport ends a read that waits too long.
+# A silent connection is not detected here: the transport times out.
 
 _SAMPLE_EVERY_S = 1.0
 _RATE_OVER_S = 10.0
@@ -27,7 +27,7 @@ _TELL_EVERY_S = 0.25
 
 
 class ConnectionSpeed:
-    """The speed of one connection, from what it brought and when."""
+    """The speed of one connection."""
 
     def __init__(self, now_s: float, patience: DownloadTimeouts) -> None:
         self._patience = patience
@@ -36,7 +36,7 @@ class ConnectionSpeed:
         self._samples: deque[tuple[float, int]] = deque([(now_s, 0)])
 
     def got(self, size_bytes: int, now_s: float) -> None:
-        """Note that bytes came."""
+        """Record received bytes."""
         self._came_bytes += size_bytes
         self._now_s = now_s
         if now_s - self._samples[-1][0] >= _SAMPLE_EVERY_S:
@@ -47,7 +47,7 @@ class ConnectionSpeed:
 
     @property
     def rate_bytes_per_s(self) -> float | None:
-        """Over the last seconds; nothing before there is something to measure."""
+        """Rate over the last seconds; None without enough samples."""
         start_s, start_bytes = next(
             (sample for sample in self._samples if self._now_s - sample[0] <= _RATE_OVER_S), self._samples[-1]
         )
@@ -55,13 +55,13 @@ class ConnectionSpeed:
         return (self._came_bytes - start_bytes) / passed_s if passed_s > 0 else None
 
     def eta_s(self, left_bytes: int | None) -> float | None:
-        """How long the rest takes at this rate."""
+        """The estimated time left at this rate."""
         rate = self.rate_bytes_per_s
         return None if left_bytes is None or not rate else left_bytes / rate
 
     @property
     def complaint(self) -> str:
-        """Why this connection is too slow to go on with; nothing if it is not."""
+        """Return why the connection is too slow; empty if it is not."""
         start_s, start_bytes = self._samples[0]
         passed_s = self._now_s - start_s
         limit = self._patience.slow_bytes_per_s
@@ -85,7 +85,7 @@ class ProgressThrottle:
         return True
 
 
-# The events of downloads, flat, each with its `phase` and `file`: made here only. Unknown numbers are null.
+# The events of downloads: flat, each with `phase` and `file`. Unknown numbers are null.
 
 
 def retry_of(file: str, *, wait_s: float, msg: str, reason: str, attempt: int) -> Event:
@@ -95,7 +95,7 @@ def retry_of(file: str, *, wait_s: float, msg: str, reason: str, attempt: int) -
 
 
 def reason_of(error: StokerError) -> str:
-    """Return why an attempt failed, as one word for programs."""
+    """Return the reason of a failed attempt as one word, for programs."""
     return str(error.data.get("reason") or error.data.get("status") or error.code)
 
 
@@ -111,7 +111,7 @@ def frozen_of(file: str, *, path: str, files: int, size_bytes: int, commit: str)
 
 
 class DownloadEvents:
-    """Emits the events of one file. Exactly one `start` before the first byte of a body, exactly one `done`."""
+    """Emits the events of one file: exactly one `start` before the first byte of a body, exactly one `done`."""
 
     def __init__(self, say: Callable[[Event], None], wanted: DownloadRequest, name: str) -> None:
         self._say = say
@@ -173,15 +173,15 @@ class DownloadEvents:
         self._say(Event(kind, {"phase": phase, "file": self._file, **fields}))
 
 
-# Count downloaded bytes from the events of downloads: each byte once, for any number of files at a time.
+# The number of downloaded bytes, from the events of any number of downloads: each byte counts once.
 
 _HOW_FAR = {Kinds.DOWNLOAD_START: "start", Kinds.DOWNLOAD_PROGRESS: "downloaded", Kinds.DOWNLOAD_DONE: "bytes"}
 
 
 def counting(heed: Callable[[int], None]) -> Callable[[Event], None]:
-    """Return an event handler that calls `heed` with the number of new bytes that arrived.
+    """Return an event handler that calls `heed` with the number of new bytes.
 
-    Bytes that were here when a file was resumed do not count; a file that was found complete counts in full.
+    Bytes from an earlier run do not count; a file that was found complete counts in full.
     """
     at: dict[object, int] = {}
 
@@ -200,7 +200,8 @@ def counting(heed: Callable[[int], None]) -> Callable[[Event], None]:
 Item = TypeVar("Item")
 
 _MOST_CUT_OFF = 3
-"""So many files in a row (or as many as there are threads) that the network failed: it is gone."""
+"""After so many consecutive files (or as many as there are threads) failed by the network, the network is unreachable.
+"""
 
 
 def _one_server(_item: object, /) -> str:
@@ -219,9 +220,9 @@ class DownloadPool(Generic[Item]):
         ends_all: tuple[type[StokerError], ...],
         server: Callable[[Item], str] = _one_server,
     ) -> None:
-        """`labels` names the files of an item; an error of `ends_all` keeps every other file away as well.
+        """`labels` names the files of an item; an error of the types `ends_all` fails all other files too.
 
-        `server` says what an item is fetched from: a network that is gone is gone for that one only.
+        `server` returns the server of an item: an unreachable network counts for that server only.
         """
         self._waiting = deque(waiting)
         self._work = work
@@ -232,13 +233,13 @@ class DownloadPool(Generic[Item]):
         self._outcomes: list[DownloadOutcome] = []
         self._cause: StokerError | None = None
         self._lost: dict[str, StokerError] = {}
-        """By server, why it is unreachable."""
+        """By server: the error that shows that it is unreachable."""
         self._cut_off: Counter[str] = Counter()
         self._most_cut_off = _MOST_CUT_OFF
         self._bug: BaseException | None = None
 
     def work(self, workers: int) -> list[DownloadOutcome]:
-        """Work through the list with at most `workers` threads; return all outcomes, in no order."""
+        """Work through the list with at most `workers` threads; return all outcomes, unordered."""
         count = max(1, min(workers, len(self._waiting)))
         self._most_cut_off = max(count, _MOST_CUT_OFF)
         if count == 1:
@@ -277,7 +278,7 @@ class DownloadPool(Generic[Item]):
                     self._cut_off[server] = 0
                 elif isinstance(outcome.error, NetworkFailed):
                     self._cut_off[server] += 1
-                    # Each of the others would wait as long once more.
+                    # Each of the others would wait for the timeout again.
                     if outcome.error.data.get("timed_out") or self._cut_off[server] >= self._most_cut_off:
                         self._lost.setdefault(server, outcome.error)
                 if isinstance(outcome.error, self._ends_all):

@@ -1,10 +1,10 @@
-"""One writer at a time for one file: by its lock, and where locks can't be had, by claiming the partial file by name.
+"""One writer at a time for one file: by its lock, or, without locks, by claiming the partial file by name.
 
-The lock lies beside the file while it is held, and is deleted when it is released; a leftover of a killed process is
-deleted by the next one (`sweep_lock`). It is waited for a bounded time. File systems exist whose locks do nothing, so a
-held lock is not believed alone: a partial file whose signed writer is alive is left to it. Where the system refuses
-locks altogether, the partial file is renamed to a name that tells its owner; of all who try only one succeeds, and what
-a dead owner of this host left is taken over. In an orderly end the claim is given back under the common name.
+The lock file is beside the file while it is held, and is deleted on release; the next process deletes the leftover of a
+killed one (`sweep_lock`). Waiting for it has a timeout. Locks of some file systems have no effect, so a held lock is
+not enough: a partial file whose recorded writer is alive is left to that writer. If the system refuses locks, the
+partial file is renamed to a name with its owner in it. Only one of several processes succeeds, and a claim of a dead
+process of this host is taken over. On an orderly exit the claim is renamed back.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from stoker.transfer.download.partial import CLAIM_TAG, LOCK, PART, SIDECAR, Sid
 from stoker.transfer.download.types import DownloadStop
 
 WATCH_S = 3.0
-"""How long a partial file must lie still before it is taken from a writer of whom nothing can be known from here."""
+"""How long a partial file must be unchanged before it is taken from a writer whose state is unknown."""
 _PAUSE_S = 0.1
 _NO_LOCKS = frozenset({"ENOSYS", "ENOLCK", "EOPNOTSUPP", "ENOTSUP"})
 
 
 class PartialFileLock:
-    """The right to write one file's partial, for the length of a with-block. Raises `LockHeld` if it can't be had."""
+    """The right to write the partial file of one file, during a with-block. Raises `LockHeld` after the timeout."""
 
     def __init__(self, folder: AnchoredFolder, leaf: str, *, lock_path: str, wait_s: float, name: str = "") -> None:
-        """`name` is what people call the file, for messages."""
+        """`name` is the file's name in messages."""
         self._folder = folder
         self._name = name or leaf
         self._leaf = leaf
         self._wait_s = wait_s
         self._lock_path = lock_path or folder.path_of(beside(leaf, LOCK))
         self._removes_lock = not lock_path
-        # Beside the file it lies in a folder of the user's, and goes with the work; elsewhere others may use it, too.
+        # Beside the file it is in a user's folder, and is deleted after the work; elsewhere other processes may use it
+        # too.
         self._lock = FileLock(
             self._lock_path,
             f"fetch {leaf}",
@@ -52,11 +53,11 @@ class PartialFileLock:
             removes_file=self._removes_lock,
         )
         self.names = (beside(leaf, PART), beside(leaf, SIDECAR))
-        """Of the partial file and its sidecar."""
+        """Names of the partial file and its sidecar."""
         self._has_claim = False
 
     def take(self, *, clock: Clock, stop: DownloadStop, teller: DownloadEvents) -> Self:
-        """Take it, waiting a bounded time and saying so."""
+        """Take it; wait until a timeout, and emit an event about that."""
         deadline_s = clock.monotonic_s() + self._wait_s
         is_reported = False
         while True:
@@ -101,7 +102,7 @@ class PartialFileLock:
             raise
 
     def _refuse_living_writer(self, clock: Clock, stop: DownloadStop) -> None:
-        """We hold the lock: the writer that signed the sidecar must have exited, or the lock has no effect."""
+        """Raise if the writer in the sidecar is alive although we hold the lock: then the lock has no effect."""
         record = read_beside(self._folder, self.names[1])
         if not isinstance(record, Sidecar) or record.writer is None or record.writer == mine():
             return
@@ -116,7 +117,7 @@ class PartialFileLock:
                 return
         if state is not Liveness.GONE:
             sidecar = self._folder.path_of(self.names[1])
-            hint = f"wait until it is done, or stop that process; if it never fetched this, remove {sidecar}"
+            hint = f"wait for that process, or stop it; if it does not download this file, delete {sidecar}"
             raise self._held(f"process {record.writer.pid} on {record.writer.host} is writing it", hint)
 
     def _claim(self) -> None:
@@ -169,17 +170,17 @@ class PartialFileLock:
 
     def _who_fetches(self, owner: object) -> str:
         if not isinstance(owner, dict):
-            return f"another process fetches {self._name}"
+            return f"another process is downloading {self._name}"
         where = "" if owner["host"] == mine().host else f" on {owner['host']}"
-        return f"another process ({owner['pid']}{where}) fetches {self._name}"
+        return f"another process ({owner['pid']}{where}) is downloading {self._name}"
 
-    def _held(self, why: str, hint: str = "wait until it is done, or stop that process") -> LockHeld:
+    def _held(self, why: str, hint: str = "wait for that process, or stop it") -> LockHeld:
         path = self._folder.path_of(self.names[0])
         return LockHeld(f"in use: {path}: {why}", hint=hint, path=path)
 
 
 def sweep_lock(folder: AnchoredFolder, leaf: str) -> None:
-    """Delete the lock file that a killed process left beside a finished file, unless it is held or is no lock."""
+    """Delete the lock file that a killed process left beside a finished file, unless it is held or is not a lock."""
     name = beside(leaf, LOCK)
     if folder.look(name) is not None:
         lock = FileLock(folder.path_of(name), f"sweep {leaf}", wait_s=0.0, dir_fd=folder.descriptor, removes_file=True)

@@ -1,10 +1,10 @@
-"""Lock lists: a file that names every file a project needs, by its bytes, and everywhere it can be had.
+"""Lock lists: a JSON file that names every file of a project by its digest, with all its URLs.
 
     [{"id": "org/repo/model.gguf", "sha256": "…64 hex digits…", "bytes": 1187801280,
       "urls": ["https://…", "https://mirror/…"], "license": "mit"}]
 
-Such a file is read strictly: every fault at once, with its line and key. A listed file lies below a folder that is
-named by its digest, so that two versions never meet; its addresses are tried in their order.
+A list is parsed strictly: all faults at once, with line and key. A listed file is stored below a folder named by its
+digest, so that two versions never collide; its URLs are tried in order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOCK_FOLDER = "models"
 """Default folder of a lock list's files."""
 DEFAULT_NAME = f"models{SUFFIX}"
 MOST_FAULTS = 20
-"""How many are listed in full; the others are counted."""
+"""How many faults are listed; the others are counted."""
 _HEAD_BYTES = 4096
 _LOOKS_LISTED = re.compile(rb"""\s*\[\s*(?:\]\s*\Z|\{[^{}]*"(?:sha256|urls)"\s*:)""")
 _FIELDS = ("id", "sha256", "bytes", "urls", "license")
@@ -53,7 +53,7 @@ class LockedFile:
 
     @property
     def name(self) -> str:
-        """Where it lies below the folder of all listed files: its digest, then the name that its address gives it."""
+        """Its path below the folder of all listed files: the digest, then the file name in its first URL."""
         return f"{self.sha256}/{leaf_of(self.urls[0])}"
 
     def to_json(self) -> dict[str, object]:
@@ -67,12 +67,12 @@ class LockedFile:
 
 
 def leaf_of(url: str) -> str:
-    """Return the last part of an address's path, decoded; nothing where it ends with a slash."""
+    """Return the last part of a URL's path, decoded; empty if it ends with a slash."""
     return unquote(urlsplit(url).path).rpartition("/")[2]
 
 
 def is_lock_list(path: str) -> bool:
-    """Return whether a file is meant as a lock list: by how its text begins. It may still be a faulty one."""
+    """Return True if a file begins like a lock list. It may still be invalid."""
     try:
         # Not a pipe: reading it could block forever.
         if not os.path.isfile(path):
@@ -85,7 +85,7 @@ def is_lock_list(path: str) -> bool:
 
 
 def read_lock_list(path: str) -> tuple[LockedFile, ...]:
-    """Read a lock list. Raises `InvalidInput` with everything that is wrong in it."""
+    """Read a lock list. Raises `InvalidInput` with all its faults."""
     with translated(path):
         data = read_regular(path, LARGEST_BYTES)
     try:
@@ -105,14 +105,14 @@ def read_lock_list(path: str) -> tuple[LockedFile, ...]:
 
 
 def write_lock_list(path: str, files: tuple[LockedFile, ...]) -> None:
-    """Write a lock list, durably; reading it gives the same files."""
+    """Write a lock list, durably."""
     write_file(path, f"{dumps([file.to_json() for file in files], indent=2)}\n".encode())
 
 
 def merge_lists(old: Sequence[LockedFile], new: Sequence[LockedFile]) -> tuple[LockedFile, ...]:
-    """Return a list with everything of both: a file of the same id is the new one, in the place of the old.
+    """Return both lists as one; a new file replaces the old one of the same id.
 
-    Where its bytes are still the same it keeps the mirrors that it had, on other servers than the new addresses are.
+    If its bytes are the same, it keeps its old mirrors on other servers than the new URLs.
     """
     by_id = {file.id: file for file in old}
     for file in new:
@@ -148,7 +148,7 @@ class _Reader:
         return tuple(file for file in files if file is not None)
 
     def _find_clashes(self, files: Sequence[LockedFile | None]) -> None:
-        """Find files that would lie where another one's lock or partial file does while that is fetched."""
+        """Find files whose names are those of the lock or partial file of another one in the same folder."""
         numbers = {file.name: number for number, file in enumerate(files) if file is not None}
         for first, second in companion_clashes(numbers):
             leaf = second.rpartition("/")[2]
@@ -181,7 +181,7 @@ class _Reader:
             self._fault((*place, "id"), f"must be text, is {_short(raw)}")
             return ""
         if raw in self._seen:
-            self._fault((*place, "id"), f"{_short(raw)} stands in the list twice, first as [{self._seen[raw]}]")
+            self._fault((*place, "id"), f"{_short(raw)} is in the list twice, first as [{self._seen[raw]}]")
         self._seen.setdefault(raw, int(place[0]))
         return raw
 
@@ -193,7 +193,7 @@ class _Reader:
 
     def _urls(self, place: Place, raw: Any) -> tuple[str, ...]:
         if not isinstance(raw, list) or not raw:
-            self._fault((*place, "urls"), f"must be a list of at least one address, is {_short(raw)}")
+            self._fault((*place, "urls"), f"must be a list of at least one URL, is {_short(raw)}")
             return ()
         for number, url in enumerate(raw):
             wrong = _wrong_with(url, names_file=number == 0)
@@ -215,9 +215,9 @@ class _Reader:
 
 
 def _wrong_with(url: Any, *, names_file: bool) -> str:
-    """Return what is wrong with an address, or nothing; the first one of a file also names it on disk."""
+    """Return the fault of a URL, or an empty text; the first URL of a file also gives its name on disk."""
     if not isinstance(url, str):
-        return f"must be an address, is {_short(url)}"
+        return f"must be a URL, is {_short(url)}"
     try:
         read_address(url)
     except BadInput as error:

@@ -1,9 +1,9 @@
-"""The partial file and its sidecar: bytes at explicit offsets, and an honest record of how many of them would survive.
+"""The partial file and its sidecar: bytes at explicit offsets, and a record of how many are durable.
 
-Bytes are never appended "to the end" but written at offsets: two writers of one pinned version, possible with locks
-that have no effect, write the same bytes to the same places. A file is restarted as a new file, never by truncating the
-old one, which another process may be about to name. After a failed sync the kernel may have dropped what it could not
-write, so nothing beyond the last good sync is trusted.
+Bytes are written at offsets, never appended: two writers of one pinned version, possible if locks have no effect, write
+the same bytes to the same offsets. A restart creates a new file; the old one is not truncated, because another process
+may be about to rename it. After a failed sync the kernel may have dropped unwritten bytes, so only bytes up to the last
+successful sync are trusted.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from stoker.host.writers import ALIGNED_BYTES, DirectWriter, open_direct
 PART, SIDECAR, LOCK, ETAG, LAST_MODIFIED = ".part", ".part.json", ".lock", ".etag", ".lastmod"
 SUFFIXES = (PART, SIDECAR, LOCK, ETAG, LAST_MODIFIED)
 CLAIM_TAG = re.compile(r"([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{8})-(\d{1,10})-(\d{1,20})", re.ASCII)
-"""What follows `.part.` where locks can't be had: host, boot, process space, process and its start, of the claimant."""
+"""The part after `.part.` without locks: host, boot, PID namespace, process and its start time, of the claimant."""
 _UNFINISHED = re.compile(rf"(.+?{re.escape(PART)}(?:\.{CLAIM_TAG.pattern})?)(?:\.json)?", re.ASCII)
 _ROOM_BYTES = LONGEST_COMPONENT_BYTES - 96
-"""Names up to here are used as they are: what is appended is never longer than the rest."""
+"""Names up to this length are used unchanged: the longest suffix fits into the rest."""
 
 
 def beside(leaf: str, suffix: str) -> str:
-    """Return the name of a file's companion: `model.gguf.part`. One too long is shortened, and stays unique."""
+    """Return the name of a companion file: `model.gguf.part`. A name that is too long is shortened to a unique one."""
     if len(leaf.encode()) <= _ROOM_BYTES:
         return leaf + suffix
     short = leaf.encode()[: _ROOM_BYTES - 17].decode(errors="ignore")
@@ -44,13 +44,13 @@ def beside(leaf: str, suffix: str) -> str:
 
 
 def unfinished_of(name: str) -> str:
-    """Return the name of the partial file, claimed or not, that a name is, or is the sidecar of; nothing for others."""
+    """Return the partial file of a name that is a partial file, claimed or not, or a sidecar; empty for other names."""
     found = _UNFINISHED.fullmatch(name)
     return "" if found is None else found[1]
 
 
 def companion_clashes(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of names where fetching the first into one folder would write under the name of the second."""
+    """Return the pairs of names in which the download of the first would write a file with the name of the second."""
     known = {name.casefold(): name for name in names}
     return tuple(
         (name, known[key])
@@ -65,10 +65,10 @@ def _companion(path: str, suffix: str) -> str:
     return f"{folder}{slash}{beside(leaf, suffix)}"
 
 
-# The record beside a partial file: which version its bytes belong to, and how many of them survive a power cut.
+# The sidecar of a partial file: the version of its bytes, and how many of them are durable.
 #
-# It is durable before the first byte of the body is written, so a partial without one, or with one that can't be read,
-# is of no known version and nothing is added to it. Its watermark never claims a byte that was not synced before.
+# It is durable before the first byte of the body is written. A partial file without a valid sidecar is of an unknown
+# version, and nothing is added to it. `durable_bytes` never counts a byte that was not synced.
 
 FORMAT = 1
 LONGEST_BYTES = 64 * 1024
@@ -76,7 +76,7 @@ LONGEST_BYTES = 64 * 1024
 
 @frozen
 class Sidecar:
-    """What is known about the version that a partial file holds a piece of. Unknown texts are empty."""
+    """The version of a partial file. Unknown texts are empty."""
 
     url: str
     """Without its query: signatures are secrets, and change."""
@@ -85,15 +85,15 @@ class Sidecar:
     sha256: str = ""
     git_sha1: str = ""
     etag: str = ""
-    """As the server said it: a weak one can't vouch for bytes, but tells that they changed."""
+    """As the server stated it: a weak one does not identify exact bytes, but shows that they changed."""
     last_modified: str = ""
-    """Only one that was a while past when it was first seen: within its second a file may change again."""
+    """Only one that was old enough when it was first seen: within one second a file may change again."""
     durable_bytes: int = 0
-    """The watermark: so many bytes from the start were synced."""
+    """So many bytes from the start were synced."""
     boot_id: str = ""
-    """Of the machine that wrote it: what was not synced is still there while it is up."""
+    """Of the machine that wrote it: bytes that were not synced are there until it reboots."""
     writer: ProcessIdentity | None = None
-    """The process that is writing; None after an orderly end."""
+    """The writing process; None after an orderly exit."""
 
     @property
     def has_validator(self) -> bool:
@@ -101,19 +101,19 @@ class Sidecar:
 
     @property
     def condition(self) -> str:
-        """What the rest may be asked for under: a strong tag, or else the date."""
+        """The validator for a request for the rest: a strong ETag, otherwise the date."""
         return strong_etag(self.etag) or self.last_modified
 
 
 def dump_sidecar(sidecar: Sidecar) -> bytes:
-    """Write a sidecar as one line of JSON with a check of its own bytes."""
+    """Serialise a sidecar as one line of JSON with its own checksum."""
     writer = None if sidecar.writer is None else sidecar.writer.to_dict()
     body = {"format": FORMAT, **fields_of(sidecar), "writer": writer}
     return jsontext.dumps({**body, "check": _check(body)}).encode() + b"\n"
 
 
 def load_sidecar(data: bytes) -> Sidecar | str:
-    """Read a sidecar; a text says why it can't be believed."""
+    """Parse a sidecar; a text is the reason why it is invalid."""
     try:
         body = jsontext.loads(data)
         check = body.pop("check")
@@ -126,11 +126,11 @@ def load_sidecar(data: bytes) -> Sidecar | str:
         made = Sidecar(**body, writer=None if writer is None else ProcessIdentity.from_dict(writer))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "its record can't be read"
-    return made if _is_sound(made) else "its record says what can't be"
+    return made if _is_sound(made) else "its record has invalid values"
 
 
 def strong_etag(text: str | None) -> str:
-    """Return a tag if it stands for exact bytes; a weak one, or none, is empty."""
+    """Return an ETag if it is strong; otherwise an empty text."""
     return text if text is not None and text.startswith('"') and is_plain(text) else ""
 
 
@@ -155,10 +155,10 @@ def _is_sound(sidecar: Sidecar) -> bool:
 
 
 WRITE_BACK_BYTES = 32 << 20
-"""Begin to write so many bytes to the disk as soon as they are there, instead of all of them at the end."""
+"""Start writing to the disk after so many bytes, instead of all at the end."""
 WATERMARK_BYTES = 1 << 30
 WATERMARK_S = 5.0
-"""Sync, and record it, after so many new bytes or so long: what a power cut may cost."""
+"""Sync after so many new bytes or seconds: the most that a power cut may cost."""
 
 _ASIDE = ("~", *(f"~{number}" for number in range(2, 10)))
 
@@ -166,7 +166,7 @@ OnStep = Callable[[str], None]
 
 
 class BytesLost(Exception):
-    """A sync failed: the partial file was cut back to what was synced before. Carries the error that tells of it."""
+    """A sync failed: the partial file was truncated to the synced bytes. Carries the error."""
 
     def __init__(self, error: StokerError) -> None:
         super().__init__(str(error))
@@ -174,7 +174,7 @@ class BytesLost(Exception):
 
 
 class PartialFile:
-    """An open partial file whose bytes up to `end_bytes` are of the version that `sidecar` tells of."""
+    """An open partial file whose bytes up to `end_bytes` are of the version in `sidecar`."""
 
     def __init__(self, folder: AnchoredFolder, names: tuple[str, str], descriptor: int, sidecar: Sidecar) -> None:
         self.descriptor = descriptor
@@ -194,8 +194,8 @@ class PartialFile:
     def create(
         cls, folder: AnchoredFolder, names: tuple[str, str], sidecar: Sidecar, *, now_s: float, on_step: OnStep
     ) -> Self:
-        """Create a new one, replacing what is there; its sidecar is durable first."""
-        # Removed first: bytes of one version must never lie beside the record of another.
+        """Create a new one, replacing an existing one; its sidecar is durable first."""
+        # Deleted first: bytes of one version must never be beside the sidecar of another.
         folder.remove(names[0])
         on_step("sidecar")
         folder.write_file(names[1], dump_sidecar(_signed(sidecar, 0)))
@@ -209,7 +209,7 @@ class PartialFile:
     def resume(
         cls, folder: AnchoredFolder, names: tuple[str, str], sidecar: Sidecar, *, offset: int, now_s: float
     ) -> Self | None:
-        """Resume the file that is there, cutting off what is beyond `offset`. `None` if it no longer exists."""
+        """Resume the existing file, truncated to `offset`. None if it no longer exists."""
         descriptor = folder.open_file(names[0], writes=True)
         if descriptor is None:
             return None
@@ -218,7 +218,7 @@ class PartialFile:
                 os.close(descriptor)
                 return None
             try:
-                # Cut before the sidecar speaks of this boot: from then on the length is believed.
+                # Truncate before the sidecar has this boot id: from then on the length is trusted.
                 os.ftruncate(descriptor, offset)
                 made = cls(folder, names, descriptor, _signed(sidecar, min(sidecar.durable_bytes, offset)))
                 made.end_bytes = made._written_back_bytes = offset
@@ -235,7 +235,7 @@ class PartialFile:
         return os.fstat(self.descriptor).st_blocks * 512
 
     def write(self, piece: bytes, now_s: float) -> None:
-        """Add the next bytes. Raises `NoSpace` and its like, with everything before still in place; or `BytesLost`."""
+        """Add the next bytes. Raises `NoSpace` and similar errors, with all earlier bytes in place; or `BytesLost`."""
         if self._direct is not None and self._direct.failure is not None:
             self.settle()
         if self._direct is not None:
@@ -247,7 +247,7 @@ class PartialFile:
             self.mark(now_s)
 
     def write_direct(self, piece: bytes, now_s: float) -> None:
-        """Add the next bytes past the page cache, if the file system supports that well; not yet readable."""
+        """Add the next bytes past the page cache, if the file system supports that well. They are not readable yet."""
         if not self._has_tried_direct:
             head_bytes = -self.end_bytes % ALIGNED_BYTES
             if head_bytes:
@@ -260,40 +260,40 @@ class PartialFile:
         self.write(piece, now_s)
 
     def settle(self) -> None:
-        """See that all bytes are in the file: some may be on their way there. Raises as `write` does."""
+        """Wait until all bytes are in the file. Raises what `write` raises."""
         direct, self._direct = self._direct, None
         if direct is None:
             return
         rest = direct.settle()
         self._has_tried_direct = direct.failure is not None
         self.end_bytes = self._written_back_bytes = direct.written_bytes
-        # A file system that does not take such writes after all says so with the first one.
+        # A file system without direct writes reports that at the first one.
         if direct.failure is not None and direct.failure.errno != errno.EINVAL:
             raise translate(direct.failure, self._path) from direct.failure
         for view in rest:
             self._write_through_cache(view)
 
     def mark(self, now_s: float) -> None:
-        """Sync what is there and record how much it is. Raises `BytesLost`."""
+        """Sync the bytes and record their number. Raises `BytesLost`."""
         self._synced_s = now_s
         if self.end_bytes > self._durable_bytes:
             self._sync(_sync_data)
             self._save()
 
     def describe(self, **facts: object) -> None:
-        """Record more about the version, such as a validator that the first answer did not have."""
+        """Record more about the version, such as a validator that the first response lacked."""
         described = changed(self.sidecar, **facts)
         if described != self.sidecar:
             self.sidecar = described
             self._save()
 
     def sync(self) -> None:
-        """Sync everything. Raises `BytesLost`, and as `write` does."""
+        """Sync everything. Raises `BytesLost`, and what `write` raises."""
         self.settle()
         self._sync(sync_descriptor)
 
     def is_ours(self) -> bool:
-        """Return whether the file under the partial's name is still this one, and its record still signed by us."""
+        """Return True if the file under the partial name is still this one, with our process in its sidecar."""
         here = self._folder.look(self._name)
         if here is None or not os.path.samestat(here, os.fstat(self.descriptor)):
             return False
@@ -305,12 +305,12 @@ class PartialFile:
         return os.fstat(self.descriptor).st_size
 
     def name_it(self, leaf: str) -> None:
-        """Give the file its final name; the folder is to be synced afterwards."""
+        """Rename the file to its final name; the caller syncs the folder."""
         self._folder.rename(self._name, leaf)
         self._folder.remove(self._sidecar_name)
 
     def leave(self) -> None:
-        """Keep it for another run: what can be synced is, and the record is no longer signed. Never raises."""
+        """Keep it for another run: sync what is possible, and remove our process from the sidecar. Never raises."""
         with suppress(StokerError, BytesLost, OSError):
             if self.is_ours():
                 with suppress(BytesLost, StokerError):
@@ -319,11 +319,11 @@ class PartialFile:
                 self.sidecar = changed(self.sidecar, writer=None)
                 self._save()
             elif self._is_record_ours():
-                # Another file took the partial's name, and our record would pass its bytes off as this version's.
+                # Another file has the partial name, and our sidecar would state this version for its bytes.
                 self._folder.remove(self._sidecar_name)
 
     def discard(self) -> None:
-        """Remove it and its sidecar, unless another file has taken the name."""
+        """Delete it and its sidecar, unless another file has the name."""
         self._abandon_direct()
         here = self._folder.look(self._name)
         if here is not None and os.path.samestat(here, os.fstat(self.descriptor)):
@@ -378,7 +378,7 @@ class PartialFile:
 
 
 def read_beside(folder: AnchoredFolder, name: str) -> Sidecar | str | None:
-    """Read a sidecar; `None` if there is none, a text if it can't be believed."""
+    """Read a sidecar; None if there is none, a text with the reason if it is invalid."""
     data = folder.read_file(name, LONGEST_BYTES)
     return None if data is None else load_sidecar(data)
 
@@ -386,11 +386,11 @@ def read_beside(folder: AnchoredFolder, name: str) -> Sidecar | str | None:
 def set_strangers_aside(
     folder: AnchoredFolder, names: tuple[str, str], received: Callable[[str], object | None]
 ) -> str:
-    """Keep whatever lies under the names of a partial file and its sidecar and was not made by us; say what was done.
+    """Rename existing files under the names of a partial file and its sidecar that we did not make; return a message.
 
-    A partial file of ours never lies there without its record, so one without belongs to another program, and so does
-    an invalid record. They get another name, with a `~` and perhaps a number at its end. Raises `LocalFile` if all
-    those names are taken, and for a file that was fetched to there on purpose, as `received` knows.
+    Our partial file always has a sidecar, so one without belongs to another program, and so does an invalid sidecar.
+    They get a new name ending with `~` and a number if needed. Raises `LocalFile` if all those names are taken, and for
+    a file that was downloaded to this path on purpose (`received`).
     """
     if isinstance(read_beside(folder, names[1]), Sidecar):
         return ""
@@ -401,12 +401,12 @@ def set_strangers_aside(
         path = folder.path_of(name)
         if received(path) is not None:
             hint = "fetch the two into different folders"
-            raise LocalFile(f"in the way, and fetched before by its own name: {path}", hint=hint, path=path)
+            raise LocalFile(f"file exists and was downloaded under this name: {path}", hint=hint, path=path)
         aside = next((free for tail in _ASIDE if folder.look(free := f"{name}{tail}") is None), "")
         if not aside:
-            raise LocalFile(f"in the way, and not made by Stoker: {path}", hint="move it away", path=path)
+            raise LocalFile(f"file exists and was not made by Stoker: {path}", hint="move it away", path=path)
         folder.rename(name, aside)
-        renamed.append(f"{path} was not made by Stoker, and is now {aside}")
+        renamed.append(f"{path} was not made by Stoker; renamed to {aside}")
     return "; ".join(renamed)
 
 
@@ -416,7 +416,7 @@ def _signed(sidecar: Sidecar, durable_bytes: int) -> Sidecar:
 
 
 def _no_write_back(descriptor: int, offset: int, size_bytes: int, /) -> None:
-    """Leave the time of writing to the kernel."""
+    """Leave write-back to the kernel."""
 
 
 if sys.platform == "linux":

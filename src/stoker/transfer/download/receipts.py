@@ -1,9 +1,9 @@
-"""Receipts: what a finished download leaves behind, so that years later its bytes can be checked without a network.
+"""Receipts: evidence of finished downloads, so that years later their bytes can be verified without a network.
 
 A receipt states where a file came from, its commit and digest, the bytes transferred and when. It is stored twice below
 one folder, under the file's path and under its digest, so that a moved file is still known. It contains its own
-checksum: an edited or torn one is rejected. Written after the file has its name and before its event. It contains no
-query of an address: signatures are secrets.
+checksum: an edited or incomplete one is rejected. It is written after the file has its name and before its event. URLs
+are stored without their query: signatures are secrets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Receipt:
     """The evidence of one finished download."""
 
     path: str
-    """Absolute; where the file was put."""
+    """Absolute path of the file."""
     label: str
     source: str
     commit: str
@@ -53,7 +53,7 @@ class Receipt:
     """The version that wrote it."""
 
     def to_bytes(self) -> bytes:
-        """Return the bytes of its file, its own checksum among them."""
+        """Return the bytes of its file, its checksum included."""
         moments = {"began_s": "began", "ended_s": "ended"}
         body: dict[str, Any] = {MARK: FORMAT}
         for name, value in fields_of(self).items():
@@ -62,7 +62,7 @@ class Receipt:
 
 
 def receipt_of(fetched: FetchedFile, *, label: str, ended_s: float, version: str) -> Receipt:
-    """Make the receipt of a file that is there."""
+    """Return the receipt of a downloaded file."""
     return Receipt(
         path=os.path.abspath(fetched.path),
         label=label,
@@ -82,14 +82,14 @@ def receipt_of(fetched: FetchedFile, *, label: str, ended_s: float, version: str
 
 
 def read_receipt(path: str) -> Receipt:
-    """Read a receipt. Raises `NotVerified` if it is not one, was edited, or is not whole."""
+    """Read a receipt. Raises `NotVerified` if it is not one, was edited, or is incomplete."""
     with translated(path):
         data = read_regular(path, LARGEST_BYTES)
     return parse_receipt(data, path)
 
 
 def parse_receipt(data: bytes, path: str) -> Receipt:
-    """Take a receipt's bytes apart; `path` is for messages."""
+    """Parse a receipt's bytes; `path` is for messages."""
     try:
         body: Any = loads(data)
     except ValueError:
@@ -97,18 +97,18 @@ def parse_receipt(data: bytes, path: str) -> Receipt:
     if not isinstance(body, dict) or MARK not in body:
         raise _refusal(path, "is not a receipt")
     if body[MARK] != FORMAT:
-        raise _refusal(path, f"has format {body[MARK]!r}, and this Stoker reads {FORMAT}")
+        raise _refusal(path, f"has format {body[MARK]!r}; this version reads format {FORMAT}")
     checksum = body.pop("checksum", None)
     try:
         if checksum != digest_value("receipt", _spelt(body)):
-            raise _refusal(path, "does not match its own checksum: it was edited, or is not whole")
+            raise _refusal(path, "does not match its own checksum: it was edited, or is incomplete")
         return _read(body)
     except (KeyError, TypeError, ValueError) as error:
-        raise _refusal(path, f"is whole, but not a receipt ({error})") from None
+        raise _refusal(path, f"has a valid checksum, but is not a receipt ({error})") from None
 
 
 class Receipts:
-    """The receipts of one user, below one folder. Safe to use from several threads and processes."""
+    """The receipts of one user, below one folder. Safe for threads and processes."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -116,13 +116,13 @@ class Receipts:
         self._digests = os.path.join(folder, "digests")
 
     def make(self) -> None:
-        """Make the folders, so that a place that can't be written is found out before the work."""
+        """Create the folders, so that missing write permission is detected before the work."""
         for folder in (self._places, self._digests):
             with translated(folder):
                 os.makedirs(folder, exist_ok=True)
 
     def keep(self, receipts: Sequence[Receipt]) -> None:
-        """Keep receipts, durably, in place of earlier ones for their places and their digests."""
+        """Store receipts, durably; they replace earlier ones of their paths and digests."""
         if not receipts:
             return
         self.make()
@@ -132,7 +132,7 @@ class Receipts:
             sync_dir(folder)
 
     def at(self, path: str) -> Receipt | None:
-        """Return the receipt of what was put at a place: by the path as given, then by what links there lead to."""
+        """Return the receipt of a path: of the path as given, or of the path that its links lead to."""
         for place in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
             found = self._find(self._by_place(place))
             if found is not None:
@@ -140,7 +140,7 @@ class Receipts:
         return None
 
     def has(self, path: str, sha256: Digest) -> bool:
-        """Return whether there is a good receipt for these bytes at a place."""
+        """Return True if there is a valid receipt of these bytes at a path."""
         try:
             found = self._find(self._by_place(os.path.abspath(path)))
         except NotVerified:
@@ -148,7 +148,7 @@ class Receipts:
         return found is not None and found.sha256 == sha256
 
     def sha256_at(self, path: str) -> Digest | None:
-        """Return the digest of what was put at a place, as far as a good receipt says."""
+        """Return the digest of a path by its receipt, if that is valid."""
         try:
             found = self.at(path)
         except NotVerified:
@@ -156,16 +156,16 @@ class Receipts:
         return None if found is None else found.sha256
 
     def has_any(self, path: str) -> bool:
-        """Return whether anything was ever put at a place, by any of its names."""
+        """Return True if a path has a receipt, valid or not, by any of its names."""
         places = dict.fromkeys((os.path.abspath(path), os.path.realpath(path)))
         return any(os.path.lexists(self._by_place(place)) for place in places)
 
     def of(self, sha256: Digest) -> Receipt | None:
-        """Return the newest receipt of bytes with this digest, wherever they were put."""
+        """Return the newest receipt of a digest."""
         return self._find(self._by_digest(sha256))
 
     def place_of(self, sha256: Digest) -> str:
-        """Return where bytes with this digest were put last, as far as a good receipt says; or nothing."""
+        """Return the path of the newest valid receipt of a digest; None if there is none."""
         try:
             found = self.of(sha256)
         except NotVerified:
@@ -196,7 +196,7 @@ class Receipts:
             try:
                 os.link(temp, again)
             except OSError:
-                # No second names here: then it is a second file.
+                # No hard links here: write a second file.
                 write_file(again, receipt.to_bytes())
             _replace(again, self._by_place(receipt.path))
         finally:
@@ -215,7 +215,7 @@ def _replace(temp: str, path: str) -> None:
     try:
         os.replace(temp, path)
     except IsADirectoryError:
-        # A folder can't be replaced by a file, and must not keep this one from its receipt for good.
+        # A folder can't be replaced by a file, and must not block this receipt forever.
         os.rename(path, f"{path}~")
         os.replace(temp, path)
 
@@ -260,24 +260,24 @@ def _refusal(path: str, how: str) -> NotVerified:
     return NotVerified(f"the receipt {path} {how}", hint="fetch the file again to get a new one", path=path)
 
 
-# Are the bytes on this disk still those that were fetched? Asked of files, receipts and lock lists, without a network.
+# Verification of files, receipts and lock lists against the bytes on this disk, without a network.
 #
-# Every byte is read again: what was known about a file before does not count as evidence. Nothing is changed.
+# Every byte is read again: cached digests do not count. Nothing is changed.
 
 
 @frozen
 class Finding:
-    """What came of checking one file."""
+    """The result of checking one file."""
 
     path: str
     what: str
     """`file`, `receipt` or `entry`."""
     name: str = ""
-    """What it is called where it was listed or fetched from."""
+    """Its name in the list, or where it was downloaded from."""
     differs: tuple[str, ...] = ()
-    """Everything that is not as it should be; nothing if all is well."""
+    """All differences; empty if there are none."""
     is_known: bool = True
-    """Whether anything here says what its bytes should be."""
+    """True if a receipt or a list states what its bytes should be."""
     sha256: str = ""
     size_bytes: int | None = None
     source: str = ""
@@ -289,7 +289,7 @@ class Finding:
 
 
 def check_file(path: str, receipts: Receipts) -> Finding:
-    """Check a downloaded file: against the receipt of its place, or else against one for its digest."""
+    """Check a downloaded file: against the receipt of its path, otherwise against one of its digest."""
     try:
         receipt = receipts.at(path)
     except NotVerified as error:
@@ -300,20 +300,20 @@ def check_file(path: str, receipts: Receipts) -> Finding:
         if os.path.isdir(path):
             raise LocalFile(f"this is a folder: {path}", hint="name the files in it one by one", path=path)
         what = "this is not a file" if os.path.lexists(path) else "no such file"
-        raise LocalFile(f"{what}: {path}", hint="check the path; nothing was ever fetched to it", path=path)
+        raise LocalFile(f"{what}: {path}", hint="check the path: no download was stored there", path=path)
     sha256, size_bytes = hash_file(path)
     try:
         receipt = receipts.of(sha256)
     except NotVerified as error:
         return Finding(path=path, what="file", differs=(error.message,), sha256=sha256, size_bytes=size_bytes)
     if receipt is None:
-        why = "no receipt speaks of it: it was not fetched by Stoker, or it was changed and moved"
+        why = "no receipt: not downloaded by Stoker, or changed and moved"
         return Finding(path=path, what="file", differs=(why,), is_known=False, sha256=sha256, size_bytes=size_bytes)
     return _found(path, "file", receipt, ())
 
 
 def check_receipt(path: str) -> Finding:
-    """Check a receipt itself, and then the file that it speaks of."""
+    """Check a receipt, then the file that it describes."""
     try:
         receipt = read_receipt(path)
     except NotVerified as error:
@@ -324,7 +324,7 @@ def check_receipt(path: str) -> Finding:
 def check_listed(
     files: Iterable[LockedFile], *, places: Callable[[LockedFile], Iterable[str]], receipts: Receipts
 ) -> Iterator[Finding]:
-    """Check each file of a lock list wherever it may lie: in the places given, then where its receipt says."""
+    """Check each file of a lock list: in the given folders, then where its receipt says."""
     for file in files:
         yield _check_entry(file, [*places(file), *filter(None, [receipts.place_of(file.sha256)])])
 
@@ -338,10 +338,10 @@ def _check_entry(file: LockedFile, places: list[str]) -> Finding:
             if not wrong:
                 path, differs = place, ()
                 break
-            # Report a difference in the list's own place; a stale copy elsewhere is only skipped.
+            # Report a difference in the list's own folder; an outdated copy elsewhere is skipped.
             path, differs = (path, differs) if differs else (place, wrong)
     else:
-        differs = differs or ("it is not on this disk",)
+        differs = differs or ("not on this disk",)
     return Finding(
         path=path, what="entry", name=file.id, differs=differs, sha256=file.sha256, size_bytes=file.size_bytes
     )
@@ -353,7 +353,7 @@ def _held_against(path: str, what: str, receipt: Receipt) -> Finding:
 
 def _differences(path: str, sha256: Digest, size_bytes: int, whose: str) -> tuple[str, ...]:
     if not os.path.isfile(path):
-        return (f"there is no such file: {path}",)
+        return (f"file not found: {path}",)
     if os.path.getsize(path) != size_bytes:
         return (f"it has {os.path.getsize(path):,} bytes, {whose} says {size_bytes:,}",)
     found, _ = hash_file(path)

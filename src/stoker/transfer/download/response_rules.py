@@ -1,7 +1,7 @@
-"""What an answer means: taken, taken from the start, asked again in another way, waited for, or refused.
+"""What a response to a range request means: use it, restart, send it without a condition, retry later, fail. Pure.
 
-Pure, and suspicious: a body is only taken where its head says exactly which bytes of which version it holds. An answer
-that contradicts itself or what is known is never repaired by guessing.
+A body is used only if its headers state exactly which bytes of which version it has. A response that contradicts itself
+or what is known is never corrected by guessing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.transfer.download.partial import strong_etag
 from stoker.transfer.download.resumption import RangeRequest
 from stoker.transfer.download.types import DownloadTimeouts
 
-# Errors for HTTP statuses: one table, pure, for any request.
+# Errors for HTTP statuses.
 
 GONE = frozenset({404, 410, 451})
 _BUSY = frozenset({408, 425, 429})
@@ -64,9 +64,9 @@ def refusal(where: str, status: int, headers: Headers) -> StokerError:
         hint = "wait, then run the command again"
         return RateLimited(f"rate limit of the server exceeded (429): {where}", hint=hint, **data)
     if is_busy(status):
-        hint = "the server has trouble: try again later"
-        return NetworkFailed(f"the server answers {status}: {where}", hint=hint, **data)
-    return BadAnswer(f"the server answers {status}: {where}{_said(headers)}", **data)
+        hint = "server error: try again later"
+        return NetworkFailed(f"the server returned {status}: {where}", hint=hint, **data)
+    return BadAnswer(f"the server returned {status}: {where}{_said(headers)}", **data)
 
 
 def _said(headers: Headers) -> str:
@@ -74,15 +74,15 @@ def _said(headers: Headers) -> str:
     return f": {one_line(said, _LONGEST_SAYING)}" if said else ""
 
 
-# The field `Content-Range`, read strictly: whatever is not exactly one valid range of bytes is nothing.
+# `Content-Range`, parsed strictly: anything but exactly one valid byte range counts as missing.
 
-# Sizes are signed 64-bit numbers in every file system; eighteen digits stay below.
+# File sizes are signed 64-bit numbers; eighteen digits stay below.
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII | re.IGNORECASE)
 
 
 @frozen
 class ContentRange:
-    """Which bytes of how many an answer holds; a refusal (416) holds none and only tells the total."""
+    """The byte range of a response, and the total size; a 416 response has only the total."""
 
     first: int | None
     last: int | None
@@ -90,7 +90,7 @@ class ContentRange:
 
 
 def read_content_range(values: tuple[str, ...]) -> ContentRange | None:
-    """Read the field from all its values in a head. `None`: missing, repeated or not to be believed."""
+    """Parse the field from all its values in a response. None: missing, repeated or invalid."""
     match = _RANGE.fullmatch(values[0].strip()) if len(values) == 1 else None
     if match is None:
         return None
@@ -102,34 +102,34 @@ def read_content_range(values: tuple[str, ...]) -> ContentRange | None:
     return ContentRange(first=first, last=last, total=total)
 
 
-# How long a body is, how long a file, and how old, as the head of an answer says it: read once, suspiciously.
+# Body length, file size and date of a response, parsed strictly.
 
 EXACT_DATE_S = 60.0
-"""A date that is past by this much stands for one version: dates count seconds, and clocks differ a little."""
+"""A date older than this identifies one version: dates have a resolution of one second, and clocks differ."""
 _COUNT = re.compile(r"\d{1,18}", re.ASCII)
 
 
 def read_count(text: str) -> int | None:
-    """Read a number of bytes; nothing if it is none that can be."""
+    """Parse a number of bytes; None if it is invalid."""
     return int(text) if _COUNT.fullmatch(text) else None
 
 
 def length_of(headers: Headers) -> int | str | None:
-    """Return the announced length of a body; `None` if there is none, a text if it can't be."""
+    """Return the announced length of a body; None if there is none, a text with the fault if it is invalid."""
     values = {part.strip() for value in headers.all("Content-Length") for part in value.split(",")}
     if not values:
         return None
     value = values.pop()
     if values:
-        return "it announces two different lengths"
+        return "two different lengths are announced"
     length = read_count(value)
-    return f"it announces a length of {value[:40]!r}" if length is None else length
+    return f"invalid length {value[:40]!r}" if length is None else length
 
 
 def file_size_of(status: int, headers: Headers) -> int | str | None:
-    """Return the size of the file that an answer to HEAD, or to a request for the first byte, is about.
+    """Return the size of the file from a response to HEAD, or to a request for its first byte.
 
-    `None` if it does not tell, a text if it can't be.
+    None if it is not stated, a text with the fault if it is invalid.
     """
     if status == 206:
         span = read_content_range(headers.all("Content-Range"))
@@ -139,7 +139,7 @@ def file_size_of(status: int, headers: Headers) -> int | str | None:
 
 
 def http_date_s(text: str) -> float | None:
-    """Read a date; nothing if it is none."""
+    """Parse an HTTP date; None if it is invalid."""
     try:
         date = parsedate_to_datetime(text)
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
@@ -148,39 +148,38 @@ def http_date_s(text: str) -> float | None:
 
 
 def is_date_exact(headers: Headers) -> bool:
-    """Whether `Last-Modified` was past for long enough, by the server's own clock, to stand for one version only."""
+    """Return True if `Last-Modified` is old enough, by the server's own clock, to identify one version."""
     changed_s, there_s = http_date_s(headers.get("Last-Modified") or ""), http_date_s(headers.get("Date") or "")
     return changed_s is not None and there_s is not None and there_s - changed_s >= EXACT_DATE_S
 
 
-# Whether to try again, and how long to wait before: decided purely, with the reason.
+# Retries: whether to retry, and after which pause. Pure decisions, with reasons.
 #
-# An outage (connection refused, reset or silent, name servers that fail, 5xx, 429) is waited out until no byte came
-# for
-# `Patience.no_progress_s`, or for `Patience.attempts` attempts where a number was given. Every new byte starts both
-# counts again. Answers that arrive and can't be used are no outage, nor is a host name that does not exist and never
-# led to a server in this process: they are asked for a few times only.
+# An outage (connection refused, reset or silent, failing name servers, 5xx, 429) is retried until no byte arrived for
+# `DownloadTimeouts.no_progress_s`, or for `DownloadTimeouts.attempts` attempts if a number was given. Every new byte
+# resets both. Unusable responses are no outage, nor is a host name that does not exist and never resolved in this
+# process: they are retried a few times only.
 #
-# Pauses have jitter, so that a thousand machines that were cut off together do not come back together. What a server
-# asks for (`Retry-After`) is obeyed within bounds.
+# Pauses have jitter, so that a thousand machines that lost their network together do not return together. `Retry-After`
+# is respected within limits.
 
 FIRST_PAUSE_S = 1.0
-"""The longest pause after the first failure; it doubles with each one."""
+"""The longest pause after the first failure; it doubles with each failure."""
 RATE_LIMIT_PAUSE_S = 5.0
-"""After a 429 that does not say how long."""
+"""The pause after a 429 without `Retry-After`."""
 _SHORTEST_RETRY_AFTER_S = 1.0
 _NEVER_SERVED = frozenset({501, 505})
-"""What a server has not implemented it won't have later either."""
+"""The server has not implemented the request: a retry can't succeed."""
 
 
 @frozen
 class FailedAttempts:
-    """Failed attempts in a row, the latest included."""
+    """Consecutive failed attempts, the latest included."""
 
     idle: int = 0
-    """Those without a new byte; 0: the latest one brought some."""
+    """Attempts without a new byte; 0: the latest one received some."""
     unusable: int = 0
-    """Those that ended with an answer that can't be used or an unknown name, and not by an outage."""
+    """Attempts that failed by an unusable response or an unknown name, not by an outage."""
 
     def after(self, error: StokerError, *, has_progress: bool) -> FailedAttempts:
         """Return the count after one more failed attempt."""
@@ -190,7 +189,7 @@ class FailedAttempts:
 
 
 def is_outage(error: StokerError) -> bool:
-    """Return True if the server, or the way to it, is away or busy for now: the same request may succeed later."""
+    """Return True if the server or the network is unavailable or busy for now: the same request may succeed later."""
     status = error.data.get("status")
     is_away = not isinstance(status, int) or (is_busy(status) and status not in _NEVER_SERVED)
     is_named = not error.data.get("is_unknown_name")
@@ -202,24 +201,24 @@ def decide_again(
 ) -> RetryAfterDelay | NoRetry:
     """Decide what follows a failed attempt.
 
-    No byte came for `silent_s`; the server asked for a pause of `wait_s`, or for none.
+    No byte arrived for `silent_s`; `wait_s` is the pause that the server requested, if any.
     """
     if patience.attempts is not None and tries.idle >= patience.attempts:
         return NoRetry(why=_attempts(tries.idle))
     if patience.attempts is None and tries.unusable >= patience.unusable_attempts:
         return NoRetry(why=_attempts(tries.unusable))
     left_s = patience.no_progress_s - silent_s
-    # Our own pause is cut short for one last attempt at the limit; a server's is not worth beginning then.
+    # Our own pause is shortened for a last attempt at the limit; a server's pause beyond the limit is not waited for.
     own_s = pause_s(max(tries.idle - 1, 0), jitter, first_s=FIRST_PAUSE_S, longest_s=patience.longest_pause_s)
     delay_s = min(own_s, left_s) if wait_s is None else wait_s
     if left_s <= 0 or delay_s > left_s:
-        asked = "" if wait_s is None else f", and the server asks for a pause of {format_duration(wait_s)}"
+        asked = "" if wait_s is None else f", and the server requests a pause of {format_duration(wait_s)}"
         return NoRetry(why=f"no new byte for {format_duration(silent_s)}{asked}", is_timeout=True)
     return RetryAfterDelay(delay_s=delay_s, why=_attempts(tries.idle))
 
 
 def given_up(error: StokerError, decision: NoRetry) -> StokerError:
-    """Return the error to raise after giving up: the last one, with why no other attempt follows."""
+    """Return the error to raise after giving up: the last one, with the reason that no attempt follows."""
     error.data["timed_out"] = decision.is_timeout
     if isinstance(error, NetworkFailed):
         hint = error.hint or "check this computer's network and the server"
@@ -232,7 +231,7 @@ def _attempts(count: int) -> str:
 
 
 def retry_after_s(headers: Headers, *, now_s: float, longest_s: float) -> float | None:
-    """Give how long a server asks to wait, between one second and `longest_s`; `None` if it doesn't say, or not sanely.
+    """Return the pause that a server requests, from one second to `longest_s`; None if it requests none or is invalid.
 
     A date is compared with the server's own `Date`: its clock and ours may be hours apart.
     """
@@ -249,33 +248,33 @@ def retry_after_s(headers: Headers, *, now_s: float, longest_s: float) -> float 
 
 _PAGES = frozenset({"text/html", "application/xhtml+xml"})
 _PAGE_NAMES = (".html", ".htm", ".xhtml", ".xht", ".shtml")
-_OTHER_DATE = "the file has changed on the server: its date is another"
-_UNKNOWN_VERSION = "the server does not say which version it sends a part of"
+_OTHER_DATE = "the file has changed on the server: different date"
+_UNKNOWN_VERSION = "the server does not state the version of a part"
 _STALE_LINK = frozenset({400, 401, 403, 404, 410})
 
 
 @frozen
 class ExpectedContent:
-    """What is known beforehand of the bytes that were asked for."""
+    """What is known of the requested bytes."""
 
     label: str
     url: str
     size_bytes: int | None = None
-    """Of the requested file, as its listing states: a response that differs is wrong."""
+    """Size of the requested file by its listing: a response that differs is wrong."""
     partial_size_bytes: int | None = None
-    """Of the version that the partial file is of, as its server said."""
+    """Size of the partial file's version, as its server stated it."""
     etag: str = ""
-    """Of that version, as this server said, weak or strong."""
+    """ETag of that version, as this server stated it, weak or strong."""
     last_modified: str = ""
-    """Of that version, where it can tell two versions apart."""
+    """Date of that version, if it identifies the version."""
     is_pinned: bool = False
-    """Whether a digest is known, so that bytes of another version could not pass in the end."""
+    """True if a digest is known, so that bytes of another version are detected in the end."""
     longest_retry_after_s: float = 3600.0
 
 
 @frozen
 class RangeResponse:
-    """The head of an answer; `is_elsewhere`: redirects led to another server than the one that was asked."""
+    """Status and headers of a response; `is_elsewhere` if redirects led to another server."""
 
     status: int
     headers: Headers
@@ -284,36 +283,36 @@ class RangeResponse:
 
 @frozen
 class UsableResponse:
-    """The body holds the bytes from `offset` to the end; from 0 though a rest was asked for: start over with it."""
+    """The body has the bytes from `offset` to the end. Offset 0 after a request for the rest: start again with it."""
 
     offset: int
     size_bytes: int | None
     """Of the whole file, if known."""
     etag: str = ""
-    """As the server says it, weak or strong."""
+    """As the server states it, weak or strong."""
     last_modified: str = ""
     is_date_exact: bool = False
-    """Whether no other version can have the same date."""
+    """True if no other version can have the same date."""
     why: str
 
 
 @frozen
 class UnconditionalRetry:
-    """Ask for the same bytes once more, without a condition."""
+    """Request the same bytes again, without a condition."""
 
     why: str
 
 
 @frozen
 class DownloadRestart:
-    """Discard what is there and request everything."""
+    """Discard the existing bytes and request everything."""
 
     why: str
 
 
 @frozen
 class DownloadComplete:
-    """Everything was fetched: check it."""
+    """All bytes were received: verify them."""
 
     why: str
 
@@ -338,7 +337,7 @@ Verdict = UsableResponse | UnconditionalRetry | DownloadRestart | DownloadComple
 
 
 def judge(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse, *, now_s: float) -> Verdict:
-    """Return what the answer to a request means. `now_s` is the wall time, for a server without a clock of its own."""
+    """Return what a response means. `now_s` is the wall time, for a server without a `Date`."""
     if answer.status in {200, 206}:
         fault = _coding_fault(answer.headers)
         if fault:
@@ -359,10 +358,10 @@ def _judge_whole(ask: RangeRequest, known: ExpectedContent, headers: Headers) ->
     if known.size_bytes is not None and length not in {None, known.size_bytes}:
         return RetryableResponse(error=_wrong_size(known, length))
     if _is_page_instead(known, headers):
-        message = f"the server answered a web page, not {_name(known)}: {shown(known.url)}"
+        message = f"the server sent a web page, not {_name(known)}: {shown(known.url)}"
         return FatalResponse(error=BadAnswer(message, hint="is it a login page?", reason="web_page"))
     if ask.offset and ask.if_range and strong_etag(etag) and etag == known.etag:
-        return UnconditionalRetry(why="the server answers a condition with everything although the version is the same")
+        return UnconditionalRetry(why="the server ignores If-Range although the version is the same")
     if ask.offset and ask.if_range and not (etag or last_modified) and length not in {None, known.partial_size_bytes}:
         fault = f"{length} bytes of no known version where {known.partial_size_bytes} are expected"
         return RetryableResponse(error=_bad(known, fault, reason="unknown_version"))
@@ -379,15 +378,15 @@ def _judge_whole(ask: RangeRequest, known: ExpectedContent, headers: Headers) ->
 
 
 def _whole_fault(headers: Headers) -> str:
-    """Return why an answer that claims to be everything is not: some servers send a part under the wrong status."""
+    """Return why a response with status 200 is not the whole file: some servers send a part under the wrong status."""
     if _has_several_parts(headers, "byteranges"):
-        return "the server calls several parts everything"
+        return "the server sends several parts with status 200"
     span = read_content_range(headers.all("Content-Range"))
     if span is None or span.first is None or span.last is None:
         return ""
     if span.first == 0 and span.total in {None, span.last + 1}:
         return ""
-    return f"the server calls bytes {span.first} to {span.last} everything"
+    return f"the server sends bytes {span.first} to {span.last} with status 200"
 
 
 def _has_several_parts(headers: Headers, kind: str = "") -> bool:
@@ -395,7 +394,7 @@ def _has_several_parts(headers: Headers, kind: str = "") -> bool:
 
 
 def _is_page_instead(known: ExpectedContent, headers: Headers) -> bool:
-    """Whether a page comes where a file was asked for, and nothing that is known of the file would find that out."""
+    """Return True if the server sent a web page, and neither size nor digest are known to detect that."""
     kind = (headers.get("Content-Type") or "").partition(";")[0].strip().lower()
     is_unknown = not known.is_pinned and known.size_bytes is None
     return is_unknown and kind in _PAGES and not _name(known).lower().endswith(_PAGE_NAMES)
@@ -408,7 +407,7 @@ def _name(known: ExpectedContent) -> str:
 def _why_from_start(ask: RangeRequest, known: ExpectedContent, etag: str) -> str:
     if ask.if_range and etag != known.etag:
         return "the file has changed on the server"
-    return "the server does not send parts of it" if not ask.if_range else "the server sends everything"
+    return "the server does not support ranges" if not ask.if_range else "the server sends everything"
 
 
 def _judge_part(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse) -> Verdict:
@@ -425,19 +424,19 @@ def _judge_part(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse
         size_bytes=known.partial_size_bytes if total is None else total,
         etag=headers.get("ETag") or known.etag,
         last_modified=headers.get("Last-Modified") or known.last_modified,
-        # What counts is how old it was when its first bytes came.
+        # What counts is its age when the first bytes arrived.
         is_date_exact=bool(known.last_modified) if ask.offset else is_date_exact(headers),
         why=f"the server sends the rest from byte {ask.offset}",
     )
 
 
 def _part_fault(ask: RangeRequest, known: ExpectedContent, headers: Headers) -> str:
-    """Return why a part can't be added to what is there; nothing if it can."""
+    """Return why a part can't be added to the existing bytes; empty if it can."""
     if _has_several_parts(headers):
-        return "the server sends several parts where one was asked for"
+        return "the server sends several parts instead of one"
     span = read_content_range(headers.all("Content-Range"))
     if span is None or span.first is None or span.last is None:
-        return "the server does not say which part it sends"
+        return "the server does not state which part it sends"
     if span.first != ask.offset:
         return f"the server sends a part from byte {span.first}, not from {ask.offset}"
     length = length_of(headers)
@@ -452,20 +451,20 @@ def _end_fault(known: ExpectedContent, span: ContentRange) -> str:
     if total is None or span.last != total - 1:
         return f"the server sends a part that ends at byte {span.last} of {total}"
     if size_bytes is not None and total != size_bytes:
-        return f"the server says the file has {total} bytes, {size_bytes} are expected"
+        return f"the server states {total} bytes, {size_bytes} are expected"
     return ""
 
 
 def _version_fault(known: ExpectedContent, headers: Headers) -> str:
-    """Return why a part may be of another version. That it came on a condition proves nothing: servers ignore those."""
+    """Return why a part may be of another version. A conditional request proves nothing: some servers ignore it."""
     etag, last_modified = headers.get("ETag") or "", headers.get("Last-Modified") or ""
     if known.is_pinned and not (strong_etag(known.etag) and etag):
-        # In the end the digest decides; what is plainly another version need not be fetched first.
+        # In the end the digest decides; an obviously different version need not be downloaded first.
         return _OTHER_DATE if known.last_modified and last_modified not in {"", known.last_modified} else ""
     if known.etag and not etag:
-        return "the server no longer says which version it sends a part of"
+        return "the server no longer states the version of a part"
     if etag != known.etag:
-        return "the file has changed on the server: its tag is another"
+        return "the file has changed on the server: different ETag"
     if strong_etag(etag) or (known.last_modified and last_modified == known.last_modified):
         return ""
     return _OTHER_DATE if known.last_modified and last_modified else _UNKNOWN_VERSION
@@ -476,7 +475,7 @@ def _judge_refused_range(ask: RangeRequest, known: ExpectedContent, answer: Rang
         return DownloadRestart(why="the file has changed on the server (412)")
     size_bytes = known.partial_size_bytes if known.size_bytes is None else known.size_bytes
     if ask.offset == size_bytes:
-        return DownloadComplete(why="the server has nothing beyond what is there (416)")
+        return DownloadComplete(why="the server has no more bytes (416)")
     return DownloadRestart(why=f"the server has no byte {ask.offset} (416)")
 
 
@@ -485,15 +484,13 @@ def _judge_status(known: ExpectedContent, answer: RangeResponse, now_s: float) -
     is_named = not known.label or known.label == _name(known)
     where = shown(known.url) if is_named else f"{shown(known.url)} ({known.label})"
     if answer.is_elsewhere and status in _STALE_LINK:
-        # A signed link that has run out: the first server gives a new one.
+        # A signed link has expired: the first server returns a new one.
         kind = NotOnServer if status in GONE else NetworkFailed
-        return RetryableResponse(error=kind(f"the link that {where} led to is refused ({status})", status=status))
+        return RetryableResponse(error=kind(f"redirect target of {where} refused ({status})", status=status))
     if is_busy(status):
         return _judge_busy(known, answer, where, now_s)
     if status < 400:
-        return RetryableResponse(
-            error=BadAnswer(f"the server answers {status} to a plain request: {where}", status=status)
-        )
+        return RetryableResponse(error=BadAnswer(f"unexpected status {status}: {where}", status=status))
     return FatalResponse(error=refusal(where, status, answer.headers))
 
 
@@ -509,19 +506,19 @@ def _coding_fault(headers: Headers) -> str:
         words = {word.strip().lower() for value in headers.all(name) for word in value.split(",")}
         strange = words - {"", "identity"} - ({"chunked"} if name == "Transfer-Encoding" else set())
         if strange:
-            return f"its body is {min(strange)[:40]!r}-encoded, which was not requested"
+            return f"encoding {min(strange)[:40]!r} was not requested"
     return ""
 
 
 def _wrong_size(known: ExpectedContent, length: int | None) -> HashMismatch:
     return HashMismatch(
         f"the server offers {length} bytes, {known.size_bytes} are expected: {known.label or shown(known.url)}",
-        hint="the server has another file there, or a page in its place (a login page, a proxy's message)",
+        hint="the server has another file there, or sends a page instead (login page, message of a proxy)",
         expected_bytes=known.size_bytes,
         offered_bytes=length,
     )
 
 
 def _bad(known: ExpectedContent, fault: str, **data: str) -> BadAnswer:
-    hint = "the server, or a proxy on the way, is broken"
+    hint = "the server or a proxy sends invalid responses"
     return BadAnswer(f"unusable response: {fault}: {shown(known.url)}", hint=hint, **data)

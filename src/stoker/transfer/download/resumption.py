@@ -16,21 +16,21 @@ from stoker.transfer.download.types import DownloadRequest
 
 
 class ResumeAction(StrEnum):
-    """What to do with what is there."""
+    """What to do with the existing bytes."""
 
     FRESH = "fresh"
-    """Nothing is there: fetch from the start."""
+    """No bytes exist: download from the start."""
     RESUME = "resume"
-    """Fetch from an offset on."""
+    """Download from an offset on."""
     FINISH = "finish"
-    """All bytes are there: check them and give them their name."""
+    """All bytes exist: verify them and rename the file."""
     RESTART = "restart"
-    """What is there is of no use: throw it away and fetch from the start."""
+    """The existing bytes are unusable: discard them and download from the start."""
 
 
 @frozen
 class Resumption:
-    """What to do with a partial file, and why. Bytes from `offset` on are not to be believed."""
+    """What to do with a partial file, and why. Bytes from `offset` on are not trusted."""
 
     move: ResumeAction
     offset: int = 0
@@ -39,19 +39,19 @@ class Resumption:
 
 @frozen
 class RangeRequest:
-    """What to ask for: the bytes from an offset on, under a validator or not."""
+    """The bytes to request: from an offset on, with an optional validator."""
 
     offset: int = 0
     if_range: str = ""
-    """The validator under which the rest is wanted; without it a server may answer with the rest of another version."""
+    """The validator of the existing bytes; without it a server may send the rest of another version."""
 
 
 def decide_partial(
     wanted: DownloadRequest, length: int | None, sidecar: Sidecar | str | None, *, boot_id: str
 ) -> Resumption:
-    """Decide what a partial file of this length is good for; `None` is no partial, a text an unreadable sidecar."""
+    """Decide how to use a partial file of this length; None: no partial file. A text is the fault of its sidecar."""
     if length is None:
-        return Resumption(move=ResumeAction.FRESH, why="nothing is there yet")
+        return Resumption(move=ResumeAction.FRESH, why="no partial file")
     if sidecar is None or isinstance(sidecar, str):
         why = sidecar or "the partial file has no record of its version"
         return Resumption(move=ResumeAction.RESTART, why=why)
@@ -60,7 +60,7 @@ def decide_partial(
         return Resumption(move=ResumeAction.RESTART, why=stranger)
     size_bytes = sidecar.size_bytes if wanted.size_bytes is None else wanted.size_bytes
     if size_bytes is None:
-        return Resumption(move=ResumeAction.RESTART, why="its size is not known, so its end could not be recognised")
+        return Resumption(move=ResumeAction.RESTART, why="size unknown: its end can't be detected")
     if length > size_bytes:
         return Resumption(
             move=ResumeAction.RESTART, why=f"the partial file has {length} bytes, the whole only {size_bytes}"
@@ -69,15 +69,15 @@ def decide_partial(
 
 
 def ask_for(wanted: DownloadRequest, sidecar: Sidecar | None, offset: int) -> RangeRequest:
-    """Decide how to ask for the bytes from an offset on, of the version that a sidecar tells of."""
+    """Return the request for the bytes from an offset on, of the version in a sidecar."""
     if offset == 0 or sidecar is None or sidecar.url != shown(wanted.url):
-        # Another server's validators mean nothing here; a digest is what pins the version then.
+        # Validators of another server mean nothing here; a digest pins the version then.
         return RangeRequest(offset=offset)
     return RangeRequest(offset=offset, if_range=sidecar.condition)
 
 
 def request_for(wanted: DownloadRequest, ask: RangeRequest) -> Request:
-    """Write the request."""
+    """Return the HTTP request."""
     headers = dict(wanted.headers)
     if ask.offset:
         headers["Range"] = f"bytes={ask.offset}-"
@@ -87,7 +87,7 @@ def request_for(wanted: DownloadRequest, ask: RangeRequest) -> Request:
 
 
 def digests_match(wanted: DownloadRequest, sha256: str, git_sha1: str) -> bool:
-    """Return whether bytes with these digests are those wanted; true if no digest is known beforehand."""
+    """Return True if these digests are the requested ones, or none is requested."""
     return (wanted.sha256 is None or wanted.sha256.lower() == sha256) and (
         not wanted.git_sha1 or wanted.git_sha1.lower() == git_sha1
     )
@@ -101,7 +101,7 @@ def _decide_by_length(length: int, size_bytes: int, sidecar: Sidecar, boot_id: s
     if offset == size_bytes:
         return Resumption(move=ResumeAction.FINISH, offset=offset, why="all bytes are there")
     if offset == 0:
-        return Resumption(move=ResumeAction.RESTART, why=f"no byte of it is certain{lost}")
+        return Resumption(move=ResumeAction.RESTART, why=f"no durable bytes{lost}")
     return Resumption(move=ResumeAction.RESUME, offset=offset, why=f"{offset} of {size_bytes} bytes are there{lost}")
 
 
@@ -120,11 +120,11 @@ def _why_another_version(wanted: DownloadRequest, sidecar: Sidecar) -> str:
 
 
 def _why_not_known(wanted: DownloadRequest, sidecar: Sidecar) -> str:
-    """Return why no validator ties a partial file to what is wanted; nothing if one does."""
+    """Return why no validator proves the version of a partial file; empty if one does."""
     if sidecar.url != shown(wanted.url):
-        return "the partial file is from another address"
+        return "the partial file is from another URL"
     if wanted.sha256 is None and not wanted.git_sha1 and (sidecar.sha256 or sidecar.git_sha1):
-        # Under a digest bytes may be added that only the digest can vouch for.
+        # Bytes collected under a digest may be of several versions, which only the digest detects.
         return "the partial file was assembled for a digest that is no longer requested"
     if sidecar.commit != wanted.commit:
         return f"the partial file is of commit {sidecar.commit or 'unknown'}, not {wanted.commit or 'unknown'}"

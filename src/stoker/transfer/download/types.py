@@ -1,4 +1,4 @@
-"""A download: its request, its target file, its outcome."""
+"""The types of a download: its request, its target file, its outcome."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from stoker.transfer.download.partial import PART, beside
 
 @frozen
 class DownloadRequest:
-    """One file to fetch: its address, and all that is known of its bytes beforehand."""
+    """One file to download: its URL, and what is known of its bytes."""
 
     url: str
-    """Pinned to a commit where the server knows commits."""
+    """Pinned to a commit if the server has commits."""
     label: str = ""
-    """What people call it: `org/repo: model.gguf`."""
+    """Its name in messages: `org/repo: model.gguf`."""
     commit: str = ""
     size_bytes: int | None = None
     sha256: Digest | None = None
     git_sha1: str = ""
-    """Of the git blob (header and content), where that is what the server names a small file by."""
+    """Digest of the git blob (header and content), if the server names a small file by it."""
     headers: Mapping[str, str] = fresh(factory=dict)
-    """Including credentials: sent only to the url's own origin."""
+    """Including credentials: sent only to the origin of the URL."""
 
 
 @frozen
 class TargetFile:
-    """The target of a file: a name below a folder that exists or is made. Nothing is written outside the folder."""
+    """The target of a file: a name below a folder, which may not exist yet. Nothing is written outside the folder."""
 
     folder: str
     name: str
     """Relative, `/`-separated, safe by the rules of `host.folders`."""
     keeps_validators: bool = False
-    """True to write `.etag` and `.lastmod` beside it, for a cheap check whether it is still the newest."""
+    """True to write `.etag` and `.lastmod` beside it, for a cheap check for a newer version."""
     lock_path: str = ""
-    """The path of its lock if not beside it: other programs may use the same one."""
+    """The path of its lock if that is not beside it: other programs may use the same one."""
 
     @property
     def path(self) -> str:
@@ -57,14 +57,14 @@ class Status(StrEnum):
 
     DOWNLOADED = "downloaded"
     CACHED = "cached"
-    """It was there, with the requested bytes."""
+    """It existed, with the requested bytes."""
     LINKED = "linked"
     """Its bytes were on this machine under another name."""
 
 
 @frozen
 class FetchedFile:
-    """A requested file that is there now, durable and checked."""
+    """A requested file that exists now, durable and verified."""
 
     path: str
     status: Status
@@ -88,21 +88,21 @@ class DownloadOutcome:
     """One requested file: the fetched file, or the error."""
 
     label: str
-    """What people call it: `org/repo: model.gguf`."""
+    """Its name in messages: `org/repo: model.gguf`."""
     fetched: FetchedFile | None = None
     """Its path is the one shown to the user: in the snapshot, or in the target folder."""
     error: StokerError | None = None
 
 
-# What a download works with: everything of the outside world that it touches, handed in.
+# The tools of a download: all access to the outside.
 
 
 def _forget(came: Sequence[tuple[DownloadRequest, FetchedFile]], /) -> None:
-    """Keep no receipts."""
+    """Write no receipts."""
 
 
 def _ours(_path: str, /) -> bool:
-    """Assume that no other program puts files there."""
+    """Return True: no other program puts files there."""
     return True
 
 
@@ -112,7 +112,7 @@ NO_RECEIPTS: Callable[[Sequence[tuple[DownloadRequest, FetchedFile]]], None] = _
 
 @frozen
 class DownloadTools:
-    """The outside world of a download. Shared by many downloads: every part is thread-safe."""
+    """Access to the outside for downloads. Shared by many downloads: every part is thread-safe."""
 
     transport: Transport
     clock: Clock
@@ -122,13 +122,14 @@ class DownloadTools:
     """A random number from 0 to below 1."""
     say: Callable[[Event], None] = lambda _event: None
     keep: Callable[[Sequence[tuple[DownloadRequest, FetchedFile]]], None] = NO_RECEIPTS
-    """Called once files have their names and before their `done` event: writes receipts."""
+    """Called once files have their names, before their `done` events: writes receipts."""
     owns: Callable[[str], bool] = ALL_OURS
-    """True if we put a file at a path before: any other one belongs to the user, and is replaced only on request."""
+    """Returns True if we put a file at a path before: any other one belongs to the user, and is replaced only on
+    request."""
     received: Callable[[str], Digest | None] = lambda _path: None
-    """The digest of what we put at a path before, if that is known: without it a file there is not known to be good."""
+    """Returns the digest of what we put at a path before; None: unknown, so a file there is not trusted."""
     on_step: Callable[[str], None] = NO_STEP
-    """Called with a step's name just before the step (`engine.STEPS`), so that tests can crash at each of them."""
+    """Called with a step's name just before the step (`content.STEPS`), so that tests can crash at each of them."""
 
 
 # Timeouts of a download. The timeout of a single wait for a server is the transport's (`HttpSettings`).
@@ -136,32 +137,32 @@ class DownloadTools:
 
 @frozen
 class DownloadTimeouts:
-    """When to give up, and when to give up on a connection that is too slow."""
+    """When to give up, and when to replace a connection that is too slow."""
 
     attempts: int | None = None
-    """Consecutive attempts without a new byte, the first included. `None`: `no_progress_s` alone bounds an outage."""
+    """Consecutive attempts without a new byte, the first included. None: only `no_progress_s` limits an outage."""
     unusable_attempts: int = 3
-    """Without `attempts`: consecutive failures that are no outage, as answers that can't be used. They may last."""
+    """Without `attempts`: consecutive failures that are not outages, such as unusable responses."""
     no_progress_s: float = 1800.0
     """Stall timeout: no byte received, over all attempts and pauses."""
     slow_bytes_per_s: int = 1024
     slow_s: float = 60.0
-    """Fewer bytes a second than that, for so long: reconnect."""
+    """Reconnect after so many seconds below the minimum rate."""
     lock_wait_s: float = 10.0
     longest_pause_s: float = 30.0
     longest_retry_after_s: float = 3600.0
 
 
-# Stop requests, for signal handlers and for downloads.
+# Stop requests, from signal handlers to downloads.
 #
-# `ask` may be called from a signal handler: it takes no lock and does not block. A blocked read is woken because its
-# connection is closed; a pause is woken by a flag. The first error passed is the one that is raised.
+# `ask` may be called from a signal handler: it takes no lock and does not block. A blocked read ends because its
+# connection is closed; a pause is ended by a flag. The first error passed is the one that is raised.
 
 _NAP_S = 0.1
 
 
 class DownloadStop:
-    """A stop request, possible at any moment: end, keep what is there, raise this. May serve many downloads."""
+    """A stop request: stop, keep the received bytes, raise the error. May be shared by many downloads."""
 
     def __init__(self) -> None:
         self._error: StokerError | None = None
@@ -200,10 +201,10 @@ class DownloadStop:
             self.check()
 
 
-# What a fetch would do, before it does: file by file what is there, what would come, and whether there is room.
+# Previews: for each file what exists, what would be downloaded, and whether it fits on the disk.
 #
-# The fetching code makes the preview, by the same decisions. It uses names and sizes: bytes are read, and damage is
-# found, when a file is fetched. A preview changes nothing on the disk.
+# The downloading code makes the preview, by the same decisions. It uses names and sizes: bytes are read, and damage is
+# found, when a file is downloaded. A preview changes nothing on the disk.
 
 
 @frozen
@@ -217,9 +218,9 @@ class PlannedDownload:
     status: Status
     """How it would be provided."""
     partial_bytes: int = 0
-    """What an earlier attempt left of it, which would be resumed."""
+    """Bytes of an earlier attempt, which would be resumed."""
     is_missing: bool = False
-    """True if it is not here and the network may not be used: it would not be fetched."""
+    """True if it is not on this machine, and `offline` is set."""
 
     @property
     def is_there(self) -> bool:
@@ -236,15 +237,15 @@ class PlannedDownload:
 
 @frozen
 class DownloadPreview:
-    """Everything that would be fetched at once."""
+    """All files that would be downloaded at once."""
 
     files: Sequence[PlannedDownload]
     folder: str
     """The path of the files, as shown to the user."""
     needed_bytes: int | None
-    """How much would be written, copies of what is here included."""
+    """Bytes that would be written, copies of existing bytes included."""
     free_bytes: int
-    """What may be written where that would be."""
+    """Free bytes there."""
 
     @property
     def size_bytes(self) -> int | None:
@@ -260,7 +261,7 @@ class DownloadPreview:
 
     @property
     def missing(self) -> int:
-        """How many files could not be fetched."""
+        """How many files can't be downloaded."""
         return sum(one.is_missing for one in self.files)
 
 

@@ -1,5 +1,4 @@
-"""Repositories of a Hugging Face hub, and the public cache that other programs read as well.
+"""Repositories of a Hugging Face hub, and the public cache that other programs read too.
 
-Promises: a file is linked into the cache only when its digest was checked.
-Start with `repository`.
+Guarantee: a file is linked into the cache only after its digest was verified. Start with `repository.py`.
 """

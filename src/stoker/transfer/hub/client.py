@@ -263,25 +263,25 @@ class HubClient:
                 return HubResponse(status=reply.status, headers=reply.headers)
 
     def _say_retry(self, what: str, wait_s: float, got: HubResponse | NetworkFailed, attempt: int) -> None:
-        why = f"the server answers {got.status}" if isinstance(got, HubResponse) else got.message
+        why = f"the server returned {got.status}" if isinstance(got, HubResponse) else got.message
         reason = str(got.status) if isinstance(got, HubResponse) else str(got.data.get("reason", ""))
         self._tools.say(retry_of(what, wait_s=wait_s, msg=f"{what}: {why}", reason=reason, attempt=attempt))
 
 
-# The facts of one file without its bytes: by HEAD, or by one byte if HEAD is refused.
+# The metadata of one file: by HEAD, or by a request for one byte if HEAD is refused.
 #
-# A hub answers with the facts itself and points to a content network for the bytes: the facts are those of the hub's
-# own answer, so a redirect to another server is not followed. Only a hub's tags are digests; those of any other server
-# are opaque.
+# A hub states the metadata itself and redirects to a content network for the bytes. The metadata are those of the hub's
+# own response, so a redirect to another server is not followed. Only a hub's ETags are digests; those of any other
+# server are opaque.
 
 _REFUSED_HEAD = frozenset({403, 405, 501})
 _SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
 def look(asker: HubClient, url: str, path: str, what: str) -> tuple[RepoFile, str]:
-    """Ask for what is known of one file, and the commit that it is at, where the server knows commits.
+    """Query the metadata of one file, and its commit if the server has commits.
 
-    Raises as `HubClient` does; a size that the server does not state stays unknown.
+    Raises what `HubClient` raises; a size that the server does not state stays unknown.
     """
     answer = asker.head(url, what, accepts=_REFUSED_HEAD)
     if answer.status in _REFUSED_HEAD and answer.headers.get("X-Error-Code") is None:
@@ -290,7 +290,7 @@ def look(asker: HubClient, url: str, path: str, what: str) -> tuple[RepoFile, st
 
 
 def read_file(url: str, path: str, answer: HubResponse) -> tuple[RepoFile, str]:
-    """Read the file and its commit from the head of an answer. Raises `BadAnswer` for what can't be."""
+    """Parse a file and its commit from the headers of a response. Raises `BadAnswer` if they are invalid."""
     headers = answer.headers
     commit = headers.get("X-Repo-Commit") or ""
     if commit and not is_commit(commit):
@@ -317,7 +317,7 @@ def _size(answer: HubResponse, url: str) -> int | None:
 
 
 class Hub:
-    """One hub and its cache, with what a fetch from it needs. Thread-safe."""
+    """One hub and its cache, with everything that a download needs. Thread-safe."""
 
     def __init__(
         self, settings: HubSettings, *, tools: DownloadTools, patience: DownloadTimeouts, stop: DownloadStop, memo: Memo
@@ -336,10 +336,10 @@ class Hub:
         )
 
     def resolve(self, repo: Repo, revision: str = MAIN) -> Revision:
-        """Return the present commit of a revision. Everything after that names the commit, which can't move.
+        """Return the current commit of a revision. Everything after that names the commit, which can't change.
 
-        A plain mirror, which has no such route, returns a revision without commit. Raises `NotOnServer` for an
-        unknown repository or revision, `AuthRefused` where a token or its terms are missing.
+        A plain mirror, which has no such route, returns a revision without commit. Raises `NotOnServer` for an unknown
+        repository or revision, `AuthRefused` if a token is missing or its terms are not accepted.
         """
         check_revision(revision)
         if is_commit(revision):
@@ -353,10 +353,10 @@ class Hub:
         return Revision(asked=revision, commit=read_commit(answer.body, url))
 
     def files(self, repo: Repo, commit: str) -> tuple[RepoFile, ...]:
-        """Return every file of a commit, sorted, as the server says it.
+        """Return every file of a commit, sorted, as the server lists them.
 
-        Raises `NotOnServer` where there is none, and where the server lists nothing: a plain mirror serves files by
-        name only (`file`).
+        Raises `NotOnServer` if there is none, or if the server has no listings: a plain mirror serves files by name
+        only (`file`).
         """
         noted = self._listings.get((repo, commit)) or self.cache.read_tree(repo, commit)
         if noted:
@@ -366,10 +366,10 @@ class Hub:
         return self._listed(repo, commit)
 
     def file(self, repo: Repo, revision: str, path: str) -> tuple[RepoFile, str]:
-        """Ask for one file by name: what it is, and the commit that it is at, where the server knows commits.
+        """Query one file by name, and its commit if the server has commits.
 
-        For a mirror without listings, and for a file whose commit is not known yet. Offline it is looked up. Raises
-        `BadInput` for a name that can't be written.
+        For a mirror without listings, and for a file whose commit is unknown. Offline it is looked up in the cache.
+        Raises `BadInput` for an unsafe name.
         """
         check_name(path)
         url = file_url(self.settings.endpoint, repo, check_revision(revision), path)
@@ -384,9 +384,9 @@ class Hub:
     def named_files(
         self, repo: Repo, revision: Revision, names: Sequence[str]
     ) -> tuple[Revision, tuple[RepoFile, ...]]:
-        """Ask for files one by one, where nothing lists them. All are of one commit, if the server knows commits.
+        """Query files one by one, if the server has no listings. All are of one commit, if the server has commits.
 
-        The first file tells the commit, and the others are asked for at that commit: a branch may move meanwhile.
+        The first response states the commit, and the others are requested at that commit: a branch may move meanwhile.
         """
         files: list[RepoFile] = []
         for name in names:
@@ -396,7 +396,7 @@ class Hub:
         return revision, tuple(files)
 
     def wanted(self, repo: Repo, revision: str, file: RepoFile) -> DownloadRequest:
-        """Return a file as something that can be fetched; `revision` is a commit wherever there are commits."""
+        """Return the request for a file; `revision` is a commit if the server has commits."""
         return DownloadRequest(
             url=file_url(self.settings.endpoint, repo, revision, file.path),
             label=label_of(repo, file.path),
@@ -408,15 +408,15 @@ class Hub:
         )
 
     def headers_for(self, url: str) -> dict[str, str]:
-        """Return the headers for an address: the token, if it is an address of this hub."""
+        """Return the headers for a URL: the token, if it is a URL of this hub."""
         return dict(self.headers) if self._has(url) else {}
 
     def explained(self, error: StokerError, url: str, what: str) -> StokerError:
-        """Return an error with the hub's message and hint, if it is about an address of this hub."""
+        """Return an error with the hub's message and hint, if it is about a URL of this hub."""
         return explained(error, url, what, has_token=self.has_token) if self._has(url) else error
 
     def size_at(self, url: str, name: str) -> int | None:
-        """Query the size of the file at an address; None if not stated. Raises as `HubClient` does."""
+        """Query the size of the file at a URL; None if it is not stated. Raises what `HubClient` raises."""
         headers = self.headers_for(url)
         asker = HubClient(headers, tools=self.tools, patience=self.patience, stop=self.stop, has_token=bool(headers))
         return look(asker, url, name, name)[0].size_bytes
@@ -430,7 +430,7 @@ class Hub:
         return "" if answer is None else read_licence(answer.body, url)
 
     def note_listing(self, repo: Repo, commit: str) -> None:
-        """Leave what a commit holds in the cache, if it was listed just now: others ask for it there, too."""
+        """Store the listing of a commit in the cache, if it was queried just now: other programs read it there."""
         listed = self._listings.get((repo, commit))
         if listed is not None:
             self.cache.write_tree(repo, commit, listed)
@@ -481,12 +481,12 @@ def label_of(repo: Repo, path: str) -> str:
     return f"{repo}: {path}"
 
 
-# What is meant by a repository, a revision and some names: asked of the hub once, and fixed from then on.
+# A repository, a revision and some names, resolved at the hub once.
 
 
 @frozen
 class RepoListing:
-    """The files of a repository that are meant, at the commit that was found."""
+    """The selected files of a repository, at the resolved commit."""
 
     repo: Repo
     revision: Revision
@@ -506,10 +506,10 @@ def find_files(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> RepoListing:
-    """Ask what a revision is now, and choose from what it holds, as `choose` does.
+    """Resolve a revision, and select from its files as `choose` does.
 
-    A server that lists nothing is asked for files by their names; some tell the commit with each of them. Raises
-    what `Hub` and `choose` raise, and `NotOnServer` where such a server was given no names.
+    A server without listings is queried for each name; some state the commit with each file. Raises what `Hub` and
+    `choose` raise, and `NotOnServer` if such a server is given no names.
     """
     found = hub.resolve(repo, revision)
     if found.commit:

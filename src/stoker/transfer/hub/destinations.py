@@ -1,8 +1,8 @@
-"""Where the files of a repository shall lie: in the cache, in a folder that shares the cache's bytes, or in a folder.
+"""Destinations of a repository's files: the cache, a folder that shares the cache's bytes, or a plain folder.
 
-A destination says where a file's bytes land, whether they are there already, and gives them their names once they are.
-It asks no server. Bytes in the cache are read-only, because a folder may share them: editing a plain file must not
-change what every other program reads. An editor that replaces files still works.
+A destination names the target of a file's bytes, detects bytes that exist, and names files once their bytes are
+durable. It sends no request. Bytes in the cache are read-only, because a folder may share them: an edit of a plain file
+must not change what other programs read. An editor that replaces files still works.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OPEN_BLOB = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @frozen
 class LocalCopy:
-    """Good bytes of a file that were on this machine."""
+    """Valid bytes of a file that exist on this machine."""
 
     status: Status
     size_bytes: int
@@ -49,30 +49,30 @@ class LocalCopy:
 
 
 class Destination(Protocol):
-    """Somewhere for the files of one repository at one commit. Safe to use from several threads."""
+    """A destination for the files of one repository at one commit. Thread-safe."""
 
     mode: int
-    """Of the files that are written there."""
+    """Mode of the files that are written there."""
     copies: bool
-    """Whether bytes that are elsewhere on this machine are written once more."""
+    """True if bytes that are elsewhere on this machine are copied."""
 
     def landing(self, file: RepoFile) -> TargetFile:
-        """Return where the bytes of a file are written."""
+        """Return the target of a file's bytes."""
 
     def path(self, file: RepoFile) -> str:
-        """Return where a person finds the file."""
+        """Return the path of the file for the user."""
 
     def there(self, file: RepoFile) -> LocalCopy | None:
-        """Return the bytes of a file if they are on this machine and right; damaged ones are moved out of the way."""
+        """Return the bytes of a file if they exist on this machine and are valid; damaged ones are renamed."""
 
     def in_the_way(self, file: RepoFile) -> str:
         """Return the path of a file with other bytes at this file's path, from any writer; empty if there is none."""
 
     def expects(self, file: RepoFile) -> Status:
-        """Return how a file will be provided, by names and sizes alone: no byte is read, and nothing is changed."""
+        """Return how a file will be provided, by names and sizes alone: reads no byte, changes nothing."""
 
     def settle(self, files: Sequence[tuple[RepoFile, Digest]], *, ours: bool) -> None:
-        """Name files durably: their bytes are there, verified and durable. `ours`: we wrote them."""
+        """Name files durably, whose bytes are verified and durable. `ours`: we wrote them."""
 
 
 class CacheDestination:
@@ -90,7 +90,7 @@ class CacheDestination:
         self._judge = judge
         self._tools = tools
         self._symlinks = symlinks
-        # Made once: they are asked for several times for each of very many files.
+        # Computed once: used several times for each of very many files.
         self._blobs = cache.blobs(repo)
         self._snapshot = cache.snapshot(repo, commit)
 
@@ -105,7 +105,7 @@ class CacheDestination:
 
     def there(self, file: RepoFile) -> LocalCopy | None:
         if not file.blob:
-            # Only a snapshot without links tells no digest; its commit says which version this is.
+            # Only a snapshot without links states no digest; its commit identifies the version.
             return _look_plainly(self._judge, self.path(file), file)
         blob = self.blob(file)
         found = self._judge.look(blob, file)
@@ -139,7 +139,7 @@ class CacheDestination:
         name_files(self._cache, repo, commit, (file for file, _ in named), symlinks=self._symlinks)
 
     def _in_snapshot(self, file: RepoFile, blob: str) -> LocalCopy | None:
-        """Find a file that lies in the snapshot itself, as the hub's client leaves it where there are no links."""
+        """Find a file that is in the snapshot itself: the hub's client writes it so if there are no links."""
         path = self.path(file)
         if os.path.islink(path):
             return None
@@ -160,13 +160,13 @@ class CacheDestination:
 
 
 class FolderDestination:
-    """A plain folder, files at their paths, bytes of its own."""
+    """A plain folder with its own copies of the files."""
 
     mode = 0o644
     copies = True
 
     def __init__(self, folder: str, *, judge: BlobChecker, cached: CacheDestination | None = None) -> None:
-        """`cached`: where the bytes may already be, to be copied from."""
+        """`cached`: a cache that may have the bytes, to copy from."""
         self._folder = folder
         self._judge = judge
         self._cached = cached
@@ -179,7 +179,7 @@ class FolderDestination:
 
     def there(self, file: RepoFile) -> LocalCopy | None:
         if not file.blob:
-            # Without a digest only the server can tell whether this is the newest version.
+            # Without a digest only the server knows whether this is the newest version.
             return None
         found = _look_plainly(self._judge, self.path(file), file)
         if found is not None:
@@ -219,12 +219,12 @@ class FolderDestination:
         try:
             return self._cached.there(file) if self._cached is not None else None
         except NoPermission:
-            # It would need a repair or completion first, and it belongs to another user.
+            # It would need a repair first, and it belongs to another user.
             return None
 
 
 class SharingDestination:
-    """A plain folder on the cache's file system: the bytes are the cache's, under one more name."""
+    """A plain folder on the cache's file system: its files share the bytes of the cache."""
 
     mode = CacheDestination.mode
     copies = False
@@ -260,7 +260,7 @@ class SharingDestination:
         for file, sha256 in files:
             if _look_plainly(self._judge, self.path(file), file) is None:
                 blob = self._cached.blob(file)
-                # Read-only before it has a second name. From a cache of another user, files are copied.
+                # Made read-only before it gets a second name. Files in a cache of another user are copied.
                 how = put_file(blob, self._folder, file.path, may_share=protect(blob))
                 if how is MaterialiseMethod.HARDLINK:
                     self._judge.remember(blob, file, sha256)
@@ -268,10 +268,10 @@ class SharingDestination:
 
 
 def protect(blob: str) -> bool:
-    """Make a blob read-only; whether it is so to us, too. A link is left alone, and what it leads to.
+    """Make a blob read-only; return True if it is read-only for us too. A link and its target are not changed.
 
-    To root nothing is read-only: an edit of a file that shares the blob's inode would be one of the blob. So for root
-    the answer is no, and a folder gets copies, or shares blocks.
+    For root nothing is read-only: an edit of a file that shares the blob's inode would change the blob. So for root
+    this returns False, and a folder gets copies, or shares blocks.
     """
     try:
         descriptor = os.open(blob, _OPEN_BLOB)
@@ -291,7 +291,7 @@ def protect(blob: str) -> bool:
 
 
 def put_file(blob: str, folder: str, path: str, *, may_share: bool = False) -> MaterialiseMethod:
-    """Put the bytes of a blob at a path below a folder, whatever lay there; no link on the way is followed.
+    """Put the bytes of a blob at a path below a folder, replacing what is there; links on the path are not followed.
 
     A file that shares the blob's inode is read-only, as the blob is; one that shares its blocks or is a copy is not.
     """
@@ -301,7 +301,7 @@ def put_file(blob: str, folder: str, path: str, *, may_share: bool = False) -> M
 
 
 def _look_plainly(judge: BlobChecker, path: str, file: RepoFile) -> LocalCopy | None:
-    """Return the good bytes that lie at a path, unless what lies there is a link."""
+    """Return the valid bytes at a path, unless it is a link."""
     if os.path.islink(path):
         return None
     found = judge.look(path, file)
@@ -313,7 +313,7 @@ def _look_plainly(judge: BlobChecker, path: str, file: RepoFile) -> LocalCopy | 
 def _other_bytes(judge: BlobChecker, path: str, file: RepoFile) -> str:
     if not is_plain_file(path):
         return ""
-    # Without a digest nothing says that they are the same.
+    # Without a digest nothing proves that they are the same.
     is_same = bool(file.blob) and _look_plainly(judge, path, file) is not None
     return "" if is_same else path
 
@@ -322,11 +322,11 @@ def _seems_plainly_there(path: str, file: RepoFile) -> bool:
     return is_plain_file(path) and seems_there(path, file.size_bytes)
 
 
-# A file from bytes that are on this machine already: shared or copied instead of fetched.
+# A file from bytes that exist on this machine: shared or copied instead of downloaded.
 
 
 def look_nearby(hub: Hub, path: str, file: RepoFile) -> CheckedBlob | None:
-    """Return what lies at a path if its bytes are those of a file; nothing is changed."""
+    """Return what is at a path if its bytes are those of a file; changes nothing."""
     found = BlobChecker(hub.memo, clock=hub.tools.clock, stop=hub.stop).look(path, file)
     return None if found is None or found.sha256 is None else found
 
@@ -340,9 +340,11 @@ def take_nearby(
     may_share: bool = False,
     etag: str = "",
 ) -> FetchedFile:
-    """Put good bytes at a final path, replacing what is there. No network; raises as `put_file` does, and `LockHeld`.
+    """Put valid bytes at a final path, replacing what is there, without a network.
 
-    `may_share`: the file need not be one that its owner can write to, so it may be the cache's own under one more name.
+    Raises what `put_file` raises, and `LockHeld`.
+
+    `may_share`: the file may be read-only, so it may share the cache's inode.
     """
     if found.sha256 is None:
         raise ValueError(found.fault)
@@ -379,6 +381,6 @@ def take_nearby(
 
 
 def _protected(hub: Hub, path: str) -> bool:
-    """Return whether bytes may get a second name: those of the cache, read-only; a file of the user's is copied."""
+    """Return True if bytes may get a second name: those of the cache, read-only. A user's file is copied."""
     target = os.path.realpath(path)
     return target.startswith(os.path.join(os.path.realpath(hub.cache.root), "")) and protect(target)

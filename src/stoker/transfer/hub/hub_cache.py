@@ -1,10 +1,10 @@
-"""Bytes that lie in the cache already, believed only if they are what their name says.
+"""The cache of the Hugging Face hub: its layout, and verification of the bytes in it.
 
-Another program wrote many of them, unverified and perhaps cut short, so a blob is hashed once before it counts: its
-sha256, or the sha1 of the git blob that it would be. What was found is remembered with the file's stamp, and the next
-look costs a `stat`. A damaged blob is renamed out of the way, never deleted and never served.
+Other programs wrote many of them, unverified and perhaps incomplete, so a blob is hashed once before it is used: its
+sha256, or the sha1 of its git blob. The result is stored with the file's stamp, and the next check costs a `stat`. A
+damaged blob is renamed, never deleted and never used.
 
-A blob may be a link, into the client's store across repositories for one: it is read through, and nothing is ever
+A blob may be a link, for example into the client's store across repositories: it is read through, and nothing is ever
 written through it.
 """
 
@@ -43,13 +43,13 @@ _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
 
 @frozen
 class UnfinishedDownload:
-    """A download in the cache that did not come to its end."""
+    """An unfinished download in the cache."""
 
     paths: tuple[str, ...]
-    """The partial file and its sidecar, if they exist; a process that cannot lock it may have claimed it by name."""
+    """The partial file and its sidecar, if they exist; a process that can't lock it may have claimed it by name."""
     size_bytes: int
     is_foreign: bool
-    """Whether the hub's own client began it: it never resumes one."""
+    """True if the hub's own client started it: that client never resumes one."""
 
 
 class HubCache:
@@ -65,16 +65,16 @@ class HubCache:
         return os.path.join(self.root, repo.folder, "blobs")
 
     def lock(self, repo: Repo, blob: str) -> str:
-        """Return the lock of some bytes: the very file that the hub's client locks."""
+        """Return the path of the lock of some bytes: the same that the hub's client locks."""
         return self._lock(repo.folder, blob)
 
     def lock_of(self, path: str) -> str:
-        """Return the lock held by the writer of this file below `blobs`: this program, or the hub's client."""
+        """Return the lock of the writer of this file below `blobs`: this program, or the hub's client."""
         repo_folder = os.path.basename(os.path.dirname(os.path.dirname(path)))
         return self._lock(repo_folder, os.path.basename(path).partition(".")[0])
 
     def find(self, sha256: Digest) -> list[str]:
-        """Return where the cache has bytes under this digest, in any repository; they are not looked at."""
+        """Return the path of bytes with this digest, in any repository; they are not verified."""
         paths = (os.path.join(folder, sha256) for folder in self._all_blobs())
         return [path for path in paths if os.path.isfile(path)]
 
@@ -83,7 +83,7 @@ class HubCache:
         return [one for folder in self._all_blobs() for one in _unfinished_in(folder)]
 
     def models(self) -> list[Repo]:
-        """Return the models that have a folder in the cache, whatever of them was fetched."""
+        """Return the models that have a folder in the cache."""
         names = sorted(os.listdir(self.root)) if os.path.isdir(self.root) else []
         parts = [name.split("--") for name in names]
         return [Repo(name="/".join(named)) for kind, *named in parts if kind == "models" and named]
@@ -92,13 +92,13 @@ class HubCache:
         return os.path.join(self.root, repo.folder, "snapshots", commit)
 
     def shared(self, xet_hash: str) -> str:
-        """Return where the client's own store across repositories would have those bytes; empty if it has none."""
+        """Return the path of these bytes in the client's own store across repositories; empty if it has none."""
         return os.path.join(self.root, "blobs", xet_hash[:2], xet_hash) if is_digest(xet_hash) else ""
 
     def make(self, repo: Repo, *, now_s: float) -> None:
-        """Make the folders of a repository, mark the cache as one for backup programs, sweep what a crash of ours left.
+        """Make the folders of a repository, mark the cache for backup programs, delete leftovers of crashes.
 
-        In a cache that can't be written none of it happens: it may hold all that is wanted.
+        Does nothing in a read-only cache: it may have all requested files.
         """
         with suppress(NoPermission), translated(self.root):
             for folder in (self.blobs(repo), os.path.join(self.root, ".locks", repo.folder)):
@@ -109,7 +109,7 @@ class HubCache:
             sweep_temps(self.blobs(repo), _FORGOTTEN_S, now_s)
 
     def read_ref(self, repo: Repo, revision: str) -> str:
-        """Return the commit that a revision was when it was last fetched, or nothing."""
+        """Return the commit of a revision at its last download; empty if unknown."""
         try:
             path = os.path.join(self.folder(repo), "refs", revision)
             commit = read_regular(path, _LONGEST_REF_BYTES).decode("ascii").strip()
@@ -118,7 +118,7 @@ class HubCache:
         return commit if is_commit(commit) else ""
 
     def commit_at(self, repo: Repo, revision: str) -> str:
-        """Return the commit that a revision is here, or nothing if the cache has no files of it."""
+        """Return the commit of a revision in the cache; empty if the cache has no files of it."""
         commit = self.read_ref(repo, revision) or revision
         return commit if is_commit(commit) and os.path.isdir(self.snapshot(repo, commit)) else ""
 
@@ -132,7 +132,7 @@ class HubCache:
         write_file(path, commit.encode())
 
     def read_tree(self, repo: Repo, commit: str) -> tuple[RepoFile, ...] | None:
-        """Return what a commit holds, if that was noted: it never changes. A damaged note counts as none."""
+        """Return the stored listing of a commit, which never changes; None if there is none or it is damaged."""
         try:
             noted = json.loads(read_regular(self._tree(repo, commit), LONGEST_ANSWER_BYTES))
             if noted["format_version"] != _TREE_FORMAT:
@@ -142,7 +142,7 @@ class HubCache:
             return None
 
     def write_tree(self, repo: Repo, commit: str, files: tuple[RepoFile, ...]) -> None:
-        """Note what a commit holds, in the client's own form. A cache that can't be written does without."""
+        """Store the listing of a commit, in the client's own format. A read-only cache is left unchanged."""
         noted = {"format_version": _TREE_FORMAT, "files": {file.path: _as_note(file) for file in files}}
         path = self._tree(repo, commit)
         with suppress(StokerError), translated(path):
@@ -150,7 +150,7 @@ class HubCache:
             write_file(path, json.dumps(noted, indent=1).encode())
 
     def read_snapshot(self, repo: Repo, commit: str) -> tuple[RepoFile, ...]:
-        """Return the files that a snapshot has, each with the digest that its link names."""
+        """Return the files of a snapshot, each with the digest in its link."""
         top = self.snapshot(repo, commit)
         return tuple(sorted(_walk(top), key=lambda file: file.path))
 
@@ -232,7 +232,7 @@ _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 @frozen
 class CheckedBlob:
-    """What lies under a name: good bytes with their sha256, or bytes that are not what was wanted, and why."""
+    """The file under a name: valid bytes with their sha256, or the reason why they are not the requested ones."""
 
     path: str
     size_bytes: int
@@ -241,7 +241,7 @@ class CheckedBlob:
 
 
 class BlobChecker:
-    """Looks at files and says whether their bytes are those of a file in a repository. Safe to use from threads."""
+    """Checks whether a file's bytes are those of a file in a repository. Thread-safe."""
 
     def __init__(
         self,
@@ -258,12 +258,12 @@ class BlobChecker:
         self._teller_of = teller_of
 
     def look(self, path: str, file: RepoFile) -> CheckedBlob | None:
-        """Return what lies at a path, a link's target if it is one; nothing if nothing does."""
+        """Return what is at a path, following a link; None if nothing is there."""
         with translated(path):
             try:
                 descriptor = os.open(path, _OPEN)
             except (FileNotFoundError, NotADirectoryError):
-                # A link to nowhere is in the way of a name, yet holds no bytes.
+                # A dangling link occupies a name, yet has no bytes.
                 return None
             except IsADirectoryError:
                 return CheckedBlob(path=path, size_bytes=0, fault="it is a folder")
@@ -278,7 +278,7 @@ class BlobChecker:
             self._memo.remember(_key(path, file), stamp_of(os.stat(path)), sha256)
 
     def set_aside(self, path: str, file: RepoFile) -> str:
-        """Rename a damaged file, or the link to it, out of the way; give its new path."""
+        """Rename a damaged file, or the link to it; return its new path."""
         aside = f"{path}.damaged-{int(self._clock.wall_s())}-{os.urandom(3).hex()}"
         with translated(path):
             os.rename(path, aside)
@@ -329,21 +329,21 @@ class BlobChecker:
 
 
 def _key(path: str, file: RepoFile) -> str:
-    # The memo knows a sha256. For a file that is known by its sha1, that one was checked along with it is a claim of
-    # its own. In ASCII, because a name that is not Unicode can't be stored as text.
+    # The memo stores a sha256. For a file that is known by its sha1, a separate entry states that the sha1 was checked
+    # too. In ASCII, because a name that is not Unicode can't be stored as text.
     return f"git:{file.git_sha1}:{path!a}" if file.git_sha1 else f"path:{path!a}"
 
 
-# Names for bytes that are there: the files of one commit, as other programs look for them.
+# Names of cached bytes: the files of one commit, as other programs look them up.
 #
-# A name is a relative link to its blob, so that the cache can be moved. Where the file system has no links, it is the
-# same file under a second name, or a copy. Nothing planted below the repository's folder can lead a name elsewhere.
+# A name is a relative link to its blob, so that the cache can be moved. If the file system has no links, it is a hard
+# link, or a copy. Nothing planted below the repository's folder can redirect a name.
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 
 
 def name_files(cache: HubCache, repo: Repo, commit: str, files: Iterable[RepoFile], *, symlinks: bool = True) -> None:
-    """Give files whose blobs are verified and durable their names in a snapshot; the names are durable afterwards."""
+    """Name files in a snapshot whose blobs are verified and durable; the names are durable on return."""
     by_folder: dict[str, list[RepoFile]] = {}
     for file in files:
         by_folder.setdefault(file.path.rpartition("/")[0], []).append(file)
@@ -358,7 +358,7 @@ def name_files(cache: HubCache, repo: Repo, commit: str, files: Iterable[RepoFil
 
 
 def _name(folder: AnchoredFolder, file: RepoFile, blobs: str, *, symlinks: bool) -> bool:
-    """Make one name, unless it is there. True if it was made."""
+    """Make one name, unless it exists; return True if it was made."""
     leaf = file.path.rpartition("/")[2]
     target = f"{'../' * (file.path.count('/') + 2)}blobs/{file.blob}"
     with translated(folder.path_of(leaf)):
@@ -380,7 +380,7 @@ def _name(folder: AnchoredFolder, file: RepoFile, blobs: str, *, symlinks: bool)
 
 
 def _link(folder: AnchoredFolder, leaf: str, target: str) -> bool:
-    """Make a link under a name, in the place of whatever has it. False where there can be no links."""
+    """Make a link under a name, replacing what is there; return False if the file system has no links."""
     try:
         os.symlink(target, leaf, dir_fd=folder.descriptor)
     except FileExistsError:

@@ -1,8 +1,7 @@
-"""A hub's responses about a repository, parsed as untrusted input.
+"""A hub's responses about a repository, parsed as untrusted input; names and URLs of repositories; settings of a hub.
 
-The answers come from a server, so nothing in them is believed before it is checked: commits and digests have their
-exact form, sizes are counts, and the next page is on the same server. Names are judged once it is known which files
-are wanted (`check_names`), before anything is written, all the bad ones at once.
+Commits and digests must have their exact form, sizes must be counts, and the next page must be on the same server. File
+names are checked once the requested files are known (`check_names`), before anything is written, all bad ones at once.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from stoker.core.text import did_you_mean, one_line
 from stoker.host.folders import clashes, name_fault, shown_name
 from stoker.host.http.addresses import joined, origin, read_address, shown
 
-# Names of repositories and revisions, and the addresses of what they hold.
+# Names of repositories and revisions, and their URLs.
 #
-# Everything here ends up in a URL and in a path, so a name that could mean something else in either is refused before
-# anything is sent or written. Files that a repository lists are checked elsewhere (`host.folders`).
+# Each of them becomes a part of a URL and of a path, so an ambiguous name is refused before anything is sent or
+# written. Files that a repository lists are checked elsewhere (`host.folders`).
 
 MAIN = "main"
-"""The revision that is meant when none is named."""
+"""The default revision."""
 
 _KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
@@ -48,7 +47,7 @@ class Repo:
 
     @property
     def prefix(self) -> str:
-        """What stands before its name in a URL and in what people write."""
+        """The prefix of its name in a URL and in arguments."""
         return "" if self.kind == "model" else f"{self.kind}s/"
 
     @property
@@ -61,7 +60,7 @@ class Repo:
 
 
 def read_repo(text: str) -> Repo:
-    """Read `org/name`, `datasets/org/name` or `hf://` before either. Raises `BadInput`."""
+    """Parse `org/name`, `datasets/org/name`, with or without `hf://`. Raises `BadInput`."""
     head, _, rest = text.removeprefix("hf://").rstrip("/").partition("/")
     kind, name = (_KINDS[head], rest) if head in _KINDS and rest else ("model", f"{head}/{rest}" if rest else head)
     parts = name.split("/")
@@ -73,76 +72,76 @@ def read_repo(text: str) -> Repo:
 
 
 def read_repo_at(text: str) -> tuple[Repo, str]:
-    """Read `org/name@revision`, or `org/name`, which means its main one. Raises `BadInput`."""
+    """Parse `org/name@revision`, or `org/name` at its main revision. Raises `BadInput`."""
     name, _, revision = text.partition("@")
     return read_repo(name), check_revision(revision or MAIN)
 
 
 def check_revision(text: str) -> str:
-    """Return a branch, tag, `refs/pr/N` or commit back if it is safe in a URL and below a folder. Raises `BadInput`."""
+    """Return a branch, tag, `refs/pr/N` or commit if it is safe in a URL and below a folder. Raises `BadInput`."""
     parts = text.split("/")
     is_plain = _REVISION.fullmatch(text) is not None and len(text) <= _LONGEST_REVISION
     if not is_plain or ".." in text or any(not part.strip(".") or part.endswith((".", ".lock")) for part in parts):
-        raise BadInput(f"not a revision: {text!r}", hint="give a branch, a tag or a commit", revision=text)
+        raise BadInput(f"not a revision: {text!r}", hint="use a branch, a tag or a commit", revision=text)
     return text
 
 
 def is_commit(text: str) -> bool:
-    """Return whether a text is a full commit id, which never changes what it means."""
+    """Return True if a text is a full commit id, which never changes its meaning."""
     return _COMMIT.fullmatch(text) is not None
 
 
 def check_endpoint(text: str) -> str:
-    """Return the address of a hub without its last slash. Raises `BadInput`."""
+    """Return the URL of a hub without its last slash. Raises `BadInput`."""
     address = read_address(text)
     if address.authorization or "?" in address.target or "#" in text:
-        hint = "give http(s)://host[:port][/path]; a token belongs into HF_TOKEN"
+        hint = "use http(s)://host[:port][/path]; the token is set by HF_TOKEN"
         raise BadInput(f"not the address of a hub: {shown(text)}", hint=hint)
     return address.url.rstrip("/")
 
 
 def revision_url(endpoint: str, repo: Repo, revision: str) -> str:
-    """Return where a hub says which commit a revision is."""
+    """Return the URL of a revision's commit."""
     return f"{endpoint}/api/{repo.kind}s/{repo.name}/revision/{quote(revision, safe='')}"
 
 
 def tree_url(endpoint: str, repo: Repo, commit: str) -> str:
-    """Return where a hub lists every file of a commit."""
+    """Return the URL of the list of files of a commit."""
     return f"{endpoint}/api/{repo.kind}s/{repo.name}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
 
 
 def file_url(endpoint: str, repo: Repo, revision: str, path: str) -> str:
-    """Return where one file of a revision is served."""
+    """Return the URL of one file of a revision."""
     return f"{endpoint}/{repo}/resolve/{quote(revision, safe='')}/{quote(path)}"
 
 
-# What a repository holds at one commit, as nouns.
+# The files of a repository at one commit.
 
 
 @frozen
 class Revision:
-    """A revision as it was asked for, and the commit that it was then. Only the commit counts from then on."""
+    """A requested revision, and its commit at the time of the query. Only the commit counts from then on."""
 
     asked: str
     commit: str
-    """Empty where the server is a plain mirror that knows no commits."""
+    """Empty if the server is a plain mirror without commits."""
 
 
 @frozen
 class RepoFile:
-    """One file of a repository, with everything that the hub says of its bytes."""
+    """One file of a repository, as the hub lists it."""
 
     path: str
-    """`/`-separated, as the server says it: judged by the rules of `host.folders` before anything is written."""
+    """`/`-separated, as the server states it: checked by the rules of `host.folders` before anything is written."""
     size_bytes: int | None = None
     sha256: Digest | None = None
     """Of large files."""
     git_sha1: str = ""
-    """Of the git blob (header and content), of files that git itself keeps."""
+    """Of the git blob (header and content), of files stored in git itself."""
     pointer_sha1: str = ""
-    """The same of what git keeps in the place of a large file. Says nothing about its bytes."""
+    """Of the pointer that git stores in place of a large file. Does not identify its bytes."""
     xet_hash: str = ""
-    """What the cache's shared store knows its bytes by."""
+    """Key of its bytes in the cache's shared store."""
 
     @property
     def blob(self) -> str:
@@ -150,9 +149,9 @@ class RepoFile:
         return self.sha256 or self.git_sha1
 
 
-# Which files of a repository are meant: by name, by pattern, or all of them.
+# Selection of files of a repository: by name, by pattern, or all of them.
 #
-# Patterns are those of the hub's own client: `*` also matches `/`, case counts, and a pattern that ends in `/` means
+# Patterns are those of the hub's own client: `*` also matches `/`, case counts, and a pattern that ends with `/` means
 # everything below that folder.
 
 
@@ -163,11 +162,11 @@ def choose(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> tuple[RepoFile, ...]:
-    """Return the files that are meant, in the repository's order.
+    """Return the selected files, in the repository's order.
 
-    A name is a file's path, a folder's with a `/` at its end, or a pattern; a file must fit one of the names, one of
-    `include` and none of `exclude`. Raises `NotOnServer` that lists all the names and patterns that match nothing:
-    asking for something that is not there is never an empty success. Raises `BadInput` where nothing is left.
+    A name is a file's path, a folder with a `/` at its end, or a pattern; a file must match one of the names, one of
+    `include` and none of `exclude`. Raises `NotOnServer` with all names and patterns that match nothing, and `BadInput`
+    if no file is left.
     """
     paths = [file.path for file in files]
     known = set(paths)
@@ -175,7 +174,7 @@ def choose(
     if idle:
         message = f"the repository has no {', '.join(map(repr, idle))}"
         is_folder = any(path.startswith(f"{idle[0]}/") for path in paths)
-        hint = f"{idle[0]}/ is a folder: say {idle[0]}/" if is_folder else did_you_mean(idle[0], paths)
+        hint = f"{idle[0]}/ is a folder: write {idle[0]}/" if is_folder else did_you_mean(idle[0], paths)
         raise NotOnServer(message, hint=hint, missing=idle, reason="EntryNotFound")
     wanted = [_Texts(texts) for texts in (names, include) if texts]
     unwanted = _Texts(exclude)
@@ -188,13 +187,13 @@ def choose(
 
 
 def fitting(files: Sequence[RepoFile], texts: Sequence[str]) -> tuple[RepoFile, ...]:
-    """Give the files at a repository's top that fit one of some names and patterns; what fits nothing is no matter."""
+    """Return the files at a repository's top that match one of some names and patterns; others are ignored."""
     wanted = _Texts(texts)
     return tuple(file for file in files if "/" not in file.path and wanted.fit(file.path))
 
 
 class _Texts:
-    """Names and patterns that a path may fit. A path fits itself, whatever signs are in it."""
+    """Names and patterns for paths. A path matches itself, whatever characters it has."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._names = frozenset(texts)
@@ -208,7 +207,7 @@ class _Texts:
 
 LONGEST_ANSWER_BYTES = 8 * 1024 * 1024
 LONGEST_LISTING_BYTES = 256 * 1024 * 1024
-"""Of all its pages together."""
+"""Limit of all pages together."""
 MOST_FILES = 1_000_000
 MOST_PAGES = 10_000
 
@@ -221,7 +220,7 @@ _SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
 def read_commit(body: bytes, url: str) -> str:
-    """Read which commit a revision is from the answer about it. Raises `BadAnswer`."""
+    """Parse the commit of a revision from a response. Raises `BadAnswer`."""
     answer = _decoded(body, url)
     commit = answer.get("sha") if isinstance(answer, dict) else None
     if not isinstance(commit, str) or not is_commit(commit):
@@ -230,7 +229,7 @@ def read_commit(body: bytes, url: str) -> str:
 
 
 def read_licence(body: bytes, url: str) -> str:
-    """Read which licence a repository's card names from the answer about a revision; nothing where it names none."""
+    """Parse the licence in a repository's card from a response about a revision; empty if there is none."""
     answer = _decoded(body, url)
     card = answer.get("cardData") if isinstance(answer, dict) else None
     licence = card.get("license") if isinstance(card, dict) else None
@@ -238,7 +237,7 @@ def read_licence(body: bytes, url: str) -> str:
 
 
 def read_entries(body: bytes, url: str) -> list[RepoFile]:
-    """Read the files on one page of a listing; their names are not judged yet. Raises `BadAnswer`."""
+    """Parse the files on one page of a listing; their names are not checked yet. Raises `BadAnswer`."""
     answer = _decoded(body, url)
     if not isinstance(answer, list):
         raise BadAnswer(f"the server's listing is not a list: {shown(url)}", hint="is this a hub? check the address")
@@ -246,7 +245,7 @@ def read_entries(body: bytes, url: str) -> list[RepoFile]:
 
 
 def read_next(links: Iterable[str], url: str) -> str:
-    """Return the address of the next page from the Link fields of a page, or nothing. Raises `BadAnswer`."""
+    """Return the URL of the next page from the Link headers of a page; empty if there is none. Raises `BadAnswer`."""
     found = next((match[1] for link in links if (match := _NEXT.search(link))), "")
     if not found:
         return ""
@@ -261,7 +260,7 @@ def read_next(links: Iterable[str], url: str) -> str:
 
 
 def read_entry(entry: Any, where: str) -> RepoFile:
-    """Read one file of a listing, as a hub sends it. Raises `BadAnswer`."""
+    """Parse one file of a listing. Raises `BadAnswer`."""
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
         raise BadAnswer(f"a file without a name in the listing: {shown(where)}")
     large = entry.get("lfs")
@@ -289,7 +288,7 @@ def read_entry(entry: Any, where: str) -> RepoFile:
 
 
 def check_names(files: Sequence[RepoFile], repo: Repo) -> None:
-    """Refuse a repository that holds names which can't be written safely, counting all of them. Raises `BadAnswer`."""
+    """Raise `BadAnswer` if a repository has unsafe names, with the number of all of them."""
     counts = Counter(file.path for file in files)
     bad = {path: fault for path in counts if (fault := name_fault(path))}
     faults = [f"{shown_name(path)}: {fault}" for path, fault in bad.items()]
@@ -298,7 +297,7 @@ def check_names(files: Sequence[RepoFile], repo: Repo) -> None:
     faults += [f"{' and '.join(map(shown_name, group[:2]))}: one file on some machines" for group in groups]
     if faults:
         listed = "; ".join(faults[:_SHOWN_FAULTS]) + (" …" if len(faults) > _SHOWN_FAULTS else "")
-        message = f"{repo} holds {len(faults)} bad names: {listed}"
+        message = f"{repo} has {len(faults)} unsafe names: {listed}"
         raise BadAnswer(message, hint="nothing was written", faults=faults[:_KEPT_FAULTS], reason="bad_names")
 
 
@@ -319,19 +318,18 @@ def _bad(entry: dict[str, Any], field: str, where: str) -> BadAnswer:
     return BadAnswer(f"the listing's {field} of {shown_name(entry['path'])} is invalid: {shown(where)}")
 
 
-# Where the hub is, where its cache lies and who we are there, by the variables that its own client reads.
+# Settings of the hub: its URL, cache and token, by the variables that the hub's own client reads.
 
-# The token that says who we are at a hub: from the environment, else from the file that `hf auth login` writes.
+# The token: from the environment, otherwise from the file that `hf auth login` writes.
 
 _NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 
 def read_token(environment: Mapping[str, str], path: str, read_text: Callable[[str], str | None]) -> str:
-    """Return the token, or an empty text when there is none.
+    """Return the token; empty if there is none.
 
-    HF_HUB_DISABLE_IMPLICIT_TOKEN means none, wherever one may lie. Raises `BadInput`, without the token, if what is
-    there can't stand in a header.
+    HF_HUB_DISABLE_IMPLICIT_TOKEN disables it. Raises `BadInput`, without the token, if it is not valid in a header.
     """
     if is_true(environment.get("HF_HUB_DISABLE_IMPLICIT_TOKEN")):
         return ""
@@ -342,13 +340,13 @@ def read_token(environment: Mapping[str, str], path: str, read_text: Callable[[s
 
 
 def is_true(value: str | None) -> bool:
-    """Return whether a variable of the hub's client is switched on."""
+    """Return True if a variable of the hub's client is on."""
     return (value or "").upper() in _TRUE
 
 
 def _checked(token: str, source: str) -> str:
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise BadInput(f"not a token: what {source} holds", hint="a token is one word; hf auth login writes a new one")
+        raise BadInput(f"invalid token in {source}", hint="a token is one word; hf auth login writes a new one")
     return token
 
 
@@ -357,7 +355,7 @@ HUB = "https://huggingface.co"
 
 @frozen
 class HubSettings:
-    """Everything about a hub that a user can set."""
+    """The settings of a hub."""
 
     endpoint: str = HUB
     cache: str
@@ -365,7 +363,7 @@ class HubSettings:
     """A secret: sent to the endpoint's own origin, never shown."""
     offline: bool = False
     symlinks: bool = True
-    """Whether a snapshot may hold symbolic links; where the file system can't, copies are made anyway."""
+    """True if a snapshot may have symbolic links; a file system without links gets copies anyway."""
 
     def __repr__(self) -> str:
         token = "set" if self.token else "none"
@@ -377,8 +375,8 @@ def read_hub_settings(
 ) -> HubSettings:
     """Read the settings from environment variables.
 
-    `home` is the user's folder, `read_text` gives a small file's content or nothing, `endpoint` is what a command line
-    says (it wins). Raises `BadInput` for an address that is none.
+    `home` is the user's folder, `read_text` returns a small file's content or None, `endpoint` is from the command line
+    and has priority. Raises `BadInput` for an invalid URL.
     """
 
     def path(name: str, otherwise: str) -> str:
@@ -397,7 +395,7 @@ def read_hub_settings(
 
 
 def _expanded(text: str, environment: Mapping[str, str], home: str) -> str:
-    """Expand `~` and `$NAME` from what was handed in, as the hub's client does from its own surroundings."""
+    """Expand `~` and `$NAME` from parameters, as the hub's client does from its environment."""
     if text == "~" or text.startswith("~/"):
         text = home + text[1:]
 

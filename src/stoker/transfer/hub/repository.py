@@ -1,9 +1,9 @@
-"""Many files of one repository at once.
+"""Downloads of many files of one repository.
 
-Files are fetched by a few threads over one set of connections: the largest first, so that none is left to the end
-alone, and small ones in batches. One failure does not lose the others: every file's outcome is returned. Bytes are
-written first, then a file's name, then its event; the revision's ref is written last, and only if every requested file
-is there, so a reader of the ref finds all of them, or the previous state.
+A few threads download over shared connections: the largest files first, so that none is left alone at the end, and
+small ones in batches. A failure of one file does not affect the others: every file has an outcome. Bytes are written
+first, then a file's name, then its event; the revision's ref is written last, and only if every requested file is
+there, so a reader of the ref finds all of them, or the previous state.
 """
 
 from __future__ import annotations
@@ -63,24 +63,23 @@ from stoker.transfer.hub.destinations import (
 from stoker.transfer.hub.hub_cache import BlobChecker
 from stoker.transfer.hub.listing import Repo, RepoFile, Revision, check_names
 
-# Small files, taken whole: one request, checked in memory, written in one go with their neighbours.
+# Small files: one request each, verified in memory, written together.
 #
-# A small file needs no partial to resume and no record beside it, and a thousand of them must not cost a thousand of
-# each. Only the perfect answer is taken here: the whole file, of the wanted size and digest. At anything else the file
-# is left to `fetch_file`, which knows what to make of it.
+# A small file needs no partial file and no sidecar; a thousand of them would cost a thousand of each. Only a complete
+# response with the expected size and digest is used here. In any other case the file is left to `fetch_file`.
 
 LARGEST_BYTES = 1 << 20
 """A file up to this size, with a known digest, is small."""
 
 
 def is_small(file: RepoFile) -> bool:
-    """Return whether a file may be taken whole."""
+    """Return True if a file can be downloaded with one request, in memory."""
     return bool(file.blob) and file.size_bytes is not None and file.size_bytes <= LARGEST_BYTES
 
 
 @frozen
 class SmallFile:
-    """The bytes of a small file, checked."""
+    """The verified bytes of a small file."""
 
     data: bytes
     sha256: Digest
@@ -89,7 +88,10 @@ class SmallFile:
 def take_whole(
     wanted: DownloadRequest, *, tools: DownloadTools, patience: DownloadTimeouts, stop: DownloadStop
 ) -> SmallFile | None:
-    """Fetch a small file; nothing unless its bytes are exactly those that were wanted. Raises what `stop` was asked."""
+    """Download a small file; None unless its bytes are exactly the requested ones.
+
+    Raises the error of a stop request.
+    """
     stop.check()
     left_bytes = wanted.size_bytes or 0
     try:
@@ -98,7 +100,7 @@ def take_whole(
             with closing(reply):
                 if reply.status != 200:
                     return None
-                # Read to the end, not just to the size: the connection is kept, and a longer body shows.
+                # Read to the end, not just to the size: the connection is reused, and a longer body is detected.
                 pieces = []
                 for piece in pieces_of(reply, left_bytes + 1, clock=tools.clock, patience=patience):
                     pieces.append(piece)
@@ -112,7 +114,7 @@ def take_whole(
 
 
 def write_together(files: Iterable[tuple[TargetFile, bytes]], *, mode: int) -> None:
-    """Write files that are known to be right, each whole or not at all, all of them durable afterwards."""
+    """Write verified files, each completely or not at all; all are durable on return."""
     by_folder: dict[tuple[str, str], list[tuple[str, bytes]]] = {}
     for landing, data in files:
         below, _, leaf = landing.name.rpartition("/")
@@ -146,27 +148,27 @@ def _checked(data: bytes, wanted: DownloadRequest) -> SmallFile | None:
     return SmallFile(data=data, sha256=sums.sha256)
 
 
-# A handful of files of one repository: found here or fetched, named, announced; every outcome given back.
+# Batches of files of one repository: found or downloaded, named, reported.
 #
-# A handful is one large file, or many small ones whose writing is shared. Files with the same bytes are one group and
-# are fetched once.
+# A batch is one large file, or many small ones that are written together. Files with the same bytes are one group and
+# are downloaded once.
 
 _MOST_TOGETHER = 32
 _MOST_BYTES = 4 * LARGEST_BYTES
-# For connections, locks, folders and whatever the process holds besides.
+# For connections, locks, folders and other open files of the process.
 _SPARE_FILES = 64
 
 Group = tuple[RepoFile, ...]
 """Files with the same bytes."""
 Arrived = tuple[RepoFile, FetchedFile]
-"""A file whose bytes are there."""
+"""A file whose bytes are on this machine."""
 
 
-def handfuls(groups: Sequence[Group], workers: int, *, open_files: int = 1024) -> list[list[Group]]:
-    """Divide the work: the largest files first and by themselves, then the small ones in their order, together.
+def batches(groups: Sequence[Group], workers: int, *, open_files: int = 1024) -> list[list[Group]]:
+    """Divide files into batches: the largest files first and alone, then the small ones in their order, together.
 
-    Small ones are spread over all workers: where the way to the server is long, waiting side by side is what counts.
-    `open_files` is how many the process may have open at once, and those of a handful all are for a moment.
+    Small ones are spread over all workers, to hide the latency of a distant server. `open_files` is the limit of open
+    files of the process; those of a batch are all open for a moment.
     """
     large = [group for group in groups if _size(group) > LARGEST_BYTES]
     large.sort(key=_size, reverse=True)
@@ -185,7 +187,7 @@ def handfuls(groups: Sequence[Group], workers: int, *, open_files: int = 1024) -
 
 
 class HubFetcher:
-    """Fetches handfuls of one repository at one commit to one destination. Safe to use from several threads."""
+    """Downloads batches of one repository at one commit to one destination. Thread-safe."""
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class HubFetcher:
         force: bool = False,
         sha256: Digest | None = None,
     ) -> None:
-        """`revision` is a commit wherever the server knows commits; `sha256` is what each file must be besides."""
+        """`revision` is a commit if the server has commits; `sha256` is a digest that each file must have besides."""
         self._hub = hub
         self._repo = repo
         self._revision = revision
@@ -205,12 +207,12 @@ class HubFetcher:
         self._force = force
         self._sha256 = sha256
 
-    def fetch(self, handful: Sequence[Group]) -> list[DownloadOutcome]:
-        """Have the files of a handful in their place. What goes wrong is in the outcomes."""
+    def fetch(self, batch: Sequence[Group]) -> list[DownloadOutcome]:
+        """Provide the files of a batch. Errors are in the outcomes."""
         outcomes: list[DownloadOutcome] = []
         missing: list[Group] = []
         found: list[tuple[Group, LocalCopy]] = []
-        for everything in handful:
+        for everything in batch:
             group = everything
             try:
                 self._hub.stop.check()
@@ -231,7 +233,7 @@ class HubFetcher:
         return outcomes + self._fetch_missing(missing)
 
     def _without_others(self, group: Group) -> tuple[Group, list[DownloadOutcome]]:
-        """Leave out the files in whose place lies one of the user's."""
+        """Leave out files whose path has a file of the user."""
         kept: list[RepoFile] = []
         refused: list[DownloadOutcome] = []
         for file in group:
@@ -259,12 +261,12 @@ class HubFetcher:
         for group in [*others, *left]:
             fetched = self._fetch_one(group) if over is None else self._failed(group, over)
             outcomes += fetched
-            # The server was waited for long enough: each of the others would wait as long once more.
+            # The timeout is over for this server: each of the others would wait for it again.
             over = next((one.error for one in fetched if one.error and one.error.data.get("timed_out")), None)
         return outcomes
 
     def _take_small(self, groups: Sequence[Group]) -> tuple[list[DownloadOutcome], list[Group]]:
-        """Take small files whole and write them together; give back those that need more care as well."""
+        """Download small files and write them together; return those that need more care as well."""
         clock = self._hub.tools.clock
         taken: list[tuple[Group, SmallFile, FetchedFile]] = []
         outcomes: list[DownloadOutcome] = []
@@ -281,7 +283,7 @@ class HubFetcher:
             if whole is None:
                 left.append(group)
                 continue
-            # Emitted now that it is known: a file that is left is started by the engine.
+            # Emitted only now: for a file that is left, `fetch_file` emits the start.
             self._tell(wanted).start(0, wanted.size_bytes)
             seconds = clock.monotonic_s() - began_s
             taken.append((group, whole, _downloaded(wanted, whole.sha256, len(whole.data), seconds)))
@@ -293,7 +295,7 @@ class HubFetcher:
             write_together(pairs, mode=self._destination.mode)
         except StokerError as error:
             if len(taken) > 1:
-                # What is wrong with one file's name must not lose the others.
+                # A fault in one file's name must not affect the others.
                 return [outcome for one in taken for outcome in self._write([one])]
             return self._failed(taken[0][0], error)
         return self._settle([one for group, _, fetched in taken for one in _arrived(group, fetched)], ours=True)
@@ -302,7 +304,7 @@ class HubFetcher:
         hub = self._hub
 
         def say(event: Event) -> None:
-            # The engine knows only the bytes: a file is recorded and reported once it has its name.
+            # `fetch_file` knows only the bytes: a file is recorded and reported once it has its name.
             if event.kind != Kinds.DOWNLOAD_DONE:
                 hub.tools.say(event)
 
@@ -350,7 +352,7 @@ class HubFetcher:
         return wanted if self._sha256 is None else changed(wanted, sha256=self._sha256)
 
     def _check(self, file: RepoFile, fetched: FetchedFile) -> None:
-        """Refuse bytes that are the hub's, and yet not those that were asked for, before they get a name."""
+        """Raise if the hub's bytes are not those of the requested digest, before they get a name."""
         if self._sha256 not in {None, fetched.sha256}:
             raise not_expected(label_of(self._repo, file.path), str(self._sha256), fetched.sha256)
 
@@ -358,7 +360,7 @@ class HubFetcher:
         return [DownloadOutcome(label=label_of(self._repo, file.path), error=error) for file in group]
 
     def _has_room(self, groups: Sequence[Group]) -> bool:
-        """Return whether small files may be written at once; the engine tells what is missing if not."""
+        """Return True if there is disk space for small files; if not, `fetch_file` raises the error."""
         if not groups:
             return False
         try:
@@ -373,7 +375,7 @@ class HubFetcher:
 
 
 def _size(group: Group) -> int:
-    # Without a size it may be anything: first, and alone.
+    # The size is unknown: first, and alone.
     size_bytes = group[0].size_bytes
     return LARGEST_BYTES + 1 if size_bytes is None else size_bytes
 
@@ -391,7 +393,7 @@ def _downloaded(wanted: DownloadRequest, sha256: Digest, size_bytes: int, second
 
 
 def _arrived(group: Group, fetched: FetchedFile) -> list[Arrived]:
-    """Return what is true of each file of a group: for a second one with the same bytes, nothing was sent."""
+    """Return the result of each file of a group: for another one with the same bytes, nothing was downloaded."""
     status = Status.LINKED if fetched.status is Status.DOWNLOADED else fetched.status
     another = changed(fetched, status=status, bytes_from_network=0, bytes_resumed=0, seconds=0.0)
     return [(file, fetched if number == 0 else another) for number, file in enumerate(group)]
@@ -400,24 +402,24 @@ def _arrived(group: Group, fetched: FetchedFile) -> list[Arrived]:
 def not_expected(label: str, expected: str, found: str) -> HashMismatch:
     """Return the error for a file whose digest differs from the requested one."""
     hint = "check the digest that was given, and the file's revision"
-    return HashMismatch(f"{label} is not sha256 {expected}: the hub's has sha256 {found}", hint=hint)
+    return HashMismatch(f"sha256 of {label} is {found}, not {expected}", hint=hint)
 
 
 WORKERS = 8
 _FILES_PER_WORKER = 8
-# What keeps one file of a repository away keeps the next ones away, too.
+# An error that concerns all files of a repository.
 _FOR_ALL = (AuthRefused, NoPermission, NoSpace, RateLimited)
 
 
 @frozen
 class RepoRequest:
-    """What to fetch of which repository, and where to."""
+    """The files to download from a repository, and the target."""
 
     repo: Repo
     revision: Revision
     files: Sequence[RepoFile]
     out: str = ""
-    """A plain folder for the files, at their paths; nothing means the cache alone."""
+    """A plain folder for the files, at their paths; empty: the cache only."""
     sha256: Digest | None = None
     """The expected digest, if it is one file: the request has priority over the hub."""
     force: bool = False
@@ -425,15 +427,15 @@ class RepoRequest:
 
 
 def fetch_repository(hub: Hub, order: RepoRequest) -> list[DownloadOutcome]:
-    """Fetch files of a repository into the cache or a folder; return an outcome for each, in the order of the request.
+    """Download files of a repository into the cache or a folder; return the outcomes in the order of the request.
 
-    With `out` on the cache's file system the files share the cache's bytes: by blocks where the file system can, and
-    then they may be edited; else by inode, and then they are read-only (0444), so that an edit can't damage the cache.
-    To root nothing is read-only, so root gets copies. On another file system, and beside a cache that only others may
-    write to, they are copied from the cache, or fetched there directly.
+    With `out` on the cache's file system the files share the cache's bytes: by blocks if the file system supports it,
+    and then they may be edited; otherwise by inode, and then they are read-only (0444), so that an edit can't damage
+    the cache. For root nothing is read-only, so root gets copies. On another file system, or if the cache is not
+    writable, they are copied from the cache, or downloaded directly.
 
-    Raises before anything is fetched: `BadAnswer` for names that can't be written, `NoSpace` if all of it together has
-    no room. What happens to a file later is in its outcome (`first_cause`), being stopped included.
+    Raises before the first download: `BadAnswer` for unsafe names, `NoSpace` if the files do not fit on the disk. Later
+    errors are in the outcomes (`first_cause`), stop requests included.
     """
     destination, groups = _prepared(hub, order)
     if not hub.settings.offline:
@@ -446,9 +448,9 @@ def fetch_repository(hub: Hub, order: RepoRequest) -> list[DownloadOutcome]:
     open_files = most_open_files()
     workers = max(1, min(order.workers, open_files // _FILES_PER_WORKER))
     crew = DownloadPool(
-        handfuls(groups, workers, open_files=open_files),
+        batches(groups, workers, open_files=open_files),
         fetcher.fetch,
-        labels=lambda handful: [label_of(order.repo, file.path) for group in handful for file in group],
+        labels=lambda batch: [label_of(order.repo, file.path) for group in batch for file in group],
         ends_all=_FOR_ALL,
     )
     by_label = {outcome.label: outcome for outcome in crew.work(workers)}
@@ -477,7 +479,7 @@ def preview_fetch(hub: Hub, order: RepoRequest) -> DownloadPreview:
 
 
 def first_cause(outcomes: Sequence[DownloadOutcome]) -> StokerError | None:
-    """Return the error that a caller raises in the end: what concerns all files before what concerns one."""
+    """Return the error that a caller raises in the end: one that concerns all files first."""
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     return next((error for error in errors if isinstance(error, _FOR_ALL)), errors[0] if errors else None)
 
@@ -492,7 +494,7 @@ def _write_ref(hub: Hub, order: RepoRequest) -> None:
 
 
 def _prepared(hub: Hub, order: RepoRequest) -> tuple[Destination, list[Group]]:
-    """Check an order, and say where its files go and which of them are the same bytes: all but the fetching."""
+    """Check a request; return its destination and its files, grouped by equal bytes."""
     _check(order, offline=hub.settings.offline)
     destination = _destination(hub, order)
     return destination, _groups(order.files, by_bytes=not isinstance(destination, FolderDestination))
@@ -513,7 +515,7 @@ def _check(order: RepoRequest, *, offline: bool) -> None:
     pairs = companion_clashes(file.path for file in order.files)
     if pairs:
         name, other = pairs[0]
-        hint = "fetch one of them by itself"
+        hint = "download one of them alone"
         raise BadAnswer(f"fetching {name!r} beside {other!r} would write under its name", hint=hint)
 
 
@@ -555,10 +557,10 @@ def _groups(files: Sequence[RepoFile], *, by_bytes: bool) -> list[Group]:
 
 
 def _expected(hub: Hub, order: RepoRequest, destination: Destination, group: Group) -> list[PlannedDownload]:
-    """Return what will become of files with the same bytes, by names and sizes."""
+    """Return how files with the same bytes will be provided, by names and sizes."""
     statuses = [Status.DOWNLOADED if order.force else destination.expects(file) for file in group]
     if statuses[0] is Status.DOWNLOADED:
-        # They come once, for all of them.
+        # They are downloaded once, for all of them.
         statuses[1:] = [Status.LINKED] * (len(group) - 1)
     is_missing = hub.settings.offline and statuses[0] is Status.DOWNLOADED
     begun_bytes = 0 if order.force else partial_bytes(destination.landing(group[0]))
@@ -576,12 +578,12 @@ def _expected(hub: Hub, order: RepoRequest, destination: Destination, group: Gro
 
 
 def _needed_bytes(destination: Destination, one: PlannedDownload) -> int | None:
-    """Return how much the disk has to hold more than now."""
+    """Return how many more bytes the disk must store."""
     return one.size_bytes if one.status is Status.LINKED and destination.copies else one.to_come_bytes
 
 
 def _check_space(hub: Hub, order: RepoRequest, destination: Destination, groups: Sequence[Group]) -> None:
-    """Refuse at once what can't fit, instead of filling the disk first."""
+    """Raise `NoSpace` before the download if the files do not fit."""
     upcoming = [one for group in groups for one in _expected(hub, order, destination, group)]
     needed_bytes = sum(_needed_bytes(destination, one) or 0 for one in upcoming)
     if needed_bytes:
@@ -593,16 +595,16 @@ def _check_space(hub: Hub, order: RepoRequest, destination: Destination, groups:
 
 def _check_digest(files: Sequence[RepoFile], repo: Repo, sha256: Digest) -> None:
     if len(files) != 1:
-        raise BadInput(f"one digest can't be that of {len(files)} files", hint="name one file")
+        raise BadInput(f"one digest for {len(files)} files", hint="name one file")
     if files[0].sha256 not in {None, sha256}:
         raise not_expected(label_of(repo, files[0].path), sha256, str(files[0].sha256))
 
 
 def device_of(path: str) -> int:
-    """Return the file system of a path that may still have to be made."""
+    """Return the file system of a path that may not exist yet."""
     return os.stat(existing_above(path)).st_dev
 
 
 def _may_write(folder: str) -> bool:
-    """Whether files can be made in a folder that may still have to be made: a shared cache is often only read."""
+    """Return True if files can be made in a folder that may not exist yet: a shared cache is often read-only."""
     return os.access(existing_above(folder), os.W_OK | os.X_OK)

@@ -1,7 +1,7 @@
-"""The files of a lock list, all at once, each below a folder that is named by its digest.
+"""Downloads of single files: from a URL, a model with its tokenizer, the files of a lock list.
 
-Any server may hold them, so one that can't be reached, or that refuses, keeps only its own files away. The hub is there
-for the addresses among them that are its own: it has a token, and words for its refusals.
+Files of a lock list are stored below folders named by their digests. They may be on any server: an unreachable server,
+or one that refuses, affects only its own files. The hub adds token and error messages for its own URLs.
 """
 
 from __future__ import annotations
@@ -59,29 +59,29 @@ from stoker.transfer.hub.destinations import look_nearby, take_nearby
 from stoker.transfer.hub.listing import Repo, RepoFile, Revision, file_url
 from stoker.transfer.hub.repository import RepoRequest, device_of, fetch_repository, first_cause, not_expected
 
-# One file from any address, as a plain file in a folder of the user's.
+# One file from any URL, as a plain file in a user's folder.
 #
-# The folder is the user's and stays tidy: nothing but the file is left in it, and while it comes its partial file. The
-# lock that keeps two processes apart lies in a folder of our own, named by the digest of the file's path: an empty file
-# that is made once and stays, because deleting a lock would let two processes hold it (`host.locks`). What was
-# fetched before is known by its receipt instead of validators beside it.
+# Nothing but the file is left in the folder, and during the download its partial file. The lock is in a folder of our
+# own, named by the digest of the file's path: an empty file that is made once and stays, because deleting a lock would
+# let two processes hold it (`host.locks`). Earlier downloads are known by their receipts instead of validators beside
+# them.
 
 
 def plain_landing(folder: str, name: str, *, locks: str) -> TargetFile:
-    """Return where a plain file shall lie; `locks` is the folder of our own for its lock."""
+    """Return the target of a plain file; `locks` is our own folder for its lock."""
     lock = f"{digest_bytes(os.fsencode(os.path.join(folder, name)))}.lock"
     return TargetFile(folder=folder, name=name, lock_path=os.path.join(locks, lock))
 
 
 def wanted_at(hub: Hub, url: str, name: str, *, sha256: Digest | None = None) -> DownloadRequest:
-    """Return the file at an address as something that can be fetched."""
+    """Return the request for the file at a URL."""
     return DownloadRequest(url=url, label=name, sha256=sha256, headers=hub.headers_for(url))
 
 
 def wanted_of(hub: Hub, found: RepoListing, *, sha256: Digest | None = None) -> DownloadRequest:
-    """Return the one file that was found as something that can be fetched.
+    """Return the request for the one selected file.
 
-    Raises `HashMismatch` if the hub says at once that it is not the one with this digest.
+    Raises `HashMismatch` if the hub states another digest.
     """
     (file,) = found.files
     if sha256 is not None and file.sha256 not in {None, sha256}:
@@ -93,7 +93,7 @@ def wanted_of(hub: Hub, found: RepoListing, *, sha256: Digest | None = None) -> 
 def fetch_plain(
     hub: Hub, wanted: DownloadRequest, landing: TargetFile, *, receipts: Receipts, force: bool = False
 ) -> FetchedFile:
-    """Fetch a file to the path of `plain_landing`. Raises as `fetch_file` does."""
+    """Download a file to the path of `plain_landing`. Raises what `fetch_file` raises."""
     locks = os.path.dirname(landing.lock_path)
     with translated(locks):
         os.makedirs(locks, exist_ok=True)
@@ -113,13 +113,13 @@ def fetch_plain(
 def preview_plain(
     hub: Hub, wanted: DownloadRequest, landing: TargetFile, *, receipts: Receipts, force: bool = False
 ) -> DownloadPreview:
-    """Return what `fetch_plain` would do; only queries."""
+    """Return what `fetch_plain` would do; sends queries only."""
     offline = hub.settings.offline
     if not force:
         wanted = _as_received(hub, wanted, landing, receipts)
     if wanted.size_bytes is None and not offline:
         wanted = changed(wanted, size_bytes=hub.size_at(wanted.url, landing.name))
-    # Without a digest, and without a receipt that says so, what lies there may be anything.
+    # Without a digest and without a receipt, the existing file may be any file.
     is_known = offline or (not force and _has_digest(wanted))
     is_there = is_known and is_plain_file(landing.path) and seems_there(landing.path, wanted.size_bytes)
     is_in_the_way = not force and not offline and not is_there and is_plain_file(landing.path)
@@ -140,7 +140,7 @@ def preview_plain(
 
 
 def _as_received(hub: Hub, wanted: DownloadRequest, landing: TargetFile, receipts: Receipts) -> DownloadRequest:
-    """Add what an earlier receipt knows of the bytes, if the server says that it still has that very version."""
+    """Add what an earlier receipt states of the bytes, if the server still has that version."""
     if _has_digest(wanted) or hub.settings.offline:
         return wanted
     try:
@@ -159,14 +159,14 @@ def _has_digest(wanted: DownloadRequest) -> bool:
     return wanted.sha256 is not None or bool(wanted.git_sha1)
 
 
-# One model file and its tokenizer, in a folder of plain files, with validators beside them.
+# One model file and its tokenizer, as plain files in a folder, with validators beside them.
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
-"""Tried in this order once the model is there; the first one that the repository has is enough."""
+"""Tried in this order after the model; the first one that the repository has is enough."""
 
 
 class ModelFolder:
-    """Files of one repository at one revision on their way into one folder, under the last parts of their paths."""
+    """Downloads files of one repository at one revision into one folder, under the last parts of their paths."""
 
     def __init__(self, hub: Hub, repo: Repo, revision: str, folder: str, *, force: bool = False) -> None:
         self._hub = hub
@@ -176,7 +176,7 @@ class ModelFolder:
         self._force = force
 
     def fetch(self, path: str, *, sha256: Digest | None = None) -> FetchedFile:
-        """Fetch a file. Bytes that the hub's cache has are not downloaded. Raises as `fetch_file` does."""
+        """Download a file. Bytes in the hub's cache are not downloaded. Raises what `fetch_file` raises."""
         hub = self._hub
         landing = TargetFile(folder=self._folder, name=path.rpartition("/")[2], keeps_validators=True)
         wanted, file = self._wanted(path)
@@ -196,7 +196,7 @@ class ModelFolder:
         )
 
     def fetch_tokenizer(self) -> FetchedFile | None:
-        """Fetch the repository's tokenizer. If there is none, return None; if it can't be fetched, warn."""
+        """Download the repository's tokenizer. Returns None if there is none; logs a warning if the download fails."""
         for name in TOKENIZERS:
             try:
                 return self.fetch(name)
@@ -205,16 +205,16 @@ class ModelFolder:
             except NotOnServer:
                 continue
             except StokerError as error:
-                message = f"the model is there, {name} is not: {error}"
+                message = f"the model was downloaded, {name} was not: {error}"
                 self._hub.tools.say(Event(Kinds.WARNING, {"message": message}))
                 return None
         return None
 
     def _wanted(self, path: str) -> tuple[DownloadRequest, RepoFile | None]:
-        """Return a file with all that the hub knows of it: the commit that it is at, its size and its digest."""
+        """Return the request for a file with the hub's metadata: commit, size and digest."""
         hub, repo = self._hub, self._repo
         if hub.settings.offline:
-            # Only the folder counts then: the cache may not know the repository.
+            # Offline only the folder counts: the cache may not know the repository.
             url = file_url(hub.settings.endpoint, repo, self._revision, path)
             return wanted_at(hub, url, label_of(repo, path)), None
         file, commit = hub.file(repo, self._revision, path)
@@ -246,10 +246,10 @@ def fetch_list(
     force: bool = False,
     workers: int = 1,
 ) -> list[DownloadOutcome]:
-    """Fetch every file of a list below a folder; return an outcome for each, in the order of the list.
+    """Download every file of a list below a folder; return the outcomes in the order of the list.
 
-    Bytes that the hub's cache has, or that lie where a receipt says, do not come again. Raises `NoSpace` before
-    anything is fetched if all of it together has no room.
+    Bytes in the hub's cache, or at the path of a receipt, are not downloaded again. Raises `NoSpace` before the first
+    download if the files do not fit on the disk.
     """
     preview = preview_list(hub, files, folder, receipts=receipts, force=force)
     if preview.needed_bytes:
@@ -287,7 +287,7 @@ def _fetch(hub: Hub, file: LockedFile, folder: str, *, receipts: Receipts | None
         fetched = taken or fetch_listed(
             file,
             landing,
-            # Other bytes at a path named by a digest are damage.
+            # Other bytes at a path named by a digest are damaged.
             tools=changed(hub.tools, owns=ALL_OURS),
             patience=hub.patience,
             stop=hub.stop,
@@ -301,7 +301,7 @@ def _fetch(hub: Hub, file: LockedFile, folder: str, *, receipts: Receipts | None
 
 
 def _take_nearby(hub: Hub, file: LockedFile, landing: TargetFile, receipts: Receipts | None) -> FetchedFile | None:
-    """Take a file from wherever else on this machine its bytes are, unless it is there."""
+    """Copy or share a file's bytes from elsewhere on this machine, unless the file exists."""
     if seems_there(landing.path, file.size_bytes):
         return None
     named = RepoFile(path=file.name, size_bytes=file.size_bytes, sha256=file.sha256)
@@ -344,7 +344,7 @@ def _servers(file: LockedFile) -> str:
     return " ".join(str(origin(url)) for url in file.urls)
 
 
-# A repository as it is now, as a lock list: each file by its digest, and an address that can't move.
+# A lock list of a repository as it is now: each file by its digest, with a URL that can't change.
 
 
 def freeze(
@@ -352,13 +352,13 @@ def freeze(
 ) -> tuple[LockedFile, ...]:
     """Return the lock list of some files of a commit.
 
-    Of small files a hub tells no sha256: those are fetched into the cache, where their bytes are checked. Raises what
-    keeps one of them away, and `Refused` where the server knows no commits.
+    A hub states no sha256 of small files: those are downloaded into the cache and verified there. Raises the first
+    error of these downloads, and `Refused` if the server has no commits.
     """
     if not revision.commit:
         raise Refused(f"{repo} has no commits on this server", hint="a lock list needs addresses that can't move")
     unknown = [file for file in files if file.sha256 is None]
-    # By its commit: the cache must not note a branch of which only the small files are there.
+    # By its commit: the cache must not record a branch of which only the small files are there.
     pinned = changed(revision, asked=revision.commit)
     outcomes = fetch_repository(hub, RepoRequest(repo=repo, revision=pinned, files=unknown, workers=workers))
     cause = first_cause(outcomes)
@@ -387,9 +387,9 @@ def _listed(hub: Hub, repo: Repo, commit: str, file: RepoFile, licence: str) -> 
     )
 
 
-# A file of a lock list, from the first of its addresses that has it.
+# A file of a lock list, from the first of its URLs that has it.
 
-# What one server did wrong, another may do right; a full disk is full for all of them.
+# Errors that another server may not have; a full disk concerns all of them.
 _ANOTHER_MAY_HELP = (AuthRefused, BadAnswer, Damaged, NetworkFailed, NotOnServer, RateLimited)
 
 
@@ -404,11 +404,11 @@ def fetch_listed(  # noqa: PLR0913 - what, where to, with what, how long, until 
     force: bool = False,
     offline: bool = False,
 ) -> FetchedFile:
-    """Fetch a listed file to its final name: its addresses are tried in their order.
+    """Download a listed file to its final name: its URLs are tried in order.
 
-    Each of several addresses gets a few attempts, so that one that is away does not keep the others waiting; while any
-    of them is away, all are tried again, as patience allows. `headers_for` gives what an address is sent, credentials
-    among it. Raises the error of the last address, with what became of the others in its data.
+    Each of several URLs gets a few attempts, so that an unavailable one does not delay the others; while any of them is
+    unavailable, all are retried within the timeouts. `headers_for` returns the headers for a URL, with credentials.
+    Raises the error of the last URL, with the results of the others in its data.
     """
     # The disk is the same for all of them.
     urls = file.urls[:1] if offline else file.urls
@@ -436,7 +436,7 @@ def fetch_listed(  # noqa: PLR0913 - what, where to, with what, how long, until 
         decision = decide_again(patience, tries, silent_s=now_s - progress_s, wait_s=None, jitter=tools.jitter())
         if isinstance(decision, NoRetry):
             raise given_up(_all_failed(file, came), decision)
-        msg = f"none of {len(urls)} addresses has it now: {away.message}"
+        msg = f"none of {len(urls)} URLs is available: {away.message}"
         reason, attempt = reason_of(away), max(1, tries.idle)
         tools.say(retry_of(file.id, wait_s=decision.delay_s, msg=msg, reason=reason, attempt=attempt))
         stop.sleep(decision.delay_s, tools.clock)
@@ -445,7 +445,7 @@ def fetch_listed(  # noqa: PLR0913 - what, where to, with what, how long, until 
 def _first_that_has_it(
     file: LockedFile, urls: Sequence[str], fetch: Callable[[str], FetchedFile], tools: DownloadTools
 ) -> FetchedFile | list[StokerError]:
-    """Try every address once; return the file, or what each of them did wrong."""
+    """Try every URL once; return the file, or the error of each URL."""
     failed: list[StokerError] = []
     for number, url in enumerate(urls):
         try:
@@ -453,7 +453,7 @@ def _first_that_has_it(
         except _ANOTHER_MAY_HELP as error:
             failed.append(error)
             if number + 1 < len(urls):
-                msg = f"{error}; trying the next address"
+                msg = f"{error}; trying the next URL"
                 tools.say(retry_of(file.id, wait_s=0.0, msg=msg, reason="mirror", attempt=number + 1))
     return failed
 
@@ -463,5 +463,5 @@ def _all_failed(file: LockedFile, failed: list[StokerError]) -> StokerError:
     if len(failed) == 1:
         return last
     tried = [{"url": shown(url), "message": error.message} for url, error in zip(file.urls, failed, strict=False)]
-    message = f"none of {len(tried)} addresses has {file.id}: {last}"
+    message = f"none of {len(tried)} URLs has {file.id}: {last}"
     return type(last)(message, hint=last.hint, **{**last.data, "tried": tried})
