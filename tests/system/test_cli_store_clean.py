@@ -48,15 +48,16 @@ def test_every_place_is_listed_and_nothing_is_removed_unless_told(used: Shell) -
     *places, total = used.stoker("clean-cache", "--json").objects()
     by_name = {place["place"]: place for place in places}
     assert list(by_name) == [
-        "results", "kept results", "staging", "uploads", "views", "names", "quarantine", "scratch", "jobs", "state",
-        "environments", "kernels", "unfinished downloads", "models", "plain results",
+        "results", "kept results", "staging", "uploads", "incoming", "views", "names", "quarantine", "scratch",
+        "workspaces", "jobs", "state", "environments", "kernels", "fleet", "unfinished downloads", "models",
+        "plain results",
     ]  # fmt: skip
     assert (by_name["staging"]["bytes"], by_name["staging"]["removable_bytes"]) == (30_000, 30_000)
     assert (by_name["models"]["bytes"], by_name["models"]["removable_bytes"]) == (50_000, 0)
     assert by_name["unfinished downloads"]["removable_bytes"] == 7000
     assert by_name["kept results"]["bytes"] == 20_000
     assert by_name["plain results"]["bytes"] >= 10_000
-    assert by_name["plain results"]["stays"] == "yours: this never removes them"
+    assert by_name["plain results"]["stays"] == "your files: never removed"
     assert total["total_bytes"] == sum(place["bytes"] for place in places)
     assert total["removable_bytes"] == sum(place["removable_bytes"] for place in places)
     assert (total["done"], total["freed_bytes"]) == (False, 0)

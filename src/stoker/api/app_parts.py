@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
+from stoker.core.home import HomeFolder
 from stoker.core.text import parse_duration
 
 if TYPE_CHECKING:
@@ -50,24 +51,24 @@ _TRITON = "TRITON_CACHE_DIR"
 
 @frozen
 class AppSettings:
-    """Where things lie and what they are called."""
+    """The folders of one process: its home, and where the command was typed."""
 
     home: str
     folder: str
-    """Where the command was given."""
+    """Where the command was typed."""
     environment: Mapping[str, str]
 
     @property
     def store(self) -> str:
-        return os.path.join(self.home, "store")
+        return HomeFolder.STORE.below(self.home)
 
     @property
     def runs(self) -> str:
-        return os.path.join(self.home, "runs")
+        return HomeFolder.RUNS.below(self.home)
 
     @property
     def state(self) -> str:
-        return os.path.join(self.home, "state")
+        return HomeFolder.STATE.below(self.home)
 
     @property
     def peaks(self) -> str:
@@ -76,22 +77,23 @@ class AppSettings:
 
     @property
     def scratch(self) -> str:
-        return os.path.join(self.home, "scratch")
+        return HomeFolder.SCRATCH.below(self.home)
+
+    @property
+    def workspaces(self) -> str:
+        return HomeFolder.WORKSPACES.below(self.home)
 
     @property
     def envs(self) -> str:
-        """Python environments that jobs run in."""
-        return os.path.join(self.home, "envs")
+        return HomeFolder.ENVS.below(self.home)
 
     @property
     def kernels(self) -> str:
-        """What was compiled for devices, kept from one run to the next."""
-        return os.path.join(self.home, "kernels")
+        return HomeFolder.KERNELS.below(self.home)
 
     @property
     def fleet(self) -> str:
-        """What a coordinator of this home keeps."""
-        return os.path.join(self.home, "fleet")
+        return HomeFolder.FLEET.below(self.home)
 
     @property
     def queue(self) -> str:

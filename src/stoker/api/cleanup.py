@@ -1,17 +1,19 @@
-"""Every place that Stoker fills on this machine: how much lies there, what of it may go, and why the rest stays.
+"""Every place that Stoker fills on this machine: its size, what of it may be removed, and why the rest stays.
 
-Looking changes nothing. What goes is what can be made again or was abandoned; models and results that
-were given to people are listed and never touched. Nothing of a living process goes, and no link is followed.
+Looking changes nothing. Only what can be made again or was abandoned is removed; models and plain results are listed
+and never touched. Nothing of a live process is removed, and no link is followed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from stoker.api.app_parts import AppSettings
+from stoker.api.app_parts import AppParts, AppSettings
 from stoker.core.clock import Clock
+from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
+from stoker.core.home import HomeFolder
 from stoker.core.text import format_size
 from stoker.engine.key_leases import KeyLeases
 from stoker.host.locks import is_locked
@@ -19,26 +21,67 @@ from stoker.host.resources import folder_bytes
 from stoker.jobs.upkeep import FORGOTTEN_S, CleanupResult, Rubbish, remove_all, sweep_uploads
 from stoker.store.local_store import LocalStore
 from stoker.store.objects import ObjectStore
-from stoker.store.places import list_quarantine, names_in
+from stoker.store.places import StorePaths, list_quarantine, names_in
 from stoker.store.prune import PruneCandidate, PruneDecision, carry_out
 from stoker.store.refs import refuse_if_damaged, refuse_if_refs_damaged
 from stoker.transfer.download.partial import PART, unfinished_of
 from stoker.transfer.hub.hub_cache import HubCache, UnfinishedDownload
+from stoker.transfer.trees.holdings import idle_incoming
 from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentPrunePlan, drop
+from stoker.worker.preparation.workspaces import Workspaces
 
 QUARANTINE_S = 30 * 86400.0
 """How long evidence of damage is kept."""
 
 ABANDONED_S = 86400.0
-"""How long an unfinished download of another program must have rested before it counts as given up."""
+"""How long an unfinished download of another program must have rested before it counts as abandoned."""
 
 # In the folder of states, what is only a memory of something that lies elsewhere.
 _MADE_AGAIN = ("cookbooks.json", "code.json")
 
 
+def home_places(store: StorePaths, settings: AppSettings) -> dict[str, tuple[str, ...]]:
+    """Return every place in a home by the name that is shown, with its paths: all of `HomeFolder` and `StorePaths`."""
+    return {
+        "results": (store.blobs, store.records),
+        "staging": (store.staging,),
+        "uploads": (store.uploads,),
+        "incoming": (store.incoming,),
+        "views": (store.views,),
+        "names": (store.refs, store.pins, store.held, store.index, store.memo, store.leases),
+        "quarantine": (store.quarantine,),
+        "scratch": (settings.scratch,),
+        "workspaces": (settings.workspaces,),
+        "jobs": (settings.runs,),
+        "state": (settings.state,),
+        "environments": (settings.envs,),
+        "kernels": (settings.kernels,),
+        "fleet": (settings.fleet,),
+    }
+
+
+def place_bytes(paths: Iterable[str]) -> int:
+    """Return the size of one place. A file that is also in another place counts there only if it is in the store."""
+    return sum(folder_bytes(path, counts_shared=os.path.basename(path) != HomeFolder.WORKSPACES) for path in paths)
+
+
+def environments_of(parts: AppParts) -> EnvironmentCache:
+    """Return the environment cache of a home."""
+    return EnvironmentCache(parts.settings.envs, clock=parts.clock)
+
+
+def model_cache(parts: AppParts, note: Callable[[str], None]) -> str:
+    """Return the folder of the model cache; "" and a note if the environment is invalid."""
+    try:
+        return parts.hub_settings("").cache
+    except BadInput as error:
+        note(f"note: skipping the model cache: {error}")
+        return ""
+
+
 @frozen
 class RemovablePath:
-    """One file or folder that may go."""
+    """One file or folder that may be removed."""
 
     path: str
     size_bytes: int
@@ -46,18 +89,18 @@ class RemovablePath:
 
 @frozen
 class Area:
-    """One place, and what could be had by clearing it up."""
+    """One place, and what of it may be removed."""
 
     name: str
     path: str
     size_bytes: int
     removable_bytes: int = 0
     goes: str = ""
-    """What would go, in words."""
+    """What would be removed, in words."""
     stays: str = ""
     """Why the rest stays."""
     doomed: tuple[RemovablePath, ...] = ()
-    """What would go, where removing it is all there is to do."""
+    """What would be removed, if removing it is all there is to do."""
 
 
 @frozen
@@ -75,7 +118,7 @@ class Findings:
 
 @frozen
 class CleanupOptions:
-    """What goes, too, however young it is."""
+    """What is removed, too, however young it is."""
 
     quarantine: bool = False
     downloads: bool = False
@@ -94,21 +137,28 @@ def look_around(
     now_s: float,
     more: CleanupOptions = NO_MORE,
 ) -> list[Area]:
-    """Measure every place, and say what of it may go; `models` is the cache shared with other programs, if known."""
+    """Measure every place and what of it may be removed; `models` is the cache shared with other programs, if known."""
     return [
-        *_in_store(store, found),
+        *_in_store(store, settings, found, now_s),
         _quarantine(store, now_s, all_of_it=more.quarantine),
         _scratch(settings.scratch, found.rubbish),
+        _workspaces(settings, now_s),
         _runs(settings.runs),
         _state(settings.state, now_s),
         _environments(settings.envs, found.environments),
         _kernels(settings.kernels, now_s),
+        Area(
+            name="fleet",
+            path=settings.fleet,
+            size_bytes=folder_bytes(settings.fleet),
+            stays="the coordinator's: `stoker store prune --fleet` removes its results",
+        ),
         *(_downloads(models, now_s, all_of_ours=more.downloads) if models else ()),
         Area(
             name="plain results",
             path=settings.out,
             size_bytes=folder_bytes(settings.out),
-            stays="yours: this never removes them",
+            stays="your files: never removed",
         ),
     ]
 
@@ -123,7 +173,7 @@ def clear(  # noqa: PLR0913 - every place, and what it takes to clear it up
     environments: EnvironmentCache,
     clock: Clock,
 ) -> CleanupResult:
-    """Remove what may go, of every place. One thing that can't be removed does not keep the rest.
+    """Remove what may be removed of every place, also if one path can't be.
 
     `CorruptBytes` if a pin or a ref can't be read: nothing is touched then.
     """
@@ -141,7 +191,7 @@ def clear(  # noqa: PLR0913 - every place, and what it takes to clear it up
     )
 
 
-def _in_store(store: LocalStore, found: Findings) -> Iterator[Area]:
+def _in_store(store: LocalStore, settings: AppSettings, found: Findings, now_s: float) -> Iterator[Area]:
     places, decision, rubbish = store.places, found.decision, found.rubbish
     kept = [one for one in found.candidates if one.is_kept]
     kept_bytes = sum(dict(blob for one in kept for blob in one.blobs).values()) + sum(one.inline_bytes for one in kept)
@@ -155,9 +205,9 @@ def _in_store(store: LocalStore, found: Findings) -> Iterator[Area]:
             (rubbish.blobs, "blob that no result names", "blobs that no result names"),
         ),
         stays=(
-            f"{format_size(found.young_bytes)} for an hour: may be in use"
+            f"{format_size(found.young_bytes)} kept for an hour: may be in use"
             if found.young_bytes
-            else "--max-size and --older-than let more go"
+            else "--max-size and --older-than remove more"
         ),
     )
     yield Area(
@@ -167,7 +217,7 @@ def _in_store(store: LocalStore, found: Findings) -> Iterator[Area]:
         stays=f"{len(kept)} that {'is' if len(kept) == 1 else 'are'} pinned, put under a name or in use",
     )
     doomed = tuple(_measured(rubbish.staging))
-    goes = _listed((len(doomed), "folder of a process that died", "folders of processes that died"))
+    goes = _listed((len(doomed), "folder of a dead process", "folders of dead processes"))
     yield _area("staging", places.staging, doomed, goes=goes, stays="in use")
     stale = tuple(_measured(os.path.join(places.uploads, name) for name in rubbish.uploads))
     yield Area(
@@ -175,36 +225,48 @@ def _in_store(store: LocalStore, found: Findings) -> Iterator[Area]:
         path=places.uploads,
         size_bytes=folder_bytes(places.uploads),
         removable_bytes=sum(one.size_bytes for one in stale),
-        goes=_listed((len(stale), "that rested for a week", "that rested for a week")),
-        stays="uploads continue from there",
+        goes=_listed((len(stale), "idle for 7 days", "idle for 7 days")),
+        stays="uploads resume from there",
     )
-    yield Area(name="views", path=places.views, size_bytes=folder_bytes(places.views), stays="they show what is kept")
-    names = (places.refs, places.pins, places.index, places.memo, places.leases)
+    idle = tuple(RemovablePath(path=path, size_bytes=size) for path, size in idle_incoming(places, now_s=now_s).items())
+    goes = _listed((len(idle), "file idle for 7 days", "files idle for 7 days"))
+    yield _area("incoming", places.incoming, idle, goes=goes, stays="transfers of trees resume from there")
+    yield Area(name="views", path=places.views, size_bytes=folder_bytes(places.views), stays="links to kept results")
     yield Area(
         name="names",
         path=places.root,
-        size_bytes=sum(map(folder_bytes, names)),
-        stays="refs, pins, the index and what is known of the disk",
+        size_bytes=place_bytes(home_places(places, settings)["names"]),
+        stays="refs, pins, the index and digests of known files",
     )
 
 
 def _quarantine(store: LocalStore, now_s: float, *, all_of_it: bool) -> Area:
     old = [one for one in list_quarantine(store.places.quarantine) if all_of_it or now_s - one.at_s >= QUARANTINE_S]
     doomed = tuple(_measured(path for one in old for path in one.paths))
-    goes = _listed((len(old), "damaged thing", "damaged things"))
+    goes = _listed((len(old), "damaged item", "damaged items"))
     return _area(
         "quarantine",
         store.places.quarantine,
         doomed,
         goes=goes,
-        stays="evidence of damage, for 30 days or until --quarantine",
+        stays="evidence of damage: kept for 30 days or until --quarantine",
     )
 
 
 def _scratch(root: str, rubbish: Rubbish) -> Area:
     doomed = tuple(_measured(rubbish.scratch))
     goes = _listed((len(doomed), "folder unused for 30 days", "folders unused for 30 days"))
-    return _area("scratch", root, doomed, goes=goes, stays="checkpoints, for 30 days: stages continue from there")
+    return _area("scratch", root, doomed, goes=goes, stays="checkpoints: kept for 30 days, stages resume from them")
+
+
+def _workspaces(settings: AppSettings, now_s: float) -> Area:
+    """List what ended attempts left; a worker deletes it when it starts, unless it runs with --keep-workspace."""
+    root = settings.workspaces
+    left = [os.path.join(root, run) for run in Workspaces(root, settings.runs).left(now_s)]
+    doomed = tuple(_measured(path for path in left if _age_s(path, now_s) >= FORGOTTEN_S))
+    goes = _listed((len(doomed), "of an attempt that ended 30 days ago", "of attempts that ended 30 days ago"))
+    stays = "code and data of jobs: a worker removes what they no longer need"
+    return _area("workspaces", root, doomed, goes=goes, stays=stays)
 
 
 def _runs(root: str) -> Area:
@@ -213,7 +275,7 @@ def _runs(root: str) -> Area:
         name="jobs",
         path=root,
         size_bytes=folder_bytes(root),
-        stays=f"the history of {count} job{'' if count == 1 else 's'}: `stoker jobs rm NAME` forgets one",
+        stays=f"the history of {count} job{'' if count == 1 else 's'}: `stoker jobs rm NAME` removes one",
     )
 
 
@@ -226,7 +288,7 @@ def _state(root: str, now_s: float) -> Area:
         (len(old), "old report of a crash", "old reports of crashes"),
     )
     doomed = tuple(_measured([*indexes, *old]))
-    return _area("state", root, doomed, goes=goes, stays="history, receipts and what was learnt")
+    return _area("state", root, doomed, goes=goes, stays="history, receipts and measurements")
 
 
 def _environments(root: str, offered: EnvironmentPrunePlan) -> Area:
@@ -239,14 +301,16 @@ def _environments(root: str, offered: EnvironmentPrunePlan) -> Area:
             (len(offered.decision.removals), "environment", "environments"),
             (len(offered.leftovers), "unfinished", "unfinished"),
         ),
-        stays="--older-than and --max-envs let more go, none that is in use",
+        stays="--older-than and --max-envs remove more; those in use are kept",
     )
 
 
 def _kernels(root: str, now_s: float) -> Area:
     doomed = tuple(_measured(_rested(root, now_s)))
     goes = _listed((len(doomed), "kernel from 30 days ago", "kernels from 30 days ago"))
-    return _area("kernels", root, doomed, goes=goes, stays="compiled for devices, for 30 days: a start is quicker")
+    return _area(
+        "kernels", root, doomed, goes=goes, stays="compiled for devices: kept for 30 days, so that jobs start faster"
+    )
 
 
 def _rested(root: str, now_s: float) -> Iterator[str]:
@@ -262,7 +326,7 @@ def unfinished_bytes(cache: str) -> int:
 
 
 def _downloads(cache: str, now_s: float, *, all_of_ours: bool) -> Iterator[Area]:
-    """List a cache that is shared with other programs: what they left unfinished may go, models never do."""
+    """List a cache that is shared with other programs: unfinished downloads may be removed, models never."""
     models = HubCache(cache)
 
     def is_left(one: UnfinishedDownload) -> bool:
@@ -284,22 +348,22 @@ def _downloads(cache: str, now_s: float, *, all_of_ours: bool) -> Iterator[Area]
         size_bytes=began_bytes,
         removable_bytes=sum(one.size_bytes for one in doomed),
         goes=_listed(
-            (len(given_up), "given up by another program", "given up by other programs"),
+            (len(given_up), "abandoned by another program", "abandoned by other programs"),
             (len(ours), what_rests, what_rests),
         ),
-        stays="downloads continue from there" + ("" if all_of_ours else "; --downloads removes them"),
+        stays="downloads resume from there" + ("" if all_of_ours else "; --downloads removes them"),
         doomed=doomed,
     )
     yield Area(
         name="models",
         path=cache,
         size_bytes=folder_bytes(cache) - began_bytes,
-        stays="shared with other programs: this never removes them",
+        stays="shared with other programs: never removed",
     )
 
 
 def _area(name: str, path: str, doomed: tuple[RemovablePath, ...], *, goes: str, stays: str) -> Area:
-    size_bytes, removable_bytes = folder_bytes(path), sum(one.size_bytes for one in doomed)
+    size_bytes, removable_bytes = place_bytes((path,)), sum(one.size_bytes for one in doomed)
     return Area(
         name=name,
         path=path,

@@ -42,7 +42,7 @@ def main() -> int:
         if assignment.run_as:
             assembly.run_as = OtherUser.from_dict(assignment.run_as)
             # We read as root, and tell digests: of this machine's files only what was brought for the job.
-            workspace = os.path.join(assembly.settings.home, "workspaces", assignment.run)
+            workspace = os.path.join(assembly.settings.workspaces, assignment.run)
             assembly.cache.readable = (*assignment.paths.values(), workspace)
             assembly.granted = given
         builder = assembly.builder()

@@ -244,12 +244,11 @@ def here_of(
     from stoker.worker.preparation.workspaces import DataCache, Workspaces
 
     settings = house.settings
-    workspaces = os.path.join(settings.home, "workspaces")
-    data = DataCache(os.path.join(workspaces, ".data"), house.store, house.clock)
+    data = DataCache(os.path.join(settings.workspaces, ".data"), house.store, house.clock)
     here = LocalInputs(
         store=lambda: house.store,
         maker=maker_of(settings, house.clock, user=user),
-        workspaces=Workspaces(workspaces, settings.runs, keeps=keeps_workspaces),
+        workspaces=Workspaces(settings.workspaces, settings.runs, keeps=keeps_workspaces),
         data=lambda: data,
         host=host_name(settings.environment)[0],
         may_read_in_place=may_read_in_place,

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoker.api.cleanup import Area, CleanupOptions, Findings, clear, look_around
+from stoker.api.cleanup import (
+    Area,
+    CleanupOptions,
+    Findings,
+    clear,
+    environments_of,
+    look_around,
+    model_cache,
+)
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, duration, size, whole
-from stoker.core.errors import BadInput, Usage
+from stoker.core.errors import Usage
 from stoker.core.text import format_size
 from stoker.jobs.submitter import who_asks
 from stoker.jobs.upkeep import CleanupResult, Rubbish, clear_rubbish, find_rubbish, sweep_uploads, why_kept, why_let_go
 from stoker.store.prune import PruneDecision, Removal, candidates, carry_out, decide_prune, young_bytes
 from stoker.store.records import Record
 from stoker.views.text_tables import ago, table
-from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentPrunePlan, drop, offer
+from stoker.worker.environments.environment_cache import EnvironmentPrunePlan, drop, offer
 
 if TYPE_CHECKING:
     from stoker.protocol.view_messages import PruneView
@@ -86,7 +94,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     rubbish = find_rubbish(parts.store, parts.objects, leases, parts.clock, scratch=parts.tools.scratch)
     spared_bytes = young_bytes(parts.store, decision, clock=parts.clock, leftovers=rubbish.staging)
     environments = offer(
-        shelf_of(call),
+        environments_of(parts),
         now_s=parts.clock.wall_s(),
         max_bytes=given["max_envs"],
         older_than_s=given["older_than"],
@@ -104,7 +112,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     cleared = CleanupResult(freed_bytes=0)
     if is_wanted:
         cleared = _carry_out(call, decision, rubbish, promised_bytes=decision.freed_bytes - spared_bytes)
-        dropped = drop(shelf_of(call), environments, clock=parts.clock)
+        dropped = drop(environments_of(parts), environments, clock=parts.clock)
         cleared = CleanupResult(
             freed_bytes=cleared.freed_bytes + dropped.freed_bytes, stuck=(*cleared.stuck, *dropped.stuck)
         )
@@ -314,7 +322,7 @@ def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_con
     """List all folders; clean up if `is_confirmed`, or if the user at a terminal confirms."""
     parts, out = call.parts, call.out
     now_s = parts.clock.wall_s()
-    areas = look_around(parts.store, parts.settings, models_cache(call), found, now_s=now_s, more=more)
+    areas = look_around(parts.store, parts.settings, model_cache(parts, out.note), found, now_s=now_s, more=more)
     removable_bytes = sum(area.removable_bytes for area in areas)
     _show_prune_all(call, areas, removable_bytes)
     total = {"total_bytes": sum(area.size_bytes for area in areas), "removable_bytes": removable_bytes}
@@ -326,22 +334,13 @@ def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_con
         return 0
     leases = parts.tools.engine.leases
     cleared = clear(
-        parts.store, parts.objects, areas, found, leases=leases, environments=shelf_of(call), clock=parts.clock
+        parts.store, parts.objects, areas, found, leases=leases, environments=environments_of(parts), clock=parts.clock
     )
     out.object({**total, "done": True, "freed_bytes": cleared.freed_bytes, "stuck": list(cleared.stuck)})
     out.line(f"freed {format_size(cleared.freed_bytes)}")
     for stuck in cleared.stuck:
         out.note(f"note: could not be removed: {stuck}")
     return 0
-
-
-def models_cache(call: CommandContext) -> str:
-    """Return the folder of the model cache; "" and a note if the environment is invalid."""
-    try:
-        return call.parts.hub_settings("").cache
-    except BadInput as error:
-        call.out.note(f"note: skipping the model cache: {error}")
-        return ""
 
 
 def _show_prune_all(call: CommandContext, areas: list[Area], removable_bytes: int) -> None:
@@ -366,11 +365,6 @@ def _show_prune_all(call: CommandContext, areas: list[Area], removable_bytes: in
 
 
 # Python environments of jobs.
-
-
-def shelf_of(call: CommandContext) -> EnvironmentCache:
-    """Return this home's environment cache."""
-    return EnvironmentCache(call.parts.settings.envs, clock=call.parts.clock)
 
 
 def show_offer(call: CommandContext, offered: EnvironmentPrunePlan) -> None:

@@ -9,17 +9,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from stoker.api.cleanup import unfinished_bytes
+from stoker.api.cleanup import environments_of, home_places, model_cache, place_bytes, unfinished_bytes
 from stoker.api.job import job_story
 from stoker.api.local_job import LocalJob
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, size
-from stoker.cli.prune import models_cache, shelf_of
 from stoker.cli.screens import under_way
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import Ambiguous, CorruptBytes, NotFound, Usage
 from stoker.core.text import did_you_mean, format_size
-from stoker.host.resources import folder_bytes
 from stoker.jobs.request import JobRequest
 from stoker.jobs.rerun import AdoptionApproval, adopt_stage
 from stoker.jobs.results import keys_of_job, keys_of_stage
@@ -241,17 +239,12 @@ def perform_du(call: CommandContext, _given: dict[str, Any]) -> int:
         group[2] += size_bytes
     has_results = _show_results(call, results)
     has_puts = _show_puts(call, puts, is_first=not has_results)
-    places = {
-        name: folder_bytes(path)
-        for name, path in (
-            ("quarantine", store.places.quarantine),
-            ("staging", store.places.staging),
-            ("uploads", store.places.uploads),
-            ("views", store.places.views),
-        )
-    }
-    places["unfinished downloads"] = unfinished_bytes(models_cache(call))
-    has_environments, places["environments"] = _show_environments(call, is_first=not (has_results or has_puts))
+    paths = home_places(store.places, call.parts.settings)
+    # Their bytes are in the total.
+    del paths["results"]
+    has_environments = _show_environments(call, is_first=not (has_results or has_puts))
+    places = {name: place_bytes(of) for name, of in paths.items()}
+    places["unfinished downloads"] = unfinished_bytes(model_cache(call.parts, out.note))
     out.object(
         {
             "total_bytes": total,
@@ -266,9 +259,9 @@ def perform_du(call: CommandContext, _given: dict[str, Any]) -> int:
     return 0
 
 
-def _show_environments(call: CommandContext, *, is_first: bool) -> tuple[bool, int]:
-    """Print the environments, last used first; return whether there are any, and the bytes of their folder."""
-    shelf, out = shelf_of(call), call.out
+def _show_environments(call: CommandContext, *, is_first: bool) -> bool:
+    """Print the environments, last used first; return True if there are any."""
+    shelf, out = environments_of(call.parts), call.out
     now_s = call.parts.clock.wall_s()
     rows = []
     for one in reversed(shelf.all_kept()):
@@ -290,7 +283,7 @@ def _show_environments(call: CommandContext, *, is_first: bool) -> tuple[bool, i
         out.line()
     if rows:
         out.table(rows, header=("size", "environment", "", "used"))
-    return bool(rows), folder_bytes(shelf.folder)
+    return bool(rows)
 
 
 def _unwanted_last(store: LocalStore) -> Iterator[Record]:

@@ -15,7 +15,7 @@ from stoker.core.events import Event, event_line
 from stoker.core.leases import MOST_LEFT_S
 from stoker.host.durable import read_regular, translated
 from stoker.protocol.discovery import CoordinatorEndpoint, MembershipKind, find_coordinator, no_coordinator_known
-from stoker.views.retention_lines import keeping_line
+from stoker.views.worker_lines import worker_line
 from stoker.worker.worker_options import WorkOptions, read_accepted, read_declared
 
 _LARGEST_LIST_BYTES = 1 << 20
@@ -126,7 +126,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
             out.json_line(event_line(Event(kind, fields), ts=call.parts.clock.wall_s(), seq=count, source="worker"))
         elif not out.is_quiet:
             now = call.parts.clock.now().astimezone()
-            out.line(f"{now:%H:%M:%S} {keeping_line(kind, fields)}")
+            out.line(f"{now:%H:%M:%S} {worker_line(kind, fields)}")
 
     options = WorkOptions(
         url=found.url,

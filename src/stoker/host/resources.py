@@ -183,8 +183,11 @@ def check_space(
     )
 
 
-def folder_bytes(path: StrPath) -> int:
-    """Add up the files at or below a path; links are not followed, and a file with several names counts once."""
+def folder_bytes(path: StrPath, *, counts_shared: bool = True) -> int:
+    """Add up the files at or below a path; links are not followed, and a file with several names counts once.
+
+    Without `counts_shared` it does not count at all: another folder has its bytes, too.
+    """
     try:
         info = os.lstat(path)
     except OSError:
@@ -208,7 +211,7 @@ def folder_bytes(path: StrPath) -> int:
                         continue
                     info = entry.stat(follow_symlinks=False)
                     if info.st_nlink > 1:
-                        if (info.st_dev, info.st_ino) in seen:
+                        if not counts_shared or (info.st_dev, info.st_ino) in seen:
                             continue
                         seen.add((info.st_dev, info.st_ino))
                     total += info.st_size

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, LockHeld, ProcessLost
+from stoker.core.home import HomeFolder
 from stoker.host.durable import read_regular, translated, write_file
 from stoker.host.folders import PASSED_THROUGH
 from stoker.host.locks import FileLock
@@ -26,8 +27,7 @@ USERS = "users"
 _LARGEST_BYTES = 200
 # Everything else of a home is for its owner alone. What lies in these is passed through or read, and never listed but
 # environments, which are the same for all jobs.
-_CLOSED = ("fleet", "runs", "state", "store")
-_OPEN = {"scratch": PASSED_THROUGH, "workspaces": PASSED_THROUGH, "envs": 0o755}
+_OPEN = {HomeFolder.SCRATCH: PASSED_THROUGH, HomeFolder.WORKSPACES: PASSED_THROUGH, HomeFolder.ENVS: 0o755}
 
 
 class UserPool:
@@ -115,7 +115,7 @@ def check_users(users: tuple[OtherUser, ...], *, slots: int, home: str, folder: 
         )
     seal_home(home)
     for user in users:
-        place = why_unreachable(os.path.join(home, "scratch"), user)
+        place = why_unreachable(HomeFolder.SCRATCH.below(home), user)
         if place:
             raise BadInput(
                 f"{user.name} can't get to {home}: {place} is closed to it",
@@ -133,12 +133,11 @@ def check_users(users: tuple[OtherUser, ...], *, slots: int, home: str, folder: 
 def seal_home(home: str) -> None:
     """Close a home to every other user, except for the folders that jobs work in."""
     with translated(home):
-        for name, mode in _OPEN.items():
-            os.makedirs(os.path.join(home, name), exist_ok=True)
-            os.chmod(os.path.join(home, name), mode)
-        for name in _CLOSED:
+        for folder in HomeFolder:
             # Created now: created later, it would be open.
-            os.makedirs(os.path.join(home, name), exist_ok=True)
+            os.makedirs(folder.below(home), exist_ok=True)
+        for folder, mode in _OPEN.items():
+            os.chmod(folder.below(home), mode)
         with os.scandir(home) as entries:
             for entry in entries:
                 if entry.name not in _OPEN and not entry.is_symlink():

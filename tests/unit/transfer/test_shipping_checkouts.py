@@ -14,8 +14,7 @@ from stoker.store.local_store import LocalStore
 from stoker.store.put import put_key
 from stoker.store.records import Record
 from stoker.store.trees import scan_tree
-from stoker.transfer.trees.holdings import check_out
-from stoker.transfer.trees.tree_download import GRACE_S, sweep_incoming
+from stoker.transfer.trees.holdings import INCOMING_GRACE_S, check_out, sweep_incoming
 
 CLOCK = SystemClock()
 
@@ -101,7 +100,7 @@ def test_bytes_that_are_gone_leave_no_half_folder(store: LocalStore, record: Rec
 def test_what_nobody_went_on_with_is_swept_and_what_grows_is_not(store: LocalStore) -> None:
     incoming = Path(store.places.incoming)
     incoming.mkdir()
-    old_s = CLOCK.wall_s() - GRACE_S - 60
+    old_s = CLOCK.wall_s() - INCOMING_GRACE_S - 60
     for name in ("a.part", "a.part.json", "a.lock", "b.part.json", "b.lock", "c.listing"):
         (incoming / name).write_text("x")
         os.utime(incoming / name, (old_s, old_s))

@@ -18,10 +18,10 @@ from stoker.protocol.view_messages import (
 from stoker.scheduler.simulation.simulation_report import MakespanBound, SimulationReport
 from stoker.views.fleet_lines import attempt_row, event_text, job_row, machine_lines, machine_row, story_texts, took_s
 from stoker.views.placement_lines import explanation_lines
-from stoker.views.retention_lines import keeping_line
 from stoker.views.simulation_lines import live_lines
 from stoker.views.stage_lines import metrics_text, number
 from stoker.views.text_tables import moment, table
+from stoker.views.worker_lines import worker_line
 
 NOW_S = 10_000.0
 
@@ -133,7 +133,7 @@ def test_minus_zero_is_zero():
     ids=["idle", "busy", "at-once", "later"],
 )
 def test_a_workers_line_says_no_more_than_there_is(kind: str, fields: dict[str, Any], line: str):
-    assert keeping_line(kind, fields) == line
+    assert worker_line(kind, fields) == line
 
 
 def test_an_event_is_a_line():

@@ -9,7 +9,7 @@ import pytest
 from stoker.core.leases import Role
 from stoker.protocol.enrolment_messages import InviteResponse, TokenView
 from stoker.views.fleet_lines import TOKEN_HEADER, day, invited_lines, join_lines, token_row
-from stoker.views.retention_lines import keeping_line
+from stoker.views.worker_lines import worker_line
 
 NOW_S = 1_800_000_000.0
 
@@ -67,6 +67,6 @@ def test_what_has_no_end_says_so():
 
 
 def test_a_worker_tells_of_its_certificate():
-    assert "renewed" in keeping_line("certificate_renewed", {"worker": "lab1", "expires_s": NOW_S})
-    line = keeping_line("certificate_not_renewed", {"worker": "lab1", "why": "away", "hint": "wait"})
+    assert "renewed" in worker_line("certificate_renewed", {"worker": "lab1", "expires_s": NOW_S})
+    line = worker_line("certificate_not_renewed", {"worker": "lab1", "why": "away", "hint": "wait"})
     assert line == "certificate not renewed yet: away (hint: wait)"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
 from pathlib import Path
@@ -16,16 +17,19 @@ from stoker.api.cleanup import (
     CleanupOptions,
     Findings,
     clear,
+    home_places,
     look_around,
     unfinished_bytes,
 )
 from stoker.core.clock import FakeClock
 from stoker.core.errors import CorruptBytes, NoPermission
 from stoker.core.frozen import changed
+from stoker.core.home import HomeFolder
 from stoker.engine.key_leases import KeyLeases
 from stoker.engine.scratch import open_scratch
 from stoker.host.durable import remove_tree
 from stoker.host.identity import mine
+from stoker.host.resources import folder_bytes
 from stoker.jobs import upkeep
 from stoker.jobs.upkeep import FORGOTTEN_S, UPLOAD_GRACE_S, CleanupResult, find_rubbish, why_kept, why_let_go
 from stoker.store.local_store import LocalStore
@@ -33,6 +37,7 @@ from stoker.store.objects import ObjectStore
 from stoker.store.places import set_aside
 from stoker.store.prune import candidates, decide_prune
 from stoker.store.refs import pin, remove_ref
+from stoker.transfer.trees.holdings import INCOMING_GRACE_S
 from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentReady, offer
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import BIG, commit, found, key_of, make_store, put_contents, put_in
@@ -99,24 +104,57 @@ def home(tmp_path):
 
 def test_every_place_is_listed_with_its_size_even_if_nothing_is_there(home):
     areas, _, _ = home.look()
+    in_home = home_places(home.store.places, home.folders)
     assert list(areas) == [
         "results",
         "kept results",
-        "staging",
-        "uploads",
-        "views",
-        "names",
-        "quarantine",
-        "scratch",
-        "jobs",
-        "state",
-        "environments",
-        "kernels",
+        *list(in_home)[1:],
         "unfinished downloads",
         "models",
         "plain results",
     ]
     assert sum(area.removable_bytes for area in areas.values()) == 0
+
+
+def test_no_folder_of_a_home_or_a_store_is_left_out(home):
+    listed = [path for paths in home_places(home.store.places, home.folders).values() for path in paths]
+    of_store = [path for name, path in vars(home.store.places).items() if name != "root"]
+    of_home = [folder.below(home.folders.home) for folder in HomeFolder if folder is not HomeFolder.STORE]
+    assert sorted(listed) == sorted([*of_store, *of_home])
+    for number, path in enumerate(listed):
+        home.write(os.path.relpath(os.path.join(path, "file"), home.top), 10 ** (number % 4))
+    areas, _, _ = home.look()
+    total_bytes = sum(area.size_bytes for name, area in areas.items() if name not in ("models", "plain results"))
+    assert total_bytes == sum(folder_bytes(home.top / folder) for folder in HomeFolder)
+
+
+def test_workspaces_of_ended_attempts_go_after_thirty_days_and_data_stays(home):
+    ended, running, young = "20261001-000000-aaaa", "20261001-000000-bbbb", "20261101-000000-cccc"
+    for run in (ended, running, young):
+        home.write(f"workspaces/{run}/train.py", 1000)
+        if run != running:
+            home.write(f"runs/{run}/end.json", 10)
+    home.write(f"runs/{running}/owner.json", 0).write_text(json.dumps(mine().to_dict()))
+    for run in (ended, running):
+        os.utime(home.top / "workspaces" / run, (time.time() - FORGOTTEN_S - 100,) * 2)
+    blob = home.write("store/blobs/a/blob", 500)
+    (home.top / "workspaces/.data/tree").mkdir(parents=True)
+    os.link(blob, home.top / "workspaces/.data/tree/data")
+    areas, cleared = home.clean()
+    area = areas["workspaces"]
+    assert (area.size_bytes, area.removable_bytes, cleared.freed_bytes) == (3000, 1000, 1000)
+    assert area.goes == "1 of an attempt that ended 30 days ago"
+    assert sorted(os.listdir(home.folders.workspaces)) == [".data", running, young]
+
+
+def test_incoming_files_go_after_a_week_and_what_a_coordinator_stores_is_only_listed(home):
+    idle = home.write("store/incoming/aa.part", 100, age_s=INCOMING_GRACE_S + 100)
+    growing = home.write("store/incoming/bb.part", 200)
+    stored = home.write("fleet/queue.db", 400, age_s=1e8)
+    areas, cleared = home.clean()
+    assert (areas["incoming"].size_bytes, areas["incoming"].removable_bytes, cleared.freed_bytes) == (300, 100, 100)
+    assert (areas["fleet"].size_bytes, areas["fleet"].removable_bytes) == (400, 0)
+    assert [path.exists() for path in (idle, growing, stored)] == [False, True, True]
 
 
 def test_looking_removes_nothing(home):
@@ -176,7 +214,7 @@ def test_evidence_is_kept_for_thirty_days_unless_told(home):
         path = home.write(name, 500)
         set_aside(str(path), home.store.places.quarantine, reason="bad", now_s=time.time() - age_s)
     areas, _ = home.clean()
-    assert areas["quarantine"].goes == "1 damaged thing"
+    assert areas["quarantine"].goes == "1 damaged item"
     assert len(os.listdir(home.store.places.quarantine)) == 2
     assert "evidence" in areas["quarantine"].stays
     home.clean(more=CleanupOptions(quarantine=True))
@@ -199,7 +237,7 @@ def test_uploads_go_after_a_week_of_rest(home):
     home.objects(FakeClock(start_s=time.time())).begin(key_of("some bytes"), 100)
     assert home.look()[0]["uploads"].removable_bytes == 0
     areas, cleared = home.clean(ahead_s=UPLOAD_GRACE_S + 100)
-    assert areas["uploads"].goes == "1 that rested for a week"
+    assert areas["uploads"].goes == "1 idle for 7 days"
     assert cleared.freed_bytes == areas["uploads"].size_bytes > 0
     assert os.listdir(home.store.places.uploads) == []
 
@@ -243,7 +281,7 @@ def test_unfinished_downloads_go_when_they_were_given_up_and_nobody_holds_their_
     with open(lock, "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         areas, cleared = home.clean()
-    assert areas["unfinished downloads"].goes == ("1 given up by another program, 3 unused for 30 days")
+    assert areas["unfinished downloads"].goes == ("1 abandoned by another program, 3 unused for 30 days")
     assert cleared.freed_bytes == 1017
     assert [path.exists() for path in (given_up, forgotten, sidecar, claimed, stray)] == [False] * 5
     assert [path.exists() for path in (young, locked, ours)] == [True] * 3
@@ -255,7 +293,7 @@ def test_unfinished_downloads_of_ours_go_however_young_when_told_unless_somebody
     theirs = home.write(f"{blobs}/bb.incomplete", 200, age_s=60)
     locked = home.write(f"{blobs}/cc.part", 300, age_s=60)
     claimed = home.write(f"{blobs}/dd.part.0123abcd-0123abcd-0123abcd-77-88", 5, age_s=60)
-    assert home.look()[0]["unfinished downloads"].stays == "downloads continue from there; --downloads removes them"
+    assert home.look()[0]["unfinished downloads"].stays == "downloads resume from there; --downloads removes them"
     with open(home.write("hub/.locks/models--a--b/cc.lock", 0), "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         areas, cleared = home.clean(more=CleanupOptions(downloads=True))

@@ -73,6 +73,7 @@ def test_a_home_is_closed_but_for_where_jobs_work(home: Path):
         "store": 0o700,
         "runs": 0o700,
         "fleet": 0o700,
+        "kernels": 0o700,
         "loose.txt": 0o600,
         "scratch": 0o711,
         "workspaces": 0o711,

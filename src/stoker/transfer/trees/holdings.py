@@ -21,7 +21,7 @@ from stoker.host.durable import remove_tree, stamp_of, translated
 from stoker.host.folders import AnchoredFolder
 from stoker.store.links import MaterialiseMethod, copy_bytes, materialise
 from stoker.store.local_store import LocalStore, RecordHit
-from stoker.store.places import names_in
+from stoker.store.places import StorePaths, names_in
 from stoker.store.put import put_key
 from stoker.store.records import Record
 from stoker.store.trees import Heed
@@ -212,3 +212,40 @@ class HeldTrees:
 def _keys(tree: str) -> tuple[Digest, Digest]:
     """Return the keys under which a tree may be stored: as received, and as put here by a user."""
     return tree_key(tree), put_key(Digest(tree))
+
+
+# Incoming trees: idle leftovers are deleted when the next tree is received.
+
+INCOMING_GRACE_S = 7 * 86400.0
+"""How long an incoming file may be idle before it is deleted; a later fetch starts it again."""
+
+
+def sweep_incoming(places: StorePaths, *, now_s: float, grace_s: float = INCOMING_GRACE_S) -> int:
+    """Delete what `idle_incoming` returns; return the bytes freed."""
+    freed_bytes = 0
+    for path, size_bytes in idle_incoming(places, now_s=now_s, grace_s=grace_s).items():
+        with suppress(OSError):
+            os.unlink(path)
+            freed_bytes += size_bytes
+    return freed_bytes
+
+
+def idle_incoming(places: StorePaths, *, now_s: float, grace_s: float = INCOMING_GRACE_S) -> dict[str, int]:
+    """Return listings, partial files and their locks that were not modified for `grace_s`, with their sizes."""
+    found = {}
+    for name in names_in(places.incoming):
+        path = os.path.join(places.incoming, name)
+        with suppress(OSError):
+            info = os.lstat(path)
+            # A large file is written to for hours, its lock and its listing are not: they count as touched with it.
+            if now_s - _last_touched_s(places.incoming, name, info) > grace_s:
+                found[path] = info.st_size
+    return found
+
+
+def _last_touched_s(folder: str, name: str, info: os.stat_result) -> float:
+    newest_s = info.st_mtime
+    stem = name.partition(".")[0]
+    with suppress(OSError):
+        newest_s = max(newest_s, os.lstat(os.path.join(folder, f"{stem}.part")).st_mtime)
+    return newest_s

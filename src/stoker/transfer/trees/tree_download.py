@@ -29,47 +29,18 @@ from stoker.protocol.tree_messages import MOST_LISTING_BYTES, PACKED_BYTES, in_p
 from stoker.store.archives.archive_members import files_of, read_listing
 from stoker.store.local_store import LocalStore
 from stoker.store.objects import keep_small
-from stoker.store.places import StorePaths, names_in
 from stoker.store.records import Record
 from stoker.store.trees import Heed, WalkedEntry
 from stoker.transfer.download.download import fetch_file
 from stoker.transfer.download.download_events import counting
 from stoker.transfer.download.types import DownloadRequest, DownloadStop, DownloadTimeouts, DownloadTools, TargetFile
-from stoker.transfer.trees.holdings import held_tree, hold_tree
+from stoker.transfer.trees.holdings import held_tree, hold_tree, sweep_incoming
 from stoker.transfer.trees.tree_sources import (
     TreeRoute,
     TreeSource,
     TreeSourceFinder,
     do_all,
 )
-
-# Incoming trees: idle leftovers are deleted when the next tree is received.
-
-GRACE_S = 7 * 86400.0
-"""How long an incoming file may be idle before it is deleted; a later fetch starts it again."""
-
-
-def sweep_incoming(places: StorePaths, *, now_s: float, grace_s: float = GRACE_S) -> int:
-    """Delete listings, partial files and their locks that were not modified for `grace_s`; return the bytes freed."""
-    freed_bytes = 0
-    for name in names_in(places.incoming):
-        path = os.path.join(places.incoming, name)
-        with suppress(OSError):
-            info = os.lstat(path)
-            # A large file is written to for hours, its lock and its listing are not: they count as touched with it.
-            if now_s - _last_touched_s(places.incoming, name, info) > grace_s:
-                os.unlink(path)
-                freed_bytes += info.st_size
-    return freed_bytes
-
-
-def _last_touched_s(folder: str, name: str, info: os.stat_result) -> float:
-    newest_s = info.st_mtime
-    stem = name.partition(".")[0]
-    with suppress(OSError):
-        newest_s = max(newest_s, os.lstat(os.path.join(folder, f"{stem}.part")).st_mtime)
-    return newest_s
-
 
 LISTING = ".listing"
 _LOCK_WAIT_S = 0.5

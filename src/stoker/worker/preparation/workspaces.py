@@ -139,9 +139,12 @@ class Workspaces:
     def sweep(self, now_s: float) -> None:
         """Delete what attempts left that were killed with their worker."""
         self.spares.sweep()
-        for name in names_in(self.folder):
-            if not name.startswith(".") and self._is_left(name, now_s):
-                self.remove(name)
+        for run in self.left(now_s):
+            self.remove(run)
+
+    def left(self, now_s: float) -> list[str]:
+        """Return the runs whose workspace no attempt uses any more."""
+        return [name for name in names_in(self.folder) if not name.startswith(".") and self._is_left(name, now_s)]
 
     def _is_left(self, run: str, now_s: float) -> bool:
         folder = JobFolder(os.path.join(self._runs, run))

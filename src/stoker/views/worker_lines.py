@@ -12,7 +12,7 @@ _SHORTEST_S = 0.05
 """Shorter times are not shown."""
 
 
-def keeping_line(kind: str, fields: Fields) -> str:
+def worker_line(kind: str, fields: Fields) -> str:
     """Return a worker event as a line."""
     text = _LINES.get(kind)
     return text(fields) if text is not None else f"{kind} {_because(fields)}".strip()
