@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.engine.metrics.curves import curves, last_values, thin
+from stoker.engine.metrics.curves import curves, thin
 from stoker.engine.metrics.metrics_file import (
     MAGIC,
     Damage,
@@ -134,7 +134,7 @@ def test_thinning_keeps_ends_and_extremes(points: list[tuple[int, float]], limit
 
 @settings(max_examples=100, deadline=None)
 @given(BATCHES)
-def test_curves_and_last_values_agree_with_the_rows(
+def test_curves_agree_with_the_rows(
     path: str, batches: list[tuple[list[MetricRow], MetricSource, int]]
 ) -> None:
     Path(path).write_bytes(b"".join(written(batches)))
@@ -143,7 +143,4 @@ def test_curves_and_last_values_agree_with_the_rows(
     told = [row for row in rows if row.source is best[row.name]]
     assert {name: repr(curve) for name, curve in curves([path]).items()} == {
         name: repr(sorted({row.step: row.value for row in told if row.name == name}.items())) for name in best
-    }
-    assert {name: repr(last.value) for name, last in last_values([path]).items()} == {
-        name: repr([row.value for row in told if row.name == name][-1]) for name in best
     }

@@ -12,7 +12,7 @@ from stoker.core.device import Backend, Device
 from stoker.core.digests import Digest, digest_value
 from stoker.core.errors import BadInput
 from stoker.core.frozen import fresh, frozen
-from stoker.core.jsontext import MOST_WHOLE, ReadRules, from_plain
+from stoker.core.jsontext import ReadRules, from_plain
 
 SCHEMA = 1
 
@@ -159,7 +159,6 @@ def _gib(size_bytes: int) -> float:
 # The inverse of `Capability.to_dict`. Fields that are made from others (`cuda_devices`, sizes in GiB, the digest) are
 # not read; fields that are not known are passed over, since a newer machine may send some.
 
-MOST_BYTES = MOST_WHOLE
 MOST_DEVICES = 1024
 _MOST_CORES = 1 << 20
 _RULES = ReadRules(

@@ -227,17 +227,6 @@ class Tree:
             [[entry.path, entry.executable, entry.link_to, entry.size_bytes, entry.sha256] for entry in self.entries],
         )
 
-    def below(self, folder: str) -> Tree:
-        """Return the part of the tree below a folder, with paths relative to it."""
-        prefix = f"{folder}/"
-        return Tree(
-            tuple(
-                TreeEntry(entry.path[len(prefix) :], entry.size_bytes, entry.sha256, entry.executable, entry.link_to)
-                for entry in self.entries
-                if entry.path.startswith(prefix)
-            )
-        )
-
 
 @frozen_by_position
 class ArtifactRef:

@@ -22,8 +22,6 @@ STEP_BUFFER = 4096
 STEP_FLUSH_S = 0.5
 ROTATE_BYTES = 64 * 1024 * 1024
 
-Listener = Callable[[dict[str, Any]], None]
-
 
 class StatusWriter:
     """Writes a run's events in order, from any thread, and shows each to the listeners."""

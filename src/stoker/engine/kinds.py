@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from stoker.core.digests import ArtifactRef, Digest, KindRef
+from stoker.core.digests import Digest, KindRef
 from stoker.core.jsontext import dumps, loads
 
 if TYPE_CHECKING:
@@ -64,9 +64,6 @@ class Kind(Generic[T]):
         from pathlib import Path  # noqa: PLC0415 - milliseconds that a cached run never needs
 
         return Path(folder, cls.file) if cls.file else Path(folder)
-
-    def as_ref(self) -> ArtifactRef:
-        return ArtifactRef(self.ref(), self.digest)
 
     @classmethod
     def check_folder(cls, folder: str) -> None:

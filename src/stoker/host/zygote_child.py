@@ -19,15 +19,13 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from stoker.core import jsontext
 from stoker.host.box_entry import BOX_REFUSED, ChildSetup, enter
 from stoker.host.fork import become_independent, let_signals_in
 from stoker.host.import_watch import entry_point
-
-Emit = Callable[[Mapping[str, Any]], None]
 
 # Lines up to this length are sent in one write, up to 4 KiB of it without any other process's bytes in between.
 _BUFFER_BYTES = 1 << 16

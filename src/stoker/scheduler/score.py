@@ -24,7 +24,6 @@ from stoker.core.device import GIB, MIB
 from stoker.core.frozen import frozen
 from stoker.core.machine import DEFAULT_RAM_BYTES
 
-REFERENCE = "RTX 4090"
 UNKNOWN_SPEED = 0.5
 CPU_SPEED = 0.01
 SLICE_RAM_BYTES = DEFAULT_RAM_BYTES

@@ -42,15 +42,6 @@ def test_a_tree_is_as_large_as_its_entries():
     assert Tree(()).size_bytes == 0
 
 
-def test_the_part_below_a_folder_has_paths_relative_to_it():
-    below = Tree((*TREE.entries, changed(README, path="binary/README"))).below("bin")
-    assert below == Tree((changed(PROGRAM, path="run"), changed(LINK, path="start")))
-
-
-def test_nothing_lies_below_a_file_or_an_unknown_folder():
-    assert TREE.below("README") == TREE.below("lib") == Tree(())
-
-
 def test_two_references_are_equal_when_kind_and_digest_are():
     kind, digest = KindRef("table", 1), TREE.digest()
     assert ArtifactRef(kind, digest) == ArtifactRef(KindRef("table", 1), digest)

@@ -88,7 +88,7 @@ def test_where_an_artifact_lies_is_found_out_when_asked() -> None:
     handle = Plain(Digest("d" * 64), where)
     assert not asked
     assert handle.path == Path("/somewhere/value.json")
-    assert (handle.as_ref().digest, handle.staged_in) == ("d" * 64, "")
+    assert (handle.digest, handle.staged_in) == ("d" * 64, "")
 
 
 @pytest.mark.parametrize(

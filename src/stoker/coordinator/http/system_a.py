@@ -248,7 +248,6 @@ BUNDLE = "bundle"
 """The path of the worker's archive in its tree."""
 OUTPUT = "logs/output.log"
 """The file of an attempt that has what its heartbeats brought."""
-_PIECE_BYTES = 1024 * 1024
 _SPOOLED = 1000
 """Models that were sent and not yet pointed at, in memory."""
 _NO_PROGRAMS = "system-a"

@@ -142,7 +142,6 @@ def limits_for(upload_bytes: int | None) -> CoordinatorStorageLimits:
     return changed(usual, archive_bytes=upload_bytes, tree_bytes=upload_bytes)
 
 
-STEPS = ("append", "sync_files", "write", "sync", "rename", "sync_folders")
 _STRIPES = 64
 _REMEMBERED = 64
 """Attempts whose sizes one stripe remembers; another one's are read again."""

@@ -30,32 +30,6 @@ _KEPT_PER_PART = 5
 Point = tuple[int, float]
 
 
-@frozen
-class LastValue:
-    """The newest value of a metric."""
-
-    value: float
-    step: int
-    at_s: float
-    source: MetricSource
-
-
-def last_values(paths: Sequence[str], *, on_damage: OnDamage = pass_over) -> dict[str, LastValue]:
-    """Return the newest value of each metric, in the order in which the names came up."""
-    newest: dict[str, LastValue] = {}
-    for path in paths:
-        for frame in read_frames(path, on_damage=on_damage):
-            last_row = {index: at for at, index in enumerate(frame.name_of)}
-            for index, at in last_row.items():
-                name = frame.names[index]
-                before = newest.get(name)
-                if before is None or frame.source <= before.source:
-                    newest[name] = LastValue(
-                        value=frame.values[at], step=frame.steps[at], at_s=frame.times_s[at], source=frame.source
-                    )
-    return newest
-
-
 def curves(
     paths: Sequence[str], *, points: int = POINTS, names: Sequence[str] | None = None, on_damage: OnDamage = pass_over
 ) -> dict[str, list[Point]]:

@@ -42,7 +42,6 @@ class Bundle:
     """The bundle's id."""
     size_bytes: int
     """Of the tree's files."""
-    tar_sha256: Digest
     archive_sha256: Digest
     archive_bytes: int
     made_by: str
@@ -109,11 +108,10 @@ class BundlePacker:
         )
         compressor = zstandard.ZstdCompressor(compression_params=settings)
         squeeze = compressor.compressobj(size=tar_bytes(self._entries))
-        tar_sha256, archive_sha256 = sha256(), sha256()
+        archive_sha256 = sha256()
         archive_bytes = 0
-        with HashLane() as file_lane, HashLane() as tar_lane, HashLane() as archive_lane:
+        with HashLane() as file_lane, HashLane() as archive_lane:
             for block in _gathered(self._tar(file_lane)):
-                tar_lane.feed(tar_sha256, block)
                 if squeezed := squeeze.compress(block):
                     archive_lane.feed(archive_sha256, squeezed)
                     archive_bytes += len(squeezed)
@@ -121,7 +119,6 @@ class BundlePacker:
             squeezed = squeeze.flush()
             archive_lane.feed(archive_sha256, squeezed)
             archive_bytes += len(squeezed)
-            tar_lane.wait()
             archive_lane.wait()
             yield squeezed
         tree = self.tree
@@ -129,7 +126,6 @@ class BundlePacker:
         self._bundle = Bundle(
             tree_digest=tree.digest(),
             size_bytes=tree.size_bytes,
-            tar_sha256=Digest(tar_sha256.hexdigest()),
             archive_sha256=Digest(archive_sha256.hexdigest()),
             archive_bytes=archive_bytes,
             made_by=f"zstandard {zstandard.__version__} with zstd {version}",

@@ -14,7 +14,7 @@ envs/interpreters.json   the machine's interpreters, as last detected
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -326,41 +326,9 @@ _MOMENT_S = 60.0
 """A process that got an environment so recently may be about to mark it as in use."""
 
 
-@frozen
-class PrunedEnvironments:
-    """What a prune deleted."""
-
-    keys: tuple[str, ...] = ()
-    freed_bytes: int = 0
-    kept_bytes: int = 0
-
-
-def too_much(kept: Sequence[CachedEnvironment], used: Container[str], keep_bytes: int) -> Iterator[CachedEnvironment]:
-    """Return those to delete so that the rest takes at most `keep_bytes`; `kept` has the least recently used first.
-
-    Those whose keys are in `used` stay, and count.
-    """
-    total_bytes = sum(one.size_bytes for one in kept)
-    for one in kept:
-        if total_bytes <= keep_bytes:
-            return
-        if one.key not in used:
-            yield one
-            total_bytes -= one.size_bytes
-
-
-def prune(shelf: EnvironmentCache, *, keep_bytes: int, clock: Clock) -> PrunedEnvironments:
-    """Delete what is too much. Environments in use, or being built, stay."""
-    gone = [key for key in shelf.leftovers() if _take(shelf, key, clock)]
-    freed_bytes = 0
-    kept = shelf.all_kept()
-    used = {one.key for one in kept if shelf.is_used(one.key)}
-    for one in too_much(kept, used, keep_bytes):
-        if _take(shelf, one.key, clock):
-            gone.append(one.key)
-            freed_bytes += one.size_bytes
-    kept_bytes = sum(one.size_bytes for one in shelf.all_kept())
-    return PrunedEnvironments(keys=tuple(gone), freed_bytes=freed_bytes, kept_bytes=kept_bytes)
+def prune(shelf: EnvironmentCache, *, keep_bytes: int, clock: Clock) -> EnvironmentPruneResult:
+    """Delete the least recently used environments beyond `keep_bytes`; those in use, or being built, stay."""
+    return drop(shelf, offer(shelf, now_s=clock.wall_s(), max_bytes=keep_bytes, older_than_s=None), clock=clock)
 
 
 @frozen

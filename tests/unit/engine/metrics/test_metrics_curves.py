@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.engine.metrics.curves import LastValue, Point, curves, last_values, thin
+from stoker.engine.metrics.curves import Point, curves, thin
 from stoker.engine.metrics.metrics_file import Damage, MetricRow, MetricSource, encode_frame
 
 
@@ -40,20 +40,6 @@ def test_what_a_program_reported_goes_before_what_was_read_off_its_output(tmp_pa
         encode_frame([*rows_of("loss", (9, 3.0)), *rows_of("acc", (9, 4.0))], source=MetricSource.STDOUT),
     )
     assert curves([path]) == {"loss": [(1, 2.0)], "acc": [(9, 4.0)]}
-    last = last_values([path])
-    assert last["loss"] == LastValue(value=2.0, step=1, at_s=1.0, source=MetricSource.REPORTED)
-    assert last["acc"] == LastValue(value=4.0, step=9, at_s=9.0, source=MetricSource.STDOUT)
-
-
-def test_the_last_value_is_the_one_written_last(tmp_path: Path) -> None:
-    path = a_file(
-        tmp_path / "a.skm",
-        encode_frame(rows_of("a", (1, 1.0), (2, math.nan))),
-        encode_frame([*rows_of("b", (5, 5.0), (6, 6.0))]),
-    )
-    last = last_values([path])
-    assert math.isnan(last["a"].value)
-    assert last["b"].value == 6.0
 
 
 def test_only_some_curves_may_be_asked_for(tmp_path: Path) -> None:
@@ -109,8 +95,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
     damages: list[Damage] = []
     path = a_file(tmp_path / "a.skm", b"junk", encode_frame(rows_of("a", (1, 1.0))))
     assert curves([path], on_damage=damages.append) == {"a": [(1, 1.0)]}
-    assert last_values([path], on_damage=damages.append).keys() == {"a"}
-    assert [damage.size_bytes for damage in damages] == [4, 4]
+    assert [damage.size_bytes for damage in damages] == [4]
 
 
 @pytest.mark.parametrize("limit", [20, 100, 1000])
