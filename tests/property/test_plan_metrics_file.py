@@ -134,9 +134,7 @@ def test_thinning_keeps_ends_and_extremes(points: list[tuple[int, float]], limit
 
 @settings(max_examples=100, deadline=None)
 @given(BATCHES)
-def test_curves_agree_with_the_rows(
-    path: str, batches: list[tuple[list[MetricRow], MetricSource, int]]
-) -> None:
+def test_curves_agree_with_the_rows(path: str, batches: list[tuple[list[MetricRow], MetricSource, int]]) -> None:
     Path(path).write_bytes(b"".join(written(batches)))
     rows = list(read_metrics([path]))
     best = {row.name: min(other.source for other in rows if other.name == row.name) for row in rows}
