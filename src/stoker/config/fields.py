@@ -106,6 +106,8 @@ class Field:
     is_required: bool = False
     may_be_null: bool = False
     """True if `null` means the same as a missing key. Only for fields without a default."""
+    sets: str = ""
+    """Of a job in a manifest: the field of a `JobSpec` that it sets."""
 
 
 class ParsedMap:

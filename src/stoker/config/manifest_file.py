@@ -83,7 +83,7 @@ class JobEntry:
     """One `[[jobs]]` table. Exactly one of `recipe`, `model` and `command` is given.
 
     Not `frozen` by the decorator: of ten thousand each has a few of its thirty fields, and only those are set. Others
-    are attributes of the class.
+    are attributes of the class; those that only set a field of the job's spec are in `spec_fields` alone.
     """
 
     name: str
@@ -126,18 +126,9 @@ class JobEntry:
     """Platform → file to make an environment from; "" is any other platform."""
     python: Mapping[str, str] = MappingProxyType({})
     """Platform → interpreter, or the required version."""
-    after: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
-    attempts: int = 1
-    """Maximum number of attempts if it fails by itself."""
-    timeout: str = ""
-    """Time limit of one attempt, as written: 8h. Empty: none."""
-    expected: str = ""
-    """Expected duration, as written. Empty: not stated."""
-    on_partition: Partition = Partition.STOP
 
     def __init__(self, **fields: Any) -> None:
-        if "name" not in fields or not _FIELDS.issuperset(fields):
+        if "name" not in fields or not _KEYS.keys() >= fields.keys():
             message = f"a job has a name, and nothing beside its fields; got {', '.join(fields)}"
             raise TypeError(message)
         self.__dict__.update(fields)
@@ -147,12 +138,23 @@ class JobEntry:
         raise AttributeError(message)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is JobEntry and all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
+        if type(other) is not JobEntry:
+            return False
+        return all(getattr(self, name, None) == getattr(other, name, None) for name in _KEYS)
 
     __hash__ = None  # type: ignore[assignment]  # there are maps among its values
 
     def __repr__(self) -> str:
         return f"JobEntry({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    def spec_fields(self) -> dict[str, Any]:
+        """Return the fields of a `JobSpec` that it sets, by name."""
+        fields = {}
+        for name, value in vars(self).items():
+            # A field that is empty need not be checked ten thousand times.
+            if value and (field := _KEYS[name].sets):
+                fields[field] = parse_duration(value) if field in _SECONDS else value
+        return fields
 
     @property
     def of(self) -> str:
@@ -195,9 +197,6 @@ class JobEntry:
             allowed_hosts=self.allowed_hosts,
             preferred_hosts=self.prefer_hosts,
         )
-
-
-_FIELDS = frozenset(JobEntry.__annotations__)
 
 
 @frozen
@@ -314,6 +313,7 @@ JOB = MapSchema(
             "priority",
             IntegerField(least=-MOST_PRIORITY, most=MOST_PRIORITY),
             "queue priority; higher starts first (default: 0)",
+            sets="priority",
         ),
         Field("require_cuda", Flag(), "starts only on a device"),
         Field("prefer_cuda", Flag(), "a device if one fits, otherwise the CPU"),
@@ -337,13 +337,24 @@ JOB = MapSchema(
         Field("base_gib", _GIB, "the base's part of min_vram_gib, in GiB"),
         Field("transfer_mb", NumberField(), "data moved to the device and back, in MB, for the cost rule"),
         Field("mflop", NumberField(most=1e30), "computation there, in MFLOP, for the cost rule"),
-        Field("allowed_hosts", _NODES, "only these machines; empty: all"),
-        Field("prefer_hosts", _NODES, "these before others, if they fit"),
+        Field("allowed_hosts", _NODES, "only these machines; empty: all", sets="allowed_hosts"),
+        Field("prefer_hosts", _NODES, "these before others, if they fit", sets="prefer_hosts"),
         Field("hyper", Anything((dict,), "a map of names and values"), "the recipe's arguments; lists are values"),
         Field("sweep", Anything((dict,), "a map of names and their values"), "what varies: a job for each point"),
         Field("seed", IntegerField(most=2**63 - 1), "random seed", may_be_null=True),
-        Field("split_recipe", Anything((str, dict), "text or a map"), "how data is split", may_be_null=True),
-        Field("train_hosts", ListOf(_WORD, is_set=True), "machines whose data it is trained on; part of its identity"),
+        Field(
+            "split_recipe",
+            Anything((str, dict), "text or a map"),
+            "how data is split",
+            may_be_null=True,
+            sets="split_recipe",
+        ),
+        Field(
+            "train_hosts",
+            ListOf(_WORD, is_set=True),
+            "machines whose data it is trained on; part of its identity",
+            sets="train_hosts",
+        ),
         Field(
             "data",
             MapOf(_PATH, _VARIABLE_NAME),
@@ -366,17 +377,33 @@ JOB = MapSchema(
         ),
         Field("env", ByPlatform(_PATH), "what to install: uv.lock, requirements.txt or pyproject.toml; by platform"),
         Field("python", ByPlatform(_PATH), "the machine's own interpreter, or a version such as 3.11; by platform"),
-        Field("after", ListOf(_WORD, is_set=True), "jobs that have to complete first"),
-        Field("secrets", ListOf(_VARIABLE_NAME, is_set=True), "variables of the worker's own, never stored"),
-        Field("attempts", IntegerField(least=1, most=100), "maximum attempts if the program fails (default: 1)"),
-        Field("timeout", _TIME, "time limit of an attempt"),
+        Field("after", ListOf(_WORD, is_set=True), "jobs that have to complete first", sets="after"),
+        Field(
+            "secrets",
+            ListOf(_VARIABLE_NAME, is_set=True),
+            "variables of the worker's own, never stored",
+            sets="secrets",
+        ),
+        Field(
+            "attempts",
+            IntegerField(least=1, most=100),
+            "maximum attempts if the program fails (default: 1)",
+            sets="attempts",
+        ),
+        Field("timeout", _TIME, "time limit of an attempt", sets="timeout_s"),
         Field(
             "expected",
             _EXPECTED,
             "expected duration on a device of speed 1 (an RTX 4090), or on the only machine that it "
             "allows; used until similar jobs were measured",
+            sets="expected_s",
         ),
-        Field("on_partition", EnumField(Partition), "action when its lease ends and the coordinator can't be reached"),
+        Field(
+            "on_partition",
+            EnumField(Partition),
+            "action when its lease ends and the coordinator can't be reached",
+            sets="on_partition",
+        ),
     ),
     meant={
         **dict.fromkeys(("args", "arguments", "config", "hyperparameters", "overrides", "params"), "hyper"),
@@ -392,6 +419,10 @@ JOB = MapSchema(
         "vram": "min_vram_gib",
     },
 )
+
+_KEYS = {field.name: field for field in JOB.fields}
+_SECONDS = frozenset({"timeout_s", "expected_s"})
+"""Fields of a `JobSpec` in seconds; a manifest has a time with a unit."""
 
 HOST = MapSchema(
     "host",

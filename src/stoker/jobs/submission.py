@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from stoker.config.fields import FileDiagnostics
-from stoker.config.manifest_file import HostEntry, JobEntry, KnownNames, ParsedJobEntry, read_manifest_into
+from stoker.config.manifest_file import HostEntry, KnownNames, ParsedJobEntry, read_manifest_into
 from stoker.core.errors import Diagnostic, InvalidArgs, TooManyTrials
 from stoker.core.frozen import changed
 from stoker.core.job import JobSpec
-from stoker.core.text import parse_duration
 from stoker.engine.catalogue import Catalogue
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs.builder import ComposedJob, JobBuilder, TrialSpecs, check_name
@@ -238,7 +237,7 @@ class _ManifestJobs:
         )
         shared = self._sorts.get(sort)
         if shared is None:
-            shared = self._sorts[sort] = _shared(checked.entry, self._folder)
+            shared = self._sorts[sort] = {"folder": self._folder, **checked.entry.spec_fields()}
         return shared
 
     def _is_first(self, spec: JobSpec, checked: CheckedJob) -> bool:
@@ -269,19 +268,3 @@ class _ManifestJobs:
                 note_value_fault(given, fault, reading)
 
         return note
-
-
-def _shared(entry: JobEntry, folder: str) -> Shared:
-    shared: dict[str, Any] = {"folder": folder, "priority": entry.priority, "on_partition": entry.on_partition}
-    # A field that is not set need not be checked ten thousand times.
-    for key in ("allowed_hosts", "prefer_hosts", "after", "secrets", "train_hosts", "split_recipe"):
-        value = getattr(entry, key)
-        if value:
-            shared[key] = value
-    if entry.attempts != 1:
-        shared["attempts"] = entry.attempts
-    if entry.timeout:
-        shared["timeout_s"] = parse_duration(entry.timeout)
-    if entry.expected:
-        shared["expected_s"] = parse_duration(entry.expected)
-    return shared
