@@ -28,7 +28,8 @@ from stoker.core import errors as _fleet_errors  # noqa: F401 - they are leaves 
 from stoker.core import errors as _gang_errors  # noqa: F401 - the same
 from stoker.core.errors import MEANINGS
 from stoker.core.events import LOSSY, FleetKinds, Kinds
-from stoker.core.frozen import fields_of
+from stoker.core.frozen import defaults_of, fields_of
+from stoker.core.job import JobSpec
 from stoker.core.machine import Gpu, Node, UserPolicy
 from stoker.engine.catalogue import Catalogue, CookbookSource
 from stoker.jobs.program import FOUND, RECIPE
@@ -244,11 +245,13 @@ def files_page() -> list[str]:
         "",
         "Keys of [cluster files](../guides/cluster-file.md) and [manifests](../guides/manifest.md).",
     ]
+    entry, spec = JobEntry(name=""), defaults_of(JobSpec)
+    job = {field.name: getattr(entry, field.name, spec.get(field.sets)) for field in JOB.fields}
     tables = (
         ("Cluster file: `nodes`", NODE, fields_of(Node(name="", host=""))),
         ("Cluster file: `nodes[].gpus`", GPU, fields_of(Gpu(uuid="", type="", vram_mb=0))),
         ("Cluster file: `users.NAME`", USER, fields_of(UserPolicy())),
-        ("Manifest: `jobs`", JOB, {field.name: getattr(JobEntry(name=""), field.name) for field in JOB.fields}),
+        ("Manifest: `jobs`", JOB, job),
         ("Manifest: `hosts`", HOST, fields_of(HostEntry(name=""))),
     )
     for title, form, defaults in tables:
