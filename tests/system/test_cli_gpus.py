@@ -273,7 +273,8 @@ def test_a_job_of_the_fleet_names_the_backend_of_its_devices(tmp_path: Path) -> 
         for name in ("typed", "listed"):
             assert f"{name} has <0>" in shell.stoker("logs", name).out
         waiting = shell.stoker("explain", "other")
-        assert "needs a cuda device, no machine has one" in waiting.out, waiting
+        hint = "needs a cuda device, no machine has one (there are devices of rocm: set gpu_backend)"
+        assert hint in " ".join(waiting.out.split()), waiting
         told = shell.stoker("submit", "gpu_backend=mps", *typed)
         assert (told.code, "gpu_backend: 'mps' is not one of cuda, rocm, metal, oneapi" in told.err) == (21, True), told
 

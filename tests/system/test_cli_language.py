@@ -70,7 +70,7 @@ def test_a_dry_run_ends_with_the_code_of_what_a_run_would_surely_refuse(shell: S
         assert line in done.err
     done = shell.stoker("run", "language/lora", "gpus=1", "--dry-run", "--json", STOKER_GPU_FAKE="none")
     assert (done.code, done.objects()[-1]["error"]) == (40, "plan_faults")
-    assert "train_lora: needs 1 GPU, this machine offers 0\nhint: gpus=0 does without one" in done.err
+    assert "train_lora: needs 1 GPU, this machine offers 0\nhint: gpus=0 runs on the CPU" in done.err
 
 
 def test_a_base_of_the_hub_is_fetched_once_small_files_first_and_verified(tmp_path: Path) -> None:

@@ -325,7 +325,9 @@ def _lacks_devices(shape: PlacementShape, offers: Sequence[NodeOffer]) -> str:
     ]
     largest = max((sizes[0] for sizes in by_node if sizes), default=None)
     if largest is None:
-        return f"needs a {shape.backend} device, no machine has one"
+        others = sorted({device.backend for offer in offers for device in offer.devices})
+        instead = f" (there are devices of {', '.join(others)}: set gpu_backend)" if others else ""
+        return f"needs a {shape.backend} device, no machine has one{instead}"
     if largest < shape.vram_bytes:
         return f"needs {format_size(shape.vram_bytes)}, the largest device has {format_size(largest)}"
     count = shape.device_count

@@ -45,8 +45,8 @@ class DeviceReport:
     """The UUID of the device that contains this part."""
     is_split: bool = False
     """It was divided into parts, and only those can be used."""
-    lacks_driver: bool = False
-    """It has no driver for computing, and is not reserved for something else."""
+    driver_hint: str = ""
+    """How to get a driver for computing, if it has none and is not reserved for something else."""
     works: TriStateAnswer | None = None
     """Whether a program has computed on it, or what is known to prevent that."""
 
@@ -293,7 +293,6 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else _UNKNOWN_PLACE
 
 
-_DRIVER_HINTS = {Backend.CUDA: "install the vendor's driver", Backend.ROCM: "load amdgpu, with ROCm's support"}
 _HINT = "the driver was updated without a restart, a card is failing, or a tool is from another installation"
 
 
@@ -408,10 +407,10 @@ def _without_driver(groups: Sequence[Group], devices: Sequence[Device]) -> list[
             code="driver_missing",
             message=f"{device.name} at {device.pci} can't be used: {device.usable.why}",
             probe="pci",
-            hint=_DRIVER_HINTS.get(device.backend, ""),
+            hint=one["pci"].driver_hint,
         )
         for one, device in zip(groups, devices, strict=True)
-        if set(one) == {"pci"} and one["pci"].lacks_driver
+        if set(one) == {"pci"} and one["pci"].driver_hint
     ]
 
 

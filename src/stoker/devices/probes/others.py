@@ -28,36 +28,56 @@ PCI = "pci"
 _BUS = "/sys/bus/pci/devices"
 # Displays, and accelerators that can't draw.
 _CLASSES = ("0x03", "0x12")
-_VENDORS = {"0x10de": (Backend.CUDA, "NVIDIA", "nvidia"), "0x1002": (Backend.ROCM, "AMD", "amdgpu")}
+
+
+@frozen
+class _BusVendor:
+    """Devices of one vendor on the bus."""
+
+    backend: Backend
+    name: str
+    driver: str
+    """The kernel's driver for computing."""
+    driver_hint: str
+
+
+_BUS_VENDORS = {
+    "0x10de": _BusVendor(
+        backend=Backend.CUDA, name="NVIDIA", driver="nvidia", driver_hint="install the vendor's driver"
+    ),
+    "0x1002": _BusVendor(
+        backend=Backend.ROCM, name="AMD", driver="amdgpu", driver_hint="load amdgpu, with ROCm's support"
+    ),
+}
+"""By the vendor's number."""
 
 
 def read_bus(files: KernelFiles) -> ProbeResult:
-    """Return the accelerators of NVIDIA's and AMD's on the PCI bus, whether or not a driver has taken them."""
+    """Return the accelerators on the PCI bus, whether or not a driver has taken them."""
     found = []
     for address in files.names(_BUS, r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"):
         place = f"{_BUS}/{address}"
-        if files.text(f"{place}/vendor") in _VENDORS and files.text(f"{place}/class").startswith(_CLASSES):
-            found.append(_of_bus(files, address))
+        vendor = _BUS_VENDORS.get(files.text(f"{place}/vendor"))
+        if vendor is not None and files.text(f"{place}/class").startswith(_CLASSES):
+            found.append(_of_bus(files, address, vendor))
     return ProbeResult(probe=PCI, reports=tuple(found))
 
 
-def _of_bus(files: KernelFiles, address: str) -> DeviceReport:
+def _of_bus(files: KernelFiles, address: str, vendor: _BusVendor) -> DeviceReport:
     place = f"{_BUS}/{address}"
-    backend, vendor, expected = _VENDORS[files.text(f"{place}/vendor")]
     driver = files.target_name(f"{place}/driver")
-    is_kept = driver.startswith("vfio")
-    taken = f"the driver {driver} has it" if driver else "no driver has it"
-    stopped = None
-    if is_kept:
-        stopped = TriStateAnswer(verdict=TriState.NO, why=f"reserved for a virtual machine (bound to {driver})")
-    elif driver != expected:
-        stopped = TriStateAnswer(verdict=TriState.NO, why=f"{taken}, and computing needs {expected}")
+    stopped, hint = "", ""
+    if driver.startswith("vfio"):
+        stopped = f"reserved for a virtual machine (bound to {driver})"
+    elif driver != vendor.driver:
+        taken = f"the driver {driver} has it" if driver else "no driver has it"
+        stopped, hint = f"{taken}, and computing needs {vendor.driver}", vendor.driver_hint
     return DeviceReport(
-        backend=backend,
+        backend=vendor.backend,
         pci=tidy_pci(address),
-        name=text_cell(f"{vendor} device {files.text(f'{place}/device')}"),
-        lacks_driver=stopped is not None and not is_kept,
-        works=stopped,
+        name=text_cell(f"{vendor.name} device {files.text(f'{place}/device')}"),
+        driver_hint=hint,
+        works=TriStateAnswer(verdict=TriState.NO, why=stopped) if stopped else None,
     )
 
 

@@ -438,8 +438,8 @@ class CancelledNodes:
 
 
 _FEWER = (
-    "gpus=0 does without one; `stoker doctor` tells what this machine has, `stoker machines` what the fleet has, and "
-    "`stoker submit` takes the same words"
+    "gpus=0 runs on the CPU; `stoker doctor` shows the devices of this machine, `stoker machines` those of the fleet; "
+    "`stoker submit` takes the same settings"
 )
 
 

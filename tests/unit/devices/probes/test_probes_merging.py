@@ -229,13 +229,13 @@ def test_a_device_whose_memory_the_driver_reads_is_reached_whatever_its_file_is_
 def test_a_device_that_only_the_bus_knows_is_installed_and_no_more() -> None:
     stopped = TriStateAnswer(verdict=TriState.NO, why="no driver has it, and computing needs nvidia")
     bare = DeviceReport(
-        backend=Backend.CUDA, pci="0000:01:00.0", name="NVIDIA device 0x2684", lacks_driver=True, works=stopped
+        backend=Backend.CUDA, pci="0000:01:00.0", name="NVIDIA device 0x2684", driver_hint="install it", works=stopped
     )
     (device,) = (found := merge([ProbeResult(probe="pci", reports=(bare,))], {}, FACTS)).devices
     assert (device.installed.is_yes, device.usable.is_no) == (True, True)
     assert codes(found) == ["driver_missing"]
     assert found.findings[0].message.endswith(": no driver has it, and computing needs nvidia")
-    kept = changed(bare, lacks_driver=False)
+    kept = changed(bare, driver_hint="")
     assert codes(merge([ProbeResult(probe="pci", reports=(kept,))], {}, FACTS)) == []
 
 

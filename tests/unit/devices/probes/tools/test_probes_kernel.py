@@ -65,7 +65,7 @@ def test_the_bus_tells_a_card_without_driver_from_no_card(machine: FileMachine, 
     assert "no driver has it" in whys[0]
     assert "nouveau has it" in whys[1]
     assert "virtual machine" in whys[2]
-    assert [one.lacks_driver for one in (driven, bare, other, kept)] == [False, True, True, False]
+    assert [bool(one.driver_hint) for one in (driven, bare, other, kept)] == [False, True, True, False]
 
 
 def test_device_files_say_whether_we_may_use_them(machine: FileMachine, files: KernelFiles) -> None:
