@@ -14,7 +14,7 @@ from stoker.devices.probes import amd, nvidia, others
 from stoker.devices.probes.amd import read_properties
 from stoker.devices.probes.inventory import merge
 from stoker.devices.probes.observations import PROBES, DeviceReport, ProbeResult
-from stoker.devices.probes.others import SPEAKERS
+from stoker.devices.probes.others import BACKEND_PROBES
 from stoker.devices.probes.others import read as read_speaker
 from stoker.devices.probes.visibility import DetectedMachineFacts, VisibilityDevice, read_list, visible_answers
 from stoker.host.command_runner import ProbeFailure, ProbeOutput, Reply
@@ -27,7 +27,7 @@ READERS: dict[str, Callable[[Reply], ProbeResult]] = {
     "amd-smi": amd.read_amd,
     "rocm-smi": amd.read_rocm,
     "system_profiler": others.read_system_profiler,
-    **{one.probe: partial(read_speaker, one) for one in SPEAKERS},
+    **{one.probe: partial(read_speaker, one) for one in BACKEND_PROBES},
 }
 RECORDED = sorted(path for path in RECORDINGS.rglob("*") if path.is_file() and path.parent.name in READERS)
 
@@ -134,7 +134,7 @@ STATEMENTS = st.lists(
         ProbeResult,
         probe=st.sampled_from(PROBES),
         reports=st.lists(SIGHTINGS, max_size=4).map(tuple),
-        was_heard=st.booleans(),
+        is_readable=st.booleans(),
         looked_for=st.frozensets(st.sampled_from([Backend.CUDA, Backend.ROCM])),
     ),
     max_size=5,

@@ -58,7 +58,7 @@ def ask(argv: list[str], limit_s: float = 30.0) -> Reply:
 def wholes(statement: ProbeResult) -> dict[str, DeviceReport]:
     """Return what a probe says of devices that are not parts, by UUID."""
     print(f"\n{statement.probe}: {statement.reports} {statement.findings}")
-    assert statement.was_heard, statement.findings
+    assert statement.is_readable, statement.findings
     return {one.uuid.lower(): one for one in statement.reports if not one.parent}
 
 
@@ -73,9 +73,9 @@ def by_nvml() -> dict[str, DeviceReport]:
 def by_smi() -> dict[str, DeviceReport]:
     if not HAS_SMI:
         pytest.skip("nvidia-smi is not installed")
-    reply = ask(nvidia.question())
-    if nvidia.wants_old_question(reply):
-        reply = ask(nvidia.question(is_old=True))
+    reply = ask(nvidia.nvidia_smi_command())
+    if nvidia.needs_old_columns(reply):
+        reply = ask(nvidia.nvidia_smi_command(is_old=True))
     return wholes(nvidia.read_nvidia_smi(reply))
 
 
@@ -83,7 +83,7 @@ def by_smi() -> dict[str, DeviceReport]:
 def by_torch() -> dict[str, DeviceReport]:
     if not HAS_TORCH:
         pytest.skip("torch is not installed")
-    return wholes(others.read_torch(ask(others.torch_question(sys.executable), TORCH_LIMIT_S)))
+    return wholes(others.read_torch(ask(others.torch_command(sys.executable), TORCH_LIMIT_S)))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from stoker.core.frozen import changed, frozen
 from stoker.core.text import one_line
 from stoker.devices.admission import memory_here
 from stoker.devices.probes.observations import DetectedDevices
-from stoker.devices.probes.others import torch_question
+from stoker.devices.probes.others import torch_command
 from stoker.devices.probes.readers import marked_objects
 from stoker.devices.this_machine import host_name
 from stoker.host.command_runner import CommandRunner, ProbeOutput
@@ -59,7 +59,7 @@ def ask_torch(one: MachineInterpreter, ask: CommandRunner) -> MachineInterpreter
     if one.torch:
         return one
     report: dict[str, Any] = {}
-    for line in marked_objects(ask.ask(torch_question(one.path), limit_s=ASKING_S).out):
+    for line in marked_objects(ask.ask(torch_command(one.path), limit_s=ASKING_S).out):
         report.update(line)
     if not report.get("torch"):
         why = report.get("error") or ("it has none" if report.get("missing") else "no output")

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.core import jsontext
 from stoker.core.capability import ProbeFinding
 from stoker.core.device import Backend
-from stoker.devices.probes.observations import DeviceReport, ProbeResult, garbage, silence, tidy_pci, unheard
+from stoker.devices.probes.observations import DeviceReport, ProbeResult, failed_probe, no_output, tidy_pci, unreadable
 from stoker.devices.probes.readers import KernelFiles, bytes_value, count_value, size_cell, text_cell
 from stoker.host.command_runner import ProbeFailure, Reply
 
@@ -25,12 +25,12 @@ _LIST_KEYS = ("gpu_data", "gpus", "gpu")
 _PERMISSION = ("permission", "not permitted", "render group", "video group")
 
 
-def amd_question(program: str = AMD_SMI) -> list[str]:
+def amd_smi_command(program: str = AMD_SMI) -> list[str]:
     """Return the command that lists devices, by amd-smi."""
     return [program, "static", "--asic", "--bus", "--vram", "--driver", "--json"]
 
 
-def rocm_question(program: str = ROCM_SMI) -> list[str]:
+def rocm_smi_command(program: str = ROCM_SMI) -> list[str]:
     """Return the command that lists devices, by rocm-smi."""
     wanted = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showbus", "--showdriverversion"]
     return [program, *wanted, "--json"]
@@ -43,7 +43,7 @@ def read_amd(reply: Reply) -> ProbeResult:
         return failed
     rows = value if isinstance(value, list) else _listed(value)
     reports, findings = _each(AMD_SMI, [row for row in rows if isinstance(row, dict)], _of_amd)
-    return _statement(AMD_SMI, reports, findings)
+    return _result(AMD_SMI, reports, findings)
 
 
 def read_rocm(reply: Reply) -> ProbeResult:
@@ -52,8 +52,8 @@ def read_rocm(reply: Reply) -> ProbeResult:
     if failed is not None:
         return failed
     if not isinstance(value, dict):
-        finding = garbage(ROCM_SMI, "its JSON is no object", reply.out)
-        return unheard(ROCM_SMI, finding)
+        finding = unreadable(ROCM_SMI, "its JSON is no object", reply.out)
+        return failed_probe(ROCM_SMI, finding)
     system = value.get("system")
     driver = _first(system, "Driver version") if isinstance(system, dict) else ""
     cards = [
@@ -62,10 +62,10 @@ def read_rocm(reply: Reply) -> ProbeResult:
         if (found := _CARD.fullmatch(name)) and isinstance(row, dict)
     ]
     reports, findings = _each(ROCM_SMI, cards, _of_rocm)
-    return _statement(ROCM_SMI, reports, findings)
+    return _result(ROCM_SMI, reports, findings)
 
 
-def _statement(probe: str, reports: list[DeviceReport], findings: list[ProbeFinding]) -> ProbeResult:
+def _result(probe: str, reports: list[DeviceReport], findings: list[ProbeFinding]) -> ProbeResult:
     return ProbeResult(
         probe=probe,
         reports=tuple(reports),
@@ -77,13 +77,13 @@ def _statement(probe: str, reports: list[DeviceReport], findings: list[ProbeFind
 def _json(reply: Reply, probe: str) -> tuple[Any, ProbeResult | None]:
     """Return the JSON in an output, or a result without it. Warnings may be before and after it."""
     if isinstance(reply, ProbeFailure):
-        return None, unheard(probe, silence(reply, probe))
+        return None, failed_probe(probe, no_output(reply, probe))
     starts = [at for at in (reply.out.find("{"), reply.out.find("[")) if at >= 0]
     end = max(reply.out.rfind("}"), reply.out.rfind("]"))
     try:
         return jsontext.loads(reply.out[min(starts) : end + 1] if starts else ""), None
     except ValueError:
-        return None, unheard(probe, _unreadable(reply.out, reply.err, probe))
+        return None, failed_probe(probe, _unreadable(reply.out, reply.err, probe))
 
 
 def _unreadable(out: str, err: str, probe: str) -> ProbeFinding:
@@ -95,7 +95,7 @@ def _unreadable(out: str, err: str, probe: str) -> ProbeFinding:
             probe=probe,
             hint="add the user to the groups render and video",
         )
-    return garbage(probe, "it printed no JSON that can be read", printed)
+    return unreadable(probe, "it printed no JSON that can be read", printed)
 
 
 def _listed(value: object) -> list[Any]:
@@ -112,7 +112,7 @@ def _each(probe: str, rows: list[dict[str, Any]], make: Any) -> tuple[list[Devic
         try:
             reports.append(make(row))
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            findings.append(garbage(probe, f"a device that can't be read ({error})", str(row)))
+            findings.append(unreadable(probe, f"a device that can't be read ({error})", str(row)))
     return reports, findings
 
 
@@ -195,7 +195,7 @@ def read_kfd(files: KernelFiles) -> ProbeResult:
         probe=KFD,
         reports=tuple(_report(files, index, properties, driver) for index, properties in enumerate(devices)),
         backends={Backend.ROCM: ""} if devices and files.has(DEVICE_FILE) else {},
-        was_heard=files.has(NODES),
+        is_readable=files.has(NODES),
     )
 
 

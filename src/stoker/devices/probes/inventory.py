@@ -55,30 +55,32 @@ class _Tool:
     backend: Backend
     probe: str
     """The program's name, too."""
-    question: Callable[[str], list[str]]
+    command: Callable[[str], list[str]]
     """Return its command line for its path."""
     read: Callable[[Reply], ProbeResult]
 
 
 _TOOLS = (
-    _Tool(backend=Backend.CUDA, probe=nvidia.NVIDIA_SMI, question=nvidia.question, read=nvidia.read_nvidia_smi),
-    _Tool(backend=Backend.ROCM, probe=amd.AMD_SMI, question=amd.amd_question, read=amd.read_amd),
-    _Tool(backend=Backend.ROCM, probe=amd.ROCM_SMI, question=amd.rocm_question, read=amd.read_rocm),
+    _Tool(
+        backend=Backend.CUDA, probe=nvidia.NVIDIA_SMI, command=nvidia.nvidia_smi_command, read=nvidia.read_nvidia_smi
+    ),
+    _Tool(backend=Backend.ROCM, probe=amd.AMD_SMI, command=amd.amd_smi_command, read=amd.read_amd),
+    _Tool(backend=Backend.ROCM, probe=amd.ROCM_SMI, command=amd.rocm_smi_command, read=amd.read_rocm),
     _Tool(
         backend=Backend.METAL,
         probe=others.SYSTEM_PROFILER,
-        question=others.question,
+        command=others.system_profiler_command,
         read=others.read_system_profiler,
     ),
 )
-TOOLS = (*(one.probe for one in _TOOLS), *(one.argv[0] for one in others.SPEAKERS))
+TOOLS = (*(one.probe for one in _TOOLS), *(one.argv[0] for one in others.BACKEND_PROBES))
 """The programs that are run, if they are installed."""
 QUICK_PROBES = frozenset({nvidia.NVML, *(one.probe for one in _TOOLS)}) - {nvidia.NVIDIA_SMI}
 """Programs that name devices, without torch, and without the slower one of NVIDIA's two."""
 
 
 @frozen
-class _Question:
+class _ProbeCommand:
     """A program to run, and the reader of its output."""
 
     probe: str
@@ -111,18 +113,18 @@ def find_devices(  # noqa: PLR0913 - what is handed in, one by one
         return invented
     read = [nvidia.read_driver(kernels), amd.read_kfd(kernels), nvidia.read_jetson(kernels), others.read_bus(kernels)]
     evidence = look(kernels, environment, _listed(read))
-    questions = [one for one in _questions(evidence, environment) if _may(one.probe, probes)]
-    replies = ask.ask_all([one.argv for one in questions], limit_s=limit_s) if questions else ()
-    results = [_follow_up(one, reply, ask, limit_s) for one, reply in zip(questions, replies, strict=True)]
+    commands = [one for one in _commands(evidence, environment) if _may(one.probe, probes)]
+    replies = ask.ask_all([one.argv for one in commands], limit_s=limit_s) if commands else ()
+    results = [_follow_up(one, reply, ask, limit_s) for one, reply in zip(commands, replies, strict=True)]
     if (
         Backend.CUDA in evidence.devices
-        and not any(one.probe == nvidia.NVML for one in questions)
+        and not any(one.probe == nvidia.NVML for one in commands)
         and _may(nvidia.NVML, probes)
     ):
         results.insert(0, nvidia.missing())
     if python and (wants_torch or evidence.is_of_devices) and _may(others.TORCH, probes):
-        results.append(others.read_torch(ask.ask(others.torch_question(python), limit_s=torch_limit_s)))
-    return merge([*results, *(one for one in read if one.was_heard)], environment, _facts(kernels, tag))
+        results.append(others.read_torch(ask.ask(others.torch_command(python), limit_s=torch_limit_s)))
+    return merge([*results, *(one for one in read if one.is_readable)], environment, _facts(kernels, tag))
 
 
 def _listed(results: list[ProbeResult]) -> dict[Backend, str]:
@@ -135,45 +137,45 @@ def _listed(results: list[ProbeResult]) -> dict[Backend, str]:
     }
 
 
-def _questions(evidence: Evidence, environment: Mapping[str, str]) -> list[_Question]:
-    found: list[_Question] = []
+def _commands(evidence: Evidence, environment: Mapping[str, str]) -> list[_ProbeCommand]:
+    found: list[_ProbeCommand] = []
     if Backend.CUDA in evidence.devices and (folder := nvidia.library_folder()):
         argv = nvidia.child_command(folder, "snapshot")
-        found.append(_Question(probe=nvidia.NVML, argv=argv, read=nvidia.read_nvml))
+        found.append(_ProbeCommand(probe=nvidia.NVML, argv=argv, read=nvidia.read_nvml))
     found += [
-        _Question(probe=tool.probe, argv=tool.question(program), read=tool.read)
+        _ProbeCommand(probe=tool.probe, argv=tool.command(program), read=tool.read)
         for tool in _TOOLS
         if tool.backend in evidence.devices and (program := program_on_path(tool.probe, environment))
     ]
     if evidence.is_there:
-        found.extend(_speakers(environment))
+        found.extend(_backend_commands(environment))
     return found
 
 
-def _speakers(environment: Mapping[str, str]) -> list[_Question]:
+def _backend_commands(environment: Mapping[str, str]) -> list[_ProbeCommand]:
     return [
-        _Question(
+        _ProbeCommand(
             probe=one.probe,
             argv=[program, *one.argv[1:]],
             read=partial(others.read, one),
         )
-        for one in others.SPEAKERS
+        for one in others.BACKEND_PROBES
         if (not one.needs or any(environment.get(name) for name in one.needs))
         and (program := program_on_path(one.argv[0], environment))
     ]
 
 
-def _follow_up(question: _Question, reply: Reply, ask: CommandRunner, limit_s: float) -> ProbeResult:
+def _follow_up(command: _ProbeCommand, reply: Reply, ask: CommandRunner, limit_s: float) -> ProbeResult:
     """Read an output, and run nvidia-smi again if its first output requires other arguments."""
-    if question.probe != nvidia.NVIDIA_SMI:
-        return question.read(reply)
-    program = question.argv[0]
-    if nvidia.wants_old_question(reply):
-        reply = ask.ask(nvidia.question(program, is_old=True), limit_s=limit_s)
-    statement = question.read(reply)
-    if any(one.is_split for one in statement.reports):
-        statement = nvidia.read_parts(statement, ask.ask(nvidia.parts_question(program), limit_s=limit_s))
-    return statement
+    if command.probe != nvidia.NVIDIA_SMI:
+        return command.read(reply)
+    program = command.argv[0]
+    if nvidia.needs_old_columns(reply):
+        reply = ask.ask(nvidia.nvidia_smi_command(program, is_old=True), limit_s=limit_s)
+    result = command.read(reply)
+    if any(one.is_split for one in result.reports):
+        result = nvidia.read_parts(result, ask.ask(nvidia.parts_command(program), limit_s=limit_s))
+    return result
 
 
 def _may(probe: str, probes: frozenset[str] | None) -> bool:
@@ -200,11 +202,11 @@ _MADE_UP = "made up"
 
 
 def merge(
-    statements: Sequence[ProbeResult], environment: Mapping[str, str], facts: DetectedMachineFacts
+    results: Sequence[ProbeResult], environment: Mapping[str, str], facts: DetectedMachineFacts
 ) -> DetectedDevices:
     """Return the devices of all results, with the source of each value, and all differences."""
-    heard = {one.probe: one for one in statements}
-    groups = group(statements)
+    by_probe = {one.probe: one for one in results}
+    groups = group(results)
     uuids, findings = _identities(groups, facts.tag)
     by_variables = visible_answers(
         [
@@ -213,16 +215,16 @@ def merge(
         ],
         environment,
     )
-    if TORCH in heard:
+    if TORCH in by_probe:
         seen = [one for one, answer in zip(groups, by_variables, strict=True) if not answer.is_no]
-        findings += unmatched(pair(seen, heard[TORCH]))
+        findings += unmatched(pair(seen, by_probe[TORCH]))
     devices = tuple(
-        _merged_device(one, uuid, answer, heard, facts)
+        _merged_device(one, uuid, answer, by_probe, facts)
         for one, uuid, answer in zip(groups, uuids, by_variables, strict=True)
     )
-    reported = [finding for one in statements for finding in one.findings]
-    noticed = [*reported, *findings, *compare(groups, devices, heard, facts.device_files)]
-    backends, sources = _backends(statements)
+    reported = [finding for one in results for finding in one.findings]
+    noticed = [*reported, *findings, *compare(groups, devices, by_probe, facts.device_files)]
+    backends, sources = _backends(results)
     return DetectedDevices(
         devices=devices,
         backends=usable_backends(backends, devices),
@@ -265,7 +267,7 @@ def _identities(groups: Sequence[Group], tag: str) -> tuple[list[str], list[Prob
 
 
 def _merged_device(
-    of: Group, uuid: str, by_variables: TriStateAnswer, heard: Mapping[str, ProbeResult], facts: DetectedMachineFacts
+    of: Group, uuid: str, by_variables: TriStateAnswer, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts
 ) -> Device:
     values: dict[str, object] = {}
     sources = {"uuid": first_of(of, "uuid")[1] if _text(of, "uuid") == uuid else _MADE_UP}
@@ -281,7 +283,7 @@ def _merged_device(
         for field, known in (("total_bytes", facts.ram_total_bytes), ("free_bytes", facts.ram_available_bytes)):
             if values[field] is None and known is not None:
                 values[field], sources[field] = known, _FROM_MEMORY
-    seen = visible(of, by_variables, heard, facts)
+    seen = visible(of, by_variables, by_probe, facts)
     return Device(
         uuid=uuid,
         backend=backend_of(of),
@@ -295,15 +297,15 @@ def _merged_device(
         pci=_text(of, "pci"),
         installed=installed(of),
         visible=seen,
-        usable=usable(of, seen, heard),
+        usable=usable(of, seen, by_probe),
         sources=sources,
     )
 
 
-def _backends(statements: Sequence[ProbeResult]) -> tuple[dict[Backend, str], dict[str, str]]:
+def _backends(results: Sequence[ProbeResult]) -> tuple[dict[Backend, str], dict[str, str]]:
     backends: dict[Backend, str] = {}
     sources: dict[str, str] = {}
-    for one in statements:
+    for one in results:
         for backend, version in one.backends.items():
             if not backends.get(backend):
                 backends[backend] = version

@@ -22,11 +22,11 @@ from stoker.devices.probes.observations import (
     DEVICE_LOST,
     DeviceReport,
     ProbeResult,
-    garbage,
-    silence,
+    failed_probe,
+    known_problem,
+    no_output,
     tidy_pci,
-    trouble,
-    unheard,
+    unreadable,
 )
 from stoker.devices.probes.readers import (
     KernelFiles,
@@ -51,17 +51,17 @@ _PART_SIZE = re.compile(r"\.(\d+)gb")
 _SIZES = {"memory.total": "total_bytes", "memory.free": "free_bytes", "memory.reserved": "reserved_bytes"}
 
 
-def question(program: str = NVIDIA_SMI, *, is_old: bool = False) -> list[str]:
+def nvidia_smi_command(program: str = NVIDIA_SMI, *, is_old: bool = False) -> list[str]:
     """Return the command that lists the GPUs."""
     return [program, f"--query-gpu={','.join(_OLD if is_old else _ALL)}", "--format=csv"]
 
 
-def parts_question(program: str = NVIDIA_SMI) -> list[str]:
+def parts_command(program: str = NVIDIA_SMI) -> list[str]:
     """Return the command that also lists the parts of divided GPUs."""
     return [program, "-L"]
 
 
-def wants_old_question(reply: Reply) -> bool:
+def needs_old_columns(reply: Reply) -> bool:
     """Return True if this version does not know all columns."""
     return not isinstance(reply, ProbeFailure) and _UNKNOWN_FIELD in f"{reply.out} {reply.err}".lower()
 
@@ -69,7 +69,7 @@ def wants_old_question(reply: Reply) -> bool:
 def read_nvidia_smi(reply: Reply) -> ProbeResult:
     """Read the list of GPUs."""
     if isinstance(reply, ProbeFailure):
-        return unheard(NVIDIA_SMI, silence(reply, NVIDIA_SMI))
+        return failed_probe(NVIDIA_SMI, no_output(reply, NVIDIA_SMI))
     lines = [line for line in reply.out.splitlines() if line.strip()]
     start = next((number for number, line in enumerate(lines) if _is_header(line)), None)
     if start is None:
@@ -92,11 +92,11 @@ def read_nvidia_smi(reply: Reply) -> ProbeResult:
     )
 
 
-def read_parts(statement: ProbeResult, reply: Reply) -> ProbeResult:
+def read_parts(result: ProbeResult, reply: Reply) -> ProbeResult:
     """Return a result with the parts of its divided GPUs added."""
     if isinstance(reply, ProbeFailure):
-        return changed(statement, findings=(*statement.findings, silence(reply, NVIDIA_SMI)))
-    parents = {one.uuid: one for one in statement.reports}
+        return changed(result, findings=(*result.findings, no_output(reply, NVIDIA_SMI)))
+    parents = {one.uuid: one for one in result.reports}
     parts: list[DeviceReport] = []
     parent: DeviceReport | None = None
     for line in reply.out.splitlines():
@@ -105,7 +105,7 @@ def read_parts(statement: ProbeResult, reply: Reply) -> ProbeResult:
             parent = parents.get(whole[1])
         elif part is not None and parent is not None:
             parts.append(_part(parent, part))
-    return changed(statement, reports=(*statement.reports, *parts))
+    return changed(result, reports=(*result.reports, *parts))
 
 
 def _is_header(line: str) -> bool:
@@ -116,26 +116,27 @@ def _is_header(line: str) -> bool:
 def _row(columns: list[str], line: str) -> tuple[DeviceReport | None, list[ProbeFinding]]:
     cells = [cell.strip() for cell in line.split(",")]
     if not cells[0].isdecimal() or len(cells) > len(columns):
-        return None, [trouble(line, NVIDIA_SMI) or garbage(NVIDIA_SMI, "a line that is no row of its list", line)]
+        finding = known_problem(line, NVIDIA_SMI) or unreadable(NVIDIA_SMI, "a line that is no row of its list", line)
+        return None, [finding]
     findings: list[ProbeFinding] = []
     if len(cells) < len(columns):
         # Cut-off output may end within its last cell.
         cells.pop()
-        findings.append(garbage(NVIDIA_SMI, "a row that is cut off", line))
+        findings.append(unreadable(NVIDIA_SMI, "a row that is cut off", line))
     row = dict(zip(columns, cells, strict=False))
     sizes: dict[str, int | None] = {}
     for column, field in _SIZES.items():
         try:
             sizes[field] = size_cell(row.get(column, ""))
         except ValueError as error:
-            findings.append(garbage(NVIDIA_SMI, f"{column} is {error}"))
-    lost = [trouble(cell, NVIDIA_SMI) for cell in cells if is_absent(cell) and "n/a" not in cell.lower()]
+            findings.append(unreadable(NVIDIA_SMI, f"{column} is {error}"))
+    lost = [known_problem(cell, NVIDIA_SMI) for cell in cells if is_absent(cell) and "n/a" not in cell.lower()]
     findings.extend(one for one in lost if one is not None and one not in findings)
     stopped = next((one.message for one in lost if one is not None and one.code == DEVICE_LOST), "")
     uuid, pci = text_cell(row.get("uuid", "")), tidy_pci(row.get("pci.bus_id", ""))
     name = text_cell(row.get("name", ""))
     if not (uuid or pci or name):
-        return None, [*findings, garbage(NVIDIA_SMI, "a row that names no device", line)]
+        return None, [*findings, unreadable(NVIDIA_SMI, "a row that names no device", line)]
     return (
         DeviceReport(
             backend=Backend.CUDA,
@@ -159,14 +160,14 @@ def _without_list(out: str, err: str, exit_code: int) -> ProbeResult:
     printed = f"{out.strip()} {err.strip()}".strip()
     if _NONE_FOUND in printed.lower():
         return ProbeResult(probe=NVIDIA_SMI)
-    return unheard(NVIDIA_SMI, _failure(printed, exit_code))
+    return failed_probe(NVIDIA_SMI, _failure(printed, exit_code))
 
 
 def _failure(printed: str, exit_code: int) -> ProbeFinding:
-    known = trouble(printed, NVIDIA_SMI)
+    known = known_problem(printed, NVIDIA_SMI)
     if known is not None:
         return known
-    return garbage(NVIDIA_SMI, f"it ended with {exit_code}" if exit_code else "it printed no list", printed)
+    return unreadable(NVIDIA_SMI, f"it ended with {exit_code}" if exit_code else "it printed no list", printed)
 
 
 def _part(parent: DeviceReport, found: re.Match[str]) -> DeviceReport:
@@ -220,22 +221,22 @@ def missing() -> ProbeResult:
         probe=NVML,
         hint="install nvidia-ml-py into Stoker's environment",
     )
-    return unheard(NVML, finding)
+    return failed_probe(NVML, finding)
 
 
 def read_nvml(reply: Reply) -> ProbeResult:
     """Read a snapshot."""
     if isinstance(reply, ProbeFailure):
-        return unheard(NVML, silence(reply, NVML))
+        return failed_probe(NVML, no_output(reply, NVML))
     report = next(iter(marked_objects(reply.out)), None)
     if report is None:
         ended = f"it ended with {reply.exit_code}" if reply.exit_code else "it printed no answer"
-        finding = trouble(reply.err, NVML) or garbage(NVML, ended, reply.err or reply.out)
-        return unheard(NVML, finding)
+        finding = known_problem(reply.err, NVML) or unreadable(NVML, ended, reply.err or reply.out)
+        return failed_probe(NVML, finding)
     if "missing" in report:
         return missing()
     if "error" in report:
-        return unheard(NVML, _nvml_failure(str(report["error"])))
+        return failed_probe(NVML, _nvml_failure(str(report["error"])))
     driver = text_cell(report.get("driver"))
     reports = [one for row in _rows(report.get("devices")) for one in _device(row, driver)]
     errors = report.get("errors")
@@ -248,7 +249,7 @@ def read_nvml(reply: Reply) -> ProbeResult:
 
 
 def _nvml_failure(text: str) -> ProbeFinding:
-    return trouble(text, NVML) or ProbeFinding(
+    return known_problem(text, NVML) or ProbeFinding(
         code="nvml_error", message=f"NVML reports: {one_line(text, 200)}", probe=NVML, hint="does nvidia-smi work?"
     )
 
@@ -317,7 +318,7 @@ def read_driver(files: KernelFiles) -> ProbeResult:
             )
             for pci in excluded
         ),
-        was_heard=files.has(_GPUS),
+        is_readable=files.has(_GPUS),
     )
 
 
@@ -377,7 +378,7 @@ def read_jetson(files: KernelFiles) -> ProbeResult:
     chip = _CHIP.search(_from_tree(files, "compatible"))
     is_board = chip is not None or "jetson" in model.lower()
     if not is_board:
-        return ProbeResult(probe=JETSON, was_heard=False)
+        return ProbeResult(probe=JETSON, is_readable=False)
     has_gpu = any(files.has(place) for place in _GPU_PLACES) or bool(files.names(_PLATFORM, _GPU_NAME))
     if not has_gpu:
         return ProbeResult(probe=JETSON)

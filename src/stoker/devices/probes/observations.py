@@ -62,13 +62,13 @@ class ProbeResult:
     findings: tuple[ProbeFinding, ...] = ()
     looked_for: frozenset[Backend] = frozenset()
     """Kinds of device that it would have reported."""
-    was_heard: bool = True
+    is_readable: bool = True
     """True if its output could be read; only then the number of its reports means anything."""
 
 
-def unheard(probe: str, finding: ProbeFinding) -> ProbeResult:
+def failed_probe(probe: str, finding: ProbeFinding) -> ProbeResult:
     """Return the result of a probe without readable output."""
-    return ProbeResult(probe=probe, findings=(finding,), was_heard=False)
+    return ProbeResult(probe=probe, findings=(finding,), is_readable=False)
 
 
 def tidy_pci(text: str) -> str:
@@ -137,7 +137,7 @@ _SAME_NAMES = (*NVIDIA_DRIVER, "kernel", "torch")
 
 SAME_BYTES = 64 * MIB
 """Two totals that differ by no more are the same."""
-UNTOLD_PERCENT = 3
+RESERVED_PERCENT = 3
 """How much of the total a driver may reserve where no probe reports it."""
 
 UNIFIED_FRAGMENTS = ("jetson", "orin", "tegra", "gb10", "digits", "thor")
@@ -158,29 +158,29 @@ Group = dict[str, DeviceReport]
 """One device with its reports."""
 
 
-def group(statements: Iterable[ProbeResult]) -> list[Group]:
+def group(results: Iterable[ProbeResult]) -> list[Group]:
     """Return the devices, in their drivers' order, parts right after their wholes.
 
     Reports of torch that carry no address are left out: see `pair`.
     """
     groups: list[Group] = []
     loose: list[tuple[str, list[DeviceReport]]] = []
-    for statement in sorted(statements, key=lambda one: _rank(one.probe)):
-        without = [one for one in statement.reports if not _join(groups, statement.probe, one)]
-        if without and statement.probe != TORCH:
-            loose.append((statement.probe, without))
+    for result in sorted(results, key=lambda one: _rank(one.probe)):
+        without = [one for one in result.reports if not _join(groups, result.probe, one)]
+        if without and result.probe != TORCH:
+            loose.append((result.probe, without))
     for probe, reports in loose:
         for backend in dict.fromkeys(one.backend for one in reports):
             _match_loose(groups, probe, [one for one in reports if one.backend is backend])
     return _in_order(groups)
 
 
-def pair(groups: Sequence[Group], statement: ProbeResult) -> int:
+def pair(groups: Sequence[Group], result: ProbeResult) -> int:
     """Match reports of torch without an address to the devices that it can see; return how many found none.
 
     `groups` are the visible devices in their order. Without addresses, the names must agree one by one.
     """
-    loose = [one for one in statement.reports if not (one.uuid or one.pci)]
+    loose = [one for one in result.reports if not (one.uuid or one.pci)]
     for backend in dict.fromkeys(one.backend for one in loose):
         rows = [one for one in loose if one.backend is backend]
         open_groups = [one for one in groups if backend_of(one) is backend and TORCH not in one]
@@ -299,7 +299,7 @@ _HINT = "the driver was updated without a restart, a card is failing, or a tool 
 def compare(
     groups: Sequence[Group],
     devices: Sequence[Device],
-    heard: Mapping[str, ProbeResult],
+    by_probe: Mapping[str, ProbeResult],
     device_files: Collection[int],
 ) -> list[ProbeFinding]:
     """Return every difference that means an error. `devices` are the results of `groups`, one for one."""
@@ -310,10 +310,10 @@ def compare(
         found += _size_differences(one, label)
     return [
         *found,
-        *_counts(heard),
-        *_seen_by_nobody(groups, heard, device_files),
+        *_counts(by_probe),
+        *_missing_in_driver(groups, by_probe, device_files),
         *_without_driver(groups, devices),
-        *_fewer_than_visible(groups, devices, heard),
+        *_fewer_than_visible(groups, devices, by_probe),
         *_order_unknown(devices),
     ]
 
@@ -368,14 +368,14 @@ def _is_same_size(best: DeviceReport, other: DeviceReport, *, is_torch: bool) ->
     # Programs see what the driver leaves.
     if best.reserved_bytes:
         return abs(total - best.reserved_bytes - reported) <= SAME_BYTES
-    return -SAME_BYTES <= total - reported <= SAME_BYTES + total * UNTOLD_PERCENT // 100
+    return -SAME_BYTES <= total - reported <= SAME_BYTES + total * RESERVED_PERCENT // 100
 
 
-def _counts(heard: Mapping[str, ProbeResult]) -> list[ProbeFinding]:
+def _counts(by_probe: Mapping[str, ProbeResult]) -> list[ProbeFinding]:
     counts = [
-        (probe, sum(1 for one in heard[probe].reports if not one.parent))
+        (probe, sum(1 for one in by_probe[probe].reports if not one.parent))
         for probe in NVIDIA_DRIVER
-        if probe in heard and heard[probe].was_heard
+        if probe in by_probe and by_probe[probe].is_readable
     ]
     return [
         _difference("disagree_count", f"{one} lists {count} devices, {other} lists {others}")
@@ -384,12 +384,12 @@ def _counts(heard: Mapping[str, ProbeResult]) -> list[ProbeFinding]:
     ]
 
 
-def _seen_by_nobody(
-    groups: Sequence[Group], heard: Mapping[str, ProbeResult], device_files: Collection[int]
+def _missing_in_driver(
+    groups: Sequence[Group], by_probe: Mapping[str, ProbeResult], device_files: Collection[int]
 ) -> list[ProbeFinding]:
     listed = sum(1 for one in groups if "kernel" in one) or len(device_files)
-    blind = [name for name in NVIDIA_DRIVER if name in heard and heard[name].was_heard]
-    if not listed or not blind or any(heard[name].reports for name in blind):
+    blind = [name for name in NVIDIA_DRIVER if name in by_probe and by_probe[name].is_readable]
+    if not listed or not blind or any(by_probe[name].reports for name in blind):
         return []
     return [
         ProbeFinding(
@@ -415,10 +415,10 @@ def _without_driver(groups: Sequence[Group], devices: Sequence[Device]) -> list[
 
 
 def _fewer_than_visible(
-    groups: Sequence[Group], devices: Sequence[Device], heard: Mapping[str, ProbeResult]
+    groups: Sequence[Group], devices: Sequence[Device], by_probe: Mapping[str, ProbeResult]
 ) -> list[ProbeFinding]:
-    by_torch = heard.get(TORCH)
-    if by_torch is None or not by_torch.was_heard or any(first_of(one, "parent")[0] for one in groups):
+    by_torch = by_probe.get(TORCH)
+    if by_torch is None or not by_torch.is_readable or any(first_of(one, "parent")[0] for one in groups):
         return []
     missed = [
         device.uuid
@@ -513,14 +513,14 @@ _TROUBLES = (
 )
 
 
-def silence(reply: ProbeFailure, probe: str) -> ProbeFinding:
+def no_output(reply: ProbeFailure, probe: str) -> ProbeFinding:
     """Return the finding that a program gave no output."""
     return ProbeFinding(
         code=reply.code, message=one_line(reply.why, 2 * _SHOWN), probe=probe, hint=_HINTS.get(reply.code, "")
     )
 
 
-def garbage(probe: str, what: str, text: str = "") -> ProbeFinding:
+def unreadable(probe: str, what: str, text: str = "") -> ProbeFinding:
     """Return the finding that a program's output can't be read."""
     shown = one_line(text, _SHOWN)
     return ProbeFinding(
@@ -531,7 +531,7 @@ def garbage(probe: str, what: str, text: str = "") -> ProbeFinding:
     )
 
 
-def trouble(text: str, probe: str) -> ProbeFinding | None:
+def known_problem(text: str, probe: str) -> ProbeFinding | None:
     """Return the known problem that a message of NVIDIA's software describes, if any."""
     plain = text.lower()
     for one in _TROUBLES:

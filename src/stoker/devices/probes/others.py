@@ -15,7 +15,7 @@ from stoker.core.capability import ProbeFinding
 from stoker.core.device import Backend, MemoryType, TriState, TriStateAnswer
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import one_line
-from stoker.devices.probes.observations import DeviceReport, ProbeResult, garbage, silence, tidy_pci, unheard
+from stoker.devices.probes.observations import DeviceReport, ProbeResult, failed_probe, no_output, tidy_pci, unreadable
 from stoker.devices.probes.readers import KernelFiles, bytes_value, count_value, marked_objects, size_cell, text_cell
 from stoker.host.command_runner import ProbeFailure, Reply
 
@@ -89,7 +89,7 @@ _KEY = "SPDisplaysDataType"
 _FAMILY = re.compile(r"metal(\d*)", re.IGNORECASE)
 
 
-def question(program: str = SYSTEM_PROFILER) -> list[str]:
+def system_profiler_command(program: str = SYSTEM_PROFILER) -> list[str]:
     """Return the command that lists graphics hardware."""
     return [program, _KEY, "-json"]
 
@@ -97,13 +97,13 @@ def question(program: str = SYSTEM_PROFILER) -> list[str]:
 def read_system_profiler(reply: Reply) -> ProbeResult:
     """Read the output of system_profiler."""
     if isinstance(reply, ProbeFailure):
-        return unheard(SYSTEM_PROFILER, silence(reply, SYSTEM_PROFILER))
+        return failed_probe(SYSTEM_PROFILER, no_output(reply, SYSTEM_PROFILER))
     try:
         value = jsontext.loads(reply.out)
         rows = [row for row in value[_KEY] if isinstance(row, dict)]
     except (ValueError, TypeError, KeyError):
-        finding = garbage(SYSTEM_PROFILER, "it printed no list of displays", reply.err or reply.out)
-        return unheard(SYSTEM_PROFILER, finding)
+        finding = unreadable(SYSTEM_PROFILER, "it printed no list of displays", reply.err or reply.out)
+        return failed_probe(SYSTEM_PROFILER, finding)
     able = [(number, row) for number, row in enumerate(rows) if _metal(row) is not None]
     versions = [version for _, row in able if (version := _metal(row))]
     return ProbeResult(
@@ -176,15 +176,15 @@ class BackendProbe:
     """Variables, one of which must be set for it to have a server to query."""
 
 
-def read(speaker: BackendProbe, reply: Reply) -> ProbeResult:
+def read(probe: BackendProbe, reply: Reply) -> ProbeResult:
     """Read a program's output about its backend."""
     if isinstance(reply, ProbeFailure):
-        return unheard(speaker.probe, silence(reply, speaker.probe))
-    version = speaker.version(reply.out)
+        return failed_probe(probe.probe, no_output(reply, probe.probe))
+    version = probe.version(reply.out)
     if version is None and reply.exit_code and not reply.out.strip():
-        finding = garbage(speaker.probe, f"it ended with {reply.exit_code}", reply.err)
-        return unheard(speaker.probe, finding)
-    return ProbeResult(probe=speaker.probe, backends={} if version is None else {speaker.backend: version})
+        finding = unreadable(probe.probe, f"it ended with {reply.exit_code}", reply.err)
+        return failed_probe(probe.probe, finding)
+    return ProbeResult(probe=probe.probe, backends={} if version is None else {probe.backend: version})
 
 
 def _vulkan(out: str) -> str | None:
@@ -216,7 +216,7 @@ def _opengl(out: str) -> str | None:
     return version[1] if version else ""
 
 
-SPEAKERS = (
+BACKEND_PROBES = (
     BackendProbe(probe="vulkaninfo", backend=Backend.WEBGPU, argv=("vulkaninfo", "--summary"), version=_vulkan),
     BackendProbe(probe="clinfo", backend=Backend.OPENCL, argv=("clinfo", "--raw"), version=_opencl),
     BackendProbe(probe="sycl-ls", backend=Backend.ONEAPI, argv=("sycl-ls",), version=_oneapi),
@@ -241,7 +241,7 @@ _LONGEST = 200
 _NONE = "No CUDA GPUs are available"
 
 
-def torch_question(python: str) -> list[str]:
+def torch_command(python: str) -> list[str]:
     """Return the command that runs the torch of an interpreter."""
     return [python, _SCRIPT]
 
@@ -254,7 +254,7 @@ def read_torch(reply: Reply) -> ProbeResult:
     findings = _findings(reply, report)
     # A failure after the import is as informative about the devices as a list of them.
     if "devices" not in report and not ("error" in report and report.get("torch")):
-        return ProbeResult(probe=TORCH, findings=findings, was_heard=False)
+        return ProbeResult(probe=TORCH, findings=findings, is_readable=False)
     backend = Backend.ROCM if report.get("hip") else Backend.CUDA
     rows = report["devices"] if isinstance(report.get("devices"), list) else []
     reports = [_torch_report(row, backend, text_cell(report.get("torch"))) for row in rows if isinstance(row, dict)]
@@ -274,7 +274,7 @@ def read_torch(reply: Reply) -> ProbeResult:
 def _findings(reply: Reply, report: Mapping[str, Any]) -> tuple[ProbeFinding, ...]:
     if isinstance(reply, ProbeFailure):
         slow = "the first import of torch may take longer than that: try again"
-        finding = silence(reply, TORCH)
+        finding = no_output(reply, TORCH)
         return (changed(finding, hint=slow) if reply.code == "probe_timeout" else finding,)
     if report.get("missing"):
         # An interpreter without torch is reported by the check of interpreters.
@@ -302,7 +302,7 @@ def _findings(reply: Reply, report: Mapping[str, Any]) -> tuple[ProbeFinding, ..
         )
     if "devices" not in report and not error:
         noise = reply.err or reply.out
-        return (garbage(TORCH, f"it ended with {reply.exit_code} before its output was complete", noise),)
+        return (unreadable(TORCH, f"it ended with {reply.exit_code} before its output was complete", noise),)
     return ()
 
 

@@ -165,7 +165,7 @@ def _unknown(value: str) -> TriStateAnswer:
     )
 
 
-# Installed, visible, usable: three questions about a device, each with its reason. Pure.
+# Installed, visible, usable: three answers about a device, each with its reason. Pure.
 
 _STOPPING = ("driver_mismatch", "driver_unreachable", "device_lost", "nvml_unknown_error")
 """Findings that mean: no program can use the device."""
@@ -193,57 +193,57 @@ def installed(of: Group) -> TriStateAnswer:
 
 
 def visible(
-    of: Group, by_variables: TriStateAnswer, heard: Mapping[str, ProbeResult], facts: DetectedMachineFacts
+    of: Group, by_variables: TriStateAnswer, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts
 ) -> TriStateAnswer:
     """Return whether programs started from here may see the device."""
     if TORCH in of:
         return TriStateAnswer(verdict=TriState.YES, why="torch sees it")
     if by_variables.is_no:
         return by_variables
-    if hidden := _hidden_by_system(of, heard, facts):
+    if hidden := _hidden_by_system(of, by_probe, facts):
         return _no(hidden)
-    if by_variables.verdict is TriState.UNKNOWN and _torch_saw_others(of, heard):
+    if by_variables.verdict is TriState.UNKNOWN and _torch_saw_others(of, by_probe):
         return _no(f"torch does not see it; {by_variables.why}")
     if by_variables.is_yes:
         return TriStateAnswer(verdict=TriState.YES, why="no variable and no permission hides it")
     return by_variables
 
 
-def usable(of: Group, seen: TriStateAnswer, heard: Mapping[str, ProbeResult]) -> TriStateAnswer:
+def usable(of: Group, seen: TriStateAnswer, by_probe: Mapping[str, ProbeResult]) -> TriStateAnswer:
     """Return whether a program has computed on the device, or what would prevent that."""
     if first_of(of, "is_split")[0] is True:
         return _no("it is divided into parts (MIG), and programs use those")
-    tried = of[TORCH].works if TORCH in of else _stopped(of, heard)
+    tried = of[TORCH].works if TORCH in of else _stopped(of, by_probe)
     if tried is not None:
         return tried
     if seen.is_no:
         return TriStateAnswer(verdict=TriState.UNKNOWN, why="programs do not see it, so none has tried it")
-    if seen.is_yes and _torch_saw_others(of, heard):
-        return _no(next((one.message for one in heard[TORCH].findings), "torch does not see it"))
+    if seen.is_yes and _torch_saw_others(of, by_probe):
+        return _no(next((one.message for one in by_probe[TORCH].findings), "torch does not see it"))
     return TriStateAnswer(verdict=TriState.UNKNOWN, why="no program has tried it")
 
 
-def _stopped(of: Group, heard: Mapping[str, ProbeResult]) -> TriStateAnswer | None:
+def _stopped(of: Group, by_probe: Mapping[str, ProbeResult]) -> TriStateAnswer | None:
     """Return what is known to prevent programs, unless a probe can use the device."""
     reached = [one for probe, one in of.items() if probe not in ("kernel", "pci")]
     if reached:
         # One of them may list a device that no longer responds to it.
         return next((one.works for one in reached if one.works is not None and one.works.is_no), None)
     stopped = next((one.works for one in of.values() if one.works is not None and one.works.is_no), None)
-    troubles = [one.message for result in heard.values() for one in result.findings if one.code in _STOPPING]
+    troubles = [one.message for result in by_probe.values() for one in result.findings if one.code in _STOPPING]
     if stopped is None and troubles and backend_of(of) is Backend.CUDA:
         return _no(troubles[0])
     return stopped
 
 
-def _hidden_by_system(of: Group, heard: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
+def _hidden_by_system(of: Group, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
     backend = backend_of(of)
     if backend is Backend.CUDA:
-        return _cuda_hidden(of, heard, facts)
+        return _cuda_hidden(of, by_probe, facts)
     return _rocm_hidden(of, facts) if backend is Backend.ROCM else ""
 
 
-def _cuda_hidden(of: Group, heard: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
+def _cuda_hidden(of: Group, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
     if any(probe in of and of[probe].free_bytes is not None for probe in NVIDIA_DRIVER):
         # Its memory was read through its device file, whatever that is called here.
         return ""
@@ -253,7 +253,7 @@ def _cuda_hidden(of: Group, heard: Mapping[str, ProbeResult], facts: DetectedMac
             return f"there is no /dev/nvidia{minor} here: a container was not given it"
         if not facts.device_files[minor]:
             return f"no permission to use /dev/nvidia{minor}"
-    listing = [probe for probe in NVIDIA_DRIVER if probe in heard and heard[probe].was_heard]
+    listing = [probe for probe in NVIDIA_DRIVER if probe in by_probe and by_probe[probe].is_readable]
     is_shown = any(probe in of for probe in (*NVIDIA_DRIVER, "jetson", TORCH))
     if listing and not is_shown:
         return f"the driver does not show it here ({', '.join(listing)})"
@@ -270,13 +270,13 @@ def _rocm_hidden(of: Group, facts: DetectedMachineFacts) -> str:
     return ""
 
 
-def _torch_saw_others(of: Group, heard: Mapping[str, ProbeResult]) -> bool:
+def _torch_saw_others(of: Group, by_probe: Mapping[str, ProbeResult]) -> bool:
     """Return True if torch reported this kind of device, and did not name this one."""
-    by_torch = heard.get(TORCH)
+    by_torch = by_probe.get(TORCH)
     is_whole = not first_of(of, "parent")[0]
     return (
         by_torch is not None
-        and by_torch.was_heard
+        and by_torch.is_readable
         and backend_of(of) in by_torch.looked_for
         and TORCH not in of
         and is_whole

@@ -52,7 +52,7 @@ def test_a_size_that_is_not_told_is_not_known() -> None:
 def test_what_is_no_list_is_a_finding(name: str, code: str) -> None:
     read = amd.read_rocm if name.startswith("rocm") else amd.read_amd
     statement = read(recorded(name, exit_code=1))
-    assert not statement.was_heard
+    assert not statement.is_readable
     assert [finding.code for finding in statement.findings] == [code]
 
 

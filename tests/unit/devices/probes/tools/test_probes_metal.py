@@ -38,4 +38,4 @@ def test_what_is_no_list_is_a_finding(out: str) -> None:
 
 
 def test_silence_is_a_finding() -> None:
-    assert not others.read_system_profiler(ProbeFailure(why="missing", code="probe_missing")).was_heard
+    assert not others.read_system_profiler(ProbeFailure(why="missing", code="probe_missing")).is_readable

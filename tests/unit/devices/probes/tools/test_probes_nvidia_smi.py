@@ -33,10 +33,10 @@ def test_a_list_says_that_cuda_can_be_spoken() -> None:
 
 
 def test_an_old_version_is_asked_for_fewer_columns() -> None:
-    assert nvidia.wants_old_question(recorded("nvidia-smi/r470-unknown-field.txt", exit_code=2))
-    assert not nvidia.wants_old_question(recorded("nvidia-smi/r535-two-rtx4090.csv"))
-    assert not nvidia.wants_old_question(ProbeFailure(why="hangs", code="probe_timeout"))
-    assert "compute_cap" not in nvidia.question(is_old=True)[1]
+    assert nvidia.needs_old_columns(recorded("nvidia-smi/r470-unknown-field.txt", exit_code=2))
+    assert not nvidia.needs_old_columns(recorded("nvidia-smi/r535-two-rtx4090.csv"))
+    assert not nvidia.needs_old_columns(ProbeFailure(why="hangs", code="probe_timeout"))
+    assert "compute_cap" not in nvidia.nvidia_smi_command(is_old=True)[1]
     first, _ = read("r418-tesla-k80-old-columns.csv").reports
     assert (first.name, first.total_bytes, first.capability) == ("Tesla K80", 11441 * MIB, "")
 
@@ -73,7 +73,7 @@ def test_what_a_user_may_not_ask_is_said_and_not_fatal() -> None:
 )
 def test_a_tool_that_gives_no_list_says_why(name: str, exit_code: int, code: str) -> None:
     statement = read(name, exit_code)
-    assert not statement.was_heard
+    assert not statement.is_readable
     assert statement.reports == ()
     assert codes(statement) == [code]
     assert all(finding.hint and "\n" not in finding.message for finding in statement.findings)
@@ -81,7 +81,7 @@ def test_a_tool_that_gives_no_list_says_why(name: str, exit_code: int, code: str
 
 def test_no_devices_is_an_answer() -> None:
     statement = read("no-devices.txt", 6)
-    assert statement.was_heard
+    assert statement.is_readable
     assert (statement.reports, statement.findings) == ((), ())
 
 
@@ -124,7 +124,7 @@ def test_a_row_that_is_cut_off_keeps_what_is_whole() -> None:
 
 def test_silence_is_a_finding() -> None:
     statement = nvidia.read_nvidia_smi(ProbeFailure(why="nvidia-smi did not answer within 5 s", code="probe_timeout"))
-    assert not statement.was_heard
+    assert not statement.is_readable
     assert codes(statement) == ["probe_timeout"]
 
 

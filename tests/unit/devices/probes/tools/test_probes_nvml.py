@@ -57,13 +57,13 @@ def test_a_device_without_memory_of_its_own_has_no_total() -> None:
 )
 def test_a_library_that_does_not_work_says_why(name: str, code: str) -> None:
     statement = nvidia.read_nvml(recorded(f"nvml/{name}"))
-    assert not statement.was_heard
+    assert not statement.is_readable
     assert [finding.code for finding in statement.findings] == [code]
 
 
 def test_one_lost_device_does_not_hide_the_others() -> None:
     statement = nvidia.read_nvml(recorded("nvml/one-lost.txt"))
-    assert statement.was_heard
+    assert statement.is_readable
     assert len(statement.reports) == 1
     assert [finding.code for finding in statement.findings] == ["device_lost"]
 
@@ -81,7 +81,7 @@ def test_one_lost_device_does_not_hide_the_others() -> None:
 )
 def test_a_child_that_breaks_is_a_finding(reply: ProbeOutput | ProbeFailure) -> None:
     statement = nvidia.read_nvml(reply)
-    assert not statement.was_heard
+    assert not statement.is_readable
     assert len(statement.findings) == 1
 
 

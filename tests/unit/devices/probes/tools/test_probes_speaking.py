@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from stoker.core.device import Backend
-from stoker.devices.probes.others import SPEAKERS, read
+from stoker.devices.probes.others import BACKEND_PROBES, read
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from tests.fakes.asker import recorded
 
-BY_NAME = {one.probe: one for one in SPEAKERS}
+BY_NAME = {one.probe: one for one in BACKEND_PROBES}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_words_that_only_contain_a_backend_do_not_count() -> None:
     )
 
 
-@pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda one: one.probe)
+@pytest.mark.parametrize("speaker", BACKEND_PROBES, ids=lambda one: one.probe)
 def test_a_program_that_fails_or_hangs_is_a_finding(speaker) -> None:
     assert [one.code for one in read(speaker, ProbeOutput(out="", err="no driver", exit_code=1)).findings] == [
         "probe_garbage"

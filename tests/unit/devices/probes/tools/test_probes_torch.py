@@ -48,7 +48,7 @@ def test_metal_is_spoken_without_a_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "was_heard"),
+    ("name", "code", "is_readable"),
     [
         ("cpu-only.txt", "torch_without_gpu", True),
         ("driver-too-old.txt", "torch_error", True),
@@ -56,16 +56,16 @@ def test_metal_is_spoken_without_a_list() -> None:
         ("half-way.txt", "probe_garbage", False),
     ],
 )
-def test_a_torch_that_can_not_use_devices_says_why(name: str, code: str, was_heard: bool) -> None:
+def test_a_torch_that_can_not_use_devices_says_why(name: str, code: str, is_readable: bool) -> None:
     statement = read(name)
     assert [finding.code for finding in statement.findings] == [code]
-    assert statement.was_heard is was_heard
+    assert statement.is_readable is is_readable
     assert statement.reports == ()
 
 
 def test_devices_that_are_hidden_from_torch_are_no_fault_of_its() -> None:
     statement = read("all-hidden.txt")
-    assert statement.was_heard
+    assert statement.is_readable
     assert (statement.findings, statement.looked_for) == ((), frozenset({Backend.CUDA}))
 
 
@@ -76,12 +76,12 @@ def test_an_interpreter_without_torch_is_not_odd() -> None:
 def test_a_torch_that_hangs_has_said_what_it_is() -> None:
     half = recorded("torch/half-way.txt").out
     statement = others.read_torch(ProbeFailure(why="python did not answer within 5 s", code="probe_timeout", out=half))
-    assert not statement.was_heard
+    assert not statement.is_readable
     assert [finding.code for finding in statement.findings] == ["probe_timeout"]
 
 
 def test_the_child_says_that_an_interpreter_has_no_torch() -> None:
-    reply = SubprocessRunner({}).ask([sys.executable, "-S", *others.torch_question("")[1:]])
+    reply = SubprocessRunner({}).ask([sys.executable, "-S", *others.torch_command("")[1:]])
     assert others.read_torch(reply) == read("not-installed.txt")
 
 
@@ -109,7 +109,7 @@ def ones(rows, columns, device):
 
 def test_the_child_keeps_a_broken_device_from_hiding_the_others(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(TORCH)
-    reply = SubprocessRunner({"PYTHONPATH": str(tmp_path)}).ask(others.torch_question(sys.executable))
+    reply = SubprocessRunner({"PYTHONPATH": str(tmp_path)}).ask(others.torch_command(sys.executable))
     first, second = others.read_torch(reply).reports
     assert (first.pci, first.total_bytes, first.free_bytes) == ("0000:5d:00.0", 150109880320, 5)
     assert [one.works.verdict for one in (first, second) if one.works] == ["yes", "no"]
@@ -121,6 +121,6 @@ def test_the_child_gives_the_reason_why_there_are_no_devices(tmp_path: Path) -> 
         "    device_count", "    @staticmethod\n    def init(): raise RuntimeError('driver too old')\n    device_count"
     )
     (tmp_path / "torch.py").write_text(text)
-    reply = SubprocessRunner({"PYTHONPATH": str(tmp_path)}).ask(others.torch_question(sys.executable))
+    reply = SubprocessRunner({"PYTHONPATH": str(tmp_path)}).ask(others.torch_command(sys.executable))
     statement = others.read_torch(reply)
     assert "driver too old" in statement.findings[0].message
