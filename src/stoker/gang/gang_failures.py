@@ -62,7 +62,7 @@ class RankSnapshot:
     rank: int
     device: str
     """For people: `device 3, GPU-…`."""
-    page: RankPage
+    page: RankPage = RankPage()
     """The last whole page that was read; a page of zeros before the first."""
     is_torn: bool = False
     """True if the page is incomplete: it was being written, or its writer died."""

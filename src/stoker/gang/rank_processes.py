@@ -46,16 +46,6 @@ WHERE_SIGNAL = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else None
 """On it a rank writes where it is into its black box, whatever it is doing."""
 
 
-@frozen
-class RankObservation:
-    """What was last seen of one rank."""
-
-    page: RankPage = RankPage()
-    is_torn: bool = False
-    gone_ns: int | None = None
-    exit: ProcessExit | None = None
-
-
 class RankProcesses(Closable):
     """The processes of a gang, by rank. One thread uses them; any thread may `wake`."""
 
@@ -69,7 +59,7 @@ class RankProcesses(Closable):
         self.devices = tuple(devices)
         self.pages = Pages.make(len(devices))
         self.processes: list[RankProcess] = []
-        self._seen = [RankObservation() for _ in devices]
+        self._seen = [RankSnapshot(rank=rank, device=device) for rank, device in enumerate(devices)]
         self._life_fds: list[int] = []
         # A wake-up must not write to a descriptor that has been reused.
         self._waking = threading.RLock()
@@ -166,15 +156,7 @@ class RankProcesses(Closable):
         is_torn = not isinstance(page, RankPage)
         seen = changed(self._seen[rank], is_torn=is_torn, **({"page": page} if isinstance(page, RankPage) else {}))
         self._seen[rank] = seen
-        look = RankSnapshot(
-            rank=rank,
-            device=self.devices[rank],
-            page=seen.page,
-            is_torn=is_torn,
-            gone_ns=seen.gone_ns,
-            exit=seen.exit,
-        )
-        return changed(look, is_done=is_done(look))
+        return changed(seen, is_done=is_done(seen))
 
 
 # The end of a gang's processes: asked, then made to, then confirmed.
