@@ -126,7 +126,7 @@ def _objects(call: CommandContext, database: Database) -> Iterator[Callable[[str
         return
     keeping = CoordinatorStorage(folder, call.parts.clock)
     try:
-        yield stored_sizes(keeping, database)
+        yield stored_sizes(keeping, database, is_thorough=True)
     finally:
         keeping.close()
 

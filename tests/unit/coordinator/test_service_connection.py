@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -472,3 +473,60 @@ def test_a_large_body_is_read_in_bulk_once_it_is_waited_for_and_nothing_beyond_i
     ends = [sum(reads[: index + 1]) for index, size in enumerate(reads) if size > READ_BYTES]
     assert ends[-1] <= len(first)
     assert sum(reads) == len(first + second)
+
+
+def send_until_blocked(connection: socket.socket, data: bytes) -> None:
+    with suppress(TimeoutError, ConnectionError):
+        while True:
+            connection.send(data)
+
+
+def test_of_a_body_that_waits_for_its_turn_little_is_read(toy, monkeypatch):
+    taken: list[int] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def count(connection: ServerConnection, body: bytes, take: Any = ServerConnection.on_body) -> None:
+        loops.append(connection.loop)
+        taken.append(len(body))
+        take(connection, body)
+
+    monkeypatch.setattr(ServerConnection, "on_body", count)
+    with dial(toy) as connection:
+        head = f"POST /quick HTTP/1.1\r\nHost: x\r\nContent-Length: {SPEECH_BYTES}\r\n\r\n".encode()
+        # The answer to the first makes the server read on, while the second is not answered yet.
+        connection.sendall(post("/quick") + post("/later") + head)
+        assert read_answer(connection)[0] == 200
+        connection.settimeout(0.3)
+        send_until_blocked(connection, bytes(1 << 16))
+        assert sum(taken) <= WORD_BYTES + 2 * READ_BYTES
+        loops[0].call_soon_threadsafe(toy[0].may_read.set)
+        connection.settimeout(DEADLINE_S)
+        assert read_answer(connection)[0] == 200
+
+
+def test_a_client_that_leaves_is_noticed_although_a_request_waits_behind_a_held_one(toy):
+    for behind in (post("/quick"), b"GET /app HTTP/1.1\r\nHost: x\r\n\r\n"):
+        toy[0].left.clear()
+        with dial(toy) as connection:
+            connection.sendall(post("/hold") + behind)
+            assert toy[0].has_asked.wait(DEADLINE_S)
+        assert toy[0].left.wait(DEADLINE_S)
+
+
+def test_a_head_request_on_a_workers_route_gets_no_body(toy):
+    with dial(toy) as connection:
+        connection.sendall(b"HEAD /quick HTTP/1.1\r\nHost: x\r\n\r\n" + post("/quick"))
+        answers = b""
+        while answers.count(b"HTTP/1.1") < 2 or not answers.endswith(b"}"):
+            answers += connection.recv(65536)
+    head, _, rest = answers.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 405")
+    assert rest.startswith(b"HTTP/1.1 200")
+
+
+def test_who_does_not_read_answers_is_not_asked_for_more_requests(toy):
+    with dial(toy) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(0.2)
+        send_until_blocked(connection, post("/quick") * 100)
+        assert is_cut(connection)

@@ -120,6 +120,7 @@ _BEARER = b"bearer "
 _NEWEST = str(VERSION).encode()
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_.-]+))(?::[0-9]{1,5})?")
+_SHOWN_HOST = 100
 _WRONG_TOKENS = RateLimiterSettings(burst=20, each_s=3.0)
 
 LOCAL_WORKER = Principal(name="", role=Role.WORKER)
@@ -234,7 +235,7 @@ class Access:
         if not (is_ours or (self._is_named(host) if peer.is_own_user else not hosts)):
             raise Refusal(
                 Forbidden(
-                    f"{host.decode('latin-1')!r} is not a name of this coordinator",
+                    f"{host[:_SHOWN_HOST].decode('latin-1')!r} is not a name of this coordinator",
                     hint="use the address that `stoker serve` printed, such as http://127.0.0.1:7717",
                 ),
                 403,

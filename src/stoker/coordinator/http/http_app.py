@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -220,7 +221,8 @@ class ServiceApp:
                 # The response can only end early; the server closes the connection.
                 raise
             if not outgoing.is_begun:
-                await say_error(send, error)
+                with suppress(Gone):
+                    await say_error(outgoing.send, error)
         finally:
             outgoing.release()
 
@@ -286,7 +288,14 @@ class _Outgoing:
         self.is_begun = True
         self.release()
         self.is_done = message["type"] == "http.response.body" and not message.get("more_body")
-        await self._send(message)
+        try:
+            await self._send(message)
+        except RuntimeError as error:
+            if str(error).endswith("the handler is closed"):
+                # Of the event loop: the client disconnected. The server learns it in the loop's next turn.
+                await asyncio.sleep(0)
+                raise Gone from error
+            raise
 
     def release(self) -> None:
         if self.body is not None:

@@ -306,6 +306,8 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         """Received body bytes at the beginning of the rate window."""
         self._blocked_s: float | None = None
         self._answered_s = self._began_s
+        self._earlier: list[Any] = []
+        """Requests before the newest one that are not answered yet."""
         self._peer = UNKNOWN
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -360,6 +362,9 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         if len(self.pipeline) >= self.patience.pipelined:
             self._ignore_rest()
             raise _NotRead
+        is_queued = self.cycle is not None and not self.cycle.response_complete
+        if is_queued:
+            self._earlier.append(self.cycle)
         self._window_s, self._window_bytes = self._heard_s, 0
         if b"content-length" in names:
             self._announced_bytes = int(self.headers[names.index(b"content-length")][1])
@@ -368,6 +373,10 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         if route is None:
             # Raises for a URL without a path: nothing answers this request yet.
             super().on_headers_complete()
+            if is_queued:
+                # The server reads no more then, and would not notice that the client disconnects. Bodies that wait
+                # are bounded as they come.
+                self.flow.resume_reading()
         else:
             self._begin_exchange(route, path)
         self._is_in_head = False
@@ -404,21 +413,36 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         self._answered_s = self.loop.time()
         if self.pipeline:
             super().on_response_complete()
+            if self._blocked_s is not None:
+                self.flow.pause_reading()
             return
+        self._earlier.clear()
         # Without the server's timer for the next request, which costs a tenth of a short request: `look` checks it.
         self.server_state.total_requests += 1
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and self._blocked_s is None:
             self.flow.resume_reading()
         if self._is_ignoring:
             self._end_soon()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # The server has marked the newest request only.
+        for cycle in self._earlier:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
     def pause_writing(self) -> None:
         self._blocked_s = self.loop.time()
         super().pause_writing()
+        # A client that does not read its answers sends no further requests.
+        self.flow.pause_reading()
 
     def resume_writing(self) -> None:
         self._blocked_s = None
         super().resume_writing()
+        if not self._is_ignoring:
+            self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse invalid HTTP."""
@@ -502,7 +526,6 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         if before is None or before.response_complete:
             exchange.begin()
         else:
-            self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))
 
     def _refuse(self, status: bytes, error: StokerError) -> None:

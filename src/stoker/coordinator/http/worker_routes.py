@@ -204,8 +204,8 @@ class WorkerExchange:
     """One request and its response, in place of the server's own cycle, with the attributes that the server uses."""
 
     __slots__ = (
-        "_connection", "_gone", "_headers", "_is_begun", "_method", "_path", "_peer", "_release", "_route", "_table",
-        "_task", "_who", "body", "disconnected", "keep_alive", "more_body", "response_complete",
+        "_connection", "_gone", "_headers", "_is_begun", "_method", "_path", "_peer", "_pieces", "_release", "_route",
+        "_size_bytes", "_table", "_task", "_who", "disconnected", "keep_alive", "more_body", "response_complete",
     )  # fmt: skip
 
     def __init__(
@@ -223,7 +223,8 @@ class WorkerExchange:
         self._gone: asyncio.Future[None] | None = None
         self._release: Callable[[], None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self.body = b""
+        self._pieces: list[bytes] = []
+        self._size_bytes = 0
         self.more_body = True
         self.response_complete = False
         self.disconnected = False
@@ -256,7 +257,9 @@ class WorkerExchange:
             return
         if not self.more_body:
             self._act()
-        elif self._connection.expect_100_continue:
+            return
+        self._connection.flow.resume_reading()
+        if self._connection.expect_100_continue:
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def run_asgi(self, _app: object) -> None:
@@ -264,9 +267,13 @@ class WorkerExchange:
         self.begin()
 
     def take(self, body: bytes) -> None:
-        """Receive a part of the body."""
-        self.body += body
-        if len(self.body) > SPEECH_BYTES and self._is_begun:
+        """Receive a part of the body. Before its turn, when it is not yet checked, little of it is read."""
+        self._pieces.append(body)
+        self._size_bytes += len(body)
+        if not self._is_begun:
+            if self._size_bytes > WORD_BYTES:
+                self._connection.flow.pause_reading()
+        elif self._size_bytes > SPEECH_BYTES:
             self.fail(too_large(SPEECH_BYTES))
 
     def complete(self) -> None:
@@ -303,7 +310,8 @@ class WorkerExchange:
 
     def _act(self) -> None:
         try:
-            message = read_message(self._route.takes, self.body)
+            pieces = self._pieces
+            message = read_message(self._route.takes, pieces[0] if len(pieces) == 1 else b"".join(pieces))
             self._free()
             self._route.act(message, self._who, self)
         except Exception as error:  # noqa: BLE001 - every error becomes a response
@@ -320,7 +328,7 @@ class WorkerExchange:
 
     def _free(self) -> None:
         """Release the body and its memory budget."""
-        self.body = b""
+        self._pieces = []
         if self._release is not None:
             self._release()
             self._release = None
@@ -338,7 +346,8 @@ class WorkerExchange:
         else:
             head = _HEAD % (status, HTTPStatus(status).phrase.encode(), len(body))
             head += b"".join(b"%b: %b\r\n" % header for header in headers)
-        transport.write(head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n") + body)
+        head += b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        transport.write(head if self._method == "HEAD" else head + body)
         if not self.keep_alive:
             transport.close()
         self._connection.on_response_complete()

@@ -58,7 +58,7 @@ from stoker.protocol.lease_messages import (
 
 
 def check_is_stored(turn: WriterTransaction, sent: Finish | CheckpointBody) -> None:
-    """Raise `Conflict` unless all bytes of a result or a checkpoint are stored."""
+    """Raise `Conflict` unless a result or a checkpoint is stored: its archive, or its tree, complete when listed."""
     shown = f"archive {sent.archive_sha256[:12]}" if sent.archive_sha256 else f"tree {sent.tree[:12]}"
     found_bytes = _stored_bytes(turn, sent.tree, sent.archive_sha256)
     about = {"tree": sent.tree, "archive_sha256": sent.archive_sha256}

@@ -385,10 +385,12 @@ def _read(entry: TreeEntry, open_file: OpenEntry) -> bytes:
         return file.read()
 
 
-def stored_sizes(keeping: CoordinatorStorage, database: Database) -> Callable[[str], int | None]:
+def stored_sizes(
+    keeping: CoordinatorStorage, database: Database, *, is_thorough: bool = False
+) -> Callable[[str], int | None]:
     """Return a function that returns the size of an archive or a tree by its digest; None if it is not here, or going.
 
-    It is cheap: of a tree, only the listing is looked for.
+    Of a tree only the listing is looked for, which is cheap; if `is_thorough`, each of its files as well.
     """
 
     def size_of(digest: str) -> int | None:
@@ -396,10 +398,20 @@ def stored_sizes(keeping: CoordinatorStorage, database: Database) -> Callable[[s
         if size_bytes is None and is_digest(digest) and not keeping.bundles.is_going(digest):
             row = find_tree(database, digest)
             if row is not None and keeping.has_archive(row.listing) is not None:
-                return row.size_bytes
+                return row.size_bytes if not is_thorough or _has_files(keeping, row) else None
         return size_bytes
 
     return size_of
+
+
+def _has_files(keeping: CoordinatorStorage, row: TreeRow) -> bool:
+    """Return True if each file of a tree is stored."""
+    try:
+        with keeping.objects.open(Digest(row.listing)) as listing:
+            files = read_files(listing, row.tree, most_entries=row.files).files
+    except (NotFound, BadInput, Damaged):
+        return False
+    return all(keeping.has_archive(digest) == size_bytes for digest, size_bytes in files.items())
 
 
 # What the queue's database records of trees: read beside the writer, changed through it.
