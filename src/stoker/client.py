@@ -21,13 +21,13 @@ from collections.abc import Iterable, Iterator
 from stoker.api.fleet_job import FleetJob, wait_for
 from stoker.api.job import StageLogLine
 from stoker.api.job_lookup import open_client
+from stoker.api.submission import preview_submission, send_submission
 from stoker.app import App
 from stoker.core.clock import Closable
 from stoker.core.job import JobSpec, JobState
 from stoker.jobs.pack.code_tree import PreparedSubmission
 from stoker.jobs.request import JobRequest
 from stoker.jobs.submission import prepare
-from stoker.jobs.submitter import who_asks
 from stoker.protocol.discovery import find_coordinator, no_coordinator_known
 from stoker.protocol.job_messages import OnChangedCode, Submission, SubmissionResponse
 from stoker.protocol.transport import FleetEvent
@@ -47,7 +47,6 @@ __all__ = ["Client"]
 
 _RETRY_S = 10.0
 _PAGE = 500
-_KEY_WORDS = 4
 
 
 class Client(Closable):
@@ -90,19 +89,16 @@ class Client(Closable):
         """
         if isinstance(what, Submission):
             return self._wire.submit(what)
-        prepared = self._prepared(what)
-        key = ""
-        if not dry_run:
-            key = "".join(f"{self._parts.entropy():08x}" for _ in range(_KEY_WORDS))
-            for one in prepared.missing(self._wire):
-                send_tree(self._wire, one.tree, one.source(self._parts.store))
-        return self._wire.submit(
-            prepared.submission(
-                key=key,
-                submitter=self._who(),
-                on_changed_code=OnChangedCode.RERUN if rerun else OnChangedCode.KEEP,
-                dry_run=dry_run,
-            )
+        prepared, parts = self._prepared(what), self._parts
+        changed_code = OnChangedCode.RERUN if rerun else OnChangedCode.KEEP
+        if dry_run:
+            return preview_submission(self._wire, prepared, parts, changed_code)
+        return send_submission(
+            self._wire,
+            prepared,
+            parts,
+            upload=lambda one: send_tree(self._wire, one.tree, one.source(parts.store)),
+            on_changed_code=changed_code,
         )
 
     def jobs(
@@ -147,11 +143,10 @@ class Client(Closable):
     def cancel(self, name: str, *, wait: bool = False) -> list[JobView]:
         """Cancel a job, or every point of a sweep that has not ended; with `wait`, block until each has stopped.
 
-        The request is durable when this returns. Returns the jobs that were not yet ended.
+        The request is durable when this returns. Return the jobs that had not ended; raise `InvalidTransition` if all
+        have.
         """
-        job = self._job(name)
-        live = [point for point in job.points() if not JobState(point.state).is_terminal]
-        self._wire.cancel_jobs([point.id for point in live], by=self._who())
+        live = self._job(name).cancel()
         if not wait:
             now = {point.id: point for point in self._job(name).points()}
             return [now.get(point.id, point) for point in live]
@@ -159,17 +154,18 @@ class Client(Closable):
         return [ended[point.id] for point in live]
 
     def requeue(self, name: str) -> DoneView:
-        """Start a job again that has ended; of a sweep, every point that failed or was cancelled."""
-        points = self._job(name).points()
-        if len(points) > 1:
-            points = [point for point in points if point.state in (JobState.FAILED, JobState.CANCELLED)]
-        return self._wire.requeue_jobs([point.id for point in points], by=self._who())
+        """Start a job again that has ended; of a sweep, every point that failed or was cancelled.
+
+        Raise `InvalidTransition` if there is none.
+        """
+        return self._job(name).requeue()[1]
 
     def priority(self, name: str, priority: int) -> DoneView:
-        """Set the priority of a job, or of every point of a sweep: higher starts first."""
-        return self._wire.set_priority_of_jobs(
-            [point.id for point in self._job(name).points()], priority, by=self._who()
-        )
+        """Set the priority of a job, or of every point of a sweep that has not ended: higher starts first.
+
+        Raise `InvalidTransition` if all have ended.
+        """
+        return self._job(name).set_priority(priority)[1]
 
     def machines(self) -> tuple[MachineView, ...]:
         """Return every machine of the fleet."""
@@ -214,6 +210,3 @@ class Client(Closable):
 
     def _job(self, name: str) -> FleetJob:
         return FleetJob(self._wire, name, self._wire.job(name), self._parts)
-
-    def _who(self) -> str:
-        return who_asks(self._parts.settings.environment)

@@ -33,9 +33,9 @@ from stoker.protocol.lease_messages import (
     Start,
 )
 from stoker.protocol.transport import CoordinatorRequest
-from stoker.protocol.view_messages import MachineRequest
+from stoker.protocol.view_messages import ChangeRequest, EventPage, MachineRequest, PriorityRequest
 from tests.contract.queue_driving import order
-from tests.servers.coordinator import TOKEN, Fleet, coordinator
+from tests.servers.coordinator import TOKEN, Fleet, change_job, coordinator
 from tests.servers.unix_http import UnixConnection
 from tests.unit.host.real_processes import wait_until
 
@@ -276,8 +276,8 @@ def test_a_file_is_followed_until_its_attempt_ends(small: Fleet):
 def test_events_come_as_they_happen_and_are_resumed_by_their_id(fleet: Fleet):
     client = fleet.client()
     client.submit(Submission(jobs=(order("one"),)))
-    told = client.job_events("one").events
-    assert [event["kind"] for event in told] == ["job_submitted"]
+    told = client.transport.ask(CoordinatorRequest(path="/v1/jobs/one/events", query={"after": 0}), EventPage)
+    assert [event["kind"] for event in told.events] == ["job_submitted"]
     stream = client.events(after=0)
     heard = (event for event in stream if event is not None)
     seen = [next(heard), next(heard)]
@@ -292,24 +292,24 @@ def test_events_come_as_they_happen_and_are_resumed_by_their_id(fleet: Fleet):
 def test_jobs_are_cancelled_requeued_moved_and_pinned_by_an_operator(fleet: Fleet):
     client = fleet.client()
     client.submit(Submission(jobs=(order("a", 1), order("a", 2))))
-    assert client.set_priority("a/2", 7).changed
+    assert change_job(client, "a/2", "priority", PriorityRequest(priority=7)).changed
     assert client.job("a/2").job.priority == 7
-    assert client.cancel("a/2", by="me").changed
+    assert change_job(client, "a/2", "cancel", ChangeRequest(by="me")).changed
     assert client.job("a/2").job.state == "cancelled"
-    assert client.requeue("a/2").changed
+    assert change_job(client, "a/2", "requeue").changed
     assert client.jobs(state="pending").total == 2
     client.pin("a/2")
     with pytest.raises(NotFound):
-        client.cancel("b")
+        change_job(client, "b", "cancel")
 
 
 def test_a_sweeps_bare_name_stands_for_all_its_points_over_http_too(fleet: Fleet):
     client = fleet.client()
     client.submit(Submission(jobs=(order("a", 1), order("a", 2), order("a", 3))))
-    assert len(client.set_priority("a", 3).changed) == 3
-    assert len(client.cancel("a").changed) == 3
-    assert client.cancel("a").notes == tuple(f"a/{number} is cancelled already" for number in (1, 2, 3))
-    assert len(client.requeue("a").changed) == 3
+    assert len(change_job(client, "a", "priority", PriorityRequest(priority=3)).changed) == 3
+    assert len(change_job(client, "a", "cancel").changed) == 3
+    assert change_job(client, "a", "cancel").notes == tuple(f"a/{number} is cancelled already" for number in (1, 2, 3))
+    assert len(change_job(client, "a", "requeue").changed) == 3
 
 
 def test_machines_are_closed_opened_and_forgotten(fleet: Fleet):
@@ -333,7 +333,7 @@ def test_only_an_operator_may_change_what_people_asked_for(shared: Fleet):
     with pytest.raises(Forbidden):
         stranger.submit(Submission(jobs=(order("a"),)))
     with pytest.raises(Forbidden):
-        shared.client(token="another-token-altogether").cancel("a")
+        change_job(shared.client(token="another-token-altogether"), "a", "cancel")
     assert asked_over_tcp(shared, "POST", "/v1/reload")[0] == 401
     assert asked_over_tcp(shared, "POST", "/v1/reload", X_Operator_Token="wrong")[0] == 403
     assert shared.client().status().jobs["pending"] == 0

@@ -106,7 +106,7 @@ def test_a_machine_that_listens_hears_of_a_command_at_once_and_its_bytes_go_both
     assert client.hear_exec(grant.job, begun.id, known).over
 
     def told() -> list[dict[str, Any]]:
-        return [one for one in client.job_events("train").events if one["kind"].startswith("exec")]
+        return [one for one in client.job("train").events if one["kind"].startswith("exec")]
 
     wait_until(lambda: len(told()) == 2)
     events = told()
@@ -145,7 +145,7 @@ def test_a_job_that_does_not_run_says_where_it_is_instead(small: Fleet):
     with pytest.raises(InvalidTransition, match="being prepared on desk"):
         client.begin_exec("train", ExecRequest(argv=("true",)))
     client.start(grant.job, Start(**said(grant)))
-    client.cancel("train")
+    client.cancel_jobs([grant.job])
     with pytest.raises(InvalidTransition, match="being cancelled on desk"):
         client.begin_exec("train", ExecRequest(argv=("true",)))
     client.release(grant.job, Release(**said(grant)))

@@ -16,8 +16,9 @@ from stoker.core.leases import Role
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import TokenRequest
 from stoker.protocol.job_messages import JobSubmissionResult, Submission, SubmissionOutcome
+from stoker.protocol.view_messages import ChangeRequest, PriorityRequest
 from tests.contract.queue_driving import order
-from tests.servers.coordinator import Fleet, coordinator
+from tests.servers.coordinator import Fleet, change_job, coordinator
 from tests.servers.unix_http import UnixConnection
 
 
@@ -65,9 +66,9 @@ def test_people_cancel_and_requeue_their_own_jobs_and_operators_all(fleet: Fleet
     ids = [fleet.client().job("train").job.id]
     for client in (ben, reader):
         verbs: tuple[Callable[[], object], ...] = (
-            partial(client.cancel, "train", by="ann"),
-            partial(client.requeue, "train", by="ann"),
-            partial(client.set_priority, "train", 5),
+            partial(change_job, client, "train", "cancel", ChangeRequest(by="ann")),
+            partial(change_job, client, "train", "requeue", ChangeRequest(by="ann")),
+            partial(change_job, client, "train", "priority", PriorityRequest(priority=5)),
             partial(client.cancel_jobs, ids),
             partial(client.requeue_jobs, ids),
             partial(client.set_priority_of_jobs, ids, 5),
@@ -75,8 +76,8 @@ def test_people_cancel_and_requeue_their_own_jobs_and_operators_all(fleet: Fleet
         for verb in verbs:
             with pytest.raises(Forbidden):
                 verb()
-    ann.cancel("train", by="ann@laptop")
-    cat.requeue("train")
+    change_job(ann, "train", "cancel", ChangeRequest(by="ann@laptop"))
+    change_job(cat, "train", "requeue")
     assert authors(fleet) == [("job_submitted", "ann"), ("job_cancelled", "ann (ann@laptop)"), ("job_requeued", "cat")]
 
 

@@ -36,7 +36,10 @@ from stoker.host.http.exchange import FleetIdentity, HttpSettings
 from stoker.host.network import listen_at
 from stoker.host.sockets import DaemonSocket, NamedSocket
 from stoker.protocol.client import FleetClient
+from stoker.protocol.codec import StrictRequest
 from stoker.protocol.discovery import socket_folders, socket_name
+from stoker.protocol.transport import CoordinatorRequest
+from stoker.protocol.view_messages import ChangeRequest, DoneView
 from stoker.scheduler.scheduler import Scheduler
 
 TOKEN = "a-token-for-tests-only"
@@ -69,6 +72,12 @@ class Fleet:
         transport = Urllib3Transport(HttpSettings(user_agent="test", fleet=fleet))
         self.transports.append(transport)
         return FleetClient(transport, self.url, clock=SystemClock(), token=token or "")
+
+
+def change_job(client: FleetClient, ref: str, verb: str, body: StrictRequest | None = None) -> DoneView:
+    """Change a job by its name, as programs do that are not Stoker's client: that one names jobs by their ids."""
+    path = f"/v1/jobs/{ref.replace('/', '%2F')}/{verb}"
+    return client.transport.ask(CoordinatorRequest(path=path, method="POST", body=body or ChangeRequest()), DoneView)
 
 
 @contextmanager

@@ -155,4 +155,4 @@ def _types(seen: bytes) -> bytes | None:
 
 
 def _events(fleet: FleetDesk, kind: str) -> list[dict[str, object]]:
-    return [event for event in fleet.client.job_events("long").events if event["kind"] == kind]
+    return [event for event in fleet.client.job("long").events if event["kind"] == kind]

@@ -106,7 +106,7 @@ def test_a_worker_of_the_release_before_runs_jobs_of_todays_coordinator(
         while (states := {name: state for name, (state, _) in desk.states().items()}) != wanted:
             assert time.monotonic() < deadline_s, (states, working.said(), serving.said())
             if states["unwanted"] == "running":
-                desk.client.cancel("unwanted")
+                desk.client.cancel_jobs([desk.client.job("unwanted").job.id])
             time.sleep(0.05)
         assert desk.client.job("well").attempts[0].machine == "desk"
         # That release sends archives; they are unpacked when somebody fetches the result.

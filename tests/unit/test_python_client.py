@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stoker import Client
-from stoker.core.errors import Forbidden, InvalidManifest, NoCoordinator, NotFound
+from stoker.core.errors import Forbidden, InvalidManifest, InvalidTransition, NoCoordinator, NotFound
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import CancelConfirmed, Grant, Release, Start
 from tests.contract.queue_driving import order
@@ -139,7 +139,13 @@ def test_cancel_is_confirmed_where_that_is_waited_for(client: Client, fleet: Fle
     (ended,) = client.cancel(grant.spec.name, wait=True)
     confirm.join()
     assert ended.state == "cancelled"
+    with pytest.raises(InvalidTransition, match="is not running: cancelled"):
+        client.cancel(grant.spec.name)
+    with pytest.raises(InvalidTransition, match="is cancelled: not in the queue"):
+        client.priority(grant.spec.name, 5)
     assert client.requeue(grant.spec.name).changed
+    with pytest.raises(InvalidTransition, match="can't be requeued: pending"):
+        client.requeue(grant.spec.name)
     client.priority(grant.spec.name, 5)
     assert client.job(grant.spec.name).job.priority == 5
     assert client.explain(grant.spec.name).job.state == "pending"

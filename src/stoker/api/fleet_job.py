@@ -26,7 +26,7 @@ from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import GrowingLines
 from stoker.jobs.submitter import who_asks
 from stoker.protocol.client import FleetClient
-from stoker.protocol.view_messages import AttemptView, JobDetails, JobView
+from stoker.protocol.view_messages import AttemptView, DoneView, JobDetails, JobView
 from stoker.store.local_store import LocalStore
 from stoker.store.results import ResultPart
 from stoker.store.trees import Heed
@@ -191,8 +191,47 @@ class FleetJob(Job):
             state = points[0].state if len(points) == 1 else "all its points have ended"
             hint = f"stoker jobs show {self.ref}"
             raise InvalidTransition(f"{self.ref} is not running: {state}", hint=hint, state=state)
-        self.client.cancel_jobs([point.id for point in live], by=who_asks(self._parts.settings.environment))
+        self.client.cancel_jobs([point.id for point in live], by=self._submitter())
         return live
+
+    def requeue(self, *, with_completed: bool = False) -> tuple[list[JobView], DoneView]:
+        """Start a job again that has ended; of a sweep, the points that failed or were cancelled, or all that ended.
+
+        Return them as they were, and the coordinator's response. Raises `InvalidTransition` if there is none.
+        """
+        points = self.points()
+        again = [
+            point
+            for point in points
+            if JobState(point.state).is_terminal
+            and (len(points) == 1 or with_completed or point.state != JobState.COMPLETED)
+        ]
+        if not again:
+            state = points[0].state if len(points) == 1 else "no point failed or was cancelled"
+            raise InvalidTransition(f"{self.ref} can't be requeued: {state}", hint=f"stoker jobs show {self.ref}")
+        return again, self.client.requeue_jobs([point.id for point in again], by=self._submitter())
+
+    def set_priority(self, priority: int) -> tuple[list[JobView], DoneView]:
+        """Set the priority of every point that has not ended.
+
+        Return them as they were, and the coordinator's response. Raises `InvalidTransition` if there is none.
+        """
+        live = [point for point in self.points() if not JobState(point.state).is_terminal]
+        if not live:
+            state = f"is {self.view.state}" if not self.is_sweep else "has ended"
+            hint = f"queue it again: stoker jobs requeue {self.ref}"
+            raise InvalidTransition(f"{self.ref} {state}: not in the queue", hint=hint, state=self.view.state)
+        ids = [point.id for point in live]
+        return live, self.client.set_priority_of_jobs(ids, priority, by=self._submitter())
+
+    def pin(self, *, is_pinned: bool = True) -> Iterator[tuple[JobView, DoneView]]:
+        """Protect the result of each point from pruning, or no longer; return the coordinator's responses."""
+        change = self.client.pin if is_pinned else self.client.unpin
+        for point in self.points():
+            yield point, change(point.id, by=self._submitter())
+
+    def _submitter(self) -> str:
+        return who_asks(self._parts.settings.environment)
 
     def result_of(self, point: JobView) -> FleetResult:
         """Return where a point's result is. Raises `NotFound` if it has none."""

@@ -20,7 +20,6 @@ from stoker.core.text import did_you_mean, format_duration
 from stoker.devices.this_machine import host_name
 from stoker.host.durable import remove_tree
 from stoker.jobs.job_history import NodeHistory
-from stoker.jobs.submitter import who_asks
 from stoker.jobs.trials import KnownMetrics, TrialEnd, shared_nodes
 from stoker.views.fleet_lines import JOB_HEADER, LOCAL_JOB_HEADER, job_row, local_job_row, local_row, spec_lines
 from stoker.views.recipe_lines import flat
@@ -392,16 +391,8 @@ def perform_priority(call: CommandContext, given: dict[str, Any]) -> int:
     """Set the priority of a job."""
     priority = _read(given["priority"])
     job = call.lookup.fleet_job(given["name"], given["at"])
-    live = [point for point in job.points() if not JobState(point.state).is_terminal]
-    if not live:
-        state = f"is {job.view.state}" if not job.is_sweep else "has ended"
-        hint = f"queue it again: stoker jobs requeue {job.ref}"
-        raise InvalidTransition(f"{job.ref} {state}: not in the queue", hint=hint, state=job.view.state)
-    job.client.set_priority_of_jobs(
-        [point.id for point in live], priority, by=who_asks(call.parts.settings.environment)
-    )
     lines = FirstLines(call)
-    for point in live:
+    for point in job.set_priority(priority)[0]:
         call.out.object({"name": point.name, "job": point.id, "priority": priority, "was": point.priority})
         lines.say(f"{point.name}: priority {priority}, was {point.priority}")
     lines.end()
@@ -439,16 +430,7 @@ def perform_requeue(call: CommandContext, given: dict[str, Any]) -> int:
     """Queue a job again."""
     out = call.out
     job = call.lookup.fleet_job(given["name"], given["at"])
-    points = job.points()
-    again = [
-        point
-        for point in points
-        if JobState(point.state).is_terminal and (len(points) == 1 or given["all"] or point.state != JobState.COMPLETED)
-    ]
-    if not again:
-        state = points[0].state if len(points) == 1 else "no point failed or was cancelled"
-        raise InvalidTransition(f"{job.ref} can't be requeued: {state}", hint=f"stoker jobs show {job.ref}")
-    done = job.client.requeue_jobs([point.id for point in again], by=who_asks(call.parts.settings.environment))
+    again, done = job.requeue(with_completed=given["all"])
     lines = FirstLines(call)
     for point in again:
         out.object({"name": point.name, "job": point.id, "state": "pending", "was": point.state})

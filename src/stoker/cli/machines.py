@@ -152,7 +152,7 @@ INVITE_GRAMMAR = Grammar(
     about=(
         "Create a code with which one machine joins the fleet, and print the command to run there. It works once. It "
         "also authenticates this coordinator to the machine, so keep it secret. With --operator it is for a user, who "
-        "gets a token."
+        "gets a token. --withdraw makes an unused code invalid."
     ),
     options=(
         Option("--operator", help="invite a user, who submits and operates from another computer"),
@@ -164,21 +164,25 @@ INVITE_GRAMMAR = Grammar(
         ),
         Option("--name", value="NAME", help="the only name allowed (default: any free name)"),
         Option("--for", value="TIME", read=duration, help="lifetime of the code (default: 15m)"),
+        Option("--withdraw", value="ID", help="withdraw an unused code by its first part (K7QD of K7QD-M2XW-9HCE)"),
         AT,
     ),
     examples=(
         "stoker machines invite",
         "stoker machines invite --name lab1 --for 1h",
         "stoker machines invite --operator --role submit --name anna",
+        "stoker machines invite --withdraw K7QD",
     ),
 )
 
 
 def perform_invite(call: CommandContext, given: dict[str, Any]) -> int:
-    """Create an invitation."""
+    """Create or withdraw an invitation."""
     from stoker.protocol.enrolment_messages import InviteRequest
     from stoker.views.fleet_lines import invited_lines, join_lines
 
+    if given["withdraw"] is not None:
+        return _withdraw(call, given)
     if given["role"] is not None and not given["operator"]:
         raise Usage("--role needs --operator", hint="stoker machines invite --operator --role submit")
     role = (given["role"] or Role.OPERATE) if given["operator"] else Role.WORKER
@@ -192,6 +196,17 @@ def perform_invite(call: CommandContext, given: dict[str, Any]) -> int:
     call.out.object({**invited.model_dump(mode="json"), "commands": join_lines(invited)})
     call.out.lines(invited_lines(invited, now_s=call.parts.clock.wall_s()))
     return 0
+
+
+def _withdraw(call: CommandContext, given: dict[str, Any]) -> int:
+    """Withdraw an invitation; return 1 if its code was not valid any more."""
+    if given["operator"] or given["role"] or given["name"] or given["for"]:
+        raise Usage("--withdraw excludes the options of a new code", hint="stoker machines invite --withdraw K7QD")
+    invite = given["withdraw"].partition("-")[0].upper()
+    done = call.lookup.client(given["at"]).withdraw_invite(invite)
+    call.out.object({"id": invite, "withdrawn": bool(done.changed)})
+    call.out.lines([*(f"{one}: withdrawn" for one in done.changed), *done.notes])
+    return 0 if done.changed else 1
 
 
 # `stoker machines`: this machine and those of the fleet.

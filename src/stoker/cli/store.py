@@ -21,7 +21,6 @@ from stoker.core.text import did_you_mean, format_size
 from stoker.jobs.request import JobRequest
 from stoker.jobs.rerun import AdoptionApproval, adopt_stage
 from stoker.jobs.results import keys_of_job, keys_of_stage
-from stoker.jobs.submitter import who_asks
 from stoker.jobs.upkeep import LeasedStoreWriter
 from stoker.store.local_store import LocalStore
 from stoker.store.places import QuarantinedItem, list_quarantine
@@ -418,10 +417,7 @@ def perform_pin(call: CommandContext, given: dict[str, Any]) -> int:
 def _pin_on_fleet(call: CommandContext, job: FleetJob, *, is_pinned: bool) -> int:
     """Pin the coordinator's results of a job, or of every point of a sweep."""
     out = call.out
-    for point in job.points():
-        done = (job.client.pin if is_pinned else job.client.unpin)(
-            point.id, by=who_asks(call.parts.settings.environment)
-        )
+    for point, done in job.pin(is_pinned=is_pinned):
         for note in done.notes:
             out.note(f"note: {note}")
         if done.changed:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from stoker.api.submission import preview_submission, send_submission
 from stoker.cli.context import CommandContext
 from stoker.cli.screens import Amount, watched
 from stoker.cli.submission_lines import (
@@ -37,7 +38,7 @@ from stoker.protocol.view_messages import JobView
 from stoker.views.text_tables import ASCII, UNICODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from stoker.jobs.pack.code_tree import PreparedSubmission, Shipment
     from stoker.protocol.client import FleetClient
@@ -47,23 +48,9 @@ if TYPE_CHECKING:
 # Upload of code and data before the submission.
 
 _GOES_ON = "sent files are kept; run the same command again to continue"
-_SENT_UNCHECKED_BYTES = 4 << 20
-"""Smaller uploads are not checked first: checking ten thousand jobs takes longer."""
 
 
-def ship(call: CommandContext, prepared: PreparedSubmission, client: FleetClient, check: Callable[[], object]) -> None:
-    """Have every tree with the coordinator that the jobs name. Data stays where all machines are this one.
-
-    `check` is called before a large upload, to raise errors of the submission first.
-    """
-    missing = prepared.missing(client)
-    if sum(one.tree.size_bytes for one in missing) > _SENT_UNCHECKED_BYTES:
-        check()
-    for shipment in missing:
-        _send(call, shipment, client)
-
-
-def _send(call: CommandContext, shipment: Shipment, client: FleetClient) -> None:
+def _upload(call: CommandContext, shipment: Shipment, client: FleetClient) -> None:
     from stoker.transfer.trees.tree_upload import send_tree
 
     amount = _Sent(call, shipment.what)
@@ -109,7 +96,6 @@ class _Sent(Amount):
 
 _MOST_PLACED = 5
 """Maximum number of new jobs whose placement is shown."""
-_KEY_WORDS = 4
 _MOVED = (SubmissionOutcome.NEW, SubmissionOutcome.CHANGED, SubmissionOutcome.REQUEUED)
 
 
@@ -138,11 +124,10 @@ def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmis
     prepared = look_at_environments(call, prepared, client, summary.add)
     add_data(call, summary, prepared, client)
     summary.show()
-    sending = _Sending(call, prepared, client)
     changed_code = OnChangedCode.RERUN if given["rerun"] else OnChangedCode.KEEP
     asks = out.is_terminal and not given["yes"]
     if given["dry_run"] or asks:
-        preview = sending.send(changed_code, dry_run=True)
+        preview = preview_submission(client, prepared, call.parts, changed_code)
         _show(call, prepared, preview, MOST_FORESEEN if given["dry_run"] else MOST_LISTED)
         if given["dry_run"]:
             _print_json(call, prepared, preview)
@@ -153,9 +138,15 @@ def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmis
             changed_code = _ask_about_kept(call, preview)
         if not _confirm(call, preview, changed_code):
             raise Refused("nothing was submitted", hint="submit without confirmation: -y")
-    # A user who was asked has seen it already.
-    ship(call, prepared, client, lambda: asks or sending.send(changed_code, dry_run=True))
-    done = sending.send(changed_code, dry_run=False)
+    done = send_submission(
+        client,
+        prepared,
+        call.parts,
+        upload=lambda shipment: _upload(call, shipment, client),
+        on_changed_code=changed_code,
+        # A user who was asked has seen the preview already.
+        is_checked=asks,
+    )
     _print_json(call, prepared, done)
     if not asks:
         _show(call, prepared, done)
@@ -173,27 +164,6 @@ def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmis
     if prepared.jobs and not out.is_quiet:
         out.line(_follow(done.jobs[0].shown))
     return 0
-
-
-class _Sending:
-    """Sends the jobs under one idempotency key."""
-
-    def __init__(self, call: CommandContext, prepared: PreparedSubmission, client: FleetClient) -> None:
-        parts = call.parts
-        self._key = "".join(f"{parts.entropy():08x}" for _ in range(_KEY_WORDS))
-        self._submitter = who_asks(parts.settings.environment)
-        self._orders = prepared
-        self._client = client
-
-    def send(self, changed_code: OnChangedCode, *, dry_run: bool) -> SubmissionResponse:
-        return self._client.submit(
-            self._orders.submission(
-                key="" if dry_run else self._key,
-                submitter=self._submitter,
-                on_changed_code=changed_code,
-                dry_run=dry_run,
-            )
-        )
 
 
 def _show(

@@ -26,10 +26,8 @@ from stoker.host.http.exchange import BodySource, Transport
 from stoker.protocol.enrolment_messages import (
     CertificateList,
     CertificateView,
-    InviteList,
     InviteRequest,
     InviteResponse,
-    InviteView,
     JoinFinish,
     JoinFinishResponse,
     LiveCertificates,
@@ -101,7 +99,6 @@ from stoker.protocol.view_messages import (
     MOST_NAMED_JOBS,
     ChangeRequest,
     DoneView,
-    EventPage,
     FileList,
     FileOffset,
     FleetStatus,
@@ -114,7 +111,6 @@ from stoker.protocol.view_messages import (
     MachineList,
     MachineRequest,
     MachineView,
-    PriorityRequest,
     PruneRequest,
     PruneView,
     ScheduleView,
@@ -262,10 +258,6 @@ class FleetClient:
         """Return why a job is where it is: every machine, with its reason."""
         return self._get(f"/v1/jobs/{part(ref)}/explain", JobExplanation)
 
-    def job_events(self, ref: str, *, after: int = 0, limit: int = PAGE) -> EventPage:
-        """Return a page of one job's events, oldest first."""
-        return self._get(f"/v1/jobs/{part(ref)}/events", EventPage, {"after": after, "limit": limit})
-
     def events(self, after: int | None = None, *, beat_s: float = 20.0) -> Iterator[FleetEvent | None]:
         """Return every event behind one, as they happen, across restarts of the coordinator.
 
@@ -302,18 +294,6 @@ class FleetClient:
             is_over=reply.headers.get(OVER_HEADER) == "1",
         )
 
-    def cancel(self, ref: str, *, by: str = "") -> DoneView:
-        """Request that a job is cancelled. Durable on return; that it stopped is confirmed later."""
-        return self._ask(f"/v1/jobs/{part(ref)}/cancel", DoneView, ChangeRequest(by=by))
-
-    def requeue(self, ref: str, *, by: str = "") -> DoneView:
-        """Start a job that has ended again."""
-        return self._ask(f"/v1/jobs/{part(ref)}/requeue", DoneView, ChangeRequest(by=by), is_repeatable=False)
-
-    def set_priority(self, ref: str, priority: int, *, by: str = "") -> DoneView:
-        """Change a job's priority."""
-        return self._ask(f"/v1/jobs/{part(ref)}/priority", DoneView, PriorityRequest(priority=priority, by=by))
-
     def pin(self, ref: str, *, by: str = "") -> DoneView:
         """Keep a job's result whatever is pruned."""
         return self._ask(f"/v1/jobs/{part(ref)}/pin", DoneView, ChangeRequest(by=by))
@@ -323,15 +303,18 @@ class FleetClient:
         return self._ask(f"/v1/jobs/{part(ref)}/unpin", DoneView, ChangeRequest(by=by))
 
     def cancel_jobs(self, jobs: Sequence[str], *, by: str = "") -> DoneView:
-        """Cancel many jobs, by their ids; those that have ended already are in the notes."""
+        """Request that jobs are cancelled, by their ids; those that have ended already are in the notes.
+
+        Durable on return; that they stopped is confirmed later.
+        """
         return self._do_to_jobs(jobs, "cancel", lambda some: JobsRequest(jobs=some, by=by), is_repeatable=True)
 
     def requeue_jobs(self, jobs: Sequence[str], *, by: str = "") -> DoneView:
-        """Start many jobs again that have ended, by their ids; none of them if one is live."""
+        """Start jobs again that have ended, by their ids; none of them if one is live."""
         return self._do_to_jobs(jobs, "requeue", lambda some: JobsRequest(jobs=some, by=by), is_repeatable=False)
 
     def set_priority_of_jobs(self, jobs: Sequence[str], priority: int, *, by: str = "") -> DoneView:
-        """Change the priority of many jobs, by their ids."""
+        """Change the priority of jobs, by their ids."""
         return self._do_to_jobs(
             jobs, "priority", lambda some: JobsPriorityRequest(jobs=some, priority=priority, by=by), is_repeatable=True
         )
@@ -505,10 +488,6 @@ class FleetClient:
     def invite(self, asked: InviteRequest) -> InviteResponse:
         """Invite a machine or a person. The code is returned this once."""
         return self._ask("/v1/invites", InviteResponse, asked, is_repeatable=False)
-
-    def invites(self) -> tuple[InviteView, ...]:
-        """Return the invitations that are still valid."""
-        return self._get("/v1/invites", InviteList).invites
 
     def withdraw_invite(self, invite: str) -> DoneView:
         """Withdraw an invitation."""

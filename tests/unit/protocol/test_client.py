@@ -129,11 +129,10 @@ def _answers_of_every_route() -> dict[str, object]:
         "GET /v1/jobs": {"jobs": [JOB_VIEW], "next": "n"},
         "GET /v1/jobs/gbt/3": {"job": JOB_VIEW},
         "GET /v1/jobs/gbt/explain": {"job": JOB_VIEW, "verdict": "waits"},
-        "GET /v1/jobs/gbt/events": {"events": [{"id": 1}], "next": 1},
         "GET /v1/jobs/gbt/files": {"attempt": 1, "files": [{"path": "a", "size_bytes": 1}]},
-        "POST /v1/jobs/gbt/cancel": done,
-        "POST /v1/jobs/gbt/requeue": done,
-        "POST /v1/jobs/gbt/priority": done,
+        "POST /v1/jobs/cancel": done,
+        "POST /v1/jobs/requeue": done,
+        "POST /v1/jobs/priority": done,
         "POST /v1/machines/desk/drain": done,
         "POST /v1/reload": done,
         "GET /v1/leaderboard": {"metric": "loss"},
@@ -167,11 +166,10 @@ def test_each_method_asks_its_route(serve):
     assert client.jobs(state="running", limit=5).next == "n"
     assert client.job("gbt/3").job.name == "gbt"
     assert client.explain("gbt").verdict == "waits"
-    assert client.job_events("gbt", after=4).next == 1
     assert client.files("gbt", attempt=1).files[0].path == "a"
-    assert client.cancel("gbt", by="ann@desk").changed == ("gbt",)
-    client.requeue("gbt")
-    client.set_priority("gbt", 5)
+    assert client.cancel_jobs([JOB], by="ann@desk").changed == ("gbt",)
+    client.requeue_jobs([JOB])
+    client.set_priority_of_jobs([JOB], 5)
     client.drain("desk", MachineRequest(why="fans", for_s=60.0))
     client.reload(dry_run=True)
     client.leaderboard("loss")
@@ -183,7 +181,7 @@ def test_each_method_asks_its_route(serve):
     put = by_path[f"PUT /v1/attempts/{JOB}/files/logs/a b.log"]
     assert put.query == {"attempt": "3", "epoch": "4", "generation": "5", "offset": "3"}
     assert put.body == b"text"
-    assert by_path["POST /v1/jobs/gbt/cancel"].json == {"by": "ann@desk"}
+    assert by_path["POST /v1/jobs/cancel"].json == {"by": "ann@desk", "jobs": [JOB]}
     assert by_path["POST /v1/machines/desk/drain"].json == {"why": "fans", "for_s": 60.0}
     assert by_path["POST /v1/reload"].query == {"dry_run": "1"}
 
@@ -376,13 +374,13 @@ def test_a_claim_is_asked_again_until_it_is_answered(serve, error):
 @pytest.mark.parametrize(
     ("ask", "times"),
     [
-        (lambda client: client.requeue("gbt"), 1),
+        (lambda client: client.requeue_jobs([JOB]), 1),
         (lambda client: client.forget("desk"), 1),
         (lambda client: client.submit(Submission(jobs=())), 1),
         (lambda client: client.submit(Submission(jobs=(), key="mine")), 3),
         (lambda client: client.start(JOB, START), 3),
         (lambda client: client.put_file(TOKEN, "a", b"b", offset=0), 3),
-        (lambda client: client.cancel("gbt"), 3),
+        (lambda client: client.cancel_jobs([JOB]), 3),
         (lambda client: client.jobs(), 3),
     ],
     ids=["requeue", "forget", "submit", "keyed submit", "start", "put_file", "cancel", "jobs"],

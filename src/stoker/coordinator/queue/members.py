@@ -204,7 +204,7 @@ def withdraw_invite(turn: WriterTransaction, asked: WithdrawInvite) -> QueueComm
     """Withdraw an unused invitation."""
     found = turn.book.standing.invites.get(asked.id)
     if found is None:
-        raise NotFound(f"there is no invitation {asked.id!r}", hint="`stoker machines invite --list` lists them")
+        raise NotFound(f"there is no invitation {asked.id!r}", hint="the id is the first part of the code")
     if not found.is_live(turn.now_s):
         return QueueCommandResult(notes=(f"invitation {found.id} is closed already",))
     _put_invitation(turn, changed(found, key=""))

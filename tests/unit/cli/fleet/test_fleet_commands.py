@@ -243,7 +243,7 @@ def test_points_without_a_result_are_listed_when_those_that_have_one_are_fetched
     assert (archive.code, "zap is a sweep of 3 points" in archive.err) == (2, True)
     third = hand.start()
     hand.finish(third)
-    hand.client.requeue(second.job)
+    hand.client.requeue_jobs([second.job])
     hand.finish(hand.start())
     whole = stoker("get", "zap", tmp_path / "whole", at=fleet)
     assert (whole.code, whole.err) == (0, "")

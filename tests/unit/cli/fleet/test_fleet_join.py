@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from stoker.cli import join
+from stoker.coordinator.auth import Invite
+from stoker.coordinator.queue.commands import MakeInvite
 from stoker.core.clock import SystemClock
 from stoker.core.leases import Role
 from stoker.host.tls.certificates import make_ca
 from stoker.protocol.discovery import MembershipKind, read_joined
 from stoker.worker import enrolment
+from tests.servers.coordinator import Fleet
 from tests.servers.door import Door, refused, stretched
 from tests.unit.cli.fleet.conftest import Stoker
 
@@ -160,10 +163,11 @@ def test_what_the_coordinator_refuses_is_told_in_its_words(opens: Opens, stoker:
         (("machines", "invite", "--role", "submit"), "--operator"),
         (("machines", "invite", "--operator", "--role", "king"), "'king'"),
         (("machines", "invite", "--operator", "--role", "worker"), "'worker'"),
+        (("machines", "invite", "--withdraw", "K7QD", "--name", "lab1"), "--withdraw excludes"),
         (("admin", "tokens", "make", "ci"), "--role"),
         (("admin", "tokens", "make", "ci", "--role", "king"), "'king'"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_words_of_trust_that_can_not_be_are_refused(stoker: Stoker, words, said):
     done = stoker(*words)
@@ -175,6 +179,17 @@ def test_nobody_is_invited_to_a_coordinator_that_serves_its_own_machine_alone(fl
     done = stoker("machines", "invite", at=fleet)
     assert done.code == 2
     assert "--listen 0.0.0.0" in done.err
+
+
+def test_an_unused_code_is_withdrawn_by_its_first_part(fleet: Fleet, stoker: Stoker):
+    fleet.queue.ask(MakeInvite(invite=Invite(id="K7QD", role="worker", key="ab" * 32, by="ada"), life_s=900.0))
+    done = stoker("machines", "invite", "--withdraw", "k7qd-m2xw-9hce", at=fleet)
+    assert (done.code, done.out) == (0, "K7QD: withdrawn\n")
+    again = stoker("machines", "invite", "--withdraw", "K7QD", "--json", at=fleet)
+    assert (again.code, again.objects()) == (1, [{"id": "K7QD", "withdrawn": False}])
+    unknown = stoker("machines", "invite", "--withdraw", "P4ZT", at=fleet)
+    assert unknown.code == 1
+    assert "the id is the first part of the code" in unknown.err
 
 
 def test_where_nothing_was_joined_the_hint_says_how(stoker: Stoker):

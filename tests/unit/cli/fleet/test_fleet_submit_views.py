@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from stoker.cli import submission
+from stoker.api.submission import send_submission
 from stoker.cli.commands import Flags
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.submission_lines import (
@@ -94,20 +94,22 @@ def test_of_several_data_each_is_called_by_what_it_is_for(capsys: pytest.Capture
     assert line("base", "data") == "base 9 B: read in place · data 9 B: read in place\n"
 
 
-@pytest.mark.parametrize(("sizes", "steps"), [([4 << 20], ["sent"]), ([1, 4 << 20], ["checked", "sent", "sent"])])
-def test_only_a_large_amount_waits_for_the_jobs_to_be_checked(
-    sizes: list[int], steps: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "steps"),
+    [([4 << 20], ["sent", "submitted"]), ([1, 4 << 20], ["checked", "sent", "sent", "submitted"])],
+)
+def test_only_a_large_amount_waits_for_the_jobs_to_be_checked(sizes: list[int], steps: list[str]) -> None:
     trees = [Tree((TreeEntry("a", size, Digest("0" * 64)),)) for size in sizes]
     shipments = tuple(Shipment(what="code", tree=tree, digest=tree.digest(), root="/p") for tree in trees)
+    done: list[str] = []
     client: Any = SimpleNamespace(
         url="http://fleet",
         want_tree=lambda tree, **_: TreeView(tree=tree, files=1, size_bytes=1, is_here=False),
+        submit=lambda said: done.append("checked" if said.dry_run else "submitted"),
     )
-    done: list[str] = []
-    monkeypatch.setattr(submission, "_send", lambda *_: done.append("sent"))
-    call = cast("CommandContext", None)
-    submission.ship(call, PreparedSubmission(jobs=(), shipments=shipments), client, lambda: done.append("checked"))
+    parts: Any = SimpleNamespace(entropy=lambda: 7, settings=SimpleNamespace(environment={"USER": "ada"}))
+    prepared = PreparedSubmission(jobs=(), shipments=shipments)
+    send_submission(client, prepared, parts, upload=lambda _: done.append("sent"))
     assert done == steps
 
 
