@@ -15,6 +15,7 @@ from stoker.core.jsontext import dumps, loads
 from stoker.core.retry import RetryOn, RetryPolicy
 from stoker.engine.plan import Plan
 from stoker.engine.plan_file import plan_from, plan_to_json, read_plan
+from stoker.engine.stage import contradictions_in
 from tests.unit.engine.lab import faults_of
 from tests.unit.engine.stages import CountArgs, NumberArgs, add, count, double, number, pair, volatile
 
@@ -237,9 +238,10 @@ def test_all_faults_of_a_retry_come_together(tmp_path: Path) -> None:
 
 
 def test_a_node_may_ask_for_other_resources_than_its_stage(tmp_path: Path) -> None:
-    body = {"stage": "test/number", "needs": {"cpu": 2, "gpu": 1, "memory_gib": 8, "vram_gib": 4.5, "shares": True}}
+    needs = {"cpu": 2, "gpu": 1, "memory_gib": 8, "vram_gib": 4.5, "gpu_backend": "rocm", "shares": True}
+    body = {"stage": "test/number", "needs": needs}
     plan = read_plan(written(tmp_path, nodes(one=body)), STAGES)
-    assert plan.node("one").needs == Needs(cpu=2, gpu=1, memory_gib=8.0, vram_gib=4.5, shares=True)
+    assert plan.node("one").needs == Needs(cpu=2, gpu=1, memory_gib=8.0, vram_gib=4.5, gpu_backend="rocm", shares=True)
     assert plan.node("one").stage.needs == Needs()
 
 
@@ -287,6 +289,18 @@ def test_an_amount_that_is_no_finite_number_is_a_fault(tmp_path: Path, value: fl
     text = nodes(one=body)
     assert faults(tmp_path, text.replace('"memory_gib": 1', f'"memory_gib": {json.dumps(value)}'))
     assert faults(tmp_path, text.replace('"backoff_s": 1', f'"backoff_s": {json.dumps(value)}'))
+
+
+@pytest.mark.parametrize(
+    ("needs", "why"),
+    [
+        (Needs(gpu=1, gpu_backend="vulkan"), "gpu_backend is 'vulkan', not one of cuda, rocm, metal, oneapi"),
+        (Needs(gpu_backend="rocm"), "gpu_backend without a device"),
+        (Needs(gpu=1, gpu_backend="rocm"), ""),
+    ],
+)
+def test_a_backend_is_one_that_has_devices_and_needs_one(needs: Needs, why: str) -> None:
+    assert contradictions_in(needs) == ([why] if why else [])
 
 
 def test_a_builder_refuses_needs_that_contradict_themselves() -> None:

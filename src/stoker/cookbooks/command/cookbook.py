@@ -132,10 +132,10 @@ class CommandArgs:
     python: str = arg("", help="what `python` means: an interpreter or a .venv folder", runtime=True)
     memory: Size = arg(Size(""), help="how much memory it needs, such as 8G; its cap is 2 GiB above", runtime=True)
     gpus: int | None = arg(None, help="how many GPUs it needs; one if there are any", ge=0, le=1024, runtime=True)
-    vram: Size = arg(Size(""), help="memory it needs on each GPU, such as 6G (default: all that is free)", runtime=True)
     gpu_backend: GpuBackend | None = arg(
         None, help="backend of its GPUs (default: any here, cuda on the fleet); implies gpus=1", runtime=True
     )
+    vram: Size = arg(Size(""), help="memory it needs on each GPU, such as 6G (default: all that is free)", runtime=True)
     shares: bool = arg(default=False, help="others may use the rest of its GPUs: it keeps within vram", runtime=True)
     ranks: int | None = arg(
         None,
