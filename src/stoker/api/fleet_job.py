@@ -263,7 +263,7 @@ class FleetJob(Job):
         except NotFound:
             return []
         except StokerError as error:
-            self._note(f"note: how its stages went can't be said: {error.message}")
+            self._note(f"note: the history of its stages can't be read: {error.message}")
             return []
 
     def facts(self, point: JobView | None = None) -> JobFacts:

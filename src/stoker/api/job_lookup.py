@@ -177,7 +177,7 @@ class JobLookup:
             return StoredItem(name=ref.name, records=tuple(resolve(store, word)))
         if ref is not None:
             digest = ref.digest[:_SHORT]
-            self._note(f"note: the job {word} is meant; what was put as {word} goes by its digest, {digest}")
+            self._note(f"note: {word} is a job; the stored tree {word}: use its digest, {digest}")
         return job
 
     def _refuse_point(self, target: str, local: LocalJob) -> None:

@@ -47,7 +47,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop.ask(Terminated("stopped by its worker")))
     # Ctrl-C is meant for the worker, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(sys.stdin.buffer, stop), name="stoker-keeper-watch", daemon=True).start()
+    threading.Thread(target=_end_with, args=(sys.stdin.buffer, stop), name="stoker-worker-watch", daemon=True).start()
     say = _saying(sys.stdout.buffer)
     try:
         say(_bring(assembly, loads(line), stop, say))

@@ -258,7 +258,7 @@ def _holdings_of(house: AppParts, users: tuple[OtherUser, ...]) -> Callable[[], 
 
 
 def _share_trees(house: AppParts, options: WorkOptions, opened: ExitStack) -> str:
-    """Serve trees to other machines of the fleet while this worker runs; return the address, or None."""
+    """Serve trees to other machines of the fleet while this worker runs; return the address, empty if it can't."""
     from stoker.transfer.peers.peer_server import PeerAdmission, share_trees
 
     admitting = PeerAdmission(_open_line(house, options, opened).live_certificates, clock=house.clock)

@@ -49,7 +49,7 @@ _FITS = {
 GRAMMAR = Grammar(
     "machines estimate",
     about=(
-        "Estimator how much memory of one device a training will take, by going through its steps without a device: "
+        "Estimate how much memory of one device a training will take, by going through its steps without a device: "
         "weights, adapters or gradients and optimiser, activations, logits, fragmentation, CUDA context. It is what "
         "the driver counts for the process, at its fullest moment. Then say on which device of this machine it fits: "
         "now, alone (when others have gone), or never. "

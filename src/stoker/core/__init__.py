@@ -1,5 +1,5 @@
 """Ids, errors, events, states, units, time and encoding: the nouns that every package shares.
 
-Promises: standard library only, no I/O; the clock and the environment are read in `clock` alone.
+Promises: standard library only, no I/O; the clock is read in `clock` alone, and the environment nowhere.
 Start with `job`, `errors` and `digests`.
 """

@@ -174,7 +174,7 @@ def files_of(cookbooks: Mapping[str, Cookbook]) -> list[str]:
     return sorted(files)
 
 
-# What a recipe may know of this machine while its plan is made, handed in by the roof: never part of a key.
+# What a recipe may know of this machine while its plan is made; `app` passes it in. It is never part of a key.
 
 
 @frozen

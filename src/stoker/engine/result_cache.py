@@ -401,7 +401,7 @@ def adopt(cache: Cache, *, old: Digest, action: Action, author: str, reason: str
     if (kept.facts.stage, kept.facts.output) != (action.facts.stage, action.facts.output):
         raise Refused(
             f"{old[:12]} is a {kept.facts.output} of {kept.facts.stage}, "
-            f"wanted is a {action.facts.output} of {action.facts.stage}"
+            f"expected a {action.facts.output} of {action.facts.stage}"
         )
     if new == old:
         raise Refused(f"{old[:12]} is already the result of this", hint="nothing has to be adopted")

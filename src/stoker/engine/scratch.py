@@ -226,9 +226,6 @@ def _write(path: str, marker: Marker) -> None:
     write_file(os.path.join(path, MARKER), dumps(marker.to_json()).encode())
 
 
-# Checkpoints in a scratch folder: which one an attempt may go on from.
-
-
 # The digest of a checkpoint, a file or a folder, as `stoker_trainer` writes it down.
 #
 # Of a file it is the SHA-256 of its bytes. Of a folder, that of a list with a line for each file: its name within the

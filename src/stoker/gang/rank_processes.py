@@ -240,7 +240,7 @@ class RankIoHandler(Protocol):
 
 
 class Cancel:
-    """A wish to stop that any thread, or a signal handler, may utter at any moment."""
+    """A request to stop. Thread-safe; a signal handler may make it too."""
 
     def __init__(self) -> None:
         self._is_wanted = threading.Event()

@@ -175,7 +175,7 @@ class RendezvousClient(TcpRendezvous):
                 has_heard = True
                 line = lines.read(got)
                 if line.get("epoch") != self.epoch:
-                    message = f"said something of epoch {line.get('epoch')!r}, and this is {self.epoch}"
+                    message = f"message of epoch {line.get('epoch')!r}, expected {self.epoch}"
                     raise BadLine(message)
                 if not self._hear(talk, line):
                     return
@@ -214,7 +214,7 @@ class RendezvousClient(TcpRendezvous):
                 self._end(RendezvousOutcome(cause=vanished(self._holder, "it left before all were up")))
             return False
         else:
-            message = f"said {kind!r}, which was not its turn"
+            message = f"unexpected message {kind!r}"
             raise BadLine(message)
         self._tell_news()
         return True

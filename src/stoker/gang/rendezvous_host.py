@@ -214,7 +214,7 @@ class RendezvousHost(TcpRendezvous):
         while (got := client.talk.receive()) is not None:
             line = lines.read(got)
             if line.get("epoch") != self.epoch:
-                message = f"said something of epoch {line.get('epoch')!r}, and this is {self.epoch}"
+                message = f"message of epoch {line.get('epoch')!r}, expected {self.epoch}"
                 raise BadLine(message)
             if not self._hear(client, line):
                 return
@@ -237,7 +237,7 @@ class RendezvousHost(TcpRendezvous):
             self._lose(client, "it left before all were up", is_bye=True)
             return False
         else:
-            message = f"said {kind!r}, which was not its turn"
+            message = f"unexpected message {kind!r}"
             raise BadLine(message)
         return True
 

@@ -58,7 +58,7 @@ class RankLineCallback(Protocol):
     def __call__(self, rank: int, lines: Sequence[bytes], *, is_error: bool) -> None: ...
 
 
-class _Voice:
+class _RankStream:
     """One output of one rank."""
 
     def __init__(self, rank: int, *, is_error: bool, log: IO[bytes] | None) -> None:
@@ -104,11 +104,11 @@ class RankOutput(Closable):
         """Which logs are not whole, and why."""
         self._selector = selectors.DefaultSelector()
         self._writing: list[int] = []
-        self._voices: dict[int, _Voice] = {}
+        self._streams: dict[int, _RankStream] = {}
         self._tails: list[deque[bytes]] = [deque(maxlen=TAIL_LINES) for _ in range(nranks)]
         self._wake = list(os.pipe())
         self._selector.register(self._wake[0], selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._listen, name="stoker-gang-voices", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="stoker-gang-output", daemon=True)
         try:
             for rank in range(nranks):
                 self._open(rank, log_folder, is_error=False)
@@ -143,7 +143,7 @@ class RankOutput(Closable):
                 self._thread.join(_LOOK_S)
                 if self._thread.is_alive() and self._is_given_up():
                     return
-        for fd in list(self._voices):
+        for fd in list(self._streams):
             self._end(fd)
         self._selector.close()
         while self._wake:
@@ -157,7 +157,7 @@ class RankOutput(Closable):
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         self._writing.append(write_fd)
-        self._voices[read_fd] = _Voice(rank, is_error=is_error, log=log)
+        self._streams[read_fd] = _RankStream(rank, is_error=is_error, log=log)
         self._selector.register(read_fd, selectors.EVENT_READ)
 
     def _close_writing(self) -> None:
@@ -166,51 +166,51 @@ class RankOutput(Closable):
 
     def _listen(self) -> None:
         is_told_to_end = False
-        while self._voices and not is_told_to_end:
+        while self._streams and not is_told_to_end:
             ready = [int(key.fd) for key, _ in self._selector.select()]
             is_told_to_end = self._wake[0] in ready
             for fd in ready:
-                if fd in self._voices:
+                if fd in self._streams:
                     self._read(fd)
 
     def _read(self, fd: int) -> None:
-        voice = self._voices[fd]
+        stream = self._streams[fd]
         try:
             chunk = os.read(fd, _READ_BYTES)
         except BlockingIOError:
             return
         if chunk:
-            self._keep(voice, chunk)
-        self._say(voice, voice.take(chunk))
+            self._keep(stream, chunk)
+        self._say(stream, stream.take(chunk))
         if not chunk:
             self._end(fd)
 
-    def _keep(self, voice: _Voice, chunk: bytes) -> None:
+    def _keep(self, stream: _RankStream, chunk: bytes) -> None:
         view = memoryview(chunk)
         try:
-            while view and voice.log is not None:
-                view = view[os.write(voice.log.fileno(), view) :]
+            while view and stream.log is not None:
+                view = view[os.write(stream.log.fileno(), view) :]
         except OSError as error:
             # The ranks go on; a log with a hole in it would be worse than one that ends.
-            log, voice.log = voice.log, None
+            log, stream.log = stream.log, None
             if log is not None:
                 self.unkept.append(f"{log.name} is not whole: {error.strerror}")
                 log.close()
 
     def _end(self, fd: int) -> None:
-        voice = self._voices.pop(fd)
-        self._say(voice, voice.take(b""))
+        stream = self._streams.pop(fd)
+        self._say(stream, stream.take(b""))
         self._selector.unregister(fd)
         os.close(fd)
-        if voice.log is not None:
-            voice.log.close()
+        if stream.log is not None:
+            stream.log.close()
 
-    def _say(self, voice: _Voice, lines: list[bytes]) -> None:
+    def _say(self, stream: _RankStream, lines: list[bytes]) -> None:
         if not lines:
             return
-        if voice.is_error:
-            self._tails[voice.rank].extend(lines)
-        self._hear(voice.rank, lines, is_error=voice.is_error)
+        if stream.is_error:
+            self._tails[stream.rank].extend(lines)
+        self._hear(stream.rank, lines, is_error=stream.is_error)
 
 
 def prefixed(rank: int, lines: Sequence[bytes], *, is_prefixed: bool) -> bytes:

@@ -364,7 +364,10 @@ def exit_from(wait_status: int, max_rss: int, cpu_s: float) -> ProcessExit:
     )
 
 
-# The end of a process when its owner is gone: a pipe of which only the owner holds the other end.
+# The end of a process when its owner is gone: a pipe without writes, whose other end only the owner holds.
+#
+# On Linux the kernel itself kills the process the moment the other end closes, even if it is busy in native code.
+# Elsewhere a thread waits for it.
 
 
 def hold_on(fd: int) -> None:
@@ -393,7 +396,7 @@ def _arm(fd: int, whom: int) -> None:
     fcntl.fcntl(fd, fcntl.F_SETOWN, whom)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([fd], [], [], 0)[0]:
-        # It closed before we result, so the signal never comes.
+        # It closed before the signal was set up, so the signal never comes.
         _end(whom)
 
 

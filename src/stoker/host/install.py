@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from stoker.core.errors import MissingExtra
 from stoker.host.folders import names_in
 
-# How something is installed on this machine: the command, and the settings for uv.
-
 # The packages of an environment or installation, by their metadata: nothing is started.
 
 _DIST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._]*)-([^-]+)\.dist-info")

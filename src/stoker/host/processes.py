@@ -309,12 +309,6 @@ def _is_same(member: ProcessRow) -> bool:
     return row is not None and row.start_ticks == member.start_ticks
 
 
-# The end of a process when its owner is gone: a pipe without writes, whose other end only the owner holds.
-#
-# On Linux the kernel itself kills the process the moment the other end closes, even if it is busy in native code.
-# Elsewhere a thread waits for it.
-
-
 # Processor time of a group: whether one without output still works.
 
 

@@ -348,12 +348,12 @@ def acting_as_owner(folder: str) -> Iterator[None]:
         yield
 
 
-def _set(call: ctypes._NamedFuncPointer, wanted: int) -> None:
+def _set(call: ctypes._NamedFuncPointer, number: int) -> None:
     from ctypes import c_uint  # noqa: PLC0415 - milliseconds that a cached run never needs
 
-    call(c_uint(wanted))
-    if call(c_uint(_NOBODY)) != wanted:
-        raise InternalError(f"the kernel does not let us act as {wanted}")
+    call(c_uint(number))
+    if call(c_uint(_NOBODY)) != number:
+        raise InternalError(f"the kernel does not let us act as {number}")
 
 
 @cache

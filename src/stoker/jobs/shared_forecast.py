@@ -60,7 +60,7 @@ def estimate_shared_processes(
     shared: Callable[[Trial], SharedBase | None],
     room: SharedProcessCapacity,
 ) -> list[SharedProcessEstimate]:
-    """Estimator the shared processes that trials with some nodes become, in the order of their first members.
+    """Estimate the shared processes that trials with some nodes become, in the order of their first members.
 
     What works alone makes none, and neither does a trial that has none of these nodes.
     """

@@ -264,8 +264,8 @@ class Installer:
         before = self._text_at(rendered.path)
         if before is not None and not self._supervisor.is_ours(before):
             raise Conflict(
-                f"{rendered.path} is there and not of our making",
-                hint="move it away if it is not needed, then say it again",
+                f"{rendered.path} exists and was not written by Stoker",
+                hint="move it away, then run the command again",
             )
         self._require()
         return rendered
@@ -296,7 +296,7 @@ class Installer:
         if before is None:
             return False
         if not supervisor.is_ours(before):
-            raise Conflict(f"{path} is not of our making", hint="remove it yourself if it is not needed")
+            raise Conflict(f"{path} was not written by Stoker", hint="remove it yourself if it is not needed")
         self._require()
         for command in supervisor.stopping(label):
             self._ask.ask(command, limit_s=_COMMAND_S)

@@ -209,9 +209,11 @@ def _refuse_odd(service: SupervisedService) -> None:
     texts = [*service.argv, service.folder, *service.environment.values()]
     for text in texts:
         if not text.isprintable() or any(0xD800 <= ord(char) <= 0xDFFF for char in text):
-            raise BadInput(f"{text!a} can't stand in a service's file", hint="choose a path of printable characters")
+            raise BadInput(
+                f"{text!a} has characters that a service file can't contain", hint="use a path of printable characters"
+            )
     if not os.path.isabs(service.folder) or service.folder.endswith(("\\", " ")):
-        raise BadInput(f"{service.folder!a} can't be the folder of a service", hint="STOKER_HOME names another one")
+        raise BadInput(f"{service.folder!a} can't be the folder of a service", hint="set STOKER_HOME to another folder")
 
 
 # A service as a systemd user unit: rendered, with everything quoted that systemd would read as its own.

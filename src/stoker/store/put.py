@@ -204,7 +204,7 @@ def _next_block(path: str, file: BinaryIO) -> bytes:
 
 # The index of stored trees: one line of JSON for each put and each removed name, append-only.
 #
-# It is a log: refs and records are the truth. Each line has its own check (`sealed`), so one that was torn by a crash
+# It is a log: refs and records are the truth. Each line has its own check (`records.seal`), so one that was torn by a crash
 # or edited is recognised and skipped; the next line starts behind it.
 
 _SEAL = "put/1"
@@ -416,7 +416,7 @@ class StoreWriter:
             remove_ref(self._store.places, wish.name)
         else:
             set_ref(self._store.places, before, replace=True)
-        raise Refused(f"{wish.name} was pruned as often as it was put", hint="put it again when no prune runs")
+        raise Refused(f"{wish.name} was pruned each time it was stored", hint="put it again when no prune runs")
 
     def _enter(self, taken_in: _TakenIn, wish: PutRequest) -> StoredTree | None:
         """Name a tree whose bytes are stored: record, ref, line of the index. None: it was pruned."""

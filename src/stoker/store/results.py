@@ -58,21 +58,21 @@ def lay_out(store: LocalStore, parts: list[ResultPart], folder: str) -> Material
         os.makedirs(folder, exist_ok=True)
         # Whatever its age: its writer was killed, and those of living processes stay.
         sweep_temps(folder, older_than_s=0.0, now_s=math.inf)
-        desk = _Desk(folder)
-        obsolete = [path for path in desk.claims if path not in wanted]
-        missing = [path for path, (_, entry) in wanted.items() if not desk.shows(path, entry)]
+        target = _ResultFolder(folder)
+        obsolete = [path for path in target.claims if path not in wanted]
+        missing = [path for path, (_, entry) in wanted.items() if not target.shows(path, entry)]
         if missing or obsolete:
-            desk.announce({path: _content(wanted[path][1]) for path in missing})
+            target.announce({path: _content(wanted[path][1]) for path in missing})
             for path in obsolete:
-                desk.remove(path)
+                target.remove(path)
             for path in missing:
-                desk.make_way(path)
+                target.make_way(path)
                 record, entry = wanted[path]
-                desk.place(path, entry, copy_entry(store, record, entry, top=folder, path=path))
+                target.place(path, entry, copy_entry(store, record, entry, top=folder, path=path))
             for below in {os.path.dirname(path) for path in missing}:
                 sync_dir(os.path.join(folder, below))
-        desk.settle([{"folder": part.folder or ".", **part.sidecar} for part in parts])
-    return MaterialisedResult(folder=folder, files=tuple(sorted(wanted)), kept_edits=tuple(sorted(desk.kept)))
+        target.settle([{"folder": part.folder or ".", **part.sidecar} for part in parts])
+    return MaterialisedResult(folder=folder, files=tuple(sorted(wanted)), kept_edits=tuple(sorted(target.kept)))
 
 
 def tree_of(parts: list[ResultPart]) -> Tree:
@@ -148,7 +148,7 @@ def led_beside(link: str) -> str | None:
 _Claim = tuple[str, int | None, int | None, int | None]
 
 
-class _Desk:
+class _ResultFolder:
     """A result's folder while it is changed. All paths are relative to it."""
 
     def __init__(self, folder: str) -> None:

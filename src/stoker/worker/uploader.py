@@ -120,7 +120,7 @@ class AttemptReporter:
         self._mirror: AttemptFolderSync | None = None
         self._checkpoints: CheckpointShipper | None = None
         self._folder: JobFolder | None = None
-        self._thread = threading.Thread(target=self._work, name="stoker-courier", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="stoker-uploader", daemon=True)
         self._thread.start()
 
     def follow(self, folder: JobFolder) -> None:

@@ -229,7 +229,7 @@ def test_answers_of_a_group_come_together_and_each_to_whoever_asked():
         with pytest.raises(NotFound):
             await asking[1]
         assert changes == [(7, True)]
-        assert counter.asked == {"sweep": 3}
+        assert counter.commands == {"sweep": 3}
         assert counter.refused == {"not_found": 1}
 
     run(scene())

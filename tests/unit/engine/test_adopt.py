@@ -58,7 +58,7 @@ def test_what_is_its_own_need_not_be_adopted(lab: Lab) -> None:
 def test_a_result_of_another_stage_or_kind_is_refused(lab: Lab, other: object) -> None:
     old = lab.run(plan(1))["number"].key
     new = lab.cache.action(plan_of(other).nodes[0], {})  # type: ignore[arg-type]
-    with pytest.raises(Refused, match=r"is a test-number@1 of test/number, wanted is a test-number@1.* of test/"):
+    with pytest.raises(Refused, match=r"is a test-number@1 of test/number, expected a test-number@1.* of test/"):
         bless(lab, old, new)
 
 

@@ -135,7 +135,7 @@ def test_a_connection_whose_body_was_not_sent_whole_serves_nobody_else(transport
 
 @pytest.mark.parametrize(("count", "announced"), [(2, 3 * 65536), (3, 2 * 65536 + 1)], ids=["shorter", "longer"])
 def test_a_body_of_another_length_than_announced_is_a_failure_here(server, transport, count, announced):
-    with pytest.raises(LocalFile, match="changed its size"):
+    with pytest.raises(LocalFile, match="the file changed while it was sent"):
         _send(transport, server.url, Blocks(count, announced=announced))
     assert _send(transport, server.url, b"next") == b"next"
 

@@ -434,7 +434,7 @@ def test_what_was_put_is_never_mistaken_for_a_result(store, folder):
 def test_a_thing_that_is_pruned_as_often_as_it_is_put_leaves_the_name_as_it_was(store, folder, monkeypatch, had_one):
     earlier = put_in(store, folder / "small", "data").ref if had_one else None
     monkeypatch.setattr(store, "renew_record", lambda key: False)
-    with pytest.raises(Refused, match="was pruned as often as it was put"):
+    with pytest.raises(Refused, match="was pruned each time it was stored"):
         put_in(store, folder, "data", replace=True)
     assert find_ref(store.places, "data") == earlier
     assert staged(store) == []

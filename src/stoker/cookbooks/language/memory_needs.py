@@ -179,8 +179,8 @@ def reading_needs(base: TrainableBase) -> Needs:
 # What an adapter's training shares with its like on a machine that is not known yet: its base, and how large.
 
 
-class _Asked(Protocol):
-    """Those arguments of language/lora that say how large it is."""
+class _LoraSizeArgs(Protocol):
+    """The arguments of language/lora that determine its size."""
 
     @property
     def base(self) -> str: ...
@@ -198,7 +198,7 @@ class _Asked(Protocol):
     def gpus(self) -> int | None: ...
 
 
-def shared_by_lora(args: _Asked, digest_of: Callable[[str], str]) -> SharedBase:
+def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> SharedBase:
     """Return the base that an adapter is trained over, by content, with what it takes on a device and on a CPU."""
     base = _base_at(args.base)
     if isinstance(base, Outline):
@@ -230,7 +230,7 @@ def shared_by_lora(args: _Asked, digest_of: Callable[[str], str]) -> SharedBase:
     )
 
 
-def _judge(args: _Asked, base: Outline) -> None:
+def _judge(args: _LoraSizeArgs, base: Outline) -> None:
     """Refuse what a base can't be asked for that is not here: its plan was made with another one."""
     checking = LanguageArgsChecker(LORA)
     checking.length(args.max_seq_len, base)

@@ -114,10 +114,10 @@ class QueueBridge:
         self._post = post
         self._loop = loop
         self._on_change = on_change
-        self._answers: deque[tuple[_Asked, Answer | StokerError]] = deque()
+        self._answers: deque[tuple[_PendingCommand, Answer | StokerError]] = deque()
         self._changes: deque[tuple[int, bool]] = deque()
         self._is_awaited = False
-        self.asked: dict[str, int] = {}
+        self.commands: dict[str, int] = {}
         """Number of commands by kind."""
         self.refused: dict[str, int] = {}
         """Number of refusals by code."""
@@ -127,8 +127,8 @@ class QueueBridge:
 
     def post(self, command: Command, then: Then) -> None:
         """Post a command; `then` is called with the answer or the error, in the loop. It must not raise."""
-        asked = _Asked(command, then, self._loop.time())
-        self._post(command, lambda answer: self._bring(asked, answer))
+        pending = _PendingCommand(command, then, self._loop.time())
+        self._post(command, lambda answer: self._bring(pending, answer))
 
     async def ask(self, command: Command) -> Any:
         """Return the queue's answer, or raise its error."""
@@ -139,8 +139,8 @@ class QueueBridge:
     async def ask_through(self, threads: Executor, command: Command) -> Any:
         """Return the queue's answer to a command whose check blocks: it is posted in a thread."""
         future = self._loop.create_future()
-        asked = _Asked(command, _settling(future), self._loop.time())
-        await self._loop.run_in_executor(threads, self._post, command, lambda answer: self._bring(asked, answer))
+        pending = _PendingCommand(command, _settling(future), self._loop.time())
+        await self._loop.run_in_executor(threads, self._post, command, lambda answer: self._bring(pending, answer))
         return await future
 
     def bring_change(self, newest: int, is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it
@@ -148,8 +148,8 @@ class QueueBridge:
         self._changes.append((newest, is_reread))
         self._wake()
 
-    def _bring(self, asked: _Asked, answer: Answer | StokerError) -> None:
-        self._answers.append((asked, answer))
+    def _bring(self, pending: _PendingCommand, answer: Answer | StokerError) -> None:
+        self._answers.append((pending, answer))
         self._wake()
 
     def _wake(self) -> None:
@@ -167,10 +167,10 @@ class QueueBridge:
         answers, now_s = self._answers, self._loop.time()
         count = 0
         while answers:
-            asked, answer = answers.popleft()
+            pending, answer = answers.popleft()
             count += 1
-            self._note(asked, answer, now_s)
-            asked.then(answer)
+            self._note(pending, answer, now_s)
+            pending.then(answer)
         if count:
             self.group_sizes.add(count)
         if self._changes:
@@ -183,16 +183,16 @@ class QueueBridge:
             is_reread = is_reread or reread
         self._on_change(newest, is_reread)
 
-    def _note(self, asked: _Asked, answer: Answer | StokerError, now_s: float) -> None:
-        self.asked[asked.sort] = self.asked.get(asked.sort, 0) + 1
-        self.seconds.add(now_s - asked.at_s)
+    def _note(self, pending: _PendingCommand, answer: Answer | StokerError, now_s: float) -> None:
+        self.commands[pending.sort] = self.commands.get(pending.sort, 0) + 1
+        self.seconds.add(now_s - pending.at_s)
         if isinstance(answer, ClaimResponse):
             self.grants += len(answer.grants)
         elif isinstance(answer, StokerError):
             self.refused[answer.code] = self.refused.get(answer.code, 0) + 1
 
 
-class _Asked:
+class _PendingCommand:
     __slots__ = ("at_s", "sort", "then")
 
     def __init__(self, command: Command, then: Then, at_s: float) -> None:
@@ -345,7 +345,7 @@ class ServiceContext:
         page, counter = MetricsPage(), self.counter
         page.by("stoker_jobs", "gauge", "Jobs by state.", "state", self.reader.counts())
         page.by("stoker_machines", "gauge", "Machines by state.", "state", self.machine_counts())
-        page.by("stoker_asked_total", "counter", "Commands to the queue.", "command", counter.asked)
+        page.by("stoker_asked_total", "counter", "Commands to the queue.", "command", counter.commands)
         page.by("stoker_refusals_total", "counter", "Refused commands, by code.", "code", counter.refused)
         page.one("stoker_grants_total", "counter", "Leases granted.", counter.grants)
         page.histogram("stoker_answer_seconds", "Time from a command to its durable answer.", counter.seconds)

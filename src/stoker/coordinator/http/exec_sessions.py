@@ -190,7 +190,7 @@ class ExecSessions:
         """Return an operator's own session. Raises `NotFound`."""
         found = self.sessions.get(id)
         if found is None or found.opened.person != person:
-            raise NotFound("session not found", hint="it ended, or the coordinator was restarted: start a new one")
+            raise NotFound(f"session {id} not found", hint="it ended, or the coordinator restarted: start a new one")
         found.operator_s = self._clock.monotonic_s()
         return found
 
@@ -198,7 +198,7 @@ class ExecSessions:
         """Return a session of a worker. Raises `StaleLease` unless the worker holds its lease."""
         found = self.sessions.get(id)
         if found is None or found.call.token() != token or machine not in ("", found.opened.machine):
-            raise NotFound("session not found", hint="stop its command")
+            raise NotFound(f"session {id} not found", hint="stop its command")
         if not self._is_current(token, machine):
             raise StaleLease(f"attempt {token.attempt} of job {token.job[:12]} has ended", hint="stop its command")
         found.worker_s = self._clock.monotonic_s()

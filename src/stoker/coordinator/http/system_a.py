@@ -75,11 +75,11 @@ _MOST_LINES = 10_000
 Lines = Annotated[tuple[str, ...], Field(max_length=_MOST_LINES)]
 
 
-class _Told(WireMessage):
-    """What a worker of system A says; unknown fields are ignored."""
+class _MessageA(WireMessage):
+    """A message of a worker of system A; unknown fields are ignored."""
 
 
-class ClaimA(_Told):
+class ClaimA(_MessageA):
     """A host asks for one job."""
 
     hostname: Annotated[str, Field(max_length=200)] = ""
@@ -87,7 +87,7 @@ class ClaimA(_Told):
     """System A's record (`cpu_cores`, `ram_total_gib`, `cuda_devices` …), or ours."""
 
 
-class LeaseA(_Told):
+class LeaseA(_MessageA):
     """What every word about a claim may carry; each is checked where it is said."""
 
     hostname: Annotated[str, Field(max_length=200)] = ""
@@ -95,7 +95,7 @@ class LeaseA(_Told):
     epoch: int | None = None
 
 
-class MetadataA(_Told):
+class MetadataA(_MessageA):
     """What rides along with a heartbeat."""
 
     lines: Lines = ()
@@ -392,7 +392,9 @@ class SystemARoutes:
             self._check_current(token, attempt)
             if x_sha256 is not None and x_sha256 != digest:
                 raise BadInput(
-                    f"the bytes that came have another digest: {digest}", hint="send it again", sha256=digest
+                    f"the received bytes have the SHA-256 {digest}, expected {x_sha256}",
+                    hint="send it again",
+                    sha256=digest,
                 )
             known = await self._known(digest)
             if known is None:

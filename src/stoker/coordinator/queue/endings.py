@@ -348,7 +348,10 @@ def _decline(turn: WriterTransaction, live: LiveLease, said: Decline) -> WriteRe
 def _confirm_cancel(turn: WriterTransaction, live: LiveLease, said: CancelConfirmed) -> WriteResponse:
     if not live.is_cancelling:
         raise InvalidTransition(
-            "job has no cancel request", hint="release it, or report its failure", state=live.state, move="cancel"
+            f"job {live.job.id[:12]} has no cancel request",
+            hint="release it, or report its failure",
+            state=live.state,
+            move="cancel",
         )
     return _cancelled(turn, live, live.cancel_why or plain(said.why))
 

@@ -98,7 +98,7 @@ class Urllib3Transport:
         self._is_aborted = False
         self._trust = Trust(settings)
         self._reached: set[str] = set()
-        """Number of connections made."""
+        """The servers to which a connection was made."""
 
     def send(self, request: Request) -> HttpClientResponse:
         address = read_address(request.url)
@@ -213,7 +213,7 @@ class Urllib3Transport:
             # `http.client` would refuse it too, and quote the value, which may be a token.
             if not (name + value).isascii() or not (name + value).isprintable():
                 hint = "a token with a line end in its file or variable looks like that"
-                raise BadInput(f"the request header {name!a} holds what can't be sent", hint=hint)
+                raise BadInput(f"the request header {name!a} contains a control or non-ASCII character", hint=hint)
         return headers
 
 

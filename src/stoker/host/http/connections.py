@@ -94,8 +94,8 @@ class HttpConnection:
         self.idle_since_s = 0.0
         self.wire = Wire(_strict_about_ends(inner.sock), inner.handle)
         self._inner = inner
-        self._lent = _Lent(self.wire)
-        self._inner.sock = cast(Any, self._lent)
+        self._wire_socket = _WireSocket(self.wire)
+        self._inner.sock = cast(Any, self._wire_socket)
         self._heard_bytes = 0
 
     def ask(
@@ -115,7 +115,7 @@ class HttpConnection:
         self._heard_bytes = self.wire.received_bytes
         pieces = _pieces(body)
         # The first piece is sent together with the head, mostly it is all of the body: one packet instead of two.
-        self._lent.along = next(pieces, b"")
+        self._wire_socket.along = next(pieces, b"")
         is_whole = False
         # A server may have responded, for example with a refusal, before it closed: then there is a response to read.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -167,7 +167,7 @@ def _pieces(body: bytes | BodySource | None) -> Iterator[bytes]:
             break
         yield piece
     if left_bytes:
-        raise LocalFile("what was being sent changed its size meanwhile", hint="send it again once it stands still")
+        raise LocalFile("the file changed while it was sent", hint="send it again when no program writes to it")
 
 
 def _inner(route: Route, trust: ssl.SSLContext | None) -> _Plain | _Secure:
@@ -209,7 +209,7 @@ def _failure(error: Exception, inner: _Plain | _Secure, route: Route) -> StokerE
     return blamed_on_proxy(found, host)
 
 
-class _Ours:
+class _DialledConnection:
     """Common part of connections with and without TLS: sockets that we dial, one deadline until they are connected."""
 
     sock: Any
@@ -261,7 +261,7 @@ class _Ours:
         sock = self.sock
         wire = Wire(sock, self.handle)
         wire.begin(self._cord, deadline_s=self._deadline_s)
-        self.sock = _Lent(wire)
+        self.sock = _WireSocket(wire)
         try:
             super()._tunnel()  # type: ignore[misc]  # the other base class has it
         finally:
@@ -277,15 +277,15 @@ class _Ours:
         return left_s
 
 
-class _Plain(_Ours, HTTPConnection):
+class _Plain(_DialledConnection, HTTPConnection):
     sock: Any
 
 
-class _Secure(_Ours, HTTPSConnection):
+class _Secure(_DialledConnection, HTTPSConnection):
     sock: Any
 
 
-class _Lent:
+class _WireSocket:
     """The wire as the socket that `http.client` expects. It may write and read a head; it does not close."""
 
     def __init__(self, wire: Wire) -> None:

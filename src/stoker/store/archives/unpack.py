@@ -280,7 +280,7 @@ def _unpack(stream: BinaryIO, folder: str, limits: ArchiveLimits) -> UnpackedBun
     roll = ArchiveMembers(limits)
     archive_sha256, archive_bytes = Digest(""), 0
     hint = "nothing of it was kept; supported are .tar.zst and .tar without that"
-    with HashLane() as archive_lane, _Desk(folder) as desk:
+    with HashLane() as archive_lane, _UnpackFolder(folder) as filled:
         try:
             archive = ArchiveBytes(stream, limits, archive_lane)
             tar = TarReader(archive)
@@ -289,9 +289,9 @@ def _unpack(stream: BinaryIO, folder: str, limits: ArchiveLimits) -> UnpackedBun
                 if not path or roll.faults.count:
                     continue
                 if member.sort is TarMemberType.HARDLINK:
-                    desk.copy(path, roll.original_of(member))
+                    filled.copy(path, roll.original_of(member))
                 else:
-                    desk.place(path, member, tar.content())
+                    filled.place(path, member, tar.content())
             archive_sha256, archive_bytes = archive.finish()
         except Broken as broken:
             roll.faults.add("", str(broken))
@@ -299,18 +299,18 @@ def _unpack(stream: BinaryIO, folder: str, limits: ArchiveLimits) -> UnpackedBun
         roll.settle()
         roll.faults.raise_any("the archive can't be unpacked", hint=hint)
         for path, target in roll.links.items():
-            desk.link(path, target)
-        found = [desk.found[path] for path in sorted(desk.found)]
+            filled.link(path, target)
+        found = [filled.found[path] for path in sorted(filled.found)]
     return UnpackedBundle(
         tree=Tree(tuple(walked.entry for walked in found)),
         archive_sha256=archive_sha256,
         archive_bytes=archive_bytes,
         found=tuple(found),
-        small=desk.small,
+        small=filled.small,
     )
 
 
-class _Desk:
+class _UnpackFolder:
     """The folder while it is filled. All paths are relative to it, and known to be safe and new."""
 
     def __init__(self, folder: str) -> None:

@@ -252,9 +252,9 @@ class Maker:
     def _built(self, work: Build, key: str, say: Say, is_stopped: Callable[[], bool]) -> Diagnosis | None:
         """Build it with one interpreter; return what went wrong, or None."""
         say(f"builds {work.sources.path} for {self.platform.name} with Python {work.base.version}")
-        heard = _Heard(say, self._progress_path(key), self._clock)
+        output = _BuildOutput(say, self._progress_path(key), self._clock)
         try:
-            ended = build(work, heard=heard, is_stopped=is_stopped, clock=self._clock)
+            ended = build(work, listener=output, is_stopped=is_stopped, clock=self._clock)
         except BadInput as error:
             return Diagnosis(trouble=Trouble.IMPOSSIBLE, why=error.message)
         where = f"{self.platform.machine} {tag_of(work.base.version)}"
@@ -412,7 +412,7 @@ class _Project:
     reader: OtherUser | None
 
 
-class _Heard:
+class _BuildOutput:
     """Passes uv's output to the job's log and to waiting processes."""
 
     def __init__(self, say: Say, path: str, clock: Clock) -> None:

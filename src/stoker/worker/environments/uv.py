@@ -392,17 +392,17 @@ def reading_as(reader: OtherUser | None) -> AbstractContextManager[None]:
     return nullcontext() if reader is None else acting_as(reader.uid, reader.gid)
 
 
-def build(work: Build, *, heard: BuildListener, is_stopped: Callable[[], bool], clock: Clock) -> UvExit:
+def build(work: Build, *, listener: BuildListener, is_stopped: Callable[[], bool], clock: Clock) -> UvExit:
     """Build it; return how uv ended. Everything that was started has ended when this returns or raises.
 
     Raises `BadInput` if a user is given and the environment's files contain something that is not accepted then.
     """
     if work.user is not None:
-        return _build_as(work.user, work, heard, is_stopped, clock)
+        return _build_as(work.user, work, listener, is_stopped, clock)
     _leave_folders_out(work)
     env = uv_environment(work.environment, UV_PROJECT_ENVIRONMENT=work.venv)
     cwd = os.path.join(work.folder, os.path.dirname(work.sources.path))
-    return _run_all(commands(work), partial(start, cwd=cwd, env=env), heard, is_stopped, clock)
+    return _run_all(commands(work), partial(start, cwd=cwd, env=env), listener, is_stopped, clock)
 
 
 def commands(work: Build) -> Iterator[tuple[str, ...]]:
@@ -438,7 +438,7 @@ def strict_commands(work: Build, installation: Installation) -> Iterator[tuple[s
 
 
 def _build_as(
-    user: OtherUser, work: Build, heard: BuildListener, is_stopped: Callable[[], bool], clock: Clock
+    user: OtherUser, work: Build, listener: BuildListener, is_stopped: Callable[[], bool], clock: Clock
 ) -> UvExit:
     # Loads a library that other builds don't need.
     from stoker.worker.environments.strict_requirements import read_installation  # noqa: PLC0415
@@ -458,7 +458,7 @@ def _build_as(
             ended = _run_all(
                 strict_commands(work, installation),
                 partial(start_as, user, cwd=place, env=env),
-                heard,
+                listener,
                 is_stopped,
                 clock,
             )
@@ -542,25 +542,25 @@ def _own_packages(work: Build) -> list[str]:
 def _run_all(
     commands: Iterable[tuple[str, ...]],
     begin: Callable[..., Child],
-    heard: BuildListener,
+    listener: BuildListener,
     is_stopped: Callable[[], bool],
     clock: Clock,
 ) -> UvExit:
     """Run commands until one fails; return the result of the last one."""
     ended = UvExit(exit_code=0)
     for argv in commands:
-        ended = _run(begin(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT), heard, is_stopped, clock)
+        ended = _run(begin(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT), listener, is_stopped, clock)
         if ended.exit_code or is_stopped():
             break
     return ended
 
 
-def _run(child: Child, heard: BuildListener, is_stopped: Callable[[], bool], clock: Clock) -> UvExit:
+def _run(child: Child, listener: BuildListener, is_stopped: Callable[[], bool], clock: Clock) -> UvExit:
     lines: list[str] = []
     try:
-        heard.started(child.identity)
+        listener.started(child.identity)
         for line in _lines(child, is_stopped):
-            heard.line(line)
+            listener.line(line)
             lines.append(line)
             del lines[:-_MOST_LINES]
         if not is_stopped():
