@@ -117,7 +117,7 @@ _FILE = ConfigLayer.FILE
 
 
 class LocatedValue(NamedTuple):
-    """One value: a scalar, `dict[str, Located]` or `list[Located]`, with its place and that of its key.
+    """One value: a scalar, `dict[str, LocatedValue]` or `list[LocatedValue]`, with its place and that of its key.
 
     There is one for every value of every file, and a named tuple is made three times faster than a frozen object.
     """

@@ -20,7 +20,7 @@ from stoker.core.frozen import frozen_by_position
 #
 # It promises: different typed values give different bytes; the order of a map's keys never matters; a value of any
 # other type is an error, never its `repr`. Golden vectors are checked in beside the tests; a change here is a new
-# key format (`plan.action.FORMAT`).
+# key format (`engine.action.FORMAT`).
 
 MAX_DEPTH = 64
 

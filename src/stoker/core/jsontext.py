@@ -2,7 +2,7 @@
 
 Plain JSON has no NaN and no infinities. Here they are `{"$float": "nan" | "inf" | "-inf"}`; a key of a real map
 that begins with `$` is written with one more `$`, so reading gives back exactly what was written.
-This is for people and programs to read; identity never depends on it (see `encoding`).
+This is for people and programs to read; identity never depends on it (see `core.digests`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Because a vector is taken in one step by one loop, two stages can't each hold what the other waits for. A request for
 more cores than there are is cut down and then runs alone; one for more memory than there is was refused before it came
-here (`admitting`). What a shared process holds once, cores and its base, is taken with its first member and released
+here (`MemoryGate`). What a shared process holds once, cores and its base, is taken with its first member and released
 with its last. Devices are not counted here: all runs on the machine share them (`engine.device_gate`).
 """
 

@@ -23,7 +23,8 @@ from stoker.core.text import did_you_mean
 from stoker.engine.stage import Port, Stage, contradictions_in
 from stoker.host.gc_control import searched_seldom
 
-# Plans: compiled DAGs of stages. Data only; built by `builder`, read from files by `plan_file`, checked by `check`.
+# Plans: compiled DAGs of stages. Data only; built by `PlanBuilder`, read from files by `plan_file`, checked by
+# `compile_plan`.
 #
 # Nodes stand in an order in which every node comes after what it needs; that order is the order of their ids for the
 # executor, so that the same plan starts its work in the same order every time.

@@ -30,7 +30,7 @@ from contextlib import suppress  # noqa: E402
 from typing import Any  # noqa: E402
 
 FORKED, COMM, READY, RUN = 0, 3, 6, 7
-"""The phases of a script, numbered as in `states`."""
+"""The phases of a script, numbered as in `mailbox.Phase`."""
 FILE, MODULE, CODE = "file", "module", "code"
 """What the script is: `python SCRIPT`, `python -m MODULE`, `python -c CODE`."""
 
@@ -41,7 +41,7 @@ _OWN_RENDEZVOUS = ("mpi", "fake")
 
 
 class Mailbox:
-    """The writer of a rank's page, as `publishing.Publisher` is one; `page` is what both write."""
+    """The writer of a rank's page, as `mailbox.Publisher` is one; both write a `RankPage`."""
 
     def __init__(self, mailbox_fd: int, wake_fd: int, *, rank: int, nranks: int) -> None:
         self._fd = mailbox_fd

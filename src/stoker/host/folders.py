@@ -252,7 +252,7 @@ class FolderWalk(ABC):
 # The rules are those of POSIX and of Windows together: a folder that was filled on one machine is copied to another,
 # and a name that leads elsewhere there must not be written here. Names are relative, `/`-separated. The caller decides
 # what a bad name means: an invalid response of a server, or wrong input of a person. Links below a folder are handled
-# by `HeldFolder`.
+# by `AnchoredFolder`.
 
 LONGEST_COMPONENT_BYTES = 255
 LONGEST_NAME_BYTES = 1024

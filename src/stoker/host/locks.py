@@ -56,8 +56,8 @@ class LockOwner:
 class FileLock:
     """One try at, and then hold on, a lock file. Not reentrant: taking it twice is refused at once.
 
-    `with Lock(path, "prune the store"): …`, or `acquire` and `release`; forgetting the object does not release it.
-    Threads that compete use a `Lock` each. With `dir_fd` its file is the last part of `path` in that open folder.
+    `with FileLock(path, "prune the store"): …`, or `acquire` and `release`; forgetting the object does not release it.
+    Threads that compete use a `FileLock` each. With `dir_fd` its file is the last part of `path` in that open folder.
     A new file gets `mode`, limited by the umask. `pauses_s` are the first and the longest pause while it waits.
     `is_ours`: a file of that name is a lock, whatever its content is: for folders where other users may write.
     `removes_file`: release deletes the file; for a lock in a folder that a person looks into.

@@ -245,7 +245,7 @@ class DaemonSocket:
     def renew(self) -> socket.socket | None:
         """Renew the times of the name; return another listener if it had to be made again. The caller owns the old one.
 
-        Raises `Unavailable` if another process has the name, and what `Door.open` raises.
+        Raises `Unavailable` if another process has the name, and what `NamedSocket.open` raises.
         """
         before, folder = self.listener, self._folder
         # Opened again, since the folder may have been replaced.

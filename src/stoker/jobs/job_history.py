@@ -42,7 +42,7 @@ class NodeHistory:
     peak_gpu_bytes: int | None = None
     """On the fullest of its devices."""
     member_usage: dict[str, Any] | None = None
-    """With whom it shared a process, if it did (`stays.Stay`)."""
+    """With whom it shared a process, if it did (`MemberUsage`)."""
     waits_for: str = ""
     """Which devices it waits for, and who holds them, or who does the very same; empty if it does not."""
     waits_since_s: float | None = None

@@ -336,7 +336,7 @@ class Fail(LeaseTokenMessage):
     """It failed."""
 
     cause: Annotated[Code, Field(max_length=40)]
-    """A `core.retry.Cause`."""
+    """A `core.retry.FailureCause`."""
     message: Annotated[str, Field(max_length=4000)] = ""
     hint: Annotated[str, Field(max_length=2000)] = ""
     error: dict[str, Any] = Field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Explain placement: every node and device with its score or its reasons, what would start the job, and plans.
 
 `explain` applies the rule that places (`fit.choose`) to offers as they are; it decides nothing. A fleet of thousands is
-in a few hundred states: `Groups` puts nodes of equal state together, and what holds for one holds for all, but for
+in a few hundred states: `NodeGroups` puts nodes of equal state together, and what holds for one holds for all, but for
 names and UUIDs. `plan_jobs` places a list of jobs without starting them: by priority, then in the given order.
 """
 
@@ -84,7 +84,7 @@ class Explanation:
     """The node where it would start now."""
     nodes: tuple[NodeVerdict, ...]
     changes: tuple[Change, ...] = ()
-    """What would start it now, one change of each kind, in the order of `What`; only if it can't start."""
+    """What would start it now, one change of each kind, in the order of `ChangeKind`; only if it can't start."""
     nearest: Change | None = None
     waits_for: tuple[str, ...] = ()
     """Nodes that could take it once their jobs end; only if it can't start now."""

@@ -138,7 +138,7 @@ class CpuRoute:
 
 
 class ShapeRanks(NamedTuple):
-    """The ranks of a shape with one policy; `fitting` as in `Rank`."""
+    """The ranks of a shape with one policy; `fitting` as in `PlacementRank`."""
 
     on_devices: PlacementRank
     on_devices_fitting: PlacementRank

@@ -4,8 +4,8 @@
 
 On a shared device, room is its free usable memory and need is what the job takes of it. On the CPU, both are in slices
 of 4 GiB and one core, by the scarcer of the two. Alone on a device, spare memory is of no use to the job and a larger
-device could serve a larger job, so the first term is one plus the used part. Scores only order places; a `Rank` is
-compared before the score.
+device could serve a larger job, so the first term is one plus the used part. Scores only order places; a
+`PlacementRank` is compared before the score.
 
 Speeds are relative to an RTX 4090. The first ten figures are system B's. The others relate to the nearest of those ten
 as the vendors' published peaks of one kind relate to each other (fp32 without tensor cores for desktop cards, dense

@@ -98,7 +98,7 @@ class LocalStore:
     def lookup(self, key: Digest) -> RecordHit | RecordMiss:
         """Return the record under a key and record its use; blobs are checked by size and memo, re-hashed if in doubt.
 
-        Damage is set aside: a damaged record becomes `Missing`, a damaged blob becomes lost.
+        Damage is set aside: a damaged record becomes a `RecordMiss`, a damaged blob becomes lost.
         """
         path = self.places.record(key)
         data: bytes | None = None

@@ -9,9 +9,9 @@ An object is written in a staging folder, hashed meanwhile, synced, and renamed 
 a staging folder, which the cleanup removes, and never a name without its bytes. An object that no record names is swept
 like any blob, once it is older than the grace period of a prune.
 
-An upload is a folder: its target (`sealed`), and the received bytes. The former also has the number of bytes known to
-be on the disk, and the boot in which that was written: within the same boot every written byte is there, after a power
-cut only the durable ones are trusted. Bytes are checked when all have come, not before.
+An upload is a folder: its target (a file of `records.seal`), and the received bytes. The former also has the number of
+bytes known to be on the disk, and the boot in which that was written: within the same boot every written byte is there,
+after a power cut only the durable ones are trusted. Bytes are checked when all have come, not before.
 """
 
 from __future__ import annotations

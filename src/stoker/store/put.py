@@ -204,8 +204,8 @@ def _next_block(path: str, file: BinaryIO) -> bytes:
 
 # The index of stored trees: one line of JSON for each put and each removed name, append-only.
 #
-# It is a log: refs and records are the truth. Each line has its own check (`records.seal`), so one that was torn by a crash
-# or edited is recognised and skipped; the next line starts behind it.
+# It is a log: refs and records are the truth. Each line has its own check (`records.seal`), so one that was torn by a
+# crash or edited is recognised and skipped; the next line starts behind it.
 
 _SEAL = "put/1"
 

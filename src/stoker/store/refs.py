@@ -1,7 +1,7 @@
 """Refs: names of stored trees. A ref protects its tree from pruning until it is removed.
 
-A ref is one small file with its own check (`sealed`). It is unknown what a damaged one protects, so nothing is pruned
-until it is repaired (`stoker store verify` reads it back from the index) or removed.
+A ref is one small file with its own check (`records.seal`). It is unknown what a damaged one protects, so nothing is
+pruned until it is repaired (`stoker store verify` reads it back from the index) or removed.
 """
 
 from __future__ import annotations

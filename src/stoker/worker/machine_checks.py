@@ -321,8 +321,8 @@ class LocalMachine:
     def _closed_to_users(self, word: str, python: str, folder: str) -> str:
         """Return why a user that programs run as can't execute what a word means; empty: every user can.
 
-        Any of them may get the job. The program is found as its start finds it (`plan.program`). A word that is found
-        on PATH is not checked, except Python.
+        Any of them may get the job. The program is found as its start finds it (`host.interpreter.find_python`). A word
+        that is found on PATH is not checked, except Python.
         """
         for user in self.users:
             # All that a program of another user gets of what an interpreter is found by.

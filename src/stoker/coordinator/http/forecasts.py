@@ -32,7 +32,7 @@ _WHY: Mapping[str, str] = {
     StartReason.KEPT: "the machine was reserved for it",
 }
 _RANK = ("", "preferred host", "host priority")
-"""The first places of a rank (`scheduler.score.Rank`)."""
+"""The first places of a rank (`scheduler.score.PlacementRank`)."""
 
 
 def quota(snapshot: Snapshot, most: int = MOST_NUMBERED) -> dict[Level, int]:
@@ -138,7 +138,7 @@ class HypotheticalJobs:
         return found
 
     def _estimate(self, kind: JobKind) -> Estimate:
-        """Return the expected duration of such a job, from the first source of `scheduler.durations` that has one."""
+        """Return the expected duration of such a job, from the first source of `scheduler.job_types` that has one."""
         shape = shape_of(kind.wanted, listed=self._listed)
         same = self._same.get((kind.like, shape, kind.stated_s))
         if same is not None and same[0] is not None:

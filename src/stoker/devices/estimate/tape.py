@@ -2,7 +2,7 @@
 
 As in torch, a tensor's memory is freed with its last reference, and what an operation keeps for its backward pass is
 freed once that has run. So code that is written like a model's own code holds what the model would hold, at every
-moment. `Memory` counts by purpose; an estimate is made of its peak.
+moment. `TapeMemory` counts by purpose; an estimate is made of its peak.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class SignedCertificate:
 
     certificate_pem: str
     serial: str
-    """As `peer.Certificate` gives it."""
+    """As in `contexts.Certificate`."""
     not_after_s: float
 
 

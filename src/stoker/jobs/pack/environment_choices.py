@@ -6,7 +6,7 @@
     python = "3.11"                         which Python it is made of; without env, the machine's own of that version
     python = { linux-aarch64 = "/usr/bin/python3" }      the machine's own interpreter there, nothing is made
 
-The files are read in the project, and have to go to the machine with its code (`Chosen.files`).
+The files are read in the project, and have to go to the machine with its code (`JobEnvironmentChoices.files`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class ExpectedStart:
     start_s: float
     end_s: float
     why: str
-    """What decides that it is this job's turn there (`decisions.Why`)."""
+    """What decides that it is this job's turn there (`leases.StartReason`)."""
     is_start_known: bool = True
     """Every job that ends before it on this machine has an estimate."""
     is_end_known: bool = True

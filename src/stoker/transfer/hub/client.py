@@ -66,7 +66,7 @@ LONGEST_S = 600.0
 def pieces_of(
     reply: HttpClientResponse, at_most_bytes: int, *, clock: Clock, patience: DownloadTimeouts
 ) -> Iterator[bytes]:
-    """Return the body piece by piece. Raises `NetworkFailed` if it is too slow, and what `Reply.read` raises."""
+    """Return the body piece by piece. Raises `NetworkFailed` if it is too slow, and what `reply` raises."""
     began_s = clock.monotonic_s()
     pace = ConnectionSpeed(began_s, patience)
     while piece := reply.read(at_most_bytes):

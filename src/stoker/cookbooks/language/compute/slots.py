@@ -75,7 +75,7 @@ class Graphs:
         """Why a step that was to be recorded could not be."""
 
     def step(self, given: PassInput) -> Tensor:
-        """Do a step; give what `Passing.step` gives."""
+        """Do a step; return what `PassRunner.step` returns."""
         key = _key(given)
         recorded = self._recorded.get(key) or self._newly_recorded(key, given)
         if recorded is None:
