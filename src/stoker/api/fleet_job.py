@@ -20,11 +20,11 @@ from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, StokerErr
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import JobSpec, JobState
 from stoker.core.text import format_size, one_line
+from stoker.devices.this_machine import submitter_name
 from stoker.host.durable import translated
 from stoker.host.folders import name_fault, shown_name
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import GrowingLines
-from stoker.jobs.submitter import who_asks
 from stoker.protocol.client import FleetClient
 from stoker.protocol.view_messages import AttemptView, DoneView, JobDetails, JobView
 from stoker.store.local_store import LocalStore
@@ -231,7 +231,7 @@ class FleetJob(Job):
             yield point, change(point.id, by=self._submitter())
 
     def _submitter(self) -> str:
-        return who_asks(self._parts.settings.environment)
+        return submitter_name(self._parts.settings.environment)
 
     def result_of(self, point: JobView) -> FleetResult:
         """Return where a point's result is. Raises `NotFound` if it has none."""

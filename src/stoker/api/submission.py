@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stoker.api.app_parts import AppParts
+from stoker.devices.this_machine import submitter_name
 from stoker.jobs.pack.code_tree import PreparedSubmission, Shipment
-from stoker.jobs.submitter import who_asks
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import OnChangedCode, SubmissionResponse
 
@@ -35,7 +35,7 @@ def send_submission(
     for shipment in missing:
         upload(shipment)
     key = "".join(f"{parts.entropy():08x}" for _ in range(_KEY_WORDS))
-    submitter = who_asks(parts.settings.environment)
+    submitter = submitter_name(parts.settings.environment)
     return client.submit(prepared.submission(key=key, submitter=submitter, on_changed_code=on_changed_code))
 
 
@@ -43,5 +43,5 @@ def preview_submission(
     client: FleetClient, prepared: PreparedSubmission, parts: AppParts, on_changed_code: OnChangedCode
 ) -> SubmissionResponse:
     """Return what submitting the jobs would change."""
-    submitter = who_asks(parts.settings.environment)
+    submitter = submitter_name(parts.settings.environment)
     return client.submit(prepared.submission(submitter=submitter, on_changed_code=on_changed_code, dry_run=True))

@@ -8,7 +8,7 @@ from stoker.cli.context import CommandContext, list_verbs
 from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
 from stoker.core.errors import Usage
 from stoker.core.leases import Role
-from stoker.jobs.submitter import who_asks
+from stoker.devices.this_machine import submitter_name
 
 if TYPE_CHECKING:
     from stoker.protocol.enrolment_messages import TokenResponse
@@ -115,7 +115,7 @@ TOKENS_REVOKE_GRAMMAR = Grammar(
 
 def perform_tokens_revoke(call: CommandContext, given: dict[str, Any]) -> int:
     """Revoke a token."""
-    by = who_asks(call.parts.settings.environment)
+    by = submitter_name(call.parts.settings.environment)
     done = call.lookup.client(given["at"]).revoke_token(given["id"], by=by)
     call.out.object({"token": given["id"], **done.model_dump(mode="json")})
     call.out.line(f"token {given['id']} {'revoked' if done.changed else 'was already revoked or expired'}")
@@ -137,7 +137,7 @@ TOKENS_ROTATE_GRAMMAR = Grammar(
 
 def perform_tokens_rotate(call: CommandContext, given: dict[str, Any]) -> int:
     """Rotate a token."""
-    by = who_asks(call.parts.settings.environment)
+    by = submitter_name(call.parts.settings.environment)
     show_made(call, call.lookup.client(given["at"]).rotate_token(given["id"], by=by))
     return 0
 
@@ -205,7 +205,7 @@ def perform_notify_add(call: CommandContext, given: dict[str, Any]) -> int:
     """Add a webhook."""
     from stoker.protocol.operator_messages import WebhookRequest
 
-    by = who_asks(call.parts.settings.environment)
+    by = submitter_name(call.parts.settings.environment)
     made = call.lookup.client(given["at"]).make_hook(WebhookRequest(url=given["url"], on=given["on"] or (), by=by))
     call.out.object(made.model_dump(mode="json"))
     call.out.line(made.secret)

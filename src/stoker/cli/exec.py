@@ -13,7 +13,7 @@ from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional
 from stoker.cli.screens import is_at_terminal, raw_terminal, terminal_size
 from stoker.core.errors import StokerError, Unavailable, Usage
-from stoker.jobs.submitter import who_asks
+from stoker.devices.this_machine import submitter_name
 from stoker.protocol.operator_messages import ERROR, EXEC_PIECE_BYTES, OUT, ExecOutput, ExecResponse
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         rows=rows,
         columns=columns,
         term=environment.get("TERM", "")[:100] if is_tty else "",
-        by=who_asks(environment),
+        by=submitter_name(environment),
     )
     return follow(call, job.client, job.client.begin_exec(job.view.id, request), is_tty=is_tty)
 

@@ -13,9 +13,8 @@ from stoker.core.errors import BadInput, StokerError, Usage
 from stoker.core.leases import Role
 from stoker.core.text import LONGEST_NAME, NODE_NAME_RULE, format_duration, is_node_name
 from stoker.devices.checkup import Check, CheckStatus
-from stoker.devices.this_machine import host_name
+from stoker.devices.this_machine import host_name, user_name
 from stoker.host.locks import is_locked
-from stoker.jobs.submitter import user_name
 from stoker.protocol.discovery import find_coordinator, no_coordinator_known
 from stoker.views.device_lines import check_lines
 from stoker.worker.worker_options import LOCK_FILE, Pause, clear_pause, read_pause, workers_folder, write_pause

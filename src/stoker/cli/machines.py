@@ -16,8 +16,8 @@ from stoker.core.leases import Role
 from stoker.core.machine import Cluster
 from stoker.core.text import format_duration, format_size
 from stoker.devices.checkup import faked_by
+from stoker.devices.this_machine import submitter_name
 from stoker.host.durable import create_file, write_file
-from stoker.jobs.submitter import who_asks
 from stoker.scheduler.offers import node_of
 from stoker.views.device_lines import devices_text, ram_text
 from stoker.views.fleet_lines import MACHINE_HEADER, machine_lines, machine_row
@@ -47,7 +47,7 @@ def close_or_open(call: CommandContext, given: dict[str, Any], act: Callable[...
         why=given.get("why") or "",
         for_s=for_s,
         is_forced=given.get("force") or False,
-        by=who_asks(call.parts.settings.environment),
+        by=submitter_name(call.parts.settings.environment),
     )
     done = act(call.lookup.client(given["at"]), given["name"], request)
     span = f" for {format_duration(for_s)}" if for_s else ""

@@ -18,7 +18,7 @@ from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, duration, size, whole
 from stoker.core.errors import Usage
 from stoker.core.text import format_size
-from stoker.jobs.submitter import who_asks
+from stoker.devices.this_machine import submitter_name
 from stoker.jobs.upkeep import CleanupResult, Rubbish, clear_rubbish, find_rubbish, sweep_uploads, why_kept, why_let_go
 from stoker.store.prune import PruneDecision, Removal, candidates, carry_out, decide_prune, young_bytes
 from stoker.store.records import Record
@@ -258,7 +258,7 @@ def prune_fleet(call: CommandContext, given: dict[str, Any]) -> int:
         older_than_s=given["older_than"],
         max_bytes=given["max_size"],
         logs_older_than_s=given["logs_older_than"],
-        by=who_asks(call.parts.settings.environment),
+        by=submitter_name(call.parts.settings.environment),
     )
     view = client.prune(request)
     _show_prune_fleet(call, view)

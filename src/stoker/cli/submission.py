@@ -30,9 +30,9 @@ from stoker.core.errors import NotFound, Refused, StokerError, Usage
 from stoker.core.job import JobState
 from stoker.core.jsontext import dumps
 from stoker.core.text import format_size
+from stoker.devices.this_machine import submitter_name
 from stoker.host.durable import translated
 from stoker.host.processes import start
-from stoker.jobs.submitter import who_asks
 from stoker.protocol.job_messages import JOB_BODY, OnChangedCode, SubmissionOutcome, SubmissionResponse
 from stoker.protocol.view_messages import JobView
 from stoker.views.text_tables import ASCII, UNICODE
@@ -313,7 +313,9 @@ def _add_webhook(call: CommandContext, url: str, jobs: Sequence[str], client: Fl
     from stoker.protocol.operator_messages import WebhookRequest
 
     try:
-        made = client.make_hook(WebhookRequest(url=url, jobs=tuple(jobs), by=who_asks(call.parts.settings.environment)))
+        made = client.make_hook(
+            WebhookRequest(url=url, jobs=tuple(jobs), by=submitter_name(call.parts.settings.environment))
+        )
     except StokerError as error:
         # The jobs are submitted, with or without a webhook.
         call.out.note(f"note: no webhook for {url}: {error.message}{f' ({error.hint})' if error.hint else ''}")

@@ -13,7 +13,7 @@ from stoker.core.clock import Clock
 from stoker.core.errors import InternalError, StokerError, Unavailable, Usage
 from stoker.core.job import JobSpec, JobState, job_id
 from stoker.core.machine import MOST_PRIORITY, Requirements
-from stoker.jobs.submitter import who_asks
+from stoker.devices.this_machine import submitter_name
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Fail, Release, Start
@@ -58,7 +58,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     # A token without permission is rejected before the test starts.
     client.verdict(jobs=1)
     seed = call.parts.entropy() if given["seed"] is None else given["seed"]
-    by = who_asks(call.parts.settings.environment)
+    by = submitter_name(call.parts.settings.environment)
     torture = StressTest(client, clock=call.parts.clock, seed=seed, jobs=jobs, by=by)
     began_s = call.parts.clock.monotonic_s()
     with counted(call, "torturing", int(for_s), ElapsedSeconds) as count:

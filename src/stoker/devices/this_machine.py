@@ -1,4 +1,4 @@
-"""This machine's name, and the devices that programs started from here may use, found with as few commands as possible.
+"""This machine's name, its user, and the devices that programs started here may use, found with few commands.
 
 Every command imports this module, so what it needs for devices is imported when it is used. Where nothing indicates a
 device, no program is started.
@@ -25,6 +25,21 @@ def host_name(environment: Mapping[str, str], override: str = "") -> tuple[str, 
         return named, HOST_VARIABLE
     # What `socket.gethostname` returns, without the 4 ms that importing `socket` takes.
     return os.uname().nodename, "hostname"
+
+
+def submitter_name(environment: Mapping[str, str]) -> str:
+    """Return `user@host` of this process, as the coordinator records it. Not authenticated."""
+    return f"{user_name()}@{host_name(environment)[0]}"
+
+
+def user_name() -> str:
+    """Return this user's name; a placeholder if the system has none."""
+    import getpass  # noqa: PLC0415 - see above
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"
 
 
 def devices_here(
