@@ -171,6 +171,28 @@ def test_an_earlier_plan_file_is_read_again(office: Office) -> None:
     assert office.builder.build(JobRequest(earlier=done.folder)).plan.node("add").args["value"] == 100
 
 
+@pytest.mark.parametrize("words", [(), ("plus=1,2",)], ids=["one", "sweep"])
+def test_fields_that_options_set_are_in_the_job_and_its_trials_and_stay_when_it_is_built_again(
+    office: Office, words: tuple[str, ...]
+) -> None:
+    request = JobRequest(target="test/sum", overrides=words, fields={"timeout_s": 5.0, "after": ("prep",)})
+    plain, build = office.builder.build(changed(request, fields={})), office.builder.build(request)
+    assert build.spec == changed(plain.spec, timeout_s=5.0, after=("prep",))
+    assert {trial.spec.timeout_s for trial in build.trials} == {5.0}
+    done = office.execution(build).run()
+    again = office.builder.build(JobRequest(earlier=done.folder, fields={"timeout_s": 6.0}))
+    for spec in (again.spec, *(trial.spec for trial in again.trials)):
+        assert (spec.timeout_s, spec.after) == (6.0, ("prep",))
+    assert again.spec.id == plain.spec.id
+
+
+def test_fields_of_an_earlier_plan_file_stay(office: Office) -> None:
+    path = plan_file(office, office.order("test/sum"))
+    build = office.builder.build(JobRequest(target=path, fields={"timeout_s": 5.0}))
+    done = office.execution(build).run()
+    assert office.builder.build(JobRequest(earlier=done.folder)).spec == build.spec
+
+
 def test_an_order_whose_recipe_changed_says_so(office: Office) -> None:
     order = office.order("test/sum")
     trials = [changed(trial, spec=changed(trial.spec, args={"values": [1], "old": True})) for trial in order.trials]
