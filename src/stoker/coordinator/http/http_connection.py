@@ -362,9 +362,10 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         if len(self.pipeline) >= self.patience.pipelined:
             self._ignore_rest()
             raise _NotRead
-        is_queued = self.cycle is not None and not self.cycle.response_complete
+        before: Any = self.cycle
+        is_queued = before is not None and not before.response_complete
         if is_queued:
-            self._earlier.append(self.cycle)
+            self._earlier.append(before)
         self._window_s, self._window_bytes = self._heard_s, 0
         if b"content-length" in names:
             self._announced_bytes = int(self.headers[names.index(b"content-length")][1])
