@@ -83,8 +83,8 @@ Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S)]
 class FileRoutes:
     """Answers them."""
 
-    def __init__(self, office: ServiceContext, contents: CoordinatorTrees) -> None:
-        self._office = office
+    def __init__(self, context: ServiceContext, contents: CoordinatorTrees) -> None:
+        self._context = context
         self._contents = contents
         self.router = APIRouter(tags=["files"])
         add = self.router.add_api_route
@@ -105,18 +105,18 @@ class FileRoutes:
 
     async def put(self, request: Request, who: Who, token: LeaseToken, path: FilePath, offset: Offset) -> Response:
         """Append to a mirrored file of an attempt. What lies there already is not written twice."""
-        office = self._office
+        context = self._context
         self._check_lease(token, who)
         data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
         # It may have ended while they came.
         self._check_lease(token, who)
-        size_bytes = await office.keep(office.keeping.append, token.job, token.attempt, path, offset, data)
+        size_bytes = await context.keep(context.keeping.append, token.job, token.attempt, path, offset, data)
         return answer(FileOffset(offset=size_bytes))
 
     async def list(self, ref: Ref, who: Who, attempt: Number | None = None) -> Response:
         """Return what is mirrored of a job's attempt, by default its last. A machine sees its own attempts alone."""
         job, number, is_over = await self._attempt(ref, attempt, machine=who.name if who.role is Role.WORKER else "")
-        kept = await self._office.keep(self._office.keeping.attempt_files.files, job, number)
+        kept = await self._context.keep(self._context.keeping.attempt_files.files, job, number)
         files = tuple(FileView(path=file.path, size_bytes=file.size_bytes) for file in kept)
         return answer(FileList(attempt=number, files=files, is_over=is_over))
 
@@ -130,13 +130,13 @@ class FileRoutes:
         wait_s: Wait = 0.0,
     ) -> Response:
         """Return bytes of a mirrored file; at its end, wait for more while the attempt runs."""
-        office = self._office
+        context = self._context
         job, number, is_over = await self._attempt(ref, attempt)
         place = (job, number, path)
-        with office.followers.following(place) as grown:
+        with context.followers.following(place) as grown:
             data, size_bytes = await self._piece(place, offset, limit, may_be_missing=not is_over)
             if not data and wait_s and not is_over:
-                await office.followers.wait(grown, wait_s)
+                await context.followers.wait(grown, wait_s)
                 job, number, is_over = await self._attempt(ref, number)
                 data, size_bytes = await self._piece(place, offset, limit, may_be_missing=True)
         named = {SIZE_HEADER: str(size_bytes), OVER_HEADER: str(int(is_over)), ATTEMPT_HEADER: str(number)}
@@ -149,31 +149,31 @@ class FileRoutes:
 
     async def begin(self, asked: UploadRequest, who: Who) -> Response:
         """Begin an upload, or go on with one: the answer says from where, or that the bytes are known."""
-        self._office.check_any_lease(who)
-        bundles = self._office.keeping.bundles
-        begun = await self._office.keep(bundles.begin, asked.digest, asked.size_bytes, owner=owner_of(who))
+        self._context.check_any_lease(who)
+        bundles = self._context.keeping.bundles
+        begun = await self._context.keep(bundles.begin, asked.digest, asked.size_bytes, owner=owner_of(who))
         return answer(UploadResponse(id=begun.id, offset=begun.offset, is_known=begun.is_known))
 
     async def append(self, request: Request, who: Who, upload: str, offset: Offset) -> Response:
         """Add bytes to an upload of one's own, at most 8 MiB."""
-        bundles = self._office.keeping.bundles
-        self._office.check_any_lease(who)
-        await self._office.keep(bundles.upload, upload, owner=owner_of(who))
+        bundles = self._context.keeping.bundles
+        self._context.check_any_lease(who)
+        await self._context.keep(bundles.upload, upload, owner=owner_of(who))
         data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
-        size_bytes = await self._office.keep(bundles.append, upload, offset, data, owner=owner_of(who))
+        size_bytes = await self._context.keep(bundles.append, upload, offset, data, owner=owner_of(who))
         return answer(FileOffset(offset=size_bytes))
 
     async def finish(self, who: Who, upload: str) -> Response:
         """Have the bytes of an upload checked against their digest and kept."""
-        bundles = self._office.keeping.bundles
-        found = await self._office.keep(bundles.upload, upload, owner=owner_of(who))
-        await self._office.keep(bundles.finish, upload, owner=owner_of(who))
+        bundles = self._context.keeping.bundles
+        found = await self._context.keep(bundles.upload, upload, owner=owner_of(who))
+        await self._context.keep(bundles.finish, upload, owner=owner_of(who))
         return answer(UploadResponse(id=upload, offset=found.size_bytes, is_known=True))
 
     async def object(self, request: Request, sha256: str) -> Response:
         """Return an object's bytes, or a range of them."""
-        office = self._office
-        size_bytes = await office.keep(office.keeping.has_archive, sha256)
+        context = self._context
+        size_bytes = await context.keep(context.keeping.has_archive, sha256)
         if size_bytes is None:
             self._contents.missed(sha256)
             raise NotFound(f"no object {sha256[:12]} lies with this coordinator", hint="it never came, or was pruned")
@@ -187,12 +187,12 @@ class FileRoutes:
         status, kind = 206 if is_partial else 200, "application/octet-stream"
         if request.method == "HEAD" or not length:
             return Response(None, status, headers, media_type=kind)
-        stream = await office.keep(office.keeping.bundles.open, Digest(sha256), start=start, length=length)
-        return StreamingResponse(office.pieces(stream), status, headers, media_type=kind)
+        stream = await context.keep(context.keeping.bundles.open, Digest(sha256), start=start, length=length)
+        return StreamingResponse(context.pieces(stream), status, headers, media_type=kind)
 
     def _check_lease(self, token: AttemptToken, who: Principal) -> None:
         """Raise `StaleLease` unless a token is of a live lease of the sender."""
-        if not self._office.queue.is_current(token, who.name):
+        if not self._context.queue.is_current(token, who.name):
             job = token.job
             raise StaleLease(f"attempt {token.attempt} of job {job[:12]} is over", hint="drop what it made", job=job)
 
@@ -202,17 +202,17 @@ class FileRoutes:
         while piece:
             yield piece
             offset += len(piece)
-            read = self._office.keeping.attempt_files.read
-            piece = await self._office.keep(read, *place, offset, min(until - offset, PIECE_BYTES))
+            read = self._context.keeping.attempt_files.read
+            piece = await self._context.keep(read, *place, offset, min(until - offset, PIECE_BYTES))
 
     async def _piece(
         self, place: tuple[str, int, str], offset: int, limit: int, *, may_be_missing: bool
     ) -> tuple[bytes, int]:
         """Return the first bytes of a range of a file, and its size. What is followed may not be there yet."""
-        office = self._office
+        context = self._context
         try:
-            data = await office.keep(office.keeping.attempt_files.read, *place, offset, min(limit, PIECE_BYTES))
-            size_bytes = await office.keep(office.keeping.attempt_files.size, *place)
+            data = await context.keep(context.keeping.attempt_files.read, *place, offset, min(limit, PIECE_BYTES))
+            size_bytes = await context.keep(context.keeping.attempt_files.size, *place)
         except NotFound:
             if not may_be_missing:
                 raise
@@ -221,9 +221,9 @@ class FileRoutes:
 
     async def _attempt(self, ref: str, attempt: int | None, *, machine: str = "") -> tuple[str, int, bool]:
         """Return a job's id, the attempt that is meant, and whether it is over."""
-        office = self._office
-        found = await office.read(office.reader.find, ref)
-        tries = await office.read(office.reader.attempts_of, found.id)
+        context = self._context
+        found = await context.read(context.reader.find, ref)
+        tries = await context.read(context.reader.attempts_of, found.id)
         if machine:
             tries = tuple(one for one in tries if one.machine == machine)
         return found.id, *_meant(ref, tries, attempt)
@@ -244,15 +244,17 @@ def _meant(ref: str, tries: tuple[AttemptView, ...], attempt: int | None) -> tup
 class RetentionRoutes:
     """Answers it."""
 
-    def __init__(self, office: ServiceContext, contents: CoordinatorTrees) -> None:
-        self._office = office
-        self._pruning = CoordinatorPruner(office.keeping, QueueRecords(office.queue, office.reader.database), contents)
+    def __init__(self, context: ServiceContext, contents: CoordinatorTrees) -> None:
+        self._context = context
+        self._pruning = CoordinatorPruner(
+            context.keeping, QueueRecords(context.queue, context.reader.database), contents
+        )
         self.router = APIRouter(tags=["fleet"])
         self.router.add_api_route("/v1/prune", self.prune, methods=["POST"], response_model=PruneView)
 
     async def prune(self, asked: PruneRequest, who: Who) -> Response:
         """Return which results and logs would go, and let them go if that is wanted."""
-        return answer(await self._office.keep(self._prune, asked, recorded(who, asked.by)))
+        return answer(await self._context.keep(self._prune, asked, recorded(who, asked.by)))
 
     def _prune(self, asked: PruneRequest, by: str) -> PruneView:
         policy = RetentionPolicy(
@@ -312,9 +314,9 @@ _DONE = QueueCommandResult()
 class ExecRoutes:
     """Answers them."""
 
-    def __init__(self, office: ServiceContext) -> None:
-        self._office = office
-        self._desk: ExecSessions = office.execs
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._desk: ExecSessions = context.execs
         self._desk.on_end = self._note_end
         self._noting: set[asyncio.Task[None]] = set()
         self.router = APIRouter(tags=["exec"])
@@ -331,14 +333,14 @@ class ExecRoutes:
 
     async def begin(self, ref: Ref, who: Who, asked: ExecRequest) -> Response:
         """Begin a command inside a running job: its machine takes it up in a moment."""
-        office = self._office
-        found = await office.read(office.reader.find_all, ref)
+        context = self._context
+        found = await context.read(context.reader.find_all, ref)
         if len(found) > 1:
             raise InvalidTransition(f"{ref} has {len(found):,} points", hint=f"name one of them: {ref}/1", move="exec")
         job, id, by = found[0].id, secrets.token_hex(16), recorded(who, asked.by)
         self._desk.check(job, await self._machine_of(job))
         program = os.path.basename(asked.argv[0]) if asked.argv else SHELL
-        where = (await office.ask(BeginExec(job=job, session=id, program=program, by=by))).data
+        where = (await context.ask(BeginExec(job=job, session=id, program=program, by=by))).data
         call = ExecCall(
             id=id,
             job=job,
@@ -352,7 +354,7 @@ class ExecRoutes:
             term=asked.term,
         )
         self._desk.open(call, ExecSessionInfo(machine=where["machine"], name=where["name"], by=by, person=who.name))
-        office.waiting.call((where["machine"],))
+        context.waiting.call((where["machine"],))
         return answer(
             ExecResponse(id=id, job=job, name=where["name"], machine=where["machine"], attempt=where["attempt"])
         )
@@ -407,8 +409,8 @@ class ExecRoutes:
         return done(_DONE)
 
     async def _machine_of(self, job: str) -> str:
-        office = self._office
-        tries = await office.read(office.reader.attempts_of, job)
+        context = self._context
+        tries = await context.read(context.reader.attempts_of, job)
         return tries[-1].machine if tries else ""
 
     def _note_end(self, session: ExecSessionState) -> None:
@@ -429,4 +431,4 @@ class ExecRoutes:
             by=opened.by,
         )
         with suppress(StokerError):
-            await self._office.ask(ended)
+            await self._context.ask(ended)

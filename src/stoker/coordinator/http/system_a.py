@@ -268,8 +268,8 @@ class SystemAModel:
 class SystemARoutes:
     """Answers them. `secret` makes the ids of claims; it stays the same when the coordinator starts again."""
 
-    def __init__(self, office: ServiceContext, contents: CoordinatorTrees, secret: bytes) -> None:
-        self._office = office
+    def __init__(self, context: ServiceContext, contents: CoordinatorTrees, secret: bytes) -> None:
+        self._context = context
         self._contents = contents
         self._secret = secret
         self._greeted: dict[str, str] = {}
@@ -330,12 +330,12 @@ class SystemARoutes:
             says=lines[-1][:500] if lines else "",
         )
         renewal = Renewal(worker=attempt.machine, incarnation=incarnation_of(attempt.machine), leases=(report,))
-        renewed = await self._office.ask(renewal)
+        renewed = await self._context.ask(renewal)
         orders = [order.do for order in renewed.orders if order.job == token.job]
         if LeaseInstructionKind.DROP in orders:
             raise _over(token.job)
         if lines:
-            await self._office.keep(self._keep_output, token, lines)
+            await self._context.keep(self._keep_output, token, lines)
         return _plain(
             {
                 "ok": True,
@@ -364,7 +364,7 @@ class SystemARoutes:
             seconds=said.seconds,
             facts={"model_sha256": kept.sha256},
         )
-        return answer(await self._office.ask(Write(job=token.job, said=finish)))
+        return answer(await self._context.ask(Write(job=token.job, said=finish)))
 
     async def fail(self, claim: ClaimId, who: Who, said: FailA | None = None) -> Response:
         """Report a failure; a job whose worker was shut down goes back to the queue instead."""
@@ -373,11 +373,11 @@ class SystemARoutes:
         lease: dict[str, Any] = {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation}
         if said.is_shutdown:
             release = Release(**lease, why=said.error[:2000])
-            return answer(await self._office.ask(Write(job=token.job, said=release)))
+            return answer(await self._context.ask(Write(job=token.job, said=release)))
         fail = Fail(
             **lease, cause=FailureCause.USER, message=said.error, exit_code=said.exit_code, seconds=said.seconds
         )
-        return answer(await self._office.ask(Write(job=token.job, said=fail)))
+        return answer(await self._context.ask(Write(job=token.job, said=fail)))
 
     async def put_model(
         self, request: Request, claim: ClaimId, who: Who, x_sha256: Annotated[str | None, Header(max_length=64)] = None
@@ -386,7 +386,7 @@ class SystemARoutes:
         # Before a byte of it is read.
         token, attempt = await self._lease(claim, LeaseA(), who)
         self._check_current(token, attempt)
-        with NamedTemporaryFile(dir=self._office.keeping.folder) as spool:
+        with NamedTemporaryFile(dir=self._context.keeping.folder) as spool:
             digest, size_bytes = await self._take(request, spool)
             # The lease may have ended while the body was on its way.
             self._check_current(token, attempt)
@@ -399,7 +399,7 @@ class SystemARoutes:
             known = await self._known(digest)
             if known is None:
                 spool.flush()
-                kept = await self._office.keep(self._keep, spool.name, Digest(digest), size_bytes)
+                kept = await self._context.keep(self._keep, spool.name, Digest(digest), size_bytes)
             else:
                 kept = known
         self._models.pop((token, digest), None)
@@ -410,7 +410,7 @@ class SystemARoutes:
 
     async def workers(self) -> Response:
         """List the machines as system A did."""
-        machines = await self._office.read(self._office.views.machines, "")
+        machines = await self._context.read(self._context.views.machines, "")
         listed = [
             {
                 "hostname": machine.name,
@@ -427,24 +427,24 @@ class SystemARoutes:
     async def cancel(self, ref: Ref, who: Who) -> Response:
         """Cancel a job."""
         job, by = await self._meant(ref), recorded(who, "")
-        return done(await self._office.ask(CancelJobs(jobs=(job,), by=by, only_of=changes_only(who))))
+        return done(await self._context.ask(CancelJobs(jobs=(job,), by=by, only_of=changes_only(who))))
 
     async def requeue(self, ref: Ref, who: Who) -> Response:
         """Start a job that has ended again."""
         job, by = await self._meant(ref), recorded(who, "")
-        return done(await self._office.ask(RequeueJobs(jobs=(job,), by=by, only_of=changes_only(who))))
+        return done(await self._context.ask(RequeueJobs(jobs=(job,), by=by, only_of=changes_only(who))))
 
     async def reload(self, who: Who) -> Response:
         """Read the cluster file and the manifest again."""
-        return answer(await self._office.reload(dry_run=False, by=recorded(who, "")))
+        return answer(await self._context.reload(dry_run=False, by=recorded(who, "")))
 
     async def _meant(self, ref: str) -> str:
         """Return the id of the job that is meant; the `id` of a claim names one, too."""
-        return (await self._office.read(self._office.reader.find, job_of_claim(ref) or ref)).id
+        return (await self._context.read(self._context.reader.find, job_of_claim(ref) or ref)).id
 
     async def _greet(self, host: str, capability: dict[str, Any], digest: Digest) -> None:
         """Say hello for a host: its capability changed, or it is not known. `Conflict` for a name of our workers."""
-        known = await self._office.read(self._office.reader.machines, host)
+        known = await self._context.read(self._context.reader.machines, host)
         if any(one.incarnation != incarnation_of(host) and one.left_s is None for one in known):
             raise Conflict(
                 f"{host} is a machine with a worker of Stoker",
@@ -460,13 +460,13 @@ class SystemARoutes:
             slots=1,
             accepts=(_NO_PROGRAMS,),
         )
-        await self._office.ask(hello)
+        await self._context.ask(hello)
         self._greeted[host] = digest
 
     async def _claim(self, host: str, measured: WorkerMeasurements) -> ClaimResponse:
         request = secrets.token_hex(16)
         claim = Claim(request_id=request, worker=host, incarnation=incarnation_of(host), measured=measured)
-        granted: ClaimResponse = await self._office.ask(claim)
+        granted: ClaimResponse = await self._context.ask(claim)
         return granted
 
     def _job(self, grant: Grant, host: str) -> dict[str, Any]:
@@ -476,14 +476,14 @@ class SystemARoutes:
         """Say that a job runs, for a worker that has no word for it."""
         if attempt.started_s is None:
             said = Start(**token.fence())
-            await self._office.ask(Write(job=token.job, said=said))
+            await self._context.ask(Write(job=token.job, said=said))
 
     async def _lease(self, claim: str, said: LeaseA, who: Principal) -> tuple[AttemptToken, AttemptView]:
         """Return the lease of a claim, live or not: the queue fences it. `StaleLease` if it is no claim of theirs."""
         job = job_of_claim(claim)
         if not job:
             raise StaleLease("that is not the `id` of a claim", hint="use the `id` that POST /v1/job/claim answered")
-        for one in await self._office.read(self._office.reader.attempts_of, job):
+        for one in await self._context.read(self._context.reader.attempts_of, job):
             token = AttemptToken(job=job, attempt=one.number, epoch=one.epoch, generation=one.generation)
             if hmac.compare_digest(claim, claim_id(self._secret, token, one.machine)):
                 is_theirs = {said.hostname, who.name} <= {"", one.machine}
@@ -493,7 +493,7 @@ class SystemARoutes:
 
     def _check_current(self, token: AttemptToken, attempt: AttemptView) -> None:
         """Raise `StaleLease` unless a lease is live."""
-        if not self._office.queue.is_current(token, attempt.machine):
+        if not self._context.queue.is_current(token, attempt.machine):
             raise _over(token.job)
 
     def _model(self, token: AttemptToken, digest: str) -> SystemAModel | None:
@@ -503,36 +503,36 @@ class SystemARoutes:
 
     async def _known(self, digest: str) -> SystemAModel | None:
         """Return a model that was sent before and is still here: what no job came to point at may have been pruned."""
-        office = self._office
+        context = self._context
         for kept in self._models.values():
             if kept.sha256 == digest:
-                if await office.keep(office.keeping.has_archive, digest) is None:
+                if await context.keep(context.keeping.has_archive, digest) is None:
                     self._contents.missed(digest)
-                return kept if await office.keep(self._contents.want, kept.tree) is not None else None
+                return kept if await context.keep(self._contents.want, kept.tree) is not None else None
         return None
 
     def _keep_output(self, token: AttemptToken, lines: tuple[str, ...]) -> None:
         """Add what a job printed to its attempt's file, where `stoker logs` finds it."""
         text = "".join(f"{line.rstrip(chr(10))}\n" for line in lines).encode(errors="backslashreplace")
         with self._output:
-            files = self._office.keeping.attempt_files
+            files = self._context.keeping.attempt_files
             offset = files.size(token.job, token.attempt, OUTPUT) or 0
-            self._office.keeping.append(token.job, token.attempt, OUTPUT, offset, text)
+            self._context.keeping.append(token.job, token.attempt, OUTPUT, offset, text)
 
     async def _take(self, request: Request, spool: IO[bytes]) -> tuple[str, int]:
         """Write a body down as it comes, hashed on the way."""
-        digest, size_bytes, most = sha256(), 0, self._office.keeping.limits.archive_bytes
+        digest, size_bytes, most = sha256(), 0, self._context.keeping.limits.archive_bytes
         async for piece in body_pieces(request.receive, headers_of(request.scope), most):
             size_bytes += len(piece)
             digest.update(piece)
-            await self._office.keep(self._office.keeping.check_room, len(piece))
-            await self._office.keep(spool.write, piece)
+            await self._context.keep(self._context.keeping.check_room, len(piece))
+            await self._context.keep(spool.write, piece)
         return digest.hexdigest(), size_bytes
 
     def _keep(self, path: str, digest: Digest, size_bytes: int) -> SystemAModel:
         """Store an archive of theirs as the one file of a tree."""
         tree = Tree((TreeEntry(BUNDLE, size_bytes, digest),))
-        objects, shown = self._office.keeping.objects, f"model {digest[:12]}"
+        objects, shown = self._context.keeping.objects, f"model {digest[:12]}"
         keep_own_tree(self._contents, objects, tree, lambda _: open_regular(path), shown)
         return SystemAModel(sha256=digest, tree=tree.digest(), size_bytes=size_bytes)
 

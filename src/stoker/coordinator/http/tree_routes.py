@@ -278,8 +278,8 @@ TreeDigest = Annotated[str, Path(description="A tree's digest", pattern="^[0-9a-
 class ContentRoutes:
     """Answers them."""
 
-    def __init__(self, office: ServiceContext, contents: CoordinatorTrees, sources: TreeLocator) -> None:
-        self._office = office
+    def __init__(self, context: ServiceContext, contents: CoordinatorTrees, sources: TreeLocator) -> None:
+        self._context = context
         self._contents = contents
         self._sources = sources
         self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
@@ -296,8 +296,8 @@ class ContentRoutes:
 
     async def want(self, tree: TreeDigest, asked: TreeRequest, who: Who) -> Response:
         """Announce a tree that jobs need, or made: it is kept if it is here; if not, this says whether it may come."""
-        self._office.check_any_lease(who)
-        found = await self._office.keep(self._contents.want, tree, files=asked.files, size_bytes=asked.size_bytes)
+        self._context.check_any_lease(who)
+        found = await self._context.keep(self._contents.want, tree, files=asked.files, size_bytes=asked.size_bytes)
         held_by = self._sources.machines_with(tree)
         if found is None:
             view = TreeView(tree=tree, files=asked.files, size_bytes=asked.size_bytes, is_here=False, held_by=held_by)
@@ -306,45 +306,45 @@ class ContentRoutes:
 
     async def keep(self, request: Request, tree: TreeDigest, who: Who) -> Response:
         """Take a tree's listing. The tree is here if all its files are; if some are not, it is not, and is not kept."""
-        self._office.check_any_lease(who)
-        office, headers = self._office, headers_of(request.scope)
-        body = spooled(request.receive, headers, MOST_LISTING_BYTES, disk=office.keeping, keep=office.keep)
+        self._context.check_any_lease(who)
+        context, headers = self._context, headers_of(request.scope)
+        body = spooled(request.receive, headers, MOST_LISTING_BYTES, disk=context.keeping, keep=context.keep)
         async with body as file, self._listings:
-            kept = await office.keep(self._contents.keep_tree, tree, file)
+            kept = await context.keep(self._contents.keep_tree, tree, file)
         view = TreeView(tree=tree, files=kept.files, size_bytes=kept.size_bytes, is_here=not kept.missing)
         return answer(view)
 
     async def listing(self, tree: TreeDigest) -> Response:
         """Return a tree's listing: path, size, digest, executable bit and link of every file."""
-        length, stream = await self._office.keep(self._contents.open_listing, tree)
+        length, stream = await self._context.keep(self._contents.open_listing, tree)
         headers = {**HEADERS, "content-length": str(length)}
-        return StreamingResponse(self._office.pieces(stream), 200, headers, media_type="application/json")
+        return StreamingResponse(self._context.pieces(stream), 200, headers, media_type="application/json")
 
     async def missing(self, asked: DigestsRequest, who: Who) -> Response:
         """Return which files are not here; those that are about to come are refused at once where they have no room."""
-        self._office.check_any_lease(who)
-        lacking = await self._office.keep(self._contents.missing, asked.digests, asked.sizes)
+        self._context.check_any_lease(who)
+        lacking = await self._context.keep(self._contents.missing, asked.digests, asked.sizes)
         return answer(MissingDigests(digests=lacking))
 
     async def take(self, request: Request, who: Who) -> Response:
         """Take small files in: for each its digest (32 bytes), its size (8 bytes, big-endian) and its bytes."""
-        self._office.check_any_lease(who)
+        self._context.check_any_lease(who)
         data = await read_body(request.receive, headers_of(request.scope), PACK_BYTES)
-        kept, known = await self._office.keep(self._contents.keep_pack, data)
+        kept, known = await self._context.keep(self._contents.keep_pack, data)
         return answer(PackResponse(kept=kept, known=known))
 
     async def fetch(self, asked: DigestsRequest) -> Response:
         """Return small files in the form in which they are taken; what is not here is left out."""
-        length, pieces = await self._office.keep(self._contents.frames, asked.digests)
+        length, pieces = await self._context.keep(self._contents.frames, asked.digests)
         headers = {**HEADERS, "content-length": str(length)}
         return StreamingResponse(self._stream(pieces), 200, headers, media_type="application/octet-stream")
 
     async def sources(self, asked: SourcesRequest, who: Who) -> Response:
         """Return the sources of trees for a worker: machines that have or fetch them; at last the coordinator."""
         asked = own(asked, who)
-        here = frozenset([tree for tree in asked.trees if await self._office.keep(self._contents.has, tree)])
+        here = frozenset([tree for tree in asked.trees if await self._context.keep(self._contents.has, tree)])
         return answer(self._sources.answer(asked, here))
 
     async def _stream(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-        while piece := await self._office.keep(next, pieces, b""):
+        while piece := await self._context.keep(next, pieces, b""):
             yield piece

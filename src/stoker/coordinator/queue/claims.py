@@ -49,66 +49,68 @@ def orders_for(machine: RegisteredMachine, stopping: Collection[str]) -> tuple[L
     return tuple(order for live in leases if (order := order_for(live, machine)) is not None)
 
 
-def claim(turn: WriterTransaction, asked: Claim) -> ClaimResponse:
+def claim(transaction: WriterTransaction, asked: Claim) -> ClaimResponse:
     """Grant jobs to a machine. Idempotent: the same request gets the same leases, as far as they are live."""
-    machine = known_machine(turn, asked.worker, asked.incarnation)
-    see(turn, machine)
-    stay(turn, machine, asked.ends_in_s)
-    before = turn.book.claims.get(asked.request_id)
+    machine = known_machine(transaction, asked.worker, asked.incarnation)
+    see(transaction, machine)
+    stay(transaction, machine, asked.ends_in_s)
+    before = transaction.book.claims.get(asked.request_id)
     if before is not None:
-        return _again(turn, asked, before)
+        return _again(transaction, asked, before)
     orders = orders_for(machine, asked.stopping)
-    scheduler = turn.book.scheduler
+    scheduler = transaction.book.scheduler
     if orders or not asked.most:
         scheduler.withdraw(machine.name)
-        return ClaimResponse(orders=orders, closed=machine.closed, generation=turn.book.generation)
-    instead = _instead(turn, machine)
+        return ClaimResponse(orders=orders, closed=machine.closed, generation=transaction.book.generation)
+    instead = _instead(transaction, machine)
     scheduler.measure(machine.name, asked.measured)
     grants: list[Grant] = []
     while len(grants) < asked.most:
-        turn.book.waiting.freshen()
-        decision = scheduler.choose(machine.name, turn.now_s, tells=not grants, instead=instead)
+        transaction.book.waiting.freshen()
+        decision = scheduler.choose(machine.name, transaction.now_s, tells=not grants, instead=instead)
         if isinstance(decision, HoldDecision):
             if not grants:
                 return ClaimResponse(
-                    generation=turn.book.generation,
+                    generation=transaction.book.generation,
                     waiting=dict(decision.waiting),
-                    next_s=_next_s(turn, decision),
+                    next_s=_next_s(transaction, decision),
                     closed=machine.closed or decision.closed,
                 )
             break
-        grants.append(_grant(turn, machine, decision))
-    granted = tuple((turn.book.live[grant.job].job.seq, grant.epoch) for grant in grants)
-    turn.book.claims[asked.request_id] = QueueClaimRecord(asked.incarnation, turn.now_s, granted)
-    turn.write(
-        turn.statements.add_claim,
+        grants.append(_grant(transaction, machine, decision))
+    granted = tuple((transaction.book.live[grant.job].job.seq, grant.epoch) for grant in grants)
+    transaction.book.claims[asked.request_id] = QueueClaimRecord(asked.incarnation, transaction.now_s, granted)
+    transaction.write(
+        transaction.statements.add_claim,
         request_id=asked.request_id,
         incarnation=asked.incarnation,
-        at_s=turn.now_s,
+        at_s=transaction.now_s,
         granted=dumps(granted),
     )
-    return ClaimResponse(grants=tuple(grants), waiting={}, closed=machine.closed, generation=turn.book.generation)
+    return ClaimResponse(
+        grants=tuple(grants), waiting={}, closed=machine.closed, generation=transaction.book.generation
+    )
 
 
-def _next_s(turn: WriterTransaction, hold: HoldDecision) -> float | None:
+def _next_s(transaction: WriterTransaction, hold: HoldDecision) -> float | None:
     """Return the time until a delayed job may be ready; None: there is none."""
-    at_s = turn.book.next_delay_s
+    at_s = transaction.book.next_delay_s
     if HoldReason.BETTER_FREE in hold.waiting:
-        at_s = min(at_s, turn.now_s + ANSWER_S)
-    return None if at_s == float("inf") else max(0.0, at_s - turn.now_s)
+        at_s = min(at_s, transaction.now_s + ANSWER_S)
+    return None if at_s == float("inf") else max(0.0, at_s - transaction.now_s)
 
 
-def _instead(turn: WriterTransaction, machine: RegisteredMachine) -> Instead | None:
+def _instead(transaction: WriterTransaction, machine: RegisteredMachine) -> Instead | None:
     """Return the function that replaces a job that this machine declined lately; None: it declined none."""
-    book = turn.book
+    book = transaction.book
     barred = book.barred.get(machine.name, {})
-    for seq in [seq for seq, until_tick_s in barred.items() if until_tick_s <= turn.tick_s]:
+    for seq in [seq for seq, until_tick_s in barred.items() if until_tick_s <= transaction.tick_s]:
         del barred[seq]
     book.scheduler.doubt(machine.name, is_doubted=bool(barred))
     return (lambda head: book.waiting.instead(head, barred)) if barred else None
 
 
-def _again(turn: WriterTransaction, asked: Claim, before: QueueClaimRecord) -> ClaimResponse:
+def _again(transaction: WriterTransaction, asked: Claim, before: QueueClaimRecord) -> ClaimResponse:
     if before.incarnation != asked.incarnation:
         raise Conflict(
             f"request {asked.request_id} belongs to another worker",
@@ -118,22 +120,22 @@ def _again(turn: WriterTransaction, asked: Claim, before: QueueClaimRecord) -> C
     live = {
         seq: lease
         for seq, epoch in before.granted
-        if (lease := turn.book.live_by_seq.get(seq)) is not None and lease.job.epoch == epoch
+        if (lease := transaction.book.live_by_seq.get(seq)) is not None and lease.job.epoch == epoch
     }
-    rows = turn.read(turn.queries.jobs_by_seq, seqs=turn.many(live)) if live else []
+    rows = transaction.read(transaction.queries.jobs_by_seq, seqs=transaction.many(live)) if live else []
     found = [JobRow(*row) for row in rows]
-    grants = tuple(_grant_of(turn, live[row.seq], loads(row.spec), row.checkpoint) for row in found)
-    return ClaimResponse(grants=grants, generation=turn.book.generation)
+    grants = tuple(_grant_of(transaction, live[row.seq], loads(row.spec), row.checkpoint) for row in found)
+    return ClaimResponse(grants=grants, generation=transaction.book.generation)
 
 
-def _grant(turn: WriterTransaction, machine: RegisteredMachine, decision: Decision) -> Grant:
-    book = turn.book
+def _grant(transaction: WriterTransaction, machine: RegisteredMachine, decision: Decision) -> Grant:
+    book = transaction.book
     job = book.waiting.job_at(decision.head)
     if not job.spec:
-        row = JobRow(*turn.read(turn.queries.jobs_by_seq, seqs=turn.many([job.seq]))[0])
+        row = JobRow(*transaction.read(transaction.queries.jobs_by_seq, seqs=transaction.many([job.seq]))[0])
         job.spec, job.checkpoint = row.spec, row.checkpoint
     spec = loads(job.spec)
-    leave_line(turn, job.class_id, job.priority, job.seq)
+    leave_line(transaction, job.class_id, job.priority, job.seq)
     checkpoint = job.checkpoint
     # Not kept in memory for a live job; read again when it is granted again.
     job.spec = job.checkpoint = ""
@@ -147,15 +149,17 @@ def _grant(turn: WriterTransaction, machine: RegisteredMachine, decision: Decisi
         state=JobState.PENDING.value,
         allocation=decision.allocation,
         attempts=spec.get("attempts", 1),
-        until_tick_s=turn.tick_s + turn.setting.times.start_s,
+        until_tick_s=transaction.tick_s + transaction.setting.times.start_s,
     )
-    _write_grant(turn, machine, live, decision)
-    book.scheduler.grant(decision, turn.now_s)
+    _write_grant(transaction, machine, live, decision)
+    book.scheduler.grant(decision, transaction.now_s)
     book.add_live(live)
-    return _grant_of(turn, live, spec, checkpoint)
+    return _grant_of(transaction, live, spec, checkpoint)
 
 
-def _write_grant(turn: WriterTransaction, machine: RegisteredMachine, live: LiveLease, decision: Decision) -> None:
+def _write_grant(
+    transaction: WriterTransaction, machine: RegisteredMachine, live: LiveLease, decision: Decision
+) -> None:
     devices = dumps(live.allocation.devices) if live.allocation.devices else "[]"
     lease: dict[str, Any] = {
         "seq": live.job.seq,
@@ -166,25 +170,32 @@ def _write_grant(turn: WriterTransaction, machine: RegisteredMachine, live: Live
         "incarnation": live.incarnation,
         "devices": devices,
     }
-    turn.move(live.job.seq)
-    turn.write(
-        turn.statements.grant_job,
+    transaction.move(live.job.seq)
+    transaction.write(
+        transaction.statements.grant_job,
         at_seq=live.job.seq,
         was_epoch=live.job.epoch - 1,
         was_state="pending",
         epoch=live.job.epoch,
         attempt=live.job.attempt,
         machine=live.machine,
-        changed_s=turn.now_s,
+        changed_s=transaction.now_s,
     )
-    until_s = turn.now_s + turn.setting.times.start_s
-    turn.write(turn.statements.add_lease, **lease, until_s=until_s, is_shared=live.allocation.is_shared, progress="")
-    turn.write(turn.statements.add_attempt, **lease, capability=machine.row["capability_digest"], granted_s=turn.now_s)
+    until_s = transaction.now_s + transaction.setting.times.start_s
+    transaction.write(
+        transaction.statements.add_lease, **lease, until_s=until_s, is_shared=live.allocation.is_shared, progress=""
+    )
+    transaction.write(
+        transaction.statements.add_attempt,
+        **lease,
+        capability=machine.row["capability_digest"],
+        granted_s=transaction.now_s,
+    )
     key = decision.placement.key
     fields: dict[str, Any] = {"chosen": {"why": decision.why, "score": key.score, "rank": key.rank}}
     if live.allocation.devices:
         fields = {"devices": live.allocation.devices, **fields}
-    turn.tell_live(FleetKinds.JOB_GRANTED, live, fields, to_state=JobState.CLAIMED.value)
+    transaction.tell_live(FleetKinds.JOB_GRANTED, live, fields, to_state=JobState.CLAIMED.value)
 
 
 def _granted_checkpoint(checkpoint: str) -> dict[str, Any]:
@@ -196,7 +207,7 @@ def _granted_checkpoint(checkpoint: str) -> dict[str, Any]:
     return {**body, "archive_sha256": body["archive_sha256"] or body["tree"]}
 
 
-def _grant_of(turn: WriterTransaction, live: LiveLease, spec: dict[str, Any], checkpoint: str) -> Grant:
+def _grant_of(transaction: WriterTransaction, live: LiveLease, spec: dict[str, Any], checkpoint: str) -> Grant:
     needs = spec.get("requirements", {})
     allocation = live.allocation
     lease = {
@@ -212,7 +223,7 @@ def _grant_of(turn: WriterTransaction, live: LiveLease, spec: dict[str, Any], ch
         "ram_bytes": needs.get("ram_bytes", 0),
         "cores": needs.get("cores", 0),
         "checkpoint": _granted_checkpoint(checkpoint) if checkpoint else None,
-        "lease_s": turn.pace.lease_s,
-        "start_s": turn.setting.times.start_s,
+        "lease_s": transaction.pace.lease_s,
+        "start_s": transaction.setting.times.start_s,
     }
     return Grant.model_validate({**spec, **lease})

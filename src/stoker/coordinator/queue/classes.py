@@ -55,9 +55,9 @@ def user_of(submitter: str) -> str:
     return verified_name(submitter) or submitter
 
 
-def class_of(turn: WriterTransaction, spec: dict[str, Any], submitter: str) -> int:
+def class_of(transaction: WriterTransaction, spec: dict[str, Any], submitter: str) -> int:
     """Return the class of a submitter's job; a new one is stored."""
-    book, user = turn.book, user_of(submitter)
+    book, user = transaction.book, user_of(submitter)
     stated_s = spec.get("expected_s")
     if stated_s is not None:
         stated_s = rounded_s(stated_s)
@@ -78,30 +78,30 @@ def class_of(turn: WriterTransaction, spec: dict[str, Any], submitter: str) -> i
     if spec.get("environment"):
         choices = choices_in(spec)
         if learn(book, choices):
-            _deny(turn, environment_word(environment_digest(choices)), unable)
+            _deny(transaction, environment_word(environment_digest(choices)), unable)
         sort = (*sort, None, environment_digest(choices))
     if code := code_in(book, spec):
         if learn_code(book, code):
-            _deny(turn, code, unaccepted)
+            _deny(transaction, code, unaccepted)
         sort = (*sort, None, code)
     class_id = book.class_sorts.get(sort)
     if class_id is None:
         kind = JobKind(_wanted(spec, name, recipe, code), like, user, stated_s)
-        class_id = book.class_sorts[sort] = _class_of_kind(turn, kind)
+        class_id = book.class_sorts[sort] = _class_of_kind(transaction, kind)
     return class_id
 
 
 def _deny(
-    turn: WriterTransaction, word: str, denied: Callable[[QueueState, RegisteredMachine], dict[str, str]]
+    transaction: WriterTransaction, word: str, denied: Callable[[QueueState, RegisteredMachine], dict[str, str]]
 ) -> None:
     """Offer machines again that deny a new word, of an environment or of code."""
-    for machine in turn.book.machines.values():
-        if machine.is_offered and word in denied(turn.book, machine):
-            offer(turn, machine)
+    for machine in transaction.book.machines.values():
+        if machine.is_offered and word in denied(transaction.book, machine):
+            offer(transaction, machine)
 
 
-def _class_of_kind(turn: WriterTransaction, kind: JobKind) -> int:
-    book, wanted = turn.book, kind.wanted
+def _class_of_kind(transaction: WriterTransaction, kind: JobKind) -> int:
+    book, wanted = transaction.book, kind.wanted
     known = book.classes.get(kind)
     if known is not None:
         return known
@@ -112,8 +112,11 @@ def _class_of_kind(turn: WriterTransaction, kind: JobKind) -> int:
     body |= {name: value for name, value in optional if value}
     if wanted.environment:
         body["choices"] = [fields_of(one) for one in book.environments[wanted.environment]]
-    turn.write(
-        turn.statements.add_class, id=book.class_id, key=digest_value("requirement class", body), wanted=dumps(body)
+    transaction.write(
+        transaction.statements.add_class,
+        id=book.class_id,
+        key=digest_value("requirement class", body),
+        wanted=dumps(body),
     )
     book.put_class(book.class_id, kind)
     return book.class_id
@@ -156,22 +159,24 @@ def wanted_from_dict(body: dict[str, Any]) -> SchedulableJob:
     )
 
 
-def reclassify(turn: WriterTransaction, words: frozenset[str]) -> int:
+def reclassify(transaction: WriterTransaction, words: frozenset[str]) -> int:
     """Update the class of open jobs whose name or recipe is one of these words; return how many moved."""
     if not words:
         return 0
     names = words | {word.rpartition("/")[0] for word in words}
     recipes = [
         recipe
-        for (recipe,) in turn.read(turn.queries.open_recipes)
+        for (recipe,) in transaction.read(transaction.queries.open_recipes)
         if recipe in words or recipe.rpartition("/")[2] in words
     ]
-    rows = turn.read(turn.queries.open_called, names=turn.many(sorted(names)), recipes=turn.many(recipes))
+    rows = transaction.read(
+        transaction.queries.open_called, names=transaction.many(sorted(names)), recipes=transaction.many(recipes)
+    )
     moved = 0
     for row in (JobRow(*row) for row in rows):
-        class_id = class_of(turn, loads(row.spec), row.submitter)
+        class_id = class_of(transaction, loads(row.spec), row.submitter)
         if class_id != row.class_id:
-            _move_class(turn, row, class_id)
+            _move_class(transaction, row, class_id)
             moved += 1
     return moved
 
@@ -198,15 +203,17 @@ def _wanted(spec: dict[str, Any], name: str, recipe: str, code: str) -> Schedula
     )
 
 
-def _move_class(turn: WriterTransaction, row: JobRow, class_id: int) -> None:
-    turn.move(row.seq)
-    turn.write(turn.statements.set_class, at_seq=row.seq, was_epoch=row.epoch, was_state=row.state, class_id=class_id)
-    live = turn.book.live_by_seq.get(row.seq)
+def _move_class(transaction: WriterTransaction, row: JobRow, class_id: int) -> None:
+    transaction.move(row.seq)
+    transaction.write(
+        transaction.statements.set_class, at_seq=row.seq, was_epoch=row.epoch, was_state=row.state, class_id=class_id
+    )
+    live = transaction.book.live_by_seq.get(row.seq)
     if live is not None:
         live.job.class_id = class_id
     elif row.is_ready and row.state == "pending":
-        leave_line(turn, row.class_id, row.priority, row.seq)
-        enter_line(turn, ReadyJobEntry.of(row._replace(class_id=class_id)))
+        leave_line(transaction, row.class_id, row.priority, row.seq)
+        enter_line(transaction, ReadyJobEntry.of(row._replace(class_id=class_id)))
 
 
 def _requirements(needs: dict[str, Any]) -> Requirements:
@@ -221,48 +228,50 @@ def _requirements(needs: dict[str, Any]) -> Requirements:
 # Declarations of machines: the coordinator's cluster file, and policies of manifests over it, by name.
 
 
-def declare(turn: WriterTransaction, command: Declare) -> QueueCommandResult:
+def declare(transaction: WriterTransaction, command: Declare) -> QueueCommandResult:
     """Apply the coordinator's cluster file."""
     cluster, by = command.cluster, plain(command.by)
-    turn.book.cluster = cluster
+    transaction.book.cluster = cluster
     users = cluster.users if cluster is not None else {}
-    turn.book.scheduler.set_policies(users)
-    moved = _spread(turn)
+    transaction.book.scheduler.set_policies(users)
+    moved = _spread(transaction)
     nodes = [] if cluster is None else [node.name for node in cluster.nodes]
     fields = {"source": plain(command.source), "machines": nodes, **telling({"users": list(users), "by": by})}
-    turn.tell(FleetKinds.POLICY_RELOADED, fields=fields)
+    transaction.tell(FleetKinds.POLICY_RELOADED, fields=fields)
     return QueueCommandResult(changed=tuple(nodes), data={"jobs_moved": moved})
 
 
-def put_policies(turn: WriterTransaction, policies: tuple[HostPolicy, ...], *, source: str, by: str) -> None:
+def put_policies(transaction: WriterTransaction, policies: tuple[HostPolicy, ...], *, source: str, by: str) -> None:
     """Apply a manifest's policies of machines."""
-    book = turn.book
+    book = transaction.book
     new = [policy for policy in policies if book.policies.get(policy.name) != policy]
     if not new:
         return
     for policy in new:
         book.policies[policy.name] = policy
-        turn.write(turn.statements.put_policy, name=policy.name, policy=policy.model_dump_json(), source=source)
-    _spread(turn)
+        transaction.write(
+            transaction.statements.put_policy, name=policy.name, policy=policy.model_dump_json(), source=source
+        )
+    _spread(transaction)
     fields = {"source": source, "machines": [policy.name for policy in new], **telling({"by": by})}
-    turn.tell(FleetKinds.POLICY_RELOADED, fields=fields)
+    transaction.tell(FleetKinds.POLICY_RELOADED, fields=fields)
 
 
-def _spread(turn: WriterTransaction) -> int:
+def _spread(transaction: WriterTransaction) -> int:
     """Offer machines again, and update the classes of jobs for the new allow and deny lists."""
-    book = turn.book
+    book = transaction.book
     for machine in book.machines.values():
         machine.away = None
         if machine.is_offered:
-            offer(turn, machine)
+            offer(transaction, machine)
     was, book.listed = book.listed, listed_words(book.cluster, book.policies.values())
-    return reclassify(turn, was ^ book.listed)
+    return reclassify(transaction, was ^ book.listed)
 
 
-def greet(turn: WriterTransaction, message: Hello) -> Welcome:
+def greet(transaction: WriterTransaction, message: Hello) -> Welcome:
     """Register a machine; with the first that runs only certain code, classes of programs get a code word."""
-    welcome = hello(turn, message)
-    if message.accepts and not turn.book.is_code_in_classes:
-        turn.book.is_code_in_classes = True
-        reclassify(turn, frozenset({_PROGRAM}))
+    welcome = hello(transaction, message)
+    if message.accepts and not transaction.book.is_code_in_classes:
+        transaction.book.is_code_in_classes = True
+        reclassify(transaction, frozenset({_PROGRAM}))
     return welcome

@@ -57,10 +57,10 @@ from stoker.protocol.lease_messages import (
 # Results: a job's record never points at bytes that are not there.
 
 
-def check_is_stored(turn: WriterTransaction, sent: Finish | CheckpointBody) -> None:
+def check_is_stored(transaction: WriterTransaction, sent: Finish | CheckpointBody) -> None:
     """Raise `Conflict` unless a result or a checkpoint is stored: its archive, or its tree, complete when listed."""
     shown = f"archive {sent.archive_sha256[:12]}" if sent.archive_sha256 else f"tree {sent.tree[:12]}"
-    found_bytes = _stored_bytes(turn, sent.tree, sent.archive_sha256)
+    found_bytes = _stored_bytes(transaction, sent.tree, sent.archive_sha256)
     about = {"tree": sent.tree, "archive_sha256": sent.archive_sha256}
     if found_bytes is None:
         raise Conflict(f"{shown} is not stored", hint="upload it first", **about)
@@ -73,18 +73,18 @@ def check_is_stored(turn: WriterTransaction, sent: Finish | CheckpointBody) -> N
         )
 
 
-def is_checkpoint_here(turn: WriterTransaction, checkpoint: str) -> bool:
+def is_checkpoint_here(transaction: WriterTransaction, checkpoint: str) -> bool:
     """Return True if the bytes of a job's checkpoint are stored: those of an ended job may have been pruned."""
     body = loads(checkpoint)
-    return _stored_bytes(turn, body["tree"], body["archive_sha256"]) is not None
+    return _stored_bytes(transaction, body["tree"], body["archive_sha256"]) is not None
 
 
-def _stored_bytes(turn: WriterTransaction, tree: str, archive_sha256: str) -> int | None:
+def _stored_bytes(transaction: WriterTransaction, tree: str, archive_sha256: str) -> int | None:
     """Return the size of an archive, or of a tree whose listing is stored; None if it is not here."""
     if archive_sha256:
-        return turn.setting.has_object(archive_sha256)
-    listed = turn.read(turn.queries.content_size, of_tree=tree)
-    if not listed or turn.setting.has_object(listed[0][0]) is None:
+        return transaction.setting.has_object(archive_sha256)
+    listed = transaction.read(transaction.queries.content_size, of_tree=tree)
+    if not listed or transaction.setting.has_object(listed[0][0]) is None:
         return None
     return int(listed[0][1])
 
@@ -94,12 +94,14 @@ def facts_text(said: Finish) -> str:
     return json_or_empty({**said.facts, "code": said.code} if said.code else said.facts)
 
 
-def result_row(turn: WriterTransaction, seq: int, attempt: int, said: Finish) -> dict[str, Any]:
+def result_row(transaction: WriterTransaction, seq: int, attempt: int, said: Finish) -> dict[str, Any]:
     """Add a result to the index, and return its columns in the job's row."""
-    book = turn.book
+    book = transaction.book
     book.bundle_id += 1
     bundle = {"tree": said.tree, "archive_sha256": said.archive_sha256, "size_bytes": said.size_bytes}
-    turn.write(turn.statements.add_bundle, id=book.bundle_id, seq=seq, attempt=attempt, at_s=turn.now_s, **bundle)
+    transaction.write(
+        transaction.statements.add_bundle, id=book.bundle_id, seq=seq, attempt=attempt, at_s=transaction.now_s, **bundle
+    )
     return {**bundle, "metrics": json_or_empty(said.metrics), "seconds": said.seconds}
 
 
@@ -117,13 +119,13 @@ _ENDINGS: dict[type, tuple[str, ...]] = {
 }
 
 
-def answer_late(turn: WriterTransaction, job: str, said: Said, *, machine: str = "") -> WriteResponse:
+def answer_late(transaction: WriterTransaction, job: str, said: Said, *, machine: str = "") -> WriteResponse:
     """Answer a report whose lease is not live."""
-    rows = turn.read(turn.queries.jobs_by_id, ids=turn.many([job]))
+    rows = transaction.read(transaction.queries.jobs_by_id, ids=transaction.many([job]))
     if not rows:
         raise NotFound(f"there is no job {job[:12]}", hint="`stoker jobs` lists them", job=job)
     row = JobRow(*rows[0])
-    attempts = turn.read(turn.queries.attempt, of_seq=row.seq, of_attempt=said.attempt)
+    attempts = transaction.read(transaction.queries.attempt, of_seq=row.seq, of_attempt=said.attempt)
     if not attempts or attempts[0][:2] != (said.epoch, said.generation):
         raise _stale(row, said.token(job))
     _, generation, ending, tree, holder = attempts[0]
@@ -131,9 +133,9 @@ def answer_late(turn: WriterTransaction, job: str, said: Said, *, machine: str =
         raise not_theirs(job, machine)
     if isinstance(said, Finish):
         if ending == "completed":
-            return _finished_again(turn, row, said, tree)
-        if generation == turn.book.generation and ending == "expired" and is_kept(row, said.token(job)):
-            return _finish_late(turn, row, said)
+            return _finished_again(transaction, row, said, tree)
+        if generation == transaction.book.generation and ending == "expired" and is_kept(row, said.token(job)):
+            return _finish_late(transaction, row, said)
     elif ending in _ENDINGS.get(type(said), ()):
         return WriteResponse(job=job, state=row.state, is_repeat=True)
     raise _stale(row, said.token(job))
@@ -158,10 +160,10 @@ def is_kept(row: JobRow, token: AttemptToken) -> bool:
     )
 
 
-def _finished_again(turn: WriterTransaction, row: JobRow, said: Finish, tree: str) -> WriteResponse:
+def _finished_again(transaction: WriterTransaction, row: JobRow, said: Finish, tree: str) -> WriteResponse:
     if tree == said.tree:
         return WriteResponse(job=row.id, state=row.state, is_repeat=True)
-    turn.tell(
+    transaction.tell(
         FleetKinds.JOB_CHANGED,
         seq=row.seq,
         machine=row.machine,
@@ -176,26 +178,26 @@ def _finished_again(turn: WriterTransaction, row: JobRow, said: Finish, tree: st
     )
 
 
-def _finish_late(turn: WriterTransaction, row: JobRow, said: Finish) -> WriteResponse:
-    check_is_stored(turn, said)
-    turn.move(row.seq)
+def _finish_late(transaction: WriterTransaction, row: JobRow, said: Finish) -> WriteResponse:
+    check_is_stored(transaction, said)
+    transaction.move(row.seq)
     at = {"at_seq": row.seq, "was_epoch": row.epoch}
-    started_s = row.started_s if row.started_s is not None else turn.now_s
-    turn.write(
-        turn.statements.finish_job,
+    started_s = row.started_s if row.started_s is not None else transaction.now_s
+    transaction.write(
+        transaction.statements.finish_job,
         **at,
         was_state=row.state,
         started_s=started_s,
-        ended_s=turn.now_s,
-        changed_s=turn.now_s,
-        **result_row(turn, row.seq, row.attempt, said),
+        ended_s=transaction.now_s,
+        changed_s=transaction.now_s,
+        **result_row(transaction, row.seq, row.attempt, said),
     )
-    turn.write(
-        turn.statements.end_attempt,
+    transaction.write(
+        transaction.statements.end_attempt,
         **at,
         at_attempt=row.attempt,
         started_s=started_s,
-        ended_s=turn.now_s,
+        ended_s=transaction.now_s,
         ending="completed",
         cause="",
         message="",
@@ -204,7 +206,7 @@ def _finish_late(turn: WriterTransaction, row: JobRow, said: Finish) -> WriteRes
         tree=said.tree,
         facts=facts_text(said),
     )
-    turn.tell(
+    transaction.tell(
         FleetKinds.JOB_FINISHED,
         seq=row.seq,
         machine=row.machine,
@@ -214,10 +216,10 @@ def _finish_late(turn: WriterTransaction, row: JobRow, said: Finish) -> WriteRes
         to_state="completed",
         fields={"tree": said.tree, "seconds": said.seconds, "why": "its result came after its lease had expired"},
     )
-    turn.count_move(row.state, "completed")
+    transaction.count_move(row.state, "completed")
     if row.is_ready:
-        leave_line(turn, row.class_id, row.priority, row.seq)
-    turn.completed.append(row.seq)
+        leave_line(transaction, row.class_id, row.priority, row.seq)
+    transaction.completed.append(row.seq)
     return WriteResponse(job=row.id, state="completed")
 
 
@@ -233,46 +235,59 @@ def _stale(row: JobRow, token: AttemptToken) -> StokerError:
     )
 
 
-def write(turn: WriterTransaction, asked: Write) -> WriteResponse:
+def write(transaction: WriterTransaction, asked: Write) -> WriteResponse:
     """Apply a report of an attempt if its token is current."""
     said = asked.said
-    live = turn.book.live.get(asked.job)
+    live = transaction.book.live.get(asked.job)
     if live is None or not live.is_token(said.token(asked.job)):
-        return answer_late(turn, asked.job, said, machine=asked.machine)
+        return answer_late(transaction, asked.job, said, machine=asked.machine)
     if asked.machine not in ("", live.machine):
         raise not_theirs(asked.job, asked.machine)
     do: Callable[[WriterTransaction, LiveLease, Any], WriteResponse] = _VERBS[type(said)]
-    return do(turn, live, said)
+    return do(transaction, live, said)
 
 
-def _start(turn: WriterTransaction, live: LiveLease, said: Start) -> WriteResponse:
+def _start(transaction: WriterTransaction, live: LiveLease, said: Start) -> WriteResponse:
     if live.state == JobState.RUNNING.value:
         return WriteResponse(job=live.job.id, state=live.state, is_repeat=True)
-    turn.move(live.job.seq)
+    transaction.move(live.job.seq)
     at = {"at_seq": live.job.seq, "was_epoch": live.job.epoch}
-    turn.write(turn.statements.start_job, **at, was_state=live.state, started_s=turn.now_s, changed_s=turn.now_s)
-    turn.write(turn.statements.start_attempt, **at, at_attempt=live.job.attempt, started_s=turn.now_s)
-    tell_start(turn, live, **({"run": plain(said.run)} if said.run else {}))
-    live.started_s = turn.now_s
+    transaction.write(
+        transaction.statements.start_job,
+        **at,
+        was_state=live.state,
+        started_s=transaction.now_s,
+        changed_s=transaction.now_s,
+    )
+    transaction.write(
+        transaction.statements.start_attempt, **at, at_attempt=live.job.attempt, started_s=transaction.now_s
+    )
+    tell_start(transaction, live, **({"run": plain(said.run)} if said.run else {}))
+    live.started_s = transaction.now_s
     # The progress of its preparation is over.
     live.progress = ""
-    live.until_tick_s = turn.tick_s + turn.pace.lease_s + turn.setting.times.grace_s
+    live.until_tick_s = transaction.tick_s + transaction.pace.lease_s + transaction.setting.times.grace_s
     live.is_changed = True
     return _settled(live)
 
 
-def _finish(turn: WriterTransaction, live: LiveLease, said: Finish) -> WriteResponse:
-    check_is_stored(turn, said)
+def _finish(transaction: WriterTransaction, live: LiveLease, said: Finish) -> WriteResponse:
+    check_is_stored(transaction, said)
     ending = AttemptEndRecord(
         ending=COMPLETED, kind=FleetKinds.JOB_FINISHED, exit_code=0, tree=said.tree, facts=facts_text(said)
     )
     complete_job(
-        turn, live, ending, result_row(turn, live.job.seq, live.job.attempt, said), tree=said.tree, seconds=said.seconds
+        transaction,
+        live,
+        ending,
+        result_row(transaction, live.job.seq, live.job.attempt, said),
+        tree=said.tree,
+        seconds=said.seconds,
     )
     return _settled(live)
 
 
-def _fail(turn: WriterTransaction, live: LiveLease, said: Fail) -> WriteResponse:
+def _fail(transaction: WriterTransaction, live: LiveLease, said: Fail) -> WriteResponse:
     cause = plain(said.cause)
     charge = charge_of(cause)
     live.job.user_failures += charge is BudgetCharge.USER
@@ -280,10 +295,10 @@ def _fail(turn: WriterTransaction, live: LiveLease, said: Fail) -> WriteResponse
     then = after_failure(
         cause,
         BudgetUsage(user_failures=live.job.user_failures, lost=live.job.lost),
-        turn.setting.budgets,
+        transaction.setting.budgets,
         attempts=live.attempts,
         is_cancelling=live.is_cancelling,
-        randomness=turn.setting.randomness(),
+        randomness=transaction.setting.randomness(),
     )
     fields: dict[str, Any] = {
         "cause": cause,
@@ -292,12 +307,12 @@ def _fail(turn: WriterTransaction, live: LiveLease, said: Fail) -> WriteResponse
         "error": json_or_empty(said.error),
         "exit_code": said.exit_code,
     }
-    _follow(turn, live, then, fields, said.seconds)
+    _follow(transaction, live, then, fields, said.seconds)
     return _settled(live)
 
 
 def _follow(
-    turn: WriterTransaction,
+    transaction: WriterTransaction,
     live: LiveLease,
     then: JobRetry | JobFailure | JobCancellation,
     fields: dict[str, Any],
@@ -305,47 +320,47 @@ def _follow(
 ) -> None:
     if isinstance(then, JobRetry):
         ending = AttemptEndRecord(ending="failed", kind=FleetKinds.JOB_RETRYING, **fields)
-        return_to_line(turn, live, ending, pause_s=then.pause_s, why=then.why, seconds=seconds)
+        return_to_line(transaction, live, ending, pause_s=then.pause_s, why=then.why, seconds=seconds)
     elif isinstance(then, JobCancellation):
         close_job(
-            turn,
+            transaction,
             live,
             JobState.CANCELLED,
             AttemptEndRecord(ending="cancelled", kind=FleetKinds.JOB_CANCELLED, **fields),
         )
     else:
         ending = AttemptEndRecord(ending="failed", kind=FleetKinds.JOB_FAILED, **fields)
-        close_job(turn, live, JobState.FAILED, ending, why=then.why, seconds=seconds)
+        close_job(transaction, live, JobState.FAILED, ending, why=then.why, seconds=seconds)
 
 
-def _release(turn: WriterTransaction, live: LiveLease, said: Release) -> WriteResponse:
+def _release(transaction: WriterTransaction, live: LiveLease, said: Release) -> WriteResponse:
     if live.is_cancelling:
-        return _cancelled(turn, live, plain(said.why))
+        return _cancelled(transaction, live, plain(said.why))
     ending = AttemptEndRecord(ending="released", kind=FleetKinds.JOB_RELEASED, message=plain(said.why))
-    return_to_line(turn, live, ending)
+    return_to_line(transaction, live, ending)
     return _settled(live)
 
 
-def _decline(turn: WriterTransaction, live: LiveLease, said: Decline) -> WriteResponse:
+def _decline(transaction: WriterTransaction, live: LiveLease, said: Decline) -> WriteResponse:
     if live.state != JobState.CLAIMED.value:
         raise InvalidTransition(
             f"a {live.state} job can't be declined", hint="release it", state=live.state, move="decline"
         )
     if live.is_cancelling:
-        return _cancelled(turn, live, plain(said.reason))
+        return _cancelled(transaction, live, plain(said.reason))
     live.job.declined += 1
     pause_s = LASTING_DECLINE_S if said.lasts else DECLINE_PAUSE_S
-    turn.book.barred.setdefault(live.machine, {})[live.job.seq] = turn.tick_s + pause_s
-    turn.book.scheduler.doubt(live.machine, is_doubted=True)
+    transaction.book.barred.setdefault(live.machine, {})[live.job.seq] = transaction.tick_s + pause_s
+    transaction.book.scheduler.doubt(live.machine, is_doubted=True)
     ending = AttemptEndRecord(
         ending="declined", kind=FleetKinds.JOB_DECLINED, cause=plain(said.reason)[:40], message=plain(said.message)
     )
-    pause_s = pause_after_decline(live.job.declined, turn.setting.budgets)
-    return_to_line(turn, live, ending, pause_s=pause_s, reason=plain(said.reason))
+    pause_s = pause_after_decline(live.job.declined, transaction.setting.budgets)
+    return_to_line(transaction, live, ending, pause_s=pause_s, reason=plain(said.reason))
     return _settled(live)
 
 
-def _confirm_cancel(turn: WriterTransaction, live: LiveLease, said: CancelConfirmed) -> WriteResponse:
+def _confirm_cancel(transaction: WriterTransaction, live: LiveLease, said: CancelConfirmed) -> WriteResponse:
     if not live.is_cancelling:
         raise InvalidTransition(
             f"job {live.job.id[:12]} has no cancel request",
@@ -353,33 +368,33 @@ def _confirm_cancel(turn: WriterTransaction, live: LiveLease, said: CancelConfir
             state=live.state,
             move="cancel",
         )
-    return _cancelled(turn, live, live.cancel_why or plain(said.why))
+    return _cancelled(transaction, live, live.cancel_why or plain(said.why))
 
 
-def _cancelled(turn: WriterTransaction, live: LiveLease, why: str) -> WriteResponse:
+def _cancelled(transaction: WriterTransaction, live: LiveLease, why: str) -> WriteResponse:
     ending = AttemptEndRecord(
         ending="cancelled",
         kind=FleetKinds.JOB_CANCELLED,
         cause=FailureCause.CANCELLED.value,
         message=why or "cancelled",
     )
-    close_job(turn, live, JobState.CANCELLED, ending)
+    close_job(transaction, live, JobState.CANCELLED, ending)
     return _settled(live)
 
 
-def _point_checkpoint(turn: WriterTransaction, live: LiveLease, said: PointCheckpoint) -> WriteResponse:
+def _point_checkpoint(transaction: WriterTransaction, live: LiveLease, said: PointCheckpoint) -> WriteResponse:
     body = said.checkpoint
-    check_is_stored(turn, body)
-    turn.move(live.job.seq)
-    turn.write(
-        turn.statements.point_checkpoint,
+    check_is_stored(transaction, body)
+    transaction.move(live.job.seq)
+    transaction.write(
+        transaction.statements.point_checkpoint,
         at_seq=live.job.seq,
         was_epoch=live.job.epoch,
         was_state=live.state,
         checkpoint=json_or_empty(body.model_dump(mode="json")),
-        changed_s=turn.now_s,
+        changed_s=transaction.now_s,
     )
-    turn.tell_live(FleetKinds.JOB_CHECKPOINT, live, {"step": body.step, "tree": body.tree})
+    transaction.tell_live(FleetKinds.JOB_CHECKPOINT, live, {"step": body.step, "tree": body.tree})
     return _settled(live)
 
 

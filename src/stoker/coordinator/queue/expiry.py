@@ -24,76 +24,82 @@ _LONGEST_TEXT = 500
 _MOST_METRICS = 200
 
 
-def renew(turn: WriterTransaction, renewal: Renewal) -> RenewalResponse:
+def renew(transaction: WriterTransaction, renewal: Renewal) -> RenewalResponse:
     """Renew a worker's leases, and return the instructions for them."""
-    machine = known_machine(turn, renewal.worker, renewal.incarnation)
-    see(turn, machine)
-    stay(turn, machine, renewal.ends_in_s)
+    machine = known_machine(transaction, renewal.worker, renewal.incarnation)
+    see(transaction, machine)
+    stay(transaction, machine, renewal.ends_in_s)
     machine.disk_free_bytes = renewal.measured.disk_free_bytes
     if renewal.holdings is not None:
-        hold(turn, machine, renewal.holdings)
-    set_closed_by_worker(turn, machine, renewal.measured.closed)
-    orders = [order for report in renewal.leases if (order := _renew_one(turn, machine, report)) is not None]
+        hold(transaction, machine, renewal.holdings)
+    set_closed_by_worker(transaction, machine, renewal.measured.closed)
+    orders = [order for report in renewal.leases if (order := _renew_one(transaction, machine, report)) is not None]
     if renewal.is_leaving:
-        leave(turn, machine)
+        leave(transaction, machine)
     return RenewalResponse(
-        lease_s=turn.pace.lease_s,
-        heartbeat_s=turn.pace.heartbeat_s,
-        generation=turn.book.generation,
-        server_s=turn.now_s,
+        lease_s=transaction.pace.lease_s,
+        heartbeat_s=transaction.pace.heartbeat_s,
+        generation=transaction.book.generation,
+        server_s=transaction.now_s,
         orders=tuple(orders),
         closed=machine.closed,
         wants_holdings=machine.holdings is None and not renewal.is_leaving,
     )
 
 
-def write_down(turn: WriterTransaction) -> None:
+def write_down(transaction: WriterTransaction) -> None:
     """Store what heartbeats have changed since the last call."""
-    book = turn.book
+    book = transaction.book
     for live in book.live.values():
         if live.is_changed:
             live.is_changed = False
-            turn.write(
-                turn.statements.renew_lease,
+            transaction.write(
+                transaction.statements.renew_lease,
                 at_seq=live.job.seq,
                 was_epoch=live.job.epoch,
-                until_s=turn.now_s + live.until_tick_s - turn.tick_s,
+                until_s=transaction.now_s + live.until_tick_s - transaction.tick_s,
                 progress=live.progress,
             )
     for machine in book.machines.values():
         if machine.is_changed:
             machine.is_changed = False
-            turn.write(turn.statements.see_machine, at_name=machine.name, last_seen_s=machine.row["last_seen_s"])
-    if turn.is_dirty:
-        turn.write(turn.statements.put_meta, key="clock_s", value=repr(turn.now_s))
+            transaction.write(
+                transaction.statements.see_machine, at_name=machine.name, last_seen_s=machine.row["last_seen_s"]
+            )
+    if transaction.is_dirty:
+        transaction.write(transaction.statements.put_meta, key="clock_s", value=repr(transaction.now_s))
 
 
-def _renew_one(turn: WriterTransaction, machine: RegisteredMachine, report: LeaseReport) -> LeaseInstruction | None:
-    live = turn.book.live.get(report.job)
+def _renew_one(
+    transaction: WriterTransaction, machine: RegisteredMachine, report: LeaseReport
+) -> LeaseInstruction | None:
+    live = transaction.book.live.get(report.job)
     # A lease belongs to one machine: another machine with its token cannot renew it.
     if live is None or live.machine != machine.name or not live.is_token(report.token()):
-        return _not_live(turn, machine, report)
+        return _not_live(transaction, machine, report)
     if report.is_alive and live.state == "running":
-        live.until_tick_s = turn.tick_s + turn.pace.lease_s + turn.setting.times.grace_s
+        live.until_tick_s = transaction.tick_s + transaction.pace.lease_s + transaction.setting.times.grace_s
     elif report.prepared > live.prepared and live.started_s is None:
         # Its inputs are arriving: the start deadline is extended as long as there is progress.
         live.prepared = report.prepared
-        live.until_tick_s = max(live.until_tick_s, turn.tick_s + turn.setting.times.start_s)
+        live.until_tick_s = max(live.until_tick_s, transaction.tick_s + transaction.setting.times.start_s)
     live.progress = _progress(report)
     live.is_changed = True
     if live.started_s is not None:
-        started_s = turn.book.scheduler.leases.started_s(live.allocation)
-        end_s = progress_end_s(started_s, report.step, report.of, turn.now_s)
+        started_s = transaction.book.scheduler.leases.started_s(live.allocation)
+        end_s = progress_end_s(started_s, report.step, report.of, transaction.now_s)
         if end_s is not None:
-            turn.book.scheduler.leases.expect(live.allocation, end_s, turn.now_s)
+            transaction.book.scheduler.leases.expect(live.allocation, end_s, transaction.now_s)
     return order_for(live, machine)
 
 
-def _not_live(turn: WriterTransaction, machine: RegisteredMachine, report: LeaseReport) -> LeaseInstruction | None:
-    rows = turn.read(turn.queries.jobs_by_id, ids=turn.many([report.job]))
-    if rows and report.generation == turn.book.generation and is_kept(JobRow(*rows[0]), report.token()):
+def _not_live(
+    transaction: WriterTransaction, machine: RegisteredMachine, report: LeaseReport
+) -> LeaseInstruction | None:
+    rows = transaction.read(transaction.queries.jobs_by_id, ids=transaction.many([report.job]))
+    if rows and report.generation == transaction.book.generation and is_kept(JobRow(*rows[0]), report.token()):
         if JobRow(*rows[0]).machine == machine.name:
-            machine.late_until_tick_s = turn.tick_s + LATE_S
+            machine.late_until_tick_s = transaction.tick_s + LATE_S
         return None
     why = "lease expired" if rows else "job not found"
     return LeaseInstruction(job=report.job, epoch=report.epoch, do=LeaseInstructionKind.DROP, why=why)
@@ -123,18 +129,20 @@ MOST_DROPPED_AT_ONCE = 200
 _LOOK_EVERY_S = 3600.0
 
 
-def drop_old(turn: WriterTransaction) -> None:
+def drop_old(transaction: WriterTransaction) -> None:
     """Examine some more events, then classes, until all were examined; then again an hour later."""
-    if turn.tick_s < turn.book.dropping.next_tick_s:
+    if transaction.tick_s < transaction.book.dropping.next_tick_s:
         return
-    if _drop_events(turn) and _drop_classes(turn):
-        turn.book.dropping.next_tick_s = turn.tick_s + _LOOK_EVERY_S
+    if _drop_events(transaction) and _drop_classes(transaction):
+        transaction.book.dropping.next_tick_s = transaction.tick_s + _LOOK_EVERY_S
 
 
-def _drop_events(turn: WriterTransaction) -> bool:
+def _drop_events(transaction: WriterTransaction) -> bool:
     """Delete old ones among the next few events; return True if there are no more."""
-    book, before_s = turn.book, turn.now_s - turn.setting.times.events_kept_s
-    rows = turn.read(turn.queries.events_behind, after_id=book.dropping.looked_to, most=MOST_DROPPED_AT_ONCE)
+    book, before_s = transaction.book, transaction.now_s - transaction.setting.times.events_kept_s
+    rows = transaction.read(
+        transaction.queries.events_behind, after_id=book.dropping.looked_to, most=MOST_DROPPED_AT_ONCE
+    )
     # The time of events never goes back.
     old = list(takewhile(lambda row: row[2] < before_s and row[0] < book.event_id, rows))
     if not old:
@@ -142,42 +150,42 @@ def _drop_events(turn: WriterTransaction) -> bool:
     book.dropping.looked_to = old[-1][0]
     dropped = [number for number, seq, _ in old if seq is None]
     for number in dropped:
-        turn.write(turn.statements.drop_event, at_id=number)
+        transaction.write(transaction.statements.drop_event, at_id=number)
     seqs = sorted({seq for _, seq, _ in old if seq is not None})
-    for seq, newest in turn.read(turn.queries.told_jobs, seqs=turn.many(seqs), before_s=before_s):
+    for seq, newest in transaction.read(transaction.queries.told_jobs, seqs=transaction.many(seqs), before_s=before_s):
         if newest < book.event_id:
-            turn.write(turn.statements.drop_events_of, at_seq=seq)
+            transaction.write(transaction.statements.drop_events_of, at_seq=seq)
             dropped.append(newest)
     if dropped:
         book.dropping.dropped_to = max(book.dropping.dropped_to, *dropped)
-        turn.write(turn.statements.put_meta, key=EVENTS_FROM_S, value=repr(before_s))
-        turn.write(turn.statements.put_meta, key=EVENTS_DROPPED_TO, value=str(book.dropping.dropped_to))
+        transaction.write(transaction.statements.put_meta, key=EVENTS_FROM_S, value=repr(before_s))
+        transaction.write(transaction.statements.put_meta, key=EVENTS_DROPPED_TO, value=str(book.dropping.dropped_to))
     return len(old) < MOST_DROPPED_AT_ONCE
 
 
-def _drop_classes(turn: WriterTransaction) -> bool:
+def _drop_classes(transaction: WriterTransaction) -> bool:
     """Delete classes without jobs among the next few; return True if these were the last.
 
     The scheduler may keep them until the coordinator restarts: no job ever gets such a class again.
     """
-    book = turn.book
+    book = transaction.book
     after_id = book.dropping.class_looked_to
     to_id = after_id + MOST_DROPPED_AT_ONCE
-    rows = turn.read(turn.queries.unused_classes, after_id=after_id, to_id=to_id)
+    rows = transaction.read(transaction.queries.unused_classes, after_id=after_id, to_id=to_id)
     is_last = to_id >= book.class_id
     book.dropping.class_looked_to = 0 if is_last else to_id
     if rows:
         unused = {class_id for (class_id,) in rows}
         for class_id in unused:
-            turn.write(turn.statements.drop_class, at_id=class_id)
-            turn.write(turn.statements.drop_count, at_key=f"class:{class_id}")
+            transaction.write(transaction.statements.drop_class, at_id=class_id)
+            transaction.write(transaction.statements.drop_count, at_key=f"class:{class_id}")
         book.classes = {kind: class_id for kind, class_id in book.classes.items() if class_id not in unused}
         for stated in book.stated_on.values():
             for class_id in unused & stated.keys():
                 del stated[class_id]
         book.class_sorts = {sort: class_id for sort, class_id in book.class_sorts.items() if class_id not in unused}
         # Before such a class is added again: its row would exist twice.
-        turn.settle()
+        transaction.settle()
     return is_last
 
 
@@ -189,108 +197,114 @@ SUBMISSIONS_KEPT_S = 7 * 24 * 3600.0
 _LOOK_FOR_OLD_EVERY_S = 3600.0
 
 
-def sweep(turn: WriterTransaction) -> LeaseSweepResult:
+def sweep(transaction: WriterTransaction) -> LeaseSweepResult:
     """Apply what time has changed: expired leases, ready jobs, opened machines, old rows."""
-    turn.book.waiting.look_again()
-    done = LeaseSweepResult(expired=_expire(turn), readied=_ready(turn), opened=_open(turn))
-    _unbar(turn)
-    _forget_claims(turn)
-    _forget_submissions(turn)
-    drop_old(turn)
+    transaction.book.waiting.look_again()
+    done = LeaseSweepResult(expired=_expire(transaction), readied=_ready(transaction), opened=_open(transaction))
+    _unbar(transaction)
+    _forget_claims(transaction)
+    _forget_submissions(transaction)
+    drop_old(transaction)
     return done
 
 
-def settles_at_tick_s(turn: WriterTransaction) -> float:
+def settles_at_tick_s(transaction: WriterTransaction) -> float:
     """Return when leases may expire after a start: every worker had a full lease and the grace period."""
-    return turn.book.time.started_tick_s + turn.pace.lease_s + turn.setting.times.grace_s
+    return transaction.book.time.started_tick_s + transaction.pace.lease_s + transaction.setting.times.grace_s
 
 
-def end_leases_of_the_past(turn: WriterTransaction) -> None:
+def end_leases_of_the_past(transaction: WriterTransaction) -> None:
     """End leases that were granted before the database was restored: their epochs may have been reused since."""
-    for live in list(turn.book.live.values()):
-        if live.generation != turn.book.generation:
-            forgive(turn, live, "the coordinator was restored from a backup")
+    for live in list(transaction.book.live.values()):
+        if live.generation != transaction.book.generation:
+            forgive(transaction, live, "the coordinator was restored from a backup")
 
 
-def _expire(turn: WriterTransaction) -> tuple[str, ...]:
-    if turn.tick_s < settles_at_tick_s(turn):
+def _expire(transaction: WriterTransaction) -> tuple[str, ...]:
+    if transaction.tick_s < settles_at_tick_s(transaction):
         return ()
-    _miss_machines(turn)
-    over = [live for live in turn.book.live.values() if live.until_tick_s <= turn.tick_s][:MOST_EXPIRED_AT_ONCE]
+    _miss_machines(transaction)
+    over = [live for live in transaction.book.live.values() if live.until_tick_s <= transaction.tick_s][
+        :MOST_EXPIRED_AT_ONCE
+    ]
     for live in over:
-        lose(turn, live, _why(turn, live))
+        lose(transaction, live, _why(transaction, live))
     return tuple(live.job.id for live in over)
 
 
-def _why(turn: WriterTransaction, live: LiveLease) -> str:
+def _why(transaction: WriterTransaction, live: LiveLease) -> str:
     if live.started_s is None:
-        start = format_duration(turn.setting.times.start_s)
+        start = format_duration(transaction.setting.times.start_s)
         if live.prepared:
             return f"granted to {live.machine}: no progress of its preparation for {start}"
         return f"granted to {live.machine} and not started within {start}"
-    return f"{live.machine} did not renew its lease for {format_duration(turn.pace.lease_s)} and the grace period"
+    return (
+        f"{live.machine} did not renew its lease for {format_duration(transaction.pace.lease_s)} and the grace period"
+    )
 
 
-def _miss_machines(turn: WriterTransaction) -> None:
+def _miss_machines(transaction: WriterTransaction) -> None:
     """Remove silent machines from the scheduler."""
-    silent_since_s = turn.tick_s - turn.pace.lease_s - turn.setting.times.grace_s
-    for machine in turn.book.machines.values():
+    silent_since_s = transaction.tick_s - transaction.pace.lease_s - transaction.setting.times.grace_s
+    for machine in transaction.book.machines.values():
         if machine.is_offered and machine.seen_tick_s <= silent_since_s:
             machine.is_offered = False
-            turn.book.scheduler.remove_machine(machine.name)
-            turn.tell(FleetKinds.MACHINE_LOST, machine=machine.name, fields={"last_seen_s": machine.row["last_seen_s"]})
+            transaction.book.scheduler.remove_machine(machine.name)
+            transaction.tell(
+                FleetKinds.MACHINE_LOST, machine=machine.name, fields={"last_seen_s": machine.row["last_seen_s"]}
+            )
 
 
-def _ready(turn: WriterTransaction) -> int:
-    book = turn.book
-    if book.next_delay_s > turn.now_s:
+def _ready(transaction: WriterTransaction) -> int:
+    book = transaction.book
+    if book.next_delay_s > transaction.now_s:
         return 0
-    rows = turn.read(turn.queries.delayed, now_s=turn.now_s, most=MOST_EXPIRED_AT_ONCE)
+    rows = transaction.read(transaction.queries.delayed, now_s=transaction.now_s, most=MOST_EXPIRED_AT_ONCE)
     for job in (ReadyJobEntry(*row) for row in rows):
-        turn.move(job.seq)
-        turn.write(
-            turn.statements.ready_job,
+        transaction.move(job.seq)
+        transaction.write(
+            transaction.statements.ready_job,
             at_seq=job.seq,
             was_epoch=job.epoch,
             was_state="pending",
-            since_s=turn.now_s,
-            changed_s=turn.now_s,
+            since_s=transaction.now_s,
+            changed_s=transaction.now_s,
         )
-        job.since_s = turn.now_s
-        enter_line(turn, job)
-    (next_s,) = turn.read(turn.queries.next_delay)[0]
+        job.since_s = transaction.now_s
+        enter_line(transaction, job)
+    (next_s,) = transaction.read(transaction.queries.next_delay)[0]
     book.next_delay_s = float("inf") if next_s is None else next_s
     return len(rows)
 
 
-def _open(turn: WriterTransaction) -> tuple[str, ...]:
+def _open(transaction: WriterTransaction) -> tuple[str, ...]:
     over = [
         machine.name
-        for machine in turn.book.machines.values()
-        if machine.row["closed"] and machine.row["until_s"] is not None and machine.row["until_s"] <= turn.now_s
+        for machine in transaction.book.machines.values()
+        if machine.row["closed"] and machine.row["until_s"] is not None and machine.row["until_s"] <= transaction.now_s
     ]
     for name in over:
-        open_machine(turn, OpenMachine(machine=name, by="the clock"))
+        open_machine(transaction, OpenMachine(machine=name, by="the clock"))
     return tuple(over)
 
 
-def _unbar(turn: WriterTransaction) -> None:
+def _unbar(transaction: WriterTransaction) -> None:
     """Offer jobs again to machines that declined them a while ago."""
-    for name, barred in turn.book.barred.items():
-        over = [seq for seq, until_tick_s in barred.items() if until_tick_s <= turn.tick_s]
+    for name, barred in transaction.book.barred.items():
+        over = [seq for seq, until_tick_s in barred.items() if until_tick_s <= transaction.tick_s]
         for seq in over:
             del barred[seq]
         if over:
-            turn.book.scheduler.doubt(name, is_doubted=bool(barred))
-            turn.call(name)
+            transaction.book.scheduler.doubt(name, is_doubted=bool(barred))
+            transaction.call(name)
 
 
-def _forget_claims(turn: WriterTransaction) -> None:
+def _forget_claims(transaction: WriterTransaction) -> None:
     """Delete claims that will not be repeated: old ones, and those beyond the limit whose jobs have started."""
-    claims, live = turn.book.claims, turn.book.live_by_seq
+    claims, live = transaction.book.claims, transaction.book.live_by_seq
     forgotten: list[str] = []
     for request_id, claimed in claims.items():
-        is_old = claimed.at_s <= turn.now_s - CLAIMS_KEPT_S
+        is_old = claimed.at_s <= transaction.now_s - CLAIMS_KEPT_S
         if not is_old and len(claims) - len(forgotten) <= CLAIMS_KEPT:
             break
         # A start shows that the response arrived.
@@ -302,17 +316,17 @@ def _forget_claims(turn: WriterTransaction) -> None:
             forgotten.append(request_id)
     for request_id in forgotten:
         del claims[request_id]
-        turn.write(turn.statements.drop_claim, at_id=request_id)
+        transaction.write(transaction.statements.drop_claim, at_id=request_id)
 
 
-def _forget_submissions(turn: WriterTransaction) -> None:
+def _forget_submissions(transaction: WriterTransaction) -> None:
     """Delete responses under old idempotency keys, some at a time, then again an hour later."""
-    book = turn.book
-    if turn.tick_s < book.next_old_tick_s:
+    book = transaction.book
+    if transaction.tick_s < book.next_old_tick_s:
         return
-    before_s = turn.now_s - SUBMISSIONS_KEPT_S
-    rows = turn.read(turn.queries.old_submissions, before_s=before_s, most=MOST_EXPIRED_AT_ONCE)
+    before_s = transaction.now_s - SUBMISSIONS_KEPT_S
+    rows = transaction.read(transaction.queries.old_submissions, before_s=before_s, most=MOST_EXPIRED_AT_ONCE)
     for (key,) in rows:
-        turn.write(turn.statements.drop_submission, at_key=key)
+        transaction.write(transaction.statements.drop_submission, at_key=key)
     if len(rows) < MOST_EXPIRED_AT_ONCE:
-        book.next_old_tick_s = turn.tick_s + _LOOK_FOR_OLD_EVERY_S
+        book.next_old_tick_s = transaction.tick_s + _LOOK_FOR_OLD_EVERY_S

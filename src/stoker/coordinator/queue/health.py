@@ -25,61 +25,63 @@ KEPT_S = 7 * 24 * 3600.0
 """How long a past symptom is stored."""
 
 
-def note_symptoms(turn: WriterTransaction, asked: NoteSymptoms) -> QueueCommandResult:
+def note_symptoms(transaction: WriterTransaction, asked: NoteSymptoms) -> QueueCommandResult:
     """Update the rows of symptoms. `changed` are the machines with new events."""
     rows = {
         (row["machine"], row["device"], row["symptom"]): row
-        for row in records(SYMPTOMS, turn.read(turn.queries.symptoms))
+        for row in records(SYMPTOMS, transaction.read(transaction.queries.symptoms))
     }
     changed: list[str] = []
-    found = {symptom.key: symptom for symptom in asked.symptoms if symptom.machine in turn.book.machines}
+    found = {symptom.key: symptom for symptom in asked.symptoms if symptom.machine in transaction.book.machines}
     for key, symptom in found.items():
-        if _note(turn, symptom, rows.get(key)):
+        if _note(transaction, symptom, rows.get(key)):
             changed.append(symptom.machine)
     for key, row in rows.items():
         if key in found:
             continue
         if row["over_s"] is None:
-            turn.write(turn.statements.put_symptom, **{**row, "over_s": turn.now_s})
-            _tell(turn, row, is_over=True)
+            transaction.write(transaction.statements.put_symptom, **{**row, "over_s": transaction.now_s})
+            _tell(transaction, row, is_over=True)
             changed.append(row["machine"])
-        elif row["over_s"] < turn.now_s - KEPT_S:
-            turn.write(turn.statements.drop_symptom, at_machine=key[0], at_device=key[1], at_symptom=key[2])
+        elif row["over_s"] < transaction.now_s - KEPT_S:
+            transaction.write(
+                transaction.statements.drop_symptom, at_machine=key[0], at_device=key[1], at_symptom=key[2]
+            )
     return QueueCommandResult(changed=tuple(dict.fromkeys(changed)))
 
 
-def note_report(turn: WriterTransaction, asked: NoteReport) -> QueueCommandResult:
+def note_report(transaction: WriterTransaction, asked: NoteReport) -> QueueCommandResult:
     """Store the report of a machine's worker in place of the earlier one."""
-    machine = named(turn, asked.machine)
+    machine = named(transaction, asked.machine)
     machine.row["report"] = asked.report
-    turn.write(turn.statements.put_report, at_name=asked.machine, report=asked.report)
+    transaction.write(transaction.statements.put_report, at_name=asked.machine, report=asked.report)
     return QueueCommandResult(changed=(asked.machine,))
 
 
-def _note(turn: WriterTransaction, symptom: Symptom, row: dict[str, Any] | None) -> bool:
-    has_event = row is None or turn.now_s - row["told_s"] >= AGAIN_S
+def _note(transaction: WriterTransaction, symptom: Symptom, row: dict[str, Any] | None) -> bool:
+    has_event = row is None or transaction.now_s - row["told_s"] >= AGAIN_S
     is_back = row is not None and row["over_s"] is not None
     fresh = {
         "machine": symptom.machine,
         "device": symptom.device,
         "symptom": symptom.ailment.value,
-        "since_s": turn.now_s if row is None or is_back else row["since_s"],
-        "told_s": turn.now_s if row is None or has_event else row["told_s"],
+        "since_s": transaction.now_s if row is None or is_back else row["since_s"],
+        "told_s": transaction.now_s if row is None or has_event else row["told_s"],
         "over_s": None,
         "message": plain(symptom.message),
         "hint": plain(symptom.hint),
     }
     if fresh != row:
-        turn.write(turn.statements.put_symptom, **fresh)
+        transaction.write(transaction.statements.put_symptom, **fresh)
     if has_event:
-        _tell(turn, fresh, is_over=False)
+        _tell(transaction, fresh, is_over=False)
     return has_event
 
 
-def _tell(turn: WriterTransaction, row: dict[str, Any], *, is_over: bool) -> None:
+def _tell(transaction: WriterTransaction, row: dict[str, Any], *, is_over: bool) -> None:
     fields = {word: row[word] for word in ("symptom", "device", "message", "hint") if row[word]}
     kind = FleetKinds.SYMPTOM_OVER if is_over else FleetKinds.SYMPTOM
-    turn.tell(kind, machine=row["machine"], fields=fields)
+    transaction.tell(kind, machine=row["machine"], fields=fields)
 
 
 MOST_OPEN = 1000
@@ -87,15 +89,15 @@ MOST_OPEN = 1000
 WEBHOOK_EVENTS_KEPT_S = 30 * 24 * 3600.0
 
 
-def add_hook(turn: WriterTransaction, asked: AddHook) -> QueueCommandResult:
+def add_hook(transaction: WriterTransaction, asked: AddHook) -> QueueCommandResult:
     """Create a webhook: for all later events, or for the ends of some jobs."""
-    hooks = _all(turn)
+    hooks = _all(transaction)
     if sum(row["closed_s"] is None for row in hooks) >= MOST_OPEN:
         raise Refused(f"{MOST_OPEN} webhooks are open already", hint="close one: `stoker admin notify rm ID`")
     for row in hooks[:-1]:
-        if row["closed_s"] is not None and row["closed_s"] < turn.now_s - WEBHOOK_EVENTS_KEPT_S:
-            turn.write(turn.statements.drop_hook, at_id=row["id"])
-    seqs, cursor = _jobs(turn, asked.jobs) if asked.jobs else ([], turn.book.event_id)
+        if row["closed_s"] is not None and row["closed_s"] < transaction.now_s - WEBHOOK_EVENTS_KEPT_S:
+            transaction.write(transaction.statements.drop_hook, at_id=row["id"])
+    seqs, cursor = _jobs(transaction, asked.jobs) if asked.jobs else ([], transaction.book.event_id)
     number: int = hooks[-1]["id"] + 1 if hooks else 1
     fresh = {
         "id": number,
@@ -109,18 +111,18 @@ def add_hook(turn: WriterTransaction, asked: AddHook) -> QueueCommandResult:
         "failing_since_s": None,
         "not_before_s": 0.0,
         "last_error": "",
-        "made_s": turn.now_s,
+        "made_s": transaction.now_s,
         "closed_s": None,
         "by": plain(asked.by),
     }
-    turn.write(turn.statements.put_hook, **fresh)
-    _emit_webhook_event(turn, FleetKinds.HOOK_MADE, number, by=asked.by)
+    transaction.write(transaction.statements.put_hook, **fresh)
+    _emit_webhook_event(transaction, FleetKinds.HOOK_MADE, number, by=asked.by)
     return QueueCommandResult(changed=(str(number),), data={"id": number})
 
 
-def move_hook(turn: WriterTransaction, asked: MoveHook) -> QueueCommandResult:
+def move_hook(transaction: WriterTransaction, asked: MoveHook) -> QueueCommandResult:
     """Store a webhook's cursor and failures; ignored for a closed one."""
-    row = _find(turn, asked.id)
+    row = _find(transaction, asked.id)
     if row["closed_s"] is not None:
         return QueueCommandResult(notes=(f"webhook {asked.id} is closed",))
     row |= {
@@ -130,47 +132,48 @@ def move_hook(turn: WriterTransaction, asked: MoveHook) -> QueueCommandResult:
         "not_before_s": asked.not_before_s,
         "last_error": plain(asked.last_error),
     }
-    turn.write(turn.statements.put_hook, **row)
+    transaction.write(transaction.statements.put_hook, **row)
     return QueueCommandResult(changed=(str(asked.id),))
 
 
-def close_hook(turn: WriterTransaction, asked: CloseHook) -> QueueCommandResult:
+def close_hook(transaction: WriterTransaction, asked: CloseHook) -> QueueCommandResult:
     """Close a webhook, and delete its secret."""
-    row = _find(turn, asked.id)
+    row = _find(transaction, asked.id)
     if row["closed_s"] is not None:
         return QueueCommandResult(notes=(f"webhook {asked.id} is closed already",))
-    turn.write(
-        turn.statements.put_hook, **{**row, "closed_s": turn.now_s, "secret": "", "last_error": plain(asked.why)}
+    transaction.write(
+        transaction.statements.put_hook,
+        **{**row, "closed_s": transaction.now_s, "secret": "", "last_error": plain(asked.why)},
     )
-    _emit_webhook_event(turn, FleetKinds.HOOK_CLOSED, asked.id, why=asked.why, by=asked.by)
+    _emit_webhook_event(transaction, FleetKinds.HOOK_CLOSED, asked.id, why=asked.why, by=asked.by)
     return QueueCommandResult(changed=(str(asked.id),))
 
 
-def _jobs(turn: WriterTransaction, ids: tuple[str, ...]) -> tuple[list[int], int]:
+def _jobs(transaction: WriterTransaction, ids: tuple[str, ...]) -> tuple[list[int], int]:
     """Return the numbers of jobs, and the event behind which their webhook begins."""
-    rows = rows_of(turn, ids)
+    rows = rows_of(transaction, ids)
     ended = [row.seq for row in rows if JobState(row.state).is_terminal]
-    cursor = turn.book.event_id
+    cursor = transaction.book.event_id
     if ended:
-        found = [id for _, id in turn.read(turn.queries.ends_of, seqs=turn.many(ended))]
+        found = [id for _, id in transaction.read(transaction.queries.ends_of, seqs=transaction.many(ended))]
         cursor = min([cursor, *(id - 1 for id in found)])
     return [row.seq for row in rows], cursor
 
 
-def _all(turn: WriterTransaction) -> list[dict[str, Any]]:
-    return records(HOOKS, turn.read(turn.queries.hooks))
+def _all(transaction: WriterTransaction) -> list[dict[str, Any]]:
+    return records(HOOKS, transaction.read(transaction.queries.hooks))
 
 
-def _find(turn: WriterTransaction, id: int) -> dict[str, Any]:
-    for row in _all(turn):
+def _find(transaction: WriterTransaction, id: int) -> dict[str, Any]:
+    for row in _all(transaction):
         if row["id"] == id:
             return row
     raise NotFound(f"there is no webhook {id}", hint="`stoker admin notify` lists them")
 
 
-def _emit_webhook_event(turn: WriterTransaction, kind: str, id: int, *, why: str = "", by: str = "") -> None:
+def _emit_webhook_event(transaction: WriterTransaction, kind: str, id: int, *, why: str = "", by: str = "") -> None:
     fields = {"hook": id, "why": plain(why), "by": plain(by)}
-    turn.tell(kind, fields=telling(fields))
+    transaction.tell(kind, fields=telling(fields))
 
 
 HEALTH_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult]] = {

@@ -182,9 +182,9 @@ _OUTDATED = 8
 """Number of earlier incarnations of a worker that are stored."""
 
 
-def known_machine(turn: WriterTransaction, worker: str, incarnation: str) -> RegisteredMachine:
+def known_machine(transaction: WriterTransaction, worker: str, incarnation: str) -> RegisteredMachine:
     """Return a registered machine; refuse an unregistered one, and an earlier incarnation of its worker."""
-    machine = turn.book.machines.get(worker)
+    machine = transaction.book.machines.get(worker)
     # After a restore the last incarnation of a worker is unknown: every worker registers again.
     if machine is None or not machine.incarnation:
         raise NotFound(f"machine {worker!r} is not registered", hint="send a hello first", machine=worker)
@@ -193,46 +193,46 @@ def known_machine(turn: WriterTransaction, worker: str, incarnation: str) -> Reg
     return machine
 
 
-def see(turn: WriterTransaction, machine: RegisteredMachine) -> None:
+def see(transaction: WriterTransaction, machine: RegisteredMachine) -> None:
     """Record that a machine sent a request; one that was silent is offered jobs again."""
-    machine.seen_tick_s = turn.tick_s
-    machine.late_until_tick_s = min(machine.late_until_tick_s, turn.tick_s + LATE_S)
-    machine.row["last_seen_s"] = turn.now_s
+    machine.seen_tick_s = transaction.tick_s
+    machine.late_until_tick_s = min(machine.late_until_tick_s, transaction.tick_s + LATE_S)
+    machine.row["last_seen_s"] = transaction.now_s
     machine.is_changed = True
     # A machine that left has to send a hello first: a late request from before must not bring it back.
     if not machine.is_offered and machine.row["left_s"] is None:
-        offer(turn, machine)
+        offer(transaction, machine)
 
 
-def stay(turn: WriterTransaction, machine: RegisteredMachine, left_s: float | None) -> None:
+def stay(transaction: WriterTransaction, machine: RegisteredMachine, left_s: float | None) -> None:
     """Record the time until a machine leaves, as reported now; None: not reported.
 
     It counts from now, so after a jump of our clock the end is wrong only until the machine's next request.
     """
     if left_s is None:
         return
-    ends_s = turn.now_s + left_s
+    ends_s = transaction.now_s + left_s
     if machine.ends_s is None or abs(machine.ends_s - ends_s) > END_NEWS_S:
         row = machine.row
         row["declared"] = dumps({**(loads(row["declared"]) if row["declared"] else {}), ENDS: ends_s})
-        turn.write(turn.statements.declare_machine, at_name=machine.name, declared=row["declared"])
-    turn.book.scheduler.stay(machine.name, left_s, turn.now_s)
+        transaction.write(transaction.statements.declare_machine, at_name=machine.name, declared=row["declared"])
+    transaction.book.scheduler.stay(machine.name, left_s, transaction.now_s)
 
 
-def leave(turn: WriterTransaction, machine: RegisteredMachine) -> None:
+def leave(transaction: WriterTransaction, machine: RegisteredMachine) -> None:
     """Remove a machine from the scheduler whose worker shuts down in order."""
     if machine.row["left_s"] is not None:
         return
-    machine.row["left_s"] = turn.now_s
-    turn.write(turn.statements.leave_machine, at_name=machine.name, left_s=turn.now_s)
-    turn.book.scheduler.remove_machine(machine.name)
+    machine.row["left_s"] = transaction.now_s
+    transaction.write(transaction.statements.leave_machine, at_name=machine.name, left_s=transaction.now_s)
+    transaction.book.scheduler.remove_machine(machine.name)
     machine.is_offered = False
-    turn.tell(FleetKinds.MACHINE_LEFT, machine=machine.name)
+    transaction.tell(FleetKinds.MACHINE_LEFT, machine=machine.name)
 
 
-def offer(turn: WriterTransaction, machine: RegisteredMachine) -> tuple[str, ...]:
+def offer(transaction: WriterTransaction, machine: RegisteredMachine) -> tuple[str, ...]:
     """Register a machine with the scheduler as it is now, and call it; return its differences from its declaration."""
-    book = turn.book
+    book = transaction.book
     capability = capability_from_dict(loads(machine.row["capability"]))
     agreed = _joined(book, machine, capability)
     closed = with_closed(
@@ -246,15 +246,15 @@ def offer(turn: WriterTransaction, machine: RegisteredMachine) -> tuple[str, ...
     book.scheduler.put_machine(ScheduledMachine(closed, memory.room_bytes, drift, machine.ends_s))
     book.restate(machine.name)
     machine.is_offered, machine.away = True, None
-    turn.call(machine.name)
+    transaction.call(machine.name)
     return drift
 
 
-def set_closed_by_worker(turn: WriterTransaction, machine: RegisteredMachine, closed: Mapping[str, str]) -> None:
+def set_closed_by_worker(transaction: WriterTransaction, machine: RegisteredMachine, closed: Mapping[str, str]) -> None:
     """Store what a machine's own worker reports as closed, by device; "" is the whole machine."""
-    if _closed_by_worker(turn.book, machine) != closed:
-        turn.book.scheduler.measure(machine.name, WorkerMeasurements(closed=dict(closed)))
-        turn.call(machine.name)
+    if _closed_by_worker(transaction.book, machine) != closed:
+        transaction.book.scheduler.measure(machine.name, WorkerMeasurements(closed=dict(closed)))
+        transaction.call(machine.name)
 
 
 def _closed_by_worker(book: QueueState, machine: RegisteredMachine) -> Mapping[str, str]:
@@ -289,61 +289,61 @@ def away(book: QueueState) -> tuple[NodeOffer, ...]:
     return tuple(found)
 
 
-def hold(turn: WriterTransaction, machine: RegisteredMachine, holdings: MachineInventory) -> None:
+def hold(transaction: WriterTransaction, machine: RegisteredMachine, holdings: MachineInventory) -> None:
     """Store a machine's inventory; offer it again if that changes which jobs it can run."""
-    if is_news(turn.book, machine, holdings) and machine.is_offered:
-        offer(turn, machine)
+    if is_news(transaction.book, machine, holdings) and machine.is_offered:
+        offer(transaction, machine)
 
 
-def hello(turn: WriterTransaction, said: Hello) -> Welcome:
+def hello(transaction: WriterTransaction, said: Hello) -> Welcome:
     """Register a machine. A new incarnation of its worker ends the leases of the old one."""
-    book = turn.book
+    book = transaction.book
     machine = book.machines.get(said.worker)
     if machine is not None and said.incarnation in machine.outdated:
         raise _taken_over(said.worker)
     is_new_start = machine is None or machine.incarnation != said.incarnation
-    row = _row(turn, said, machine)
+    row = _row(transaction, said, machine)
     fresh = RegisteredMachine(
         row=row,
         closed_devices=machine.closed_devices if machine else {},
-        seen_tick_s=turn.tick_s,
+        seen_tick_s=transaction.tick_s,
         holdings=said.holdings or MachineInventory(),
     )
     # Refuses an invalid capability or declaration before anything is changed.
-    drift = offer(turn, fresh)
+    drift = offer(transaction, fresh)
     if machine is not None:
         if is_new_start:
             for live in list(machine.leases.values()):
-                lose(turn, live, "the worker was restarted")
+                lose(transaction, live, "the worker was restarted")
             # The reason why it declined a job may have been fixed.
             book.barred.pop(machine.name, None)
         fresh.leases = machine.leases
-        fresh.late_until_tick_s = min(machine.late_until_tick_s, turn.tick_s + LATE_S)
+        fresh.late_until_tick_s = min(machine.late_until_tick_s, transaction.tick_s + LATE_S)
     book.machines[said.worker] = fresh
-    turn.write(turn.statements.put_machine, **row)
+    transaction.write(transaction.statements.put_machine, **row)
     if is_new_start:
         fields = {"incarnation": said.incarnation, "version": said.version, "drift": list(drift)}
-        turn.tell(FleetKinds.MACHINE_JOINED, machine=said.worker, fields=telling(fields))
+        transaction.tell(FleetKinds.MACHINE_JOINED, machine=said.worker, fields=telling(fields))
     elif machine is not None:
-        _tell_changes(turn, machine, row, drift)
+        _tell_changes(transaction, machine, row, drift)
     return Welcome(
         worker=said.worker,
         generation=book.generation,
-        heartbeat_s=turn.pace.heartbeat_s,
-        lease_s=turn.pace.lease_s,
-        start_s=turn.setting.times.start_s,
-        claim_wait_s=turn.setting.times.claim_wait_s,
-        server_s=turn.now_s,
-        version=turn.setting.version,
+        heartbeat_s=transaction.pace.heartbeat_s,
+        lease_s=transaction.pace.lease_s,
+        start_s=transaction.setting.times.start_s,
+        claim_wait_s=transaction.setting.times.claim_wait_s,
+        server_s=transaction.now_s,
+        version=transaction.setting.version,
         closed=fresh.closed,
         drift=drift,
-        slots=_slots(turn, said),
+        slots=_slots(transaction, said),
     )
 
 
-def close_machine(turn: WriterTransaction, asked: CloseMachine) -> QueueCommandResult:
+def close_machine(transaction: WriterTransaction, asked: CloseMachine) -> QueueCommandResult:
     """Close a machine, or some of its devices: no new jobs start there."""
-    machine = named(turn, asked.machine)
+    machine = named(transaction, asked.machine)
     why = plain(asked.why) or f"{asked.how.value} by {plain(asked.by) or 'an operator'}"
     if asked.devices:
         if asked.how is not MachineCloseMode.CORDON:
@@ -352,31 +352,33 @@ def close_machine(turn: WriterTransaction, asked: CloseMachine) -> QueueCommandR
             )
         machine.closed_devices = {**machine.closed_devices, **dict.fromkeys(asked.devices, why)}
     else:
-        until_s = None if asked.for_s is None else turn.now_s + asked.for_s
+        until_s = None if asked.for_s is None else transaction.now_s + asked.for_s
         machine.row.update(closed=asked.how.value, why=why, until_s=until_s)
-        turn.call(machine.name)
-    _write_closed(turn, machine, asked.how.value, {"why": why, "devices": list(asked.devices), "by": plain(asked.by)})
+        transaction.call(machine.name)
+    _write_closed(
+        transaction, machine, asked.how.value, {"why": why, "devices": list(asked.devices), "by": plain(asked.by)}
+    )
     return QueueCommandResult(changed=(asked.machine,))
 
 
-def open_machine(turn: WriterTransaction, asked: OpenMachine) -> QueueCommandResult:
+def open_machine(transaction: WriterTransaction, asked: OpenMachine) -> QueueCommandResult:
     """Open a machine, or some of its devices, again."""
-    machine = named(turn, asked.machine)
+    machine = named(transaction, asked.machine)
     if asked.devices:
         machine.closed_devices = {
             uuid: why for uuid, why in machine.closed_devices.items() if uuid not in asked.devices
         }
     elif not machine.row["closed"]:
-        return QueueCommandResult(notes=(f"{asked.machine} is open already", *_still_closed(turn, machine)))
+        return QueueCommandResult(notes=(f"{asked.machine} is open already", *_still_closed(transaction, machine)))
     else:
         machine.row.update(closed="", why="", until_s=None)
-    _write_closed(turn, machine, "opened", {"devices": list(asked.devices), "by": plain(asked.by)})
-    return QueueCommandResult(changed=(asked.machine,), notes=_still_closed(turn, machine))
+    _write_closed(transaction, machine, "opened", {"devices": list(asked.devices), "by": plain(asked.by)})
+    return QueueCommandResult(changed=(asked.machine,), notes=_still_closed(transaction, machine))
 
 
-def _still_closed(turn: WriterTransaction, machine: RegisteredMachine) -> tuple[str, ...]:
+def _still_closed(transaction: WriterTransaction, machine: RegisteredMachine) -> tuple[str, ...]:
     """Return notes about what still keeps jobs from an open machine: its own worker, or closed devices."""
-    why = _closed_by_worker(turn.book, machine).get("", "")
+    why = _closed_by_worker(transaction.book, machine).get("", "")
     notes = []
     if why:
         notes.append(f"{machine.name} is closed by its own worker: {why}; end a pause there: `stoker pause --off`")
@@ -386,43 +388,45 @@ def _still_closed(turn: WriterTransaction, machine: RegisteredMachine) -> tuple[
     return tuple(notes)
 
 
-def named(turn: WriterTransaction, name: str) -> RegisteredMachine:
+def named(transaction: WriterTransaction, name: str) -> RegisteredMachine:
     """Return a machine by name. Raises `NotFound`."""
-    machine = turn.book.machines.get(name)
+    machine = transaction.book.machines.get(name)
     if machine is None:
         raise NotFound(f"there is no machine {name!r}", hint="`stoker machines` lists them", machine=name)
     return machine
 
 
-def _write_closed(turn: WriterTransaction, machine: RegisteredMachine, what: str, fields: dict[str, Any]) -> None:
+def _write_closed(
+    transaction: WriterTransaction, machine: RegisteredMachine, what: str, fields: dict[str, Any]
+) -> None:
     row = machine.row
     row["closed_devices"] = json_or_empty(machine.closed_devices)
-    turn.write(
-        turn.statements.close_machine,
+    transaction.write(
+        transaction.statements.close_machine,
         at_name=machine.name,
         closed=row["closed"],
         why=row["why"],
         until_s=row["until_s"],
         closed_devices=row["closed_devices"],
     )
-    turn.tell(
+    transaction.tell(
         FleetKinds.MACHINE_CHANGED,
         machine=machine.name,
         fields=telling({"what": what, "until_s": row["until_s"], **fields}),
     )
     if machine.is_offered:
-        offer(turn, machine)
+        offer(transaction, machine)
 
 
-def _slots(turn: WriterTransaction, said: Hello) -> int:
+def _slots(transaction: WriterTransaction, said: Hello) -> int:
     """Return the maximum number of concurrent jobs; 0: as requested."""
-    node = turn.book.cluster.find(said.worker) if turn.book.cluster is not None else None
+    node = transaction.book.cluster.find(said.worker) if transaction.book.cluster is not None else None
     is_declared = node is not None and (node.slots is not None or node.max_adapters > 1)
     declared = node.most_jobs if node is not None and is_declared else None
     return min((slots for slots in (said.slots, declared) if slots is not None), default=0)
 
 
-def _row(turn: WriterTransaction, said: Hello, machine: RegisteredMachine | None) -> dict[str, Any]:
+def _row(transaction: WriterTransaction, said: Hello, machine: RegisteredMachine | None) -> dict[str, Any]:
     old = machine.row if machine is not None else {}
     return {
         "name": said.worker,
@@ -433,9 +437,9 @@ def _row(turn: WriterTransaction, said: Hello, machine: RegisteredMachine | None
         "capability": json_or_empty(said.capability) or "{}",
         "capability_digest": plain(said.capability_digest)[:64],
         "slots": said.slots,
-        "declared": json_or_empty(_declared(said, turn.now_s)),
-        "first_seen_s": old.get("first_seen_s", turn.now_s),
-        "last_seen_s": turn.now_s,
+        "declared": json_or_empty(_declared(said, transaction.now_s)),
+        "first_seen_s": old.get("first_seen_s", transaction.now_s),
+        "last_seen_s": transaction.now_s,
         "closed": old.get("closed", ""),
         "why": old.get("why", ""),
         "until_s": old.get("until_s"),
@@ -456,14 +460,14 @@ def _declared(said: Hello, now_s: float) -> dict[str, Any]:
 
 
 def _tell_changes(
-    turn: WriterTransaction, machine: RegisteredMachine, row: dict[str, Any], drift: tuple[str, ...]
+    transaction: WriterTransaction, machine: RegisteredMachine, row: dict[str, Any], drift: tuple[str, ...]
 ) -> None:
     """Add an event if a machine that registers again offers something else than before."""
     had, has = _usable_devices(machine.row), _usable_devices(row)
     if had == has and machine.row["capability_digest"] == row["capability_digest"]:
         return
     fields = {"drift": list(drift), "what": "capability", "gone": sorted(had - has), "back": sorted(has - had)}
-    turn.tell(FleetKinds.MACHINE_CHANGED, machine=machine.name, fields=telling(fields))
+    transaction.tell(FleetKinds.MACHINE_CHANGED, machine=machine.name, fields=telling(fields))
 
 
 def _usable_devices(row: dict[str, Any]) -> set[str]:
@@ -487,9 +491,9 @@ def _taken_over(worker: str) -> StaleLease:
     )
 
 
-def inspect_machines(turn: WriterTransaction, asked: InspectMachines) -> MachineInspection:
+def inspect_machines(transaction: WriterTransaction, asked: InspectMachines) -> MachineInspection:
     """Return the machines as the scheduler sees them, for explanations and forecasts. Changes nothing."""
-    book = turn.book
+    book = transaction.book
     scheduler = book.scheduler
     return MachineInspection(
         offers=scheduler.offers(),
@@ -502,19 +506,19 @@ def inspect_machines(turn: WriterTransaction, asked: InspectMachines) -> Machine
             name: free for name, one in book.machines.items() if (free := one.disk_free_bytes) is not None
         },
         accepts={name: pins for name, one in book.machines.items() if (pins := one.accepts)},
-        schedule=_schedule(turn) if asked.schedule else None,
+        schedule=_schedule(transaction) if asked.schedule else None,
     )
 
 
-def _schedule(turn: WriterTransaction) -> Snapshot:
-    book = turn.book
+def _schedule(transaction: WriterTransaction) -> Snapshot:
+    book = transaction.book
     book.waiting.freshen()
     return take(
         book.scheduler,
-        turn.now_s,
+        transaction.now_s,
         running=[(live.job.seq, live.allocation) for live in book.live.values()],
         declined={
-            name: {seq: turn.now_s + until_tick_s - turn.tick_s for seq, until_tick_s in barred.items()}
+            name: {seq: transaction.now_s + until_tick_s - transaction.tick_s for seq, until_tick_s in barred.items()}
             for name, barred in book.barred.items()
         },
     )

@@ -43,64 +43,66 @@ MOST_LIVE = 8
 """Valid certificates of one machine; normally at most two."""
 
 
-def issue_certificate(turn: WriterTransaction, asked: IssueCertificate) -> QueueCommandResult:
+def issue_certificate(transaction: WriterTransaction, asked: IssueCertificate) -> QueueCommandResult:
     """Issue a machine's next certificate if its present one is still valid."""
-    standing, name = turn.book.standing, asked.certificate.name
+    standing, name = transaction.book.standing, asked.certificate.name
     # It was valid when the request arrived; it may have been revoked since.
-    standing.machine(asked.present, name, turn.now_s)
-    if len(standing.certificates_of(name, turn.now_s)) >= MOST_LIVE:
+    standing.machine(asked.present, name, transaction.now_s)
+    if len(standing.certificates_of(name, transaction.now_s)) >= MOST_LIVE:
         hint = f"check that its folder is writable, or invite it again: `stoker machines invite --name {name}`"
         raise RateLimited(f"{name} has {MOST_LIVE} certificates already", hint=hint, retry_after_s=3600)
-    put_certificate(turn, asked.certificate, by=name)
+    put_certificate(transaction, asked.certificate, by=name)
     return QueueCommandResult(changed=(name,))
 
 
-def revoke_all(turn: WriterTransaction, machine: str, *, why: str, by: str) -> int:
+def revoke_all(transaction: WriterTransaction, machine: str, *, why: str, by: str) -> int:
     """Revoke all certificates of a machine, and return their number."""
-    found = turn.book.standing.certificates_of(machine, turn.now_s)
+    found = transaction.book.standing.certificates_of(machine, transaction.now_s)
     for one in found:
-        revoke(turn, one, why, by)
+        revoke(transaction, one, why, by)
     return len(found)
 
 
-def put_certificate(turn: WriterTransaction, certificate: IssuedCertificate, *, by: str, address: str = "") -> None:
+def put_certificate(
+    transaction: WriterTransaction, certificate: IssuedCertificate, *, by: str, address: str = ""
+) -> None:
     """Store a new certificate."""
-    _put(turn, certificate)
+    _put(transaction, certificate)
     fields = {"serial": certificate.serial, "expires_s": certificate.expires_s, "by": by, "address": plain(address)}
-    turn.tell(FleetKinds.CERTIFICATE_ISSUED, machine=certificate.name, fields=telling(fields))
+    transaction.tell(FleetKinds.CERTIFICATE_ISSUED, machine=certificate.name, fields=telling(fields))
 
 
-def revoke(turn: WriterTransaction, found: IssuedCertificate, why: str, by: str) -> None:
+def revoke(transaction: WriterTransaction, found: IssuedCertificate, why: str, by: str) -> None:
     """Revoke a certificate."""
-    turn.setting.revocations.add_certificate(found.serial)
-    _put(turn, changed(found, revoked_s=turn.now_s, why=plain(why)))
+    transaction.setting.revocations.add_certificate(found.serial)
+    _put(transaction, changed(found, revoked_s=transaction.now_s, why=plain(why)))
     fields = {"serial": found.serial, "why": plain(why), "by": plain(by)}
-    turn.tell(FleetKinds.CERTIFICATE_REVOKED, machine=found.name, fields=telling(fields))
+    transaction.tell(FleetKinds.CERTIFICATE_REVOKED, machine=found.name, fields=telling(fields))
 
 
-def _put(turn: WriterTransaction, certificate: IssuedCertificate) -> None:
-    turn.book.standing.certificates[certificate.serial] = certificate
-    turn.write(turn.statements.put_certificate, **fields_of(certificate))
+def _put(transaction: WriterTransaction, certificate: IssuedCertificate) -> None:
+    transaction.book.standing.certificates[certificate.serial] = certificate
+    transaction.write(transaction.statements.put_certificate, **fields_of(certificate))
 
 
 # Tokens of users: made, rotated, revoked, used.
 
 
-def make_token(turn: WriterTransaction, asked: MakeToken) -> QueueCommandResult:
+def make_token(transaction: WriterTransaction, asked: MakeToken) -> QueueCommandResult:
     """Create a token."""
     name = asked.token.name
-    if turn.book.standing.tokens_of(name, turn.now_s):
+    if transaction.book.standing.tokens_of(name, transaction.now_s):
         hint = "replace it: `stoker admin tokens rotate`; or revoke it, or choose another name"
         raise Conflict(f"{name} has a token already", hint=hint, name=name)
-    expires_s = None if asked.life_s is None else turn.now_s + asked.life_s
-    put_token(turn, changed(asked.token, issued_s=turn.now_s, expires_s=expires_s))
+    expires_s = None if asked.life_s is None else transaction.now_s + asked.life_s
+    put_token(transaction, changed(asked.token, issued_s=transaction.now_s, expires_s=expires_s))
     return QueueCommandResult(changed=(asked.token.id,), data={"expires_s": expires_s})
 
 
-def rotate_token(turn: WriterTransaction, asked: RotateToken) -> QueueCommandResult:
+def rotate_token(transaction: WriterTransaction, asked: RotateToken) -> QueueCommandResult:
     """Replace a valid token by a new one."""
-    old = _named(turn, asked.id)
-    if not old.is_live(turn.now_s):
+    old = _named(transaction, asked.id)
+    if not old.is_live(transaction.now_s):
         raise Refused(
             f"token {old.id} of {old.name} expired or was revoked", hint="make a new one: `stoker admin tokens make`"
         )
@@ -109,112 +111,114 @@ def rotate_token(turn: WriterTransaction, asked: RotateToken) -> QueueCommandRes
         asked.new,
         name=old.name,
         role=old.role,
-        issued_s=turn.now_s,
-        expires_s=None if life_s is None else turn.now_s + life_s,
+        issued_s=transaction.now_s,
+        expires_s=None if life_s is None else transaction.now_s + life_s,
         by=plain(asked.by)[:200],
     )
-    _revoke(turn, old, asked.by)
-    put_token(turn, new)
+    _revoke(transaction, old, asked.by)
+    put_token(transaction, new)
     return QueueCommandResult(changed=(old.id, new.id), data={"expires_s": new.expires_s})
 
 
-def revoke_token(turn: WriterTransaction, asked: RevokeToken) -> QueueCommandResult:
+def revoke_token(transaction: WriterTransaction, asked: RevokeToken) -> QueueCommandResult:
     """Revoke a token."""
-    found = _named(turn, asked.id)
+    found = _named(transaction, asked.id)
     if found.revoked_s is not None:
         return QueueCommandResult(notes=(f"token {found.id} of {found.name} is revoked already",))
-    _revoke(turn, found, asked.by)
+    _revoke(transaction, found, asked.by)
     return QueueCommandResult(changed=(found.id,))
 
 
-def revoke_tokens(turn: WriterTransaction, name: str, *, by: str) -> None:
+def revoke_tokens(transaction: WriterTransaction, name: str, *, by: str) -> None:
     """Revoke all valid tokens of a name."""
-    for one in turn.book.standing.tokens_of(name, turn.now_s):
-        _revoke(turn, one, by)
+    for one in transaction.book.standing.tokens_of(name, transaction.now_s):
+        _revoke(transaction, one, by)
 
 
-def note_tokens(turn: WriterTransaction, asked: NoteTokens) -> QueueCommandResult:
+def note_tokens(transaction: WriterTransaction, asked: NoteTokens) -> QueueCommandResult:
     """Store that tokens were used: seldom, and without an event."""
     for id_ in asked.ids:
-        found = turn.book.standing.token_by_id(id_)
+        found = transaction.book.standing.token_by_id(id_)
         if found is not None:
-            _put_people(turn, changed(found, last_used_s=turn.now_s))
+            _put_people(transaction, changed(found, last_used_s=transaction.now_s))
     return QueueCommandResult(changed=asked.ids)
 
 
-def put_token(turn: WriterTransaction, token: ApiTokenRecord, *, address: str = "") -> None:
+def put_token(transaction: WriterTransaction, token: ApiTokenRecord, *, address: str = "") -> None:
     """Store a new token."""
-    _put_people(turn, token)
+    _put_people(transaction, token)
     fields = {"token": token.id, "name": token.name, "role": token.role, "by": token.by, "address": plain(address)}
-    turn.tell(FleetKinds.TOKEN_MADE, fields=telling(fields))
+    transaction.tell(FleetKinds.TOKEN_MADE, fields=telling(fields))
 
 
-def _revoke(turn: WriterTransaction, token: ApiTokenRecord, by: str) -> None:
-    turn.setting.revocations.add_token(token.sha256)
-    _put_people(turn, changed(token, revoked_s=turn.now_s))
+def _revoke(transaction: WriterTransaction, token: ApiTokenRecord, by: str) -> None:
+    transaction.setting.revocations.add_token(token.sha256)
+    _put_people(transaction, changed(token, revoked_s=transaction.now_s))
     fields = {"token": token.id, "name": token.name, "by": plain(by)}
-    turn.tell(FleetKinds.TOKEN_REVOKED, fields=telling(fields))
+    transaction.tell(FleetKinds.TOKEN_REVOKED, fields=telling(fields))
 
 
-def _named(turn: WriterTransaction, id: str) -> ApiTokenRecord:
-    found = turn.book.standing.token_by_id(id)
+def _named(transaction: WriterTransaction, id: str) -> ApiTokenRecord:
+    found = transaction.book.standing.token_by_id(id)
     if found is None:
         raise NotFound(f"there is no token {id!r}", hint="`stoker admin tokens` lists them")
     return found
 
 
-def _put_people(turn: WriterTransaction, token: ApiTokenRecord) -> None:
-    turn.book.standing.tokens[token.sha256] = token
-    turn.write(turn.statements.put_token, **fields_of(token))
+def _put_people(transaction: WriterTransaction, token: ApiTokenRecord) -> None:
+    transaction.book.standing.tokens[token.sha256] = token
+    transaction.write(transaction.statements.put_token, **fields_of(token))
 
 
 MOST_OPEN = 100
 """Number of unused invitations."""
 
 
-def make_invite(turn: WriterTransaction, asked: MakeInvite) -> QueueCommandResult:
+def make_invite(transaction: WriterTransaction, asked: MakeInvite) -> QueueCommandResult:
     """Create an invitation. An id is reused only when the old invitation can no longer be used."""
-    known, now_s = turn.book.standing.invites, turn.now_s
+    known, now_s = transaction.book.standing.invites, transaction.now_s
     old = known.get(asked.invite.id)
     if old is not None and (old.is_live(now_s) or may_repeat(old, now_s)):
         raise Conflict("another invitation has this id", hint="use another one")
     if sum(one.is_live(now_s) for one in known.values()) >= MOST_OPEN:
         raise Refused(f"{MOST_OPEN} invitations are open already", hint="use them, or wait until they expire")
     made = changed(asked.invite, made_s=now_s, expires_s=now_s + asked.life_s, by=plain(asked.invite.by)[:200])
-    _put_invitation(turn, made)
+    _put_invitation(transaction, made)
     fields = {"invite": made.id, "role": made.role, "name": made.name, "expires_s": made.expires_s, "by": made.by}
-    turn.tell(FleetKinds.INVITED, fields=telling(fields))
+    transaction.tell(FleetKinds.INVITED, fields=telling(fields))
     return QueueCommandResult(changed=(made.id,), data={"expires_s": made.expires_s})
 
 
-def fail_invite(turn: WriterTransaction, asked: FailInvite) -> QueueCommandResult:
+def fail_invite(transaction: WriterTransaction, asked: FailInvite) -> QueueCommandResult:
     """Count a wrong code; after `MOST_FAILURES` the invitation is closed."""
-    found = turn.book.standing.invites.get(asked.id)
-    if found is None or not found.is_live(turn.now_s):
+    found = transaction.book.standing.invites.get(asked.id)
+    if found is None or not found.is_live(transaction.now_s):
         return QueueCommandResult()
     failures = found.failures + 1
     is_over = failures >= MOST_FAILURES
-    _put_invitation(turn, changed(found, failures=failures, key="" if is_over else found.key))
+    _put_invitation(transaction, changed(found, failures=failures, key="" if is_over else found.key))
     fields = {"invite": found.id, "failures": failures, "is_over": is_over, "address": plain(asked.address)}
-    turn.tell(FleetKinds.JOIN_REFUSED, fields=fields)
+    transaction.tell(FleetKinds.JOIN_REFUSED, fields=fields)
     return QueueCommandResult(changed=(found.id,), data={"left": MOST_FAILURES - failures})
 
 
-def withdraw_invite(turn: WriterTransaction, asked: WithdrawInvite) -> QueueCommandResult:
+def withdraw_invite(transaction: WriterTransaction, asked: WithdrawInvite) -> QueueCommandResult:
     """Withdraw an unused invitation."""
-    found = turn.book.standing.invites.get(asked.id)
+    found = transaction.book.standing.invites.get(asked.id)
     if found is None:
         raise NotFound(f"there is no invitation {asked.id!r}", hint="the id is the first part of the code")
-    if not found.is_live(turn.now_s):
+    if not found.is_live(transaction.now_s):
         return QueueCommandResult(notes=(f"invitation {found.id} is closed already",))
-    _put_invitation(turn, changed(found, key=""))
-    turn.tell(FleetKinds.INVITE_WITHDRAWN, fields={"invite": found.id, **({"by": plain(asked.by)} if asked.by else {})})
+    _put_invitation(transaction, changed(found, key=""))
+    transaction.tell(
+        FleetKinds.INVITE_WITHDRAWN, fields={"invite": found.id, **({"by": plain(asked.by)} if asked.by else {})}
+    )
     return QueueCommandResult(changed=(found.id,))
 
 
-def use_invite(turn: WriterTransaction, asked: UseInvite) -> QueueCommandResult:
+def use_invite(transaction: WriterTransaction, asked: UseInvite) -> QueueCommandResult:
     """Redeem an invitation once. Idempotent: the same request gets the same answer."""
-    standing, now_s = turn.book.standing, turn.now_s
+    standing, now_s = transaction.book.standing, transaction.now_s
     found = standing.invites.get(asked.id)
     if found is not None and found.used_s is not None and found.request == asked.request:
         return QueueCommandResult(data={"answer": found.answer})
@@ -224,23 +228,23 @@ def use_invite(turn: WriterTransaction, asked: UseInvite) -> QueueCommandResult:
     if given is None or (found.name and given.name != found.name):
         raise Forbidden(f"this invitation is for {found.name!r}", reason="name")
     if asked.certificate is not None:
-        if standing.certificates_of(given.name, now_s) or _is_without_certificate(turn, given.name):
+        if standing.certificates_of(given.name, now_s) or _is_without_certificate(transaction, given.name):
             _see_free(found, given.name, "machine")
-            revoke_all(turn, given.name, why="it joined again", by=found.by)
-        put_certificate(turn, asked.certificate, by=found.by, address=asked.address)
+            revoke_all(transaction, given.name, why="it joined again", by=found.by)
+        put_certificate(transaction, asked.certificate, by=found.by, address=asked.address)
     elif asked.token is not None:
         if standing.tokens_of(given.name, now_s):
             _see_free(found, given.name, "person")
-            revoke_tokens(turn, given.name, by=found.by)
-        put_token(turn, changed(asked.token, by=found.by), address=asked.address)
-    _put_invitation(turn, changed(found, used_s=now_s, key="", request=asked.request, answer=asked.answer))
+            revoke_tokens(transaction, given.name, by=found.by)
+        put_token(transaction, changed(asked.token, by=found.by), address=asked.address)
+    _put_invitation(transaction, changed(found, used_s=now_s, key="", request=asked.request, answer=asked.answer))
     return QueueCommandResult(changed=(given.name,), data={"answer": asked.answer})
 
 
-def _is_without_certificate(turn: WriterTransaction, name: str) -> bool:
+def _is_without_certificate(transaction: WriterTransaction, name: str) -> bool:
     """Return True if a machine has this name without a certificate: a worker of the coordinator's own user."""
-    issued = turn.book.standing.certificates.values()
-    return name in turn.book.machines and not any(one.name == name for one in issued)
+    issued = transaction.book.standing.certificates.values()
+    return name in transaction.book.machines and not any(one.name == name for one in issued)
 
 
 def _see_free(invite: Invite, name: str, sort: str) -> None:
@@ -254,9 +258,9 @@ def _see_free(invite: Invite, name: str, sort: str) -> None:
         )
 
 
-def _put_invitation(turn: WriterTransaction, invite: Invite) -> None:
-    turn.book.standing.invites[invite.id] = invite
-    turn.write(turn.statements.put_invite, **fields_of(invite))
+def _put_invitation(transaction: WriterTransaction, invite: Invite) -> None:
+    transaction.book.standing.invites[invite.id] = invite
+    transaction.write(transaction.statements.put_invite, **fields_of(invite))
 
 
 TRUST_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult]] = {
@@ -287,32 +291,32 @@ def load_standing(connection: WriterConnection, queries: Queries, now_s: float) 
 # Machines that no longer belong to the fleet: forgotten, or with their last certificate revoked.
 
 
-def forget_machine(turn: WriterTransaction, asked: ForgetMachine) -> QueueCommandResult:
+def forget_machine(transaction: WriterTransaction, asked: ForgetMachine) -> QueueCommandResult:
     """Remove a machine and revoke its certificates; refused without one if it would be back at once."""
-    if not turn.book.standing.certificates_of(asked.machine, turn.now_s):
-        _see_gone(turn, asked.machine, is_forced=asked.is_forced)
-    revoke_all(turn, asked.machine, why="forgotten", by=asked.by)
-    _remove(turn, asked.machine, "the machine was forgotten", asked.by)
+    if not transaction.book.standing.certificates_of(asked.machine, transaction.now_s):
+        _see_gone(transaction, asked.machine, is_forced=asked.is_forced)
+    revoke_all(transaction, asked.machine, why="forgotten", by=asked.by)
+    _remove(transaction, asked.machine, "the machine was forgotten", asked.by)
     return QueueCommandResult(changed=(asked.machine,))
 
 
-def revoke_certificate(turn: WriterTransaction, asked: RevokeCertificate) -> QueueCommandResult:
+def revoke_certificate(transaction: WriterTransaction, asked: RevokeCertificate) -> QueueCommandResult:
     """Revoke one certificate. A machine without another one is removed until it joins again."""
-    standing = turn.book.standing
+    standing = transaction.book.standing
     found = standing.certificates.get(asked.serial)
     if found is None:
         raise NotFound(f"there is no certificate {asked.serial[:12]}", hint="`stoker machines show` lists them")
     if found.revoked_s is not None:
         return QueueCommandResult(notes=(f"the certificate of {found.name} is revoked already",))
-    revoke(turn, found, asked.why, asked.by)
-    if not standing.certificates_of(found.name, turn.now_s) and found.name in turn.book.machines:
-        _remove(turn, found.name, "its certificate was revoked", asked.by)
+    revoke(transaction, found, asked.why, asked.by)
+    if not standing.certificates_of(found.name, transaction.now_s) and found.name in transaction.book.machines:
+        _remove(transaction, found.name, "its certificate was revoked", asked.by)
     return QueueCommandResult(changed=(found.name,))
 
 
-def _see_gone(turn: WriterTransaction, name: str, *, is_forced: bool) -> None:
+def _see_gone(transaction: WriterTransaction, name: str, *, is_forced: bool) -> None:
     """Refuse to forget a machine whose next request would bring it back, and open, though it was drained."""
-    machine = named(turn, name)
+    machine = named(transaction, name)
     if machine.leases:
         jobs = sorted(live.job.id for live in machine.leases.values())
         raise Refused(
@@ -329,15 +333,15 @@ def _see_gone(turn: WriterTransaction, name: str, *, is_forced: bool) -> None:
         )
 
 
-def _remove(turn: WriterTransaction, name: str, why: str, by: str) -> None:
-    book = turn.book
+def _remove(transaction: WriterTransaction, name: str, why: str, by: str) -> None:
+    book = transaction.book
     machine = book.machines.get(name)
     # Without a machine, it joined and never registered.
     if machine is not None:
         for live in list(machine.leases.values()):
-            lose(turn, live, why)
+            lose(transaction, live, why)
         del book.machines[name]
         book.scheduler.remove_machine(name)
         book.barred.pop(name, None)
-        turn.write(turn.statements.drop_machine, at_name=name)
-    turn.tell(FleetKinds.MACHINE_FORGOTTEN, machine=name, fields={"by": plain(by)} if by else None)
+        transaction.write(transaction.statements.drop_machine, at_name=name)
+    transaction.tell(FleetKinds.MACHINE_FORGOTTEN, machine=name, fields={"by": plain(by)} if by else None)

@@ -31,15 +31,15 @@ from stoker.core.leases import may_change
 from stoker.core.retry import FailureCause
 
 
-def cancel(turn: WriterTransaction, asked: CancelJobs) -> QueueCommandResult:
+def cancel(transaction: WriterTransaction, asked: CancelJobs) -> QueueCommandResult:
     """Record a cancel request: pending jobs end now, workers get an instruction to stop live ones."""
-    rows = rows_of(turn, asked.jobs, asked.only_of)
-    return _for_each(rows, lambda row: _cancel_one(turn, row, plain(asked.by)))
+    rows = rows_of(transaction, asked.jobs, asked.only_of)
+    return _for_each(rows, lambda row: _cancel_one(transaction, row, plain(asked.by)))
 
 
-def requeue(turn: WriterTransaction, asked: RequeueJobs) -> QueueCommandResult:
+def requeue(transaction: WriterTransaction, asked: RequeueJobs) -> QueueCommandResult:
     """Start terminal jobs again. All of them or, if one is live, none."""
-    rows = rows_of(turn, asked.jobs, asked.only_of)
+    rows = rows_of(transaction, asked.jobs, asked.only_of)
     for row in rows:
         if row.state in (JobState.CLAIMED.value, JobState.RUNNING.value):
             raise InvalidTransition(
@@ -48,40 +48,42 @@ def requeue(turn: WriterTransaction, asked: RequeueJobs) -> QueueCommandResult:
                 state=row.state,
                 move="requeue",
             )
-    return _for_each(rows, lambda row: _requeue_one(turn, row, plain(asked.by)))
+    return _for_each(rows, lambda row: _requeue_one(transaction, row, plain(asked.by)))
 
 
-def set_priority(turn: WriterTransaction, asked: SetPriority) -> QueueCommandResult:
+def set_priority(transaction: WriterTransaction, asked: SetPriority) -> QueueCommandResult:
     """Change the priority of jobs; for jobs that are not pending it applies when they are again."""
-    rows = rows_of(turn, asked.jobs, asked.only_of)
-    return _for_each(rows, lambda row: _set_priority_one(turn, row, asked.priority, plain(asked.by)))
+    rows = rows_of(transaction, asked.jobs, asked.only_of)
+    return _for_each(rows, lambda row: _set_priority_one(transaction, row, asked.priority, plain(asked.by)))
 
 
-def requeue_row(turn: WriterTransaction, row: JobRow, *, spec: str, code: str, **fields: Any) -> None:
+def requeue_row(transaction: WriterTransaction, row: JobRow, *, spec: str, code: str, **fields: Any) -> None:
     """Requeue a terminal job under a higher epoch, with full retry budgets; its history stays."""
-    class_id = class_of(turn, loads(spec), row.submitter)
+    class_id = class_of(transaction, loads(spec), row.submitter)
     is_ready = not row.blockers
     # A completed job restarts from step 0, often with other code.
-    resumes = row.checkpoint and row.state != JobState.COMPLETED.value and is_checkpoint_here(turn, row.checkpoint)
+    resumes = (
+        row.checkpoint and row.state != JobState.COMPLETED.value and is_checkpoint_here(transaction, row.checkpoint)
+    )
     checkpoint = row.checkpoint if resumes else ""
-    turn.book.unbar(row.seq)
-    turn.move(row.seq)
-    turn.write(
-        turn.statements.requeue_job,
+    transaction.book.unbar(row.seq)
+    transaction.move(row.seq)
+    transaction.write(
+        transaction.statements.requeue_job,
         at_seq=row.seq,
         was_epoch=row.epoch,
         was_state=row.state,
         epoch=row.epoch + 1,
         class_id=class_id,
         is_ready=is_ready,
-        since_s=turn.now_s,
-        changed_s=turn.now_s,
+        since_s=transaction.now_s,
+        changed_s=transaction.now_s,
         blockers=row.blockers,
         spec=spec,
         code=code,
         checkpoint=checkpoint,
     )
-    turn.tell(
+    transaction.tell(
         FleetKinds.JOB_REQUEUED,
         seq=row.seq,
         epoch=row.epoch + 1,
@@ -89,11 +91,11 @@ def requeue_row(turn: WriterTransaction, row: JobRow, *, spec: str, code: str, *
         to_state="pending",
         fields={name: value for name, value in fields.items() if value},
     )
-    turn.count_move(row.state, "pending")
+    transaction.count_move(row.state, "pending")
     if is_ready:
         fresh = row._replace(
             class_id=class_id,
-            since_s=turn.now_s,
+            since_s=transaction.now_s,
             epoch=row.epoch + 1,
             user_failures=0,
             lost=0,
@@ -101,33 +103,33 @@ def requeue_row(turn: WriterTransaction, row: JobRow, *, spec: str, code: str, *
             spec=spec,
             checkpoint=checkpoint,
         )
-        enter_line(turn, ReadyJobEntry.of(fresh))
+        enter_line(transaction, ReadyJobEntry.of(fresh))
     if row.state == JobState.COMPLETED.value:
-        turn.reopened.append(row.seq)
+        transaction.reopened.append(row.seq)
 
 
-def _cancel_one(turn: WriterTransaction, row: JobRow, by: str) -> str:
+def _cancel_one(transaction: WriterTransaction, row: JobRow, by: str) -> str:
     if JobState(row.state).is_terminal:
         return f"{row.shown} is {row.state} already"
     if row.is_cancelling:
         return f"{row.shown} is being cancelled already"
-    live = turn.book.live_by_seq.get(row.seq)
+    live = transaction.book.live_by_seq.get(row.seq)
     at = {"at_seq": row.seq, "was_epoch": row.epoch, "was_state": row.state}
     why = f"cancelled by {by}" if by else "cancelled"
-    turn.move(row.seq)
+    transaction.move(row.seq)
     event = {"seq": row.seq, "epoch": row.epoch, "attempt": row.attempt, "fields": {"by": by} if by else None}
     if live is not None:
-        turn.write(turn.statements.mark_cancelling, **at, changed_s=turn.now_s, message=why)
+        transaction.write(transaction.statements.mark_cancelling, **at, changed_s=transaction.now_s, message=why)
         live.is_cancelling, live.cancel_why = True, why
-        turn.call(live.machine)
-        turn.tell(FleetKinds.JOB_CANCELLING, machine=live.machine, **event)
+        transaction.call(live.machine)
+        transaction.tell(FleetKinds.JOB_CANCELLING, machine=live.machine, **event)
         return ""
-    turn.write(
-        turn.statements.end_job,
+    transaction.write(
+        transaction.statements.end_job,
         **at,
         state=JobState.CANCELLED.value,
-        ended_s=turn.now_s,
-        changed_s=turn.now_s,
+        ended_s=transaction.now_s,
+        changed_s=transaction.now_s,
         cause=FailureCause.CANCELLED.value,
         message=why,
         hint="",
@@ -136,40 +138,40 @@ def _cancel_one(turn: WriterTransaction, row: JobRow, by: str) -> str:
         user_failures=row.user_failures,
         lost=row.lost,
     )
-    turn.tell(FleetKinds.JOB_CANCELLED, from_state=row.state, to_state="cancelled", **event)
-    turn.count_move(row.state, "cancelled")
+    transaction.tell(FleetKinds.JOB_CANCELLED, from_state=row.state, to_state="cancelled", **event)
+    transaction.count_move(row.state, "cancelled")
     if row.is_ready:
-        leave_line(turn, row.class_id, row.priority, row.seq)
+        leave_line(transaction, row.class_id, row.priority, row.seq)
     return ""
 
 
-def _requeue_one(turn: WriterTransaction, row: JobRow, by: str) -> str:
+def _requeue_one(transaction: WriterTransaction, row: JobRow, by: str) -> str:
     if row.state == JobState.PENDING.value:
         return f"{row.shown} is pending already"
-    requeue_row(turn, row, spec=row.spec, code=row.code, by=by)
+    requeue_row(transaction, row, spec=row.spec, code=row.code, by=by)
     return ""
 
 
-def _set_priority_one(turn: WriterTransaction, row: JobRow, priority: int, by: str) -> str:
+def _set_priority_one(transaction: WriterTransaction, row: JobRow, priority: int, by: str) -> str:
     if row.priority == priority:
         return f"{row.shown} has priority {priority} already"
-    turn.move(row.seq)
-    turn.write(
-        turn.statements.set_priority,
+    transaction.move(row.seq)
+    transaction.write(
+        transaction.statements.set_priority,
         at_seq=row.seq,
         was_epoch=row.epoch,
         was_state=row.state,
         priority=priority,
-        changed_s=turn.now_s,
+        changed_s=transaction.now_s,
     )
     fields = {"priority": priority, "was": row.priority, **({"by": by} if by else {})}
-    turn.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
-    live = turn.book.live_by_seq.get(row.seq)
+    transaction.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
+    live = transaction.book.live_by_seq.get(row.seq)
     if live is not None:
         live.job.priority = priority
     elif row.is_ready:
-        leave_line(turn, row.class_id, row.priority, row.seq)
-        enter_line(turn, ReadyJobEntry.of(row._replace(priority=priority)))
+        leave_line(transaction, row.class_id, row.priority, row.seq)
+        enter_line(transaction, ReadyJobEntry.of(row._replace(priority=priority)))
     return ""
 
 
@@ -184,10 +186,12 @@ def _for_each(rows: list[JobRow], do: Callable[[JobRow], str]) -> QueueCommandRe
     return QueueCommandResult(changed=tuple(changed), notes=tuple(notes))
 
 
-def rows_of(turn: WriterTransaction, jobs: tuple[str, ...], only_of: str | None = None) -> list[JobRow]:
+def rows_of(transaction: WriterTransaction, jobs: tuple[str, ...], only_of: str | None = None) -> list[JobRow]:
     """Return jobs by their ids, in this order; all or none. Raises `Forbidden` if one is not `only_of`'s."""
     ids = list(dict.fromkeys(jobs))
-    found = {row[1]: JobRow(*row) for row in turn.read(turn.queries.jobs_by_id, ids=turn.many(ids))}
+    found = {
+        row[1]: JobRow(*row) for row in transaction.read(transaction.queries.jobs_by_id, ids=transaction.many(ids))
+    }
     missing = [id for id in ids if id not in found]
     if missing:
         raise NotFound(f"there is no job {missing[0][:12]}", hint="`stoker jobs` lists them", jobs=missing)
@@ -211,15 +215,15 @@ _MISSED_BEATS = 2
 """A machine with so many missed heartbeats counts as silent."""
 
 
-def begin_exec(turn: WriterTransaction, asked: BeginExec) -> QueueCommandResult:
+def begin_exec(transaction: WriterTransaction, asked: BeginExec) -> QueueCommandResult:
     """Return where a job runs, and record who runs a command there. Refused, with its state, if it does not run."""
-    row = rows_of(turn, (asked.job,))[0]
-    live = turn.book.live.get(row.id)
+    row = rows_of(transaction, (asked.job,))[0]
+    live = transaction.book.live.get(row.id)
     if live is None or live.state != JobState.RUNNING.value or live.is_cancelling:
         raise _not_running(row, live.machine if live is not None else "")
-    machine = turn.book.machines.get(live.machine)
-    silent_s = float("inf") if machine is None else turn.tick_s - machine.seen_tick_s
-    if silent_s > _MISSED_BEATS * turn.pace.heartbeat_s:
+    machine = transaction.book.machines.get(live.machine)
+    silent_s = float("inf") if machine is None else transaction.tick_s - machine.seen_tick_s
+    if silent_s > _MISSED_BEATS * transaction.pace.heartbeat_s:
         since = f" for {silent_s:.0f} s" if machine is not None else ""
         hint = f"stoker machines show {live.machine}; if it stays away, its jobs are requeued"
         raise Unavailable(f"{live.machine}, where {row.shown} runs, has been silent{since}", hint=hint)
@@ -228,7 +232,7 @@ def begin_exec(turn: WriterTransaction, asked: BeginExec) -> QueueCommandResult:
         "program": plain(asked.program[:_LONGEST_WORD]),
         "by": plain(asked.by),
     }
-    turn.tell_live(FleetKinds.EXEC_BEGUN, live, telling(fields))
+    transaction.tell_live(FleetKinds.EXEC_BEGUN, live, telling(fields))
     where = {
         "name": row.shown,
         "machine": live.machine,
@@ -239,9 +243,9 @@ def begin_exec(turn: WriterTransaction, asked: BeginExec) -> QueueCommandResult:
     return QueueCommandResult(changed=(row.id,), data=where)
 
 
-def end_exec(turn: WriterTransaction, asked: EndExec) -> QueueCommandResult:
+def end_exec(transaction: WriterTransaction, asked: EndExec) -> QueueCommandResult:
     """Record that a command has ended."""
-    row = rows_of(turn, (asked.token.job,))[0]
+    row = rows_of(transaction, (asked.token.job,))[0]
     fields = {
         "session": asked.session[:_SHOWN_ID],
         "program": plain(asked.program[:_LONGEST_WORD]),
@@ -249,7 +253,7 @@ def end_exec(turn: WriterTransaction, asked: EndExec) -> QueueCommandResult:
         "why": plain(asked.why),
         "by": plain(asked.by),
     }
-    turn.tell(
+    transaction.tell(
         FleetKinds.EXEC_ENDED,
         seq=row.seq,
         machine=asked.machine,
@@ -284,32 +288,36 @@ def _not_running(row: JobRow, machine: str) -> InvalidTransition:
 # Retention of results: pins, and marks of a prune before bytes are deleted.
 
 
-def pin(turn: WriterTransaction, asked: PinJobs) -> QueueCommandResult:
+def pin(transaction: WriterTransaction, asked: PinJobs) -> QueueCommandResult:
     """Pin or unpin the results of jobs; jobs without a result are in the notes."""
-    rows = rows_of(turn, asked.jobs)
-    seqs = turn.many(row.seq for row in rows)
-    found = {seq for _, seq, _, pruned_s in turn.read(turn.queries.results_of, seqs=seqs) if pruned_s is None}
+    rows = rows_of(transaction, asked.jobs)
+    seqs = transaction.many(row.seq for row in rows)
+    found = {
+        seq for _, seq, _, pruned_s in transaction.read(transaction.queries.results_of, seqs=seqs) if pruned_s is None
+    }
     changed, notes = [], []
     for row in rows:
         if row.seq not in found:
             notes.append(f"{row.shown} has no result to keep")
             continue
-        turn.write(turn.statements.pin_results, at_seq=row.seq, is_pinned=asked.is_pinned)
+        transaction.write(transaction.statements.pin_results, at_seq=row.seq, is_pinned=asked.is_pinned)
         fields = {"pinned": asked.is_pinned, **({"by": plain(asked.by)} if asked.by else {})}
-        turn.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
+        transaction.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
         changed.append(row.id)
     return QueueCommandResult(changed=tuple(changed), notes=tuple(notes))
 
 
-def prune(turn: WriterTransaction, asked: PruneBundles) -> QueueCommandResult:
+def prune(transaction: WriterTransaction, asked: PruneBundles) -> QueueCommandResult:
     """Mark results as pruned, except pinned and already marked ones."""
     changed = []
-    for id_, seq, is_pinned, pruned_s in turn.read(turn.queries.results, ids=turn.many(asked.bundles)):
+    for id_, seq, is_pinned, pruned_s in transaction.read(
+        transaction.queries.results, ids=transaction.many(asked.bundles)
+    ):
         if is_pinned or pruned_s is not None:
             continue
-        turn.write(turn.statements.prune_result, at_id=id_, pruned_s=turn.now_s)
+        transaction.write(transaction.statements.prune_result, at_id=id_, pruned_s=transaction.now_s)
         fields = {"pruned": True, **({"by": plain(asked.by)} if asked.by else {})}
-        turn.tell(FleetKinds.JOB_CHANGED, seq=seq, fields=fields)
+        transaction.tell(FleetKinds.JOB_CHANGED, seq=seq, fields=fields)
         changed.append(str(id_))
     return QueueCommandResult(changed=tuple(changed))
 
@@ -323,39 +331,39 @@ WANTED_AGAIN_S = 3600.0
 """A request for a tree is stored at most this often, so that a second submission writes nothing."""
 
 
-def keep_tree(turn: WriterTransaction, asked: KeepTree) -> QueueCommandResult:
+def keep_tree(transaction: WriterTransaction, asked: KeepTree) -> QueueCommandResult:
     """List a tree, or record that a listed one was requested."""
-    found = turn.read(turn.queries.content, of_tree=asked.tree)
-    at_s = found[0][0] if found else turn.now_s
-    turn.write(
-        turn.statements.put_content,
+    found = transaction.read(transaction.queries.content, of_tree=asked.tree)
+    at_s = found[0][0] if found else transaction.now_s
+    transaction.write(
+        transaction.statements.put_content,
         tree=asked.tree,
         listing=asked.listing,
         files=asked.files,
         size_bytes=asked.size_bytes,
         at_s=at_s,
-        wanted_s=turn.now_s,
+        wanted_s=transaction.now_s,
         is_pinned=bool(found[0][2]) if found else False,
     )
     return QueueCommandResult(changed=() if found else (asked.tree,))
 
 
-def want_tree(turn: WriterTransaction, asked: WantTree) -> QueueCommandResult:
+def want_tree(transaction: WriterTransaction, asked: WantTree) -> QueueCommandResult:
     """Record that a tree is requested; `changed` names it if it is stored."""
-    found = turn.read(turn.queries.content, of_tree=asked.tree)
+    found = transaction.read(transaction.queries.content, of_tree=asked.tree)
     if not found:
         return QueueCommandResult()
-    if turn.now_s - found[0][1] > WANTED_AGAIN_S:
-        turn.write(turn.statements.want_content, at_tree=asked.tree, wanted_s=turn.now_s)
+    if transaction.now_s - found[0][1] > WANTED_AGAIN_S:
+        transaction.write(transaction.statements.want_content, at_tree=asked.tree, wanted_s=transaction.now_s)
     return QueueCommandResult(changed=(asked.tree,))
 
 
-def drop_trees(turn: WriterTransaction, asked: DropTrees) -> QueueCommandResult:
+def drop_trees(transaction: WriterTransaction, asked: DropTrees) -> QueueCommandResult:
     """Unlist trees that were not requested since they were examined; `changed` are those."""
     changed = []
     for tree, wanted_s in asked.trees:
-        found = turn.read(turn.queries.content, of_tree=tree)
+        found = transaction.read(transaction.queries.content, of_tree=tree)
         if found and found[0][1] <= wanted_s and not found[0][2]:
-            turn.write(turn.statements.drop_content, at_tree=tree)
+            transaction.write(transaction.statements.drop_content, at_tree=tree)
             changed.append(tree)
     return QueueCommandResult(changed=tuple(changed))

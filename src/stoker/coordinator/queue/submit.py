@@ -47,13 +47,13 @@ class Arrangement:
     """How many of them have not completed."""
 
 
-def arrange(turn: WriterTransaction, fates: list[SpecDecision], *, may_lack: bool = False) -> Arrangement:
+def arrange(transaction: WriterTransaction, fates: list[SpecDecision], *, may_lack: bool = False) -> Arrangement:
     """Number new jobs and find their dependencies; with `may_lack`, unknown names are allowed.
 
     Raises `InvalidInput` for unknown names, and for dependency cycles.
     """
     seqs: dict[str, int] = {}
-    newest = turn.book.seq
+    newest = transaction.book.seq
     for fate in fates:
         newest += fate.row is None
         seqs[fate.draft.order.id] = newest if fate.row is None else fate.row.seq
@@ -63,7 +63,7 @@ def arrange(turn: WriterTransaction, fates: list[SpecDecision], *, may_lack: boo
     blockers: dict[int, int] = {}
     if arranged:
         words = {word for fate in arranged for word in fate.draft.order.after}
-        named = _named(turn, fates, seqs, words, may_lack=may_lack)
+        named = _named(transaction, fates, seqs, words, may_lack=may_lack)
         for fate in arranged:
             at = seqs[fate.draft.order.id]
             found = {before: state for word in fate.draft.order.after for before, state in named.get(word, {}).items()}
@@ -71,19 +71,19 @@ def arrange(turn: WriterTransaction, fates: list[SpecDecision], *, may_lack: boo
             befores[at] = tuple(sorted(found))
             blockers[at] = sum(1 for state in found.values() if state != JobState.COMPLETED.value)
     if any(fate.row is not None for fate in arranged):
-        _refuse_circles(turn, fates, seqs, befores)
+        _refuse_circles(transaction, fates, seqs, befores)
     return Arrangement(seqs=seqs, befores=befores, blockers=blockers)
 
 
 def _refuse_circles(
-    turn: WriterTransaction, fates: list[SpecDecision], seqs: dict[str, int], befores: dict[int, tuple[int, ...]]
+    transaction: WriterTransaction, fates: list[SpecDecision], seqs: dict[str, int], befores: dict[int, tuple[int, ...]]
 ) -> None:
     """Refuse a cycle through existing jobs; one among new jobs alone was refused by `draft`."""
     ways = dict(befores)
     ahead = {before for some in befores.values() for before in some} - ways.keys()
     while ahead:
         ways.update(dict.fromkeys(ahead, ()))
-        for seq, before, _ in turn.read(turn.queries.before, seqs=turn.many(sorted(ahead))):
+        for seq, before, _ in transaction.read(transaction.queries.before, seqs=transaction.many(sorted(ahead))):
             ways[seq] = (*ways[seq], before)
         ahead = {before for seq in ahead for before in ways[seq]} - ways.keys()
     try:
@@ -91,7 +91,9 @@ def _refuse_circles(
     except CycleError as error:
         circle: list[int] = error.args[1][::-1]
         shown = {seqs[fate.draft.order.id]: fate.draft.shown for fate in fates}
-        known = turn.read(turn.queries.jobs_by_seq, seqs=turn.many(sorted(set(circle) - shown.keys())))
+        known = transaction.read(
+            transaction.queries.jobs_by_seq, seqs=transaction.many(sorted(set(circle) - shown.keys()))
+        )
         shown |= {row.seq: row.shown for row in (JobRow(*row) for row in known)}
         names = [shown[seq] for seq in circle]
         raise InvalidInput(
@@ -106,7 +108,7 @@ def _is_written(fate: SpecDecision) -> bool:
 
 
 def _named(
-    turn: WriterTransaction, fates: list[SpecDecision], seqs: dict[str, int], words: set[str], *, may_lack: bool
+    transaction: WriterTransaction, fates: list[SpecDecision], seqs: dict[str, int], words: set[str], *, may_lack: bool
 ) -> dict[str, dict[int, str]]:
     """Return the jobs of each name, with their states."""
     named: dict[str, dict[int, str]] = {}
@@ -117,7 +119,9 @@ def _named(
     if elsewhere:
         bases = elsewhere | {word.rpartition("/")[0] for word in elsewhere}
         newest: dict[tuple[str, int], tuple[int, str]] = {}
-        for seq, name, number, state in turn.read(turn.queries.names, names=turn.many(sorted(bases))):
+        for seq, name, number, state in transaction.read(
+            transaction.queries.names, names=transaction.many(sorted(bases))
+        ):
             newest[name, number] = max(newest.get((name, number), (0, "")), (seq, state))
         for (name, number), (seq, state) in newest.items():
             for word in {name, f"{name}/{number}"} & elsewhere:
@@ -140,33 +144,35 @@ _CURES_NOTHING = FOR_PEOPLE | {"priority", "after", "expected_s"}
 """Changes of a job that do not matter to a machine that declined it."""
 
 
-def submit(turn: WriterTransaction, command: Submit, drafts: CheckedSubmission) -> SubmissionResponse:
+def submit(transaction: WriterTransaction, command: Submit, drafts: CheckedSubmission) -> SubmissionResponse:
     """Apply a submission, or return what it would change."""
     asked = command.asked
     if asked.key and not asked.dry_run:
-        before = turn.read(turn.queries.submission, of_key=plain(asked.key))
+        before = transaction.read(transaction.queries.submission, of_key=plain(asked.key))
         if before:
             return _again(asked, drafts, *before[0])
     ids = [one.order.id for one in drafts.all]
-    known = {row[1]: JobRow(*row) for row in turn.read(turn.queries.jobs_by_id, ids=turn.many(ids))}
+    known = {
+        row[1]: JobRow(*row) for row in transaction.read(transaction.queries.jobs_by_id, ids=transaction.many(ids))
+    }
     fates = [
         decide(one, known.get(one.order.id), asked.on_changed_code, plain(asked.source), only_of=command.only_of)
         for one in drafts.all
     ]
     # In a dry run of one part, dependencies may be in another part.
-    arrangement = arrange(turn, fates, may_lack=asked.dry_run and bool(asked.others))
-    answer = _answer(turn, asked, drafts, fates)
+    arrangement = arrange(transaction, fates, may_lack=asked.dry_run and bool(asked.others))
+    answer = _answer(transaction, asked, drafts, fates)
     if asked.dry_run:
         return answer
     if asked.hosts:
-        put_policies(turn, asked.hosts, source=plain(asked.source), by=plain(asked.submitter))
-    _apply(turn, asked, fates, arrangement)
+        put_policies(transaction, asked.hosts, source=plain(asked.source), by=plain(asked.submitter))
+    _apply(transaction, asked, fates, arrangement)
     if asked.key:
-        turn.write(
-            turn.statements.add_submission,
+        transaction.write(
+            transaction.statements.add_submission,
             key=plain(asked.key),
             payload=drafts.payload,
-            at_s=turn.now_s,
+            at_s=transaction.now_s,
             answer=answer.model_dump_json(),
         )
     return answer
@@ -183,12 +189,12 @@ def _again(asked: Submission, drafts: CheckedSubmission, payload: str, answer: s
 
 
 def _answer(
-    turn: WriterTransaction, asked: Submission, drafts: CheckedSubmission, fates: list[SpecDecision]
+    transaction: WriterTransaction, asked: Submission, drafts: CheckedSubmission, fates: list[SpecDecision]
 ) -> SubmissionResponse:
     by_id = {fate.draft.order.id: fate for fate in fates}
-    left = _left(turn, asked, by_id)
+    left = _left(transaction, asked, by_id)
     earlier = replaced(fates, left) if left else {}
-    differing = _differing(turn, by_id, earlier) if earlier else {}
+    differing = _differing(transaction, by_id, earlier) if earlier else {}
     jobs = []
     firsts: dict[tuple[SubmissionOutcome, str], JobSubmissionResult] = {}
     for order in asked.jobs:
@@ -217,70 +223,78 @@ def _answer(
     return SubmissionResponse(jobs=tuple(jobs), counts=counts, vanished=vanished, dry_run=asked.dry_run)
 
 
-def _left(turn: WriterTransaction, asked: Submission, by_id: dict[str, SpecDecision]) -> list[tuple[str, str, int]]:
+def _left(
+    transaction: WriterTransaction, asked: Submission, by_id: dict[str, SpecDecision]
+) -> list[tuple[str, str, int]]:
     """Return the pending jobs that their source no longer has: id, name, number."""
     if not asked.source:
         return []
-    rows = turn.read(turn.queries.of_source, of_source=plain(asked.source))
+    rows = transaction.read(transaction.queries.of_source, of_source=plain(asked.source))
     others = frozenset(asked.others)
     return [row for row in rows if row[0] not in by_id and row[0][:PREFIX] not in others]
 
 
 def _differing(
-    turn: WriterTransaction, by_id: dict[str, SpecDecision], earlier: dict[str, str]
+    transaction: WriterTransaction, by_id: dict[str, SpecDecision], earlier: dict[str, str]
 ) -> dict[str, tuple[str, ...]]:
     """Return the differences between new jobs and the earlier ones that they replace; of very many for the first."""
     some = dict(list(earlier.items())[:_MOST_COMPARED])
-    rows = turn.read(turn.queries.jobs_by_id, ids=turn.many(list(some.values())))
+    rows = transaction.read(transaction.queries.jobs_by_id, ids=transaction.many(list(some.values())))
     specs = {row[1]: JobRow(*row).spec for row in rows}
     return {
         new: what_differs(loads(specs[old]), loads(by_id[new].draft.text)) for new, old in some.items() if old in specs
     }
 
 
-def _apply(turn: WriterTransaction, asked: Submission, fates: list[SpecDecision], arrangement: Arrangement) -> None:
-    classes = _Classes(turn, plain(asked.submitter))
+def _apply(
+    transaction: WriterTransaction, asked: Submission, fates: list[SpecDecision], arrangement: Arrangement
+) -> None:
+    classes = _Classes(transaction, plain(asked.submitter))
     for is_new, some in groupby(fates, key=_is_new):
         if is_new:
-            _add(turn, asked, list(some), arrangement, classes)
+            _add(transaction, asked, list(some), arrangement, classes)
         else:
             for fate in some:
-                _bring_up_to_date(turn, asked, fate)
-    turn.book.seq = max(turn.book.seq, *arrangement.seqs.values(), 0)
+                _bring_up_to_date(transaction, asked, fate)
+    transaction.book.seq = max(transaction.book.seq, *arrangement.seqs.values(), 0)
     known = {fate.row.seq for fate in fates if fate.row is not None}
     for seq, befores in arrangement.befores.items():
         if seq in known:
-            turn.write(turn.statements.drop_after, at_seq=seq)
+            transaction.write(transaction.statements.drop_after, at_seq=seq)
         for before_seq in befores:
-            turn.write(turn.statements.add_after, seq=seq, before_seq=before_seq)
-            turn.book.has_after = True
+            transaction.write(transaction.statements.add_after, seq=seq, before_seq=before_seq)
+            transaction.book.has_after = True
     rearranged = known & arrangement.befores.keys()
     if rearranged:
-        recount(turn, rearranged)
+        recount(transaction, rearranged)
 
 
 def _is_new(fate: SpecDecision) -> bool:
     return fate.row is None
 
 
-def _bring_up_to_date(turn: WriterTransaction, asked: Submission, fate: SpecDecision) -> None:
+def _bring_up_to_date(transaction: WriterTransaction, asked: Submission, fate: SpecDecision) -> None:
     if fate.row is None:
         return
     if fate.outcome is SubmissionOutcome.REQUEUED:
         # Its name and priority may have changed, too.
-        row = _change(turn, asked, fate, fate.row) if set(fate.changes) - _ABOUT_CODE else fate.row
+        row = _change(transaction, asked, fate, fate.row) if set(fate.changes) - _ABOUT_CODE else fate.row
         by = plain(asked.submitter)
-        requeue_row(turn, row, spec=fate.written.text, code=fate.written.code, why="its code has changed", by=by)
+        requeue_row(transaction, row, spec=fate.written.text, code=fate.written.code, why="its code has changed", by=by)
     elif fate.is_to_be_written:
-        _change(turn, asked, fate, fate.row)
+        _change(transaction, asked, fate, fate.row)
 
 
 def _add(
-    turn: WriterTransaction, asked: Submission, fates: list[SpecDecision], arrangement: Arrangement, classes: _Classes
+    transaction: WriterTransaction,
+    asked: Submission,
+    fates: list[SpecDecision],
+    arrangement: Arrangement,
+    classes: _Classes,
 ) -> None:
     """Add new jobs. There may be ten thousand: common fields are made once."""
     seqs, blocked = arrangement.seqs, arrangement.blockers
-    now_s, waiting = turn.now_s, turn.book.waiting
+    now_s, waiting = transaction.now_s, transaction.book.waiting
     same = {
         "state": "pending",
         "since_s": now_s,
@@ -316,27 +330,27 @@ def _add(
         if not blockers:
             ready[class_id] += 1
             waiting.add(ReadyJobEntry(seq, order.id, class_id, order.priority, now_s, 0, 0, 0, 0, 0, text, ""))
-    turn.write_all(turn.statements.add_job, rows)
+    transaction.write_all(transaction.statements.add_job, rows)
     by = telling({"by": plain(asked.submitter)})
-    turn.tell_all(FleetKinds.JOB_SUBMITTED, [row["seq"] for row in rows], epoch=0, to_state="pending", fields=by)
-    turn.count("state:pending", len(rows))
+    transaction.tell_all(FleetKinds.JOB_SUBMITTED, [row["seq"] for row in rows], epoch=0, to_state="pending", fields=by)
+    transaction.count("state:pending", len(rows))
     for class_id, count in ready.items():
-        turn.count(f"class:{class_id}", count)
+        transaction.count(f"class:{class_id}", count)
 
 
 class _Classes:
     """The classes of one submission's jobs, most of which are alike."""
 
-    def __init__(self, turn: WriterTransaction, submitter: str) -> None:
-        self._turn = turn
+    def __init__(self, transaction: WriterTransaction, submitter: str) -> None:
+        self._transaction = transaction
         self._submitter = submitter
         self._known: dict[tuple[Any, ...], int] = {}
 
     def of(self, draft: CheckedSpec) -> int:
         order = draft.order
-        if self._turn.book.listed or self._turn.book.is_code_in_classes:
+        if self._transaction.book.listed or self._transaction.book.is_code_in_classes:
             # Then the class depends on names, or code.
-            return class_of(self._turn, draft.placed_by, self._submitter)
+            return class_of(self._transaction, draft.placed_by, self._submitter)
         # The fields of the digest, without computing it.
         environment = tuple([_sort_of(one) for one in order.environment])
         like = like_of(order.recipe, order.name)
@@ -344,7 +358,7 @@ class _Classes:
         sort = (*fields_of(order.requirements).values(), *hosts, environment, like, order.expected_s)
         class_id = self._known.get(sort)
         if class_id is None:
-            class_id = self._known[sort] = class_of(self._turn, draft.placed_by, self._submitter)
+            class_id = self._known[sort] = class_of(self._transaction, draft.placed_by, self._submitter)
         return class_id
 
 
@@ -353,7 +367,7 @@ def _sort_of(choice: EnvironmentChoice) -> tuple[Any, ...]:
     return choice.platform, choice.kind, choice.path, choice.digest, choice.python, choice.extras, refused
 
 
-def _change(turn: WriterTransaction, asked: Submission, fate: SpecDecision, row: JobRow) -> JobRow:
+def _change(transaction: WriterTransaction, asked: Submission, fate: SpecDecision, row: JobRow) -> JobRow:
     """Update a job to its new spec, in its present state, and return its row."""
     written = fate.written
     order, text, code = written.order, written.text, written.code or row.code
@@ -361,7 +375,7 @@ def _change(turn: WriterTransaction, asked: Submission, fate: SpecDecision, row:
         # Its result was made by the stored code.
         code = row.code
     new: dict[str, Any] = {
-        "class_id": class_of(turn, written.placed_by, row.submitter),
+        "class_id": class_of(transaction, written.placed_by, row.submitter),
         "name": order.name,
         "number": order.number,
         "label": order.label,
@@ -369,10 +383,10 @@ def _change(turn: WriterTransaction, asked: Submission, fate: SpecDecision, row:
         "source": row.source if fate.kept_name is not None else plain(asked.source) or row.source,
     }
     if set(fate.changes) - _CURES_NOTHING:
-        turn.book.unbar(row.seq)
-    turn.move(row.seq)
-    turn.write(
-        turn.statements.change_job,
+        transaction.book.unbar(row.seq)
+    transaction.move(row.seq)
+    transaction.write(
+        transaction.statements.change_job,
         at_seq=row.seq,
         was_epoch=row.epoch,
         was_state=row.state,
@@ -383,12 +397,12 @@ def _change(turn: WriterTransaction, asked: Submission, fate: SpecDecision, row:
         **new,
     )
     fields = {"changes": list(fate.changes), **telling({"by": plain(asked.submitter)})}
-    turn.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
-    live = turn.book.live_by_seq.get(row.seq)
+    transaction.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
+    live = transaction.book.live_by_seq.get(row.seq)
     if live is not None:
         live.job.class_id, live.job.priority, live.attempts = new["class_id"], new["priority"], order.attempts
     elif row.is_ready and row.state == JobState.PENDING.value:
-        leave_line(turn, row.class_id, row.priority, row.seq)
+        leave_line(transaction, row.class_id, row.priority, row.seq)
         moved = row._replace(class_id=new["class_id"], priority=new["priority"], spec=text)
-        enter_line(turn, ReadyJobEntry(*moved[:12]))
+        enter_line(transaction, ReadyJobEntry(*moved[:12]))
     return row._replace(**new, spec=text, code=code)

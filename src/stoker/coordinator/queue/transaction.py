@@ -286,48 +286,48 @@ class AttemptEndRecord:
 
 
 def return_to_line(
-    turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, *, pause_s: float = 0.0, **fields: Any
+    transaction: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, *, pause_s: float = 0.0, **fields: Any
 ) -> None:
     """Return a live job to the queue, with the budgets of `live`."""
     is_ready = not live.blockers and pause_s <= 0
-    not_before_s = turn.now_s + pause_s if pause_s > 0 else 0.0
-    _end_attempt(turn, live, ending)
-    turn.write(
-        turn.statements.return_job,
+    not_before_s = transaction.now_s + pause_s if pause_s > 0 else 0.0
+    _end_attempt(transaction, live, ending)
+    transaction.write(
+        transaction.statements.return_job,
         at_seq=live.job.seq,
         was_epoch=live.job.epoch,
         was_state=live.state,
         is_ready=is_ready,
         not_before_s=not_before_s,
-        since_s=turn.now_s,
-        changed_s=turn.now_s,
+        since_s=transaction.now_s,
+        changed_s=transaction.now_s,
         user_failures=live.job.user_failures,
         lost=live.job.lost,
         declined=live.job.declined,
         cause=ending.cause,
         message=ending.message,
     )
-    _tell(turn, live, ending, JobState.PENDING, fields)
+    _tell(transaction, live, ending, JobState.PENDING, fields)
     if is_ready:
-        live.job.since_s = turn.now_s
-        enter_line(turn, live.job)
+        live.job.since_s = transaction.now_s
+        enter_line(transaction, live.job)
     elif not live.blockers:
-        turn.book.next_delay_s = min(turn.book.next_delay_s, not_before_s)
+        transaction.book.next_delay_s = min(transaction.book.next_delay_s, not_before_s)
 
 
 def close_job(
-    turn: WriterTransaction, live: LiveLease, state: JobState, ending: AttemptEndRecord, **fields: Any
+    transaction: WriterTransaction, live: LiveLease, state: JobState, ending: AttemptEndRecord, **fields: Any
 ) -> None:
     """End a live job as failed or cancelled."""
-    _end_attempt(turn, live, ending)
-    turn.write(
-        turn.statements.end_job,
+    _end_attempt(transaction, live, ending)
+    transaction.write(
+        transaction.statements.end_job,
         at_seq=live.job.seq,
         was_epoch=live.job.epoch,
         was_state=live.state,
         state=state.value,
-        ended_s=turn.now_s,
-        changed_s=turn.now_s,
+        ended_s=transaction.now_s,
+        changed_s=transaction.now_s,
         cause=ending.job_cause or ending.cause,
         message=ending.message,
         hint=ending.hint,
@@ -336,48 +336,48 @@ def close_job(
         user_failures=live.job.user_failures,
         lost=live.job.lost,
     )
-    _tell(turn, live, ending, state, fields)
+    _tell(transaction, live, ending, state, fields)
 
 
 def complete_job(
-    turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, row: dict[str, Any], **fields: Any
+    transaction: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, row: dict[str, Any], **fields: Any
 ) -> None:
     """End a live job as completed; `row` is its result. If its start was not reported, it started now."""
     was_state = live.state
     if live.started_s is None:
-        live.started_s = turn.now_s
-        tell_start(turn, live)
-    _end_attempt(turn, live, ending)
-    turn.write(
-        turn.statements.finish_job,
+        live.started_s = transaction.now_s
+        tell_start(transaction, live)
+    _end_attempt(transaction, live, ending)
+    transaction.write(
+        transaction.statements.finish_job,
         at_seq=live.job.seq,
         was_epoch=live.job.epoch,
         was_state=was_state,
         started_s=live.started_s,
-        ended_s=turn.now_s,
-        changed_s=turn.now_s,
+        ended_s=transaction.now_s,
+        changed_s=transaction.now_s,
         **row,
     )
-    _tell(turn, live, ending, JobState.COMPLETED, fields)
-    turn.completed.append(live.job.seq)
+    _tell(transaction, live, ending, JobState.COMPLETED, fields)
+    transaction.completed.append(live.job.seq)
 
 
-def tell_start(turn: WriterTransaction, live: LiveLease, **fields: Any) -> None:
+def tell_start(transaction: WriterTransaction, live: LiveLease, **fields: Any) -> None:
     """Record that a claimed job runs."""
-    turn.tell_live(FleetKinds.JOB_STARTED, live, fields, to_state=JobState.RUNNING.value)
-    turn.book.scheduler.leases.started(live.allocation, turn.now_s)
+    transaction.tell_live(FleetKinds.JOB_STARTED, live, fields, to_state=JobState.RUNNING.value)
+    transaction.book.scheduler.leases.started(live.allocation, transaction.now_s)
 
 
-def enter_line(turn: WriterTransaction, job: ReadyJobEntry) -> None:
+def enter_line(transaction: WriterTransaction, job: ReadyJobEntry) -> None:
     """Add a ready job to the queue."""
-    turn.book.waiting.add(job)
-    turn.count(f"class:{job.class_id}", 1)
+    transaction.book.waiting.add(job)
+    transaction.count(f"class:{job.class_id}", 1)
 
 
-def leave_line(turn: WriterTransaction, class_id: int, priority: int, seq: int) -> None:
+def leave_line(transaction: WriterTransaction, class_id: int, priority: int, seq: int) -> None:
     """Remove a ready job from the queue."""
-    turn.book.waiting.drop(class_id, priority, seq)
-    turn.count(f"class:{class_id}", -1)
+    transaction.book.waiting.drop(class_id, priority, seq)
+    transaction.count(f"class:{class_id}", -1)
 
 
 def telling(fields: dict[str, Any]) -> dict[str, Any]:
@@ -395,16 +395,16 @@ def json_or_empty(value: dict[str, Any]) -> str:
     return dumps(value) if value else ""
 
 
-def _end_attempt(turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord) -> None:
-    turn.move(live.job.seq)
-    turn.write(turn.statements.end_lease, at_seq=live.job.seq, was_epoch=live.job.epoch)
-    turn.write(
-        turn.statements.end_attempt,
+def _end_attempt(transaction: WriterTransaction, live: LiveLease, ending: AttemptEndRecord) -> None:
+    transaction.move(live.job.seq)
+    transaction.write(transaction.statements.end_lease, at_seq=live.job.seq, was_epoch=live.job.epoch)
+    transaction.write(
+        transaction.statements.end_attempt,
         at_seq=live.job.seq,
         was_epoch=live.job.epoch,
         at_attempt=live.job.attempt,
         started_s=live.started_s,
-        ended_s=turn.now_s,
+        ended_s=transaction.now_s,
         ending=ending.ending,
         cause=ending.cause,
         message=ending.message,
@@ -413,14 +413,14 @@ def _end_attempt(turn: WriterTransaction, live: LiveLease, ending: AttemptEndRec
         tree=ending.tree,
         facts=ending.facts,
     )
-    turn.book.drop_live(live, turn.now_s, is_completed=ending.ending == COMPLETED)
+    transaction.book.drop_live(live, transaction.now_s, is_completed=ending.ending == COMPLETED)
 
 
 def _tell(
-    turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, state: JobState, fields: dict[str, Any]
+    transaction: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, state: JobState, fields: dict[str, Any]
 ) -> None:
     event_fields = {"cause": ending.job_cause or ending.cause, "message": ending.message, **fields}
-    turn.tell_live(ending.kind, live, telling(event_fields), to_state=state.value)
+    transaction.tell_live(ending.kind, live, telling(event_fields), to_state=state.value)
 
 
 # Leases of lost workers: charged to the worker, not to the job, until it has happened too often.
@@ -433,21 +433,21 @@ _UNCONFIRMED = AttemptEndRecord(
 )
 
 
-def lose(turn: WriterTransaction, live: LiveLease, why: str) -> None:
+def lose(transaction: WriterTransaction, live: LiveLease, why: str) -> None:
     """End an expired lease, guarded like every write: only if its row is unchanged."""
     job = live.job
     job.lost += 1
-    spent = BudgetUsage(user_failures=job.user_failures, lost=job.lost, workers_lost=_workers_lost(turn, live))
+    spent = BudgetUsage(user_failures=job.user_failures, lost=job.lost, workers_lost=_workers_lost(transaction, live))
     then = after_failure(
         FailureCause.LOST,
         spent,
-        turn.setting.budgets,
+        transaction.setting.budgets,
         attempts=live.attempts,
         is_cancelling=live.is_cancelling,
-        randomness=turn.setting.randomness(),
+        randomness=transaction.setting.randomness(),
     )
     if isinstance(then, JobCancellation):
-        close_job(turn, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
+        close_job(transaction, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
     elif isinstance(then, JobFailure):
         ending = AttemptEndRecord(
             ending="expired",
@@ -457,29 +457,29 @@ def lose(turn: WriterTransaction, live: LiveLease, why: str) -> None:
             message=f"{why}; {then.why}",
             hint="check the machines' logs, then run `stoker jobs requeue`",
         )
-        close_job(turn, live, JobState.FAILED, ending)
+        close_job(transaction, live, JobState.FAILED, ending)
     else:
         ending = AttemptEndRecord(
             ending="expired", kind=FleetKinds.JOB_EXPIRED, cause=FailureCause.LOST.value, message=why
         )
-        return_to_line(turn, live, ending, pause_s=then.pause_s, why=then.why)
-        if machine := turn.book.machines.get(live.machine):
+        return_to_line(transaction, live, ending, pause_s=then.pause_s, why=then.why)
+        if machine := transaction.book.machines.get(live.machine):
             machine.late_until_tick_s = float("inf")
 
 
-def forgive(turn: WriterTransaction, live: LiveLease, why: str) -> None:
+def forgive(transaction: WriterTransaction, live: LiveLease, why: str) -> None:
     """End a lease without a charge: the coordinator was restored from a backup."""
     if live.is_cancelling:
-        close_job(turn, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
+        close_job(transaction, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
     else:
-        return_to_line(turn, live, AttemptEndRecord(ending="expired", kind=FleetKinds.JOB_EXPIRED, message=why))
+        return_to_line(transaction, live, AttemptEndRecord(ending="expired", kind=FleetKinds.JOB_EXPIRED, message=why))
 
 
-def _workers_lost(turn: WriterTransaction, live: LiveLease) -> int:
+def _workers_lost(transaction: WriterTransaction, live: LiveLease) -> int:
     """Return how many different workers were lost while they ran this job, since it was last submitted or requeued."""
-    if live.started_s is None or live.job.lost < turn.setting.budgets.poisoned:
+    if live.started_s is None or live.job.lost < transaction.setting.budgets.poisoned:
         return 1 if live.started_s is not None else 0
-    rows = turn.read(turn.queries.lost_attempts, of_seq=live.job.seq, most=live.job.lost - 1)
+    rows = transaction.read(transaction.queries.lost_attempts, of_seq=live.job.seq, most=live.job.lost - 1)
     machines = {machine for machine, started_s, ending in rows if ending == "expired" and started_s is not None}
     return len(machines | {live.machine})
 
@@ -487,49 +487,51 @@ def _workers_lost(turn: WriterTransaction, live: LiveLease) -> int:
 # Jobs that depend on others: the number of unfinished dependencies, counted again whenever one completes or reopens.
 
 
-def update_followers(turn: WriterTransaction) -> None:
+def update_followers(transaction: WriterTransaction) -> None:
     """Count the blockers of jobs that depend on one that completed or reopened in this transaction."""
-    done = [*turn.completed, *turn.reopened]
-    if not done or not turn.book.has_after:
+    done = [*transaction.completed, *transaction.reopened]
+    if not done or not transaction.book.has_after:
         return
-    followers = {seq for (seq,) in turn.read(turn.queries.followers, seqs=turn.many(done))}
+    followers = {seq for (seq,) in transaction.read(transaction.queries.followers, seqs=transaction.many(done))}
     if followers:
-        recount(turn, followers)
+        recount(transaction, followers)
 
 
-def recount(turn: WriterTransaction, seqs: Iterable[int]) -> None:
+def recount(transaction: WriterTransaction, seqs: Iterable[int]) -> None:
     """Count the blockers of these jobs again."""
-    some = turn.many(sorted(seqs))
+    some = transaction.many(sorted(seqs))
     blockers = Counter(
-        seq for seq, _, state in turn.read(turn.queries.before, seqs=some) if state != JobState.COMPLETED.value
+        seq
+        for seq, _, state in transaction.read(transaction.queries.before, seqs=some)
+        if state != JobState.COMPLETED.value
     )
-    for row in (JobRow(*row) for row in turn.read(turn.queries.jobs_by_seq, seqs=some)):
+    for row in (JobRow(*row) for row in transaction.read(transaction.queries.jobs_by_seq, seqs=some)):
         if blockers[row.seq] != row.blockers:
-            _set_blockers(turn, row, blockers[row.seq])
+            _set_blockers(transaction, row, blockers[row.seq])
 
 
-def _set_blockers(turn: WriterTransaction, row: JobRow, blockers: int) -> None:
+def _set_blockers(transaction: WriterTransaction, row: JobRow, blockers: int) -> None:
     is_pending = row.state == JobState.PENDING.value
-    is_ready = is_pending and not blockers and row.not_before_s <= turn.now_s
-    since_s = turn.now_s if is_ready else row.since_s
-    turn.move(row.seq)
-    turn.write(
-        turn.statements.block_job,
+    is_ready = is_pending and not blockers and row.not_before_s <= transaction.now_s
+    since_s = transaction.now_s if is_ready else row.since_s
+    transaction.move(row.seq)
+    transaction.write(
+        transaction.statements.block_job,
         at_seq=row.seq,
         was_epoch=row.epoch,
         was_state=row.state,
         blockers=blockers,
         is_ready=is_ready,
         since_s=since_s,
-        changed_s=turn.now_s,
+        changed_s=transaction.now_s,
     )
-    live = turn.book.live_by_seq.get(row.seq)
+    live = transaction.book.live_by_seq.get(row.seq)
     if live is not None:
         live.blockers = blockers
     if row.is_ready and not is_ready:
-        leave_line(turn, row.class_id, row.priority, row.seq)
+        leave_line(transaction, row.class_id, row.priority, row.seq)
     elif is_ready and not row.is_ready:
-        enter_line(turn, ReadyJobEntry.of(row._replace(since_s=since_s)))
-        turn.tell(FleetKinds.JOB_READY, seq=row.seq, epoch=row.epoch)
+        enter_line(transaction, ReadyJobEntry.of(row._replace(since_s=since_s)))
+        transaction.tell(FleetKinds.JOB_READY, seq=row.seq, epoch=row.epoch)
     elif is_pending and not blockers:
-        turn.book.next_delay_s = min(turn.book.next_delay_s, row.not_before_s)
+        transaction.book.next_delay_s = min(transaction.book.next_delay_s, row.not_before_s)

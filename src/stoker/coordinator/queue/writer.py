@@ -95,7 +95,7 @@ _VERBS: dict[type, Callable[[WriterTransaction, Any], Answer]] = {
     OpenMachine: open_machine,
     ForgetMachine: forget_machine,
     Declare: declare,
-    Sweep: lambda turn, _: sweep(turn),
+    Sweep: lambda transaction, _: sweep(transaction),
     InspectMachines: inspect_machines,
     RevokeCertificate: revoke_certificate,
     **TRUST_VERBS,
@@ -232,28 +232,28 @@ class Writer:
     ) -> list[Answer | StokerError]:
         """Do commands in one transaction, and return the answers once they are durable."""
         connection, book, is_reread = self._ensure()
-        turn = WriterTransaction(self._setting, book, connection, self._words, self._pace)
-        answers = [_obey(turn, letter) for letter in letters]
+        transaction = WriterTransaction(self._setting, book, connection, self._words, self._pace)
+        answers = [_obey(transaction, letter) for letter in letters]
         if do is not None:
-            do(turn)
-            self._pace = pace_of(self._setting.times, _heard_of(turn))
-        update_followers(turn)
-        turn.call_machines()
-        turn.settle()
-        if turn.is_dirty:
+            do(transaction)
+            self._pace = pace_of(self._setting.times, _heard_of(transaction))
+        update_followers(transaction)
+        transaction.call_machines()
+        transaction.settle()
+        if transaction.is_dirty:
             self._faults("before_commit")
-        turn.finish()
+        transaction.finish()
         self.trouble = None
-        if turn.is_dirty:
+        if transaction.is_dirty:
             self._faults("after_commit")
-        if turn.is_dirty or is_reread:
+        if transaction.is_dirty or is_reread:
             # After a reread everything may be new: an unconfirmed commit may have arrived.
             for listener in self.listeners:
                 with suppress(Exception):
                     listener(book.event_id, is_reread)
-        for caller in self.callers if turn.called else ():
+        for caller in self.callers if transaction.called else ():
             with suppress(Exception):
-                caller(tuple(turn.called))
+                caller(tuple(transaction.called))
         return answers
 
     def _ensure(self) -> tuple[WriterConnection, QueueState, bool]:
@@ -294,23 +294,23 @@ class Writer:
 _OUT_OF_REACH = (DatabaseTrouble, AlreadyServing)
 
 
-def _heard_of(turn: WriterTransaction) -> int:
+def _heard_of(transaction: WriterTransaction) -> int:
     """Return the number of machines seen lately; after a start, those seen before it."""
-    since_s = turn.tick_s - turn.pace.lease_s - turn.setting.times.grace_s
-    return sum(machine.seen_tick_s > since_s for machine in turn.book.machines.values())
+    since_s = transaction.tick_s - transaction.pace.lease_s - transaction.setting.times.grace_s
+    return sum(machine.seen_tick_s > since_s for machine in transaction.book.machines.values())
 
 
-def _begin(turn: WriterTransaction) -> None:
-    end_leases_of_the_past(turn)
-    turn.tell(FleetKinds.COORDINATOR_STARTED)
+def _begin(transaction: WriterTransaction) -> None:
+    end_leases_of_the_past(transaction)
+    transaction.tell(FleetKinds.COORDINATOR_STARTED)
 
 
-def _obey(turn: WriterTransaction, letter: PendingCommand) -> Answer | StokerError:
+def _obey(transaction: WriterTransaction, letter: PendingCommand) -> Answer | StokerError:
     command = letter.command
     try:
         if isinstance(command, Submit):
-            return submit(turn, command, letter.drafts or draft(command.asked))
-        return _VERBS[type(command)](turn, command)
+            return submit(transaction, command, letter.drafts or draft(command.asked))
+        return _VERBS[type(command)](transaction, command)
     except (*_OUT_OF_REACH, InternalError):
         # An internal error may have left half of the changes: nothing of it must be committed.
         raise
