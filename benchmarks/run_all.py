@@ -39,7 +39,7 @@ NAMES = (
     "race",
     "ledger",
     "vram_estimate",
-    "company_memory",
+    "shared_process_memory",
     "gpu_tests",
     "cached_stages",
     "executed_stages",

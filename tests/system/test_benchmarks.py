@@ -33,7 +33,7 @@ NAMES = _names()
 NO_QUESTION = {
     "above_bare",
     "adapters_cases",
-    "company_cases",
+    "shared_process_cases",
     "fault_cases",
     "fetchers",
     "fetching",

@@ -94,7 +94,7 @@ def test_what_is_not_there_is_refused_before_any_trial_starts(work: Shell) -> No
     ("words", "said"),
     [
         (["memory=lots", "--", "true"], "memory: 'lots' is not a size"),
-        (["timeout=0s", "silence=0s", "--", "true"], "timeout: '0s' leaves no time at all"),
+        (["timeout=0s", "silence=0s", "--", "true"], "timeout: '0s' is not a positive time"),
         (["--", "echo", "{lr}"], "{lr}: nothing gives it a value"),
         (["python=nowhere", "--", "python", "-V"], "there is no Python at nowhere"),
     ],

@@ -1,5 +1,5 @@
-"""The recipes that ship with Stoker, one package for each cookbook. Loaded by name; `cli` alone imports from it.
+"""The recipes that ship with Stoker, one package for each cookbook. Loaded by name; only `cli` imports from it.
 
-Promises: a cookbook uses `stoker.authoring` and what `pyproject.toml` lists; ML libraries load inside stages.
-Start with `tabular.recipes`.
+Guarantee: a cookbook uses `stoker.authoring` and what `pyproject.toml` lists; ML libraries are imported inside stages.
+Start with `tabular/recipes.py`.
 """

@@ -1,6 +1,6 @@
-"""What the reports of several cookbooks are made of: plots in one style, Markdown, CSV and JSON files.
+"""Common parts of reports: plots in one style, Markdown, CSV and JSON files.
 
-The same book gives the same bytes.
+The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _STYLE: Final[dict[Any, Any]] = {
     "grid.color": "#E3E3E3",
     "legend.frameon": False,
     "lines.linewidth": 1.8,
-    # Without a salt of our own, ids inside an SVG are random.
+    # Without a fixed salt, ids inside an SVG are random.
     "svg.hashsalt": "stoker",
 }
 
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """Draw in our style while open, whatever the user's own settings are."""
+    """Draw in our style during a block, independent of the user's settings."""
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
-        # A class named in a script that the font lacks is drawn as boxes; the tables have it right.
+        # Characters that the font lacks are drawn as boxes; the tables show them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         yield
@@ -66,7 +66,7 @@ def one_plot(width: float = 6.4, height: float = 4.2) -> tuple[Figure, Axes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A plot that was written, as a page shows it."""
+    """A written plot for a page."""
 
     name: str
     caption: str
@@ -82,7 +82,7 @@ def write_plots(
     pictures: list[Picture] = []
     with _style():
         for name, caption, figure in plots:
-            # `savefig` draws everything twice, once to settle the layout. Drawing settles it too, and need not again.
+            # `savefig` draws everything twice, once for the layout. After a drawing the layout is known.
             png, svg = io.BytesIO(), io.BytesIO()
             raster: Any = FigureCanvasAgg(figure)
             raster.print_png(png, metadata={"Software": None})
@@ -105,7 +105,7 @@ def write_texts(out: Path, texts: Mapping[str, Any]) -> None:
 
 
 def plain(text: object, limit: int = 28) -> str:
-    """Return a text that is safe inside a plot: short, on one line, and never read as a formula."""
+    """Return a text that is safe in a plot: short, on one line, and never parsed as a formula."""
     line = " ".join(str(text).split())
     short = line if len(line) <= limit else f"{line[: limit - 1]}…"
     return short.replace("$", r"\$")
@@ -126,7 +126,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Return lines as a Markdown list; those that begin with two spaces are one level deeper."""
+    """Return lines as a Markdown list; those that start with two spaces are one level deeper."""
     return "\n".join(f"{'  ' if line.startswith('  ') else ''}- {safe(line.strip())}" for line in lines)
 
 
@@ -137,5 +137,5 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 
 def safe(text: str) -> str:
-    """Keep what a user's file calls things from being read as Markdown or HTML."""
+    """Escape a text from a user's file for Markdown and HTML."""
     return re.sub(r"([\\`*|<>])", r"\\\1", " ".join(text.split()))

@@ -116,7 +116,7 @@ def test_what_the_recipe_refuses_is_told_with_line_and_key_once(counter: Counter
     assert "q_proj" in first
     assert second.startswith("files/two.toml:12:8: adapter[1].rank: ")
     (typed,) = counter.faults(TWO, "base=org/nowhere")
-    assert typed.startswith("base=: org/nowhere is no folder here")
+    assert typed.startswith("base=: org/nowhere is neither a folder nor in the hub")
     (missing,) = counter.faults(TWO)
     assert "base is missing" in missing
 
@@ -162,7 +162,7 @@ def test_a_base_that_the_hub_may_have_is_said_if_nothing_else_is_wrong_and_a_dam
         counter.order(TWO, "base=org/name", fetches=True)
     assert [one.repo for one in caught.value.lacks] == ["org/name"]
     told = counter.faults('base = "nowhere"\n' + TWO.replace("sums", "gone.jsonl").replace("chats.jsonl", "no.jsonl"))
-    assert ["base: there is no folder nowhere" in told[0], "gone.jsonl" in told[1], "no.jsonl" in told[2]] == [True] * 3
+    assert ["base: folder not found: nowhere" in told[0], "gone.jsonl" in told[1], "no.jsonl" in told[2]] == [True] * 3
     base = write_base(counter.folder / "base")
     (base / "model.safetensors").write_bytes(b"")
     (fault,) = counter.faults(TWO, f"base={base}")

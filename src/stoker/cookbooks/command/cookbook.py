@@ -1,7 +1,7 @@
 """The recipe `command`: one program as one stage.
 
-A program without declared inputs is never skipped: what it reads is not known. With `inputs` declared, its result
-is known by them, its words and its own code, like any other stage's.
+A program without declared inputs is never skipped: what it reads is unknown. With `inputs` declared, its result is
+cached by them, its arguments and its own code, like any other stage's.
 """
 
 from __future__ import annotations
@@ -43,55 +43,53 @@ GpuBackend = Literal["cuda", "rocm", "metal", "oneapi"]
 
 
 class Output(TreeKind):
-    """Whatever a program wrote to `$STOKER_OUT` and to its declared outputs."""
+    """All files that a program wrote to `$STOKER_OUT` and to its declared outputs."""
 
     name = "command/output"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramArgs:
-    """A program with its words."""
+    """A program with its arguments."""
 
     argv: tuple[str, ...] = arg(
-        help="the program and its words; {out} and {scratch} are places, other braces are doubled"
+        help="the program and its arguments; {out} and {scratch} are folders, other braces are doubled"
     )
-    params: dict[str, Plain] = arg({}, help="what the words were filled from; the program may ask for it")
-    env: dict[str, str] = arg({}, help="added to its environment")
-    data: dict[str, InputPath] = arg({}, help="added too: variables that name what it reads, known by what that holds")
+    params: dict[str, Plain] = arg({}, help="parameters that filled the arguments; the program can read them")
+    env: dict[str, str] = arg({}, help="environment variables")
+    data: dict[str, InputPath] = arg({}, help="variables with paths that it reads; their content is part of the key")
     outputs: tuple[str, ...] = arg((), help="files and folders below `folder` that belong to the result")
-    python: str = arg("", help="what a bare `python` means", runtime=True)
-    silence_s: float | None = arg(None, help="how long it may say nothing", gt=0, runtime=True)
-    workspace: str = arg("", help="where it runs, if not in `folder`: a copy of it", runtime=True)
+    python: str = arg("", help="interpreter for `python`", runtime=True)
+    silence_s: float | None = arg(None, help="maximum time without output", gt=0, runtime=True)
+    workspace: str = arg("", help="working folder if not `folder`: a copy of it", runtime=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenProgramArgs(ProgramArgs):
-    """A program whose inputs are not declared: the same words elsewhere may be another program's."""
+    """A program whose inputs are not declared: the same command line in another folder may be another program."""
 
-    folder: str = arg(".", help="where it runs; of one that runs in a workspace, which project that is a copy of")
+    folder: str = arg(".", help="working folder; of one in a workspace, the project that it is a copy of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownProgramArgs(ProgramArgs):
-    """A program with its words, its inputs and its own code."""
+    """A program with its command line, inputs and own code."""
 
-    folder: str = arg(".", help="where it runs", runtime=True)
-    inputs: tuple[InputPath, ...] = arg((), help="files and folders that it reads")
-    code: dict[str, InputPath] = arg(
-        {}, help="the program's own files, by the names they have in `folder`", read_first=True
-    )
+    folder: str = arg(".", help="working folder", runtime=True)
+    inputs: tuple[InputPath, ...] = arg((), help="input files and folders")
+    code: dict[str, InputPath] = arg({}, help="the program's own files, by their names in `folder`", read_first=True)
 
 
 def _program(job: StageContext, args: OpenProgramArgs | KnownProgramArgs) -> Program:
     places = {"out": str(job.out)}
     if any("{scratch}" in word for word in args.argv):
-        # Asking for it makes it.
+        # Reading the property creates the folder.
         places["scratch"] = str(job.scratch)
     try:
         argv = tuple(fill(word, places) for word in args.argv)
     except KeyError as error:
         place = f"{{{error.args[0]}}}"
-        raise StageInputError(f"nothing fills {place}", hint=f"{{{place}}} stands for plain braces") from None
+        raise StageInputError(f"no value for {place}", hint=f"{{{place}}} stands for plain braces") from None
     return Program(
         argv=argv,
         folder=args.workspace or args.folder,
@@ -117,44 +115,40 @@ def run_known(job: StageContext, args: KnownProgramArgs) -> Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandArgs:
-    """Arguments of `command`. Whatever else is set is a parameter of the program."""
+    """Arguments of `command`. All other keys are parameters of the program."""
 
-    argv: tuple[str, ...] = arg(help="the program and its words, as given after --")
+    argv: tuple[str, ...] = arg(help="the program and its arguments after --")
     params: dict[str, Plain] = arg({}, help="the program's own parameters")
-    inputs: tuple[InputPath, ...] = arg(
-        (), help="files and folders it reads; declared, a known result is not made again"
-    )
-    outputs: tuple[str, ...] = arg((), help="what it writes below this folder, such as runs/, beside $STOKER_OUT")
-    env: dict[str, str] = arg({}, help="variables added to its environment")
+    inputs: tuple[InputPath, ...] = arg((), help="input files and folders; if declared, a cached result is reused")
+    outputs: tuple[str, ...] = arg((), help="output folders below this one besides $STOKER_OUT, such as runs/")
+    env: dict[str, str] = arg({}, help="environment variables")
     data: dict[str, InputPath] = arg(
-        {}, help="variables that name files and folders it reads, such as data.DATA=corpus", runtime=True
+        {}, help="variables with paths of its input files and folders, such as data.DATA=corpus", runtime=True
     )
-    python: str = arg("", help="what `python` means: an interpreter or a .venv folder", runtime=True)
-    memory: Size = arg(Size(""), help="how much memory it needs, such as 8G; its cap is 2 GiB above", runtime=True)
-    gpus: int | None = arg(None, help="how many GPUs it needs; one if there are any", ge=0, le=1024, runtime=True)
+    python: str = arg("", help="interpreter or .venv folder for `python`", runtime=True)
+    memory: Size = arg(Size(""), help="required memory, such as 8G; the limit is 2 GiB above", runtime=True)
+    gpus: int | None = arg(None, help="number of GPUs (default: one if there is one)", ge=0, le=1024, runtime=True)
     gpu_backend: GpuBackend | None = arg(
         None, help="backend of its GPUs (default: any here, cuda on the fleet); implies gpus=1", runtime=True
     )
-    vram: Size = arg(Size(""), help="memory it needs on each GPU, such as 6G (default: all that is free)", runtime=True)
-    shares: bool = arg(default=False, help="others may use the rest of its GPUs: it keeps within vram", runtime=True)
+    vram: Size = arg(Size(""), help="memory on each GPU, such as 6G (default: all that is free)", runtime=True)
+    shares: bool = arg(default=False, help="share its GPUs with other jobs; requires vram", runtime=True)
     ranks: int | None = arg(
         None,
-        help="run it as so many ranks that start and end together, each on a GPU if there are",
+        help="number of ranks that start and end together, each on a GPU if there are enough",
         ge=1,
         le=1024,
         runtime=True,
     )
-    cpus: int | None = arg(None, help="how many cores it takes; all, so one program at a time", ge=1, runtime=True)
-    silence: Duration = arg(Duration(""), help="stop it if it says nothing for so long, such as 30m", runtime=True)
-    timeout: Duration = arg(Duration(""), help="stop it if it runs longer, such as 8h", runtime=True)
-    attempts: int = arg(
-        1, help="tries, the first included; only what may pass is tried again", ge=1, le=100, runtime=True
-    )
-    folder: str = arg(".", help="where it runs; the folder the command was given in", runtime=True)
-    workspace: str = arg("", help="a copy of that folder in which it runs; made by Stoker", runtime=True)
-    code: dict[str, InputPath] = arg({}, help="the program's own files; found by Stoker", runtime=True)
-    machine_gpus: int = arg(0, help="how many GPUs this machine has; found by Stoker", ge=0, runtime=True)
-    machine_cpus: int = arg(1, help="how many cores this machine has; found by Stoker", ge=1, runtime=True)
+    cpus: int | None = arg(None, help="number of cores (default: all, so one program at a time)", ge=1, runtime=True)
+    silence: Duration = arg(Duration(""), help="stop it after this time without output, such as 30m", runtime=True)
+    timeout: Duration = arg(Duration(""), help="time limit, such as 8h", runtime=True)
+    attempts: int = arg(1, help="maximum attempts; only temporary failures are retried", ge=1, le=100, runtime=True)
+    folder: str = arg(".", help="working folder (default: the current one)", runtime=True)
+    workspace: str = arg("", help="copy of that folder to run in; set by Stoker", runtime=True)
+    code: dict[str, InputPath] = arg({}, help="the program's own files; set by Stoker", runtime=True)
+    machine_gpus: int = arg(0, help="number of GPUs of this machine; set by Stoker", ge=0, runtime=True)
+    machine_cpus: int = arg(1, help="number of cores of this machine; set by Stoker", ge=1, runtime=True)
 
 
 @recipe("command", category=Category.USER, output=Output, backend="any")
@@ -164,11 +158,11 @@ def command(args: CommandArgs) -> Plan:
     memory_bytes = _read(parse_size, args.memory, "memory", faults)
     vram_bytes = _read(parse_size, args.vram, "vram", faults)
     if vram_bytes and args.gpus == 0:
-        faults.append(Diagnostic("vram", "it asks for no GPU to have memory on", "gpus=1, or leave vram away"))
+        faults.append(Diagnostic("vram", "vram without a GPU", "use gpus=1, or omit vram"))
     if args.gpu_backend and args.gpus == 0:
-        faults.append(Diagnostic("gpu_backend", "gpus=0 requests no GPU", "gpus=1, or leave gpu_backend away"))
+        faults.append(Diagnostic("gpu_backend", "gpus=0 requests no GPU", "use gpus=1, or omit gpu_backend"))
     if args.shares and not vram_bytes and args.gpus != 0 and not any(fault.where == "vram" for fault in faults):
-        faults.append(Diagnostic("shares", "how much of a GPU may it take beside others?", "vram=6G says so"))
+        faults.append(Diagnostic("shares", "sharing a GPU requires vram", "for example vram=6G"))
     silence_s = _read(_some_time, args.silence, "silence", faults)
     timeout_s = _read(_some_time, args.timeout, "timeout", faults)
     for output in args.outputs:
@@ -176,7 +170,7 @@ def command(args: CommandArgs) -> Plan:
     if faults:
         raise InvalidArgs("; ".join(map(str, faults)), faults=tuple(faults))
     shared: dict[str, Any] = {
-        # In its words, so that what is made by two ranks is not taken for what four would make.
+        # In its command line, so that a result of two ranks is not used for four.
         "argv": args.argv if args.ranks is None else (*gang_words(args.ranks), *args.argv),
         "params": args.params,
         "env": args.env,
@@ -213,7 +207,7 @@ def command(args: CommandArgs) -> Plan:
 
 
 def _plan_name(argv: tuple[str, ...]) -> str:
-    """Name the plan after the program: what is known of one says nothing about another."""
+    """Return the plan's name, after the program: history of one program does not apply to another."""
     script = next((word for word in argv[1:] if word.endswith((".py", ".sh"))), "")
     return f"command {argv[0]} {script}".strip()[:_LONGEST_NAME]
 
@@ -221,7 +215,7 @@ def _plan_name(argv: tuple[str, ...]) -> str:
 def _some_time(text: str) -> float:
     seconds = parse_duration(text)
     if not seconds > 0:
-        message = f"{text!r} leaves no time at all"
+        message = f"{text!r} is not a positive time"
         raise ValueError(message)
     return seconds
 

@@ -1,7 +1,7 @@
-"""Language: fine-tune causal language models, many adapters over one base at once, or every weight of one.
+"""Language: fine-tune causal language models, many adapters over one base at once, or all weights of one.
 
-`COOKBOOK` is looked up on first use, by computed name: a stage's code identity covers the packages that its module
-lies in, and would otherwise take in every recipe and every other stage through this file.
+`COOKBOOK` is looked up on first use, by computed name: a stage's code identity covers the packages of its module, and
+would otherwise include every recipe and every other stage through this file.
 """
 
 from __future__ import annotations

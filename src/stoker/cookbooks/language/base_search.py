@@ -1,7 +1,7 @@
-"""Finding a base by what a user types.
+"""Lookup of a base by the argument `base`.
 
-`tiny` is bundled; a folder is a folder; `org/name` (or `org/name@revision`) is looked for in the hub's cache; what is
-not there yet is returned by `lacking`.
+`tiny` is bundled; a folder is a folder; `org/name` (or `org/name@revision`) is looked up in the hub's cache; `lacking`
+returns what is missing there.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _WHOLE = (*SMALL_FILES, "model*.safetensors")
 
 
 def find_base(text: str, *, use: str = "trained") -> TrainableBase:
-    """Find a base and look it through. Raises `BadInput` with everything that is wrong, in one line."""
+    """Find a base and check it. Raises `BadInput` with all faults, in one line."""
     name, folder = _folder_of(text.strip())
     stamps = _stamps(folder)
     looked = _LOOKED.get((name, folder))
-    # The trials of a sweep ask for the same one again and again.
+    # The trials of a sweep look up the same base again and again.
     if looked is None or looked[0] != stamps:
         looked = _LOOKED[name, folder] = stamps, read_base(folder, name=name, use=use)
     return looked[1]
 
 
 def bases_here() -> dict[str, TrainableBase]:
-    """Find every base that is at hand by name: those that are bundled, and those in the hub's cache."""
+    """Return every base that can be used by name: the bundled ones, and those in the hub's cache."""
     found: dict[str, TrainableBase] = {}
     for name in (*BASES, *(repo.name for repo in _hub_cache().models())):
         with suppress(StokerError):
@@ -58,7 +58,7 @@ def bases_here() -> dict[str, TrainableBase]:
 
 
 def outline_of(text: str) -> Outline | None:
-    """Return what is known of a base whose weights may still have to come; nothing if that is nothing, or wrong."""
+    """Return the facts of a base whose weights may be missing; None if nothing is known, or it is invalid."""
     try:
         name, folder = _folder_of(text.strip())
     except BadInput:
@@ -67,9 +67,9 @@ def outline_of(text: str) -> Outline | None:
 
 
 def lacking(text: str, argument: str) -> MissingRepoFiles | None:
-    """Return what the hub may have of the base that an argument names; nothing if fetching would change nothing."""
+    """Return the files of the hub that the named base lacks; None if a download would not help."""
     repo = _repository(text.strip())
-    # Below a folder that is here, a name that isn't is a slip.
+    # Below an existing folder, a missing name is a typo.
     if repo is None or os.path.isdir(text.strip().partition("/")[0]):
         return None
     folder = _snapshot(*repo)
@@ -78,10 +78,10 @@ def lacking(text: str, argument: str) -> MissingRepoFiles | None:
 
 
 def is_another_base(named: object, base: TrainableBase) -> bool:
-    """Return whether what an adapter tells of its base, a name or a path, means another one than this.
+    """Return True if the base name in an adapter means another base than this one.
 
-    The same bytes are the same base wherever they lie. Of a folder only its own name is known, and one that a
-    digest or a commit names says nothing.
+    The same bytes are the same base wherever they are. Of a folder only its last name is known; a digest or a commit as
+    a name means nothing.
     """
     if not isinstance(named, str) or not named.strip() or _OF_NO_MEANING.fullmatch(base.name):
         return False
@@ -101,7 +101,7 @@ def _is_of_hub(text: str) -> bool:
 
 _Stamps = tuple[tuple[str, int, int, int], ...]
 _LOOKED: dict[tuple[str, Path], tuple[_Stamps, TrainableBase]] = {}
-"""What was seen in a folder, and how it looked then."""
+"""The result of a check by folder, and the folder's stamp then."""
 
 
 def _stamps(folder: Path) -> _Stamps:
@@ -115,32 +115,32 @@ def _stamps(folder: Path) -> _Stamps:
 
 
 def _folder_of(text: str) -> tuple[str, Path]:
-    """Tell what a user means: a bundled base, a folder, or a model of the hub that is in its cache."""
+    """Return the folder that a user means: a bundled base, a folder, or a model in the hub's cache."""
     if text in BASES:
         return text, bundled_base(text)
     if not text or "\0" in text:
-        raise BadInput("no base is given", hint=f"a folder, org/name of the hub, or {', '.join(BASES)}")
+        raise BadInput("base is missing", hint=f"a folder, org/name of the hub, or {', '.join(BASES)}")
     path = Path(os.path.expanduser(text))
     with suppress(OSError):
         if path.is_dir():
             return path.resolve().name, path
         if path.exists():
-            hint = "give the folder that holds config.json, the tokenizer and the weights as safetensors"
-            raise BadInput(f"{text} is a file, and a base is a folder", hint=hint)
+            hint = "use the folder with config.json, the tokenizer and the weights as safetensors"
+            raise BadInput(f"{text} is a file; a base is a folder", hint=hint)
     repo = _repository(text)
     if repo is None:
         raise BadInput(
-            f"there is no folder {text}",
+            f"folder not found: {text}",
             hint=did_you_mean(text, BASES) or f"a folder, org/name of the hub, or {', '.join(BASES)}",
         )
     found = _snapshot(*repo)
     if found is None:
-        raise BadInput(f"{text} is no folder here and is not in the hub's cache", hint=f"stoker fetch {text}")
+        raise BadInput(f"{text} is neither a folder nor in the hub's cache", hint=f"stoker fetch {text}")
     return text, found
 
 
 def _repository(text: str) -> tuple[Repo, str] | None:
-    """Return the repository and the revision that a text names; nothing if it means something else."""
+    """Return the repository and the revision in a text; None if it is something else."""
     from stoker.transfer.hub.listing import read_repo_at
 
     name = text.partition("@")[0]
@@ -165,11 +165,11 @@ def _hub_cache() -> HubCache:
     return HubCache(surroundings().hub_cache() or os.path.expanduser("~/.cache/huggingface/hub"))
 
 
-# What is shown of a base before anything is trained over it: how large, from where, and whether it is whole.
+# Facts of a base that are shown before training: size, source, completeness.
 
 
 def base_facts(base: TrainableBase, digest_of: Callable[[str], str]) -> str:
-    """Return what is known of a base, in one line; what the hub has lies in its cache under its SHA-256."""
+    """Return the facts of a base in one line; files in the hub's cache are named by their SHA-256."""
     said = [f"base {base.name}", format_size(base.size_bytes)]
     if base.name in BASES:
         said.append("bundled")

@@ -1,7 +1,7 @@
-"""Bases: all that can be known of one in its folder before anything runs.
+"""Bases: checks of a base's folder before anything runs.
 
-Everything that is wrong with a base is reported at once. Nothing here reads more of the weights than their headers and
-a pinch of each tensor. Importing this costs no library.
+All faults are reported at once. Of the weights only headers and a small sample of each tensor are read. Importing this
+module imports no library.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _TOKENIZER_FILES = (
 )
 _OTHER_FILES = ("generation_config.json",)
 SMALL_FILES: Final = ("*.json", "*.jinja", "*.model", "*.txt")
-"""What comes of a base before its weights do, and may refuse it."""
+"""The files of a base that are downloaded before its weights, and may already show that it is unusable."""
 _READABLE = ("F32", "F16", "BF16")
 _SHOWN = 3
-_WANTED = f"give another base: {CONFIG} of {', '.join(FAMILIES)}, a tokenizer.json, weights as safetensors"
+_WANTED = f"use another base: {CONFIG} of {', '.join(FAMILIES)}, a tokenizer.json, weights as safetensors"
 
 
 @frozen
@@ -62,16 +62,16 @@ class TrainableBase:
     """A base that can be trained."""
 
     name: str
-    """`org/name`, the bundled name, or what its folder is called: for people."""
+    """`org/name`, the bundled name, or the name of its folder: for display."""
     folder: Path
     config: Mapping[str, Any]
     shape: ModelShape
     positions: int
-    """The longest sequence that it allows."""
+    """The maximum sequence length."""
     weight_files: tuple[str, ...]
     tokenizer_files: tuple[str, ...]
     size_bytes: int
-    """Of its weights, as they lie on the disk."""
+    """Size of its weights on disk."""
     word: str
 
     @property
@@ -84,33 +84,34 @@ class TrainableBase:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that make it what it is, sorted."""
+        """The files that identify it, sorted."""
         others = [name for name in (INDEX, *_OTHER_FILES) if (self.folder / name).is_file()]
         return tuple(sorted({CONFIG, *self.weight_files, *self.tokenizer_files, *others}))
 
 
 @frozen
 class Outline:
-    """What the small files of a base tell, whether or not its weights are here."""
+    """The facts in the small files of a base, whether or not its weights are here."""
 
     name: str
     config: Mapping[str, Any]
     shape: ModelShape
     positions: int
-    """The longest sequence that it allows."""
+    """The maximum sequence length."""
     tokenizer_files: tuple[str, ...]
 
 
 def read_base(folder: Path, *, name: str = "", use: str = "trained") -> TrainableBase:
-    """Look a base's folder through. Raises `BadInput` with everything that is wrong, in one line.
+    """Check a base's folder. Raises `BadInput` with all faults, in one line.
 
-    `Damaged` if nothing is wrong but that files of weights are not what they promise. `use` is what can't be done then.
+    Raises `Damaged` if the only fault is that weight files do not match their headers. `use` names what is then
+    impossible.
     """
     name = name or folder.resolve().name
     faults: list[str] = []
     damage: list[str] = []
     outline = _outline(folder, name, faults)
-    # Of what the hub has, weights are not fetched for a base that is refused anyway.
+    # Weights of the hub are not downloaded for a base that is refused anyway.
     headers = _headers(folder, faults, damage) if outline is not None or not _is_of_hub(name, folder) else None
     if outline is not None and headers is not None:
         faults += _misfits(outline.shape, headers)
@@ -132,12 +133,12 @@ def read_base(folder: Path, *, name: str = "", use: str = "trained") -> Trainabl
 
 
 def read_outline(folder: Path, name: str) -> Outline | None:
-    """Look the small files of a base through; nothing if one is missing, or wrong."""
+    """Check the small files of a base; None if one is missing or invalid."""
     return _outline(folder, name, [])
 
 
 def read_config_alone(folder: Path, name: str) -> Outline:
-    """Return what config.json tells of a base of which nothing else is here. Raises `BadInput`."""
+    """Return the facts in config.json of a base without other files. Raises `BadInput`."""
     faults: list[str] = []
     outline = _of_config(folder, name, faults)
     if outline is None:
@@ -146,31 +147,31 @@ def read_config_alone(folder: Path, name: str) -> Outline:
 
 
 def still_to_come(folder: Path) -> tuple[str, ...]:
-    """Return what a base lacks, by name or pattern, its small files before weights; nothing if more would not help."""
+    """Return the missing files of a base, by name or pattern, small files first; empty if more files would not help."""
     if not (folder / CONFIG).is_file() or not any((folder / one).is_file() for one in _TOKENIZERS):
         return SMALL_FILES
     names = _weight_names(folder, [])
     if read_outline(folder, "") is None or (not names and (folder / INDEX).is_file()):
-        # What is here refuses it already.
+        # The existing files show that it is unusable.
         return ()
     return tuple(one for one in names or (INDEX, SINGLE) if not (folder / one).is_file())
 
 
 def is_in_hub_cache(folder: Path) -> bool:
-    """Return whether a folder is one of those that the hub's cache has for each commit."""
+    """Return True if a folder is a snapshot in the hub's cache."""
     return folder.parent.name == "snapshots"
 
 
 def base_word(folder: Path) -> str:
-    """Name a base by what it is, wherever it lies: 16 letters, in milliseconds. Raises `BadInput` if it is none.
+    """Return a short name of a base by its content, 16 letters, in milliseconds. Raises `BadInput` if it is not a base.
 
-    Made of config.json and of each weight file's size, header and a pinch of every tensor. It tells trainings of one
-    model apart; it is no proof of every byte, so results are never kept under it.
+    It is made from config.json and each weight file's size, header and samples of every tensor. It distinguishes
+    trainings of one model; it is no proof of every byte, so results are never cached under it.
     """
     faults: list[str] = []
     headers = _headers(folder, faults, faults)
     if headers is None or not (folder / CONFIG).is_file():
-        raise BadInput(f"{folder} is no base: {'; '.join(faults) or f'it has no {CONFIG}'}", hint=_WANTED)
+        raise BadInput(f"{folder} is not a base: {'; '.join(faults) or f'it has no {CONFIG}'}", hint=_WANTED)
     return _word(folder, headers)
 
 
@@ -183,7 +184,7 @@ def _word(folder: Path, headers: Mapping[str, Header]) -> str:
 
 
 def _outline(folder: Path, name: str, faults: list[str]) -> Outline | None:
-    """Look the small files of a base through; what is wrong is noted."""
+    """Check the small files of a base; faults are collected."""
     outline = _of_config(folder, name, faults)
     tokenizer = tuple(sorted(one for one in _TOKENIZER_FILES if (folder / one).is_file()))
     if not any(one in tokenizer for one in _TOKENIZERS):
@@ -211,7 +212,7 @@ def _config(folder: Path, faults: list[str]) -> Mapping[str, Any] | None:
         faults.append(f"its {CONFIG} can't be read: {_reason(error)}")
         return None
     if not isinstance(config, dict):
-        faults.append(f"its {CONFIG} is no table")
+        faults.append(f"its {CONFIG} is not a JSON object")
         return None
     return config
 
@@ -220,17 +221,15 @@ def _shape(config: Mapping[str, Any], faults: list[str]) -> DecoderShape | None:
     classes = config.get("architectures")
     said = [one for one in classes if isinstance(one, str)] if isinstance(classes, list) else []
     if config.get("is_encoder_decoder") is True or (said and not any(one.endswith("ForCausalLM") for one in said)):
-        faults.append(f"{', '.join(said) or 'it'} is no causal language model")
+        faults.append(f"{', '.join(said) or 'it'} is not a causal language model")
         return None
     family = config.get("model_type")
     if family not in FAMILIES:
-        known = f"known are {', '.join(FAMILIES)}"
-        faults.append(
-            f"its architecture, {family!r}, is not known here ({known})" if family else "it names no model_type"
-        )
+        known = f"supported: {', '.join(FAMILIES)}"
+        faults.append(f"its architecture {family!r} is not supported ({known})" if family else "it names no model_type")
         return None
     if config.get("quantization_config"):
-        faults.append("its weights are quantised, and 32 or 16 bits are wanted")
+        faults.append("its weights are quantised; 32 or 16 bits are required")
         return None
     try:
         return shape_of(config)
@@ -242,7 +241,7 @@ def _shape(config: Mapping[str, Any], faults: list[str]) -> DecoderShape | None:
 
 
 def _headers(folder: Path, faults: list[str], damage: list[str]) -> dict[str, Header] | None:
-    """Read the headers of all weight files; None if there is something wrong, which is noted."""
+    """Read the headers of all weight files; None if there is a fault, which is collected."""
     names = _weight_names(folder, faults)
     there = _there(folder, names)
     found: dict[str, Header] = {}
@@ -264,7 +263,7 @@ def _headers(folder: Path, faults: list[str], damage: list[str]) -> dict[str, He
 
 
 def _there(folder: Path, names: Sequence[str]) -> frozenset[str]:
-    """Return which files may be there, asked once for all: an index may name any number."""
+    """Return which files exist, with one query: an index may name any number."""
     try:
         return frozenset(os.listdir(folder))
     except OSError:
@@ -290,7 +289,7 @@ def _weight_names(folder: Path, faults: list[str]) -> list[str]:
 
 
 def _misfits(shape: ModelShape, headers: Mapping[str, Header]) -> Iterator[str]:
-    """Tell where the weights are not what config.json promises."""
+    """Collect the differences between the weights and config.json."""
     there = {name: one for header in headers.values() for name, one in header.tensors.items()}
     wanted = dict(_wanted(shape))
     missing = [name for name in wanted if name not in there]
@@ -300,9 +299,9 @@ def _misfits(shape: ModelShape, headers: Mapping[str, Header]) -> Iterator[str]:
         yield f"it has no {_some(missing)}"
     if other:
         name = other[0]
-        yield f"{name} is {list(there[name].shape)}, and {CONFIG} says {list(wanted[name])}"
+        yield f"{name} is {list(there[name].shape)}; {CONFIG} states {list(wanted[name])}"
     if packed:
-        yield f"its weights are {', '.join(packed)}, and {', '.join(_READABLE)} can be read"
+        yield f"its weights are {', '.join(packed)}; supported: {', '.join(_READABLE)}"
 
 
 def _wanted(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -334,13 +333,13 @@ def _reason(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else first_line(error)
 
 
-# A whole model on disk: weights read into one map by name, and written as the hub lays them out, with what goes along.
+# A whole model on disk: its weights as one map by name, written in the layout of the hub.
 #
 # The same weights give the same bytes.
 
 
 def read_weights(base: TrainableBase) -> dict[str, Tensor]:
-    """Read every weight of a base, as it lies there. Raises `Damaged` if a file is."""
+    """Read every weight of a base. Raises `Damaged` if a file is."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -354,7 +353,7 @@ def read_weights(base: TrainableBase) -> dict[str, Tensor]:
 
 
 def write_model(folder: Path, base: TrainableBase, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Write a model that is a base with other weights: its config and tokenizer go along."""
+    """Write a base with other weights, with its config and tokenizer."""
     import shutil
 
     for name in base.files:
@@ -391,7 +390,7 @@ def _shards(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterable[list[
 
 
 def _save(names: list[str], file: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    # Whole numbers, such as places in a row, stay what they are.
+    # Integers, such as position ids, keep their type.
     from safetensors.torch import save_file
 
     widths = {name: dtype if weights[name].is_floating_point() else weights[name].dtype for name in names}

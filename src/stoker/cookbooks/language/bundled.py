@@ -1,7 +1,7 @@
-"""The base and the data that are made, not fetched, by the names a user types: enough to try everything in seconds.
+"""Bundled base and data sets, generated instead of downloaded: enough to try everything in seconds.
 
 A bundled base is a real one in the Hugging Face layout (config, fast tokenizer with a chat template, safetensors) that
-`transformers` loads. It knows nothing: its weights are noise, the same on every machine. Standard library only.
+`transformers` loads. Its weights are random, the same on every machine. Standard library only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
 
 @frozen
 class TinyShape:
-    """How large a bundled base is."""
+    """The size of a bundled base."""
 
     family: Family = "llama"
     hidden: int = 64
@@ -58,7 +58,7 @@ class TinyShape:
 
     @property
     def vocabulary(self) -> int:
-        """Every byte and the special tokens, filled up to a multiple of 8."""
+        """Number of tokens: every byte and the special tokens, rounded up to a multiple of 8."""
         return -(-(256 + len(_SPECIALS)) // 8) * 8
 
 
@@ -66,12 +66,12 @@ TINY: Final = TinyShape()
 
 
 def bundled_base(name: str) -> Path:
-    """Return the folder of a bundled base, made on first use below the machine's folder for temporary files.
+    """Return the folder of a bundled base, made on first use below the folder for temporary files.
 
-    It is the user's own and is looked through before it is given: whatever is not as it should be is written again.
+    It belongs to the user and is checked first: a file that differs is written again.
     """
     if name not in BASES:
-        message = f"no bundled base is called {name!r}"
+        message = f"no bundled base {name!r}"
         raise ValueError(message)
     whole = hashlib.sha256(b"".join(base_files(TINY).values())).hexdigest()[:12]
     own = Path(tempfile.gettempdir(), f"stoker-bundled-{os.getuid()}")
@@ -83,7 +83,7 @@ def bundled_base(name: str) -> Path:
 
 
 def write_base(folder: Path, shape: TinyShape = TINY) -> Path:
-    """Write what is not yet there of a base of this shape into a folder, made if it isn't there; give the folder."""
+    """Write the missing files of a base of this shape into a folder, which may not exist; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in base_files(shape).items():
         path = folder / name
@@ -94,7 +94,7 @@ def write_base(folder: Path, shape: TinyShape = TINY) -> Path:
 
 @cache
 def base_files(shape: TinyShape = TINY) -> Mapping[str, bytes]:
-    """Make the files of a base: the same bytes for the same shape, always and everywhere."""
+    """Return the files of a base: the same bytes for the same shape on every machine."""
     return {
         "config.json": _json(_config(shape)),
         "generation_config.json": _json({"eos_token_id": 256, "pad_token_id": 259}),
@@ -215,7 +215,7 @@ def _tokenizer() -> dict[str, Any]:
 
 
 def _byte_letters() -> list[str]:
-    """Return the visible letter that stands for each byte in byte-level tokenizers."""
+    """Return the letter for each byte in byte-level tokenizers."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = [""] * 256
     for byte in visible:
@@ -227,7 +227,7 @@ def _byte_letters() -> list[str]:
 
 
 def _tensors(shape: TinyShape) -> Iterator[tuple[str, tuple[int, ...], float]]:
-    """Return name, shape and spread of every weight; a spread of 0 is a norm, which begins as ones."""
+    """Return name, shape and spread of every weight; a spread of 0 is a norm, which starts as ones."""
     hidden, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocabulary, hidden), 0.125 if shape.is_tied else 1.0
     for layer in range(shape.layers):
@@ -264,7 +264,7 @@ def _safetensors(shape: TinyShape) -> bytes:
 
 
 def _noise(word: str, size: tuple[int, ...], spread: float) -> bytes:
-    """Draw numbers that spread evenly around 0, from a hash: no library's generator may change them."""
+    """Return numbers spread evenly around 0, from a hash: independent of the generators of libraries."""
     count = size[0] * (size[1] if len(size) > 1 else 1)
     drawn = array("h", hashlib.shake_128(word.encode()).digest(2 * count))
     if sys.byteorder == "big":
@@ -282,7 +282,7 @@ def _json(value: Any) -> bytes:
 
 def _make_own(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
-    # Anyone may have put something there under this name.
+    # Another user may have made this folder.
     status = folder.lstat()
     if status.st_uid != os.getuid() or folder.is_symlink() or not folder.is_dir():
         raise NoPermission(f"{folder} belongs to another user", hint="remove it, or set TMPDIR")

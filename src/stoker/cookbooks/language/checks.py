@@ -1,4 +1,4 @@
-"""What is wrong with what a user typed, all of it, before anything runs; and what it means if nothing is."""
+"""Checks of a recipe's arguments before anything runs, all faults at once; and the values that they mean."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class LanguageArgsChecker:
         self._recipe = recipe
         self._faults: list[Diagnostic] = []
         self._lacking: dict[Diagnostic, MissingRepoFiles] = {}
-        """Those of the faults that fetching may mend, each with what would."""
+        """Faults that a download may fix, each with the files to download."""
         self._damaged = 0
-        """How many of the faults are that bytes are not what their file promises."""
+        """Number of faults that are damaged files."""
         self._judges = "base" not in surroundings().stand_ins
-        """Whether the base is the one that is meant, so that other arguments have to fit it."""
+        """True if the base is valid, so that other arguments can be checked against it."""
 
     def note(self, name: str, message: str, hint: str = "") -> None:
-        """Write down one fault of an argument."""
+        """Add a fault of an argument."""
         self._faults.append(Diagnostic(f"{self._recipe}.{name}", message, hint))
 
     def refuse(self) -> None:
-        """Raise `InvalidArgs` with all that was noted, if anything was; `Damaged` if one file's bytes are all."""
+        """Raise `InvalidArgs` with all faults, if any; `Damaged` if the only ones are damaged files."""
         faults = tuple(self._faults)
         if not faults:
             return
@@ -55,7 +55,7 @@ class LanguageArgsChecker:
         raise InvalidArgs(message, faults=faults, hint=f"stoker recipes show {self._recipe}", lacks=lacks)
 
     def base(self, text: str) -> TrainableBase | None:
-        """Look for a base; what is wrong with it is noted."""
+        """Find a base; faults are collected."""
         if not text.strip():
             self.note("base", "is empty", f"a folder, org/name of the hub, or {', '.join(BASES)}")
             return None
@@ -75,7 +75,7 @@ class LanguageArgsChecker:
         self.note(name, error.message, error.hint)
 
     def data(self, text: str) -> Path | None:
-        """Tell bundled data from a file, and both from a mistake."""
+        """Return the data: bundled, or a file; faults are collected."""
         if text in DATA:
             return None
         if not text.strip():
@@ -83,18 +83,18 @@ class LanguageArgsChecker:
             return None
         path = Path(os.path.expanduser(text))
         if path.is_dir():
-            self.note("data", f"{text} is a folder", "give one file of examples")
+            self.note("data", f"{text} is a folder", "use one file of examples")
         elif not path.is_file():
             bundled = f"bundled data is {', '.join(DATA)}"
             is_path = path.suffix or path.parent != Path()
-            message = f"there is no file {text}" if is_path else f"{text!r} is neither a file nor bundled data"
+            message = f"file not found: {text}" if is_path else f"{text!r} is neither a file nor bundled data"
             self.note("data", message, bundled if is_path else did_you_mean(text, DATA) or bundled)
         elif path.stat().st_size == 0:
             self.note("data", f"{text} is empty", 'one JSON object per line, such as {"text": "…"}')
         return path
 
     def length(self, wanted: int | None, base: TrainableBase | Outline) -> int:
-        """Return the longest row that is meant; one that the base can't read is noted."""
+        """Return the longest row; a length beyond the base's maximum is a fault."""
         if wanted is None:
             return min(DEFAULT_TOKENS, base.positions)
         if wanted > base.positions and self._judges:
@@ -103,17 +103,17 @@ class LanguageArgsChecker:
         return wanted
 
     def targets(self, wanted: tuple[str, ...], shape: ModelShape, rank: int) -> tuple[str, ...]:
-        """Return the names of the matrices that are meant, in a block's order; what matches nothing is noted."""
+        """Return the names of the target matrices, in a block's order; a name that matches nothing is a fault."""
         real = names_of(shape)
         if not self._judges:
             return tuple(real)
         known = [*_GROUPS, *real]
         if not wanted:
-            self.note("targets", "names nothing to train", f"one of {', '.join(known)}")
+            self.note("targets", "no target matrices", f"one of {', '.join(known)}")
         for one in wanted:
             if one not in known:
                 hint = did_you_mean(one, known) or f"its matrices are {', '.join(real)}; or {', '.join(_GROUPS)}"
-                self.note("targets", f"no matrix of this {shape.family} model is called {one!r}", hint)
+                self.note("targets", f"no matrix {one!r} in this {shape.family} model", hint)
         meant = targeted(shape, wanted)
         smallest = min(meant, key=lambda one: min(one.inputs, one.outputs), default=None)
         if smallest is not None and rank > min(smallest.inputs, smallest.outputs):
@@ -123,11 +123,11 @@ class LanguageArgsChecker:
         return tuple(dict.fromkeys(one.name for one in meant))
 
     def adapter(self, text: str, base: TrainableBase | None) -> Path:
-        """Look an adapter's folder through; what is wrong with it, or does not fit the base, is noted."""
+        """Check an adapter's folder; its faults, and what does not fit the base, are collected."""
         folder = Path(os.path.expanduser(text))
         if not text.strip() or not folder.is_dir():
             hint = "a folder with adapter_config.json and adapter_model.safetensors, such as stoker-out/lora"
-            self.note("adapter", f"there is no folder {text}" if text.strip() else "is empty", hint)
+            self.note("adapter", f"folder not found: {text}" if text.strip() else "is empty", hint)
             return folder
         try:
             rank = read_config(folder)["r"]
@@ -148,18 +148,22 @@ class LanguageArgsChecker:
     def _fit(
         self, modules: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], rank: int, base: TrainableBase
     ) -> None:
-        """Note the first matrix that an adapter stands beside and the base has not, or has in another size."""
+        """Add a fault for the first target matrix of an adapter that the base lacks, or has in another size."""
         sizes = {one.name: (one.inputs, one.outputs) for one in base.shape.linears}
         for module in modules:
             match = _MODULE.fullmatch(module)
             size = sizes.get(match["name"]) if match and int(match["layer"]) < base.shape.layers else None
             if size is None:
-                self.note("adapter", f"it stands beside {module}, which {base.name} has not", "give the base it is of")
+                self.note(
+                    "adapter", f"target matrix {module} is not in {base.name}", "use the base that it was trained on"
+                )
                 return
             inputs, outputs = size
             found = [shapes[f"base_model.model.{module}.lora_{side}.weight"] for side in "AB"]
             if found != [(rank, inputs), (outputs, rank)]:
                 shown = " and ".join("×".join(map(str, one)) for one in found)
-                message = f"beside {module} it has {shown}; {base.name} wants {rank}×{inputs} and {outputs}×{rank}"
-                self.note("adapter", message, "give the base that it was trained on")
+                message = (
+                    f"its matrices for {module} are {shown}; {base.name} requires {rank}×{inputs} and {outputs}×{rank}"
+                )
+                self.note("adapter", message, "use the base that it was trained on")
                 return

@@ -1,4 +1,4 @@
-"""Examples as tokens: one long array of them, where each example begins, which tokens are learned, what is held out."""
+"""Examples as tokens: one long array, the start of each example, learned tokens, held-out examples."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ _FACTS = "facts.json"
 
 
 class ExampleFacts(TypedDict):
-    """What the tokenising stage found."""
+    """The result of the tokenising stage."""
 
     examples: int
-    """To train on and held out."""
+    """Number of examples, held-out ones included."""
     held_out: int
     tokens: int
     trained_tokens: int
-    """Tokens that are learned."""
+    """Number of tokens that are learned."""
     longest: int
     """Tokens of the longest example."""
     cut: int
-    """Examples that were longer than `max_seq_len`."""
+    """Number of examples longer than `max_seq_len`."""
     skipped: int
-    """Examples with nothing to learn in them."""
+    """Number of examples without a token to learn."""
     skipped_lines: list[int]
-    """Where the first of them stand in the file, from 1."""
+    """Line numbers of the first of them, from 1."""
     max_seq_len: int
     train_on: str
     forms: dict[str, int]
-    """How many lines of which form there are."""
+    """Number of lines by form."""
     template: str
-    """Whose chat template was used: `tokenizer`, `chatml`, or nothing where there are no chats."""
+    """The chat template: `tokenizer`, `chatml`, or empty without chats."""
     pad: int
-    """The token that fills rows."""
+    """The padding token."""
     notes: list[str]
-    """One sentence each, for people."""
+    """Notes for the user, one sentence each."""
 
 
 @frozen
 class ExampleSet:
-    """All examples of one file under one tokenizer."""
+    """All examples of one file with one tokenizer."""
 
     tokens: Tokens
     trained: Flags
-    """Whether a token is learned: predicted from what stands before it."""
+    """True for a token that is learned: predicted from the tokens before it."""
     starts: Ints
-    """Where each example begins, and the end of the last."""
+    """The start of each example, and the end of the last."""
     held_out: Ints
-    """Numbers of the examples that are held out, ascending."""
+    """Indexes of the held-out examples, ascending."""
     facts: ExampleFacts
 
     @property
@@ -67,7 +67,7 @@ class ExampleSet:
 
     @property
     def kept(self) -> Ints:
-        """Numbers of the examples to train on, ascending."""
+        """Indexes of the training examples, ascending."""
         is_kept = np.ones(len(self.starts) - 1, dtype=bool)
         is_kept[self.held_out] = False
         return np.flatnonzero(is_kept).astype(np.int64)
@@ -86,7 +86,7 @@ def write_examples(value: ExampleSet, folder: Path) -> None:
 
 
 def read_examples(folder: Path) -> ExampleSet:
-    """Read what `write_examples` wrote; the long arrays stay on the disk until they are used."""
+    """Read what `write_examples` wrote; the long arrays are memory-mapped."""
     read: dict[str, Any] = {
         name: np.load(folder / f"{name}.npy", mmap_mode="r" if name in {"tokens", "trained"} else None)
         for name in ("tokens", "trained", "starts", "held_out")
@@ -102,23 +102,23 @@ def _arrays(value: ExampleSet) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     yield "held_out", value.held_out.astype(np.int64, copy=False)
 
 
-# Rows of tokens for one member, batch after batch: shuffled by seed and epoch, and resumable anywhere.
+# Batches of one member: shuffled by seed and epoch, resumable anywhere.
 #
-# Which examples share a row is settled once, by the seed, so that every epoch has the same number of batches; the order
-# of the rows is drawn again for each epoch. The same seed gives the same batches on every machine.
+# The seed decides once which examples share a row, so that every epoch has the same number of batches; the order of
+# rows is drawn again for each epoch. The same seed gives the same batches on every machine.
 
 
-# Putting examples into rows: each into the first row that has room for it. Pure.
+# Packing of examples into rows: first fit. Pure.
 
 
 def pack(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Return rows of places in `lengths`, no row longer than `row_tokens`; every place stands in one row.
+    """Return rows of indexes into `lengths`, no row longer than `row_tokens`; every index is in one row.
 
-    Rows are in the order in which they were begun, and so are the places in a row. Raises `ValueError` for a length
-    that no row can hold.
+    Rows are in the order of their first example, and so are the indexes in a row. Raises `ValueError` for a length
+    above `row_tokens`.
     """
     rows: list[list[int]] = []
-    # A tree over the room of all rows that could be needed: a node knows the most room of any row below it.
+    # A tree over the free space of all rows: a node has the maximum of the rows below it.
     leaves = 1 << max(0, len(lengths) - 1).bit_length()
     room = [row_tokens] * (2 * leaves)
     for place, length in enumerate(lengths):
@@ -141,12 +141,12 @@ def pack(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
     return rows
 
 
-# Orders that are drawn from a seed, the same on every machine and with every version.
+# Orders drawn from a seed, the same on every machine and with every version.
 
 
 def drawn_order(seed: int, turn: int, count: int) -> npt.NDArray[np.int64]:
-    """Draw an order of `count` places; `turn` tells apart the orders of one seed."""
-    # Raw bits of a named generator: numpy promises those for ever, its shuffles it does not.
+    """Return a random order of `count` indexes; `turn` distinguishes the orders of one seed."""
+    # Raw bits of a named generator: numpy guarantees those, but not its shuffles.
     drawn = np.random.Philox(key=[seed, turn]).random_raw(count)
     return np.argsort(drawn, kind="stable").astype(np.int64)
 
@@ -157,7 +157,7 @@ IGNORED: Final = -100
 
 @frozen
 class Position:
-    """Where a cursor stands: before this batch of this epoch, both from 0."""
+    """The position of a cursor: before this batch of this epoch, both from 0."""
 
     epoch: int = 0
     batch: int = 0
@@ -165,18 +165,18 @@ class Position:
 
 @frozen
 class MemberRows:
-    """Some rows of one member, as wide as the longest of them."""
+    """Rows of one member, padded to the longest of them."""
 
     tokens: Ints
-    """`[rows, T]`, filled up with the padding token."""
+    """`[rows, T]`, padded."""
     labels: Ints
-    """`[rows, T]`: the token after each, or `IGNORED`; never one of another example."""
+    """`[rows, T]`: the next token, or `IGNORED`; never one of another example."""
     segments: npt.NDArray[np.int32] | None
-    """`[rows, T]`: which example of its row a token belongs to, from 0; padding is one more. None: one each."""
+    """`[rows, T]`: the example of a token within its row, from 0; padding is one more. None: one example per row."""
     supervised: int
-    """Labels that count."""
+    """Number of labels that count."""
     tokens_used: int
-    """Tokens that are no padding."""
+    """Number of tokens without padding."""
     epoch: int = 0
     """From 0."""
     ends_epoch: bool = False
@@ -212,12 +212,12 @@ class Cursor:
         self._epoch = -1
         self._turns: Ints = np.empty(0, dtype=np.int64)
         if not 0 <= at.batch < self.batches_per_epoch or at.epoch < 0:
-            message = f"an epoch has {self.batches_per_epoch} batches, so {at} is in none"
+            message = f"batch {at} is beyond the {self.batches_per_epoch} batches of an epoch"
             raise ValueError(message)
 
     @property
     def position(self) -> Position:
-        """Where to go on from; what `next` gives follows from it alone."""
+        """Where to resume; it alone determines what `next` returns."""
         return self._at
 
     @property
@@ -225,7 +225,7 @@ class Cursor:
         return -(-len(self._rows) // self._batch)
 
     def next(self) -> MemberRows:
-        """Return the next batch: never of two epochs, so that the last one of an epoch may have fewer rows."""
+        """Return the next batch: never of two epochs, so the last one of an epoch may have fewer rows."""
         at = self._at
         if at.epoch != self._epoch:
             self._epoch, self._turns = at.epoch, drawn_order(self._seed, at.epoch + 1, len(self._rows))
@@ -237,7 +237,7 @@ class Cursor:
 
 
 def evaluation_rows(examples: ExampleSet, *, row_tokens: int, batch: int, is_packed: bool = False) -> list[MemberRows]:
-    """Return the held-out examples as batches, always the same and in the same order; none if nothing is held out."""
+    """Return the held-out examples as batches, always the same and in the same order; empty if none is held out."""
     return list(_evaluation(examples, row_tokens, batch, is_packed=is_packed))
 
 
@@ -248,7 +248,7 @@ def _evaluation(examples: ExampleSet, row_tokens: int, batch: int, *, is_packed:
 
 
 def _rows(examples: ExampleSet, numbers: Ints, row_tokens: int, *, is_packed: bool) -> list[Ints]:
-    """Return the numbers of the examples in each row."""
+    """Return the indexes of the examples in each row."""
     lengths = examples.lengths[numbers]
     if not is_packed:
         if len(lengths) and lengths.max() > row_tokens:

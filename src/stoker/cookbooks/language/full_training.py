@@ -1,7 +1,7 @@
-"""The training of every weight, update by update: what a shared process does for many adapters, for one whole model.
+"""The training of all weights of one model, update by update.
 
-Weights, gradients and moments are kept in 32 bits; on a GPU products may be computed in bfloat16. From one seed, on a
-CPU with one number of threads, it gives the same bits every time, however often it was interrupted.
+Weights, gradients and moments are kept in 32 bits; on a GPU products may be computed in bfloat16. With the same seed,
+on a CPU with the same number of threads, the result is the same bit for bit, however often it was interrupted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from stoker.cookbooks.language.shared.tenant import AdapterMember, is_evaluation
 from stoker.core.clock import Clock
 from stoker.core.errors import StageDiverged
 
-# A model of the known families as a function of its weights, by their names in the hub's layout, for autograd.
+# A model of the supported families as a function of its weights, by their names in the hub's layout, for autograd.
 #
-# Promises the numbers that transformers gives for the same weights, to rounding.
+# Returns the numbers that transformers returns for the same weights, except for rounding.
 
 Weights = Mapping[str, Tensor]
 
@@ -41,12 +41,12 @@ class TokenBatch:
     tokens: Tensor
     """`[rows, T]`."""
     labels: Tensor
-    """`[rows, T]`: the token after each, or `IGNORED`."""
+    """`[rows, T]`: the next token, or `IGNORED`."""
     looking: AttentionMask
 
 
 def batch_of(tokens: Tensor, labels: Tensor, segments: Tensor | None, device: str) -> TokenBatch:
-    """Put rows on a device. `segments` are those of packed rows."""
+    """Move rows to a device. `segments` are those of packed rows."""
     rows, length = tokens.shape
     looking = looking_of(rows, length, segments, is_ragged=False)
     moved = AttentionMask(
@@ -57,7 +57,7 @@ def batch_of(tokens: Tensor, labels: Tensor, segments: Tensor | None, device: st
 
 
 class DecoderNetwork:
-    """The forward pass over some weights."""
+    """The forward pass with some weights."""
 
     def __init__(self, shape: DecoderShape, weights: Weights, *, device: str, longest: int) -> None:
         self._shape = shape
@@ -67,12 +67,12 @@ class DecoderNetwork:
         self._cos, self._sin = tables(shape.rotation, model.head_dim, longest, device)
 
     def loss_sum(self, batch: TokenBatch) -> Tensor:
-        """Return the sum of the losses of all tokens that have a label, in 32 bits."""
+        """Return the sum of the losses of all tokens with a label, in 32 bits."""
         hidden = self.hidden(batch).flatten(0, 1)
         labels = batch.labels.flatten()
         size = chunk_tokens(self._shape.vocabulary, len(labels))
         losses = [
-            # All logits are never there at once: each chunk's are computed again for its gradient.
+            # All logits are never in memory at once: each chunk's are computed again for its gradient.
             checkpoint(_chunk_loss, part, self._head, wanted, use_reentrant=False)
             for part, wanted in zip(hidden.split(size), labels.split(size), strict=True)
         ]
@@ -83,7 +83,7 @@ class DecoderNetwork:
         return linear(self.hidden(batch), self._head)
 
     def hidden(self, batch: TokenBatch) -> Tensor:
-        """Return what the head is shown, `[rows, T, hidden]`."""
+        """Return the input of the head, `[rows, T, hidden]`."""
         x = embedding(batch.tokens, self._weights[EMBEDDING])
         cos, sin = (table[batch.looking.positions][:, None] for table in (self._cos, self._sin))
         for number in range(self._shape.layers):
@@ -134,16 +134,16 @@ def _chunk_loss(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
 
 
 Wrote = Callable[[str, dict[str, Tensor]], None]
-"""Called with the name of a folder that the user asked for (`epoch-2`, `best`) and the weights of that moment."""
+"""Called with the name of a requested folder (`epoch-2`, `best`) and the weights of that moment."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FullTrainingResult:
-    """What a training gave."""
+    """The result of a training."""
 
     weights: dict[str, Tensor]
     kept: int
-    """The update after which they were so."""
+    """The update whose weights they are."""
 
 
 class FullTraining:
@@ -159,7 +159,7 @@ class FullTraining:
         dtype: str,
         clock: Clock,
     ) -> None:
-        """Take weights over: they are moved, and changed in place."""
+        """Take over weights: they are moved, and changed in place."""
         self._member = member
         self._device = device
         self._clock = clock
@@ -169,7 +169,7 @@ class FullTraining:
         }
         self._network = DecoderNetwork(shape, self._weights, device=device, longest=member.args.max_seq_len)
         groups = [
-            # As everywhere: what scales or shifts is not pulled to zero.
+            # As usual: norms and biases have no weight decay.
             {
                 "params": [one for one in self._weights.values() if one.ndim > 1],
                 "weight_decay": member.args.weight_decay,
@@ -181,7 +181,7 @@ class FullTraining:
         self._best: dict[str, Tensor] | None = None
 
     def run(self, write_folder: Wrote) -> FullTrainingResult:
-        """Train to the end, from where an earlier attempt kept its state."""
+        """Train to the end, from the checkpoint of an earlier attempt if there is one."""
         member, job = self._member, self._member.attempt.job
         self._go_on()
         kept_s = reported_s = self._clock.monotonic_s()
@@ -206,7 +206,7 @@ class FullTraining:
             if stops and member.update < member.updates:
                 self._note(
                     f"Stopped after update {member.update} of {member.updates}: "
-                    f"{member.judged.worse_in_a_row} evaluations in a row were no better."
+                    f"{member.judged.worse_in_a_row} evaluations in a row without improvement."
                 )
             if ends:
                 break
@@ -222,7 +222,7 @@ class FullTraining:
         return FullTrainingResult(weights=self._weights, kept=member.update)
 
     def _learn(self) -> int:
-        """Make one update; give how many tokens it saw."""
+        """Make one update; return the number of tokens."""
         member = self._member
         update, rate = member.look_ahead(), member.rate
         self._optimiser.zero_grad(set_to_none=True)
@@ -248,7 +248,7 @@ class FullTraining:
         return update.tokens
 
     def _judge(self) -> float:
-        """Return the mean loss over what is held out."""
+        """Return the mean loss over the held-out examples."""
         total, count = 0.0, 0
         with torch.no_grad():
             for rows in self._member.held_out:
@@ -257,7 +257,7 @@ class FullTraining:
         return total / max(1, count)
 
     def _take_in(self, loss: float) -> bool:
-        """Note an evaluation; says whether it is the best so far, whose weights are kept."""
+        """Record an evaluation; return True if it is the best so far, whose weights are kept."""
         member = self._member
         if not math.isfinite(loss):
             raise StageDiverged(
@@ -306,7 +306,7 @@ class FullTraining:
         try:
             keep(member.attempt.job.scratch, state)
         except (OSError, RuntimeError) as error:
-            member.attempt.job.log(f"no checkpoint could be kept: {error}")
+            member.attempt.job.log(f"checkpoint not written: {error}")
 
     def _go_on(self) -> None:
         member, job = self._member, self._member.attempt.job

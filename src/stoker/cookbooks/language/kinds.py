@@ -1,4 +1,4 @@
-"""The artifacts of this cookbook. Importing this costs nothing: libraries load with the first value read or written."""
+"""The artifacts of this cookbook. Libraries are imported with the first value read or written."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from stoker.cookbooks.language.examples import ExampleSet
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""What PEFT reads."""
+"""Files that PEFT reads."""
 
 
 class Examples(Kind["ExampleSet"]):
-    """Texts as tokens: which of them are learned, where examples begin, which are held out, and facts."""
+    """Texts as tokens: which of them are learned, where examples start, which are held out, and facts."""
 
     name: ClassVar[str] = "language/examples"
     version: ClassVar[int] = 1
@@ -46,7 +46,7 @@ class Adapter(TreeKind):
     version: ClassVar[int] = 1
 
     def copy_files(self, to: Path) -> None:
-        """Copy what PEFT reads, and how it was trained."""
+        """Copy the files for PEFT, and the record of the training."""
         for name in (*ADAPTER_FILES, "training.json"):
             shutil.copyfile(self.path / name, to / name)
 
@@ -71,14 +71,14 @@ class Model(TreeKind):
 
 
 class Samples(JsonKind):
-    """Prompts and how they were completed."""
+    """Prompts and their completions."""
 
     name: ClassVar[str] = "language/samples"
     version: ClassVar[int] = 1
 
 
 class Report(TreeKind):
-    """What a person reads: a summary, curves, a model card, and of an adapter the adapter itself."""
+    """A report for people: a summary, curves, a model card, and of an adapter the adapter itself."""
 
     name: ClassVar[str] = "language/report"
     version: ClassVar[int] = 1

@@ -1,4 +1,4 @@
-"""What the stages of this cookbook ask of the machine: device memory where they compute on a GPU, else its own."""
+"""Memory that the stages of this cookbook need: on a device if they compute on a GPU, otherwise RAM."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from stoker.devices.estimate.training_setup import Method, Optimiser, TrainingSp
 from stoker.engine.recipe import surroundings
 
 _WORDS = {"adapters": "most", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
-"""What this cookbook calls a shared process's numbers."""
+"""Names of a shared process's numbers in this cookbook."""
 
 
 @frozen
 class Load:
-    """How much a training has before it at a time."""
+    """The size of one pass of a training."""
 
     rank: int
     targets: tuple[str, ...]
@@ -67,12 +67,12 @@ class Load:
 
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
-    """Return what a base takes once, and one adapter beside it."""
+    """Return what a base needs once, and one adapter beside it."""
     return estimate_adapters(_multi_adapter(shape, load, where)).needs
 
 
 def placed_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
-    """Give the same for machines that are elsewhere: there members of any size have to agree on what the base takes."""
+    """Return the same for other machines, where members of any size must agree on the base's size."""
     training = _multi_adapter(shape, load, where)
     found = estimate_adapters(training).needs
     return MultiAdapterNeeds(
@@ -93,9 +93,9 @@ def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> Mult
 
 
 def too_large(base: TrainableBase, load: Load, *, gpus: int) -> InsufficientDeviceMemory | None:
-    """Return why nothing here could ever hold one adapter over a base, and what would fit; nothing if something could.
+    """Return why no device here can hold one adapter over a base, and what would fit; empty if one can.
 
-    On a GPU its devices have to, else the machine's own memory. What is of unknown size is not judged.
+    Without a GPU, RAM counts. Memory of unknown size is not checked.
     """
     there = rooms_here(gpus=gpus)
     training = _multi_adapter(base.shape, load, MemoryLocation.CUDA if gpus else MemoryLocation.CPU)
@@ -103,7 +103,7 @@ def too_large(base: TrainableBase, load: Load, *, gpus: int) -> InsufficientDevi
 
 
 def what_fits(args: LoraArgs, room_bytes: int) -> str:
-    """Return which of an adapter's numbers would fit into so much of the machine's memory, its base with it."""
+    """Return which sizes of an adapter would fit into so much RAM, with its base."""
     base = find_base(args.base)
     load = Load(rank=args.rank, targets=args.targets, rows=args.batch, tokens=args.max_seq_len, dtype=args.dtype)
     training = changed(_multi_adapter(base.shape, load, MemoryLocation.CPU), adapters=1)
@@ -111,12 +111,12 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
 
 
 def _as_asked(training: MultiAdapterTraining) -> MultiAdapterEstimate:
-    """Estimate as it is requested: with what many hold once, since the number of members is not known."""
+    """Estimate with the shared part, since the number of members is unknown."""
     return changed(estimate_adapters(changed(training, adapters=MANY)), adapters=training.adapters)
 
 
 def rooms_here(*, gpus: int) -> list[MultiAdapterCapacity]:
-    """Return how much memory there is at most: of each device, or else of the machine; nothing of unknown size."""
+    """Return the memory of each device, or the RAM; empty if unknown."""
     return _devices() if gpus else _machine()
 
 
@@ -130,7 +130,7 @@ def _machine() -> list[MultiAdapterCapacity]:
     memory = surroundings().memory()
     if memory is None or memory.total_bytes is None or memory.most_bytes is None:
         return []
-    why = f"of {format_size(memory.total_bytes)}, the rest stays with the machine"
+    why = f"of {format_size(memory.total_bytes)}; the rest is reserved for the system"
     if memory.room_bytes is not None:
         why += f"; {format_size(memory.room_bytes)} of it free now"
     return [MultiAdapterCapacity(name="this machine", room_bytes=memory.most_bytes, why=why)]
@@ -141,12 +141,12 @@ def _shapes(load: Load) -> dict[str, ModelShape]:
 
 
 def bases_at_hand(load: Load) -> dict[str, TrainableBase]:
-    """Return the bases at hand that read rows of such a length."""
+    """Return the available bases that support rows of such a length."""
     return {name: one for name, one in bases_here().items() if one.positions >= load.tokens}
 
 
 def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> Needs:
-    """Return what an adapter asks: in shared process the base counts once."""
+    """Return what an adapter needs: in a shared process the base counts once."""
     if not gpus:
         found = member_needs(base.shape, load, MemoryLocation.CPU)
         return Needs(memory_gib=found.total_bytes / GIB, base_memory_gib=found.base_bytes / GIB, most=most)
@@ -165,22 +165,22 @@ def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> 
 
 
 def sample_needs(base: TrainableBase, load: Load, *, gpus: int) -> Needs:
-    """Return what completing prompts asks, one row at a time."""
+    """Return what the completion of prompts needs, one row at a time."""
     one = changed(load, rows=1)
     total_gib = member_needs(base.shape, one, MemoryLocation.CUDA if gpus else MemoryLocation.CPU).total_bytes / GIB
     return Needs(gpu=gpus, vram_gib=total_gib, shares=True) if gpus else Needs(memory_gib=total_gib)
 
 
 def reading_needs(base: TrainableBase) -> Needs:
-    """Return what holding a base in memory for a moment asks."""
+    """Return what a base needs while it is loaded."""
     return Needs(memory_gib=(2 * base.size_bytes + IMPORTS_BYTES) / GIB)
 
 
-# What an adapter's training shares with its like on a machine that is not known yet: its base, and how large.
+# What adapters share on a machine that is not known yet: the base, and its size.
 
 
 class _LoraSizeArgs(Protocol):
-    """The arguments of language/lora that determine its size."""
+    """The arguments of language/lora that decide its size."""
 
     @property
     def base(self) -> str: ...
@@ -199,7 +199,7 @@ class _LoraSizeArgs(Protocol):
 
 
 def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> SharedBase:
-    """Return the base that an adapter is trained over, by content, with what it takes on a device and on a CPU."""
+    """Return the base of an adapter, by content, with what it needs on a device and on a CPU."""
     base = _base_at(args.base)
     if isinstance(base, Outline):
         _judge(args, base)
@@ -218,7 +218,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
         return placed_needs(base.shape, load, where)
 
     on_device, on_cpu = needs(MemoryLocation.CUDA), needs(MemoryLocation.CPU)
-    # Bases are looked for on devices alone: who does not say is named as if it had one.
+    # Bases are shared on devices only: an unknown device counts as one.
     dtype = settled_dtype(args.dtype, on_gpu=args.gpus != 0)
     return SharedBase(
         share_key=share_key(map(digest_of, files), dtype),
@@ -231,7 +231,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
 
 
 def _judge(args: _LoraSizeArgs, base: Outline) -> None:
-    """Refuse what a base can't be asked for that is not here: its plan was made with another one."""
+    """Raise if the base is not here and was replaced since the plan was made."""
     checking = LanguageArgsChecker(LORA)
     checking.length(args.max_seq_len, base)
     checking.targets(args.targets, base.shape, args.rank)
@@ -239,7 +239,7 @@ def _judge(args: _LoraSizeArgs, base: Outline) -> None:
 
 
 def _base_at(text: str) -> TrainableBase | Outline:
-    """Look at a base; of one that is fetched where it is trained, only config.json is here, and says enough."""
+    """Return the facts of a base; if it is downloaded elsewhere, those of config.json, the only file here."""
     try:
         return find_base(text)
     except BadInput:
@@ -248,17 +248,17 @@ def _base_at(text: str) -> TrainableBase | Outline:
         return read_config_alone(Path(text), "this base")
 
 
-# What a training of every weight asks of the machine, and what would fit where there is no room for it.
+# What a training of all weights needs, and what would fit instead.
 
 _STATES = 4
-"""Of every weight, in 32 bits: itself, its gradient and two moments."""
+"""For every weight, in 32 bits: itself, its gradient and two moments."""
 _OF_TENSORS = ("weights", "gradients", "optimiser", "activations", "logits")
-_OTHERWISE = "take a smaller base, or train an adapter, which takes far less: language/lora"
+_OTHERWISE = "use a smaller base, or train an adapter, which needs far less memory: language/lora"
 
 
 @frozen
 class FullTrainingSpec:
-    """A training of every weight of a base."""
+    """A training of all weights of a base."""
 
     base: TrainableBase
     load: Load
@@ -267,12 +267,12 @@ class FullTrainingSpec:
 
     @property
     def copy_bytes(self) -> int:
-        """Of all weights, as they are trained."""
+        """All weights, in the training precision."""
         return self.base.shape.parameters * Width.FP32.bytes
 
     @property
     def training(self) -> TrainingSpec:
-        """It, as the estimates know trainings."""
+        """The same as a training of the memory estimates."""
         return TrainingSpec(
             shape=self.base.shape,
             method=Method.FULL,
@@ -288,16 +288,16 @@ class FullTrainingSpec:
 
 
 def full_needs(whole: FullTrainingSpec, *, gpus: int) -> Needs:
-    """Return what a training of every weight asks."""
+    """Return what a training of all weights needs."""
     if not gpus:
         return Needs(memory_gib=on_cpu_bytes(whole) / GIB)
     return Needs(gpu=gpus, vram_gib=on_gpu_bytes(whole) / GIB, shares=True)
 
 
 def full_too_large(whole: FullTrainingSpec, *, gpus: int) -> InsufficientDeviceMemory | None:
-    """Return why nothing here could ever hold such a training, and what would fit; nothing if something could.
+    """Return why no device here can hold such a training, and what would fit; empty if one can.
 
-    On a GPU its devices have to, else the machine's own memory. What is of unknown size is not judged.
+    Without a GPU, RAM counts. Memory of unknown size is not checked.
     """
     rooms = rooms_here(gpus=gpus)
     if not rooms:
@@ -307,20 +307,20 @@ def full_too_large(whole: FullTrainingSpec, *, gpus: int) -> InsufficientDeviceM
     load, kept_bytes = whole.load, _STATES * whole.copy_bytes
     numbers = (
         f"training every weight takes {format_size(needed_bytes)}: {format_size(kept_bytes)} for weights, gradients "
-        f"and moments, the rest for {load.rows} × {load.tokens} tokens and copies on the way"
+        f"and moments, the rest for {load.rows} × {load.tokens} tokens and temporary copies"
     )
     return refusal(numbers, needed_bytes, rooms, lambda room: _fitting(room, whole, takes), _OTHERWISE)
 
 
 def on_gpu_bytes(whole: FullTrainingSpec) -> int:
-    """Estimate what it takes of a device, in the context that such a device has."""
+    """Estimate the memory on a device, with the context of such a device."""
     return estimate(whole.training, gpu=next(iter(surroundings().rooms()), "")).total_bytes
 
 
 def on_cpu_bytes(whole: FullTrainingSpec) -> int:
-    """Estimate what it takes of the machine's memory: while it learns, or while it writes its weights down.
+    """Estimate the RAM: during training, or while the weights are written.
 
-    Beside what is learned stand the best weights so far. A base that is narrower stays as it was read.
+    The best weights so far are kept beside the current ones. A narrower base keeps its precision.
     """
     every_bytes, read_bytes = whole.copy_bytes, whole.base.size_bytes
     estimated = estimate(whole.training)
@@ -333,7 +333,7 @@ def on_cpu_bytes(whole: FullTrainingSpec) -> int:
 def _fitting(
     room_bytes: int, whole: FullTrainingSpec, takes: Callable[[FullTrainingSpec], int]
 ) -> tuple[SmallerOption, ...]:
-    """Return what would fit: fewer rows, or fewer tokens, or the least of both, or another base."""
+    """Return what would fit: fewer rows, or fewer tokens, or the minimum of both, or another base."""
     load = whole.load
 
     def asking(**less: int) -> int:

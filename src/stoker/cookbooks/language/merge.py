@@ -1,4 +1,4 @@
-"""The stage that puts an adapter into its base."""
+"""The stage that merges an adapter into its base."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from stoker.cookbooks.language.kinds import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeArgs(BaseArgs):
-    """Which adapter, and how the sum is kept."""
+    """The adapter, and the precision of the result."""
 
-    adapter: InputPath = arg(help="the folder of the adapter", runtime=True)
-    adapter_files: tuple[InputPath, ...] = arg(help="the files of the adapter that decide what comes out")
-    dtype: Dtype = arg("auto", help="what the weights are kept in; auto: as in the base")
+    adapter: InputPath = arg(help="folder of the adapter", runtime=True)
+    adapter_files: tuple[InputPath, ...] = arg(help="files of the adapter that are part of the key")
+    dtype: Dtype = arg("auto", help="precision of the weights; auto: that of the base")
 
 
 def told_of_base(args: MergeArgs) -> str | None:
-    """Return over which base the adapter was trained, if that is another than the one it is put into."""
+    """Return a warning if the adapter was trained over another base."""
     from stoker.cookbooks.language.base_search import is_another_base
     from stoker.cookbooks.language.bases import read_base
     from stoker.cookbooks.language.peft import read_config
@@ -34,7 +34,7 @@ def told_of_base(args: MergeArgs) -> str | None:
 
 @stage("language/merge_weights", version=1, uses=("safetensors", "torch"), foresee=told_of_base)
 def merge_weights(job: StageContext, args: MergeArgs) -> Model:
-    """Add an adapter to the matrices it stands beside; the result needs no adapter any more."""
+    """Add an adapter to its matrices; the result needs no adapter."""
     import torch
 
     from stoker.cookbooks.language.bases import read_base, read_weights, write_model
@@ -46,7 +46,7 @@ def merge_weights(job: StageContext, args: MergeArgs) -> Model:
         job.tell(note)
     adapter = read_adapter(Path(args.adapter))
     weights = read_weights(base)
-    # Not of whichever comes first: a stranger's file may hold integers, too.
+    # Not the type of the first tensor: a file may also have integers.
     width = weights[EMBEDDING].dtype if args.dtype == "auto" else getattr(torch, args.dtype)
     for number, (module, (a, b)) in enumerate(adapter.weights.items(), 1):
         name = f"{module}.weight"

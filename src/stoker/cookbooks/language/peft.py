@@ -1,7 +1,7 @@
-"""Adapters on disk as PEFT lays them out: `adapter_config.json` and `adapter_model.safetensors`, by PEFT's names.
+"""Adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`, with PEFT's names.
 
-What is written here loads with `PeftModel.from_pretrained`; what PEFT wrote is read here, as far as it is plain LoRA on
-the matrices of a block. The same adapter gives the same bytes. Importing this costs no library.
+Written adapters load with `PeftModel.from_pretrained`; adapters of PEFT are read if they are plain LoRA on the matrices
+of a block. The same adapter gives the same bytes. Importing this module imports no library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 
-_AGAIN = "copy it again, or train it again"
+_AGAIN = "copy or train it again"
 _PICKLED = "adapter_model.bin"
 _LARGEST_RANK = 2**31
 _LARGEST_ALPHA = 1e30
@@ -38,11 +38,11 @@ _REFUSED: Mapping[str, str] = {
     "alora_invocation_tokens": "activated LoRA",
     "lora_bias": "biases of its own",
 }
-"""What changes an adapter's meaning, and is not known here."""
+"""Settings that change an adapter's meaning and are not supported."""
 
 
 def adapter_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files that make an adapter what it is."""
+    """Return the files that identify an adapter."""
     return (folder / CONFIG, folder / WEIGHTS)
 
 
@@ -60,14 +60,14 @@ def write_adapter(folder: Path, spec: AdapterSpec, weights: Pairs, *, base_name:
 
 
 def read_adapter(folder: Path) -> AdapterState:
-    """Read an adapter that this module or PEFT wrote. Raises `BadInput` for what is not plain LoRA, `Damaged`."""
+    """Read an adapter that this module or PEFT wrote. Raises `BadInput` if it is not plain LoRA, `Damaged`."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState
 
     config = read_config(folder)
-    # Again, if it was looked at before: it may have been exchanged since.
+    # Checked again: it may have been replaced since.
     adapter_header(folder)
     try:
         tensors = load((folder / WEIGHTS).read_bytes())
@@ -93,7 +93,7 @@ def read_adapter(folder: Path) -> AdapterState:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read `adapter_config.json`. Raises `BadInput` for what is not plain LoRA."""
+    """Read `adapter_config.json`. Raises `BadInput` if it is not plain LoRA."""
     path = folder / CONFIG
     try:
         config = read_foreign_json(path)
@@ -103,13 +103,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise BadInput(f"{path} is no JSON: {error}", hint=_AGAIN) from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         said = config.get("peft_type") if isinstance(config, dict) else None
-        raise BadInput(f"{path}: peft_type is {shown(repr(said))}; only LORA is known here", hint="merge it with PEFT")
+        raise BadInput(f"{path}: peft_type is {shown(repr(said))}; only LORA is supported", hint="merge it with PEFT")
     odd = [what for key, what in _REFUSED.items() if config.get(key)]
     odd += [f"{key}={shown(repr(config[key]))}" for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
     if config.get("bias", "none") != "none":
         odd.append("trained biases")
     if odd:
-        raise BadInput(f"{path}: {', '.join(odd)}: not known here", hint="merge it with PEFT: merge_and_unload()")
+        raise BadInput(f"{path}: not supported: {', '.join(odd)}", hint="merge it with PEFT: merge_and_unload()")
     rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
     if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK or not _is_number(alpha):
         message = f"{path}: r={shown(repr(rank))}, lora_alpha={shown(repr(alpha))}: not a rank and a number"
@@ -127,7 +127,7 @@ def _is_number(value: Any) -> bool:
 
 
 def adapter_header(folder: Path) -> Header:
-    """Read which tensors an adapter has, and nothing more of them. Raises `BadInput`, `Damaged` for what is torn."""
+    """Read the header of an adapter's tensors. Raises `BadInput`, and `Damaged` if it is incomplete."""
     path = folder / WEIGHTS
     try:
         header = read_header(path)
@@ -146,7 +146,7 @@ def adapter_header(folder: Path) -> Header:
 
 
 def modules_of(folder: Path, names: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the matrices that an adapter's tensors stand beside. Raises `BadInput` for names that are no LoRA."""
+    """Return the target matrices of an adapter's tensors. Raises `BadInput` for names that are not LoRA."""
     sides: dict[str, set[str]] = {}
     odd = []
     for name in names:
@@ -157,13 +157,13 @@ def modules_of(folder: Path, names: Mapping[str, Any]) -> tuple[str, ...]:
             sides.setdefault(match["module"], set()).add(match["side"])
     odd += [module for module, found in sides.items() if found != {"A", "B"}]
     if odd or not sides:
-        what = f"{shown(odd[0])} is no pair of lora_A and lora_B" if odd else "it holds nothing"
+        what = f"{shown(odd[0])} is not a pair of lora_A and lora_B" if odd else "it holds nothing"
         raise BadInput(f"{folder / WEIGHTS}: {what}", hint=_AGAIN)
     return tuple(sides)
 
 
 def _config(spec: AdapterSpec, base_name: str) -> dict[str, Any]:
-    """Return what PEFT has to know; everything else is its default, in every version."""
+    """Return the config for PEFT; everything else has its default, in every version."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -27,7 +27,7 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 LONGEST_LINE_BYTES: Final = 16 * 1024 * 1024
 _MOST_FAULTS = 20
 _MOST_MESSAGES = 2000
-"""Of one conversation: a template writes it again up to each answer, which takes seconds here and hours far beyond."""
+"""Limit for one conversation: a template renders it again up to each answer, so the time grows with the square."""
 _FORMS = 'such as {"text": …}, {"prompt": …, "completion": …} or {"messages": […]}'
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
@@ -48,7 +48,7 @@ class RawExample:
     """One example as it was written."""
 
     number: int
-    """Of its line in the file, from 1."""
+    """Line number in the file, from 1."""
     form: Form
     text: str = ""
     """The text, or the prompt."""
@@ -57,18 +57,18 @@ class RawExample:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in it that could be learned."""
+        """True if there is nothing to learn in it."""
         if self.form == "messages":
             return not any(one.content.strip() for one in self.messages if one.role == "assistant")
         return not (self.completion if self.form == "completion" else self.text).strip()
 
 
 class BadExampleLine(ValueError):
-    """What is wrong with one line, in words."""
+    """The fault of one line."""
 
 
 class InvalidLines:
-    """What is wrong with the lines of one file: the first of them, and how many there are."""
+    """The faults of the lines of one file: the first ones, and their number."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -79,47 +79,47 @@ class InvalidLines:
         return self._count > 0
 
     def note(self, number: int, message: str) -> None:
-        """Write down what is wrong with a line."""
+        """Add the fault of a line."""
         self._count += 1
         if len(self._kept) < _MOST_FAULTS:
             self._kept.append(f"{self._name}:{number}: {message}")
 
     def refuse(self) -> None:
-        """Raise what was noted, if anything was."""
+        """Raise if there are faults."""
         if not self._count:
             return
         more = self._count - len(self._kept)
         lines = [*self._kept, f"and {more:,} more lines like these"] if more else self._kept
-        head = [] if self._count == 1 else [f"{self._count:,} lines of {self._name} are no examples:"]
+        head = [] if self._count == 1 else [f"{self._count:,} invalid lines in {self._name}:"]
         hint = f"one JSON object on each line, {_FORMS}"
         raise StageInputError("\n".join([*head, *lines]), hint=hint, count=self._count, lines=list(self._kept))
 
 
 def read_lines(path: Path, layout: Layout, faults: InvalidLines) -> Iterator[RawExample]:
-    """Read a file's examples in order; what is wrong is noted, and reading continues.
+    """Read a file's examples in order; faults are collected, and reading continues.
 
-    Raises `StageInputError` if the file as a whole can't be what it should be.
+    Raises `StageInputError` if the file as a whole is invalid.
     """
     try:
         with path.open("rb") as file:
             _refuse_other_files(path.name, file)
             yield from _lines(file, layout, faults)
     except OSError as error:
-        hint = "is it there, and yours to read?"
+        hint = "check that the file exists and is readable"
         raise StageInputError(f"{path.name} can't be read: {error.strerror}", hint=hint) from error
 
 
 def nothing_to_learn(source: str, *, skipped: int, cut_at: int = 0) -> StageInputError:
-    """Say that a file has no example in it: so many lines with nothing to learn, or none at all; perhaps since cut."""
+    """Return the error for a file without examples, with the number of lines that have nothing to learn or were cut."""
     lines = "one line has" if skipped == 1 else f"{skipped:,} lines have"
     why = f"its {lines} nothing to learn" if skipped else "it has nothing but empty lines"
     cut = f", cut at {cut_at:,} tokens" if cut_at else ""
     hint = "a larger max_seq_len leaves more of them" if cut_at else f"one JSON object on each line, {_FORMS}"
-    return StageInputError(f"there is nothing to learn in {source}: {why}{cut}", hint=hint)
+    return StageInputError(f"nothing to learn in {source}: {why}{cut}", hint=hint)
 
 
 def read_texts(texts: Iterable[str]) -> Iterator[RawExample]:
-    """Read lines that are known to be right."""
+    """Read lines that were checked before."""
     for number, text in enumerate(texts, start=1):
         yield _example(number, json.loads(text))
 
@@ -148,7 +148,7 @@ def _lines(file: BinaryIO, layout: Layout, faults: InvalidLines) -> Iterator[Raw
 
 
 def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Return every line and its number; None for one that is too long, which is passed over piece by piece."""
+    """Return every line and its number; None for one that is too long, which is skipped piece by piece."""
     number = 0
     while raw := file.readline(LONGEST_LINE_BYTES + 1):
         number += 1
@@ -159,17 +159,17 @@ def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _json_line(number: int, raw: bytes | None) -> RawExample | tuple[int, str] | None:
-    """Read one line: an example, what is wrong with it, or nothing where there is nothing."""
+    """Parse one line: an example, its fault, or None for an empty line."""
     try:
         text = _decoded(raw)
         return _example(number, _parsed(text)) if text.strip() else None
     except ValueError as error:
-        # Not ours alone: a number of very many digits is refused by Python itself.
+        # Python itself refuses a number with very many digits.
         return number, str(error)
 
 
 def _paragraphs(file: BinaryIO) -> Iterator[RawExample | tuple[int, str]]:
-    """Return what stands between empty lines, each with the number of its first line."""
+    """Return the paragraphs between empty lines, each with the number of its first line."""
     kept: list[str] = []
     first = size = 0
     for number, raw in _raw_lines(file):
@@ -205,8 +205,8 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        # Some of its messages end in the word themselves.
-        raise BadExampleLine(f"no JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
+        # Some messages of the parser end with the word themselves.
+        raise BadExampleLine(f"invalid JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
     except RecursionError:
         raise BadExampleLine("nested too deeply") from None
     if not isinstance(value, dict):
@@ -219,7 +219,7 @@ def _example(number: int, value: dict[str, Any]) -> RawExample:
         form for form, key in (("text", "text"), ("completion", "completion"), ("messages", "messages")) if key in value
     ]
     if len(said) > 1:
-        raise BadExampleLine(f"it has {' and '.join(said)}: which is meant?")
+        raise BadExampleLine(f"it has {' and '.join(said)}: use one form")
     if said == ["text"]:
         return RawExample(number=number, form="text", text=_text(value, "text"))
     if said == ["completion"] or "prompt" in value:
@@ -229,17 +229,17 @@ def _example(number: int, value: dict[str, Any]) -> RawExample:
     if said == ["messages"]:
         return RawExample(number=number, form="messages", messages=_messages(value["messages"]))
     keys = ", ".join(sorted(repr(key[:40]) for key in list(value)[:5]))
-    raise BadExampleLine(f"it has {f'only {keys}' if keys else 'no keys'}; wanted is an object {_FORMS}")
+    raise BadExampleLine(f"it has {f'only {keys}' if keys else 'no keys'}; required: an object {_FORMS}")
 
 
 def _messages(value: Any) -> tuple[ChatMessage, ...]:
     if not isinstance(value, list) or not value:
         raise BadExampleLine(f"messages is {_named(value) if value != [] else 'an empty list'}, not a list of messages")
     if len(value) > _MOST_MESSAGES:
-        raise BadExampleLine(f"{len(value):,} messages, and {_MOST_MESSAGES:,} are the most")
+        raise BadExampleLine(f"{len(value):,} messages; the maximum is {_MOST_MESSAGES:,}")
     messages = tuple(_message(place, one) for place, one in enumerate(value, start=1))
     if not any(one.role == "assistant" for one in messages):
-        raise BadExampleLine("no message is the assistant's, so there is nothing to learn")
+        raise BadExampleLine("no message of the assistant: nothing to learn")
     return messages
 
 
@@ -250,7 +250,7 @@ def _message(place: int, value: Any) -> ChatMessage:
     role = value.get("role")
     if role not in ROLES:
         said = f"its role is {role[:40]!r}" if isinstance(role, str) else "it has no role"
-        raise BadExampleLine(f"{where}: {said}, and known are {', '.join(ROLES)}")
+        raise BadExampleLine(f"{where}: {said}; allowed: {', '.join(ROLES)}")
     content = value.get("content")
     if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") == "text" for one in content):
         content = "".join(_text(one, "text", where) for one in content)
@@ -294,7 +294,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise BadExampleLine(f"no JSON: {name}")
+    raise BadExampleLine(f"invalid JSON: {name}")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_refuse_constant)

@@ -58,17 +58,15 @@ from stoker.core.frozen import changed, frozen
 from stoker.engine.recipe import surroundings
 
 _BRINGS = {"base": CONFIG}
-"""A machine of a fleet fetches a base of the hub itself; how large it is stands in that file."""
+"""A machine of a fleet downloads a base of the hub itself; this file states its size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraRecipeArgs(AdapterArgs, LearningArgs, DataArgs):
     """Arguments of language/lora."""
 
-    alpha: float | None = arg(None, help="how strongly the adapter counts; null: twice its rank", gt=0, le=LARGEST)
-    targets: tuple[str, ...] = arg(
-        (ALL_LINEAR,), help="matrices that get an adapter, by name, or all-linear, attention, mlp"
-    )
+    alpha: float | None = arg(None, help="scale of the adapter (alpha); null: twice its rank", gt=0, le=LARGEST)
+    targets: tuple[str, ...] = arg((ALL_LINEAR,), help="target matrices by name, or all-linear, attention, mlp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,7 @@ class MergeRecipeArgs:
 
     base: str = arg("tiny", help="the base that the adapter was trained on: a folder, org/name of the hub, or tiny")
     adapter: str = arg(help="a folder in PEFT's layout, such as the result of language/lora")
-    dtype: Dtype = arg("auto", help="what the weights are kept in; auto: as in the base")
+    dtype: Dtype = arg("auto", help="precision of the weights; auto: that of the base")
 
 
 @recipe(LORA, version=1, category=Category.TRAIN, output=Report, backend="torch", shares=shared_by_lora, brings=_BRINGS)
@@ -131,7 +129,7 @@ def full(args: FullRecipeArgs) -> Plan:
 
 @recipe(MERGE, version=1, category=Category.EXPORT, output=Model, backend="torch", brings=_BRINGS)
 def merge(args: MergeRecipeArgs) -> Plan:
-    """Put an adapter into its base: a whole model in the Hugging Face layout."""
+    """Merge an adapter into its base: a whole model in the Hugging Face layout."""
     checking = LanguageArgsChecker(MERGE)
     base = checking.base(args.base)
     folder = checking.adapter(args.adapter, base)
@@ -148,11 +146,11 @@ def merge(args: MergeRecipeArgs) -> Plan:
 
 @frozen
 class _Wanted:
-    """What the arguments of a training mean."""
+    """The resolved arguments of a training."""
 
     base: TrainableBase
     data: Path | None
-    """A file of the user's; None: bundled."""
+    """A user's file; None: bundled."""
     load: Load
 
 
@@ -196,7 +194,7 @@ def _refuse_too_large(checking: LanguageArgsChecker, short: InsufficientDeviceMe
 
 
 def _called(base: TrainableBase, name: str) -> TrainableBase:
-    """Return a base under the name that it was submitted with: in a fleet its folder has a name of no meaning."""
+    """Return a base under its submitted name: in a fleet the name of its folder means nothing."""
     return changed(base, name=name) if name else base
 
 
@@ -236,7 +234,7 @@ def _base(base: TrainableBase, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _taken(args: Any, load: Load, *groups: type[LearningArgs | AdapterArgs]) -> dict[str, Any]:
-    """Return the values of arguments that recipe and stage have in common, settled where the stage has to know."""
+    """Return the arguments that recipe and stage have in common, resolved for the stage's key."""
     taken = {one.name: getattr(args, one.name) for group in groups for one in fields(group)} | {"dtype": load.dtype}
     folder = taken["checkpoints"]
     # The stage runs in another folder than the command.
@@ -248,7 +246,7 @@ def _gpus(args: DataArgs) -> int:
     return min(1, surroundings().count_gpus()) if args.gpus is None else args.gpus
 
 
-# The cookbook itself: what the catalogue sees of it.
+# The cookbook for the catalogue.
 
 COOKBOOK: Final = Cookbook(
     name="language",
@@ -268,6 +266,6 @@ COOKBOOK: Final = Cookbook(
     ),
     kinds=(Examples, Adapter, Model, Samples, Report),
     prefill={recipe.name: {"base": "tiny", "data": "sums"} for recipe in (lora, full)},
-    # Every adapter of a sweep gets a report of its own, and so a process that draws.
+    # Every adapter of a sweep gets its own report, and a process that draws plots.
     preload=("matplotlib.backends.backend_svg", "matplotlib.figure", "numpy", "tokenizers", "torch"),
 )

@@ -1,4 +1,4 @@
-"""The stages that write what a person reads."""
+"""The stages that write reports."""
 
 from __future__ import annotations
 

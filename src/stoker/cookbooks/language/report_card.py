@@ -1,4 +1,4 @@
-"""The model card: what was trained on what, how good it is, what it is not good for, and how to use it."""
+"""The model card: training, data, quality, limits, and how to use it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from stoker.cookbooks.language.schemas import (
 )
 from stoker.cookbooks.report_parts import LINE_COLOURS, bullets, csv_text, markdown_table, one_plot, safe, short_number
 
-# Curves and samples as files, and the summary that a terminal shows.
+# Curves and samples as files, and the summary for a terminal.
 
 
 def curve_csv(training: LanguageTrainingRecord) -> str:
-    """One line for each point of the curve, and whether its weights were kept."""
+    """Return one line for each point of the curve, and whether its weights were kept."""
     columns = ["step", "epoch", "loss", "eval_loss", "perplexity", "lr", "is_kept"]
     curve = training["curve"]
     rows: list[list[Any]] = []
@@ -44,7 +44,7 @@ def samples_text(samples: Sequence[CompletionSample]) -> str:
 
 
 def headline(training: LanguageTrainingRecord) -> str:
-    """Return in one sentence what came out."""
+    """Return the result in one sentence."""
     after, before = perplexity(best_eval(training)), perplexity(training["curve"]["before"])
     judged = "not evaluated" if after is None else f"perplexity {short_number(after)} on {_held_out(training)}"
     beside = "" if before is None or after is None else f" (the base alone: {short_number(before)})"
@@ -52,7 +52,7 @@ def headline(training: LanguageTrainingRecord) -> str:
 
 
 def title(training: LanguageTrainingRecord) -> str:
-    """Return what was trained."""
+    """Return the title of the training."""
     settings, base = training["settings"], training["base"]["name"]
     if training["method"] == "full":
         return f"{base}, every weight trained"
@@ -60,7 +60,7 @@ def title(training: LanguageTrainingRecord) -> str:
 
 
 def summary(training: LanguageTrainingRecord) -> dict[str, Any]:
-    """Return what a terminal shows at the end of a run: a headline, a table and what to try next."""
+    """Return the summary for a terminal: a headline, a table and what to try next."""
     curve = training["curve"]
     kept = best_eval(training)
     last = next((one for one in reversed(curve["points"]) if one["loss"] is not None), None)
@@ -78,12 +78,12 @@ def summary(training: LanguageTrainingRecord) -> dict[str, Any]:
 
 
 def updates(count: int) -> str:
-    """Return how many updates."""
+    """Return the number of updates as text."""
     return f"{count} update{'' if count == 1 else 's'}"
 
 
 def fenced(text: str) -> str:
-    """Return a text that is shown as it is, whatever it holds."""
+    """Return a text as a Markdown code block, whatever it has in it."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -100,7 +100,7 @@ def _held_out(training: LanguageTrainingRecord) -> str:
 
 
 def base_word(training: LanguageTrainingRecord) -> str:
-    """Return what to type for the base. Of a folder only its own name is known: the same base may lie anywhere."""
+    """Return the argument for the base. Of a folder only its last name is known."""
     name: str = training["base"]["name"]
     return name if "/" in name or name in BASES else f"PATH/{name}"
 

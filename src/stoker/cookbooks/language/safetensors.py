@@ -1,6 +1,6 @@
-"""What a safetensors file says of itself: names, types, shapes and places of its tensors. Standard library only.
+"""Headers of safetensors files: names, types, shapes and offsets of tensors. Standard library only.
 
-Read as bytes of a stranger: every number is checked against the file's own size before it is used.
+Parsed as untrusted input: every number is checked against the file's size before it is used.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from stoker.core.frozen import frozen
 from stoker.core.text import first_line, one_line
 from stoker.host.durable import read_regular
 
-# What a stranger wrote: small files, read only if they are files and not endless, and how a message shows them.
+# Untrusted small files: read only if they are regular and bounded, and how messages show them.
 
 _LONGEST_BYTES = 64 * 1024 * 1024
 _LONGEST_SHOWN = 200
-_WRONG = {errno.EINVAL: "it is no file", errno.EFBIG: "it is too large"}
+_WRONG = {errno.EINVAL: "not a regular file", errno.EFBIG: "it is too large"}
 
 
 def read_foreign(path: Path) -> bytes:
-    """Read a small file. `ValueError` says what is wrong with it, `OSError` why it can't be read."""
+    """Read a small file. Raises `ValueError` with its fault, `OSError` if it can't be read."""
     try:
-        # The hub's cache is made of links.
+        # The hub's cache has links.
         return read_regular(os.path.realpath(path), _LONGEST_BYTES)
     except OSError as error:
         if error.errno not in _WRONG:
@@ -39,7 +39,7 @@ def read_foreign(path: Path) -> bytes:
 
 
 def read_foreign_json(path: Path) -> Any:
-    """Read a small file's JSON, as `read_foreign` does; what is nested without end is wrong, too."""
+    """Read a small JSON file like `read_foreign`; a file that is nested too deeply is a fault, too."""
     try:
         return json.loads(read_foreign(path))
     except RecursionError:
@@ -47,16 +47,16 @@ def read_foreign_json(path: Path) -> Any:
 
 
 def shown(text: str) -> str:
-    """Return a stranger's text as a part of a message."""
+    """Return untrusted text for a message."""
     return one_line(text, _LONGEST_SHOWN)
 
 
 SINGLE: Final = "model.safetensors"
-"""What a folder calls the only file of its weights."""
+"""Name of the only file of weights in a folder."""
 INDEX: Final = "model.safetensors.index.json"
-"""Or, where there are several, the file that says which tensor lies in which."""
+"""Name of the index that maps tensors to files if there are several."""
 SHARD_BYTES: Final = 5 * 10**9
-"""The largest file of weights that is written, as the hub has them."""
+"""The largest file of weights that is written, as in the hub."""
 # Of one file. The largest mixtures of experts have as many in all (384 experts of three matrices with their scales, in
 # 60 layers, are 138,000), in dozens of files; what can be trained here has some thousand. So many are read in a second.
 _MOST_TENSORS = 100_000
@@ -71,12 +71,12 @@ _PINCH_BYTES = 1024
 
 
 class DamagedHeader(ValueError):
-    """A file is not what its header says, or has none."""
+    """A file does not match its header, or has none."""
 
 
 def unreadable_weights(what: str, error: Exception) -> Damaged:
-    """Return the message that weights are not what their file promises."""
-    hint = "copy them again, or fetch them again: stoker fetch org/name finds what is damaged and brings it"
+    """Return the error for weights that do not match their file's header."""
+    hint = "copy or download them again: stoker fetch org/name replaces damaged files"
     return Damaged(f"the weights in {what} can't be read: {first_line(error)}", hint=hint)
 
 
@@ -87,31 +87,31 @@ class SafetensorsEntry:
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """Its first byte in the file."""
+    """Offset of its first byte in the file."""
     end: int
 
 
 @frozen
 class Header:
-    """What a file holds."""
+    """The header of a file."""
 
     tensors: Mapping[str, SafetensorsEntry]
     size_bytes: int
 
 
 def read_header(path: Path) -> Header:
-    """Read a file's header. `DamagedHeader` says what is wrong, `OSError` why it can't be read."""
+    """Read a file's header. Raises `DamagedHeader` with its fault, `OSError` if it can't be read."""
     if not stat.S_ISREG(path.stat().st_mode):
-        # What is no file may never end, or never begin.
-        raise DamagedHeader("it is no file")
+        # A pipe or device may block, or never end.
+        raise DamagedHeader("not a regular file")
     with path.open("rb") as file:
         return _read(file)
 
 
 def pinch(path: Path, header: Header) -> list[bytes]:
-    """Return a little from the middle of every tensor, in the order of their names.
+    """Return a few bytes from the middle of every tensor, in the order of their names.
 
-    Two trainings of one model differ nearly everywhere, so they differ here; a change in a few places may not show.
+    Two trainings of one model differ nearly everywhere, so they differ here; a change in a few places may be missed.
     """
     with path.open("rb") as file:
         taken = []
@@ -131,33 +131,33 @@ def _read(file: BinaryIO) -> Header:
     if 8 + length > size:
         raise DamagedHeader(f"its header of {length:,} bytes does not fit into its {size:,}")
     if length > _LONGEST_HEADER_BYTES:
-        raise DamagedHeader(f"its header has {length:,} bytes, and {_LONGEST_HEADER_BYTES:,} are the most that is read")
+        raise DamagedHeader(f"its header has {length:,} bytes; the maximum is {_LONGEST_HEADER_BYTES:,}")
     tensors = {name: _tensor(name, one, 8 + length) for name, one in _table(file.read(length)).items()}
     last = 8 + length
     for name, one in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if one.begin != last:
-            raise DamagedHeader(f"between {shown(repr(name))} and what lies before it is a gap, or both share bytes")
+            raise DamagedHeader(f"there is a gap before {shown(repr(name))}, or an overlap")
         last = one.end
     if last != size:
-        raise DamagedHeader(f"it has {size:,} bytes, and its header promises {last:,}")
+        raise DamagedHeader(f"it has {size:,} bytes; its header states {last:,}")
     return Header(tensors=tensors, size_bytes=size)
 
 
 def _table(text: bytes) -> dict[str, Any]:
-    """Return what a header says of each tensor, as it says it."""
+    """Return the entries of a header, unchecked."""
     try:
-        # From bytes it would take UTF-16, too.
+        # From bytes it would accept UTF-16 too.
         raw = json.loads(text.decode())
     except UnicodeDecodeError:
         raise DamagedHeader("its header is not UTF-8") from None
     except (ValueError, RecursionError):
-        raise DamagedHeader("its header is no JSON") from None
+        raise DamagedHeader("its header is not JSON") from None
     if not isinstance(raw, dict):
-        raise DamagedHeader("its header is no table of tensors")
+        raise DamagedHeader("its header is not a JSON object")
     raw.pop("__metadata__", None)
-    # Before each is looked at, which is what takes long.
+    # Checked before the entries, which take long.
     if len(raw) > _MOST_TENSORS:
-        raise DamagedHeader(f"its header lists more than {_MOST_TENSORS:,} tensors, as no model has them in one file")
+        raise DamagedHeader(f"its header lists more than {_MOST_TENSORS:,} tensors")
     return raw
 
 
@@ -170,5 +170,5 @@ def _tensor(name: str, raw: Any, data: int) -> SafetensorsEntry:
     except (TypeError, KeyError, ValueError):
         is_plain, dtype, shape, begin, end = False, "", (), 0, 0
     if not is_plain or begin > end or (dtype in _WIDTHS and end - begin != prod(shape) * _WIDTHS[dtype]):
-        raise DamagedHeader(f"what its header says of {shown(repr(name))} makes no sense")
+        raise DamagedHeader(f"invalid header entry {shown(repr(name))}")
     return SafetensorsEntry(dtype=dtype, shape=shape, begin=data + begin, end=data + end)

@@ -1,4 +1,7 @@
-"""The stages that let a trained model complete prompts. Their own, so that another prompt trains nothing again."""
+"""The stages that complete prompts with a trained model.
+
+Separate stages, so that another prompt repeats no training.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +65,13 @@ def _sampled(job: StageContext, base: Path, trained: Path, args: SampleArgs, *, 
     return job.save(Samples, made)
 
 
-# Completions of prompts by a model, token by token: the likeliest one, or one drawn by chance from a seed.
+# Completions of prompts, token by token: the likeliest one, or one drawn with a seed.
 
 
 class Sampler:
     """Completes prompts. The same seed gives the same completions, whatever else is completed.
 
-    `logits` returns what comes after the last token of `[1, T]`: `[1, vocabulary]`, on the CPU.
+    `logits` returns the logits after the last token of `[1, T]`: `[1, vocabulary]`, on the CPU.
     """
 
     def __init__(
@@ -89,12 +92,12 @@ class Sampler:
         self._seed = seed
 
     def complete(self, prompt: str, *, is_chat: bool, check: Callable[[], None] = lambda: None) -> CompletionSample:
-        """Complete one prompt; as the first turn of a conversation, if the model was taught with such."""
+        """Complete one prompt; as the first turn of a conversation if the model was trained on conversations."""
         import torch
 
         text, adds_specials = (self._asked(prompt), False) if is_chat else (prompt, True)
         shown: list[int] = self._tokenizer(text, add_special_tokens=adds_specials)["input_ids"]
-        # Some tokenizers end what they read, and nothing would follow.
+        # Some tokenizers append an end token, after which nothing would follow.
         ends = self._ends()
         while shown and shown[-1] in ends and not is_chat:
             shown.pop()
@@ -113,7 +116,7 @@ class Sampler:
 
         if self._temperature == 0:
             return int(logits.argmax())
-        # From the likeliest down: nothing grows beyond numbers, however small the temperature.
+        # Relative to the largest: no overflow at any temperature.
         below = logits.double() - logits.double().max()
         chances = torch.softmax(below / self._temperature, dim=-1)
         return int(torch.multinomial(chances, 1, generator=draws))
@@ -141,7 +144,7 @@ class Sampler:
 
 
 def is_chat(forms: Any) -> bool:
-    """Return whether most of the data that a model was taught with are conversations."""
+    """Return True if most of the training data are conversations."""
     if not isinstance(forms, dict) or not forms:
         return False
     return bool(max(forms, key=lambda form: forms[form]) == "messages")

@@ -23,25 +23,25 @@ METADATA: Final = "metadata.json"
 BEST: Final = "best"
 
 Method = Literal["lora", "full"]
-_HINT = "a training writes it: train again, or take another folder"
+_HINT = "use the folder of a training"
 
 
 class BaseFacts(TypedDict):
-    """The base that was trained on top of."""
+    """The base of a training."""
 
     name: str
-    """`org/name`, or what its folder is called."""
+    """`org/name`, or the name of its folder."""
     family: str
     parameters: int
 
 
 class LanguageCurvePoint(TypedDict):
-    """One moment of a training."""
+    """One point of a training curve."""
 
     step: int
-    """Updates done."""
+    """Number of updates."""
     epoch: float
-    """Epochs done, with a fraction."""
+    """Number of epochs, with a fraction."""
     loss: float | None
     """Mean over the trained tokens since the last point."""
     eval_loss: float | None
@@ -51,7 +51,7 @@ class LanguageCurvePoint(TypedDict):
 
 
 class LanguageCurve(TypedDict):
-    """How the losses went."""
+    """The losses of a training."""
 
     points: list[LanguageCurvePoint]
     kept: int
@@ -61,27 +61,27 @@ class LanguageCurve(TypedDict):
 
 
 class LanguageTrainingRecord(TypedDict):
-    """All that is known of a training: the whole of `training.json`."""
+    """The content of `training.json`."""
 
     method: Method
     base: BaseFacts
     data: dict[str, Any]
-    """What the tokenising stage found: examples, cut, skipped, held out …"""
+    """The facts of the tokenising stage: examples, cut, skipped, held out …"""
     settings: dict[str, Any]
     """The arguments that decide what is learned."""
     weights: int
-    """How many numbers were learned."""
+    """Number of trained weights."""
     curve: LanguageCurve
     device: str
     """`cpu` or `cuda`."""
     dtype: str
     notes: list[str]
-    """One sentence each, for people."""
+    """Notes for the user, one sentence each."""
     versions: dict[str, str]
 
 
 class Metadata(TypedDict):
-    """What `metadata.json` beside a checkpoint says; what others (system B) called it, with the same meaning."""
+    """The content of `metadata.json` beside a checkpoint; field names are those of system B."""
 
     mode: str
     """`lora`, or `full`."""
@@ -91,7 +91,7 @@ class Metadata(TypedDict):
     train_loss: float | None
     val_loss: float | None
     avg_loss: float | None
-    """Mean training loss over the whole training so far."""
+    """Mean training loss since the start."""
     rank: int
     alpha: float
     global_step: int
@@ -106,7 +106,7 @@ class CompletionSample(TypedDict):
 
 
 def best_eval(training: LanguageTrainingRecord) -> float | None:
-    """Return the evaluation loss of what was kept."""
+    """Return the evaluation loss of the kept weights."""
     curve = training["curve"]
     kept = [
         one["eval_loss"] for one in curve["points"] if one["step"] == curve["kept"] and one["eval_loss"] is not None
@@ -115,7 +115,7 @@ def best_eval(training: LanguageTrainingRecord) -> float | None:
 
 
 def perplexity(loss: float | None) -> float | None:
-    """Return the perplexity of a mean loss per token; None where there is none, infinite where it is beyond numbers."""
+    """Return the perplexity of a mean loss per token; None without a loss, infinite on overflow."""
     if loss is None:
         return None
     try:
@@ -125,7 +125,7 @@ def perplexity(loss: float | None) -> float | None:
 
 
 def significant(value: float) -> float:
-    """Round to six significant digits: what lies beyond is noise of the machine."""
+    """Round to six significant digits: further digits differ between machines."""
     return float(f"{value:.6g}") if math.isfinite(value) else value
 
 
@@ -136,21 +136,21 @@ def write_training(training: LanguageTrainingRecord, folder: Path) -> None:
 
 
 def read_training(folder: Path) -> LanguageTrainingRecord:
-    """Read `training.json` of a folder. Raises `BadInput` if there is none, or it is not one."""
+    """Read `training.json` of a folder. Raises `BadInput` if it is missing or invalid."""
     found: LanguageTrainingRecord = _read(folder / TRAINING, LanguageTrainingRecord.__required_keys__)  # type: ignore[assignment]  # checked by keys
     return found
 
 
 def write_metadata(metadata: Metadata, folder: Path) -> None:
-    """Write `metadata.json` into a folder, whole or not at all."""
+    """Write `metadata.json` into a folder, atomically."""
     text = jsontext.dumps(metadata, indent=2, sort_keys=True)
     write_file(str(folder / METADATA), f"{text}\n".encode())
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Read `metadata.json` of a checkpoint. Raises `BadInput` if there is none, or it is not one.
+    """Read `metadata.json` of a checkpoint. Raises `BadInput` if it is missing or invalid.
 
-    What system B wrote is read as it is: `label` and `avg_loss` may be missing, `adapter_index` too.
+    Files of system B are read unchanged: `label`, `avg_loss` and `adapter_index` may be missing.
     """
     path = folder / METADATA
     raw = _read(path, frozenset({"epoch"}))
@@ -166,7 +166,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def best_folder(root: Path) -> Path:
-    """Return where the best below `root` lies, or would: while it is replaced, the one before it is aside."""
+    """Return the path of the best checkpoint below `root`; while it is replaced, that of the previous one."""
     best, old = root / BEST, root / f"{BEST}.old"
     return old if old.is_dir() and not best.is_dir() else best
 
@@ -186,7 +186,7 @@ def _is_fine(name: str, value: Any) -> bool:
         return False
     if name in _LOSSES and isinstance(value, float):
         return True
-    # Of integers there are some that are no floats.
+    # Some integers are too large for floats.
     return abs(value) <= _LARGEST and (value >= 0 or name in _SIGNED)
 
 

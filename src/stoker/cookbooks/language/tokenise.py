@@ -1,4 +1,4 @@
-"""The stage that turns a user's text into tokens."""
+"""The stage that tokenises a user's text."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _LINES_BETWEEN_LOOKS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokeniseArgs(BaseArgs):
-    """Whose tokenizer, which text, and what of it is learned."""
+    """The tokenizer, the text, and which part of it is learned."""
 
     file: InputPath | None = arg(None, help="a JSONL file, or plain text")
-    bundled: DataName | None = arg(None, help="data that is made, not read")
-    layout: Literal["jsonl", "text"] = arg("jsonl", help="one object a line, or paragraphs between empty lines")
-    max_seq_len: int = arg(512, help="tokens of the longest example; longer ones are cut", ge=2)
-    vocabulary: int | None = arg(None, help="tokens that the base knows", ge=1)
-    train_on: Literal["completion", "all"] = arg("completion", help="learn answers alone, or prompts too")
-    holdout_percent: float = arg(5.0, help="share of examples, at least one, held out", gt=0, le=50)
+    bundled: DataName | None = arg(None, help="generated data set")
+    layout: Literal["jsonl", "text"] = arg("jsonl", help="one JSON object per line, or paragraphs between empty lines")
+    max_seq_len: int = arg(512, help="maximum tokens of an example; longer ones are cut", ge=2)
+    vocabulary: int | None = arg(None, help="size of the base's vocabulary", ge=1)
+    train_on: Literal["completion", "all"] = arg("completion", help="learn answers only, or prompts too")
+    holdout_percent: float = arg(5.0, help="share of held-out examples, at least one", gt=0, le=50)
 
 
 def layout_of(path: Path) -> Literal["jsonl", "text"]:
-    """Tell plain text from JSONL, by a file's name."""
+    """Return the layout by a file's name: plain text or JSONL."""
     return "text" if path.suffix.lower() in {".txt", ".text", ".md"} else "jsonl"
 
 
 def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -> None:
-    """Read a file of examples to its end; raise `StageInputError` with every line that is none, or if all are empty."""
+    """Read a file of examples to its end. Raises `StageInputError` with every invalid line, or if all are empty."""
     from stoker.cookbooks.language.reading import InvalidLines, nothing_to_learn, read_lines
 
     if args.file is None:
@@ -57,11 +57,11 @@ def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -
 
 @stage("language/tokenise", version=1, uses=("numpy", "tokenizers", "transformers"), foresee=look_through)
 def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
-    """Read examples, write chats by the base's template, turn them into tokens and hold some out."""
+    """Read examples, render chats with the base's template, tokenise them and hold some out."""
     from stoker.cookbooks.language.bundled import data_lines
     from stoker.cookbooks.language.reading import InvalidLines, read_lines, read_texts
 
-    # What is wrong with it is reported before libraries load, which takes longer than reading it twice.
+    # Faults are reported before libraries are imported, which takes longer than reading the file twice.
     look_through(args, job.check)
     if args.file is not None:
         source = Path(args.file).name
@@ -71,7 +71,7 @@ def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
         source, faults = args.bundled, InvalidLines(args.bundled)
         lines = read_texts(data_lines(args.bundled))
     else:
-        raise StageInputError("neither a file nor bundled data was given", hint="data=FILE.jsonl")
+        raise StageInputError("neither a file nor bundled data", hint="data=FILE.jsonl")
     from stoker.cookbooks.language.tokens import ExampleTokeniser, TokeniseOptions, open_tokenizer
 
     wanted = TokeniseOptions(

@@ -1,4 +1,4 @@
-"""Lines into tokens, many at a time: cut, counted, and divided into what is trained on and what is held out."""
+"""Tokenisation of many lines at a time: cut, counted, and divided into training and held-out examples."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from stoker.core.frozen import frozen
 from stoker.core.text import first_line
 
 SPLIT_SEED: Final = 46
-"""Decides what is held out: the same everywhere, so that evaluations can be compared."""
+"""Decides which examples are held out: the same everywhere, so that evaluations can be compared."""
 _PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""What tokenizers are called that are all in their tokenizer.json."""
+"""Class names of tokenizers that are complete in their tokenizer.json."""
 _LINES_AT_ONCE = 512
 _CHARACTERS_AT_ONCE = 4_000_000
 _MOST_PLACES = 20
@@ -34,27 +34,27 @@ class TokeniseOptions:
     train_on: TrainOn
     holdout_percent: float
     vocabulary: int | None
-    """Tokens that the model knows; None: not said."""
+    """Number of tokens of the model; None: unknown."""
 
 
 def open_tokenizer(folder: Path) -> Any:
-    """Open the tokenizer of a base; no code of it is run. Raises `StageInputError`."""
+    """Open the tokenizer of a base; none of its code is run. Raises `StageInputError`."""
     try:
         tokenizer = _class_for(folder).from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # a damaged file shows as whatever the library met first
-        hint = "fetch or copy the base again, or give one with a tokenizer.json"
+        hint = "download or copy the base again, or use one with a tokenizer.json"
         message = f"the tokenizer of {folder.name} can't be opened: {first_line(error)}"
         raise StageInputError(message, hint=hint) from error
     if not tokenizer.is_fast:
         raise StageInputError(
-            f"the tokenizer of {folder.name} does not tell where in a text its tokens stand",
-            hint="a base with a tokenizer.json is wanted",
+            f"the tokenizer of {folder.name} does not return the positions of its tokens",
+            hint="use a base with a tokenizer.json",
         )
     return tokenizer
 
 
 def _class_for(folder: Path) -> Any:
-    """Return the class that opens a tokenizer: what `AutoTokenizer` would choose, without its 4 seconds of imports."""
+    """Return the class of a tokenizer: the one that `AutoTokenizer` would choose, without its 4 seconds of imports."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -73,7 +73,7 @@ def _class_for(folder: Path) -> Any:
 
 
 class ExampleTokeniser:
-    """Examples on their way, and what to report of them."""
+    """Collects examples and facts about them."""
 
     def __init__(self, tokenizer: Any, wanted: TokeniseOptions) -> None:
         self._tokenizer = tokenizer
@@ -84,13 +84,13 @@ class ExampleTokeniser:
         self._forms: Counter[str] = Counter()
         self._skipped: list[int] = []
         self._unwritten: list[int] = []
-        """Lines that the chat template did not write."""
+        """Lines that the chat template failed to render."""
         self._why: UnwrittenError | None = None
-        """What it said of the first of them."""
+        """The error of the first of them."""
         self._cut = 0
 
     def take(self, lines: Iterable[RawExample], faults: InvalidLines) -> Iterator[int]:
-        """Turn lines into examples; give now and then how many lines were taken. After a fault they are only read."""
+        """Tokenise lines; yield the number of lines now and then. After a fault they are only read."""
         chunk: list[RenderedExample] = []
         characters = taken = 0
         for line in lines:
@@ -108,7 +108,7 @@ class ExampleTokeniser:
         yield taken
 
     def made(self, source: str) -> ExampleSet:
-        """Return all examples. Raises `StageInputError` if there are none, or the model could not read them."""
+        """Return all examples. Raises `StageInputError` if there are none, or tokens are unknown to the model."""
         self._refuse_unwritten(source)
         count = len(self._tokens)
         if not count:
@@ -139,7 +139,7 @@ class ExampleTokeniser:
         return ExampleSet(tokens=tokens, trained=trained, starts=starts, held_out=held_out, facts=facts)
 
     def _refuse_unwritten(self, source: str) -> None:
-        """Raise `TemplateFailed` if the chat template did not write every conversation."""
+        """Raise `TemplateFailed` if the chat template failed for a conversation."""
         numbers = self._unwritten
         if self._why is None:
             return
@@ -149,7 +149,7 @@ class ExampleTokeniser:
         more = f", nor {others} ({lines} {some}{' …' if len(numbers) > _MOST_PLACES else ''})" if some else ""
         which = "change the conversation" if self._why.is_refusal else "mend the base's chat_template"
         raise TemplateFailed(
-            f"the base's chat template does not write {source}:{numbers[0]}{more}: {self._why}",
+            f"the base's chat template failed for {source}:{numbers[0]}{more}: {self._why}",
             hint=f'{which}, or give {{"prompt": …, "completion": …}}, which needs no template',
             lines=numbers[:_MOST_PLACES],
             count=len(numbers),
@@ -189,7 +189,7 @@ class ExampleTokeniser:
         begins, ends = np.asarray(places, dtype=np.int64).reshape(-1, 2).T
         trained = np.zeros(len(tokens), dtype=bool)
         for begin, end in one.spans:
-            # A token that reaches from a prompt into an answer is learned; one of no width is no text.
+            # A token that reaches from a prompt into an answer is learned; one without characters is no text.
             trained |= (begins < end) & (ends > begin) & (ends > begins)
         tokens, trained = self._closed(tokens, trained) if one.is_closed else (tokens, trained)
         longest = self._wanted.max_seq_len
@@ -213,8 +213,8 @@ class ExampleTokeniser:
         known = self._wanted.vocabulary
         if known is not None and highest >= known:
             raise StageInputError(
-                f"the tokenizer gives token {highest:,}, and the model knows {known:,}",
-                hint="is this the tokenizer of that base? it may have got tokens that the weights have no rows for",
+                f"the tokenizer has token {highest:,}; the model's vocabulary has {known:,}",
+                hint="check that the tokenizer belongs to the base; tokens may have been added without weights",
             )
 
     def _notes(self, source: str, held_out: int) -> list[str]:
@@ -234,7 +234,7 @@ class ExampleTokeniser:
                 "what stands before the last turn."
             )
         if not held_out:
-            notes.append("There is one example alone, so nothing is held out and nothing can be evaluated.")
+            notes.append("There is only one example: nothing is held out, and there is no evaluation.")
         return notes
 
 
@@ -246,7 +246,7 @@ def _held_out(count: int, percent: float) -> Ints:
 
 
 def _pad_of(tokenizer: Any) -> int:
-    """Return a token that the model knows, to fill rows with: nothing is learned from it and nothing looks at it."""
+    """Return a padding token that the model knows: it is never learned or attended to."""
     named = (tokenizer.pad_token_id, tokenizer.eos_token_id)
     return next((int(one) for one in named if one is not None), 0)
 
@@ -255,18 +255,18 @@ def _many(count: int, word: str) -> str:
     return f"{count:,} {word}{' was' if count == 1 else 's were'}"
 
 
-# Lines as the text that a model reads, and which of its characters are learned.
+# Lines as text for a model, and which of its characters are learned.
 #
-# A conversation is written by the tokenizer's own chat template, or by ChatML if it has none. Which part of that is an
-# answer a template may say itself (`{% generation %}`). Else it follows from writing the conversation up to the answer:
-# what stands between the end of that and the end of the turn.
+# A conversation is rendered by the tokenizer's own chat template, or as ChatML if it has none. A template may mark the
+# answers itself (`{% generation %}`). Otherwise an answer is the difference between the conversation rendered up to it
+# and the end of its turn.
 
 
 CHATML: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""The layout for tokenizers that have none."""
+"""The template for tokenizers without one."""
 
 _TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -279,27 +279,27 @@ class RenderedExample:
     """One example as text."""
 
     number: int
-    """Of its line in the file, from 1."""
+    """Line number in the file, from 1."""
     text: str
     spans: tuple[Span, ...]
-    """Which characters are learned: from, to."""
+    """Learned characters: from, to."""
     adds_specials: bool = True
-    """The tokenizer puts its own special tokens around it; a chat template has done so."""
+    """True if the tokenizer adds its special tokens; a chat template has done so."""
     is_closed: bool = True
-    """The token that ends a text follows, and is learned."""
+    """True if the end token follows, and is learned."""
 
 
 class UnwrittenError(ValueError):
-    """What a chat template said instead of writing a conversation."""
+    """The error of a chat template for a conversation."""
 
     def __init__(self, reason: str, *, is_refusal: bool) -> None:
         super().__init__(reason)
         self.is_refusal = is_refusal
-        """Its author foresaw such a conversation and does not want it; else the template itself is wrong."""
+        """True if the template raised it on purpose; otherwise the template has an error."""
 
 
 class Chat:
-    """One tokenizer's way to write lines."""
+    """Renders lines for one tokenizer."""
 
     def __init__(self, tokenizer: Any, train_on: TrainOn) -> None:
         self._tokenizer = tokenizer
@@ -307,17 +307,17 @@ class Chat:
         self._own = _template_of(tokenizer)
         self._is_tagged = _TAG.search(self._own) is not None
         self.was_used = False
-        """Whether there was a conversation among the lines."""
+        """True if there was a conversation among the lines."""
         self.lost_turns = 0
-        """Answers that the template does not write as they are when others follow; they are not learned."""
+        """Number of answers that the template changes when others follow; they are not learned."""
 
     @property
     def template(self) -> str:
-        """Whose template writes conversations: `tokenizer` or `chatml`."""
+        """The template of conversations: `tokenizer` or `chatml`."""
         return "tokenizer" if self._own else "chatml"
 
     def render(self, line: RawExample) -> RenderedExample:
-        """Write a line. `UnwrittenError` says why the template can't."""
+        """Render a line. Raises `UnwrittenError` if the template fails."""
         if line.form == "messages":
             return self._conversation(line)
         text = line.text + line.completion
@@ -349,7 +349,7 @@ class Chat:
         return spans
 
     def _answer(self, text: str, messages: Sequence[ChatMessage], place: int, *, after: int) -> Span | None:
-        """Find one answer in the whole text. Some templates write earlier turns otherwise than the last one."""
+        """Find one answer in the whole text. Some templates render earlier turns differently from the last one."""
         content = messages[place].content.strip()
         before = self._try(messages[:place], opens=True) if place else ""
         is_plain = before is not None and len(before) >= after and text.startswith(before)
@@ -370,7 +370,7 @@ class Chat:
             return None
 
     def _tagged(self, messages: Sequence[ChatMessage]) -> list[Span]:
-        """Return what the template itself marks as answers."""
+        """Return the answers that the template itself marks."""
         spans: list[Span] = []
         given = self._applied(
             messages,
@@ -404,18 +404,18 @@ def _unwritten(error: Exception) -> UnwrittenError:
     from jinja2 import TemplateError
 
     at = getattr(error, "lineno", None)
-    # What a template raises on purpose comes as the plainest of its errors.
+    # An error that a template raises on purpose has the base class.
     is_refusal = type(error) is TemplateError
     kind = "" if is_refusal else f"{type(error).__name__}: "
     return UnwrittenError(f"{kind}{first_line(error)}{f' (its line {at})' if at else ''}", is_refusal=is_refusal)
 
 
 def _template_of(tokenizer: Any) -> str:
-    """Return the tokenizer's own template, or nothing."""
+    """Return the tokenizer's own template; empty if it has none."""
     if not tokenizer.chat_template:
         return ""
     try:
         return str(tokenizer.get_chat_template())
     except ValueError:
-        # Several, and none of them the usual one.
+        # Several, and none is named `default`.
         return ""

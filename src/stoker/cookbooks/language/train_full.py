@@ -1,4 +1,4 @@
-"""The stage that trains every weight of a base."""
+"""The stage that trains all weights of a base."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     retry=RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED),
 )
 def train_full(job: StageContext, examples: Examples, args: FullArgs) -> Model:
-    """Train every weight, update by update."""
+    """Train all weights, update by update."""
     from stoker.cookbooks.language.shared.outputs import own_folder
 
     clock = SystemClock()
@@ -37,7 +37,7 @@ def train_full(job: StageContext, examples: Examples, args: FullArgs) -> Model:
 
 
 def _train(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) -> None:
-    """Train; write the model as the hub lays models out, and `training.json`, into the stage's folder."""
+    """Train; write the model in the hub's layout, and `training.json`, into the stage's folder."""
     import torch
 
     from stoker.cookbooks.language.bases import read_base, read_weights, write_model
@@ -56,7 +56,7 @@ def _train(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) 
     shape = shape_of(base.config)
     member = AdapterMember(attempt, vocabulary=shape.vocabulary)
     weights = read_weights(base)
-    # The result's weights are kept in what the base's are.
+    # The result has the precision of the base.
     width = next(iter(weights.values())).dtype
     count = sum(one.numel() for one in weights.values())
 

@@ -19,7 +19,7 @@ def same_base(args: LoraArgs, digests: Digests) -> str:
     diverges_on=("loss",),
     # A shared process adds in another order than a solo run: the last digits differ.
     deterministic=False,
-    # The process that trains many may be lost by a fault of one; each resumes from its own checkpoint.
+    # A fault of one member may end the process of all; each resumes from its own checkpoint.
     retry=RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED),
     together=ProcessSharing(
         run="stoker.cookbooks.language.shared.loop:train_members",

@@ -1,7 +1,7 @@
-"""Series: forecast the next values of a time series, or tell what a window of it shows, with networks on torch.
+"""Time series: forecast the next values, or classify windows, with networks on torch.
 
-`COOKBOOK` is looked up on first use, by computed name: a stage's code identity covers the packages that its module
-lies in, and would otherwise take in every recipe and every other stage through this file.
+`COOKBOOK` is looked up on first use, by computed name: a stage's code identity covers the packages of its module, and
+would otherwise include every recipe and every other stage through this file.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from stoker.authoring import StageInputError
 from stoker.cookbooks.sequence.schemas import PartName, SeriesFacts, WindowArgs, WindowFacts
 from stoker.core import jsontext
 
-# A series as arrays, and the folder it travels in.
+# A series as arrays, and its folder.
 
 UNKNOWN_CLASS = -1
 
@@ -32,7 +32,7 @@ class SeriesArrays:
     signals: npt.NDArray[np.float64]
     """Rows by channels; NaN where nothing is known."""
     answers: npt.NDArray[Any]
-    """What each row's answer is: a number, or the code of a class (`UNKNOWN_CLASS` where it is missing)."""
+    """The target of each row: a number, or the code of a class (`UNKNOWN_CLASS` if it is missing)."""
     facts: SeriesFacts
 
 
@@ -58,7 +58,7 @@ PARTS: Final[tuple[PartName, ...]] = get_args(PartName)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowArrays:
-    """A scaled series and the rows at which its windows begin, part by part."""
+    """A scaled series and the first rows of its windows, part by part."""
 
     signals: npt.NDArray[np.float32]
     """Rows by channels, scaled, without gaps."""
@@ -145,7 +145,7 @@ def _scale(
 
 
 def _filled(values: npt.NDArray[np.float64], mean: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], int]:
-    """Fill each gap with the last value before it, or with the training mean where there is none."""
+    """Fill each gap with the last value before it, or with the training mean if there is none."""
     known = np.isfinite(values)
     latest = np.maximum.accumulate(np.where(known, np.arange(len(values))[:, None], -1), axis=0)
     before = np.take_along_axis(values, np.maximum(latest, 0), axis=0)
@@ -170,7 +170,7 @@ def _refuse_empty(starts: dict[PartName, npt.NDArray[np.int64]], how: WindowArgs
         what = f"{how.window} + {ahead} ahead" if ahead else str(how.window)
         raise StageInputError(
             f"{rows} rows are too few for windows of {what} in every part: none in {' and '.join(empty)}",
-            hint=f"each part needs {length} rows with values: take a smaller window, or other shares of rows",
+            hint=f"each part needs {length} rows with values: use a smaller window, or other shares of rows",
         )
 
 
@@ -186,7 +186,7 @@ def _notes(
         notes.append(f"{gaps} missing values were filled with the last known value before them.")
     left_out = sum(len(starts[name]) - len(answered[name]) for name in PARTS)
     if left_out:
-        notes.append(f"{left_out} windows were left out: what they ask for is missing.")
+        notes.append(f"{left_out} windows were left out: their target is missing.")
     classes = series.facts["classes"]
     if classes:
         seen = set(series.answers[answered["train"] + how.window - 1].tolist())

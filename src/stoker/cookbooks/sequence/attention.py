@@ -13,7 +13,7 @@ from stoker.cookbooks.sequence.networks import NetworkSizes, PooledHead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerShape:
-    """How large the network is."""
+    """The size of the network."""
 
     width: int
     layers: int
@@ -21,7 +21,7 @@ class TransformerShape:
 
 
 class WindowEncoder(nn.Module):
-    """From windows to features of every row, each made with a look at all others."""
+    """Encodes windows: features of every row, with attention to all others."""
 
     places: torch.Tensor
 

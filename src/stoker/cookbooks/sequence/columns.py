@@ -1,8 +1,8 @@
-"""A table into channels over time: which column orders the rows, which are seen, which one is predicted.
+"""From a table to channels over time: the time column, the inputs, the target.
 
-Promises: nothing here looks at relations between rows or fits anything; every column or value that is left out is named
-in a note; classes come in one fixed order. A quantity that is predicted is a channel too (its past is known when its
-future is asked for); a class never is.
+Guarantees: nothing here uses relations between rows or fits anything; every left-out column or value is in a note; the
+order of classes is fixed. A predicted quantity is a channel too (its past is known when its future is predicted); a
+class never is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EXACT = 2**53
 def settle(
     table: pd.DataFrame, choice: LoadArgs, *, form: FileFormat, sha256: str | None, notes: Sequence[str]
 ) -> SeriesArrays:
-    """Order the rows, choose what is predicted and take every numeric column as a channel."""
+    """Sort the rows, choose the target and use every numeric column as a channel."""
     frame = table.rename(columns=str)
     notes = list(notes)
     for name in choice.drop:
@@ -42,7 +42,7 @@ def settle(
     names = [name for name in frame.columns if problem == "regression" or name != target]
     channels = {name: column for name in names if (column := _channel(frame[name], notes, target)) is not None}
     if not channels:
-        raise StageInputError("no numeric column is left to look at", hint="; ".join(notes))
+        raise StageInputError("no numeric column is left", hint="; ".join(notes))
     answers: npt.NDArray[Any]
     classes: list[Any]
     if problem == "regression":
@@ -65,12 +65,12 @@ def settle(
 
 
 def _ordered(frame: pd.DataFrame, wanted: str | None, notes: list[str]) -> tuple[pd.DataFrame, str | None]:
-    """Put rows in the order of time, and take the column that says it out."""
+    """Sort rows by time, and remove the time column."""
     time = wanted
     if time is None:
         time = next((str(name) for name in frame.columns if _is_moment(frame[name])), None)
         if time is None:
-            notes.append("No column says the time: rows are taken in the order of the file.")
+            notes.append("No time column: rows are in the order of the file.")
             return frame, None
         notes.append(f"Column {time!r} holds dates and orders the rows.")
     moments = _moments(frame[time], time)
@@ -115,9 +115,7 @@ def _choose_target(frame: pd.DataFrame, wanted: str | None) -> str:
         return wanted
     if len(names) == 1:
         return names[0]
-    raise StageInputError(
-        f"which column is to be predicted? The series has {listed(names)}", hint=f"say it with target={names[-1]}"
-    )
+    raise StageInputError(f"target is missing; the series has {listed(names)}", hint=f"say it with target={names[-1]}")
 
 
 def _choose_problem(column: pd.Series[Any], wanted: Literal["auto", "classification", "regression"]) -> Problem:
@@ -178,12 +176,12 @@ def _refuse_unknown(name: str, names: Sequence[str]) -> None:
     if name not in names:
         candidate = nearest(name, names)
         raise StageInputError(
-            f"there is no column {name!r}; the series has {listed(names)}",
+            f"no column {name!r}; the series has {listed(names)}",
             hint=f"did you mean {candidate!r}?" if candidate else "",
         )
 
 
-# Series made from formulas and a fixed seed: the same numbers on every machine, with something in them to learn.
+# Generated series, from formulas and a fixed seed: the same numbers on every machine, with patterns to learn.
 
 
 _ROWS: Final = 1_200
@@ -192,13 +190,13 @@ _STATES: Final = ("idle", "running", "worn")
 
 
 def generate(name: str) -> tuple[pd.DataFrame, str]:
-    """Return a series by name, and the column that it is meant to predict."""
+    """Return a series by name, and its target column."""
     made = {"waves": _waves, "regimes": _regimes}[name]
     return made(np.random.default_rng(_SEED))
 
 
 def _waves(random: np.random.Generator) -> tuple[pd.DataFrame, str]:
-    """The load of a small grid by the hour: a day, a week, the weather of some hours ago, and noise that lingers."""
+    """Return the hourly load of a small grid: a day, a week, the weather of some hours ago, and correlated noise."""
     hour = np.arange(_ROWS)
     weather = 12.0 + 6.0 * np.sin(2 * np.pi * hour / 24 - 2.0) + _lingering(random, 0.97, 0.6)
     day = np.sin(2 * np.pi * hour / 24) + 0.4 * np.sin(4 * np.pi * hour / 24 + 1.0)
@@ -208,7 +206,7 @@ def _waves(random: np.random.Generator) -> tuple[pd.DataFrame, str]:
 
 
 def _regimes(random: np.random.Generator) -> tuple[pd.DataFrame, str]:
-    """A machine that changes between states, known by its rhythm: no single row tells them apart."""
+    """Return a machine that changes between states with different rhythms: a single row does not show the state."""
     states = np.zeros(_ROWS, dtype=np.int64)
     row = 0
     while row < _ROWS:

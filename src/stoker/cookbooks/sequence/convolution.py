@@ -1,4 +1,4 @@
-"""Convolutions over time: blocks that look ever further back, each beside a way around it."""
+"""Causal convolutions over time: residual blocks with growing receptive fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.cookbooks.sequence.networks import NetworkSizes, PooledHead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CnnShape:
-    """How large the network is."""
+    """The size of the network."""
 
     width: int
     layers: int
@@ -20,7 +20,7 @@ class CnnShape:
 
 
 class Cnn(nn.Module):
-    """Causal convolutions: what stands for a row is made of that row and earlier ones."""
+    """Causal convolutions: features of a row depend on that row and earlier ones."""
 
     def __init__(self, ends: NetworkSizes, shape: CnnShape) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _Block(nn.Module):
     def __init__(self, width: int, kernel: int, dilation: int) -> None:
         super().__init__()
         self._padding = (kernel - 1) * dilation
-        # Groups within one example: statistics over a batch would differ between ranks.
+        # Groups within one example: batch statistics would differ between ranks.
         self.norm = nn.GroupNorm(1, width)
         self.look = nn.Conv1d(width, width, kernel, dilation=dilation)
         self.mix = nn.Conv1d(width, width, 1)

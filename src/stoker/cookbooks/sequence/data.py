@@ -1,4 +1,4 @@
-"""The stages before a training: read or make a series, and cut it into windows."""
+"""The stages before a training: read or generate a series, and cut it into windows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.cookbooks.sequence.schemas import LoadArgs, WindowArgs
 
 @stage("sequence/load", version=1, uses=("numpy", "pandas", "pyarrow"))
 def load(job: StageContext, args: LoadArgs) -> Series:
-    """Read a series from a CSV or Parquet file, or make one; put its rows in order and settle its columns."""
+    """Read a series from a CSV or Parquet file, or generate one; sort its rows and decide its columns."""
     from stoker.cookbooks.sequence.columns import generate, settle
     from stoker.cookbooks.tabular.tables import read_file
 
@@ -26,7 +26,7 @@ def load(job: StageContext, args: LoadArgs) -> Series:
         choice = args if args.target is not None else replace(args, target=target)
         series = settle(frame, choice, form="generated", sha256=None, notes=())
     else:
-        raise StageInputError("neither a generated series nor a file was given", hint="data=NAME or data=FILE")
+        raise StageInputError("neither a generated series nor a file", hint="data=NAME or data=FILE")
     for note in series.facts["notes"]:
         job.log(note)
     job.log(f"{series.facts['rows']} rows, {len(series.facts['channels'])} channels")
@@ -42,7 +42,7 @@ def window(job: StageContext, series: Series, args: WindowArgs) -> Windows:
     if args.horizon is not None and given.facts["problem"] == "classification":
         raise StageInputError(
             f"horizon={args.horizon}, but {given.facts['target']!r} is a class: a window's is that of its last row",
-            hint="leave horizon out, or say problem=regression",
+            hint="omit horizon, or use problem=regression",
         )
     windows = cut(given, args)
     for note in windows.facts["notes"][len(given.facts["notes"]) :]:

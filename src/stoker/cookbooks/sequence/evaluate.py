@@ -1,4 +1,4 @@
-"""The stage that scores a model on windows that come after all it has seen."""
+"""The stage that scores a model on later windows than the training's."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def evaluate(job: StageContext, model: Model, data: Windows) -> Scores:
     return job.save(Scores, book)
 
 
-# One model beside a baseline, on the test part: windows that come after everything that was learned from.
+# One model beside a baseline, on the test part: windows after all training windows.
 #
-# Windows overlap and follow each other, so they are not independent: no interval is made from them.
+# Windows overlap and follow each other, so they are not independent: there are no intervals.
 
 
 _AT_ONCE = 512
@@ -48,7 +48,7 @@ def evaluate_model(model: FittedNetwork, windows: WindowArrays) -> SequenceEvalu
 
 
 def headline_scores(book: SequenceEvaluation) -> dict[str, float]:
-    """Return the numbers by which one run is compared with another."""
+    """Return the numbers for comparing runs."""
     return dict(book["test"])
 
 
@@ -77,7 +77,7 @@ def _forecast_book(
     answers = ((outputs + last) * spread + mean).numpy()
     repeated = (last.expand(-1, part.horizon) * spread + mean).numpy()
     scores, simple = _quantity_scores(truth, answers), _quantity_scores(truth, repeated)
-    # How much of the baseline's error is gone.
+    # The part of the baseline's error that is gone.
     scores["skill"] = significant(1.0 - scores["rmse"] / simple["rmse"]) if simple["rmse"] else 0.0
     simple["skill"] = 0.0
     return SequenceEvaluation(

@@ -1,4 +1,4 @@
-"""The artifacts of this cookbook. Importing this costs nothing: libraries load with the first value read or written."""
+"""The artifacts of this cookbook. Libraries are imported with the first value read or written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Series(Kind["arrays.SeriesArrays"]):
-    """Channels over time and what is to be predicted of them: arrays and `series.json`."""
+    """Channels over time and the target: arrays and `series.json`."""
 
     name: ClassVar[str] = "sequence/series"
     version: ClassVar[int] = 1
@@ -39,7 +39,7 @@ class Series(Kind["arrays.SeriesArrays"]):
 
 
 class Windows(Kind["arrays.WindowArrays"]):
-    """A series divided in time, scaled by its training part, and where windows begin: arrays and `windows.json`."""
+    """A series divided in time, scaled by its training part, with the starts of windows: arrays and `windows.json`."""
 
     name: ClassVar[str] = "sequence/windows"
     version: ClassVar[int] = 1
@@ -63,7 +63,7 @@ class Windows(Kind["arrays.WindowArrays"]):
 
 
 class Encoder(Kind["FittedEncoder"]):
-    """A transformer that has seen windows without answers: weights (`encoder.pt`) and facts (`encoder.json`)."""
+    """A transformer pre-trained without targets: weights (`encoder.pt`) and facts (`encoder.json`)."""
 
     name: ClassVar[str] = "sequence/encoder"
     version: ClassVar[int] = 1
@@ -87,7 +87,7 @@ class Encoder(Kind["FittedEncoder"]):
 
 
 class Model(Kind["FittedNetwork"]):
-    """A trained network: weights (`model.pt`, numbers and names alone, no code) and facts (`model.json`)."""
+    """A trained network: weights (`model.pt`, numbers and names only, no code) and facts (`model.json`)."""
 
     name: ClassVar[str] = "sequence/model"
     version: ClassVar[int] = 1
@@ -100,7 +100,7 @@ class Model(Kind["FittedNetwork"]):
         write_model(value, path)
 
     def load(self) -> FittedNetwork:
-        # By computed name: else the code identity of one family's training would cover all families.
+        # By computed name: otherwise the code identity of one family's training would include all families.
         restore = import_module(f"{__package__}.restore")
         model: FittedNetwork = restore.read_model(self.path)
         return model
@@ -124,7 +124,7 @@ class Scores(JsonKind):
 
 
 class Report(TreeKind):
-    """What a person reads: scores, curves, plots, a model card, and the model itself."""
+    """A report for people: scores, curves, plots, a model card, and the model itself."""
 
     name: ClassVar[str] = "sequence/report"
     version: ClassVar[int] = 1

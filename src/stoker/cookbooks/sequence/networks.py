@@ -1,7 +1,7 @@
-"""Trained networks on disk, beside what is known of them.
+"""Trained networks on disk, with their facts.
 
-Weights are written by torch and read back with `weights_only`: names and numbers, nothing that could run. The same
-weights give the same bytes.
+Weights are written by torch and read with `weights_only`: names and numbers, no code. The same weights give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from stoker.core.errors import BadInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedNetwork:
-    """A network that answers, and its facts."""
+    """A trained network and its facts."""
 
     network: nn.Module
     facts: SequenceModelFacts
 
     def answer(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Answer for windows of rows in their own units (windows by rows by channels, oldest row first).
+        """Predict windows of rows in their own units (windows by rows by channels, oldest row first).
 
-        Gives the next values in their unit (windows by steps), or the probability of each class. Raises `BadInput` for
-        windows of another shape.
+        Returns the next values in their unit (windows by steps), or the probability of each class. Raises `BadInput`
+        for windows of another shape.
         """
         data = self.facts["data"]
         series = data["series"]
         wanted = (data["window"], len(series["channels"]))
         if np.ndim(rows) != 3 or np.shape(rows)[1:] != wanted:
             raise BadInput(
-                f"windows of {wanted[0]} rows by {wanted[1]} channels are wanted, and this is {np.shape(rows)}",
+                f"windows of {wanted[0]} rows by {wanted[1]} channels are required, not {np.shape(rows)}",
                 hint=f"the channels are {', '.join(series['channels'])}",
             )
         mean, spread = np.array(data["mean"]), np.array(data["spread"])
@@ -86,7 +86,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def library_versions() -> dict[str, str]:
-    """Name the libraries that a result depends on."""
+    """Return the versions of the libraries that a result depends on."""
     return {name: version(name) for name in ("numpy", "torch")}
 
 
@@ -98,7 +98,7 @@ def _write(folder: Path, name: str, weights: dict[str, torch.Tensor], facts: Any
     (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
 
 
-# What a network has to fit between: windows on one side, answers on the other.
+# Sizes of inputs and outputs of a network.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class NetworkSizes:
 
 
 class PooledHead(nn.Module):
-    """From features of every row (batch, rows, width) to outputs: by their mean and by the newest row."""
+    """Maps features of every row (batch, rows, width) to outputs: by their mean and by the newest row."""
 
     def __init__(self, width: int, outputs: int) -> None:
         super().__init__()

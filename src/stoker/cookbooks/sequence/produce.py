@@ -1,7 +1,7 @@
-"""Train a network for a stage: on the rank and device that it finds itself on, watched, with checkpoints.
+"""Training of a network in a stage: on its rank and device, with progress reports and checkpoints.
 
-The seam to gangs: a stage that runs as one of N ranks finds torch.distributed initialised around it, trains its share,
-and only rank 0 reports and writes.
+For gangs: a stage that runs as one of N ranks finds torch.distributed initialised, trains its share, and only rank 0
+reports and writes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stoker.cookbooks.sequence.training import (
 )
 from stoker.host.durable import write_file
 
-# How far a training is, in one file of its scratch folder: written whole or not at all, after every few epochs.
+# Checkpoints of a training, in one file of its scratch folder: written atomically, every few epochs.
 
 FILE = "progress.pt"
 
@@ -46,7 +46,7 @@ class FileProgressStore:
         self._device = device
 
     def recall(self) -> SequenceTrainingProgress | None:
-        """Return what was kept, if anything was and it is whole."""
+        """Return the stored progress, if it is valid."""
         if not self._path.is_file():
             return None
         try:
@@ -59,7 +59,7 @@ class FileProgressStore:
         return progress
 
     def keep(self, progress: SequenceTrainingProgress) -> None:
-        """Write it down, every few epochs."""
+        """Store it, every few epochs."""
         if progress.epoch % self._every == 0:
             text = io.BytesIO()
             torch.save({one.name: getattr(progress, one.name) for one in fields(SequenceTrainingProgress)}, text)
@@ -79,7 +79,7 @@ def produce_model(  # noqa: PLR0913 - which stage, which model, from what, how
     *,
     before: tuple[SequenceCurve, ...] = (),
 ) -> Model:
-    """Train a network on windows with answers, and store it with what was learned about it."""
+    """Train a network on windows with targets, and store it with its facts."""
     windows = data.load()
     network = seeded(args.seed, lambda: make(NetworkSizes.of(windows.facts)))
     curve, notes = train_network(job, network, lambda device: with_answers(windows, device), args)
@@ -97,7 +97,7 @@ def produce_model(  # noqa: PLR0913 - which stage, which model, from what, how
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
-    """Make a network whose first weights follow from the seed alone; the process's own draws stay as they are."""
+    """Make a network whose initial weights depend on the seed only; the process's random state is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
@@ -119,7 +119,7 @@ def train_network(
             job.log(text)
 
     def watch(done: int, of: int, metrics: Mapping[str, float]) -> None:
-        # A loss that is not finite is reported by every rank, in the same words: any may be the first to end.
+        # Every rank reports a non-finite loss in the same words: any of them may end first.
         if world.rank == 0 or not math.isfinite(metrics["loss"]):
             job.step(done, of=of, **metrics)
         else:
@@ -127,7 +127,7 @@ def train_network(
 
     device = "cuda" if job.devices and torch.cuda.is_available() else "cpu"
     if job.devices and device == "cpu":
-        log("A GPU was given, and this torch can't use it: trained on the CPU.")
+        log("This torch can't use the assigned GPU: trained on the CPU.")
     store = FileProgressStore(job.scratch, every=args.checkpoint_every, say=log, device=device)
     with _settled(args.n_jobs or 1):
         network.to(device)
@@ -141,7 +141,7 @@ def train_network(
 
 
 def saved(job: StageContext, kind: type[K], value: Any) -> K:
-    """Write what the training made, on rank 0; every rank gives the handle once it is written."""
+    """Write the result, on rank 0; every rank returns the handle once it is written."""
     world = world_here()
     if world.rank == 0:
         job.save(kind, value)
@@ -156,7 +156,7 @@ def params_of(args: TrainingArgs) -> dict[str, Any]:
 
 @contextmanager
 def _settled(threads: int) -> Iterator[None]:
-    """Hold torch to so many threads while open, and cuDNN to kernels that give the same result every time."""
+    """Limit torch's threads during a block, and cuDNN to deterministic kernels."""
     before, cudnn = torch.get_num_threads(), torch.backends.cudnn
     deterministic = cudnn.deterministic
     torch.set_num_threads(threads)

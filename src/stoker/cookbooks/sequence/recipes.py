@@ -47,20 +47,18 @@ _GENERATED_TEXT = ", ".join(GENERATED)
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesArgs:
-    """What every recipe of this cookbook asks."""
+    """Arguments of every recipe of this cookbook."""
 
-    data: str = arg("waves", help=f"a CSV or Parquet file, a row for each moment, or one of {_GENERATED_TEXT}")
-    target: str | None = arg(None, help="the column to predict; needed for a file of several columns")
-    time: str | None = arg(
-        None, help="the column that orders the rows; null: one that holds dates, or the file's order"
-    )
-    problem: Literal["auto", "classification", "regression"] = arg("auto", help="classes or quantities; auto looks")
+    data: str = arg("waves", help=f"CSV or Parquet file, a row for each time step, or one of {_GENERATED_TEXT}")
+    target: str | None = arg(None, help="the column to predict; required for a file of several columns")
+    time: str | None = arg(None, help="time column; null: a column of dates, or the order of the file")
+    problem: Literal["auto", "classification", "regression"] = arg("auto", help="classes or quantities; auto: detect")
     drop: tuple[str, ...] = arg((), help="columns to leave out")
-    window: int = arg(24, help="rows that a model sees at once", ge=1, le=100_000)
-    stride: int = arg(1, help="rows from the beginning of one window to the next", ge=1)
+    window: int = arg(24, help="rows of a window", ge=1, le=100_000)
+    stride: int = arg(1, help="rows between the starts of windows (stride)", ge=1)
     horizon: int | None = arg(None, help="regression: next values to predict; null: 1", ge=1, le=10_000)
-    validation_percent: int = arg(15, help="share of rows, before the test, that decide when to stop", ge=1, le=45)
-    test_percent: int = arg(20, help="share of rows, the newest, held out for the test", ge=1, le=45)
+    validation_percent: int = arg(15, help="share of validation rows, before the test rows", ge=1, le=45)
+    test_percent: int = arg(20, help="share of test rows, the newest", ge=1, le=45)
     gpus: int = arg(0, help="1: every rank trains on a GPU of its own; 0: on the CPU", ge=0, le=1, runtime=True)
 
 
@@ -83,7 +81,7 @@ class TransformerRecipeArgs(TransformerArgs, SeriesArgs):
 class TransformerSslRecipeArgs(TransformerRecipeArgs):
     """Arguments of sequence/transformer_ssl."""
 
-    pretrain_epochs: int = arg(20, help="most epochs without answers; the best one is kept", ge=1, le=100_000)
+    pretrain_epochs: int = arg(20, help="maximum number of pre-training epochs; the best one is kept", ge=1, le=100_000)
     mask_percent: int = arg(30, help="share of each window that is hidden", ge=1, le=90)
     mask_span: int = arg(4, help="rows that are hidden together", ge=1, le=1000)
 
@@ -153,7 +151,7 @@ def _head_faults(name: str, args: TransformerRecipeArgs) -> tuple[Diagnostic, ..
     return ()
 
 
-# The cookbook itself: what the catalogue sees of it.
+# The cookbook for the catalogue.
 
 COOKBOOK: Final = Cookbook(
     name="sequence",

@@ -1,4 +1,4 @@
-"""Networks that read a window row by row and keep in mind what they have read: GRU and LSTM."""
+"""Recurrent networks: GRU and LSTM."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stoker.cookbooks.sequence.networks import NetworkSizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentShape:
-    """How large the network is."""
+    """The size of the network."""
 
     width: int
     layers: int
 
 
 class RecurrentNetwork(nn.Module):
-    """What is in mind after the last row gives the answer."""
+    """Predicts from the state after the last row."""
 
     def __init__(self, ends: NetworkSizes, shape: RecurrentShape, cell: Literal["gru", "lstm"]) -> None:
         super().__init__()

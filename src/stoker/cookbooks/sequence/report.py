@@ -1,4 +1,4 @@
-"""The stage that writes what a person reads."""
+"""The stage that writes the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model card: what was trained on what, how good it is, what it is not good for, and how to use it."""
+"""The model card: training, data, quality, limits, and how to use it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.cookbooks.report_parts import (
 )
 from stoker.cookbooks.sequence.schemas import SequenceCurve, SequenceEvaluation
 
-# Scores and curves as files that other programs read, and the summary that a terminal shows.
+# Scores and curves as files for other programs, and the summary for a terminal.
 
 METRIC_NAMES: Final = {
     "accuracy": "accuracy",
@@ -36,14 +36,14 @@ METRIC_NAMES: Final = {
 
 
 def scores_csv(book: SequenceEvaluation) -> str:
-    """One line per metric: the model's score and the baseline's."""
+    """Return one line per metric: the model's score and the baseline's."""
     rows = [[metric, book["test"][metric], book["baseline"][metric]] for metric in book["metrics"]]
     steps = [[f"rmse_step_{ahead}", value, ""] for ahead, value in enumerate(book["by_step"], start=1)]
     return csv_text(["metric", "test", "baseline"], [*rows, *steps])
 
 
 def curve_csv(book: SequenceEvaluation) -> str:
-    """One line per epoch of each training: the losses, and whether its weights were kept."""
+    """Return one line per epoch of each training: the losses, and whether its weights were kept."""
     rows = [
         [curve["name"], epoch, seen, unseen, str(epoch == curve["kept"]).lower()]
         for curve in book["model"]["curves"]
@@ -53,7 +53,7 @@ def curve_csv(book: SequenceEvaluation) -> str:
 
 
 def headline(book: SequenceEvaluation) -> str:
-    """Return in one sentence what came out."""
+    """Return the result in one sentence."""
     metric = book["rank_by"]
     score, simple = short_number(book["test"][metric]), short_number(book["baseline"][metric])
     windows = book["model"]["data"]["counts"]["test"]
@@ -64,7 +64,7 @@ def headline(book: SequenceEvaluation) -> str:
 
 
 def summary(book: SequenceEvaluation) -> dict[str, Any]:
-    """Return what a terminal shows at the end of a run: a headline, a table and what to try next."""
+    """Return the summary for a terminal: a headline, a table and what to try next."""
     columns = ["model", *(METRIC_NAMES[name] for name in book["metrics"])]
     rows = [
         [name, *(short_number(scores[metric]) for metric in book["metrics"])]
@@ -74,7 +74,7 @@ def summary(book: SequenceEvaluation) -> dict[str, Any]:
 
 
 def data_name(book: SequenceEvaluation) -> str:
-    """Name the series."""
+    """Return the name of the series."""
     series = book["model"]["data"]["series"]
     return series["name"] or f"a {series['format'].upper()} file"
 

@@ -1,6 +1,6 @@
-"""Read a trained model back as a network: the only module that knows every family.
+"""Loading of a trained model as a network: the only module that imports every family.
 
-Trainings do not import it, so that a change of one family leaves the code of the others as it was.
+Trainings do not import it, so that a change of one family does not change the code identity of the others.
 """
 
 from __future__ import annotations

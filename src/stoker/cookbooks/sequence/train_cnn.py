@@ -14,8 +14,8 @@ class CnnArgs(TrainingArgs):
     """Settings of the convolutions."""
 
     width: int = arg(32, help="features of each row", ge=1, le=8192)
-    layers: int = arg(3, help="blocks, each looking twice as far back", ge=1, le=16)
-    kernel: int = arg(3, help="rows that a block looks at", ge=1, le=101)
+    layers: int = arg(3, help="number of blocks, each with twice the dilation", ge=1, le=16)
+    kernel: int = arg(3, help="kernel size in rows", ge=1, le=101)
 
 
 @stage("sequence/train_cnn", version=1, uses=("torch", "numpy"), diverges_on=("loss",))

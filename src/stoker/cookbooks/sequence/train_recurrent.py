@@ -1,4 +1,4 @@
-"""The stages that train networks which read a window row by row."""
+"""The stages that train recurrent networks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from stoker.cookbooks.sequence.schemas import TrainingArgs
 class RecurrentArgs(TrainingArgs):
     """Settings of a GRU or an LSTM."""
 
-    width: int = arg(32, help="numbers that it keeps in mind", ge=1, le=8192)
-    layers: int = arg(1, help="layers above each other", ge=1, le=16)
+    width: int = arg(32, help="size of the hidden state", ge=1, le=8192)
+    layers: int = arg(1, help="number of layers", ge=1, le=16)
 
 
 @stage("sequence/train_gru", version=1, uses=("torch", "numpy"), diverges_on=("loss",))

@@ -1,4 +1,4 @@
-"""The stages that train a transformer: from nothing, or first without answers and then with them."""
+"""The stages that train a transformer: directly, or after a self-supervised pre-training."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class TransformerArgs(FinetuneArgs):
     """Settings of the transformer."""
 
     width: int = arg(32, help="features of each row; a multiple of heads, and even", ge=2, le=8192)
-    layers: int = arg(2, help="blocks above each other", ge=1, le=64)
-    heads: int = arg(4, help="ways of looking in each block", ge=1, le=128)
+    layers: int = arg(2, help="number of blocks", ge=1, le=64)
+    heads: int = arg(4, help="attention heads of each block", ge=1, le=128)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def train_transformer(job: StageContext, data: Windows, args: TransformerArgs) -
 
 @stage("sequence/pretrain", version=1, uses=("torch", "numpy"), diverges_on=("loss",))
 def pretrain(job: StageContext, data: Windows, args: PretrainArgs) -> Encoder:
-    """Train a transformer to tell what was hidden of windows; no answer is looked at."""
+    """Train a transformer to predict hidden parts of windows, without targets."""
     from stoker.cookbooks.sequence import produce
     from stoker.cookbooks.sequence.attention import Restorer, TransformerShape
     from stoker.cookbooks.sequence.networks import FittedEncoder, NetworkSizes
@@ -77,7 +77,7 @@ def pretrain(job: StageContext, data: Windows, args: PretrainArgs) -> Encoder:
 
 @stage("sequence/finetune", version=1, uses=("torch", "numpy"), diverges_on=("loss",))
 def finetune(job: StageContext, encoder: Encoder, data: Windows, args: FinetuneArgs) -> Model:
-    """Train a transformer that begins with what it learned without answers."""
+    """Train a transformer from pre-trained weights."""
     from stoker.cookbooks.sequence.attention import Transformer, TransformerShape
     from stoker.cookbooks.sequence.produce import produce_model
 

@@ -25,9 +25,9 @@ from stoker.cookbooks.sequence.schemas import PartName, SequenceCurve, TrainingA
 
 # AdamW over one flat gradient.
 #
-# The same rule as `torch.optim.AdamW`, written for a gradient that is one tensor anyway (ranks exchange it so). Torch's
-# own takes its compiler in with the first step, which costs a process four seconds of processor time: as much as a
-# whole training of a small network.
+# The same rule as `torch.optim.AdamW`, for a gradient that is one tensor anyway (ranks exchange it so). Torch's own
+# imports its compiler at the first step, which costs four seconds of CPU time: as much as a whole training of a small
+# network.
 
 _KEEP_MEAN = 0.9
 _KEEP_SQUARE = 0.999
@@ -35,7 +35,7 @@ _LEAST = 1e-8
 
 
 class Stepper:
-    """Moves weights against their gradient, each at a pace that its own past decides."""
+    """AdamW over one flat gradient."""
 
     def __init__(self, parameters: list[nn.Parameter], *, learning_rate: float, weight_decay: float) -> None:
         self._parameters = parameters
@@ -47,11 +47,11 @@ class Stepper:
         self._square = torch.zeros_like(self._mean)
 
     def step(self, gradient: torch.Tensor) -> None:
-        """Take one step. The gradient lies as the parameters do, one behind the other."""
+        """Take one step. The gradient is in the order of the parameters, concatenated."""
         self._steps += 1
         self._mean.lerp_(gradient, 1 - _KEEP_MEAN)
         self._square.mul_(_KEEP_SQUARE).addcmul_(gradient, gradient, value=1 - _KEEP_SQUARE)
-        # Both began at zero, which early steps have to make up for.
+        # Bias correction: both moments start at zero.
         pace = self._learning_rate / (1 - _KEEP_MEAN**self._steps)
         spread = self._square.sqrt().div_((1 - _KEEP_SQUARE**self._steps) ** 0.5).add_(_LEAST)
         moves = torch.split(self._mean / spread, self._sizes)
@@ -60,7 +60,7 @@ class Stepper:
                 parameter.mul_(1 - self._learning_rate * self._weight_decay).sub_(move.view_as(parameter), alpha=pace)
 
     def state(self) -> dict[str, Any]:
-        """Return what it needs to resume."""
+        """Return the state to resume from."""
         return {"steps": self._steps, "mean": self._mean.clone(), "square": self._square.clone()}
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -68,9 +68,9 @@ class Stepper:
         self._steps, self._mean, self._square = state["steps"], state["mean"].clone(), state["square"].clone()
 
 
-# The ranks that train together, as the training sees them: who it is, how many there are, adding up, waiting.
+# The ranks of a training: rank, number of ranks, sum over ranks, barrier.
 #
-# One training function works alone and as one of N: alone, adding up over ranks changes nothing.
+# One training function works alone and as one of N: alone, a sum over ranks changes nothing.
 
 
 class World(Protocol):
@@ -83,10 +83,10 @@ class World(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, values: torch.Tensor) -> None:
-        """Put the sum over all ranks in place of this rank's values. Every rank has to call it."""
+        """Replace this rank's values by the sum over all ranks. Every rank must call it."""
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait for every rank."""
 
 
 class SoloWorld:
@@ -121,13 +121,13 @@ _SAME = 1e-9
 
 
 def world_here() -> World:
-    """Return the ranks that this process was brought up with; itself alone if there are no others."""
+    """Return the process group of this process; `SoloWorld` if there is none."""
     return ProcessGroupWorld() if distributed.is_available() and distributed.is_initialized() else SOLO
 
 
 def agree(world: World, what: str, value: float, device: Any = "cpu") -> None:
-    """Raise `RuntimeError` on every rank unless all of them have the same number here, to nine digits."""
-    # A place for each rank: ranks that differ can't hide in a sum.
+    """Raise `RuntimeError` on every rank unless all of them have the same number, to nine digits."""
+    # One element for each rank: differences can't cancel in a sum.
     values = torch.zeros(world.size, dtype=torch.float64, device=device)
     values[world.rank] = value
     world.all_reduce(values)
@@ -143,16 +143,16 @@ _SCORING_BATCH = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBatch:
-    """One batch of the whole world, and which of it is this rank's."""
+    """One batch of all ranks, and this rank's part of it."""
 
     examples: torch.Tensor
     rank: int
     size: int
     seed: int
-    """For whatever is drawn at random about this batch: drawn for all of it, then shared out."""
+    """Seed of random choices for this batch: drawn for the whole batch, then divided."""
 
     def mine(self, values: torch.Tensor) -> torch.Tensor:
-        """Return this rank's share of something that has a row for each example."""
+        """Return this rank's part of a tensor with a row for each example."""
         return values[self.rank :: self.size]
 
 
@@ -162,12 +162,12 @@ class LearningTask(Protocol):
     def __len__(self) -> int: ...
 
     def loss_sum(self, model: nn.Module, batch: RankBatch) -> torch.Tensor:
-        """Return the sum of the losses of this rank's share; never called for an empty one."""
+        """Return the sum of the losses of this rank's part; never called for an empty one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningData:
-    """What to learn from, and what to judge by when to stop."""
+    """Training and validation examples."""
 
     train: LearningTask
     validation: LearningTask
@@ -175,7 +175,7 @@ class LearningData:
 
 @dataclass(slots=True, kw_only=True)
 class SequenceTrainingProgress:
-    """How far a training is, and everything that it needs to resume from there."""
+    """The state of a training to resume from."""
 
     epoch: int = 0
     train: list[float] = field(default_factory=list)
@@ -190,7 +190,7 @@ class SequenceTrainingProgress:
 
 
 class ProgressStore(Protocol):
-    """Where a training that may be interrupted keeps how far it is."""
+    """Stores the progress of a training that may be interrupted."""
 
     def recall(self) -> SequenceTrainingProgress | None: ...
 
@@ -211,9 +211,9 @@ def train(  # noqa: PLR0913 - what is trained, on what, how, with whom; the rest
     store: ProgressStore | None = None,
     name: str = "training",
 ) -> SequenceCurve:
-    """Train until the validation loss has not fallen for `patience` epochs; the model is left as it was at its best.
+    """Train until the validation loss has not fallen for `patience` epochs; the model then has its best weights.
 
-    Only rank 0 keeps its progress; every rank may recall it. All ranks return together.
+    Only rank 0 stores its progress; every rank may read it. All ranks return together.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     stepper = Stepper(parameters, learning_rate=settings.lr, weight_decay=settings.weight_decay)
@@ -244,7 +244,7 @@ def train(  # noqa: PLR0913 - what is trained, on what, how, with whom; the rest
 
 
 def score(model: nn.Module, lessons: LearningTask, seed: int, world: World = SOLO) -> float:
-    """Return the mean loss over all examples, each rank looking at its share."""
+    """Return the mean loss over all examples, computed by all ranks."""
     model.eval()
     total, count = 0.0, 0
     with torch.no_grad():
@@ -260,7 +260,7 @@ def score(model: nn.Module, lessons: LearningTask, seed: int, world: World = SOL
 
 
 def significant(value: float) -> float:
-    """Round to six significant digits: what lies beyond is noise of the machine, and would change bytes for nothing."""
+    """Round to six significant digits: further digits differ between machines and would change bytes."""
     return float(f"{value:.6g}")
 
 
@@ -273,7 +273,7 @@ def _learn(  # noqa: PLR0913, PLR0917 - the whole of what an epoch is made of
     world: World,
     epoch: int,
 ) -> float:
-    """Go over every example once; give their mean loss on the way."""
+    """Train one epoch; return the mean loss."""
     model.train()
     total = 0.0
     for batch in _batches(lessons, settings, world, epoch):
@@ -282,7 +282,7 @@ def _learn(  # noqa: PLR0913, PLR0917 - the whole of what an epoch is made of
         if len(batch.mine(batch.examples)):
             loss = lessons.loss_sum(model, batch)
             loss.backward()
-        # One tensor, one exchange: gradients and, behind them, the loss.
+        # One tensor, one exchange: gradients, then the loss.
         flat = torch.cat([*(_gradient(parameter) for parameter in parameters), loss.detach().reshape(1)])
         world.all_reduce(flat)
         total += float(flat[-1])
@@ -335,14 +335,14 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _seed(seed: int, epoch: int, number: int) -> int:
-    """Mix a seed with what it is for, so that no two draws of a training are alike."""
+    """Mix a seed with its purpose, so that no two draws of a training are the same."""
     digest = sha256(f"{seed}/{epoch}/{number}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-# Windows as something to learn from: with answers, or without, by hiding a part of each.
+# Learning tasks on windows: with targets, or self-supervised with a part of each window hidden.
 #
-# Windows overlap, so the series lies in memory once and batches are gathered from it.
+# Windows overlap, so the series is in memory once, and batches are gathered from it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +356,7 @@ class PartWindows:
     horizon: int
     """0 for classification."""
     target: int
-    """The channel that is predicted (regression)."""
+    """The channel of the target (regression)."""
 
     @classmethod
     def of(cls, windows: WindowArrays, name: PartName, device: Any = "cpu") -> PartWindows:
@@ -381,11 +381,11 @@ class PartWindows:
         return self.signals[self._starts(examples)[:, None] + rows]
 
     def last_values(self, examples: torch.Tensor) -> torch.Tensor:
-        """Return the newest known value of what is predicted, as a column."""
+        """Return the newest known value of the target, as a column."""
         return self.signals[self._starts(examples) + self.window - 1, self.target][:, None]
 
     def truth(self, examples: torch.Tensor) -> torch.Tensor:
-        """Return what is asked: the next values (examples by steps), or the class of each window's last row."""
+        """Return the targets: the next values (examples by steps), or the class of each window's last row."""
         ends = self._starts(examples) + self.window
         if not self.horizon:
             return self.answers[ends - 1]
@@ -397,7 +397,7 @@ class PartWindows:
 
 @dataclass(frozen=True, slots=True)
 class SupervisedTask:
-    """Windows with their answers. Of a quantity, a network says how far it moves from the last known value."""
+    """Windows with their targets. For a quantity, a network predicts the difference from the last known value."""
 
     part: PartWindows
 
@@ -405,7 +405,7 @@ class SupervisedTask:
         return len(self.part)
 
     def loss_sum(self, model: nn.Module, batch: RankBatch) -> torch.Tensor:
-        """Squared error, mean over the steps ahead, or cross entropy; summed over windows."""
+        """Return the squared error, mean over the steps ahead, or cross entropy; summed over windows."""
         mine = batch.mine(batch.examples)
         outputs, truth = model(self.part.inputs(mine)), self.part.truth(mine)
         if not self.part.horizon:
@@ -416,7 +416,7 @@ class SupervisedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedTask:
-    """Windows without answers: spans of rows are hidden, and what they held is predicted from the rest."""
+    """Windows without targets: spans of rows are hidden, and predicted from the rest."""
 
     part: PartWindows
     percent: int
@@ -426,7 +426,7 @@ class MaskedTask:
         return len(self.part)
 
     def loss_sum(self, model: nn.Module, batch: RankBatch) -> torch.Tensor:
-        """Squared error over what was hidden of each window, summed over windows."""
+        """Return the squared error over the hidden part of each window, summed over windows."""
         inputs = self.part.inputs(batch.mine(batch.examples))
         hidden = batch.mine(self.hidden(len(batch.examples), batch.seed)).to(inputs.device)
         restored: torch.Tensor = model(inputs, hidden)
@@ -434,7 +434,7 @@ class MaskedTask:
         return ((error * hidden).sum(dim=1) / hidden.sum(dim=1)).sum()
 
     def hidden(self, windows: int, seed: int) -> torch.Tensor:
-        """Choose for each window which rows to hide: whole spans, as many of them as make up the share."""
+        """Choose the hidden rows of each window: whole spans, as many as make up the share."""
         spans = -(-self.part.window // self.span)
         count = min(spans, max(1, round(spans * self.percent / 100)))
         draw = torch.rand(windows, spans, generator=torch.Generator().manual_seed(seed))
@@ -443,7 +443,7 @@ class MaskedTask:
 
 
 def with_answers(windows: WindowArrays, device: Any = "cpu") -> LearningData:
-    """Return the training and the validation part of windows, with their answers."""
+    """Return the training and the validation part of windows, with their targets."""
     return LearningData(
         train=SupervisedTask(PartWindows.of(windows, "train", device)),
         validation=SupervisedTask(PartWindows.of(windows, "validation", device)),
@@ -451,7 +451,7 @@ def with_answers(windows: WindowArrays, device: Any = "cpu") -> LearningData:
 
 
 def without_answers(windows: WindowArrays, *, percent: int, span: int, device: Any = "cpu") -> LearningData:
-    """Return the same parts with spans to hide instead of answers."""
+    """Return the same parts with hidden spans instead of targets."""
     return LearningData(
         train=MaskedTask(part=PartWindows.of(windows, "train", device), percent=percent, span=span),
         validation=MaskedTask(part=PartWindows.of(windows, "validation", device), percent=percent, span=span),

@@ -1,7 +1,7 @@
-"""Tables: train, compare and explain models of CSV and Parquet files, or of the data sets inside scikit-learn.
+"""Tables: train, compare and explain models of CSV and Parquet files, or of scikit-learn's data sets.
 
-`COOKBOOK` is looked up on first use, by computed name: a stage's code identity covers the packages that its module
-lies in, and would otherwise take in every recipe and every other stage through this file.
+`COOKBOOK` is looked up on first use, by computed name: a stage's code identity covers the packages of its module, and
+would otherwise include every recipe and every other stage through this file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stage that asks the training rows alone how good a model is."""
+"""The stage that estimates a model's quality on the training rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class CrossValidateArgs:
     """How often a model is trained again."""
 
-    folds: int = arg(5, help="parts to divide the training rows into", ge=2, le=50)
+    folds: int = arg(5, help="number of folds", ge=2, le=50)
     curve_points: int = arg(5, help="sizes in the learning curve; 0 for none", ge=0, le=20)
     rank_by: RankBy = arg("auto", help="metric of the learning curve")
-    seed: int = arg(0, help="decides which rows go where", ge=0, le=1_000_000_000)
-    n_jobs: int | None = arg(None, help="most threads; null: every core; a small table uses one", ge=1, runtime=True)
+    seed: int = arg(0, help="random seed", ge=0, le=1_000_000_000)
+    n_jobs: int | None = arg(None, help="maximum threads; null: every core; a small table uses one", ge=1, runtime=True)
 
 
 @stage("tabular/cross_validate", version=1, uses=("scikit-learn", "numpy", "pandas"))
@@ -46,7 +46,7 @@ def cross_validate(job: StageContext, model: Model, data: Split, args: CrossVali
     return job.save(Validation, validated)
 
 
-# What the training rows alone say about a model: cross-validation and learning curves.
+# Cross-validation and learning curves on the training rows.
 
 
 def refit(facts: TabularModelFacts, examples: TableExamples) -> Any:
@@ -80,9 +80,9 @@ def validate(
     metric: str,
     after_fit: Callable[[int, int], None],
 ) -> ValidatedModel:
-    """Cross-validate one model on the training rows and draw its learning curve.
+    """Cross-validate one model on the training rows and compute its learning curve.
 
-    There are as many folds as asked for, or fewer where a class is too small, which a note then says.
+    There are as many folds as requested, or fewer if a class is too small, with a note.
     """
     from stoker.cookbooks.tabular.examples import fold_count
 

@@ -1,4 +1,4 @@
-"""The stages before a training: read a table, choose what is predicted from what, hold test rows out."""
+"""The stages before a training: read a table, choose the target, hold out test rows."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def load(job: StageContext, args: LoadArgs) -> Table:
     elif args.bundled is not None:
         frame, origin = read_bundled(args.bundled)
     else:
-        raise StageInputError("neither a bundled set nor a file was given", hint="data=NAME or data=FILE")
+        raise StageInputError("neither a bundled set nor a file", hint="data=NAME or data=FILE")
     job.log(f"{origin['rows']} rows, {origin['columns']} columns")
     return job.save(Table, (frame, origin))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelArgs:
-    """What the user says about the columns."""
+    """Settings of columns."""
 
-    target: str | None = arg(None, help="the column to predict; a bundled set knows its own")
+    target: str | None = arg(None, help="the column to predict; a bundled set has a default")
     problem: ProblemChoice = arg("auto", help="classes or quantities")
     drop: tuple[str, ...] = arg((), help="columns to leave out")
 
 
 @stage("tabular/label", version=1, uses=("pandas", "pyarrow"))
 def label(job: StageContext, table: Table, args: LabelArgs) -> Labelled:
-    """Choose the target, encode its classes and settle the type of every other column."""
+    """Choose the target, encode its classes and decide the type of every other column."""
     from stoker.cookbooks.tabular.tables import label_table
 
     frame, origin = table.load()
@@ -64,7 +64,7 @@ class SplitArgs:
     """How rows are divided."""
 
     test_percent: int = arg(25, help="share of rows held out for the test", ge=1, le=90)
-    seed: int = arg(0, help="decides which rows", ge=0, le=1_000_000_000)
+    seed: int = arg(0, help="random seed", ge=0, le=1_000_000_000)
 
 
 @stage("tabular/split", version=1, uses=("scikit-learn", "pandas", "pyarrow"))

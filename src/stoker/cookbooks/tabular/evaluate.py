@@ -1,4 +1,4 @@
-"""The stage that scores models on rows that none of them has seen."""
+"""The stage that scores models on test rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stoker.cookbooks.tabular.schemas import RankBy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateArgs:
-    """How sure the scores shall be, and which one decides."""
+    """Precision of the scores, and the metric that decides."""
 
     bootstraps: int = arg(1000, help="resamples of the test rows behind each interval", ge=100, le=100_000)
     rank_by: RankBy = arg("auto", help="metric that decides which model is best")
-    seed: int = arg(0, help="decides which rows are drawn", ge=0, le=1_000_000_000)
+    seed: int = arg(0, help="random seed", ge=0, le=1_000_000_000)
 
 
 @stage("tabular/evaluate", version=1, uses=("scikit-learn", "numpy", "pandas"))

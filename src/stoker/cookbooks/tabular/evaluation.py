@@ -38,7 +38,7 @@ from stoker.cookbooks.tabular.schemas import (
 )
 from stoker.cookbooks.tabular.training import significant
 
-# One model's behaviour on the held-out test rows, beyond single scores.
+# One model's behaviour on the test rows, beyond single scores.
 
 _CALIBRATION_BINS = 10
 _LEAST_ROWS_IN_BIN = 5
@@ -47,7 +47,7 @@ _SCATTER_POINTS = 400
 
 
 def baseline(examples: TableExamples) -> Any:
-    """Fit the model that any other has to beat: it never looks at a feature."""
+    """Fit the baseline, which ignores all features."""
     model = (
         DummyClassifier(strategy="prior") if examples.problem == "classification" else DummyRegressor(strategy="mean")
     )
@@ -55,7 +55,7 @@ def baseline(examples: TableExamples) -> Any:
 
 
 def per_class(predictions: Predictions, classes: Sequence[Any]) -> list[ClassScores]:
-    """Precision, recall and F1 of each class; 0 where a class was never answered."""
+    """Return precision, recall and F1 of each class; 0 for a class that was never predicted."""
     table = confusion(predictions)
     scores = []
     for code, name in enumerate(classes):
@@ -73,7 +73,7 @@ def per_class(predictions: Predictions, classes: Sequence[Any]) -> list[ClassSco
 
 
 def roc(predictions: Predictions) -> CurveSeries:
-    """The trade-off of false against true alarms: of the second class, or averaged over classes when there are more."""
+    """Return the ROC curve: of the second class, or averaged over classes if there are more."""
     count = predictions.probabilities.shape[1]
     grid = np.linspace(0.0, 1.0, _ROC_POINTS)
     rises = []
@@ -82,14 +82,14 @@ def roc(predictions: Predictions) -> CurveSeries:
         rises.append(np.interp(grid, false_rate, true_rate))
     mean = np.mean(rises, axis=0)
     mean[-1] = 1.0
-    # Every curve begins at no alarms at all, which a grid of false rates can't show.
+    # Every curve starts at zero, which a grid of false positive rates can't show.
     return CurveSeries(name="roc", x=_plain(np.r_[0.0, grid]), y=_plain(np.r_[0.0, mean]))
 
 
 def calibration(predictions: Predictions) -> CurveSeries:
-    """In bins of the model's confidence in its answer: the mean confidence and the share that was right.
+    """Return mean confidence and accuracy in bins of the model's confidence.
 
-    Bins of a handful of rows say nothing and are left out.
+    Bins with very few rows are left out.
     """
     confidence = predictions.probabilities.max(axis=1)
     right = predictions.answers == predictions.truth
@@ -103,7 +103,7 @@ def calibration(predictions: Predictions) -> CurveSeries:
 
 
 def scatter(predictions: Predictions, *, seed: int) -> CurveSeries:
-    """True against predicted quantities, at most a few hundred of them."""
+    """Return true and predicted values, at most a few hundred."""
     rows = np.arange(len(predictions.truth))
     if len(rows) > _SCATTER_POINTS:
         rows = np.sort(np.random.default_rng(seed).choice(rows, _SCATTER_POINTS, replace=False))
@@ -114,7 +114,7 @@ def _plain(values: Floats) -> list[float]:
     return [significant(float(value)) for value in values]
 
 
-# How sure a score on the test rows is: the spread it has over resamples of them.
+# Uncertainty of test scores, by bootstrap.
 
 _CELLS_AT_ONCE = 4_000_000
 
@@ -137,16 +137,15 @@ def bootstrap(predictions: Predictions, *, repeats: int, seed: int) -> dict[str,
 
 
 def interval(value: float, resampled: Floats) -> Interval:
-    """Return a score with the middle 95 % of its resamples, leaving out those that left it undefined."""
+    """Return a score with the middle 95 % of its resamples; undefined ones are left out."""
     known = resampled[np.isfinite(resampled)]
     low, high = np.percentile(known, [2.5, 97.5]) if len(known) else (np.nan, np.nan)
     return Interval(value=significant(value), low=significant(low), high=significant(high))
 
 
-# Which columns a model looks at: how much worse it gets when one of them is shuffled.
+# Permutation importance of columns.
 #
-# What a pipeline does per question costs more than what it does per row, so it is asked about many shuffled tables at
-# once.
+# A call of a pipeline costs more than its rows, so many shuffled tables are predicted at once.
 
 _ROWS = 500
 _REPEATS = 5
@@ -157,7 +156,7 @@ _IMPORTANCE_CELLS_AT_ONCE = 1_000_000
 def importance(
     pipeline: Any, examples: TableExamples, *, metric: str, seed: int, cells_at_once: int = _IMPORTANCE_CELLS_AT_ONCE
 ) -> list[dict[str, Any]]:
-    """How much worse the metric gets when one column is shuffled, for the columns that matter most."""
+    """Return how much worse the metric gets when one column is shuffled, for the most important columns."""
     generator = np.random.default_rng(seed)
     if len(examples) > _ROWS:
         examples = examples.take(np.sort(generator.choice(len(examples), _ROWS, replace=False)))
@@ -187,7 +186,7 @@ def importance(
 def _without(
     columns: Sequence[str], pipeline: Any, examples: TableExamples, orders: Sequence[npt.NDArray[np.int64]]
 ) -> Iterator[Predictions]:
-    """Return what the model says when each of these columns is in each of these orders, one after another."""
+    """Return the predictions with each of these columns in each of these orders."""
     rows, repeats = len(examples), len(orders)
     in_place = np.tile(np.arange(rows), len(columns) * repeats)
     taken = {}
@@ -260,7 +259,7 @@ def evaluate_models(  # noqa: PLR0913 - each one is a decision of the caller's
 
 
 def headline_scores(book: TabularEvaluation) -> dict[str, float]:
-    """Return the numbers by which one run is compared with another: the best model's, held out and cross-validated."""
+    """Return the numbers for comparing runs: the best model's test and cross-validated scores."""
     best = next(model for model in book["models"] if model["name"] == book["best"])
     scores = {name: best["test"][name]["value"] for name in book["metrics"]}
     validation = best["cross_validation"]

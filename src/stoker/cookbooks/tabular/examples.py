@@ -1,7 +1,7 @@
-"""Rows to learn from, the files they and fitted pipelines are stored in, and how rows are divided.
+"""Training examples, the files of examples and pipelines, and the division of rows.
 
-A file of ours is an ordinary Parquet file that any program can open; what we know beyond its columns is JSON in the
-schema's metadata. Writing the same frame and the same knowledge gives the same bytes.
+Files are ordinary Parquet files that any program can read; facts beyond the columns are JSON in the schema's metadata.
+The same frame and facts give the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _METADATA_KEY = b"stoker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableExamples:
-    """Features and the answers that belong to them, row by row."""
+    """Features and targets, row by row."""
 
     features: pd.DataFrame
     target: npt.NDArray[Any]
@@ -52,7 +52,7 @@ class TableExamples:
 
     @classmethod
     def of(cls, frame: pd.DataFrame, facts: TableFacts) -> TableExamples:
-        """Take a labelled frame apart."""
+        """Return the examples of a labelled frame."""
         features = frame[[*facts["numeric"], *facts["categorical"]]].copy()
         for column in facts["categorical"]:
             # One kind of missing (NaN) in plain object columns: encoders tell None and NaN apart.
@@ -71,7 +71,7 @@ class TableExamples:
 
 
 def write_frame(frame: pd.DataFrame, knowledge: object, path: Path) -> None:
-    """Write a frame with what is known of it."""
+    """Write a frame with its facts."""
     table = pa.Table.from_pandas(frame, preserve_index=False)
     metadata = {**(table.schema.metadata or {}), _METADATA_KEY: jsontext.dumps(knowledge, sort_keys=True).encode()}
     pq.write_table(table.replace_schema_metadata(metadata), path)
@@ -86,7 +86,7 @@ def read_frame(path: Path) -> tuple[pd.DataFrame, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTestExamples:
-    """Examples to train on and examples held out, with what is known of both."""
+    """Training and test examples, with their facts."""
 
     train: TableExamples
     test: TableExamples
@@ -111,9 +111,9 @@ def read_parts(folder: Path) -> TrainTestExamples:
     )
 
 
-# Which rows are for training, which for the held-out test, which for choosing settings on the way.
+# Division of rows into training, test and validation rows.
 #
-# Every division is seeded, keeps the order of rows, and keeps the share of each class where there are classes.
+# Every division is seeded, keeps the order of rows, and keeps the share of each class.
 
 
 Rows = npt.NDArray[np.int64]
@@ -137,7 +137,7 @@ def divide(examples: TableExamples, *, test_percent: int, seed: int) -> tuple[Ro
 
 
 def holdout(examples: TableExamples, *, percent: int, seed: int) -> tuple[Rows, Rows] | None:
-    """Set rows aside for choosing a setting, or give nothing when there are too few for an honest choice."""
+    """Return validation rows; None if there are too few rows."""
     aside = -(-len(examples) * percent // 100)
     if aside < _LEAST_HOLDOUT_ROWS:
         return None
@@ -149,7 +149,7 @@ def holdout(examples: TableExamples, *, percent: int, seed: int) -> tuple[Rows, 
 
 
 def fold_count(examples: TableExamples, wanted: int) -> int:
-    """Return how many folds every class can fill: `wanted` or fewer, and 0 when not even two work."""
+    """Return the number of folds: `wanted`, or fewer if a class is small, or 0 if two do not work."""
     most = len(examples)
     if examples.problem == "classification":
         most = int(np.bincount(examples.codes, minlength=len(examples.classes)).min())
@@ -167,7 +167,7 @@ def folds_of(examples: TableExamples, *, folds: int, seed: int) -> Iterator[tupl
 
 
 def nested_subset(examples: TableExamples, *, rows: int, seed: int) -> Rows:
-    """Choose this many rows, each class with its share and at least one row."""
+    """Return a subset of so many rows, with the share of each class and at least one row of each."""
     order = np.random.default_rng(seed).permutation(len(examples))
     if examples.problem == "classification":
         codes = examples.codes[order]
@@ -208,10 +208,10 @@ def _refuse_small_classes(examples: TableExamples, test_rows: int, test_percent:
         )
 
 
-# A fitted pipeline on disk, beside what is known of it.
+# A fitted pipeline on disk, with its facts.
 #
-# The pipeline is a pickle of plain scikit-learn objects: it loads without Stoker. Loading a pickle runs what is in it,
-# so a model is read only from this machine's own store or from a place that its reader trusts as much.
+# The pipeline is a pickle of plain scikit-learn objects: it loads without Stoker. Loading a pickle runs code, so a
+# model is read only from this machine's own store or from a trusted folder.
 
 
 PIPELINE_FILE = "model.joblib"
@@ -242,11 +242,11 @@ def read_model(folder: Path) -> FittedPipeline:
 
 
 def read_facts(folder: Path) -> TabularModelFacts:
-    """Read what is known of a model without loading its pickle."""
+    """Read the facts of a model without loading its pickle."""
     facts: TabularModelFacts = jsontext.loads((folder / FACTS_FILE).read_text(encoding="utf-8"))
     return facts
 
 
 def library_versions() -> dict[str, str]:
-    """Name the libraries that a result depends on."""
+    """Return the versions of the libraries that a result depends on."""
     return {name: version(name) for name in ("numpy", "pandas", "scikit-learn")}

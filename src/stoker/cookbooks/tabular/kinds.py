@@ -1,4 +1,4 @@
-"""The artifacts of this cookbook. Importing this costs nothing: libraries load with the first value read or written."""
+"""The artifacts of this cookbook. Libraries are imported with the first value read or written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARQUET_MAGIC = b"PAR1"
 
 
 class _FrameKind(Kind["tuple[pd.DataFrame, Any]"]):
-    """A Parquet file with what is known of its columns in its metadata."""
+    """A Parquet file with the facts of its columns in its metadata."""
 
     @classmethod
     def save(cls, value: tuple[pd.DataFrame, Any], path: Path) -> None:
@@ -45,7 +45,7 @@ class Table(_FrameKind):
 
 
 class Labelled(_FrameKind):
-    """Settled features and an encoded target, with their `TableFacts`."""
+    """Typed features and an encoded target, with their `TableFacts`."""
 
     name: ClassVar[str] = "tabular/labelled"
     version: ClassVar[int] = 1
@@ -98,7 +98,7 @@ class Model(Kind["FittedPipeline"]):
         return read_model(self.path)
 
     def facts(self) -> TabularModelFacts:
-        """Read what is known of the model without loading the pickle."""
+        """Read the facts of the model without loading the pickle."""
         from stoker.cookbooks.tabular.examples import read_facts
 
         return read_facts(self.path)
@@ -128,7 +128,7 @@ class Scores(JsonKind):
 
 
 class Report(TreeKind):
-    """What a person reads: scores, plots, a model card, one HTML page, and the best model."""
+    """A report for people: scores, plots, a model card, one HTML page, and the best model."""
 
     name: ClassVar[str] = "tabular/report"
     version: ClassVar[int] = 1

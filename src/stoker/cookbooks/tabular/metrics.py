@@ -25,24 +25,24 @@ REGRESSION: Final = ("r2", "mae", "rmse")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """What a model said about rows whose answers are known."""
+    """Predictions for rows with known targets."""
 
     problem: Problem
     truth: npt.NDArray[Any]
     """Codes of classes, or numbers."""
     answers: npt.NDArray[Any]
-    """Codes of the likeliest classes, or numbers."""
+    """Codes of the most probable classes, or numbers."""
     probabilities: Floats
     """Rows by classes; empty for regression."""
 
 
 def metrics_of(problem: Problem) -> tuple[str, ...]:
-    """Name the metrics that fit what is predicted."""
+    """Return the metrics for a problem."""
     return CLASSIFICATION if problem == "classification" else REGRESSION
 
 
 def ranking_metric(problem: Problem, wanted: RankBy) -> str:
-    """Return the metric that decides, refusing one that does not fit what is predicted."""
+    """Return the metric that decides. Raises `BadInput` if it does not fit the problem."""
     if wanted == "auto":
         return "balanced_accuracy" if problem == "classification" else "r2"
     if wanted not in metrics_of(problem):
@@ -53,13 +53,13 @@ def ranking_metric(problem: Problem, wanted: RankBy) -> str:
 
 
 def predict(pipeline: Any, examples: TableExamples) -> Predictions:
-    """Ask a fitted pipeline about every row."""
+    """Predict every row with a fitted pipeline."""
     if examples.problem == "regression":
         answers = np.asarray(pipeline.predict(examples.features), dtype=np.float64)
         empty = np.empty((len(examples), 0))
         return Predictions(problem="regression", truth=examples.target, answers=answers, probabilities=empty)
     given = pipeline.predict_proba(examples.features)
-    # A model fitted on few rows may not have met every class.
+    # A model fitted on few rows may lack a class.
     probabilities = np.zeros((len(examples), len(examples.classes)))
     probabilities[:, np.searchsorted(examples.classes, pipeline.classes_)] = given
     return Predictions(

@@ -36,29 +36,29 @@ _BUNDLED_TEXT = ", ".join(BUNDLED)
 
 @dataclass(frozen=True, kw_only=True)
 class TableArgs:
-    """What every recipe of this cookbook asks."""
+    """Arguments of every recipe of this cookbook."""
 
     data: str = arg("breast_cancer", help=f"a CSV or Parquet file, or one of {_BUNDLED_TEXT}")
-    target: str | None = arg(None, help="the column to predict; needed for a file")
-    problem: ProblemChoice = arg("auto", help="classes or quantities; auto looks")
+    target: str | None = arg(None, help="the column to predict; required for a file")
+    problem: ProblemChoice = arg("auto", help="classes or quantities; auto: detect")
     drop: tuple[str, ...] = arg((), help="columns to leave out, such as identifiers")
     test_percent: int = arg(25, help="share of rows held out for the test", ge=1, le=90)
     folds: int = arg(5, help="folds of the cross-validation on the training rows", ge=2, le=50)
     curve_points: int = arg(5, help="sizes in the learning curve; 0 for none", ge=0, le=20)
     bootstraps: int = arg(1000, help="resamples of the test rows behind each 95 % interval", ge=100, le=100_000)
     rank_by: RankBy = arg("auto", help="metric that decides which model is best; auto: balanced_accuracy or r2")
-    seed: int = arg(0, help="decides every random choice", ge=0, le=1_000_000_000)
+    seed: int = arg(0, help="random seed", ge=0, le=1_000_000_000)
     n_jobs: int | None = arg(
-        None, help="most threads per stage; null: every core; a small table uses one", ge=1, runtime=True
+        None, help="maximum threads per stage; null: every core; a small table uses one", ge=1, runtime=True
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GbtShape:
-    """How large boosted trees may become."""
+    """Size of boosted trees."""
 
-    trees: int = arg(200, help="most trees to grow; fewer are kept if more do not help", ge=1, le=10_000)
-    depth: int | None = arg(None, help="deepest tree; null for no limit", ge=1, le=64)
+    trees: int = arg(200, help="maximum number of trees, with early stopping", ge=1, le=10_000)
+    depth: int | None = arg(None, help="maximum depth of a tree; null: no limit", ge=1, le=64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class GbtRecipeArgs(TableArgs):
     """Arguments of tabular/gbt."""
 
     model: GbtShape = arg(GbtShape(), help="the trees")
-    lr: float = arg(0.1, help="learning rate: how much each tree may change", gt=0, le=1)
+    lr: float = arg(0.1, help="learning rate", gt=0, le=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +91,10 @@ class CompareArgs(TableArgs):
     """Arguments of tabular/compare."""
 
     models: tuple[Family, ...] = arg(("gbt", "knn", "mlp"), help="models to train: gbt, knn, knn_semi, mlp")
-    trees: int = arg(200, help="gbt: most trees to grow", ge=1, le=10_000)
-    depth: int | None = arg(None, help="gbt: deepest tree; null for no limit", ge=1, le=64)
+    trees: int = arg(200, help="gbt: maximum number of trees", ge=1, le=10_000)
+    depth: int | None = arg(None, help="gbt: maximum depth of a tree; null: no limit", ge=1, le=64)
     lr: float = arg(0.1, help="gbt: learning rate", gt=0, le=1)
-    neighbours: int | None = arg(None, help="knn: rows to ask; null: the best of 1 to 45", ge=1, le=10_000)
+    neighbours: int | None = arg(None, help="knn: number of neighbours; null: the best of 1 to 45", ge=1, le=10_000)
     labelled_percent: int = arg(20, help="knn_semi: share of training rows that keep their label", ge=1, le=100)
     hidden: tuple[int, ...] = arg((64, 32), help="mlp: width of each hidden layer", ge=1, le=4096)
     epochs: int = arg(200, help="mlp: most epochs", ge=1, le=100_000)
@@ -169,7 +169,7 @@ def _plan(name: str, args: TableArgs, branches: Sequence[tuple[Stage, Any]], fau
     return scores.then(report, models=models).finish()
 
 
-# The cookbook itself: what the catalogue sees of it.
+# The cookbook for the catalogue.
 
 COOKBOOK: Final = Cookbook(
     name="tabular",

@@ -1,4 +1,4 @@
-"""The model card: what was trained on what, how good it is, what it is not good for, and how to use it."""
+"""The model card: training, data, quality, limits, and how to use it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Final
 from stoker.cookbooks.report_parts import Picture, bullets, csv_text, markdown_table, safe
 from stoker.cookbooks.tabular.schemas import LESS_IS_BETTER, Interval, ModelScores, TableFacts, TabularEvaluation
 
-# Scores as files that other programs read, and the summary that a terminal shows.
+# Scores as files for other programs, and the summary for a terminal.
 
 _SHOWN = {"classification": ("accuracy", "macro_f1", "roc_auc", "log_loss"), "regression": ("mae", "rmse")}
 
 
 def scores_csv(book: TabularEvaluation) -> str:
-    """One line per model and metric: test score with its interval, cross-validated mean and spread."""
+    """Return one line per model and metric: test score with its interval, cross-validated mean and spread."""
     rows: list[list[Any]] = []
     for model in ranked(book):
         validated = model["cross_validation"]
@@ -31,7 +31,7 @@ def scores_csv(book: TabularEvaluation) -> str:
 
 
 def headline(book: TabularEvaluation) -> str:
-    """Return in one sentence what came out."""
+    """Return the result in one sentence."""
     best, metric = _best(book), book["rank_by"]
     contenders = len(book["models"]) - 1
     validated = best["cross_validation"]
@@ -43,13 +43,13 @@ def headline(book: TabularEvaluation) -> str:
         scores = f"{METRIC_NAMES[metric]} {folds}, {held_out}"
     if contenders <= 1:
         return f"{best['name']} on {data_name(book['facts'])}: {scores}"
-    # "Ranks first", not "is best": the order may lie within the intervals, which the verdicts of the report say.
+    # "Ranks first", not "is best": the order may be within the intervals, which the verdicts of the report say.
     by = "cross-validation" if book["ranked_on"] == "cross-validation" else "held-out rows"
     return f"{best['name']} ranks first of {contenders} models on {data_name(book['facts'])} by {by}: {scores}"
 
 
 def summary(book: TabularEvaluation) -> dict[str, Any]:
-    """Return what a terminal shows at the end of a run: a headline, a table and what to try next."""
+    """Return the summary for a terminal: a headline, a table and what to try next."""
     metric = book["rank_by"]
     others = [name for name in _SHOWN[book["facts"]["problem"]] if name != metric]
     columns = [
@@ -133,7 +133,7 @@ def limits(book: TabularEvaluation) -> list[str]:
 
 
 def data_lines(facts: TableFacts) -> list[str]:
-    """Return what the data is."""
+    """Return the description of the data."""
     origin = facts["origin"]
     lines = [f"{data_name(facts)}{', bundled with scikit-learn' if origin['name'] else ''}"]
     if origin["sha256"]:
@@ -237,7 +237,7 @@ def _enumerated(names: Sequence[object]) -> str:
     return f"{shown} and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else shown
 
 
-# The report as one page that needs nothing beside it: no script, no network, images inside.
+# The report as one self-contained page: no script, no network, images inside.
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #ddd; --soft: #666; --mark: #eef6fc; }
@@ -340,7 +340,7 @@ def _list(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
 
 
-# How metrics, models, numbers and data are named to people, in one place.
+# Names of metrics, models, numbers and data for people.
 
 
 METRIC_NAMES: Final[Mapping[str, str]] = {
@@ -370,7 +370,7 @@ MODEL_NAMES: Final[Mapping[str, str]] = {
 
 
 def number(value: float) -> str:
-    """Return a score in the precision that its size and spread make meaningful."""
+    """Return a score with the digits that its size and spread justify."""
     if not math.isfinite(value):
         return "–"
     if value != 0 and abs(value) >= 100:
@@ -406,7 +406,7 @@ def ranked(book: TabularEvaluation) -> list[ModelScores]:
 
 
 def verdicts(book: TabularEvaluation) -> list[str]:
-    """Return in words which differences the test rows can and can't show."""
+    """Return which differences the test rows can and can't show."""
     best, metric = book["best"], METRIC_NAMES[book["rank_by"]]
     beaten: list[str] = []
     level: list[str] = []
@@ -429,7 +429,7 @@ def verdicts(book: TabularEvaluation) -> list[str]:
 
 
 def data_name(facts: TableFacts) -> str:
-    """Name the data in words that hold on every machine."""
+    """Return the name of the data, the same on every machine."""
     origin = facts["origin"]
     return origin["name"] or f"a {'CSV' if origin['format'] == 'csv' else 'Parquet'} file"
 

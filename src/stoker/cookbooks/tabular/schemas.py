@@ -1,4 +1,4 @@
-"""What the stages of this cookbook store about data, models and scores (plain JSON with named fields), and ask.
+"""Schemas of data, models and scores (plain JSON with named fields), and common arguments.
 
 No numeric library, so that kinds and recipes can be imported without numpy or scikit-learn.
 """
@@ -22,7 +22,7 @@ LESS_IS_BETTER: Final = frozenset({"log_loss", "brier", "mae", "rmse"})
 
 
 class TableOrigin(TypedDict):
-    """Where a table came from, in words that hold on every machine (never a path)."""
+    """The origin of a table, the same on every machine (never a path)."""
 
     name: str | None
     """The bundled set; None for a user's file."""
@@ -31,12 +31,12 @@ class TableOrigin(TypedDict):
     rows: int
     columns: int
     target: str | None
-    """The column that a bundled set is meant to predict."""
+    """The default target of a bundled set."""
     notes: list[str]
 
 
 class TableFacts(TypedDict):
-    """What is known of a labelled table."""
+    """Facts of a labelled table."""
 
     origin: TableOrigin
     problem: Problem
@@ -47,7 +47,7 @@ class TableFacts(TypedDict):
     categorical: list[str]
     rows: int
     notes: list[str]
-    """What was left out or changed, one sentence each."""
+    """Notes about left-out rows and changed values, one sentence each."""
 
 
 class SplitFacts(TypedDict):
@@ -68,22 +68,22 @@ class CurveSeries(TypedDict):
 
 
 class TabularCurve(TypedDict):
-    """What a model's training looked like, over rounds, epochs or candidate settings."""
+    """The training curve of a model, over rounds, epochs or candidate settings."""
 
     x_label: str
     y_label: str
     series: list[CurveSeries]
     chosen: float | None
-    """The x that was kept."""
+    """The chosen x."""
 
 
 class TabularModelFacts(TypedDict):
-    """All that is needed to train the same model again, and what its training looked like."""
+    """Everything to train the same model again, and its training curve."""
 
     family: Family
     problem: Problem
     params: dict[str, Any]
-    """Settings after any choice made while training: training again with them makes no further choice."""
+    """Settings after all choices of the training: training again with them makes no further choice."""
     classes: list[Any]
     numeric: list[str]
     categorical: list[str]
@@ -103,7 +103,7 @@ class Interval(TypedDict):
 
 
 class CrossValidation(TypedDict):
-    """Scores on rows that each refitted model had not seen, all from the training part."""
+    """Scores of refitted models on the rest of the training rows."""
 
     folds: int
     mean: dict[str, float]
@@ -111,7 +111,7 @@ class CrossValidation(TypedDict):
 
 
 class ClassScores(TypedDict):
-    """How well one class is found."""
+    """Scores of one class."""
 
     name: str
     precision: float
@@ -130,7 +130,7 @@ class LearningCurve(TypedDict):
 
 
 class ValidatedModel(TypedDict):
-    """What the training rows alone say about one model."""
+    """The result of one model on the training rows."""
 
     name: str
     cross_validation: CrossValidation | None
@@ -147,13 +147,13 @@ class ModelScores(TypedDict):
     test: dict[str, Interval]
     cross_validation: CrossValidation | None
     behind_best: Interval | None
-    """How far the ranking metric lies behind the best model on the same resampled test rows; positive is worse."""
+    """Distance to the best model in the ranking metric on the same resampled test rows; positive is worse."""
     per_class: list[ClassScores]
     confusion: list[list[int]]
     """Rows are true classes, columns predicted ones."""
     roc: CurveSeries | None
     calibration: CurveSeries | None
-    """Confidence against the share that was right, in bins."""
+    """Confidence and accuracy, in bins."""
     scatter: CurveSeries | None
     """True against predicted values (regression)."""
     curves: list[TabularCurve]
@@ -179,10 +179,10 @@ class TabularEvaluation(TypedDict):
 # Without slots: stages and recipes add settings of a second base.
 @dataclass(frozen=True, kw_only=True)
 class TrainArgs:
-    """What every training stage asks."""
+    """Arguments of every training stage."""
 
-    seed: int = arg(0, help="decides every random choice", ge=0, le=1_000_000_000)
-    n_jobs: int | None = arg(None, help="most threads; null: every core; a small table uses one", ge=1, runtime=True)
+    seed: int = arg(0, help="random seed", ge=0, le=1_000_000_000)
+    n_jobs: int | None = arg(None, help="maximum threads; null: every core; a small table uses one", ge=1, runtime=True)
 
 
 Watch = Callable[[int, int, Mapping[str, float]], None]

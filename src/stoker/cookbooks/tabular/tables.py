@@ -1,8 +1,7 @@
-"""Tables out of files and out of scikit-learn's bundled sets.
+"""Tables from files and from scikit-learn's bundled sets.
 
-Promises: what a file is follows from its bytes, not from its name (two names for the same bytes give the same table);
-every refusal says what is wrong with the file and what to do; a reading that guessed something says so in a note.
-Column types are settled later, when it is known which column is the target.
+Guarantees: the format of a file is detected from its bytes, not from its name; every error states the fault and a fix;
+every guess is in a note. Column types are decided later, when the target is known.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def read_bundled(name: str) -> tuple[pd.DataFrame, TableOrigin]:
 
 
 def read_file(path: Path, *, least_columns: int = 2) -> tuple[pd.DataFrame, TableOrigin]:
-    """Read a CSV or Parquet file of the user's. Most tables make no sense with one column; a series does."""
+    """Read a user's CSV or Parquet file. Most tables need two columns; a series does not."""
     try:
         with path.open("rb") as stream:
             head = stream.read(8)
@@ -58,7 +57,7 @@ def read_file(path: Path, *, least_columns: int = 2) -> tuple[pd.DataFrame, Tabl
     except OSError as error:
         raise StageInputError(f"{path.name} can't be read: {error.strerror}") from error
     if not head:
-        raise StageInputError(f"{path.name} is empty", hint="give a CSV or Parquet file with a header and rows")
+        raise StageInputError(f"{path.name} is empty", hint="use a CSV or Parquet file with a header and rows")
     for magic, name in _PACKED.items():
         if head.startswith(magic):
             raise StageInputError(f"{path.name} is {name}-compressed", hint="unpack it first")
@@ -125,7 +124,7 @@ def _read_csv(path: Path, least_columns: int) -> tuple[pd.DataFrame, list[str]]:
 def _parse(path: Path, names: Sequence[str], delimiter: str, decimal: str) -> pd.DataFrame:
     try:
         with warnings.catch_warnings():
-            # Lines longer than the header are only warned about, and cut; here they are a fault.
+            # Longer lines are only a warning of the parser, and cut; here they are a fault.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(
                 path,
@@ -161,12 +160,12 @@ def _sample_lines(path: Path) -> list[str]:
         raise _not_utf8(path) from error
     lines = text.splitlines(keepends=True)
     if not any(line.strip() for line in lines):
-        raise StageInputError(f"{path.name} is empty", hint="give a CSV or Parquet file with a header and rows")
+        raise StageInputError(f"{path.name} is empty", hint="use a CSV or Parquet file with a header and rows")
     return lines
 
 
 def _sniff(lines: Sequence[str]) -> tuple[str, list[list[str]]]:
-    """Choose the separator under which most sampled lines have as many fields as the header."""
+    """Return the separator with which most sampled lines have as many fields as the header."""
     best: tuple[float, int] = (-1.0, 0)
     chosen = ","
     chosen_rows: list[list[str]] = []
@@ -211,11 +210,11 @@ def _not_utf8(path: Path) -> StageInputError:
     )
 
 
-# Which column to predict, and what every other column is.
+# The target, and the types of all other columns.
 #
-# Promises: nothing here looks at relations between columns or fits anything (imputation, scaling and encoding belong to
-# the model's pipeline, after the split, so nothing leaks from test rows into training); every row or column that is
-# left out, and every value that is changed, is named in a note; classes come in one fixed order.
+# Guarantees: nothing here uses relations between columns or fits anything (imputation, scaling and encoding are in the
+# model's pipeline, after the split, so nothing leaks from test rows into training); every left-out row or column and
+# every changed value is in a note; the order of classes is fixed.
 
 
 _FEW_VALUES = 20
@@ -232,7 +231,7 @@ def label_table(
     problem: ProblemChoice,
     drop: tuple[str, ...],
 ) -> tuple[pd.DataFrame, TableFacts]:
-    """Return features and an encoded target, with all that is known of them."""
+    """Return features and an encoded target, with their facts."""
     frame = table.rename(columns=str)
     names = list(frame.columns)
     target = _choose_target(names, target if target is not None else origin["target"])
@@ -282,13 +281,13 @@ def _choose_target(names: Sequence[str], target: str | None) -> str:
         lowered = {name.lower(): name for name in names}
         usual = [lowered[name] for name in _USUAL_TARGETS if name in lowered]
         raise StageInputError(
-            f"which column is to be predicted? The table has {listed(names)}",
-            hint=f"say it with target={usual[0] if usual else 'COLUMN'}",
+            f"target is missing; the table has {listed(names)}",
+            hint=f"use target={usual[0] if usual else 'COLUMN'}",
         )
     if target not in names:
         candidate = nearest(target, names)
         raise StageInputError(
-            f"there is no column {target!r} to predict; the table has {listed(names)}",
+            f"no column {target!r}; the table has {listed(names)}",
             hint=f"did you mean target={candidate}?" if candidate else "say it with target=COLUMN",
         )
     return target
@@ -301,7 +300,7 @@ def _refuse_unknown(drop: Sequence[str], names: Sequence[str], target: str) -> N
         if name not in names:
             candidate = nearest(name, names)
             raise StageInputError(
-                f"there is no column {name!r} to drop; the table has {listed(names)}",
+                f"no column {name!r} to drop; the table has {listed(names)}",
                 hint=f"did you mean {candidate!r}?" if candidate else "",
             )
 
@@ -371,7 +370,7 @@ def _encode_target(values: pd.Series[Any], target: str, problem: Problem) -> tup
 
 
 def _class_values(values: pd.Series[Any]) -> Any:
-    """Return whole numbers as integers, truth values as they are, anything else as text."""
+    """Return whole numbers as integers, booleans unchanged, anything else as text."""
     if types.is_bool_dtype(values.dtype):
         return values.to_numpy(dtype=bool)
     if types.is_numeric_dtype(values.dtype) and bool((values == values.round()).all()):
@@ -380,7 +379,7 @@ def _class_values(values: pd.Series[Any]) -> Any:
 
 
 def _settle(column: pd.Series[Any], notes: list[str]) -> pd.Series[Any] | None:
-    """Return the column as 64-bit numbers or as text, or nothing where it can't help."""
+    """Return the column as 64-bit numbers or as text; None if it is useless."""
     name = str(column.name)
     if column.isna().all():
         notes.append(f"Column {name!r} is empty and was left out.")
@@ -439,7 +438,7 @@ def _text_of(value: object) -> str:
 
 
 def listed(names: Sequence[str], limit: int = 12) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     shown = ", ".join(map(str, names[:limit]))
     return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
 

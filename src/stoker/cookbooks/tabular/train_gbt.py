@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class GbtSettings:
     """Settings of boosted trees."""
 
-    trees: int = arg(200, help="most trees to grow; fewer are kept if more do not help", ge=1, le=10_000)
-    depth: int | None = arg(None, help="deepest tree; null for no limit", ge=1, le=64)
+    trees: int = arg(200, help="maximum number of trees, with early stopping", ge=1, le=10_000)
+    depth: int | None = arg(None, help="maximum depth of a tree; null: no limit", ge=1, le=64)
     lr: float = arg(0.1, help="learning rate", gt=0, le=1)
 
 
@@ -43,7 +43,7 @@ def train_gbt(job: StageContext, data: Split, args: GbtArgs) -> Model:
 # makes no choice. Both grow the trees in small groups, so that they can be watched and stopped.
 
 
-# After every group of trees scikit-learn predicts all rows again, which counts in a large table.
+# After every group of trees scikit-learn predicts all rows again, which is slow for a large table.
 _GROUPS = 50
 _GROUPS_OF_LARGE = 20
 _LARGE_ROWS = 10_000
@@ -52,7 +52,7 @@ _SMALL_ROWS = 200
 
 
 def train(examples: TableExamples, settings: GbtArgs, watch: Watch = unwatched) -> TrainedPipeline:
-    """Choose how many trees to keep, then fit on every row."""
+    """Choose the number of trees, then fit on every row."""
     from stoker.cookbooks.tabular.examples import holdout
     from stoker.cookbooks.tabular.training import HOLDOUT_PERCENT, TrainedPipeline, params_of, still_falling
 
@@ -82,13 +82,13 @@ def fit(examples: TableExamples, settings: GbtArgs, watch: Watch = unwatched) ->
         model.set_params(max_iter=trees).fit(matrix, examples.target)
         watch(trees, settings.trees, {})
     model.set_params(warm_start=False)
-    # It remembers how many threads it was trained with, which would make the same model different bytes elsewhere.
+    # The number of threads is an attribute of the model, which would change its bytes on another machine.
     model._bin_mapper.n_threads = 1  # noqa: SLF001 - scikit-learn has no other way to forget it
     return Pipeline([("prepare", preparation), ("model", model)])
 
 
 def _losses(fitted: TableExamples, aside: TableExamples, settings: GbtArgs, watch: Watch) -> TabularCurve:
-    """Grow trees until the loss on the rows set aside has not fallen for a while."""
+    """Grow trees until the validation loss has not fallen for a while."""
     from stoker.cookbooks.tabular.training import for_trees, loss_of, two_part_curve
 
     preparation = for_trees(fitted)
@@ -120,7 +120,7 @@ def _new_model(examples: TableExamples, settings: GbtArgs) -> Any:
     return family(
         learning_rate=settings.lr,
         max_depth=settings.depth,
-        # The usual 20 rows per leaf leave nothing to split in a table of a few dozen rows.
+        # The default of 20 rows per leaf leaves nothing to split in a table of a few dozen rows.
         min_samples_leaf=20 if len(examples) >= _SMALL_ROWS else max(2, len(examples) // 10),
         categorical_features=[position < len(examples.categorical) for position in range(examples.features.shape[1])],
         early_stopping=False,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class KnnSettings:
     """Settings of k nearest neighbours."""
 
-    neighbours: int | None = arg(None, help="rows to ask; null: the best of 1 to 45", ge=1, le=10_000)
-    weights: Literal["uniform", "distance"] = arg("uniform", help="whether nearer rows count more")
+    neighbours: int | None = arg(None, help="number of neighbours; null: the best of 1 to 45", ge=1, le=10_000)
+    weights: Literal["uniform", "distance"] = arg("uniform", help="equal weights, or by distance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +44,15 @@ class KnnSemiSettings:
 
     neighbours: int = arg(5, help="rows to ask", ge=1, le=10_000)
     labelled_percent: int = arg(20, help="share of training rows that keep their label", ge=1, le=100)
-    confidence: float = arg(0.9, help="how sure the model must be to label a row itself", gt=0, lt=1)
-    rounds: int = arg(10, help="most rounds of labelling", ge=1, le=1000)
+    confidence: float = arg(0.9, help="minimum confidence for the model's own labels", gt=0, lt=1)
+    rounds: int = arg(10, help="maximum rounds of labelling", ge=1, le=1000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnnSemiArgs(TrainArgs, KnnSemiSettings):
     """Arguments of tabular/train_knn_semi."""
 
-    seed: int = arg(0, help="decides which labels are kept", ge=0, le=1_000_000_000)
+    seed: int = arg(0, help="random seed", ge=0, le=1_000_000_000)
 
 
 @stage("tabular/train_knn_semi", version=1, uses=("scikit-learn", "numpy", "pandas"))
@@ -65,7 +65,7 @@ def train_knn_semi(job: StageContext, data: Split, args: KnnSemiArgs) -> Model:
 
 # k nearest neighbours on standardised columns.
 #
-# `train` chooses the number of neighbours, if it is open, by cross-validation on the training part; `fit` makes no
+# `train` chooses the number of neighbours, if it is not given, by cross-validation on the training rows; `fit` makes no
 # choice.
 
 
@@ -75,7 +75,7 @@ _CHOICE_FOLDS = 5
 
 
 def train(examples: TableExamples, settings: KnnArgs, watch: Watch = unwatched) -> TrainedPipeline:
-    """Choose the number of neighbours if it is open, then fit on every row."""
+    """Choose the number of neighbours if it is not given, then fit on every row."""
     from stoker.cookbooks.tabular.training import TrainedPipeline, params_of
 
     notes: list[str] = []
@@ -90,14 +90,14 @@ def train(examples: TableExamples, settings: KnnArgs, watch: Watch = unwatched) 
     chosen = settings.neighbours or _USUAL
     if chosen > len(examples):
         notes.append(
-            f"There are only {len(examples)} training rows, so as many neighbours are asked instead of {chosen}."
+            f"There are only {len(examples)} training rows, so as many neighbours are used instead of {chosen}."
         )
         settings = replace(settings, neighbours=len(examples))
     return TrainedPipeline(pipeline=fit(examples, settings), params=params_of(settings), curves=curves, notes=notes)
 
 
 def fit(examples: TableExamples, settings: KnnArgs) -> Any:
-    """Remember the rows. Fewer rows than neighbours: all rows are asked."""
+    """Store the rows. With fewer rows than neighbours, all rows are used."""
     from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
     from sklearn.pipeline import Pipeline
 
@@ -142,7 +142,7 @@ def _losses(examples: TableExamples, settings: KnnArgs, watch: Watch) -> Tabular
 def _losses_in_fold(
     fitted: TableExamples, scored: TableExamples, candidates: list[int], settings: KnnArgs
 ) -> list[float]:
-    """Search the nearest rows once and let every candidate count of them vote."""
+    """Search the nearest rows once, and score every candidate count of them."""
     import numpy as np
     from sklearn.neighbors import NearestNeighbors
 
@@ -178,18 +178,18 @@ def _weights(distances: npt.NDArray[np.float64], kind: str) -> npt.NDArray[np.fl
     return inverse
 
 
-# k nearest neighbours that learn from few labels and many rows without one.
+# Self-training: k nearest neighbours from few labels.
 #
-# The labels of all but a share of the training rows are hidden. In rounds, rows that the model is sure about get its
-# own answer as their label and join the rows to learn from. The pipeline that results is an ordinary nearest-neighbour
-# classifier over the rows labelled by then.
+# All but a share of the labels of the training rows are hidden. In rounds, rows with a confident prediction get it as
+# their label and join the training rows. The resulting pipeline is an ordinary nearest-neighbour classifier over the
+# labelled rows.
 
 
 _UNKNOWN = -1
 
 
 def train_semi(examples: TableExamples, settings: KnnSemiArgs, watch: Watch = unwatched) -> TrainedPipeline:
-    """Hide labels, let the model fill them in, and say how well it did."""
+    """Hide labels, train with the model's own labels, and report their accuracy."""
     from stoker.cookbooks.tabular.training import TrainedPipeline, params_of
 
     if examples.problem != "classification":
@@ -239,7 +239,7 @@ def _taught(examples: TableExamples, settings: KnnSemiArgs) -> tuple[Any, Any, n
 
 
 def _progress(examples: TableExamples, teacher: Any, last_round: int) -> TabularCurve:
-    """Share of rows that have a label after each round, and how many of the model's own labels are right."""
+    """Return the share of labelled rows after each round, and the accuracy of the model's own labels."""
     from stoker.cookbooks.tabular.training import significant
 
     given_in = teacher.labeled_iter_

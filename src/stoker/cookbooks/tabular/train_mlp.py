@@ -25,7 +25,7 @@ class MlpSettings:
     """Settings of the perceptron."""
 
     hidden: tuple[int, ...] = arg((64, 32), help="width of each hidden layer", ge=1, le=4096)
-    epochs: int = arg(200, help="most epochs; fewer are kept if more do not help", ge=1, le=100_000)
+    epochs: int = arg(200, help="maximum number of epochs, with early stopping", ge=1, le=100_000)
     lr: float = arg(1e-3, help="learning rate (Adam)", gt=0)
     weight_decay: float = arg(1e-4, help="strength of the L2 penalty", ge=0)
     batch: int | None = arg(None, help="rows per step; null: 32, or 200 for a large table", ge=1)
@@ -58,7 +58,7 @@ _LARGE_ROWS = 5_000
 
 
 def train(examples: TableExamples, settings: MlpArgs, watch: Watch = unwatched) -> TrainedPipeline:
-    """Choose how many epochs to train for, then fit on every row."""
+    """Choose the number of epochs, then fit on every row."""
     from stoker.cookbooks.tabular.examples import holdout
     from stoker.cookbooks.tabular.training import HOLDOUT_PERCENT, TrainedPipeline, params_of, still_falling
 
@@ -93,7 +93,7 @@ def fit(examples: TableExamples, settings: MlpArgs, watch: Watch = unwatched) ->
 
 
 def _losses(fitted: TableExamples, aside: TableExamples, settings: MlpArgs, watch: Watch) -> TabularCurve:
-    """Train until the loss on the rows set aside has not fallen for `patience` epochs."""
+    """Train until the validation loss has not fallen for `patience` epochs."""
     from stoker.cookbooks.tabular.training import loss_of, scaled, two_part_curve
 
     preparation = scaled(fitted)
@@ -120,7 +120,7 @@ def _losses(fitted: TableExamples, aside: TableExamples, settings: MlpArgs, watc
 def _epochs(
     model: Any, matrix: npt.NDArray[np.float64], examples: TableExamples, scale: _Scale, epochs: int
 ) -> Iterator[tuple[int, float]]:
-    """Train one epoch at a time; gives its number and mean training loss."""
+    """Train one epoch at a time; yield its number and mean training loss."""
     import numpy as np
 
     target = scale.down(examples.target)
@@ -159,7 +159,7 @@ def _batch(settings: MlpArgs, examples: TableExamples) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """Mean and spread of a quantity: networks learn it standardised. Classes are left alone."""
+    """Mean and spread of a quantity: networks are trained on it standardised. Classes are unchanged."""
 
     mean: float
     spread: float
@@ -175,7 +175,7 @@ class _Scale:
         return (target - self.mean) / self.spread if self.active else target
 
     def undo_in(self, model: Any) -> None:
-        """Fold the scale into the output layer, which is linear, so that the model answers in the user's unit."""
+        """Fold the scale into the output layer, which is linear, so that the model predicts in the original unit."""
         if self.active:
             model.coefs_[-1] = model.coefs_[-1] * self.spread
             model.intercepts_[-1] = model.intercepts_[-1] * self.spread + self.mean

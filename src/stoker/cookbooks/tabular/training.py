@@ -1,4 +1,4 @@
-"""What every family of models has in common while it trains."""
+"""Common parts of trainings of all model families."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ A = TypeVar("A", bound=TrainArgs)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedPipeline:
-    """A fitted pipeline, the settings that would fit the same one again, and how it got there."""
+    """A fitted pipeline, the settings to fit the same one again, and its training curve."""
 
     pipeline: Any
     params: dict[str, Any]
@@ -44,12 +44,12 @@ class TrainedPipeline:
 
 
 def loss_name(problem: Problem) -> str:
-    """Name what `loss_of` measures."""
+    """Return the name of the loss of `loss_of`."""
     return "log loss" if problem == "classification" else "root mean squared error"
 
 
 def loss_of(estimator: Any, matrix: npt.NDArray[np.float64], examples: TableExamples) -> float:
-    """Log loss of a classifier whose classes are all known, or root mean squared error of a regressor."""
+    """Return the log loss of a classifier with known classes, or the root mean squared error of a regressor."""
     if examples.problem == "regression":
         return float(np.sqrt(np.mean((estimator.predict(matrix) - examples.target) ** 2)))
     given = estimator.predict_proba(matrix)[np.arange(len(examples)), examples.codes]
@@ -59,7 +59,7 @@ def loss_of(estimator: Any, matrix: npt.NDArray[np.float64], examples: TableExam
 def two_part_curve(
     x_label: str, problem: Problem, xs: list[float], seen: list[float], unseen: list[float]
 ) -> TabularCurve:
-    """Return the losses on the rows that were fitted and on those set aside; the lowest of the latter is chosen."""
+    """Return the curve of training and validation losses; the lowest validation loss is chosen."""
     return TabularCurve(
         x_label=x_label,
         y_label=loss_name(problem),
@@ -72,32 +72,32 @@ def two_part_curve(
 
 
 def still_falling(curve: TabularCurve, most: int) -> list[str]:
-    """Say so if the limit ended the training, not the rows set aside."""
+    """Return a note if the limit ended the training, not the validation loss."""
     if curve["chosen"] != most or most == 1:
         return []
     return [f"The loss on rows set aside was still falling at {most} {curve['x_label']}: more may help."]
 
 
 def significant(value: float) -> float:
-    """Round to six significant digits: what lies beyond is noise of the machine, and would change bytes for nothing."""
+    """Round to six significant digits: further digits differ between machines and would change bytes."""
     return float(f"{value:.6g}")
 
 
-# How many threads the numeric libraries may use.
+# Thread limits of numeric libraries.
 
 _LARGE_CELLS = 500_000
 
 
 def limited(n_jobs: int | None, examples: TableExamples) -> Any:
-    """Hold OpenMP and BLAS to `n_jobs` threads (None: every core) while open, and to one for a small table.
+    """Limit OpenMP and BLAS to `n_jobs` threads (None: every core) during a block, and to one for a small table.
 
-    Threads that share a small piece of work wait for each other longer than they work, above all on a busy machine.
+    With little work, threads wait for each other longer than they work, above all on a busy machine.
     """
     most = n_jobs if n_jobs is not None else int(joblib.cpu_count())
     return threadpool_limits(limits=most if examples.features.size >= _LARGE_CELLS else 1)
 
 
-# Turn what a training gave into the model that is stored, in the same way for every family.
+# Store a trained pipeline, in the same way for every family.
 
 
 def produce(
@@ -126,13 +126,13 @@ def produce(
 
 
 def params_of(args: TrainArgs) -> dict[str, Any]:
-    """Return the settings that decide what is learned, by the names that a model's facts have for them."""
+    """Return the settings that decide what is learned, by their names in a model's facts."""
     params = {_STORED_NAMES.get(name, name): value for name, value in asdict(args).items() if name != "n_jobs"}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in params.items()}
 
 
 def args_of(of: type[A], params: Mapping[str, Any]) -> A:
-    """Return the arguments of which `params_of` made these settings."""
+    """Return the arguments of the settings of `params_of`."""
     named: dict[str, Any] = {
         one.name: params[_STORED_NAMES.get(one.name, one.name)] for one in fields(of) if one.name != "n_jobs"
     }
@@ -140,7 +140,7 @@ def args_of(of: type[A], params: Mapping[str, Any]) -> A:
     return of(**named)
 
 
-# From columns to the numbers that a model sees. Fitted on training rows only, as the first step of every pipeline.
+# Preprocessing: the first step of every pipeline, fitted on training rows only.
 
 
 _MOST_CATEGORIES = 50
@@ -149,7 +149,7 @@ _MOST_TREE_CATEGORIES = 254
 
 
 def scaled(examples: TableExamples) -> Any:
-    """For models that measure distances: gaps filled, numbers standardised, categories as one column each."""
+    """For models that use distances: gaps filled, numbers standardised, categories one-hot encoded."""
     numbers = make_pipeline(SimpleImputer(strategy="median", keep_empty_features=True), StandardScaler())
     categories = OneHotEncoder(
         handle_unknown="infrequent_if_exist", max_categories=_MOST_CATEGORIES, sparse_output=False
@@ -160,7 +160,7 @@ def scaled(examples: TableExamples) -> Any:
 
 
 def for_trees(examples: TableExamples) -> Any:
-    """For trees, which take gaps as they are and split on categories natively: categories come first, as codes."""
+    """For trees, which support gaps and categories natively: categories first, as codes."""
     codes = OrdinalEncoder(
         handle_unknown="use_encoded_value",
         unknown_value=np.nan,

@@ -131,7 +131,7 @@ def test_its_scratch_folder_is_not_made_for_nothing(tmp_path: Path) -> None:
 
 
 def test_a_place_that_nothing_fills_is_refused() -> None:
-    with pytest.raises(StageInputError, match=r"nothing fills \{lr\}"):
+    with pytest.raises(StageInputError, match=r"no value for \{lr\}"):
         rendered(compiled(argv=("tool", "{lr}")))
 
 

@@ -84,7 +84,7 @@ def test_a_base_in_several_files_is_found_through_its_index(base):
 
 
 def test_what_is_not_there_is_told_and_what_was_meant_is_guessed(tmp_path):
-    assert "there is no folder" in _why(tmp_path / "nothing")
+    assert "folder not found" in _why(tmp_path / "nothing")
     with pytest.raises(BadInput) as raised:
         find_base("tinny")
     assert raised.value.hint == "did you mean 'tiny'?"
@@ -99,7 +99,7 @@ def test_odd_texts_are_refused_as_any_other(text):
 
 
 def test_a_file_is_no_base(base):
-    assert "is a file, and a base is a folder" in _why(base / "config.json")
+    assert "is a file; a base is a folder" in _why(base / "config.json")
 
 
 def test_everything_that_is_wrong_with_a_folder_is_told_at_once(tmp_path):
@@ -117,21 +117,24 @@ def test_weights_as_pickles_are_named(base):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "BertForMaskedLM is no causal language model"),
-        ({"architectures": ["LlamaModel"]}, "LlamaModel is no causal language model"),
-        ({"is_encoder_decoder": True}, "is no causal language model"),
+        (
+            {"architectures": ["BertForMaskedLM"], "model_type": "bert"},
+            "BertForMaskedLM is not a causal language model",
+        ),
+        ({"architectures": ["LlamaModel"]}, "LlamaModel is not a causal language model"),
+        ({"is_encoder_decoder": True}, "is not a causal language model"),
         (
             {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
-            "its architecture, 'mamba', is not known here",
+            "its architecture 'mamba' is not supported",
         ),
         ({"model_type": "gone"}, "it names no model_type"),
-        ({"model_type": 7}, "its architecture, 7, is not known here"),
+        ({"model_type": 7}, "its architecture 7 is not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantised"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": 3}, "it has no model.layers.2."),
-        ({"vocab_size": 300}, "model.embed_tokens.weight is [264, 64], and config.json says [300, 64]"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not known here"),
-        ({"hidden_act": "gelu"}, "hidden_act is gelu"),
+        ({"vocab_size": 300}, "model.embed_tokens.weight is [264, 64]; config.json states [300, 64]"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({"max_position_embeddings": 10**30}, "max_position_embeddings is 1000"),
     ],
@@ -157,15 +160,15 @@ def _with_header(told: object) -> bytes:
     [
         (b"", "it has 0 bytes, too few for a header"),
         (struct.pack("<Q", 1 << 60) + b"{}", "does not fit into its 10"),
-        (struct.pack("<Q", 2) + b"no", "its header is no JSON"),
-        (_with_header([1]), "its header is no table of tensors"),
-        (_with_header({"a": 1}), "what its header says of 'a' makes no sense"),
-        (_with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 9]}}), "of 'a' makes no sense"),
-        (_with_header({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, -8]}}), "of 'a' makes no sense"),
-        (_with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}), "and its header promises"),
-        (_with_header({"a": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}}), "of 'a' makes no sense"),
-        (_with_header({"a": {"dtype": "X", "shape": [2], "data_offsets": [0, 2**66]}}), "of 'a' makes no sense"),
-        (_with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}), "'a' and what lies before it"),
+        (struct.pack("<Q", 2) + b"no", "its header is not JSON"),
+        (_with_header([1]), "its header is not a JSON object"),
+        (_with_header({"a": 1}), "invalid header entry 'a'"),
+        (_with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 9]}}), "invalid header entry 'a'"),
+        (_with_header({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, -8]}}), "invalid header entry 'a'"),
+        (_with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}), "its header states"),
+        (_with_header({"a": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}}), "invalid header entry 'a'"),
+        (_with_header({"a": {"dtype": "X", "shape": [2], "data_offsets": [0, 2**66]}}), "invalid header entry 'a'"),
+        (_with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}), "gap before 'a'"),
     ],
 )
 def test_a_damaged_weight_file_is_named(base, content, words):
@@ -184,7 +187,7 @@ def test_a_header_that_would_take_long_is_refused_before_it_is_taken_apart(base,
     with (base / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", 20_000_001))
         file.truncate(8 + 20_000_001)
-    assert "its header has 20,000,001 bytes, and 20,000,000 are the most that is read" in _why(base, Damaged)
+    assert "its header has 20,000,001 bytes; the maximum is 20,000,000" in _why(base, Damaged)
 
 
 def test_tensors_are_counted_before_they_are_looked_at_and_braces_are_none(tmp_path, monkeypatch):
@@ -322,7 +325,7 @@ def test_a_revision_leads_nowhere_outside_of_the_cache(base, tmp_path, revision)
     text = "org/name@" + revision.format(folder=tmp_path / "outside")
     with (
         surrounded_by(MachineContext(hub_cache=lambda: str(tmp_path / "hub"))),
-        pytest.raises(BadInput, match="there is no folder"),
+        pytest.raises(BadInput, match="folder not found"),
     ):
         find_base(text)
 

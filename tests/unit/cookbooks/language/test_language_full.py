@@ -114,7 +114,7 @@ def test_patience_ends_a_training_that_does_not_get_better(tmp_path):
     plan = compiled("full", **{**SMALL, "lr": 1e-30, "epochs": 50, "patience": 2, "warmup_percent": 0.0})
     training = read_training(run_node(plan, "train_full", tmp_path, examples=given).path)
     assert training["curve"]["points"][-1]["step"] == 12
-    assert training["notes"] == ["Stopped after update 12 of 200: 2 evaluations in a row were no better."]
+    assert training["notes"] == ["Stopped after update 12 of 200: 2 evaluations in a row without improvement."]
     assert training["curve"]["kept"] == 4
 
 

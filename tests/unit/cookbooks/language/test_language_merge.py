@@ -126,7 +126,7 @@ def test_a_config_that_never_ends_is_not_read(tmp_path, base):
     folder = written(trained(base), tmp_path / "adapter")
     (folder / "adapter_config.json").unlink()
     (folder / "adapter_config.json").symlink_to("/dev/zero")
-    with pytest.raises(InvalidArgs, match="it is no file"):
+    with pytest.raises(InvalidArgs, match="not a regular file"):
         compiled("merge", adapter=str(folder))
 
 

@@ -67,8 +67,8 @@ def test_content_in_parts_of_text_is_joined(tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "no JSON"),
-        ('{"text": "a\tb"}', "no JSON: Invalid control character at character 12"),
+        ("{", "invalid JSON"),
+        ('{"text": "a\tb"}', "invalid JSON: Invalid control character at character 12"),
         ("[1, 2]", "a list, not an object"),
         ('"text"', "a text, not an object"),
         ("null", "null, not an object"),
@@ -78,14 +78,14 @@ def test_content_in_parts_of_text_is_joined(tmp_path):
         ('{"text": null}', "text is null, not a text"),
         ('{"text": ["x"]}', "text is a list, not a text"),
         ('{"text": "a", "text": "b"}', "it has 'text' twice"),
-        ('{"text": "a", "messages": []}', "it has text and messages: which is meant?"),
+        ('{"text": "a", "messages": []}', "it has text and messages: use one form"),
         ('{"prompt": "a"}', "it has no completion"),
         ('{"completion": "a"}', "it has no prompt"),
         ('{"prompt": "a", "completion": false}', "completion is true or false, not a text"),
         ('{"text": "a\\u0000b"}', "text holds a NUL character"),
-        (b'{"text": "a\x00b"}', "no JSON"),
+        (b'{"text": "a\x00b"}', "invalid JSON"),
         ('{"text": "\\ud800"}', "text holds half a character"),
-        ('{"text": "x", "score": NaN}', "no JSON: NaN"),
+        ('{"text": "x", "score": NaN}', "invalid JSON: NaN"),
         (b'{"text": "\xff\xfe"}', "byte 11 is not UTF-8"),
         ('{"messages": []}', "messages is an empty list, not a list of messages"),
         ('{"messages": "hi"}', "messages is a text, not a list of messages"),
@@ -95,8 +95,8 @@ def test_content_in_parts_of_text_is_joined(tmp_path):
         ('{"messages": [{"role": ["user"], "content": "x"}]}', "message 1: it has no role"),
         ('{"messages": [{"role": "assistant", "content": {"a": 1}}]}', "message 1: content is an object, not a text"),
         ('{"messages": [{"role": "assistant"}]}', "message 1: content is null, not a text"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "no message is the assistant's"),
-        ('{"messages": [' + "1, " * 2000 + "1]}", "2,001 messages, and 2,000 are the most"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "no message of the assistant"),
+        ('{"messages": [' + "1, " * 2000 + "1]}", "2,001 messages; the maximum is 2,000"),
         ('{"text": "x", "n": ' + "9" * 5000 + "}", "4300"),
         ('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
     ],
@@ -129,9 +129,9 @@ def test_twenty_faults_are_shown_and_the_rest_are_counted(tmp_path):
     with pytest.raises(StageInputError) as raised:
         faults.refuse()
     told = raised.value.message.split("\n")
-    assert told[0] == "1,234 lines of train.jsonl are no examples:"
-    assert told[1].startswith("train.jsonl:1: no JSON")
-    assert told[20].startswith("train.jsonl:20: no JSON")
+    assert told[0] == "1,234 invalid lines in train.jsonl:"
+    assert told[1].startswith("train.jsonl:1: invalid JSON")
+    assert told[20].startswith("train.jsonl:20: invalid JSON")
     assert told[21:] == ["and 1,214 more lines like these"]
     assert '{"text": …}' in raised.value.hint
 

@@ -70,16 +70,16 @@ def test_targets_are_named_one_by_one_or_in_groups_and_stand_in_a_blocks_order()
     [
         ({"rank": 0}, "rank", "at least 1"),
         ({"rank": 33}, "rank", "33 is larger than k_proj, which is 32 × 64 | rank=32 at most"),
-        ({"targets": ["q_prj"]}, "targets", "is called 'q_prj' | did you mean 'q_proj'?"),
+        ({"targets": ["q_prj"]}, "targets", "no matrix 'q_prj' in this llama model | did you mean 'q_proj'?"),
         ({"targets": ["nothing"]}, "targets", "its matrices are q_proj, k_proj, v_proj, o_proj, gate_proj"),
-        ({"targets": []}, "targets", "names nothing to train"),
+        ({"targets": []}, "targets", "no target matrices"),
         ({"max_seq_len": 4096}, "max_seq_len", "4,096 tokens, but tiny reads 2,048 at most | max_seq_len=2048"),
         ({"base": ""}, "base", "is empty"),
-        ({"base": "./nowhere"}, "base", "there is no folder ./nowhere"),
+        ({"base": "./nowhere"}, "base", "folder not found: ./nowhere"),
         ({"base": "tinny"}, "base", "did you mean 'tiny'?"),
-        ({"base": "some/model"}, "base", "is not in the hub's cache | stoker fetch some/model"),
+        ({"base": "some/model"}, "base", "nor in the hub's cache | stoker fetch some/model"),
         ({"data": "summs"}, "data", "neither a file nor bundled data | did you mean 'sums'?"),
-        ({"data": "./gone.jsonl"}, "data", "there is no file ./gone.jsonl"),
+        ({"data": "./gone.jsonl"}, "data", "file not found: ./gone.jsonl"),
         ({"data": "."}, "data", "is a folder"),
         ({"data": " "}, "data", "is empty"),
         ({"dropout": 1.0}, "dropout", "less than 1"),
@@ -179,7 +179,9 @@ def test_what_the_machine_s_own_memory_could_never_hold_is_refused_alike(tmp_pat
         # Where a GPU computes, that memory is not asked for.
         assert compiled("lora", batch=64, max_seq_len=2048, gpus=1).node("train_lora").asks is not None
     assert "one adapter takes " in told
-    assert "this machine has 1.8 GiB (of 2.0 GiB, the rest stays with the machine; 819.2 MiB of it free now)" in told
+    assert (
+        "this machine has 1.8 GiB (of 2.0 GiB; the rest is reserved for the system; 819.2 MiB of it free now)" in told
+    )
     assert "would fit: batch=" in told
     assert "max_seq_len=" in told
 
@@ -191,7 +193,7 @@ def test_a_training_of_every_weight_that_has_no_room_is_refused_alike(tmp_path: 
         assert compiled("full").node("train_full").asks is not None
         assert compiled("full", **much, gpus=1).node("train_full").asks is not None
     assert "training every weight takes " in told
-    assert "this machine has 1.8 GiB (of 2.0 GiB, the rest stays with the machine; " in told
+    assert "this machine has 1.8 GiB (of 2.0 GiB; the rest is reserved for the system; " in told
     assert "would fit: batch=" in told
     assert "max_seq_len=" in told
     large = write_base(tmp_path / "large", TinyShape(hidden=256, inner=512))
@@ -370,12 +372,12 @@ def test_what_is_not_installed_is_told_with_the_extra_that_brings_it(monkeypatch
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"peft_type": "IA3"}, "only LORA is known here"),
-        ({"use_dora": True}, "DoRA: not known here | merge it with PEFT"),
+        ({"peft_type": "IA3"}, "only LORA is supported"),
+        ({"use_dora": True}, "not supported: DoRA | merge it with PEFT"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern="),
         ({"bias": "all"}, "trained biases"),
         ({"r": 0}, "not a rank and a number"),
-        ({"r": 5}, "wants 5×64 and 64×5 | give the base that it was trained on"),
+        ({"r": 5}, "requires 5×64 and 64×5 | use the base that it was trained on"),
     ],
 )
 def test_an_adapter_that_can_not_be_merged_is_refused_before_anything_runs(tmp_path, change, message):
@@ -397,7 +399,7 @@ def test_a_folder_that_is_no_adapter_or_of_another_base_is_refused(tmp_path):
     from stoker.cookbooks.language.compute.frozen_base import shape_of
     from stoker.cookbooks.language.peft import write_adapter
 
-    assert "there is no folder" in faults_of("merge", adapter=str(tmp_path / "gone"))["adapter"]
+    assert "folder not found" in faults_of("merge", adapter=str(tmp_path / "gone"))["adapter"]
     assert "has no adapter_config.json" in faults_of("merge", adapter=str(tmp_path))["adapter"]
     deeper = write_base(tmp_path / "deeper", TinyShape(layers=3))
     shape = shape_of(jsontext.loads((deeper / "config.json").read_text()))
@@ -405,7 +407,7 @@ def test_a_folder_that_is_no_adapter_or_of_another_base_is_refused(tmp_path):
     (tmp_path / "adapter").mkdir()
     write_adapter(tmp_path / "adapter", spec, fresh_adapter(shape, spec).weights, base_name="deeper")
     told = faults_of("merge", adapter=str(tmp_path / "adapter"))["adapter"]
-    assert "it stands beside model.layers.2.self_attn.q_proj, which tiny has not" in told
+    assert "target matrix model.layers.2.self_attn.q_proj is not in tiny" in told
 
 
 def test_where_memory_is_short_for_now_the_numbers_that_would_fit_are_told():

@@ -110,5 +110,5 @@ def test_what_lies_beyond_six_digits_is_noise():
 
 def test_what_is_no_file_is_not_read(tmp_path):
     (tmp_path / METADATA).symlink_to("/dev/zero")
-    with pytest.raises(BadInput, match="it is no file"):
+    with pytest.raises(BadInput, match="not a regular file"):
         read_metadata(tmp_path)

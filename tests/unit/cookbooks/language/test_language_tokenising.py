@@ -147,7 +147,7 @@ def test_a_template_that_fails_is_told_as_that_with_the_line_and_its_own_words(t
     lines = [{"text": "fine"}, _chat("s", "u", "a"), {"text": "fine"}, _chat("s", "u", "b")]
     with pytest.raises(TemplateFailed) as raised:
         _made(tokenizer, *lines)
-    begin = "the base's chat template does not write train.jsonl:2, nor another one (line 4): "
+    begin = "the base's chat template failed for train.jsonl:2, nor another one (line 4): "
     assert raised.value.message == begin + said
     assert raised.value.hint.startswith(hint)
 
@@ -176,7 +176,7 @@ def test_nothing_to_learn_at_all_is_refused(tokenizer):
 
 
 def test_tokens_that_the_model_has_no_rows_for_are_refused(tokenizer):
-    with pytest.raises(StageInputError, match="the tokenizer gives token 256, and the model knows 256"):
+    with pytest.raises(StageInputError, match="the tokenizer has token 256; the model's vocabulary has 256"):
         _made(tokenizer, {"text": "a"}, vocabulary=256)
 
 
@@ -235,7 +235,7 @@ def test_the_stage_reads_a_users_file_and_tells_all_that_is_wrong(folder, tmp_pa
     data.write_text('{"text": "a"}\nnothing\n{"text": 1}\n')
     with pytest.raises(StageInputError) as raised:
         _stage(folder, tmp_path / "out", [], file=InputPath(str(data)))
-    assert raised.value.message.startswith("2 lines of mine.jsonl are no examples:\nmine.jsonl:2: ")
+    assert raised.value.message.startswith("2 invalid lines in mine.jsonl:\nmine.jsonl:2: ")
     text = tmp_path / "mine.txt"
     text.write_text("one\n")
     said: list[dict[str, Any]] = []

@@ -27,19 +27,19 @@ def test_a_column_of_dates_orders_the_rows_unasked_and_says_so():
 def test_without_a_time_the_order_of_the_file_counts_and_that_is_said():
     series = settled(pd.DataFrame({"x": [0.3, 0.1, 0.2]}))
     assert series.signals[:, 0].tolist() == [0.3, 0.1, 0.2]
-    assert series.facts["notes"] == ["No column says the time: rows are taken in the order of the file."]
+    assert series.facts["notes"] == ["No time column: rows are in the order of the file."]
 
 
 @pytest.mark.parametrize(
     ("columns", "choice", "message"),
     [
-        ({"x": [0.5, 1, 2], "y": [2.5, 1, 0]}, {}, "which column is to be predicted"),
-        ({"x": [0.5, 1, 2]}, {"target": "z"}, "there is no column 'z'"),
-        ({"x": [0.5, 1, 2]}, {"drop": ("z",)}, "there is no column 'z'"),
-        ({"x": [0.5, 1, 2]}, {"time": "when"}, "there is no column 'when'"),
+        ({"x": [0.5, 1, 2], "y": [2.5, 1, 0]}, {}, "target is missing"),
+        ({"x": [0.5, 1, 2]}, {"target": "z"}, "no column 'z'"),
+        ({"x": [0.5, 1, 2]}, {"drop": ("z",)}, "no column 'z'"),
+        ({"x": [0.5, 1, 2]}, {"time": "when"}, "no column 'when'"),
         ({"t": [1, None, 3], "x": [0.5, 1, 2]}, {"time": "t"}, "1 of 3 rows have no value in it"),
         ({"t": ["soon", "now", "x"], "x": [0.5, 1, 2]}, {"time": "t"}, "holds 'soon' and the like, not times"),
-        ({"t": [1, 2, 3], "x": [0.5, 1, 2]}, {"time": "t", "drop": ("t",)}, "there is no column 't'"),
+        ({"t": [1, 2, 3], "x": [0.5, 1, 2]}, {"time": "t", "drop": ("t",)}, "no column 't'"),
         ({"x": ["a", "b", "a"]}, {"problem": "regression"}, "holds 'a' and the like, not numbers"),
         ({"x": [None] * 3}, {"problem": "regression"}, "holds None and the like, not numbers"),
         ({"x": [2.5, 2.5, 2.5]}, {"problem": "regression"}, "has the same value in every row"),

@@ -56,7 +56,7 @@ def test_a_report_has_scores_curves_plots_and_a_model_that_answers(waves, tmp_pa
     assert model.answer(rows[None]).shape == (1, 3)
     assert abs(model.answer(rows[None])[0, 0] - rows[-1, 0]) < 40
     for strange in (rows, rows[None, 1:], rows[None, :, :1]):
-        with pytest.raises(BadInput, match="windows of 8 rows by 2 channels are wanted"):
+        with pytest.raises(BadInput, match="windows of 8 rows by 2 channels are required"):
             model.answer(strange)
 
 
@@ -120,7 +120,7 @@ def test_a_horizon_for_classes_is_refused(tmp_path):
     ("name", "given", "where", "message"),
     [
         ("gru", {"data": "wave"}, "sequence/gru.data", "did you mean 'waves'?"),
-        ("gru", {"data": "./gone.csv"}, "sequence/gru.data", "there is no file ./gone.csv"),
+        ("gru", {"data": "./gone.csv"}, "sequence/gru.data", "file not found: ./gone.csv"),
         ("gru", {"data": " "}, "sequence/gru.data", "is empty"),
         ("gru", {"data": "."}, "sequence/gru.data", "is a folder"),
         ("gru", {"window": 0}, "sequence/gru.window", "at least 1"),

@@ -122,9 +122,9 @@ def test_columns_are_left_out_on_request():
 @pytest.mark.parametrize(
     ("frame", "choice", "message", "hint"),
     [
-        (table(label=[1, 2] * 20), {"target": None}, "which column is to be predicted?", "target=label"),
-        (table(), {"target": "Y2"}, "there is no column 'Y2' to predict; the table has x, y", "target=y"),
-        (table(), {"drop": ("xx",)}, "there is no column 'xx' to drop", "'x'"),
+        (table(label=[1, 2] * 20), {"target": None}, "target is missing", "target=label"),
+        (table(), {"target": "Y2"}, "no column 'Y2'; the table has x, y", "target=y"),
+        (table(), {"drop": ("xx",)}, "no column 'xx' to drop", "'x'"),
         (table(), {"drop": ("y",)}, "can't be dropped", ""),
         (table(), {"drop": ("x",)}, "no column is left to predict from", "Left out on request"),
         (table(y=["a"] * 40), {}, "has one class, a, in all 40 rows", "another target"),

@@ -47,8 +47,8 @@ def test_a_bundled_name_and_a_path_reach_the_plan_as_different_things(tmp_path):
     ("given", "where", "message"),
     [
         ({"data": "brest_cancer"}, "tabular/gbt.data", "did you mean 'breast_cancer'?"),
-        ({"data": "./gone.csv"}, "tabular/gbt.data", "there is no file ./gone.csv"),
-        ({"data": "gone.csv"}, "tabular/gbt.data", "there is no file gone.csv"),
+        ({"data": "./gone.csv"}, "tabular/gbt.data", "file not found: ./gone.csv"),
+        ({"data": "gone.csv"}, "tabular/gbt.data", "file not found: gone.csv"),
         ({"data": "."}, "tabular/gbt.data", "is a folder"),
         ({"data": "zzz"}, "tabular/gbt.data", "one of breast_cancer, wine, iris, digits, diabetes"),
         ({"test_percent": 95}, "tabular/gbt.test_percent", "at most 90"),

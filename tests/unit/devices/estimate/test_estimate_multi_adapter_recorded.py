@@ -22,7 +22,7 @@ MEASURED = {
     for name, found in RECORDED.items()
     if re.fullmatch(r"\d+x\d+", name) and "reserved_bytes" in found
 }  # fmt: skip
-JUDGING = json.loads((ROOT / "benchmarks" / "recorded" / "company_memory_h200.json").read_text())["companies"]
+JUDGING = json.loads((ROOT / "benchmarks" / "recorded" / "shared_process_memory_h200.json").read_text())["companies"]
 """Measured after the constants were set."""
 CONTEXT_BYTES = 758 * 1024**2
 SEQUENCE = 512

@@ -1,7 +1,7 @@
-"""Where each adapter's numbers lie in flat tensors with a row per slot, and views of them by layer and group.
+"""The layout of adapters in flat tensors with a row per slot, and views of them by layer and group.
 
-One row holds all of an adapter, so that norms, updates and copies are single operations over all slots. Adapters of a
-smaller rank, or without some matrix, have zeros there; products with zeros keep their gradients zero.
+One row has all numbers of an adapter, so that norms, updates and copies are single operations over all slots. Adapters
+of a smaller rank, or without some matrix, have zeros there; products with zeros keep their gradients zero.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stoker.cookbooks.language.compute.frozen_base import DecoderShape, module_name
 
-# An adapter apart from any bank: its settings, weights and the optimiser's moments, by the name of each matrix.
+# An adapter outside of a bank: its settings, weights and the optimiser's moments, by the name of each matrix.
 
 Pairs = dict[str, tuple[Tensor, Tensor]]
 """By the name of a matrix (`model.layers.0.self_attn.q_proj`): A `[rank, inputs]` and B `[outputs, rank]`."""
@@ -23,7 +23,7 @@ Pairs = dict[str, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSpec:
-    """What an adapter is."""
+    """The settings of an adapter."""
 
     rank: int
     alpha: float
@@ -34,13 +34,13 @@ class AdapterSpec:
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """Factor of B A."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optim:
-    """How one adapter is updated: AdamW, its gradient shortened to `clip` if it is longer."""
+    """The optimiser settings of one adapter: AdamW, with its gradient clipped to `clip`."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -62,7 +62,7 @@ class AdapterState:
 
 
 def fresh_adapter(shape: DecoderShape, spec: AdapterSpec) -> AdapterState:
-    """Return an adapter that changes nothing yet: A drawn from its own seed as PEFT draws it, B zero."""
+    """Return an adapter that changes nothing yet: A drawn from its own seed as in PEFT, B zero."""
     draws = torch.Generator().manual_seed(spec.seed)
     weights: Pairs = {}
     for layer in range(shape.layers):
@@ -75,10 +75,10 @@ def fresh_adapter(shape: DecoderShape, spec: AdapterSpec) -> AdapterState:
     return AdapterState(spec=spec, weights=weights)
 
 
-# A frozen matrix with a bank of adapters beside it: one product for all rows, and small ones member by member.
+# A frozen matrix with a bank of adapters: one product for all rows, and small ones member by member.
 #
-# The small product is written first and the large one added onto it, which costs nothing: a large product waits for its
-# arithmetic, not for memory. Matrices that share their input share the product with their A's, which lie side by side.
+# The small product is written first and the large one added onto it, at no cost: a large product is limited by
+# arithmetic, not by memory. Matrices with the same input share the product with their A's, which are side by side.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +90,10 @@ class Bank:
     b: tuple[Tensor, ...]
     """Of each target `[n, outputs, rank]`."""
     columns: tuple[tuple[int, int], ...]
-    """Where each target's outputs lie among those of the group."""
+    """The columns of each target's outputs within the group."""
 
     def narrow(self, number: int) -> slice:
-        """Return where a target's part of x Aᵀ lies."""
+        """Return the columns of a target's part of x Aᵀ."""
         rank = self.b[0].shape[2]
         return slice(number * rank, (number + 1) * rank)
 
@@ -111,7 +111,7 @@ def widened(
     narrow: Tensor | None,
     begin: int = 0,
 ) -> Tensor:
-    """Return x Wᵀ with what adapters add. The weight's outputs begin at a column of the group's."""
+    """Return x Wᵀ with the adapters' part. The weight's outputs start at a column of the group's."""
     n, rows, inputs = x.shape
     outputs = len(weight)
     y = _added(x, weight, bank, narrow, begin)
@@ -122,7 +122,7 @@ def widened(
 
 
 def _added(x: Tensor, weight: Tensor, bank: Bank | None, narrow: Tensor | None, begin: int) -> Tensor:
-    """Return what is there before the large product: what adapters add."""
+    """Return the adapters' part, to which the large product is added."""
     outputs, parts = len(weight), []
     if bank is not None and narrow is not None:
         parts = [
@@ -138,7 +138,7 @@ def _added(x: Tensor, weight: Tensor, bank: Bank | None, narrow: Tensor | None, 
 
 
 def narrowed_back(dys: list[tuple[Tensor, int]], narrow: Tensor, bank: Bank, gradients: Bank) -> Tensor:
-    """Write the gradients of B; give dy B. Each dy comes with the column of the group at which it begins."""
+    """Write the gradients of B; return dy B. Each dy comes with the column of the group at which it starts."""
     back = torch.empty_like(narrow)
     for number, (b, (first, last)) in enumerate(zip(bank.b, bank.columns, strict=True)):
         dy, begin = next((dy, begin) for dy, begin in dys if begin <= first < begin + dy.shape[-1])
@@ -149,7 +149,7 @@ def narrowed_back(dys: list[tuple[Tensor, int]], narrow: Tensor, bank: Bank, gra
 
 
 def onto(dx: Tensor | None, dy: Tensor, weight: Tensor) -> Tensor:
-    """Add dy W to dx, in place; without one, begin it."""
+    """Add dy W to dx, in place; without dx, return a new tensor."""
     n, rows, outputs = dy.shape
     flat = dy.reshape(n * rows, outputs)
     if dx is None:
@@ -164,7 +164,7 @@ MEMBERS: dict[str, tuple[str, ...]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-"""The matrices that share an input, in the order in which the base lays them side by side."""
+"""The matrices that share an input, in the order of the base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ class BankLayout:
         return layers
 
     def write(self, pairs: Pairs, a_row: Tensor, b_row: Tensor) -> None:
-        """Lay one adapter's numbers into a row of each; what it lacks becomes zero."""
+        """Write one adapter into a row of each; missing parts become zero."""
         a_row.zero_()
         b_row.zero_()
         for name, a, b in self._pairs(a_row, b_row):

@@ -1,4 +1,4 @@
-"""A frozen base on a device: its safetensors, read once, with matrices that share an input laid side by side."""
+"""A frozen base on a device: its safetensors, read once, with matrices that share an input side by side."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class BaseWeights:
 
 
 def load_base(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> BaseWeights:
-    """Read a base from a folder in the hub's layout. Raises `BadInput` for what is no base, `Damaged`."""
+    """Read a base from a folder in the hub's layout. Raises `BadInput` if it is not a base, `Damaged`."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     shape = shape_of(config, where=str(folder / "config.json"))
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def load_base(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> B
 
 
 class _Files:
-    """The tensors of a folder by name, whichever of its files they lie in."""
+    """The tensors of a folder by name, in any of its files."""
 
     def __init__(self, folder: Path, stack: ExitStack, device: str, dtype: torch.dtype) -> None:
         self._folder = folder
@@ -89,7 +89,7 @@ class _Files:
                 if Path(name).name != name:
                     raise BadInput(
                         f"{index} names a file outside its folder: {name}",
-                        hint="mend the file, or fetch or copy it again",
+                        hint="download or copy the file again",
                     )
                 opened = stack.enter_context(safe_open(str(folder / name), framework="pt", device=device))
                 self._where |= dict.fromkeys(opened.keys(), opened)
@@ -100,13 +100,13 @@ class _Files:
         return name in self._where
 
     def read(self, name: str, *shape: int) -> torch.Tensor:
-        """Read one tensor, whose shape must be what config.json promises."""
+        """Read one tensor, whose shape must be that of config.json."""
         if name not in self._where:
-            raise BadInput(f"{self._folder} has no tensor {name}", hint="is config.json that of these weights?")
+            raise BadInput(f"{self._folder} has no tensor {name}", hint="use the config.json of these weights")
         found: torch.Tensor = self._where[name].get_tensor(name).to(self._dtype)
         if tuple(found.shape) != shape:
-            message = f"{self._folder}: {name} is {list(found.shape)}, and config.json says {list(shape)}"
-            raise BadInput(message, hint="is config.json that of these weights?")
+            message = f"{self._folder}: {name} is {list(found.shape)}; config.json states {list(shape)}"
+            raise BadInput(message, hint="use the config.json of these weights")
         return found.contiguous()
 
 

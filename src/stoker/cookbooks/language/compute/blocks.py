@@ -1,7 +1,7 @@
 """One block, forward and backward, by hand.
 
-Kept from forward to backward: what came in, rotated queries, keys and values with what attention gave, what the second
-half got, and gate and up. Norms and the gate are computed again.
+Kept from forward to backward: the input, rotated queries, keys and values with the output of attention, the input of
+the second half, and gate and up. Norms and the gate are computed again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from stoker.cookbooks.language.compute.frozen_base import DecoderShape
 from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, attend, attend_backward
 from stoker.devices.estimate.shared_base import CHUNK_BYTES
 
-# Dropout whose every choice follows from who, when and where: it does not depend on who else is trained.
+# Dropout whose every choice is a function of member, update and position: independent of other members.
 #
-# A choice is a hash of the member's seed, its update, the pass within it, the matrix, the token's row and place in it,
-# and the feature; how far rows are filled up for others' sake does not matter.
+# A choice is a hash of the member's seed, its update, the pass within it, the matrix, the token's row and position in
+# it, and the feature; padding has no effect.
 
 _WORD = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B1
@@ -33,17 +33,17 @@ _ROW_BITS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassDropout:
-    """What is dropped in one pass."""
+    """The dropout of one pass."""
 
     shares: Tensor
     """Of each member, `[n]`."""
     keys: Tensor
     """Of each member: its seed, update and pass, mixed, `[n]`."""
     length: int
-    """Tokens of a row, filled up."""
+    """Tokens of a row, padded."""
 
     def applied(self, x: Tensor, place: int) -> Tensor:
-        """Return `[n, rows, features]` with some features hidden and the others scaled up; applied twice, the same."""
+        """Return `[n, rows, features]` with some features dropped and the others scaled up. Deterministic."""
         _, tokens, features = x.shape
         number = torch.arange(tokens, device=x.device, dtype=torch.int64)
         token = (number // self.length << _ROW_BITS) + number % self.length
@@ -55,7 +55,7 @@ class PassDropout:
 
 
 def keys_of(seeds: Tensor, updates: Tensor, passes: Tensor) -> Tensor:
-    """Mix what tells one pass of a member from all others."""
+    """Return a hash that identifies one pass of a member."""
     return _mix(_mix(_mix(seeds) + updates) + passes)
 
 
@@ -74,7 +74,7 @@ _GROUPS = tuple(MEMBERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassContext:
-    """What all blocks have in common in one pass over a batch."""
+    """The common inputs of all blocks in one pass."""
 
     shape: DecoderShape
     looking: AttentionMask
@@ -83,7 +83,7 @@ class PassContext:
     """`[rows, T, 1, head_dim / 2]`."""
     kernels: PointwiseKernels
     keeps: bool
-    """A backward pass follows."""
+    """True if a backward pass follows."""
     dropping: PassDropout | None = None
 
 
@@ -93,7 +93,7 @@ class SavedActivations:
 
     x: Tensor
     raw: Tensor | None
-    """Queries, keys and values before their norms, where heads have norms."""
+    """Queries, keys and values before their norms, if heads have norms."""
     attention: Any
     seen: Tensor
     middle: Tensor
@@ -105,9 +105,9 @@ class SavedActivations:
 def forward_block(
     x: Tensor, more: Tensor | None, layer: LayerWeights, banks: Banks, number: int, now: PassContext
 ) -> tuple[Tensor, Tensor, SavedActivations | None]:
-    """Return what a block makes of `[n, rows, hidden]`, and what its backward pass needs.
+    """Return the output of a block for `[n, rows, hidden]`, and what its backward pass needs.
 
-    What it is given and what it gives is a sum of two that is not added up yet: the next norm does so as it reads.
+    Input and output are pairs of summands: the next norm adds them as it reads.
     """
     model, kernels, eps = now.shape.model, now.kernels, now.shape.eps
     narrow: dict[str, Tensor] = {}
@@ -155,11 +155,11 @@ def backward_block(  # noqa: PLR0913, PLR0917 - what a block's gradients are mad
     now: PassContext,
     kept: SavedActivations,
 ) -> Tensor:
-    """Write the gradients of a block's adapters; give that of what came in."""
+    """Write the gradients of a block's adapters; return that of its input."""
     model, kernels, eps = now.shape.model, now.kernels, now.shape.eps
 
     def narrow_back(group: str, *dys: tuple[Tensor, int]) -> tuple[Tensor | None, Tensor | None]:
-        """Return dy B, and what it adds to the gradient of what the group was given."""
+        """Return dy B, and its part of the gradient of the group's input."""
         bank = banks.get(group)
         if bank is None:
             return None, None
@@ -197,7 +197,7 @@ def backward_block(  # noqa: PLR0913, PLR0917 - what a block's gradients are mad
 
 
 def _turned_back(dq: Tensor, dk: Tensor, dv: Tensor, now: PassContext) -> Tensor:
-    """Undo the rotation of queries and keys on gradients, and lay all three side by side."""
+    """Undo the rotation of queries and keys on gradients, and put all three side by side."""
     heads, kv_heads = dq.shape[2], dk.shape[2]
     into = torch.empty(*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3], dtype=dq.dtype, device=dq.device)
     back = -now.sin
@@ -208,7 +208,7 @@ def _turned_back(dq: Tensor, dk: Tensor, dv: Tensor, now: PassContext) -> Tensor
 
 
 def _seen(given: Tensor, number: int, group: str, now: PassContext) -> Tensor:
-    """Return what adapters see of what a group is given."""
+    """Return the adapters' input: the group's input after dropout."""
     return given if now.dropping is None else now.dropping.applied(given, _place(number, group))
 
 
@@ -238,19 +238,19 @@ def _normed_heads_backward(
     return torch.cat([dq, dk, dv], dim=2)
 
 
-# The loss over a vocabulary, a chunk of tokens at a time: all logits are never there at once.
+# The loss over a vocabulary, a chunk of tokens at a time: all logits are never in memory at once.
 
 IGNORED = -100
-"""The label of a token that teaches nothing."""
+"""The label of a token without a loss."""
 
 
 def chunk_tokens(vocabulary: int, tokens: int) -> int:
-    """Return how many tokens' logits are there at a time."""
+    """Return the number of tokens per chunk of logits."""
     return max(1, min(tokens, CHUNK_BYTES // (4 * vocabulary)))
 
 
 def token_losses(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
-    """Return each token's loss, `[tokens]`; zero where there is no label."""
+    """Return each token's loss, `[tokens]`; zero without a label."""
     size = chunk_tokens(head.shape[0], len(labels))
     return torch.cat(
         [

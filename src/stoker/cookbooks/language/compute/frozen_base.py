@@ -1,4 +1,4 @@
-"""What a config.json says that a forward pass has to know, beyond sizes: eps, rotation, windows."""
+"""The settings in config.json that a forward pass needs, beyond sizes: eps, rotation, windows."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from stoker.core.frozen import frozen
 from stoker.devices.estimate.model_shapes import ModelShape, read_shape
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Whose forward pass is known here."""
+"""Supported families."""
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-"""As files of weights have them; a head may be the embedding."""
+"""Names in weight files; a head may be the embedding."""
 _HOMES: Mapping[str, str] = {
     "q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn",
     "gate_proj": "mlp", "up_proj": "mlp", "down_proj": "mlp",
 }  # fmt: skip
-"""In which part of a block each matrix lies."""
+"""The part of a block of each matrix."""
 _THETA = 10_000.0
 _MOST = 10**9
 _ROTATIONS = ("default", "linear", "llama3", "yarn")
-_OTHER_BASE = f"take another base: a usual one of {', '.join(FAMILIES)}"
-_MENDED = "mend the file, or fetch or copy it again"
+_OTHER_BASE = f"use another base; supported: {', '.join(FAMILIES)}"
+_COPY_AGAIN = "download or copy the file again"
 
 
 @frozen
 class Rotation:
-    """How queries and keys are turned by their position."""
+    """The rotation of queries and keys by position."""
 
     theta: float = _THETA
     kind: str = "default"
@@ -42,21 +42,21 @@ class Rotation:
     fast: float = 32.0
     slow: float = 1.0
     attention: float = 1.0
-    """What the rotation multiplies queries and keys by."""
+    """Factor of queries and keys."""
     truncates: bool = True
 
 
 @frozen
 class DecoderShape:
-    """A decoder that can be trained here."""
+    """A decoder that can be trained."""
 
     model: ModelShape
     eps: float
     rotation: Rotation
     positions: int
-    """The longest sequence that it allows."""
+    """The maximum sequence length."""
     windows: tuple[int, ...]
-    """How far back each layer looks; 0: to the beginning."""
+    """The attention window of each layer; 0: unlimited."""
 
     @property
     def hidden(self) -> int:
@@ -76,21 +76,21 @@ class DecoderShape:
 
 
 def module_name(layer: int, target: str) -> str:
-    """Return the full name of a matrix, as files of weights and PEFT have it."""
+    """Return the full name of a matrix in weight files and PEFT."""
     return f"model.layers.{layer}.{_HOMES[target]}.{target}"
 
 
 def shape_of(config: Mapping[str, Any], *, where: str = "config.json") -> DecoderShape:
-    """Read a config.json. Raises `BadInput` for what can't be trained here, with the reason."""
+    """Read a config.json. Raises `BadInput` with the reason if it can't be trained."""
     family = config.get("model_type")
     if family not in FAMILIES:
         raise BadInput(
-            f"{where}: {family or 'no model_type'} is no architecture that can be trained here",
+            f"{where}: architecture {family or 'without model_type'} is not supported",
             hint=f"known: {', '.join(FAMILIES)}",
         )
     model = read_shape(config, where=where)
     if model.activation not in {"silu", "swish"}:
-        raise BadInput(f"{where}: hidden_act is {model.activation}, and only silu is known here", hint=_OTHER_BASE)
+        raise BadInput(f"{where}: hidden_act {model.activation} is not supported; only silu is", hint=_OTHER_BASE)
     positions = _whole(config, "max_position_embeddings", 2048, where)
     return DecoderShape(
         model=model,
@@ -104,15 +104,15 @@ def shape_of(config: Mapping[str, Any], *, where: str = "config.json") -> Decode
 def _rotation(config: Mapping[str, Any], positions: int, where: str) -> Rotation:
     said = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(said, Mapping):
-        raise BadInput(f"{where}: rope_parameters is {said!r}, not a table", hint=_MENDED)
+        raise BadInput(f"{where}: rope_parameters is {said!r}, not a table", hint=_COPY_AGAIN)
     kind = said.get("rope_type") or said.get("type") or "default"
     if kind not in _ROTATIONS:
-        raise BadInput(f"{where}: rope_type {kind!r} is not known here", hint=f"known: {', '.join(_ROTATIONS)}")
+        raise BadInput(f"{where}: rope_type {kind!r} is not supported", hint=f"known: {', '.join(_ROTATIONS)}")
     factor = _number(said, "factor", 1.0, where)
     attention = 1.0
     if kind == "yarn":
         if said.get("mscale") or said.get("mscale_all_dim"):
-            raise BadInput(f"{where}: rope_type yarn with mscale is not known here", hint=_OTHER_BASE)
+            raise BadInput(f"{where}: rope_type yarn with mscale is not supported", hint=_OTHER_BASE)
         default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         attention = _number(said, "attention_factor", default, where)
     theta = said.get("rope_theta") or config.get("rope_theta") or _THETA
@@ -131,7 +131,7 @@ def _rotation(config: Mapping[str, Any], positions: int, where: str) -> Rotation
 
 
 def _windows(config: Mapping[str, Any], family: str, layers: int, where: str) -> tuple[int, ...]:
-    """Return how far back each layer looks. Only Mistral's windows are on unless something says so."""
+    """Return the attention window of each layer. By default only Mistral's windows are on."""
     usual = 4096 if family == "mistral" and "sliding_window" not in config else 0
     width = _whole(config, "sliding_window", usual, where, least=0) if config.get("sliding_window") else usual
     if family == "llama" or (family.startswith("qwen") and not config.get("use_sliding_window")):
@@ -147,9 +147,9 @@ def _number(table: Mapping[str, Any], name: str, default: float, where: str) -> 
     value = table.get(name)
     if value is None:
         return default
-    # A whole number of JSON may be larger than any of floating point.
+    # A JSON integer may be larger than any float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-        raise BadInput(f"{where}: {name} is {value!r}, not a number above 0", hint=_MENDED)
+        raise BadInput(f"{where}: {name} is {value!r}, not a number above 0", hint=_COPY_AGAIN)
     return float(value)
 
 
@@ -158,5 +158,5 @@ def _whole(table: Mapping[str, Any], name: str, default: int, where: str, *, lea
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise BadInput(f"{where}: {name} is {value!r}, not a whole number from {least} to {_MOST:,}", hint=_MENDED)
+        raise BadInput(f"{where}: {name} is {value!r}, not a whole number from {least} to {_MOST:,}", hint=_COPY_AGAIN)
     return value

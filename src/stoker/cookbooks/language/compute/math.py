@@ -1,6 +1,6 @@
-"""What is done element by element: norms, rotations, the gate; forward and backward, each a pure function.
+"""Element-wise operations: norms, rotations, the gate; forward and backward, each a pure function.
 
-On a GPU each is compiled into one kernel where the compiler is there; elsewhere they run as they are written.
+On a GPU each is compiled into one kernel if a compiler is available; otherwise they run as written.
 """
 
 from __future__ import annotations
@@ -22,31 +22,30 @@ from stoker.cookbooks.language.compute.frozen_base import Rotation
 
 # Attention within sequences: causal, inside one segment of a packed row, within a window; forward and backward.
 #
-# torch's own kernels do the work. Their little graph is kept from forward to backward; nothing else here needs
-# autograd.
+# torch's own kernels do the work. Their small graph is kept from forward to backward; nothing else here needs autograd.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMask:
-    """Who may look at whom in a batch of rows."""
+    """The attention mask of a batch of rows."""
 
     positions: Tensor
-    """Of each token in its own sequence, `[rows, T]`."""
+    """The position of each token in its own sequence, `[rows, T]`."""
     borders: Tensor | None = None
-    """Where sequences begin in all rows laid end to end, then the end of all, repeated; for packed rows on a GPU."""
+    """Starts of sequences in all concatenated rows, then the end, repeated; for packed rows on a GPU."""
     segments: Tensor | None = None
-    """Which sequence each token belongs to, `[rows, T]`; for packed rows elsewhere."""
+    """The sequence of each token, `[rows, T]`; for packed rows elsewhere."""
     longest: int = 0
-    """No sequence is longer; said of packed rows on a GPU."""
+    """Maximum sequence length; for packed rows on a GPU."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All that lies on a device, by name."""
+        """All tensors on a device, by name."""
         named = {"positions": self.positions, "borders": self.borders, "segments": self.segments}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def mask(self, window: int, length: int) -> Tensor | None:
-        """Return which keys each query sees; nothing if that is all before it."""
+        """Return which keys each query sees; None: all before it."""
         if self.segments is None and not (0 < window < length):
             return None
         place = torch.arange(length, device=self.positions.device)
@@ -59,12 +58,12 @@ class AttentionMask:
 
 
 def takes_ragged(device: str, dtype: torch.dtype, windows: Iterable[int]) -> bool:
-    """Say whether there is a kernel for several sequences in one row, without a mask as large as the row's square."""
+    """Return True if there is a kernel for several sequences in one row, without a mask of the row's length squared."""
     return device != "cpu" and dtype != torch.float32 and not any(windows) and _ragged() is not None
 
 
 def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bool) -> AttentionMask:
-    """Return who looks at whom, on the CPU. `is_ragged`: with the kernel of `takes_ragged`."""
+    """Return the mask, on the CPU. `is_ragged`: for the kernel of `takes_ragged`."""
     place = torch.arange(length).expand(rows, length)
     if segments is None:
         return AttentionMask(positions=place)
@@ -74,7 +73,7 @@ def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bo
     if not is_ragged:
         return AttentionMask(positions=positions, segments=segments)
     starts = begins.reshape(-1).nonzero().flatten()
-    # Their number goes up by doubling, so that batches with a few more or less can use the same recorded graph.
+    # Their number is rounded up to a power of two, so that batches with slightly more or fewer share a recorded graph.
     borders = torch.full((max(16, 1 << len(starts).bit_length()),), rows * length)
     borders[: len(starts)] = starts
     longest = min(length, 1 << int(positions.max()).bit_length())
@@ -84,7 +83,7 @@ def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bo
 def attend(
     qkv: Tensor, heads: int, kv_heads: int, looking: AttentionMask, window: int, *, keeps: bool
 ) -> tuple[Tensor, Any]:
-    """Give `[rows, T, heads · head_dim]` and what `attend_backward` needs, of `[rows, T, heads + 2 · kv, head_dim]`."""
+    """Return `[rows, T, heads · head_dim]`, and the input of `attend_backward`. `qkv` is `[rows, T, heads, …]`."""
     rows, length, _, head_dim = qkv.shape
     q, k, v = (part.detach().requires_grad_(keeps) for part in qkv.split([heads, kv_heads, kv_heads], dim=2))
     with torch.set_grad_enabled(keeps):
@@ -117,12 +116,12 @@ def attend_backward(tape: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor
 def _ragged() -> tuple[Callable[..., Tensor], bool] | None:
     """Return the kernel for several sequences in one row, without a mask, and whether its heads may share keys."""
     try:
-        # On CUDA alone, and imported there: it brings torch's compiler, as much again as torch itself.
+        # Only on CUDA, and imported there: it imports torch's compiler, which takes as long as torch itself.
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
     takes = signature(varlen_attn).parameters
-    # From torch 2.11 its window says what is causal.
+    # From torch 2.11 on, its window argument means causal.
     return (varlen_attn, "enable_gqa" in takes) if "window_size" in takes else None
 
 
@@ -136,13 +135,13 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def norm_sum(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the sum of two, and what `norm` makes of it."""
+    """Return the sum of two tensors, and its `norm`."""
     both = x + more
     return both, norm(both, weight, eps)
 
 
 def norm_backward(x: Tensor, weight: Tensor, eps: float, gradient: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient of a norm's input, with the one that comes `beside` it added; and what `norm` had given."""
+    """Return the gradient of a norm's input plus `beside`, and the output of `norm`."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     unit = wide * scale
@@ -152,18 +151,18 @@ def norm_backward(x: Tensor, weight: Tensor, eps: float, gradient: Tensor, besid
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn heads by their positions: x is `[…, head_dim]`, tables are `[…, 1, head_dim / 2]`."""
+    """Rotate heads by their positions: x is `[…, head_dim]`, tables are `[…, 1, head_dim / 2]`."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 def rotate_heads(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first `heads` heads of `[…, heads + v, head_dim]`; the rest stays."""
+    """Rotate the first `heads` heads of `[…, heads + v, head_dim]`; the rest stays."""
     return torch.cat([rotate(qkv[..., :heads, :], cos, sin), qkv[..., heads:, :]], dim=-2)
 
 
 def rotate_into(x: Tensor, cos: Tensor, sin: Tensor, into: Tensor) -> None:
-    """Turn heads, and write them where they are wanted."""
+    """Rotate heads and write them into a tensor."""
     into.copy_(rotate(x, cos, sin))
 
 
@@ -173,7 +172,7 @@ def gate(opened: Tensor, up: Tensor) -> Tensor:
 
 
 def gate_backward(opened: Tensor, up: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of gate and up, and what `gate` had given."""
+    """Return the gradients of gate and up, and the output of `gate`."""
     wide, straight, given = opened.float(), up.float(), gradient.float()
     sigma = torch.sigmoid(wide)
     silu = wide * sigma
@@ -182,7 +181,7 @@ def gate_backward(opened: Tensor, up: Tensor, gradient: Tensor) -> tuple[Tensor,
 
 
 def loss_and_gradient(logits: Tensor, labels: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's cross entropy (zero where the label is negative) and the gradient of Σ share · loss."""
+    """Return each row's cross entropy (zero for a negative label) and the gradient of Σ share · loss."""
     wide = logits.float()
     is_wanted = labels >= 0
     total = wide.logsumexp(-1, keepdim=True)
@@ -211,9 +210,9 @@ def move(  # noqa: PLR0913, PLR0917 - a kernel takes tensors
     decay: Tensor,
     count: Tensor,
 ) -> None:
-    """Move rows against their gradient, in place; rows that are not to be moved stay, whatever their gradient is.
+    """Update rows by their gradient, in place; others stay unchanged, whatever their gradient is.
 
-    The gradient is multiplied by `scale`, and so is what products are made with.
+    The gradient is multiplied by `scale`, and so are the weights used in products.
     """
     g = gradient.float() * (scale * shortened)
     mean = first + (g - first) * (1 - beta1)
@@ -235,7 +234,7 @@ class PointwiseKernels:
             _allow_many_shapes()
 
         def made(function: Callable[..., Any]) -> Callable[..., Any]:
-            # Not `fullgraph`: past the limit of shapes that would be an error, where this runs as it is written.
+            # Not `fullgraph`: beyond the limit of shapes that would be an error; this runs uncompiled then.
             return torch.compile(function) if compiles else function
 
         self.norm = made(norm)
@@ -250,18 +249,18 @@ class PointwiseKernels:
 
 
 def _allow_many_shapes() -> None:
-    """Let torch keep kernels for all input shapes of a long-lived shared process; by default it keeps eight."""
+    """Let torch keep kernels for all input shapes of a long-lived shared process; its default is eight."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, _MOST_KINDS)
 
 
 def can_compile() -> bool:
-    """Return whether torch can make kernels here: it needs its own compiler's parts, and one for C."""
+    """Return True if torch can compile kernels here: it needs Triton, and a C compiler."""
     return importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
-# Rotary positions: the angles of each frequency, as the families compute them.
+# Rotary positions: the angles of each frequency, as in the supported families.
 
 
 def tables(rotation: Rotation, head_dim: int, length: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,7 +281,7 @@ def _frequencies(rotation: Rotation, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(plain: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Slow waves are stretched, fast ones stay, those between are mixed."""
+    """Stretch slow waves, keep fast ones, and mix those between."""
     length = 2 * math.pi / plain
     longest, shortest = rotation.original / rotation.low, rotation.original / rotation.high
     share = (rotation.original / length - rotation.low) / (rotation.high - rotation.low)

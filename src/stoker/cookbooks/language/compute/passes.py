@@ -1,4 +1,4 @@
-"""One pass: through the base and back, gradients gathered, adapters updated. Only tensors go in and come out."""
+"""One pass: forward, backward, gradient accumulation, update. Inputs and outputs are tensors."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ class PassInput:
     """A pass's input, on its device."""
 
     slots: tuple[int, ...]
-    """Whose rows they are."""
+    """The slots of the rows."""
     index: Tensor | None
-    """The same; nothing: all slots, in order."""
+    """The same as a tensor; None: all slots, in order."""
     tokens: Tensor
     labels: Tensor
     looking: AttentionMask
     shares: Tensor
-    """What each member's token losses are multiplied by, `[n]`."""
+    """Factor of each member's token losses, `[n]`."""
     update: Tensor
     rates: Tensor
     updates_any: bool
-    """A member is updated."""
+    """True if a member is updated."""
     gathers: bool
-    """A member has gradients of earlier passes, or keeps those of this one for later."""
+    """True if a member has gradients of earlier passes, or keeps those of this one."""
     drops: bool
-    """A member has dropout."""
+    """True if a member has dropout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSlotState:
-    """All that changes: a row for each slot."""
+    """All changing tensors: a row for each slot."""
 
     a: Tensor
     b: Tensor
@@ -63,7 +63,7 @@ class AdapterSlotState:
     b_second: Tensor
     a_used: Tensor
     b_used: Tensor
-    """What products are made with: in the base's width, B scaled."""
+    """The weights used in products: in the base's precision, B scaled."""
     a_gathered: Tensor
     b_gathered: Tensor
     """Gradients since the last update."""
@@ -78,7 +78,7 @@ class AdapterSlotState:
 
     @classmethod
     def empty(cls, layout: BankLayout, count: int, base: BaseWeights) -> AdapterSlotState:
-        """Make room for so many adapters, all zero."""
+        """Return zeros for so many adapters."""
         device = base.device
 
         def zeros(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -95,7 +95,7 @@ class AdapterSlotState:
         )  # fmt: skip
 
     def settle(self, slot: int, spec: AdapterSpec, optim: Optim, updates: int) -> None:
-        """Note what is said of the adapter in a slot, and make its numbers ready for use."""
+        """Set the settings of the adapter in a slot, and prepare its weights for use."""
         self.scales[slot] = spec.scale
         self.dropouts[slot] = spec.dropout
         self.seeds[slot] = spec.seed
@@ -107,7 +107,7 @@ class AdapterSlotState:
         self.b_used[slot] = (self.b[slot] * self.scales[slot]).to(self.b_used.dtype)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Drop what was gathered since the last update."""
+        """Discard gradients since the last update."""
         for slot in slots:
             for gathered in (self.a_gathered, self.b_gathered, self.passes):
                 gathered[slot] = 0
@@ -127,13 +127,16 @@ class PassRunner:
         self._all = layout.banks(state.a_used, state.b_used)
 
     def prepare(self, length: int) -> None:
-        """Make the tables for sequences of a length. None is let go: a recorded graph reads the ones that it saw."""
+        """Make the tables for sequences of a length.
+
+        None is freed: a recorded graph reads those that it was recorded with.
+        """
         if len(self._tables[-1][0]) < length:
             head_dim, rotation = self._base.shape.model.head_dim, self._base.shape.rotation
             self._tables.append(tables(rotation, head_dim, max(length, 2048), self._base.device))
 
     def step(self, given: PassInput) -> Tensor:
-        """Gather gradients, update, and give `[3, n]`: losses, norms, whether both are finite."""
+        """Accumulate gradients, update, and return `[3, n]`: losses, norms, whether both are finite."""
         state, index = self.state, given.index
         banks = self._banks(index)
         hidden, normed, kept, now = self._forward(given, banks, index, keeps=True)
@@ -164,14 +167,14 @@ class PassRunner:
         return torch.stack([loss, norms, is_finite.float()])
 
     def losses(self, given: PassInput) -> Tensor:
-        """Return `[2, n]`: each member's sum of token losses, and how many tokens there were."""
+        """Return `[2, n]`: each member's sum of token losses, and the number of tokens."""
         hidden, base = self._seen(given), self._base
         losses = token_losses(hidden.view(-1, base.shape.hidden), base.head, given.labels.reshape(-1))
         n = len(hidden)
         return torch.stack([losses.view(n, -1).double().sum(1), (given.labels != IGNORED).view(n, -1).sum(1)])
 
     def logits(self, given: PassInput) -> Tensor:
-        """Return the logits behind the last token of each row, of the one member."""
+        """Return the logits after the last token of each row, of one member."""
         rows, length = given.tokens.shape[1:]
         hidden = self._seen(given).view(rows, length, -1)[:, -1]
         return torch.nn.functional.linear(hidden, self._base.head)
@@ -185,7 +188,7 @@ class PassRunner:
     def _forward(
         self, given: PassInput, banks: Sequence[Banks], index: Tensor | None, *, keeps: bool
     ) -> tuple[Tensor, Tensor, list[SavedActivations], PassContext]:
-        """Return the last hidden rows, the same normed, and what the way back needs."""
+        """Return the last hidden rows, the same normed, and what the backward pass needs."""
         base, state = self._base, self.state
         n, rows, length = given.tokens.shape
         self.prepare(length)
@@ -223,7 +226,7 @@ class PassRunner:
         kept: list[SavedActivations],
     ) -> None:
         for number in reversed(range(len(self._base.layers))):
-            # Let go of what a block kept as soon as its gradients are written.
+            # Free a block's activations as soon as its gradients are written.
             dx = backward_block(
                 dx, self._base.layers[number], banks[number], gradients[number], number, now, kept.pop()
             )
@@ -268,26 +271,26 @@ def _put(into: Tensor, index: Tensor | None, rows: Tensor) -> None:
         into[index] = rows
 
 
-# What goes into a step and what comes out of it.
+# Inputs and outputs of a step.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSlotRows:
-    """What some slots are shown in one pass: as many rows of one length for each. Arrays of numpy or torch."""
+    """The rows of some slots in one pass: equally many rows of one length for each. Arrays of numpy or torch."""
 
     slots: tuple[int, ...]
     tokens: Any
     """`[n, rows, T]`."""
     labels: Any
-    """`[n, rows, T]`: the token after each; `IGNORED` where none is to be learned."""
+    """`[n, rows, T]`: the next token, or `IGNORED`."""
     denominators: Sequence[float]
-    """Of each: what its sum of losses is divided by, the learned tokens of the whole update."""
+    """The divisor of each sum of losses: the learned tokens of the whole update."""
     segments: Any = None
-    """`[n, rows, T]`: which of a packed row's sequences a token belongs to; nothing: each row is one."""
+    """`[n, rows, T]`: the sequence of a token in a packed row; None: each row is one."""
 
 
 class PassResult:
-    """What became of a pass. On a GPU it is fetched when first read: until then the next rows can be prepared."""
+    """The result of a pass. On a GPU it is copied when first read: until then the next rows can be prepared."""
 
     def __init__(self, losses: Tensor) -> None:
         """Of `[3, n]`: losses, norms, and whether both are finite."""
@@ -300,27 +303,27 @@ class PassResult:
 
     @property
     def losses(self) -> list[float]:
-        """Of each: the sum of its tokens' losses over its denominator."""
+        """The sum of each slot's token losses over its denominator."""
         return self._rows[0]
 
     @property
     def norms(self) -> list[float]:
-        """Of each: the length of its gradient before it was shortened, as accumulated so far."""
+        """The norm of each slot's accumulated gradient before clipping."""
         return self._rows[1]
 
     @property
     def finite(self) -> list[bool]:
-        """Of each: whether its loss and gradient are numbers. If not, and it was to be updated, it was left alone."""
+        """True for each slot whose loss and gradient are finite. Otherwise it was not updated."""
         return [value == 1.0 for value in self._rows[2]]
 
 
-# Is it memory that is lacking?
+# Detection of out-of-memory errors.
 
 _SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell a lack of memory, on a device or in the machine, from all else."""
+    """Return True if an error means too little memory, on a device or in RAM."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)

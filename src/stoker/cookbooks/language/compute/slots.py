@@ -1,4 +1,4 @@
-"""Slots for adapters over one base, trained together: the engine as its users see it."""
+"""Slots for adapters over one base, trained together."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from stoker.cookbooks.language.compute.passes import (
 
 # Whole steps as CUDA graphs: recorded once for each shape, replayed with new numbers.
 #
-# What changes from step to step (tokens, labels, learning rates, who is updated) lies in tensors that stay where they
-# are, so a graph serves as long as shapes do. The first time that a shape is seen the step runs plainly, since many are
-# seen only once.
+# What changes from step to step (tokens, labels, learning rates, which slots are updated) is in tensors at fixed
+# addresses, so a graph is valid for its shapes. The first step of a shape runs without recording, since many shapes
+# occur only once.
 #
-# Records share one pool of memory, for no two run at a time, and passes that run plainly use that pool as well: it is
-# there once, as large as the largest needs it. So whatever is to outlive a pass must not be allocated in it: the next
-# replay would write over it. Where memory runs out, all records go, and with them the pool.
+# Graphs share one memory pool, since no two run at a time, and passes without a graph use it too: it is as large as the
+# largest needs. So nothing that outlives a pass may be allocated in it: the next replay would overwrite it. If memory
+# runs out, all graphs are freed, and with them the pool.
 #
-# A recording can compile nothing. So what a step is given looks the same plainly and recorded: kernels for many shapes
-# are kept by how their tensors lie in others, too.
+# Nothing can be compiled during a recording. So the inputs of a step have the same layout with and without recording:
+# kernels for many shapes also depend on how their tensors are strided.
 
 _Pool = tuple[int, int]
 _MOST = 16
 _MOST_SHORT = 3
-"""So many times records make room for a pass; then no more are made."""
+"""After freeing graphs for a pass so many times, no more are recorded."""
 _MOST_FAILED = 2
 _MOST_FAILED_IN_ALL = 8
-"""So many times recording a step, or any, may fail though there is memory; then it is no longer tried."""
+"""After so many failures with enough memory, recording is not tried any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class _Recorded:
 
 
 class Graphs:
-    """Runs passes, steps from records where there are some."""
+    """Runs passes, with graphs if there are any."""
 
     def __init__(self, passing: PassRunner) -> None:
         self._passing = passing
@@ -72,10 +72,10 @@ class Graphs:
         self._pool: _Pool | None = None
         self._times_short = 0
         self.why_not = ""
-        """Why a step that was to be recorded could not be."""
+        """Why a step could not be recorded."""
 
     def step(self, given: PassInput) -> Tensor:
-        """Do a step; return what `PassRunner.step` returns."""
+        """Run a step; return what `PassRunner.step` returns."""
         key = _key(given)
         recorded = self._recorded.get(key) or self._newly_recorded(key, given)
         if recorded is None:
@@ -87,7 +87,7 @@ class Graphs:
         return recorded.result.clone()
 
     def plainly(self, compute: Callable[[PassInput], Tensor], given: PassInput) -> Tensor:
-        """Compute a pass without a record, in the memory of those that there are."""
+        """Run a pass without a graph, in the memory pool of the graphs."""
         if self._pool is None:
             return compute(given)
         self._passing.prepare(given.tokens.shape[2])
@@ -96,14 +96,14 @@ class Graphs:
         return result.clone()
 
     def let_go(self) -> bool:
-        """Give back the memory of all records; says whether there was any."""
+        """Free all graphs; return True if there were any."""
         held = bool(self._recorded)
         self._times_short += held
         self._drop()
         return held
 
     def leave_out(self, slot: int) -> None:
-        """Drop records of steps in which a slot has rows; the memory of all if no others are left."""
+        """Drop graphs of steps in which a slot has rows; free the pool if no others are left."""
         gone = [key for key, record in self._recorded.items() if slot in record.given.slots]
         for key in gone:
             del self._recorded[key]
@@ -111,7 +111,7 @@ class Graphs:
             self._drop()
 
     def _newly_recorded(self, key: object, given: PassInput) -> _Recorded | None:
-        """Record a step that is seen again; nothing if that fails: it then runs, or fails, plainly."""
+        """Record a step that occurs again; None if that fails: it then runs, or fails, without a graph."""
         if key not in self._seen or len(self._recorded) >= _MOST or self._is_in_vain(key):
             return None
         try:
@@ -126,7 +126,7 @@ class Graphs:
             self._times_short += 1
         else:
             self._failed[key] += 1
-        # All of them: in the pool of a recording that failed torch can't record again.
+        # All of them: after a failed recording torch can't record in that pool again.
         self._drop()
         return None
 
@@ -137,26 +137,26 @@ class Graphs:
     def _drop(self) -> None:
         self._recorded.clear()
         self._pool = None
-        # What a failed pass allocated hangs on its error, which may hang on itself.
+        # The error keeps what a failed pass allocated alive, perhaps by a cycle.
         gc.collect()
         torch.cuda.empty_cache()
 
     def _record(self, given: PassInput) -> _Recorded:
-        """Record a step. Nothing runs yet: its first plain run has made every kernel that it needs."""
+        """Record a step. Nothing runs yet: its first run has compiled every kernel."""
         kept = _copied(given)
         self._passing.prepare(given.tokens.shape[2])
         graph, pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
         with _recording(graph, pool, self._stream):
             result = self._passing.step(kept)
-        # Not before: a pool exists as long as a graph has it.
+        # Not before: a pool exists as long as a graph uses it.
         self._pool = pool
         return _Recorded(graph=graph, given=kept, result=result)
 
     @contextmanager
     def _in_pool(self, pool: _Pool) -> Iterator[None]:
-        """Compute in the pool, on the stream that its blocks belong to; torch's own graphs warm up the same way.
+        """Compute in the pool, on the stream of its blocks; torch's own graphs warm up the same way.
 
-        What threads of autograd allocate (a block's attention on the way back) lies beside the pool.
+        What autograd's threads allocate (attention in the backward pass) is outside of the pool.
         """
         outside, device = torch.cuda.current_stream(), torch.cuda.current_device()
         self._stream.wait_stream(outside)
@@ -171,18 +171,18 @@ class Graphs:
 
 @contextmanager
 def _recording(graph: torch.cuda.CUDAGraph, pool: _Pool, stream: torch.cuda.Stream) -> Iterator[None]:
-    """Record what is done; where that fails, leave torch as it was, which it does not see to itself."""
+    """Record a block; after a failure restore torch's state, which torch does not do itself."""
     outside, collects = torch.cuda.current_stream(), gc.isenabled()
     gc.collect()
-    # What the collector lets go of in the middle of it may ask things of the device that spoil a recording.
+    # Objects freed by the garbage collector meanwhile may call the device, which breaks a recording.
     gc.disable()
     try:
-        # What other threads do with the device is no business of a recording.
+        # Calls of other threads do not concern a recording.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield
     except RuntimeError:
         with suppress(RuntimeError):
-            # Fails where the recording was ended well, and the graph lets go of the pool.
+            # Fails if the recording ended normally, and the graph releases the pool.
             _leave(pool)
         raise
     finally:
@@ -192,14 +192,14 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: _Pool, stream: torch.cuda.Stre
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what spoiled a recording: that it could not be ended either is raised last, and says nothing."""
+    """Return the cause of a failed recording: the last error only says that it could not be ended."""
     while isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return error
 
 
 def _leave(pool: _Pool) -> None:
-    """Allocate in the pool no longer."""
+    """Stop allocating in the pool."""
     device = torch.cuda.current_device()
     torch._C._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 - no public name takes the pool of a graph
     torch._C._cuda_releasePool(device, pool)  # noqa: SLF001 - the same
@@ -207,7 +207,7 @@ def _leave(pool: _Pool) -> None:
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """Return the process's one stream beside the usual: each that multiplies gets a workspace, and keeps it."""
+    """Return the second stream of this process: each stream that multiplies gets its own workspace, and keeps it."""
     return torch.cuda.Stream()
 
 
@@ -222,18 +222,18 @@ def _tensors(given: PassInput) -> dict[str, Tensor]:
 
 
 def _copied(given: PassInput) -> PassInput:
-    """Return the same in tensors that stay where they are."""
+    """Return copies in tensors at fixed addresses."""
     own = {name: tensor.clone() for name, tensor in _tensors(given).items()}
     looking = replace(given.looking, **{name: own.pop(name) for name in given.looking.tensors})
     return replace(given, looking=looking, **own)
 
 
 _EVEN_RANK = 8
-"""On a GPU ranks are filled up to a multiple of this: kernels read sixteen bytes at a time."""
+"""On a GPU ranks are padded to a multiple of this: kernels read sixteen bytes at a time."""
 
 
 class Slots:
-    """`count` places for adapters of up to `rank`. Not for several threads."""
+    """`count` slots for adapters of up to `rank`. Not thread-safe."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class Slots:
         compiles: bool | None = None,
         records: bool | None = None,
     ) -> None:
-        """Make room. `compiles` and `records`: kernels and CUDA graphs; by default wherever they are available."""
+        """Allocate the slots. `compiles` and `records`: kernels and CUDA graphs (default: if available)."""
         is_gpu = base.device != "cpu"
         self.base = base
         self.count = count
@@ -262,7 +262,7 @@ class Slots:
         self._graphs = Graphs(self._passing) if is_gpu and records is not False else None
 
     def load(self, slot: int, adapter: AdapterState, optim: Optim | None = None) -> None:
-        """Put an adapter into a slot, with what its optimiser knows."""
+        """Load an adapter into a slot, with its optimiser state."""
         state, optim = self._state, optim or Optim()
         with torch.no_grad():
             for pairs, a, b in (
@@ -294,32 +294,32 @@ class Slots:
         )
 
     def clear(self, slot: int) -> None:
-        """Empty a slot. Rows for it without labels do no harm."""
+        """Empty a slot. Rows without labels for it have no effect."""
         empty = AdapterSpec(rank=1, alpha=1.0, targets=())
         self.load(slot, AdapterState(spec=empty, weights={}))
         self._specs[slot] = None
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Drop what was gathered since the last update."""
+        """Discard gradients since the last update."""
         self._state.forget(slots)
         self._gathering -= set(slots)
 
     @property
     def why_not_recorded(self) -> str:
-        """Return why a step that was to be recorded could not be; nothing if all could."""
+        """Return why a step could not be recorded; None if all could."""
         return "" if self._graphs is None else self._graphs.why_not
 
     def let_go(self) -> bool:
-        """Give back memory that only makes steps faster; says whether there was any."""
+        """Free memory that only makes steps faster; return True if there was any."""
         return self._graphs is not None and self._graphs.let_go()
 
     def leave_out(self, slot: int) -> None:
-        """Give back what was kept for steps in which a slot has rows: it has none from here on."""
+        """Free the memory kept for steps in which a slot has rows: it is empty from now on."""
         if self._graphs is not None:
             self._graphs.leave_out(slot)
 
     def step(self, rows: AdapterSlotRows, *, update: Sequence[bool], rates: Sequence[float]) -> PassResult:
-        """Show rows to their slots, gather gradients, and update those that are to be, at their rates."""
+        """Pass rows to their slots, accumulate gradients, and update some slots with their learning rates."""
         waiting = {slot for slot, now in zip(rows.slots, update, strict=True) if not now}
         gathers = bool(waiting or self._gathering.intersection(rows.slots))
         self._gathering = (self._gathering - set(rows.slots)) | waiting
@@ -330,13 +330,13 @@ class Slots:
             return PassResult(self._passing.step(given))
 
     def losses(self, rows: AdapterSlotRows) -> tuple[list[float], list[int]]:
-        """Return each slot's sum of token losses and number of learned tokens; nothing is changed."""
+        """Return each slot's sum of token losses and number of learned tokens; changes nothing."""
         given = self._given(rows, [False] * len(rows.slots), [0.0] * len(rows.slots))
         sums, counts = self._computed(self._passing.losses, given).tolist()
         return sums, [int(count) for count in counts]
 
     def logits(self, slot: int, tokens: Any) -> Tensor:
-        """Return what one adapter expects after the last token of each row of `[rows, T]`; in 32 bits, on the CPU."""
+        """Return the logits of one adapter after the last token of each row of `[rows, T]`; in 32 bits, on the CPU."""
         shown = torch.as_tensor(tokens)[None]
         rows = AdapterSlotRows(slots=(slot,), tokens=shown, labels=torch.full_like(shown, -100), denominators=(0.0,))
         return self._computed(self._passing.logits, self._given(rows, (False,), (0.0,))).float().cpu()
@@ -353,7 +353,7 @@ class Slots:
         _, n, count, length = shown.shape
         shares = [0.0 if denominator <= 0 else 1.0 / denominator for denominator in rows.denominators]
         tokens, labels = _on(shown, device)
-        # Few copies: each costs the computer as much as many kernels cost the GPU.
+        # Few copies: each costs the CPU as much as many kernels cost the GPU.
         share, rate, moved = _on(torch.tensor([shares, list(rates), [float(one) for one in update]]), device)
         return PassInput(
             slots=slots,
@@ -382,7 +382,7 @@ class Slots:
         return looking
 
     def _index(self, slots: tuple[int, ...]) -> Tensor | None:
-        """Return the slots as a tensor that stays, for a recorded graph reads it again and again."""
+        """Return the slots as a tensor at a fixed address: a recorded graph reads it again and again."""
         if slots == tuple(range(self.count)):
             return None
         if slots not in self._indexes:

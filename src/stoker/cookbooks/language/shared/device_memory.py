@@ -1,4 +1,4 @@
-"""The engine's slots as a shared process uses them: made again, with all members in them, for one that does not fit."""
+"""The adapter slots of a shared process: banks are made again, with all members, for a member that does not fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.devices.estimate.terms import context_bytes_of
 
 @frozen
 class BankSize:
-    """How large the banks are."""
+    """The size of the banks."""
 
     count: int
     rank: int
@@ -31,7 +31,7 @@ class BankSize:
 
 
 def room_for(loaded: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], least: int = 1) -> BankSize:
-    """Return the least room, of so many slots at least, for adapters in these slots; targets in the given order."""
+    """Return the smallest size, of at least so many slots, for adapters in these slots; targets in the given order."""
     members = list(loaded)
     wanted = {target for _, spec in members for target in spec.targets}
     return BankSize(
@@ -42,7 +42,7 @@ def room_for(loaded: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], 
 
 
 class ResizableSlots:
-    """Slots over one base, as many and as large as those who sit there need."""
+    """Slots over one base, as many and as large as their members need."""
 
     def __init__(self, base: BaseWeights) -> None:
         self.base = base
@@ -51,11 +51,11 @@ class ResizableSlots:
         self._loaded: dict[int, tuple[AdapterSpec, Optim]] = {}
 
     def load(self, newcomers: dict[int, tuple[AdapterState, Optim]]) -> bool:
-        """Load adapters into their slots, all at once; return True if that replaced the banks."""
+        """Load adapters into their slots, all at once; return True if the banks were replaced."""
         order = tuple(linear.name for linear in self.base.shape.model.linears)
         specs = {slot: adapter.spec for slot, (adapter, _) in newcomers.items()}
         loaded = {**{slot: spec for slot, (spec, _) in self._loaded.items()}, **specs}
-        # No slot goes: a place that is kept for one who left may be the last.
+        # No slot is removed: one that is kept for a former member may be the last.
         wanted = room_for(loaded.items(), order, least=self._room.count if self._room else 1)
         is_made = self._room is None or not self._room.holds(wanted)
         if is_made:
@@ -75,7 +75,7 @@ class ResizableSlots:
             self._in_use.clear(slot)
 
     def leave_out(self, slot: int) -> None:
-        """Give back what was kept for steps with the member that had a slot."""
+        """Release the memory kept for steps with the member that had a slot."""
         if self.slots is not None:
             self.slots.leave_out(slot)
 
@@ -85,13 +85,13 @@ class ResizableSlots:
         try:
             self._fill(room, held)
         except Exception:
-            # There is no memory for more: those who were here go on as before.
+            # There is no memory for more: the earlier members continue as before.
             if before is not None:
                 self._fill(before, held)
             raise
 
     def _fill(self, room: BankSize, held: dict[int, tuple[AdapterState, Optim]]) -> None:
-        # The old banks go first: there may not be room for both.
+        # The old banks are freed first: there may not be memory for both.
         self.slots = None
         self.slots = Slots(self.base, count=room.count, rank=room.rank, targets=room.targets)
         self._room = room
@@ -105,40 +105,40 @@ class ResizableSlots:
         return self.slots
 
 
-# A shared process keeps to what it was given of a device: what it takes beyond that fails here, and not in a neighbour.
+# The memory limit of a shared process on a device: an allocation beyond it fails here, not in another process.
 #
-# An estimate may be wrong, and a device is shared. So torch's allocator gets a limit, whenever a member came
-# or left; a pass that does not fit then is divided, as it is where the device itself is full.
+# An estimate may be wrong, and a device is shared. So torch's allocator gets a limit whenever a member joins or leaves;
+# a pass that does not fit is then divided, as if the device were full.
 
 
 class TorchAllocator(Protocol):
-    """Torch's on one device."""
+    """Torch's allocator on one device."""
 
     @property
     def total_bytes(self) -> int:
-        """What the device has."""
+        """Memory of the device."""
 
     @property
     def context_bytes(self) -> int:
-        """What the process takes of the device beside it."""
+        """Memory of the process on the device beside the allocator's."""
 
     def reserved_bytes(self) -> int:
-        """What it holds now, in use or not."""
+        """Memory held now, in use or not."""
 
     def stop_at(self, fraction: float) -> None:
-        """Let it hold no more than this part of the device."""
+        """Limit it to this part of the device."""
 
 
 class AllocatorLimit:
-    """Where a shared process's allocator stops; it follows what the shared process was given."""
+    """The limit of a shared process's allocator; it follows the reservation of the process."""
 
     def __init__(self, allocator: TorchAllocator | None) -> None:
-        """Without an allocator, as on the CPU, nothing is done."""
+        """Without an allocator, as on the CPU, this does nothing."""
         self._allocator = allocator
         self._followed: int | None = None
 
     def follow(self, ceiling_bytes: int | None) -> None:
-        """Stop at what the process may take of the device; nothing: at all there is."""
+        """Set the limit to the reservation of the process; None: no limit."""
         if self._allocator is None or ceiling_bytes == self._followed:
             return
         self._followed = ceiling_bytes
@@ -148,13 +148,13 @@ class AllocatorLimit:
 def _fraction(ceiling_bytes: int | None, allocator: TorchAllocator) -> float:
     if ceiling_bytes is None:
         return 1.0
-    # What it holds by now was given to no other process: those were admitted by what the driver had free.
+    # Memory held now is in no other process's reservation: those were admitted by what the driver reported as free.
     most_bytes = max(ceiling_bytes - allocator.context_bytes, allocator.reserved_bytes())
     return min(1.0, most_bytes / allocator.total_bytes)
 
 
 class CurrentDeviceAllocator:
-    """Torch's allocator on the device that this process was given."""
+    """Torch's allocator on the device of this process."""
 
     @property
     def total_bytes(self) -> int:
@@ -173,21 +173,21 @@ class CurrentDeviceAllocator:
         torch.cuda.set_per_process_memory_fraction(fraction, 0)
 
 
-# What is reported of the first step on a GPU, which takes long where kernels are compiled for it.
+# The report about the first step on a GPU, which takes long if kernels are compiled.
 
-BEGINS = "first step: kernels are compiled, or taken from an earlier run"
+BEGINS = "first step: compiling kernels, or loading them from an earlier run"
 
 
 @frozen
 class Kernels:
-    """How many parts of the work were compiled by this process so far, and how many it found compiled."""
+    """Number of kernels that this process compiled, and that it found in the cache."""
 
     compiled: int = 0
     kept: int = 0
 
 
 def kernels_so_far() -> Kernels:
-    """Ask torch; nothing where it does not count."""
+    """Query torch's counters; None if it has none."""
     with suppress(ImportError, KeyError, TypeError):
         from torch._dynamo.utils import counters
 
@@ -204,12 +204,12 @@ def first_step_text(took_s: float, kernels: Kernels) -> str:
     return f"first step {took}, its kernels from an earlier run" if kernels.kept else f"first step {took}"
 
 
-# A stretch of work that a request to end does not interrupt: what it leaves behind is whole, and can be kept.
+# Blocks that SIGTERM does not interrupt: the state after them is consistent, and can be saved.
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold back SIGTERM within; what it does otherwise (raise, most of all) it does at the end of the block."""
+    """Delay SIGTERM until the end of the block; its handler, which mostly raises, runs then."""
     before = signal.getsignal(signal.SIGTERM)
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield

@@ -57,7 +57,7 @@ from stoker.core.errors import Cancelled, StageDiverged
 _WAIT_S = 1.0
 """Wait for a member while there is none."""
 _NOT_LOGGED = frozenset({"tokens_per_s", "peak_bytes", "cost_s"})
-"""Metrics that are of the shared process as much as of a member; its log tells what it learned."""
+"""Metrics of the shared process as a whole; they are not in a member's log."""
 
 
 def train_members(shared: SharedContext, clock: Clock | None = None) -> None:
@@ -67,15 +67,15 @@ def train_members(shared: SharedContext, clock: Clock | None = None) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Watch:
-    """When a member was last reported or checkpointed, and what has gathered since."""
+    """Times of a member's last report and checkpoint, and counts since then."""
 
     reported_s: float
     kept_s: float
     kept_update: int
     counted_s: float
-    """Since when its tokens are counted."""
+    """Start of the token count."""
     keeping_s: float = 0.0
-    """What its last checkpoint took."""
+    """Duration of its last checkpoint."""
     tokens: int = 0
 
 
@@ -110,15 +110,15 @@ class _Running:
                 self._keep(member)
             raise
         finally:
-            # The base's memory goes now, not when the collector comes by.
+            # Free the base's memory now, not at the next garbage collection.
             self._places = None
             self._folders.close()
 
-    # Coming
+    # Joining
 
     def _new_members(self, wait_s: float) -> list[Member]:
         attempts = self._shared.new_members(wait_s)
-        # Before anything of theirs is held, and after others have left.
+        # Before memory is reserved for them, and after others have left.
         self._cap.follow(self._shared.ceiling_bytes)
         return attempts
 
@@ -128,7 +128,7 @@ class _Running:
             self._try_to_open(attempts[0].args)
             attempts = [*attempts, *self._new_members(0.0)]
         if attempts or self._waiting:
-            # A request to end is for all members, and not one member's fault.
+            # A stop request concerns all members; it is not a failure of one.
             with undisturbed():
                 self._take_in(attempts)
 
@@ -142,7 +142,7 @@ class _Running:
 
     def _take_in(self, attempts: list[Member]) -> None:
         if attempts:
-            # One who comes again after its run was killed finds its folder free.
+            # A member whose run was killed and started again finds its folder free.
             self._check_all()
         newcomers: dict[int, tuple[AdapterState, Optim]] = {}
         begun: dict[int, AdapterMember] = {}
@@ -163,7 +163,7 @@ class _Running:
             self._load(newcomers, begun)
 
     def _load(self, newcomers: dict[int, tuple[AdapterState, Optim]], begun: dict[int, AdapterMember]) -> None:
-        """Load new adapters all at once; if there is no memory for all, one by one: those that do not fit fail."""
+        """Load new adapters all at once; if there is not enough memory, one by one: those that do not fit fail."""
         if self._places is None:
             return
         try:
@@ -233,7 +233,7 @@ class _Running:
         begun_s = self._clock.monotonic_s()
         stepped = self._stepping.train(self._places.slots, chosen)
         if self._device != "cpu":
-            # The device is at work; reading what it found would wait for it.
+            # The device is busy; reading its results would wait for it.
             for slot in stepped.done:
                 chosen[slot].prepare()
         finished = {slot: (tally.loss, tally.is_finite) for slot, tally in stepped.done.items()}
@@ -262,13 +262,13 @@ class _Running:
             self._members[slot].cost_s += spent_s * tally.padded_tokens / max(1, everything)
 
     def _note_update(self, member: AdapterMember, loss: float, is_finite: bool) -> bool:  # noqa: FBT001 - as a step tells it
-        """Take in what an update gave; return whether the member continues."""
+        """Record the result of an update; return True if the member continues."""
         verdict = after_update(member.left_out, loss=loss, is_finite=is_finite)
         if isinstance(verdict, MemberDivergence):
             self._part(member, _diverged(verdict, member.update + 1))
             return False
         if verdict.left_out:
-            member.notes.append(f"Update {member.update + 1} was left out: its gradient was not finite.")
+            member.notes.append(f"Update {member.update + 1} was skipped: its gradient was not finite.")
             member.attempt.job.log(member.notes[-1])
         update, lr = member.look_ahead(), member.rate
         member.left_out = verdict.left_out
@@ -278,7 +278,7 @@ class _Running:
         return True
 
     def _evaluate(self, members: Iterable[AdapterMember]) -> dict[int, Pairs]:
-        """Evaluate members; give the weights of those that are better than ever."""
+        """Evaluate members; return the weights of those with a new best."""
         chosen = {member.slot: member for member in members}
         if not chosen or self._places is None or self._places.slots is None:
             return {}
@@ -301,7 +301,7 @@ class _Running:
         return improved
 
     def _settle(self, member: AdapterMember, was_evaluated: bool, improved: Pairs | None) -> None:  # noqa: FBT001 - two facts of a step
-        """Report, keep, and end what is to be ended after an update."""
+        """Report, checkpoint, and end members after an update."""
         stops = member.update < member.updates and was_evaluated and should_stop(member.judged, member.args.patience)
         ends = stops or member.update >= member.updates
         self._report(member, was_evaluated=was_evaluated, ends=ends)
@@ -313,7 +313,7 @@ class _Running:
         if stops:
             member.notes.append(
                 f"Stopped after update {member.update} of {member.updates}: "
-                f"{member.judged.worse_in_a_row} evaluations in a row were no better."
+                f"{member.judged.worse_in_a_row} evaluations in a row without improvement."
             )
             member.attempt.job.log(member.notes[-1])
         if ends:
@@ -349,14 +349,14 @@ class _Running:
             member.attempt.job.log(_progress_text(member, metrics))
         watch.reported_s = now_s
         if counted_s >= COUNTED_S or member.update == 1:
-            # The first update has whatever is compiled or loaded on its account.
+            # The first update includes compilation and loading.
             watch.counted_s, watch.tokens = now_s, 0
         member.attempt.job.step(member.update, of=member.updates, **metrics)
 
-    # Keeping and parting
+    # Checkpoints and leaving
 
     def _keep(self, member: AdapterMember) -> None:
-        """Write a checkpoint. One that can't be written is reported, and costs nothing but what it would have saved."""
+        """Write a checkpoint. A failure is reported and has no other effect."""
         if self._places is None or member.attempt.is_gone or member.update == 0:
             return
         watch, begun_s = self._watches[member.slot], self._clock.monotonic_s()
@@ -365,7 +365,7 @@ class _Running:
         try:
             keep(member.attempt.job.scratch, {**member.state(), "model": adapter.weights, "opt": opt})
         except (OSError, RuntimeError) as error:
-            member.attempt.job.log(f"no checkpoint could be kept: {error}")
+            member.attempt.job.log(f"checkpoint not written: {error}")
         watch.kept_s = self._clock.monotonic_s()
         watch.kept_update, watch.keeping_s = member.update, watch.kept_s - begun_s
 
@@ -381,7 +381,7 @@ class _Running:
         weights = member.best if is_best and member.best is not None else self._now(member)
         made = write_result(member, weights, self._places.base)
         self._leave(member)
-        # What others may be given as soon as it is said to be over.
+        # Released before the end is reported: another training may take it then.
         self._places.leave_out(member.slot)
         member.attempt.finished(made)
 
@@ -391,7 +391,7 @@ class _Running:
             self._of(member, member.attempt.job.check)
 
     def _of(self, member: AdapterMember, do: Callable[..., None], *given: Any) -> None:
-        """Do something of one member's; what it raises ends that member alone."""
+        """Call a function for one member; an error ends that member only."""
         try:
             do(*given)
         except Exception as error:  # noqa: BLE001 - whatever it is
@@ -429,5 +429,5 @@ def _diverged(verdict: MemberDivergence, update: int) -> StageDiverged:
 
 
 def _closes_up(base: BaseWeights) -> bool:
-    """Return whether rows may be laid end to end: only where a kernel knows where sequences begin."""
+    """Return True if rows may be concatenated: only with a kernel that knows where sequences start."""
     return takes_ragged(base.device, base.dtype, base.shape.windows)

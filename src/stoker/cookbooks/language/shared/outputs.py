@@ -1,7 +1,7 @@
-"""The folders that members' users asked for: each belongs to one training while that runs, whichever run it is of.
+"""Output folders of members: each belongs to one training while that runs, in any run.
 
-Two that share one would each replace, and remove, what the other is just writing; so would one whose folder is a
-checkpoint of the other's.
+Two trainings with one folder would replace and delete each other's files; so would one whose folder is a checkpoint of
+the other.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from stoker.host.durable import remove_tree, translated
 from stoker.host.locks import DEFAULT_WAIT_S, FileLock, is_locked, read_owner
 from stoker.trainer.stoker_trainer import keep_checkpoint
 
-# Folders that a user asked for, which outlive the run: `epoch-N` after every epoch, `best` at the best evaluation.
+# Requested folders, which outlive the run: `epoch-N` after every epoch, `best` at the best evaluation.
 #
-# Each is an adapter that PEFT loads with `metadata.json` beside it, and appears whole or not at all. `best` takes the
-# place of the one before it; a crash in that moment leaves `best.old`, which `best_folder` knows.
+# Each is an adapter for PEFT with `metadata.json`, and is written atomically. `best` replaces the previous one; a crash
+# in that moment leaves `best.old`, which `best_folder` finds.
 
-_HINT = "move it away, or name another folder for the checkpoints"
+_HINT = "move it, or use another folder for the checkpoints"
 
 
 _NAMED = re.compile(r"best|epoch-[1-9][0-9]*")
 _PARTS = re.compile(r"metadata\.json|(adapter_)?model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
-"""Files of a checkpoint that another may lack: weights in more or fewer files, what a removal had not come to."""
+"""Files of a checkpoint that another may lack: weights in more or fewer files, leftovers of an interrupted deletion."""
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Return whether a folder of that name is one that trainings write, and replace."""
+    """Return True if trainings write and replace folders of that name."""
     return _NAMED.fullmatch(name) is not None
 
 
 def refuse_strangers(root: Path) -> None:
-    """Raise `LocalFile` if something below `root` is called as a checkpoint is, and is none: it would be in the way."""
+    """Raise `LocalFile` if a file or folder below `root` has the name of a checkpoint and is none."""
     with translated(str(root)):
         for there in sorted(root.iterdir()):
             if is_checkpoint_name(there.name):
@@ -70,9 +70,9 @@ def refuse_strangers(root: Path) -> None:
 
 
 def write_checkpoint(root: Path, name: str, metadata: Metadata, write_adapter: Callable[[Path], None]) -> Path:
-    """Make a folder of that name below `root`, in place of one that is there; `write_adapter` fills an empty one.
+    """Make a folder of that name below `root`, replacing an existing one; `write_adapter` fills an empty one.
 
-    Raises `LocalFile` if what is there is no checkpoint, or holds what is not of one, and stays.
+    Raises `LocalFile` if the existing one is not a checkpoint, or has other files in it; it is kept then.
     """
     target, new, old = root / name, root / f".{name}.new", root / f"{name}.old"
     with translated(str(target)):
@@ -86,7 +86,7 @@ def write_checkpoint(root: Path, name: str, metadata: Metadata, write_adapter: C
             for there in (target, old):
                 _refuse_more(there, new)
         except BaseException:
-            # Most often the disk is full, and half of it would be in the way of whatever makes room.
+            # Most often the disk is full, and half of a checkpoint would prevent freeing space.
             with suppress(StokerError):
                 remove_tree(new)
             raise
@@ -100,18 +100,18 @@ def write_checkpoint(root: Path, name: str, metadata: Metadata, write_adapter: C
 
 def _refuse_stranger(there: Path) -> None:
     if os.path.lexists(there) and not _is_checkpoint(there):
-        raise LocalFile(f"in the way, and no checkpoint: {there}", hint=_HINT, path=str(there))
+        raise LocalFile(f"file exists and is not a checkpoint: {there}", hint=_HINT, path=str(there))
 
 
 def _refuse_more(there: Path, new: Path) -> None:
-    """Refuse to replace a folder with anything in it that a checkpoint as the new one has not."""
+    """Raise if a folder to replace has files that the new checkpoint does not have."""
     if not os.path.lexists(there):
         return
     more = sorted(set(os.listdir(there)) - set(os.listdir(new))) if there.is_dir() else [there.name]
     strange = [name for name in more if not _PARTS.fullmatch(name)]
     if strange:
         where = str(there / strange[0])
-        raise LocalFile(f"in the way, and not of a checkpoint: {where}", hint=_HINT, path=where)
+        raise LocalFile(f"file exists and is not part of a checkpoint: {where}", hint=_HINT, path=where)
 
 
 def _is_checkpoint(there: Path) -> bool:
@@ -127,11 +127,11 @@ def epoch_folder(epoch: int) -> str:
     return f"epoch-{epoch}"
 
 
-# What a member leaves behind: its adapter with `training.json`, and the folders that its user asked for.
+# The outputs of a member: its adapter with `training.json`, and the requested folders.
 
 
 def write_result(member: AdapterMember, weights: Pairs, base: BaseWeights) -> Adapter:
-    """Write what was learned into the member's staging folder, and give the handle of it."""
+    """Write the adapter into the member's staging folder, and return its handle."""
     job, args = member.attempt.job, member.args
     name = _base_name(member)
     write_adapter(job.out, member.spec, weights, base_name=name)
@@ -152,7 +152,7 @@ def write_result(member: AdapterMember, weights: Pairs, base: BaseWeights) -> Ad
 def training_record(  # noqa: PLR0913 - what a record is made of
     member: AdapterMember, *, method: Method, base: BaseFacts, weights: int, kept: int, device: str, dtype: str
 ) -> LanguageTrainingRecord:
-    """Return what `training.json` says of a member's training; `weights` were learned, those of update `kept` stay."""
+    """Return the content of `training.json`; `weights` were trained, those of update `kept` are the result."""
     before = None if member.before is None else significant(member.before)
     return LanguageTrainingRecord(
         method=method,
@@ -169,7 +169,7 @@ def training_record(  # noqa: PLR0913 - what a record is made of
 
 
 def write_folder(member: AdapterMember, name: str, weights: Pairs) -> None:
-    """Write one of the folders that outlive the run, if the user asked for them."""
+    """Write one of the requested folders, if any."""
     if member.args.checkpoints is None:
         return
     base = _base_name(member)
@@ -182,17 +182,17 @@ def write_folder(member: AdapterMember, name: str, weights: Pairs) -> None:
 
 
 def folders_due(member: AdapterMember, *, is_improved: bool) -> tuple[str, ...]:
-    """Name the folders to write after an update: of an epoch that ended, and of what is the best so far."""
+    """Return the folders to write after an update: for a finished epoch, and for a new best."""
     if member.args.checkpoints is None:
         return ()
     epoch = (epoch_folder(member.epoch),) if member.is_at_epoch_end else ()
-    # With nothing held out there is no evaluation: the newest counts as the best.
+    # Without held-out examples there is no evaluation: the newest counts as the best.
     is_best = is_improved or (member.is_at_epoch_end and not member.held_out)
     return (*epoch, BEST) if is_best else epoch
 
 
 def metadata_of(member: AdapterMember, method: Method = "lora") -> Metadata:
-    """Return what a checkpoint's `metadata.json` says of this moment."""
+    """Return the content of a checkpoint's `metadata.json`."""
     args, curve = member.args, member.curve
     is_adapter = method == "lora"
     losses = {"train_loss": curve.last_loss, "val_loss": member.judged.last, "avg_loss": curve.mean_loss}
@@ -219,11 +219,11 @@ LOOK_S = 0.1
 """Interval between two tries to lock a folder."""
 _NAME = ".lock"
 _NO_LOCKS = frozenset({"ENOLCK", "ENOSYS", "EOPNOTSUPP", "ENOTSUP"})
-"""Errors of a file system that has no locks."""
+"""Errors of a file system without locks."""
 
 
 class OwnFolders:
-    """Who has which folder, by slot."""
+    """The locked folders, by slot."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -231,10 +231,10 @@ class OwnFolders:
         self._asked_s: dict[int, float] = {}
 
     def take(self, slot: int, folder: str | None, who: str) -> bool:
-        """Make a member's folder, if it wants one, and take it; `False`: another training has it, so ask again.
+        """Make and lock a member's folder, if it has one; return False if another training has it: try again later.
 
-        The other one may be just ending. Raises `LockHeld` with who has it when that takes too long, and what is
-        wrong with a folder that can't be made: found out now, not after the first epoch.
+        The other one may be about to end. Raises `LockHeld` with its owner after a timeout, and errors of a folder that
+        can't be made: before training, not after the first epoch.
         """
         if folder is None or slot in self._locks:
             return True
@@ -258,21 +258,21 @@ class OwnFolders:
         return True
 
     def give_back(self, slot: int) -> None:
-        """Let others have a member's folder."""
+        """Release a member's folder."""
         self._asked_s.pop(slot, None)
         lock = self._locks.pop(slot, None)
         if lock is not None:
             lock.release()
 
     def close(self) -> None:
-        """Let others have all of them."""
+        """Release all folders."""
         for slot in list(self._locks):
             self.give_back(slot)
 
 
 @contextmanager
 def own_folder(folder: str | None, who: str, clock: Clock) -> Iterator[None]:
-    """Have a folder for as long as the block takes. Raises as `OwnFolders.take` does."""
+    """Lock a folder during a block. Raises what `OwnFolders.take` raises."""
     folders = OwnFolders(clock)
     try:
         while not folders.take(0, folder, who):
@@ -283,7 +283,7 @@ def own_folder(folder: str | None, who: str, clock: Clock) -> Iterator[None]:
 
 
 def _refuse_nested(root: Path) -> None:
-    """Raise `LockHeld` if a checkpoint around the folder, or one in it, is of a training that runs."""
+    """Raise `LockHeld` if a checkpoint around the folder, or one in it, belongs to a running training."""
     whole = root.resolve()
     around = [place.parent for place in (whole, *whole.parents) if is_checkpoint_name(place.name)]
     within = [place for place in whole.iterdir() if is_checkpoint_name(place.name)]
@@ -293,22 +293,22 @@ def _refuse_nested(root: Path) -> None:
             known: dict[str, Any] = (
                 {} if owner is None else {"owner": {"pid": owner.identity.pid}, "purpose": owner.purpose}
             )
-            raise LockHeld(f"{other} is another training's", path=str(other), **known)
+            raise LockHeld(f"{other} belongs to another training", path=str(other), **known)
 
 
 def _taken(root: Path, held: LockHeld) -> LockHeld:
     owner, purpose = held.data.get("owner"), held.data.get("purpose")
     who = f"process {owner['pid']}, which {purpose}" if isinstance(owner, dict) else "a process that did not sign it"
-    message = f"the folder for checkpoints is another training's: {root} (of {who})"
-    hint = "name another folder (checkpoints=FOLDER, `checkpoint` in a file of adapters), or wait for that training"
+    message = f"checkpoint folder in use by another training: {root} ({who})"
+    hint = "use another folder (checkpoints=FOLDER, `checkpoint` in a file of adapters), or wait for that training"
     return LockHeld(message, hint=hint, **held.data)
 
 
-# A member's checkpoint in its scratch folder: all that it needs to resume as if it had never been interrupted.
+# A member's checkpoint in its scratch folder: everything to resume as if it had not been interrupted.
 #
-# One file with the keys model, opt, config, step, rng, sched and best; numbers and names alone, nothing that could run.
-# It is kept, with the one before it, by the rule that programs' checkpoints are kept by, so a fleet brings it along to
-# the next machine. Another configuration's, other data's or a damaged one is refused, with a note.
+# One file with the keys model, opt, config, step, rng, sched and best; numbers and names only, no code. The newest two
+# are kept, as for programs, so a fleet transfers them to the next machine. A checkpoint of another configuration or
+# other data, or a damaged one, is refused with a note.
 
 CONTRACT = 1
 _KEEPING_NAME = "adapter.pt"
@@ -317,14 +317,14 @@ _KEYS = ("model", "opt", "config", "step", "rng", "sched", "best")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberResumeState:
-    """What was found in a scratch folder: a state to resume from, if one may be used, and notes for people."""
+    """The state in a scratch folder to resume from, if there is a valid one, and notes for the user."""
 
     state: dict[str, Any] | None
     notes: tuple[str, ...]
 
 
 def keep(scratch: Path, state: dict[str, Any]) -> None:
-    """Write a state durably; the one before it stays beside it. Raises `OSError`."""
+    """Write a state durably; the previous one is kept beside it. Raises `OSError`."""
     file = scratch / f".{state['step']}-{_KEEPING_NAME}"
     try:
         torch.save({name: state[name] for name in _KEYS}, file)
@@ -334,7 +334,7 @@ def keep(scratch: Path, state: dict[str, Any]) -> None:
 
 
 def recall(scratch: Path, config: dict[str, Any]) -> MemberResumeState:
-    """Find the newest state that was kept for this very configuration."""
+    """Return the newest state of this configuration."""
     choice = choose_checkpoint(str(scratch), resume_key(scratch, config))
     notes = list(choice.refused)
     if choice.checkpoint is None:
@@ -353,5 +353,5 @@ def recall(scratch: Path, config: dict[str, Any]) -> MemberResumeState:
 
 
 def resume_key(scratch: Path, config: dict[str, Any]) -> Digest:
-    """Bind checkpoints to what they are made from: of a stage's scratch folder its name, which is the stage's key."""
+    """Return the key of checkpoints: the name of a stage's scratch folder, which is the stage's key."""
     return Digest(scratch.name) if is_digest(scratch.name) else digest_value("resume", [CONTRACT, config])

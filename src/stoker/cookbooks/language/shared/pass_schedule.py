@@ -1,9 +1,9 @@
-"""In which passes of the engine members' batches are computed: decided purely, from their shapes alone.
+"""The division of members' batches into passes: decided purely, from their shapes.
 
 Members of one pass are padded to a common number of rows and a common length. Padding costs, and so does every pass:
-members are put together where that is cheaper. A pass that did not fit into memory halves what a pass may hold; first
-the rows of its members are divided, then its members; a single row that does not fit can't be helped, unless it is
-several laid end to end.
+members are combined if that is cheaper. A pass that did not fit into memory halves the limit of a pass; first the rows
+of its members are divided, then its members. A single row that does not fit is an error, unless it is several
+concatenated ones.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _FINEST = 8
 
 @frozen
 class MemberPassShape:
-    """What one member brings to a pass."""
+    """The shape of one member in a pass."""
 
     slot: int
     rows: int
     length: int
     usual: int = 0
-    """The length that its rows mostly have, by which members are put together: so that they stay together. 0: this."""
+    """The usual length of its rows, by which members are combined, so that they stay together. 0: this."""
     largest: int = 0
-    """The length that none of its rows exceeds. 0: this."""
+    """The maximum length of its rows. 0: this."""
     is_laid: bool = False
-    """Its row is several laid end to end. Such are never in a pass with others: both would be padded to both."""
+    """True if its row is several concatenated ones. Such are never combined with others: both would be padded."""
 
     @property
     def kind(self) -> tuple[int, int]:
-        """What members are put together by."""
+        """Key by which members are combined."""
         return (self.usual or self.length, self.rows)
 
 
@@ -56,17 +56,17 @@ class MultiAdapterPass:
 
 @frozen
 class Costs:
-    """What decides how members are put together."""
+    """Costs by which members are combined."""
 
     pass_tokens: int
     """A pass costs as much as so many tokens, however small it is."""
     most_tokens: int | None = None
-    """No pass may hold more; None: no such limit was met."""
+    """Maximum of a pass; None: no limit found yet."""
 
 
 @frozen
 class PassTokenLimit:
-    """Passes may hold no more than so many tokens from here on."""
+    """New maximum number of tokens of a pass."""
 
     most_tokens: int
     why: str
@@ -81,9 +81,9 @@ class OversizedMember:
 
 
 def bucket(length: int, most: int, *, is_coarse: bool) -> int:
-    """Return the length that rows are padded to; never above `most` unless they are longer themselves.
+    """Return the length that rows are padded to; at most `most`, unless they are longer themselves.
 
-    Coarse (a step is compiled or recorded for each length): four lengths between a power of two and the next.
+    Coarse, because a step is compiled or recorded for each length: four lengths between two powers of two.
     """
     step = max(_FINEST, (1 << (length - 1).bit_length()) // 8) if is_coarse and length > 1 else _FINEST
     return max(length, min(most, -(-length // step) * step))
@@ -94,19 +94,19 @@ def plan_passes(
 ) -> tuple[MultiAdapterPass, ...]:
     """Divide members among passes; every row of every member is in exactly one.
 
-    `kept` are places of members that went away: each stays in a pass of its kind, so that the others' numbers come from
-    the same kernels as before, bit for bit.
+    `kept` are slots of former members: each stays in a pass of its kind, so that the others' numbers come from the same
+    kernels as before, bit for bit.
     """
     return _planned(tuple(shapes), costs, tuple(kept.values()) if kept else ())
 
 
 def shrunk(failed: MultiAdapterPass, *, is_close: bool = False) -> PassTokenLimit | OversizedMember:
-    """Decide what to do after a pass did not fit into memory. `is_close`: its rows are several laid end to end."""
+    """Decide what follows a pass that did not fit into memory. `is_close`: its rows are concatenated ones."""
     what = f"{len(failed.slots)} adapters x {failed.rows} rows x {failed.length} tokens did not fit into memory"
     if len(failed.slots) == 1 and failed.rows == 1 and not is_close:
         return OversizedMember(slot=failed.slots[0], why=what)
     most = failed.tokens // 2 if is_close else max(failed.length, failed.tokens // 2)
-    return PassTokenLimit(most_tokens=most, why=f"{what}: from here on {most} tokens at once")
+    return PassTokenLimit(most_tokens=most, why=f"{what}: now at most {most} tokens at once")
 
 
 @lru_cache(maxsize=1024)
@@ -121,7 +121,7 @@ def _planned(
         kind = (max(one.kind[0] for one in together), rows)
         is_laid = together[0].is_laid
         empty = {one.slot for one in kept if one.kind == kind and one.is_laid is is_laid} - slots
-        # More empty places than members cost more than they are worth.
+        # More empty slots than members cost more than they are worth.
         if len(empty) <= len(slots) and (
             costs.most_tokens is None or len(slots | empty) * rows * length <= costs.most_tokens
         ):
@@ -133,10 +133,10 @@ def _planned(
 
 
 def _together(shapes: Sequence[MemberPassShape], pass_tokens: int) -> list[list[MemberPassShape]]:
-    """Put members together so that passes and padding cost least: the best cut of them in order of size."""
+    """Combine members so that passes and padding cost least: the best division in order of size."""
     ordered = sorted(shapes, key=lambda one: (*one.kind, one.slot))
     alike = [list(group) for _, group in groupby(ordered, key=lambda one: one.kind)]
-    # best[i]: the least cost of the first i groups, and where its last pass begins.
+    # best[i]: the minimum cost of the first i groups, and where their last pass starts.
     best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(alike) + 1):
         best.append(min(_costs_from(alike, end, best, pass_tokens)))
@@ -152,7 +152,7 @@ def _together(shapes: Sequence[MemberPassShape], pass_tokens: int) -> list[list[
 def _costs_from(
     alike: list[list[MemberPassShape]], end: int, best: list[tuple[int, int]], pass_tokens: int
 ) -> Iterator[tuple[int, int]]:
-    """Return what the first `end` groups cost if their last pass begins here, or there: cost and place."""
+    """Return the minimum cost of the first `end` groups over the starts of their last pass, and that start."""
     length, _ = alike[end - 1][0].kind
     members = rows = 0
     for start in reversed(range(end)):
@@ -163,7 +163,7 @@ def _costs_from(
 
 
 def _within(whole: MultiAdapterPass, most: int | None) -> list[MultiAdapterPass]:
-    """Divide a pass until it holds no more than it may: rows first, then members."""
+    """Divide a pass until it is within the limit: rows first, then members."""
     if most is None or whole.tokens <= most:
         return [whole]
     rows = max(1, most // (len(whole.slots) * whole.length))
@@ -177,27 +177,26 @@ def _within(whole: MultiAdapterPass, most: int | None) -> list[MultiAdapterPass]
     ]
 
 
-# Whose turn it is: which members of a shared process train in its next step.
+# The turn of members: which ones train in the next step.
 #
-# Members that ask for `synchronized` train in every step. Those that ask for `round_robin` take turns among themselves,
-# one in each step; of those that ask for `priority` the one with the worst evaluation trains, one never evaluated
-# before all others.
+# Members with `synchronized` train in every step. Those with `round_robin` take turns, one in each step; of those with
+# `priority` the one with the worst evaluation trains, one without an evaluation first.
 
 
 @frozen
 class AdapterProgress:
-    """What decides about a member's turn."""
+    """The state that decides a member's turn."""
 
     slot: int
     turns: Turns
     updates: int
-    """How many it has behind it."""
+    """Number of its updates."""
     eval_loss: float | None
     """Of its last evaluation."""
 
 
 def whose_turn(step: int, members: Sequence[AdapterProgress]) -> tuple[int, ...]:
-    """Return the slots that train in this step of the shared process, in their order."""
+    """Return the slots that train in this step, in order."""
     chosen = [one.slot for one in members if one.turns == "synchronized"]
     in_turn = sorted(one.slot for one in members if one.turns == "round_robin")
     if in_turn:
@@ -210,23 +209,23 @@ def whose_turn(step: int, members: Sequence[AdapterProgress]) -> tuple[int, ...]
 
 def _worst_first(one: AdapterProgress) -> tuple[float, int, int]:
     loss = math.inf if one.eval_loss is None else one.eval_loss
-    # No member is evaluated yet: the one with the fewest updates, so that all come to an evaluation.
+    # No member is evaluated yet: the one with the fewest updates, so that each reaches an evaluation.
     return (-loss, one.updates, one.slot)
 
 
-# How often a member's state is written and its progress reported: so that little is lost, and little is spent on it.
+# Intervals of checkpoints and reports.
 
 LEAST_S = 60.0
 """Default interval between two checkpoints."""
 SHARE = 50
-"""A checkpoint that took a second is followed by this many without one, at least."""
+"""Minimum ratio of the time between checkpoints to the time that one takes."""
 REPORTS_PER_S = 20.0
 COUNTED_S = 5.0
 """How long tokens are counted before the count restarts."""
 
 
 def is_checkpoint_due(updates_since: int, *, every: int | None, since_s: float, cost_s: float) -> bool:
-    """Say whether to write a checkpoint: each `every` updates, or by time passed since the last and what that took."""
+    """Return True if a checkpoint is due: each `every` updates, or by the time since the last one and its duration."""
     if updates_since <= 0:
         return False
     if every is not None:
@@ -235,5 +234,5 @@ def is_checkpoint_due(updates_since: int, *, every: int | None, since_s: float, 
 
 
 def is_report_due(since_s: float, *, is_special: bool) -> bool:
-    """Say whether to tell an update's numbers: special ones (first, last, evaluated) always, others not too often."""
+    """Return True if an update is to be reported: first, last and evaluated ones always, others at an interval."""
     return is_special or since_s >= 1.0 / REPORTS_PER_S

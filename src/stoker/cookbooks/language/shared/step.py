@@ -1,8 +1,8 @@
-"""One step of a shared process: members' batches through the engine in few passes, and what to do if one fails.
+"""One step of a shared process: members' batches in few passes, and what follows a failed pass.
 
-A pass that runs out of memory is divided, and what was gathered for the updates under way is gathered again; one that
-fails otherwise is tried member by member, so that only the one who caused it ends. After an error of the device itself
-nothing in this process can be computed any more: all members resume elsewhere, from their checkpoints.
+A pass that runs out of memory is divided, and the current updates are computed again. One that fails otherwise is tried
+member by member, so that only the member that caused it ends. After an error of the device nothing can be computed in
+this process any more: all members resume elsewhere, from their checkpoints.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from stoker.cookbooks.language.shared.tenant import AdapterMember, Update
 from stoker.core.errors import OutOfMemory, ProcessLost, StokerError
 from stoker.core.frozen import changed
 
-# Members' rows, each of its own shape, laid into the arrays of one pass.
+# Members' rows of different shapes in the arrays of one pass.
 
 _NOBODY = -1
-"""The first segment of padding in packed rows; others go down from here."""
+"""The first segment number of padding in packed rows; further ones count down."""
 
 
 class MemberBatch(Protocol):
-    """A batch of one member, as its cursor gives it."""
+    """A batch of one member."""
 
     @property
     def tokens(self) -> npt.NDArray[Any]:
@@ -46,7 +46,7 @@ class MemberBatch(Protocol):
 
     @property
     def labels(self) -> npt.NDArray[Any]:
-        """`[rows, T]`, the token after each, or `IGNORED`."""
+        """`[rows, T]`, the next token, or `IGNORED`."""
 
     @property
     def segments(self) -> npt.NDArray[Any] | None:
@@ -56,7 +56,7 @@ class MemberBatch(Protocol):
 def lay_rows(
     one: MultiAdapterPass, batches: Mapping[int, MemberBatch], denominators: Sequence[float]
 ) -> AdapterSlotRows:
-    """Return the engine's input: rows `first` to `first + rows` of each member; padding where a member has fewer."""
+    """Return the input of a pass: rows `first` to `first + rows` of each member; padding if a member has fewer."""
     shape = (len(one.slots), one.rows, one.length)
     tokens = np.zeros(shape, dtype=np.int64)
     labels = np.full(shape, IGNORED, dtype=np.int64)
@@ -77,16 +77,16 @@ def lay_rows(
 
 
 def _padding(length: int, batches: Mapping[int, MemberBatch]) -> npt.NDArray[np.int32]:
-    """Return the segments of padding, of which no token is part: none is longer than the longest of a member.
+    """Return segments of padding, each no longer than the longest segment of a member.
 
-    Attention is paid within padding, too, and takes the square of its length.
+    Attention is also computed within padding, and takes the square of its length.
     """
     longest = max(_longest(batch) for batch in batches.values())
     return _NOBODY - np.arange(length, dtype=np.int32) // longest
 
 
 def _longest(batch: MemberBatch) -> int:
-    """Return how long the longest segment of a batch is."""
+    """Return the length of the longest segment of a batch."""
     if batch.segments is None:
         return int(batch.tokens.shape[1])
     return max(int(np.unique(row, return_counts=True)[1].max()) for row in batch.segments)
@@ -94,18 +94,18 @@ def _longest(batch: MemberBatch) -> int:
 
 _ON_CPU = Costs(pass_tokens=128)
 _ON_GPU = Costs(pass_tokens=1024)
-"""On an H200 a pass that is recorded costs 550 tokens however small it is; the more passes, the more are recorded."""
+"""On an H200 a recorded pass costs 550 tokens however small it is; more passes mean more recordings."""
 _WIDE = 2
-"""So many passes of the same members are as large as any will be, one to run and one to record: there is memory for
-all then. If they grew one by one, hardly any would fit into what smaller ones had left."""
+"""So many passes of the same members have the maximum size, one to run and one to record: then there is memory for all.
+If they grew one by one, hardly any would fit into what smaller ones left free."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What came of one member's update, read when first asked for."""
+    """The result of one member's update, read on first use."""
 
     parts: list[tuple[PassResult, int]] = field(default_factory=list)
-    """Each pass's result, and the member's place in it."""
+    """Each pass's result, and the member's index in it."""
     padded_tokens: int = 0
 
     @property
@@ -119,7 +119,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStepResults:
-    """How a step ended, by slot."""
+    """The results of a step, by slot."""
 
     done: dict[int, Tally]
     failed: dict[int, Exception]
@@ -127,14 +127,14 @@ class MemberStepResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberEvaluationResults:
-    """Mean losses over the held-out tokens, by slot, and who failed."""
+    """Mean losses over the held-out tokens by slot, and failures."""
 
     losses: dict[int, float]
     failed: dict[int, Exception]
 
 
 class MultiAdapterStepper:
-    """Computes steps; remembers what did not fit, and whose places are kept."""
+    """Computes steps; remembers what did not fit, and which slots are kept."""
 
     def __init__(self, *, is_gpu: bool, tell: Callable[[str], None]) -> None:
         self._is_gpu = is_gpu
@@ -146,20 +146,20 @@ class MultiAdapterStepper:
         self._unrecorded = ""
 
     def keep_place(self, slot: int) -> None:
-        """Go on showing nothing to a slot whose member failed, so that the others' passes have the shape they had."""
+        """Keep an empty place for a slot whose member failed, so that the passes of the others keep their shape."""
         if slot in self._shapes:
             self._kept[slot] = self._shapes[slot]
 
     def take_place(self, slot: int) -> None:
-        """A slot has a member again, or is no longer to be shown anything."""
+        """Stop keeping an empty place for a slot: it has a member again, or is removed."""
         self._kept.pop(slot, None)
         self._shapes.pop(slot, None)
-        # The member there now may be larger, and the memory of the one before was freed.
+        # The new member may be larger, and the memory of the former one was freed.
         self._wide = Counter({slots: count for slots, count in self._wide.items() if slot not in slots})
 
     @property
     def _is_short(self) -> bool:
-        """Whether something did not fit: rows are then of their own, for these can be divided."""
+        """True if something did not fit: rows are then not concatenated, because single rows can be divided."""
         return self._costs.most_tokens is not None
 
     def train(self, slots: Slots, members: Mapping[int, AdapterMember]) -> MemberStepResults:
@@ -187,7 +187,7 @@ class MultiAdapterStepper:
         return MemberStepResults(done=done, failed=failed)
 
     def evaluate(self, slots: Slots, members: Mapping[int, AdapterMember]) -> MemberEvaluationResults:
-        """Return each member's mean loss over what was held out of its data."""
+        """Return each member's mean loss over its held-out examples."""
         failed: dict[int, Exception] = {}
         pending = dict(members)
         losses: dict[int, float] = {}
@@ -299,20 +299,20 @@ class MultiAdapterStepper:
         if self._wide[one.slots] >= _WIDE:
             return one
         self._wide[one.slots] += 1
-        # Of members that differ the mean: each was given memory for its own.
+        # The mean if members differ: each has memory of its own.
         largest = [shape.largest for shape in shapes if shape.slot in one.slots]
         return changed(one, length=max(one.length, -(-sum(largest) // len(largest))))
 
     def _recover(
         self, slots: Slots, failure: _PassFailed, pending: dict[int, Any], failed: dict[int, Exception]
     ) -> bool:
-        """Make the next try likelier to succeed; says whether members are to be tried one by one."""
+        """Prepare the next try; return True if members are to be tried one by one."""
         one, error = failure.one, failure.error
         live = tuple(slot for slot in one.slots if slot in pending)
         self._kept.clear()
         if not is_out_of_memory(error):
             if _is_broken(error):
-                raise ProcessLost(f"the device no longer answers: {_in_short(error)}") from error
+                raise ProcessLost(f"device error: {_in_short(error)}") from error
             if len(live) > 1:
                 return True
             for slot in live:
@@ -320,7 +320,7 @@ class MultiAdapterStepper:
                 failed[slot] = error
             return False
         if self._let_go(slots, error):
-            self._tell("memory ran short: recorded steps, which only save time, are let go of")
+            self._tell("out of memory: recorded steps, which only save time, are freed")
             return False
         whole = MultiAdapterPass(slots=live, first=one.first, rows=one.rows, length=one.length)
         verdict = shrunk(whole, is_close=failure.is_close and not self._is_short)
@@ -335,13 +335,13 @@ class MultiAdapterStepper:
         return False
 
     def _note_unrecorded(self, slots: Slots) -> None:
-        """Tell once that steps are slower than they might be, and why."""
+        """Report once that steps are slower than they could be, and why."""
         if slots.why_not_recorded != self._unrecorded:
             self._unrecorded = slots.why_not_recorded
-            self._tell(f"a step could not be recorded, and runs plainly: {_in_short(self._unrecorded)}")
+            self._tell(f"a step could not be recorded and runs slower: {_in_short(self._unrecorded)}")
 
     def _let_go(self, slots: Slots, error: BaseException) -> bool:
-        """Free what the failed pass held; says whether there was more to be freed than that."""
+        """Free the memory of a failed pass; return True if more was freed."""
         # The frames of the pass hold its activations.
         error.__traceback__ = None
         if self._is_gpu:
@@ -350,10 +350,10 @@ class MultiAdapterStepper:
 
 
 class _PassFailed(Exception):
-    """A pass raised. Members updated before it stay updated."""
+    """A pass failed. Members updated before it stay updated."""
 
     def __init__(self, one: MultiAdapterPass, error: Exception, done: dict[int, Tally], *, is_close: bool) -> None:
-        """`is_close`: it held rows that are several laid end to end, as long as memory was not short."""
+        """`is_close`: it had concatenated rows, which are used while memory suffices."""
         super().__init__(str(error))
         self.is_close = is_close
         self.one = one
@@ -362,7 +362,7 @@ class _PassFailed(Exception):
 
 
 def _in_short(error: object) -> str:
-    """Return the first two sentences of what it says: torch continues with advice for programmers."""
+    """Return the first two sentences of an error: torch continues with advice for programmers."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return ". ".join(line.split(". ")[:2]).removesuffix(".")
 

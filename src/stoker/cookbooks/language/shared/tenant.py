@@ -18,23 +18,23 @@ from stoker.cookbooks.language.shared.pass_schedule import AdapterProgress, Memb
 from stoker.core.errors import BadInput
 from stoker.core.frozen import changed, fields_of, frozen
 
-# Rows of several lengths laid end to end: the same sequences, none of which sees another, in one row without padding.
+# Concatenated rows: the same sequences, isolated from each other, in one row without padding.
 #
-# Rows that are padded to the longest of them waste what the others lack, and have as many shapes as there are lengths.
-# The sum of several lengths varies little: few shapes, and each of them can be recorded.
+# Rows padded to the longest of them waste computation, and have as many shapes as there are lengths. The sum of several
+# lengths varies little: few shapes, and each of them can be recorded.
 
 _WORTH = 0.85
-"""Of the longest: on an H200 a row of several sequences takes a fourteenth longer than as many rows of one, and what
-it is padded with costs as much again."""
+"""Relative to the longest: on an H200 a row of several sequences takes a fourteenth longer than as many rows of one,
+and its padding costs the same again."""
 
 
 def is_worth_closing_up(lengths: npt.NDArray[np.int64]) -> bool:
-    """Return whether examples of such lengths are quicker end to end than in rows of their own."""
+    """Return True if examples of such lengths are faster concatenated than in rows of their own."""
     return len(lengths) > 0 and float(lengths.mean()) < _WORTH * float(lengths.max())
 
 
 def closed_up(rows: MemberRows) -> MemberRows:
-    """Return all rows as one. What comes after a row's last label teaches nothing, and is left out."""
+    """Return all rows as one. Tokens after a row's last label are left out."""
     is_label = rows.labels != IGNORED
     lengths = is_label.shape[1] - np.argmax(is_label[:, ::-1], axis=1)
     taught = np.flatnonzero(is_label.any(axis=1))
@@ -48,14 +48,14 @@ def closed_up(rows: MemberRows) -> MemberRows:
     )
 
 
-# How a member's losses went, as it is kept and written down: bounded, however long it trains.
+# A member's losses, bounded however long it trains.
 
 MOST_POINTS = 1000
-"""Of training losses; evaluations come on top."""
+"""Of training losses; evaluations are counted separately."""
 
 
 class CurveRecorder:
-    """Takes in what happened update by update, and gives points: each the mean since the one before it."""
+    """Collects losses update by update; each point is the mean since the previous one."""
 
     def __init__(self, *, updates: int, per_epoch: int) -> None:
         self._every = -(-updates // MOST_POINTS)
@@ -77,7 +77,7 @@ class CurveRecorder:
         return self._all_losses / self._all_tokens if self._all_tokens else None
 
     def note_update(self, update: int, *, loss: float, tokens: int, lr: float) -> None:
-        """Take in an update's mean loss over so many trained tokens."""
+        """Add an update's mean loss over so many trained tokens."""
         self.last_loss = loss
         self._losses += loss * tokens
         self._tokens += tokens
@@ -87,19 +87,19 @@ class CurveRecorder:
             self._close(update, lr, None)
 
     def note_evaluation(self, update: int, *, loss: float, lr: float) -> None:
-        """Take in an evaluation after an update."""
+        """Add an evaluation after an update."""
         if self._points and self._points[-1]["step"] == update and not self._tokens:
             self._points[-1]["eval_loss"] = significant(loss)
         else:
             self._close(update, lr, significant(loss))
 
     def state(self) -> dict[str, Any]:
-        """Return all of it, plain, to go on from."""
+        """Return the state as plain data."""
         sums = [self._losses, self._tokens, self._all_losses, self._all_tokens]
         return {"points": [dict(point) for point in self._points], "sums": sums, "last_loss": self.last_loss}
 
     def go_on(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         self._points = list(state["points"])
         self._losses, self._tokens, self._all_losses, self._all_tokens = state["sums"]
         self.last_loss = state["last_loss"]
@@ -113,28 +113,28 @@ class CurveRecorder:
         self._losses, self._tokens = 0.0, 0
 
 
-# When a member is evaluated, which of its evaluations is the best, and when it has stopped getting better.
+# When a member is evaluated, which evaluation is the best, and when to stop early.
 
 
 @frozen
 class MemberEvaluations:
-    """What a member's evaluations have said so far."""
+    """The evaluations of a member so far."""
 
     last: float | None = None
     best: float | None = None
     best_update: int = 0
     best_epoch: int = 0
     worse_in_a_row: int = 0
-    """Evaluations since the best one."""
+    """Number of evaluations since the best one."""
 
 
 def is_evaluation_due(update: int, *, updates: int, per_epoch: int, every: int | None) -> bool:
-    """Say whether a member is evaluated after this update (counted from 1): each so many, or each epoch; at the end."""
+    """Return True if a member is evaluated after this update (from 1): each so many, each epoch, or at the end."""
     return update >= updates or update % (every or per_epoch) == 0
 
 
 def judge(before: MemberEvaluations, loss: float, *, update: int, epoch: int) -> MemberEvaluations:
-    """Take an evaluation in. Equal is no improvement: the earlier one stays the best."""
+    """Add an evaluation. Equal is no improvement: the earlier one stays the best."""
     if before.best is None or loss < before.best:
         return MemberEvaluations(last=loss, best=loss, best_update=update, best_epoch=epoch)
     return MemberEvaluations(
@@ -147,17 +147,17 @@ def judge(before: MemberEvaluations, loss: float, *, update: int, epoch: int) ->
 
 
 def should_stop(judged: MemberEvaluations, patience: int | None) -> bool:
-    """Return whether so many evaluations in a row have brought nothing better; without patience, never."""
+    """Return True after so many evaluations without improvement; without patience, never."""
     return patience is not None and judged.worse_in_a_row >= patience
 
 
-# Learning rates over a training: by the formulas of transformers' `get_scheduler`, which people's settings mean.
+# Learning rates, by the formulas of transformers' `get_scheduler`.
 
 
 def rate_at(update: int, *, peak: float, schedule: Schedule, warmup: int, updates: int) -> float:
     """Return the learning rate of an update (counted from 0): up to `peak` over `warmup` updates, then by the schedule.
 
-    The first update of a warm-up has the rate 0, as it has there.
+    The first update of a warm-up has the rate 0, as in transformers.
     """
     return peak * _share(update, schedule, warmup, updates)
 
@@ -174,7 +174,7 @@ def _share(update: int, schedule: Schedule, warmup: int, updates: int) -> float:
 
 
 def warmup_of(updates: int, percent: float) -> int:
-    """Return over how many updates the rate rises."""
+    """Return the number of warm-up updates."""
     return math.ceil(updates * percent / 100)
 
 
@@ -192,32 +192,32 @@ _NOT_LEARNED = frozenset(
         "adapter_index",
     }
 )
-"""Arguments that change nothing about what is learned, or are known by content elsewhere."""
+"""Arguments that do not change what is learned, or whose content is elsewhere in the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """All that one update of a member is made from."""
+    """The input of one update of a member."""
 
     batches: tuple[MemberRows, ...]
     """One for each pass."""
     close: tuple[MemberRows, ...]
-    """The same, rows laid end to end where that is quicker."""
+    """The same, concatenated if that is faster."""
     supervised: int
-    """Tokens that are learned, over all of them."""
+    """Number of learned tokens."""
     tokens: int
-    """All tokens that are no padding."""
+    """Number of tokens without padding."""
     after: Position
-    """Where its data go on after it."""
+    """The position of its data after it."""
 
 
 class AdapterMember:
-    """Someone who is trained."""
+    """A member that is trained."""
 
     def __init__(self, attempt: Member, *, vocabulary: int, closes_up: bool = False) -> None:
-        """Read its data. Raises `BadInput` for data that this base can't be shown.
+        """Read its data. Raises `BadInput` for tokens that the base does not have.
 
-        `closes_up`: its rows may be laid end to end.
+        `closes_up`: its rows may be concatenated.
         """
         args: LoraArgs = attempt.args
         self.attempt = attempt
@@ -231,13 +231,13 @@ class AdapterMember:
         self._warmup = warmup_of(self.updates, args.warmup_percent)
         self._lengths = self.examples.lengths[self.examples.kept]
         self.is_close = closes_up and not args.packing and args.batch > 1 and is_worth_closing_up(self._lengths)
-        """Whether its rows are laid end to end, as long as there is memory for that."""
+        """True if its rows are concatenated while memory suffices."""
         self.held_out = tuple(
             evaluation_rows(self.examples, row_tokens=args.max_seq_len, batch=args.batch, is_packed=args.packing)
         )
         self.held_out_close = self._laid(self.held_out)
         self.update = 0
-        """How many updates it has behind it."""
+        """Number of its updates."""
         self.curve = CurveRecorder(updates=self.updates, per_epoch=self.per_epoch)
         self.judged = MemberEvaluations()
         self.before: float | None = None
@@ -268,13 +268,13 @@ class AdapterMember:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments that decide what is learned, plain."""
+        """The arguments that decide what is learned, as plain data."""
         named = {one.name: getattr(self.args, one.name) for one in fields(self.args) if one.name not in _NOT_LEARNED}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
 
     @property
     def config(self) -> dict[str, Any]:
-        """What a checkpoint is bound to: settings and data."""
+        """The identity of a checkpoint: settings and data."""
         return {**self.settings, "examples": str(self.attempt.inputs["examples"].digest)}
 
     @property
@@ -283,12 +283,12 @@ class AdapterMember:
 
     @property
     def kept_loss(self) -> float | None:
-        """The evaluation of the weights that are kept if it ends now: what it is ranked by."""
+        """The evaluation of the weights that are kept if it ends now: its rank."""
         return self.judged.best if self.args.keep == "best" else self.judged.last
 
     @property
     def epoch(self) -> int:
-        """The epoch that its last update belongs to, from 1."""
+        """The epoch of its last update, from 1."""
         return max(1, -(-self.update // self.per_epoch))
 
     @property
@@ -306,23 +306,23 @@ class AdapterMember:
         return self._rate_of(max(0, self.update - 1))
 
     def look_ahead(self) -> Update:
-        """Return what its next update is made from; asked twice, the same."""
+        """Return the input of its next update; repeated calls return the same."""
         self._read_on(1)
         return self._ahead[0]
 
     def prepare(self) -> None:
-        """Have what the update after the next is made from ready."""
+        """Prepare the input of the update after the next."""
         if self.update + 1 < self.updates:
             self._read_on(2)
 
     def updated(self) -> None:
-        """Take note that the update is done."""
+        """Record that the update is done."""
         self._position = self.look_ahead().after
         self._ahead.pop(0)
         self.update += 1
 
     def shape_of(self, batch: MemberRows, *, is_coarse: bool) -> MemberPassShape:
-        """Return what it brings to a pass. Coarse: with shapes that are few."""
+        """Return its shape in a pass. Coarse: few different shapes."""
         rows, length = batch.tokens.shape
         if not is_coarse:
             return MemberPassShape(
@@ -336,12 +336,12 @@ class AdapterMember:
             usual = largest = args.max_seq_len if args.packing else int(self._lengths.max())
         most = args.max_seq_len * (args.batch if is_laid else 1)
         padded, usual, largest = (bucket(one, most, is_coarse=True) for one in (length, usual, largest))
-        # A whole batch's rows always, also at the end of an epoch.
+        # Always the rows of a whole batch, also at the end of an epoch.
         rows = 1 if is_laid else args.batch
         return MemberPassShape(slot=self.slot, rows=rows, length=padded, usual=usual, largest=largest, is_laid=is_laid)
 
     def state(self) -> dict[str, Any]:
-        """Return where it stands, plain: the part of a checkpoint that is not in the banks."""
+        """Return its state as plain data: the part of a checkpoint that is not in the banks."""
         return {
             "step": self.update,
             "rng": {"seed": self.args.seed, "epoch": self._position.epoch, "batch": self._position.batch},
@@ -358,7 +358,7 @@ class AdapterMember:
         }
 
     def go_on(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         said = state["sched"]
         self.update = state["step"]
         self.judged = MemberEvaluations(**said["judged"])
@@ -404,42 +404,42 @@ class AdapterMember:
 
 
 def _check(examples: ExampleSet, vocabulary: int) -> None:
-    """Refuse tokens that the base has no row for: on a GPU they would end the process, and all its members."""
+    """Raise for tokens that the base does not have: on a GPU they would end the process with all its members."""
     largest = int(examples.tokens.max(initial=0))
     if largest >= vocabulary:
         raise BadInput(
-            f"the data hold token {largest}, and the base knows {vocabulary}",
-            hint="was it tokenised with the tokenizer of another base?",
+            f"the data have token {largest}; the base's vocabulary has {vocabulary}",
+            hint="tokenise it with the tokenizer of this base",
         )
 
 
-# When a member whose numbers are no longer finite is given up.
+# When a member with non-finite numbers ends.
 #
 # A loss that is not finite ends it at once: the same weights would give the same loss again. A gradient that is not
-# finite under a finite loss may be a single overflow, so that update is left out and the next batch is tried; the third
-# such update in a row ends it. Weights and moments stay as they were before each of them, and no other member notices.
+# finite with a finite loss may be a single overflow, so that update is skipped and the next batch is tried; the third
+# such update in a row ends it. Weights and moments stay unchanged each time, and other members are not affected.
 
 PATIENCE = 3
-"""Updates in a row whose gradient may be other than finite."""
+"""Maximum of consecutive updates with a non-finite gradient."""
 
 
 @frozen
 class SkippedUpdates:
-    """It continues, with so many updates in a row left out."""
+    """It continues, with so many consecutive updates skipped."""
 
     left_out: int
 
 
 @frozen
 class MemberDivergence:
-    """It is over: which metric was what, in words."""
+    """It ends, with the metric and the reason."""
 
     metric: str
     why: str
 
 
 def after_update(left_out: int, *, loss: float, is_finite: bool) -> SkippedUpdates | MemberDivergence:
-    """Decide after an update, knowing how many in a row were left out before it."""
+    """Decide after an update, given the number of consecutive skipped ones before it."""
     if not math.isfinite(loss):
         return MemberDivergence(metric="loss", why=f"loss is {loss}")
     if is_finite:

@@ -27,7 +27,7 @@ def test_a_member_whose_folder_is_another_run_s_is_refused_with_who_has_it_and_t
     with FileLock(taken / ".lock", "trains early"):
         train_members(Gathering([refused, other]), FakeClock())
     assert isinstance(refused.ended, LockHeld)
-    assert f"{taken} (of process {os.getpid()}, which trains early)" in str(refused.ended)
+    assert f"{taken} (process {os.getpid()}, which trains early)" in str(refused.ended)
     assert "checkpoints=FOLDER" in refused.ended.hint
     assert isinstance(other.ended, Adapter)
     assert not (taken / "best").exists()
@@ -48,7 +48,7 @@ def test_a_folder_that_is_a_checkpoint_of_another_training_s_is_its_too(
 
 def test_what_is_in_the_way_of_checkpoints_is_found_before_anything_is_trained(tmp_path: Path) -> None:
     (tmp_path / "ck" / "best").mkdir(parents=True)
-    with pytest.raises(LocalFile, match="in the way"), own_folder(str(tmp_path / "ck"), "it", FakeClock()):
+    with pytest.raises(LocalFile, match="file exists"), own_folder(str(tmp_path / "ck"), "it", FakeClock()):
         pass
     assert not is_locked(tmp_path / "ck" / ".lock")
 

@@ -338,7 +338,7 @@ def test_data_of_another_tokenizer_end_their_member_alone(person: People) -> Non
     bad, good = person(0, token=264), person(1)
     train(bad, good)
     assert isinstance(bad.ended, BadInput)
-    assert str(bad.ended) == "the data hold token 264, and the base knows 264"
+    assert str(bad.ended) == "the data have token 264; the base's vocabulary has 264"
     assert isinstance(good.ended, Adapter)
 
 
@@ -427,7 +427,7 @@ def test_what_only_makes_steps_faster_goes_before_a_step_is_divided(
     one = person(0, even=True)
     train(one)
     assert isinstance(one.ended, Adapter)
-    assert "recorded steps, which only save time, are let go of" in one.log
+    assert "recorded steps, which only save time, are freed" in one.log
     assert "did not fit into memory" not in one.log
     assert len(set(sizes)) == 1
 
@@ -517,7 +517,7 @@ def test_a_disk_that_is_full_costs_checkpoints_and_not_the_training(
     one = person(0, checkpoint_every=1)
     train(one)
     assert isinstance(one.ended, Adapter)
-    assert "no checkpoint could be kept" in one.log
+    assert "checkpoint not written" in one.log
 
 
 def test_a_request_to_end_waits_for_the_end_of_the_block() -> None:

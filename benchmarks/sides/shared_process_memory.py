@@ -1,10 +1,10 @@
-"""On a machine with a GPU: what companies of adapters take of it, each in a process that did nothing else.
+"""On a machine with a GPU: the device memory of shared processes of adapters, each case in its own process.
 
-    PYTHONPATH=src python benchmarks/sides/company_memory.py OUT.json [--only CASE,CASE] [--limit SECONDS] [--tiny]
+    PYTHONPATH=src python benchmarks/sides/shared_process_memory.py OUT.json [--only CASE,CASE] [--limit S] [--tiny]
 
 The base has random weights and is made where it is used: nothing is read or downloaded. Each case runs some steps of
 the engine: the first compiles, the second records, the others replay. With `--tiny` the same in small on the CPU, and
-what is told is the most of the machine's memory that the process had.
+the peak of the process's RAM is reported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import gpu_parts  # noqa: E402 - found by the line above, from wherever this is started
-from company_cases import CASES, Case, shape_of, targets  # noqa: E402 - the same
 from gpu_parts import Say  # noqa: E402 - the same
+from shared_process_cases import CASES, Case, shape_of, targets  # noqa: E402 - the same
 
 STEPS = 5
 LENGTHS = (1.0, 0.75, 0.5)

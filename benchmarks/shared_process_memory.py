@@ -1,11 +1,11 @@
-"""How far is the memory that is foretold for a company of adapters from what a GPU's driver then counts?
+"""How far is the memory estimate of a shared process of adapters from what the GPU's driver counts?
 
-    python benchmarks/company_memory.py                    # judges what was recorded on an H200
-    python benchmarks/company_memory.py --from FILE        # judges other measurements
-    python benchmarks/company_memory.py --measure FILE     # measures here, then judges; needs a GPU and torch
+    python benchmarks/shared_process_memory.py                    # evaluates the recording of an H200
+    python benchmarks/shared_process_memory.py --from FILE        # evaluates other measurements
+    python benchmarks/shared_process_memory.py --measure FILE     # measures here, then evaluates; needs a GPU and torch
 
-Measured is the peak of torch's allocator (reserved) and the CUDA context, each company in a process of its own. The
-cases are in `company_cases.py`: twelve of one shape each, and beyond them packed rows and steps of several lengths.
+Measured is the peak of torch's allocator (reserved) and the CUDA context, each case in its own process. The cases are
+in `shared_process_cases.py`: twelve of one shape each, and beyond them packed rows and steps of several lengths.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from harness import Benchmark
 from recordings import Recording, gib, row
 
 TWELVE = 12
-HEADS = ["company", "measured", "tensors", "foretold", "error", "base", "each"]
+HEADS = ["shared process", "measured", "tensors", "estimate", "error", "base", "each"]
 
 
 def main() -> int:
-    measure = recordings.by_sides("company_memory.py")
-    bench, recording = recordings.start("company_memory", str(__doc__), "company_memory_h200.json", measure)
+    measure = recordings.by_sides("shared_process_memory.py")
+    bench, recording = recordings.start(
+        "shared_process_memory", str(__doc__), "shared_process_memory_h200.json", measure
+    )
     _judge(bench, recording)
     return bench.finish()
 
@@ -36,21 +38,21 @@ def _judge(bench: Benchmark, recording: Recording) -> None:
         if "error" in found or not measured_bytes:
             bench.verdicts.append([name, "failed", *[""] * 5])
             continue
-        told = _foretell(found["case"], recording.card)
-        error = 100 * (told.total_bytes - measured_bytes) / measured_bytes
+        estimate = _estimate(found["case"], recording.card)
+        error = 100 * (estimate.total_bytes - measured_bytes) / measured_bytes
         is_plain = not (found["case"].get("packed") or found["case"].get("lengths"))
         (errors if is_plain else beyond).append(error)
         tensors = found.get("memory", {}).get("allocated_bytes", 0)
-        needs = told.needs
+        needs = estimate.needs
         bench.verdicts.append(
-            [name, gib(measured_bytes), gib(tensors), gib(told.total_bytes), f"{error:+.1f} %",
+            [name, gib(measured_bytes), gib(tensors), gib(estimate.total_bytes), f"{error:+.1f} %",
              gib(needs.base_bytes), gib(needs.member_bytes)]
         )  # fmt: skip
-    # The goal speaks of twelve: fewer are shown, and judge nothing.
+    # The goal is for twelve: fewer are shown without a verdict.
     at_most = 1.0 if len(errors) >= TWELVE else None
     if at_most is None:
-        bench.notes.append(f"{TWELVE - len(errors)} of the {TWELVE} companies were not measured, so no goal is judged.")
-    count = f"{len(errors)} of {TWELVE} companies"
+        bench.notes.append(f"{TWELVE - len(errors)} of the {TWELVE} shared processes were not measured: no verdict.")
+    count = f"{len(errors)} of {TWELVE} shared processes"
     below = max([0.0, *(-one for one in errors)])
     bench.rows += [
         row(f"{count}: largest error, %", "15 % goal", round(max(map(abs, errors), default=0.0), 2), 15, at_most),
@@ -62,12 +64,12 @@ def _judge(bench: Benchmark, recording: Recording) -> None:
         bench.rows.append(row(question, "5 % goal", round(below, 2), 5, at_most))
 
 
-def _foretell(case: dict[str, Any], gpu: str) -> Any:
+def _estimate(case: dict[str, Any], gpu: str) -> Any:
     from stoker.devices.estimate.model_shapes import read_shape
     from stoker.devices.estimate.shared_base import MemoryLocation, MultiAdapterTraining, estimate_adapters
     from stoker.devices.estimate.training_setup import Width
 
-    company = MultiAdapterTraining(
+    training = MultiAdapterTraining(
         shape=read_shape(case["config"]),
         adapters=case["adapters"],
         rank=case["rank"],
@@ -78,7 +80,7 @@ def _foretell(case: dict[str, Any], gpu: str) -> Any:
         is_compiled=case.get("compiled", True),
         is_packed=case.get("packed", False),
     )
-    return estimate_adapters(company, gpu=gpu)
+    return estimate_adapters(training, gpu=gpu)
 
 
 def _measured(found: dict[str, Any]) -> int:

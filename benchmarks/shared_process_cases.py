@@ -1,4 +1,4 @@
-"""The companies whose memory is measured: how many adapters, of which rank, how many tokens of each in a step."""
+"""The shared processes whose memory is measured: number of adapters, rank, tokens of each in a step."""
 
 from __future__ import annotations
 
