@@ -24,7 +24,7 @@ from stoker.api.job_lookup import open_client
 from stoker.api.submission import preview_submission, send_submission
 from stoker.app import App
 from stoker.core.clock import Closable
-from stoker.core.job import JobSpec, JobState
+from stoker.core.job import JobSpec
 from stoker.jobs.pack.code_tree import PreparedSubmission
 from stoker.jobs.request import JobRequest
 from stoker.jobs.submission import prepare
@@ -132,7 +132,10 @@ class Client(Closable):
         return [ended[point.id] for point in points]
 
     def logs(self, name: str, *, follow: bool = False, attempt: int | None = None) -> Iterator[str]:
-        """Return a job's output line by line; with `follow` until it ends, across attempts and machines."""
+        """Return a job's output line by line; with `follow` until it ends, across attempts and machines.
+
+        Name one point of a sweep: the bare name raises `Usage`.
+        """
         lines = self._job(name).logs(attempt=attempt, follow=follow)
         return (one.text for one in lines if isinstance(one, StageLogLine))
 
@@ -146,7 +149,7 @@ class Client(Closable):
         The request is durable when this returns. Return the jobs that had not ended; raise `InvalidTransition` if all
         have.
         """
-        live = self._job(name).cancel()
+        live = self._job(name).cancel(waits=False)
         if not wait:
             now = {point.id: point for point in self._job(name).points()}
             return [now.get(point.id, point) for point in live]
@@ -182,15 +185,14 @@ class Client(Closable):
     def get(self, name: str, folder: str | os.PathLike[str]) -> list[str]:
         """Download a job's result into a folder as plain files, verified, and return their paths.
 
-        Of a sweep, every completed point gets a folder of its own, named by its label.
+        Of a sweep, every completed point gets a folder of its own, named by its label. Raise `NotFound` if there is no
+        result, `Refused` if no point has completed.
         """
-        job = self._job(name)
         files: list[str] = []
-        for point in job.points():
-            if not job.is_sweep or point.state == JobState.COMPLETED:
-                into = os.path.abspath(os.path.join(folder, job.folder_of(point)))
-                laid_out = lay_out(self._parts.store, [job.fetch(job.result_of(point))], into)
-                files += [os.path.join(laid_out.folder, file) for file in laid_out.files]
+        for result in self._job(name).results().found:
+            into = os.path.abspath(os.path.join(folder, result.folder))
+            laid_out = lay_out(self._parts.store, result.fetch(lambda _size_bytes: None), into)
+            files += [os.path.join(laid_out.folder, file) for file in laid_out.files]
         return files
 
     def events(self, after: int | None = None) -> Iterator[FleetEvent]:

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import select
 
 from stoker.api.fleet_job import FleetJob
-from stoker.cli.job_verbs import get_fleet_job
+from stoker.cli.job_verbs import perform_get
 from stoker.client import Client
 from stoker.coordinator.database.database import snapshot
 from stoker.coordinator.database.tables import LEASES
@@ -165,10 +165,17 @@ def test_a_metric_that_is_no_number_for_machines_does_not_silence_the_worker(tmp
     assert all(name.isprintable() for name in heard.metrics)
 
 
+def _point(label: str, name: str) -> Any:
+    return SimpleNamespace(id="1" * 64, label=label, name=name, state="completed", recipe="command", machine="desk")
+
+
 def _sweep_with(point: Any, ref: str) -> Any:
     """Return a job of the fleet whose only point says this of itself."""
-    job = SimpleNamespace(ref=ref, is_sweep=True, points=lambda: [point])
-    job.folder_of = lambda one: FleetJob.folder_of(job, one)  # type: ignore[arg-type]
+    story: Any = SimpleNamespace(job=point, bundle={"tree": "1" * 64, "size_bytes": 1})
+    parts: Any = SimpleNamespace(store=None, clock=None)
+    client: Any = None
+    job: Any = FleetJob(client, ref, story, parts)
+    job.points = lambda: [point]
     return job
 
 
@@ -180,19 +187,19 @@ def _sweep_with(point: Any, ref: str) -> Any:
 def test_a_coordinator_can_not_send_results_anywhere_but_below_the_folder(
     tmp_path: Path, ref: str, label: str, name: str
 ) -> None:
-    point = SimpleNamespace(label=label, name=name, state="completed")
-    job = _sweep_with(point, ref)
-    call: Any = SimpleNamespace(parts=SimpleNamespace(settings=SimpleNamespace(folder=str(tmp_path))))
-    given = {"stage": None, "metrics": None, "bundle": None, "dir": None, "force": False}
+    job = _sweep_with(_point(label, name), ref)
+    lookup = SimpleNamespace(fleet_job_if_meant=lambda *_: job)
+    call: Any = SimpleNamespace(lookup=lookup, parts=SimpleNamespace(settings=SimpleNamespace(folder=str(tmp_path))))
+    given = {"name": ref, "at": None, "stage": None, "metrics": None, "bundle": None, "dir": None, "force": False}
     with pytest.raises(BadAnswer, match="no folder can be called by"):
-        get_fleet_job(call, job, given)
+        perform_get(call, given)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("label", ["../../x", "/etc"], ids=["up", "absolute"])
 def test_nor_can_it_through_the_client_for_python(tmp_path: Path, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, point = Client.__new__(Client), SimpleNamespace(label=label, name="s/1", state="completed")
-    monkeypatch.setattr(client, "_job", lambda _name: _sweep_with(point, "s"))
+    client = Client.__new__(Client)
+    monkeypatch.setattr(client, "_job", lambda _name: _sweep_with(_point(label, "s/1"), "s"))
     with pytest.raises(BadAnswer, match="no folder can be called by"):
         client.get("s", tmp_path)
     assert not list(tmp_path.iterdir())

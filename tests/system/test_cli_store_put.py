@@ -48,7 +48,7 @@ def test_what_is_put_is_listed_known_again_and_given_back_as_plain_files(shell: 
     assert [one["name"] for one in listed] == ["again", "data"]
     assert listed[0]["digest"] == listed[1]["digest"]
     got = shell.stoker("get", "data", "out")
-    assert got.out == f"5 files in {shell.folder / 'out'}\n"
+    assert got.out == f"data: 5 files in {shell.folder / 'out'}\n"
     assert read(shell.folder / "out") == FILES
     assert os.access(shell.folder / "out" / "run.sh", os.X_OK)
     assert os.readlink(shell.folder / "out" / "deep" / "link") == "../model.bin"

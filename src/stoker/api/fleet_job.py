@@ -10,13 +10,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from stoker.api.job import Job, StageLogLine, job_story
-from stoker.api.job_logs import JobLogReader
+from stoker.api.job import Job, JobLogReader, JobReasons, JobResult, JobResults, JobStop, StageLogLine, job_story
 from stoker.core.clock import Clock
 from stoker.core.digests import is_digest
-from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, StokerError
+from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, Refused, StokerError, Usage
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import JobSpec, JobState
 from stoker.core.text import format_size, one_line
@@ -70,15 +69,18 @@ class FleetJob(Job):
         note: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.client = client
-        self.ref = ref
-        """As it was asked for; the bare name of a sweep means all its points."""
+        self._ref = ref
         self.story = story
         """Of the newest that has that name."""
         self.stage = stage
-        """What followed the name: a stage of it."""
         self._parts = parts
         self._note = note
         self._opened: list[SyncedAttempt] = []
+
+    @property
+    def ref(self) -> str:
+        """As it was asked for; the bare name of a sweep means all its points."""
+        return self._ref
 
     @property
     def view(self) -> JobView:
@@ -86,12 +88,15 @@ class FleetJob(Job):
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the name means several points."""
         return self.view.name.rpartition("/")[0] == self.ref
 
     def points(self) -> list[JobView]:
         """Return the jobs that the name means, in their order: of each point of a sweep the newest."""
         return points_of(self.client, self.ref) if self.is_sweep else [self.view]
+
+    @property
+    def result_folder(self) -> str:
+        return folder_name(self.ref).replace("/", os.sep)
 
     def close(self) -> None:
         for mirror in self._opened:
@@ -105,6 +110,8 @@ class FleetJob(Job):
         It continues by offset: across attempts on other machines, and across restarts of the coordinator.
         """
         stage, story, name = stage or self.stage, self.story, self.view.name
+        if self.is_sweep and len(points := self.points()) > 1:
+            raise Usage(f"{self.ref} has {len(points):,} points; name one", hint=f"stoker logs {points[0].name}")
         if attempt is not None:
             found = [one for one in story.attempts if one.number == attempt]
             if not found:
@@ -172,16 +179,20 @@ class FleetJob(Job):
             elif not follow and not shown:
                 yield f"note: nothing of attempt {attempt.number} has arrived yet"
 
-    def wait(self, limit_s: float | None, ended: Callable[[JobView], None], points: Sequence[JobView] = ()) -> int:
-        """Wait until every point has ended, calling `ended` for each; return how many had not when the limit came."""
-        waiting = points or self.points()
-        return len(waiting) - len(wait_for(self.client, waiting, clock=self._parts.clock, limit_s=limit_s, ended=ended))
+    def wait(self, limit_s: float | None, ended: Callable[[JobView], None]) -> int:
+        points = self.points()
+        return len(points) - len(wait_for(self.client, points, clock=self._parts.clock, limit_s=limit_s, ended=ended))
 
-    def cancel(self) -> list[JobView]:
-        """Ask to stop every point that has not ended, and return them; `stage` may be the label of one point.
-
-        The request is durable when this returns. Raises `NotFound` or `InvalidTransition` if there is none.
-        """
+    def cancel(
+        self,
+        *,
+        waits: bool = True,
+        stopping: Callable[[list[str]], None] = lambda _names: None,
+        ended: Callable[[JobStop], None] = lambda _stop: None,
+    ) -> list[JobView]:
+        """Cancel every point that has not ended; `stage` may be the label of one point."""
+        clock = self._parts.clock
+        started_s = clock.monotonic_s()
         points = [point for point in self.points() if not self.stage or point.label == self.stage]
         if not points:
             hint = f"stoker jobs show {self.ref} lists them"
@@ -192,6 +203,26 @@ class FleetJob(Job):
             hint = f"stoker jobs show {self.ref}"
             raise InvalidTransition(f"{self.ref} is not running: {state}", hint=hint, state=state)
         self.client.cancel_jobs([point.id for point in live], by=self._submitter())
+        if not waits:
+            return live
+
+        def has_ended(view: JobView) -> None:
+            seconds = clock.monotonic_s() - started_s
+            body = {"name": view.name, "job": view.id, "state": view.state, "seconds": round(seconds, 6)}
+            ended(
+                JobStop(
+                    name=view.name,
+                    label=view.label,
+                    state=view.state,
+                    seconds=seconds,
+                    machine=view.machine,
+                    body=body,
+                )
+            )
+
+        if running := [point.name for point in live if point.state != JobState.PENDING]:
+            stopping(running)
+        wait_for(self.client, live, clock=clock, ended=has_ended)
         return live
 
     def requeue(self, *, with_completed: bool = False) -> tuple[list[JobView], DoneView]:
@@ -233,8 +264,41 @@ class FleetJob(Job):
     def _submitter(self) -> str:
         return submitter_name(self._parts.settings.environment)
 
-    def result_of(self, point: JobView) -> FleetResult:
-        """Return where a point's result is. Raises `NotFound` if it has none."""
+    def explain(self, point: str = "") -> JobReasons:
+        """Return the reason of every machine, and how the stages of an ended job went."""
+        found = self.client.explain(point or self.view.id)
+        stages = self.stages() if found.job.id == self.view.id and JobState(found.job.state).is_terminal else []
+        return JobReasons(view=found.job, stages=stages, placement=found)
+
+    def remove(self) -> NoReturn:
+        has_ended = JobState(self.view.state).is_terminal
+        raise InvalidTransition(
+            f"{self.ref} is a fleet job: fleet jobs can't be deleted",
+            hint=f"{'' if has_ended else f'stoker cancel {self.ref}; '}name a job of this machine by its id",
+        )
+
+    def results(self, stage: str = "") -> JobResults:
+        """Return the result of the job, or of every completed point of a sweep, each with a folder of its own.
+
+        Raises `Refused` if no point of a sweep has completed, `Usage` for a stage.
+        """
+        if stage:
+            hint = f"get its result: stoker get {self.ref}; results of stages stay on the worker"
+            raise Usage(f"{self.ref} is a fleet job: the coordinator has only its final result", hint=hint)
+        points = self.points()
+        found = [point for point in points if not self.is_sweep or point.state == JobState.COMPLETED]
+        if not found:
+            raise Refused(f"no point of {self.ref} has completed", hint=f"stoker jobs show {self.ref}")
+        with_result = {point.id for point in found}
+        return JobResults(
+            found=map(self._result_of, found),
+            missing=[(one.name, one.label, one.state) for one in points if one.id not in with_result],
+            total=len(points),
+        )
+
+    def _result_of(self, point: JobView) -> JobResult:
+        """Return a point's result, to be fetched. Raises `NotFound` if it has none."""
+        folder = folder_name(point.label or point.name.rpartition("/")[2]) if self.is_sweep else ""
         if point.state != JobState.COMPLETED:
             is_over = JobState(point.state).is_terminal
             where = f" on {point.machine}" if point.machine and not is_over else ""
@@ -242,15 +306,15 @@ class FleetJob(Job):
             lacks = f"{point.name} is {point.state}{where}: there is no result {'of it' if is_over else 'yet'}"
             raise NotFound(lacks, hint=show if is_over else wait)
         story = self.story if point.id == self.view.id else self.client.job(point.id)
-        return FleetResult.of(point.name, point.id, story.bundle, recipe=point.recipe, machine=point.machine)
-
-    def fetch(self, wanted: FleetResult, heed: Heed = lambda _size_bytes: None) -> ResultPart:
-        """Fetch a result into this machine's store, verified; return it as `lay_out` and `write_bundle` take it."""
-        return fetch_result(self.client, wanted, self._parts.store, clock=self._parts.clock, heed=heed)
-
-    def folder_of(self, point: JobView) -> str:
-        """Return the name of a point's own folder beside those of the sweep's other points; empty: it is no sweep."""
-        return folder_name(point.label or point.name.rpartition("/")[2]) if self.is_sweep else ""
+        result = FleetResult.of(point.name, point.id, story.bundle, recipe=point.recipe, machine=point.machine)
+        parts = self._parts
+        return JobResult(
+            name=point.name,
+            fetch=lambda heed: [fetch_result(self.client, result, parts.store, clock=parts.clock, heed=heed)],
+            size_bytes=result.size_bytes,
+            folder=folder,
+            body={"job": point.id, "state": point.state, "tree": result.tree},
+        )
 
     def stages(self) -> list[NodeHistory]:
         """Return how the stages of the job's last attempt went, as far as that is mirrored."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from stoker.api.local_job import LocalJob
 from stoker.core.errors import Ambiguous, BadAnswer, NoCoordinator, NotFound, StokerError
 from stoker.core.frozen import frozen
+from stoker.core.job import JobState
 from stoker.core.text import some_of
 from stoker.jobs.job_folder import find_job, find_running
 from stoker.protocol.discovery import CoordinatorEndpoint, coordinator_gone, find_coordinator, no_coordinator_known
@@ -95,22 +96,31 @@ class JobLookup:
         if (url := coordinator_gone(self._parts.settings.state)) is not None:
             self._note(f"note: the coordinator of this home ({url}) is not running; `stoker serve` starts it again")
 
-    def local_job(self, name: str) -> LocalJob:
-        """Find a job of this machine by its name, `last`, or the beginning of an id."""
-        return LocalJob(find_job(self._parts.settings.runs, name), self._parts)
+    def local_job(self, target: str) -> LocalJob:
+        """Find a job of this machine by its name, `last`, or the beginning of an id; a stage or trial may follow."""
+        name, _, stage = target.partition("/")
+        return LocalJob(find_job(self._parts.settings.runs, name), self._parts, stage)
 
-    def running_job(self, name: str) -> LocalJob | None:
-        """Return the newest job of a name that runs here."""
-        folder = find_running(self._parts.settings.runs, name)
-        return None if folder is None else LocalJob(folder, self._parts)
+    def live_job(self, target: str, at: str | None = "") -> LocalJob | FleetJob:
+        """Find the job that is meant, or if it has ended, the newest job of this machine of its name that runs."""
+        found = self.job(target, at)
+        if found.folder.may_be_running() if isinstance(found, LocalJob) else at:
+            return found
+        name, _, stage = target.partition("/")
+        running = find_running(self._parts.settings.runs, name)
+        if running is None:
+            return found
+        if not isinstance(found, LocalJob) and not all(JobState(point.state).is_terminal for point in found.points()):
+            return found
+        self._note(f"note: the newest job of that name has ended; {running.attempt} is still running")
+        return LocalJob(running, self._parts, stage)
 
     def job(self, target: str, at: str | None = "") -> LocalJob | FleetJob:
         """Find the job that is meant, here or on the fleet. `NotFound` if there is none, with the nearest name."""
-        name = target.partition("/")[0]
         coordinator = self.coordinator(at)
         if coordinator is None:
             try:
-                found = self.local_job(name)
+                found = self.local_job(target)
             except NotFound:
                 self.note_if_gone()
                 raise
@@ -119,7 +129,7 @@ class JobLookup:
         fleet = self._of_fleet(self.client_of(coordinator), target, is_named=bool(at))
         local: LocalJob | None = None
         with suppress(NotFound):
-            local = self.local_job(name)
+            local = self.local_job(target)
         if not isinstance(fleet, StokerError):
             # An attempt of the very job that the fleet knows is not another one.
             return fleet if local is None or local.is_attempt else self._newer(local, fleet)
@@ -153,15 +163,15 @@ class JobLookup:
         hint = "stoker submit hands jobs to the fleet"
         raise NotFound(f"{found.spec.name} is a job of this machine, not of the fleet", hint=hint)
 
-    def job_or_stored(self, word: str) -> LocalJob | StoredItem:
+    def job_or_stored(self, target: str) -> LocalJob | StoredItem:
         """Find a job of this machine, or what was put under a name or has a digest. A job wins, with a note."""
         from stoker.store.prune import resolve
         from stoker.store.refs import find_ref
 
-        store = self._parts.store
+        store, word = self._parts.store, target.partition("/")[0]
         ref = find_ref(store.places, word)
         try:
-            job = self.local_job(word)
+            job = self.local_job(target)
         except NotFound as error:
             try:
                 records = resolve(store, word)

@@ -7,13 +7,25 @@ from collections.abc import Callable, Container, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from stoker.api.job import Job, StageLogLine, job_facts, job_story, trial_ends
-from stoker.api.job_logs import JobLogReader
-from stoker.core.errors import NotFound, StokerError
+from stoker.api.job import (
+    Job,
+    JobLogReader,
+    JobReasons,
+    JobResult,
+    JobResults,
+    JobStop,
+    LocalJobView,
+    StageLogLine,
+    job_story,
+    nodes_named,
+    trial_ends,
+)
+from stoker.core.errors import InvalidTransition, NotFound, StokerError, Usage
 from stoker.core.job import JobSpec, JobState
 from stoker.core.jsontext import dumps
+from stoker.host.durable import remove_tree
 from stoker.jobs.job_folder import Attempt, JobFolder
-from stoker.jobs.trials import Trial, TrialEnd, is_sweep, trial_numbered, trials_of_job
+from stoker.jobs.trials import Trial, TrialEnd, is_sweep, read_trials, trial_numbered, trials_of_job
 
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
@@ -21,7 +33,6 @@ if TYPE_CHECKING:
     from stoker.jobs.comparison import JobFacts, TrialFacts
     from stoker.jobs.job_history import RunHistory
     from stoker.jobs.trial_settings import JobSetting
-    from stoker.store.results import ResultPart
 
 _LOOK_AGAIN_S = 0.2
 Layers = list[tuple[str, list[tuple[str, Any]]]]
@@ -31,8 +42,9 @@ Layers = list[tuple[str, list[tuple[str, Any]]]]
 class LocalJob(Job):
     """A job that ran, or runs, on this machine."""
 
-    def __init__(self, folder: JobFolder, parts: AppParts) -> None:
+    def __init__(self, folder: JobFolder, parts: AppParts, stage: str = "") -> None:
         self.folder = folder
+        self.stage = stage
         self._parts = parts
 
     @cached_property
@@ -44,6 +56,21 @@ class LocalJob(Job):
         return self.attempt.spec
 
     @property
+    def ref(self) -> str:
+        return self.spec.name
+
+    @property
+    def view(self) -> LocalJobView:
+        return LocalJobView.of(self.folder)
+
+    def points(self) -> list[LocalJobView]:
+        return [self.view]
+
+    @property
+    def result_folder(self) -> str:
+        return "/".join(filter(None, (self.spec.name, self.stage)))
+
+    @property
     def is_attempt(self) -> bool:
         """Whether it is an attempt that this machine made for a fleet."""
         return "fleet" in self.attempt.options
@@ -51,8 +78,9 @@ class LocalJob(Job):
     def logs(
         self, stage: str = "", *, attempt: int | None = None, follow: bool = False
     ) -> Iterator[StageLogLine | str]:
-        """Return what its stages printed; `attempt` is for jobs of a fleet: here each run is a job of its own."""
-        reading = JobLogReader(self.folder, stage, self._parts)
+        if attempt is not None:
+            raise Usage("--attempt is only for fleet jobs", hint="stoker jobs")
+        reading = JobLogReader(self.folder, "/".join(filter(None, (self.stage, stage))), self._parts)
         while True:
             is_running = follow and self.folder.state()[0] is JobState.RUNNING
             yield from reading.read_on()
@@ -61,45 +89,105 @@ class LocalJob(Job):
                 return
             self._parts.clock.sleep(_LOOK_AGAIN_S)
 
-    def wait(self, limit_s: float | None, ended: Callable[[dict[str, Any]], None]) -> int:
-        """Wait until it has ended, call `ended` with its facts, and return 0; 1 if the limit came first."""
+    def wait(self, limit_s: float | None, ended: Callable[[LocalJobView], None]) -> int:
         clock = self._parts.clock
         began_s = clock.monotonic_s()
         while self.folder.may_be_running():
             if limit_s is not None and clock.monotonic_s() >= began_s + limit_s:
                 return 1
             clock.sleep(_LOOK_AGAIN_S)
-        ended(job_facts(self.folder))
+        ended(self.view)
         return 0
 
-    def gather(self) -> tuple[JobFacts, list[TrialFacts]]:
+    def cancel(
+        self,
+        *,
+        waits: bool = True,
+        stopping: Callable[[list[str]], None] = lambda _names: None,
+        ended: Callable[[JobStop], None] = lambda _stop: None,
+    ) -> list[LocalJobView]:
+        """Stop the job, or the trial that `stage` names; nothing of it runs on return, with or without `waits`."""
+        view, name = self.view, self.spec.name
+        trial = trial_numbered(read_trials(self.folder), self.stage, name) if self.stage else None
+        if self.folder.may_be_running():
+            stopping([name if trial is None else f"{name}/{trial.spec.number}  {trial.spec.label}"])
+        ended(self._stop() if trial is None else self._stop_trial(trial))
+        return [view]
+
+    def _stop(self) -> JobStop:
+        from stoker.jobs.stop import stop_job
+
+        done, name = stop_job(self.folder, clock=self._parts.clock), self.spec.name
+        body = {"name": name, "attempt": self.folder.attempt, "how": str(done.how), "seconds": done.seconds}
+        return JobStop(name=name, state=str(JobState.CANCELLED), seconds=done.seconds, how=done.how, body=body)
+
+    def _stop_trial(self, trial: Trial) -> JobStop:
+        from stoker.jobs.stop import stop_trial
+
+        done = stop_trial(self.folder, trial, clock=self._parts.clock)
+        name, label = f"{self.spec.name}/{trial.spec.number}", trial.spec.label
+        body = {"name": name, "label": label, "attempt": self.folder.attempt}
+        return JobStop(
+            name=name,
+            label=label,
+            state=done.state,
+            seconds=done.seconds,
+            leaves_others=True,
+            body={**body, "state": done.state, "seconds": done.seconds},
+        )
+
+    def remove(self) -> None:
+        name = self.spec.name
+        if self.folder.state()[0] is JobState.RUNNING:
+            raise InvalidTransition(f"job {name} is running", hint=f"stoker cancel {name}", job=name)
+        remove_tree(self.folder.path)
+
+    def facts(self) -> JobFacts:
         from stoker.jobs.comparison import JobFacts
 
-        facts = JobFacts(self.folder, self._parts.store)
-        return facts, facts.trials()
+        return JobFacts(self.folder, self._parts.store)
+
+    def gather(self) -> tuple[JobFacts, list[TrialFacts]]:
+        facts = self.facts()
+        return facts, [one for one in facts.trials() if self.stage in ("", str(one.end.trial.spec.number))]
 
     def ends(self, story: RunHistory, *, is_running: bool) -> list[TrialEnd]:
         """Return the state of each trial by the job's history; none if it is no sweep."""
         trials = trials_of_job(self.folder)
         return trial_ends(trials, story, is_running=is_running) if is_sweep(trials) else []
 
-    def results(self, *, stage: str = "", trial: str = "") -> tuple[list[ResultPart], list[TrialEnd]]:
-        """Return what the job made, or one of its stages or trials, and the state of every trial where all are meant.
-
-        Raises `NotFound` if there is nothing.
-        """
+    def results(self, stage: str = "") -> JobResults:
         from stoker.jobs.results import parts_of_job
 
+        name, trial = self.spec.name, self.stage
         is_running = self.folder.state()[0] is JobState.RUNNING
         # Read once: a trial that completes meanwhile is listed as without a result, as it is not copied.
         story = job_story(self.folder)
         ends = [] if stage or trial else self.ends(story, is_running=is_running)
         found = parts_of_job(self._parts.store, self.folder, story, stage=stage, trial=trial)
         if not found:
-            raise NotFound(f"job {self.spec.name} has no result", hint=f"stoker jobs show {self.spec.name}")
-        return found, ends
+            raise NotFound(f"job {name} has no result", hint=f"stoker jobs show {name}")
+        missing = [
+            (f"{name}/{end.trial.spec.number}", end.trial.spec.label, end.state)
+            for end in ends
+            if end.state != JobState.COMPLETED
+        ]
+        return JobResults(
+            found=[JobResult(name=name, fetch=lambda _heed: found)],
+            missing=missing,
+            total=len(ends),
+        )
 
-    def forecasts(self) -> tuple[dict[str, NodeForecast], str]:
+    def explain(self, point: str = "") -> JobReasons:
+        """Return how the stages went, or those that `stage` names, and what a run of the same job would do now."""
+        story = job_story(self.folder)
+        nodes = list(story.nodes.values())
+        if self.stage:
+            nodes = nodes_named(story, self.stage, self.spec.name, trials_of_job(self.folder))
+        forecasts, trouble = self._forecasts()
+        return JobReasons(view=self.view, stages=nodes, forecasts=forecasts, trouble=trouble)
+
+    def _forecasts(self) -> tuple[dict[str, NodeForecast], str]:
         """Return what a run of the same job would do now, by node, or why that can't be said."""
         from stoker.engine.preview import preview
         from stoker.jobs.request import JobRequest
@@ -114,18 +202,18 @@ class LocalJob(Job):
             return {}, str(error)
         return {forecast.node: forecast for forecast in seen.forecasts}, ""
 
-    def layers_of(self, key: str, trial: str = "") -> tuple[Layers, list[str], set[str]]:
+    def layers_of(self, key: str) -> tuple[Layers, list[str], set[str]]:
         """Return the layers behind the values of a key and what trials chose, all known paths, and which of them vary.
 
-        `trial` names one trial; else all count.
+        Of all trials, or of the one that `stage` names.
         """
         from stoker.jobs.secret_mask import read_config
         from stoker.jobs.trial_settings import settings_of
 
         config, spec, trials = read_config(self.folder), self.spec, trials_of_job(self.folder)
         origins, swept_by = (one if isinstance(one := config.get(name), dict) else {} for name in ("origins", "sweep"))
-        if trial:
-            trials = [trial_numbered(trials, trial.partition("/")[0], spec.name)]
+        if self.stage:
+            trials = [trial_numbered(trials, self.stage.partition("/")[0], spec.name)]
         swept = {path for one in trials for path in one.spec.point}
         chosen = [(one, settings_of(spec, config, one)) for one in trials]
         base = settings_of(spec, config)

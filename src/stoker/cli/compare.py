@@ -16,7 +16,7 @@ from stoker.core.frozen import changed
 from stoker.engine.ranking import Direction
 from stoker.host.durable import translated, write_file
 from stoker.host.install import pip_install
-from stoker.jobs.comparison import Comparison, JobFacts, compare_trials, read_curves
+from stoker.jobs.comparison import Comparison, compare_trials, read_curves
 from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides, side_of
 from stoker.jobs.trials import trial_numbered
 from stoker.views.charts import Chart, curves_chart, metrics_chart
@@ -157,12 +157,10 @@ def _compare_jobs(call: CommandContext, given: dict[str, Any], names: Sequence[s
 def _side(call: CommandContext, given: dict[str, Any], target: str) -> ComparisonSide:
     name, _, number = target.partition("/")
     job = call.lookup.job(target, given["at"])
+    facts, trial, label = job.facts(), None, job.view.name
     if isinstance(job, LocalJob):
-        facts = JobFacts(job.folder, call.parts.store)
         trial = trial_numbered(facts.wanted(), number, facts.spec.name) if number else None
-        label = target if name != "last" else f"{facts.spec.name}{f'/{number}' if number else ''}"
-    else:
-        facts, trial, label = job.facts(), None, job.view.name
+        label = target if name != "last" else job.result_folder
     return side_of(facts, trial, label=label, by=given["by"] or "", direction=_direction(given))
 
 

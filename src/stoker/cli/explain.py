@@ -6,9 +6,9 @@ same job with the current code and files.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoker.api.job import job_facts, job_story, nodes_named
 from stoker.api.local_job import LocalJob
 from stoker.cli.context import CommandContext
 from stoker.cli.dry_run import forecast_as_json
@@ -50,39 +50,42 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Explain a job or one of its stages."""
-    job, out = call.lookup.job(given["target"], given["at"]), call.out
+    job = call.lookup.job(given["target"], given["at"])
     if not isinstance(job, LocalJob):
         return _explain_points(call, job) if job.is_sweep else _explain_fleet_job(call, job)
-    stage = given["target"].partition("/")[2]
     if given["key"]:
         from stoker.cli.config import show_stacks
 
-        layers, known, varying = job.layers_of(given["key"], stage)
+        layers, known, varying = job.layers_of(given["key"])
         return show_stacks(call, layers, given["key"], known, recipe=job.spec.recipe, varying=varying)
-    facts, story, trials = job_facts(job.folder), job_story(job.folder), trials_of_job(job.folder)
-    forecasts, trouble = job.forecasts()
-    nodes = nodes_named(story, stage, facts["name"], trials) if stage else list(story.nodes.values())
+    return _explain_stages(call, job)
+
+
+def _explain_stages(call: CommandContext, job: LocalJob) -> int:
+    """Explain why each stage of a local job ran or was reused, then and now."""
+    out, reasons, view, trials = call.out, job.explain(), job.view, trials_of_job(job.folder)
+    nodes = reasons.stages
     for node in nodes:
-        now = _of(forecasts, node)
-        out.object({"job": facts["name"], **node.to_json(), "now": forecast_as_json(now) if now else None})
-    if trouble:
-        out.note(f"note: no forecast for a run now: {trouble}")
-    if stage:
+        now = reasons.forecast_of(node)
+        out.object({"job": view.name, **node.to_json(), "now": forecast_as_json(now) if now else None})
+    if reasons.trouble:
+        out.note(f"note: no forecast for a run now: {reasons.trouble}")
+    if job.stage:
         for node in nodes:
-            _show_one(call, facts["name"], node, _of(forecasts, node))
+            _show_one(call, view.name, node, reasons.forecast_of(node))
         return 0
-    when = ago(facts["started_s"], call.parts.clock.wall_s())
-    out.line(f"{out.paint(facts['name'], 'bold')} ({facts['attempt']}, {when}, {facts['state']})\n")
+    when = ago(job.attempt.started_s, call.parts.clock.wall_s())
+    out.line(f"{out.paint(view.name, 'bold')} ({view.attempt}, {when}, {view.state})\n")
     labels = {node: one.spec.label for one in trials for node in one.nodes.nodes} if is_sweep(trials) else {}
     shared = shared_nodes(trials)
     rows = []
     for node in nodes:
         base = node.node.partition("[")[0]
         label = [labels.get(base, "") if base not in shared else ""] if labels else []
-        rows.append([node.node, *label, _then(node), _now_word(_of(forecasts, node)), _reason(node)])
+        rows.append([node.node, *label, _then(node), _now_word(reasons.forecast_of(node)), _reason(node)])
     out.table(rows, header=("stage", *(["trial"] if labels else []), "then", "now", "why"))
     if nodes:
-        out.line(f"\ndetails:  stoker explain {facts['name']}/{_telling(nodes)}")
+        out.line(f"\ndetails:  stoker explain {view.name}/{_telling(nodes)}")
     else:
         out.line("no stages: the job ended before the first one")
     return 0
@@ -90,11 +93,6 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
 def _then(node: NodeHistory) -> str:
     return f"{node.ending} {span(node.seconds)}".strip()
-
-
-def _of(forecasts: dict[str, NodeForecast], node: NodeHistory) -> NodeForecast | None:
-    """Return the forecast of a node; instances of a fan-out share one."""
-    return forecasts.get(node.node) or forecasts.get(node.node.partition("[")[0])
 
 
 def _show_one(call: CommandContext, job: str, node: NodeHistory, now: NodeForecast | None) -> None:
@@ -127,7 +125,7 @@ def _now_word(now: NodeForecast | None) -> str:
     return {"hit": "hit", "miss": "would run", "unknown": "may run"}[str(now.verdict)] if now else "?"
 
 
-def _telling(nodes: list[NodeHistory]) -> str:
+def _telling(nodes: Sequence[NodeHistory]) -> str:
     """Return the stage with the most to explain."""
     shown = [node for node in nodes if node.changes or node.message] or [node for node in nodes if node.ending == "ran"]
     return (shown or nodes)[-1].node
@@ -144,11 +142,11 @@ def _explain_fleet_job(call: CommandContext, job: FleetJob) -> int:
     from stoker.views.fleet_lines import ATTEMPT_HEADER, attempt_row, story_texts
     from stoker.views.placement_lines import explanation_lines
 
-    out, now_s = call.out, call.parts.clock.wall_s()
-    found = job.client.explain(job.view.id)
-    stages = job.stages() if JobState(found.job.state).is_terminal else []
-    out.object({**found.model_dump(mode="json"), "where": "fleet", "stages": [node.to_json() for node in stages]})
-    out.lines(explanation_lines(found, now_s=now_s, columns=out.columns))
+    out, now_s, reasons = call.out, call.parts.clock.wall_s(), job.explain()
+    stages = reasons.stages
+    out.object({**reasons.body, "stages": [node.to_json() for node in stages]})
+    if reasons.placement is not None:
+        out.lines(explanation_lines(reasons.placement, now_s=now_s, columns=out.columns))
     if job.story.attempts:
         out.line()
         out.table([attempt_row(attempt, now_s) for attempt in job.story.attempts], header=ATTEMPT_HEADER)
@@ -172,9 +170,9 @@ def _explain_points(call: CommandContext, job: FleetJob) -> int:
     waiting = [point for point in points if not JobState(point.state).is_terminal]
     rows = []
     for point in waiting[:_MOST_POINTS]:
-        found = job.client.explain(point.id)
-        out.object({**found.model_dump(mode="json"), "where": "fleet"})
-        rows.append([point.name, point.label, found.verdict])
+        reasons = job.explain(point.id)
+        out.object(reasons.body)
+        rows.append([point.name, point.label, reasons.verdict])
     if not waiting:
         out.line(f"all {len(points):,} points of {job.ref} have ended: stoker jobs show {job.ref}")
         return 0

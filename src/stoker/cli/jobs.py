@@ -6,19 +6,18 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from stoker.api.job import job_facts, job_story
-from stoker.api.job_lists import JobFilter, JobListItem, list_jobs
+from stoker.api.job import LocalJobView, job_story, view_as_json
+from stoker.api.job_lists import JobFilter, list_jobs
 from stoker.api.local_job import LocalJob
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
 from stoker.cli.screens import LineScreen, LiveScreen, Screen
 from stoker.cli.watch import FirstLines, ended_text
-from stoker.core.errors import InvalidTransition, Usage
+from stoker.core.errors import Usage
 from stoker.core.job import JobSpec, JobState
 from stoker.core.machine import MOST_PRIORITY
 from stoker.core.text import did_you_mean, format_duration
 from stoker.devices.this_machine import host_name
-from stoker.host.durable import remove_tree
 from stoker.jobs.job_history import NodeHistory
 from stoker.jobs.trials import KnownMetrics, TrialEnd, shared_nodes
 from stoker.views.fleet_lines import JOB_HEADER, LOCAL_JOB_HEADER, job_row, local_job_row, local_row, spec_lines
@@ -28,8 +27,8 @@ from stoker.views.text_tables import ago, span
 
 if TYPE_CHECKING:
     from stoker.api.fleet_job import FleetJob
+    from stoker.api.job import AnyJobView
     from stoker.protocol.client import FleetClient
-    from stoker.protocol.view_messages import JobView
 
 _STAGE_HEADER = ("stage", "", "took", "memory", "")
 _LISTED = 20
@@ -93,15 +92,17 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-def _show(call: CommandContext, listed: list[JobListItem], client: FleetClient | None) -> None:
+def _show(call: CommandContext, listed: list[AnyJobView], client: FleetClient | None) -> None:
     out, now_s = call.out, call.parts.clock.wall_s()
-    for one in listed:
-        out.object(one.body)
+    for view in listed:
+        out.object(view_as_json(view))
     if client is None:
-        out.table([local_job_row(one.body, now_s) for one in listed], header=LOCAL_JOB_HEADER)
-    else:
-        rows = [local_row(one.body, now_s) if one.view is None else job_row(one.view, now_s) for one in listed]
-        out.table(rows, header=JOB_HEADER)
+        out.table([local_job_row(view_as_json(view), now_s) for view in listed], header=LOCAL_JOB_HEADER)
+        return
+    rows = [
+        local_row(view.to_json(), now_s) if isinstance(view, LocalJobView) else job_row(view, now_s) for view in listed
+    ]
+    out.table(rows, header=JOB_HEADER)
 
 
 def _print_none(call: CommandContext, wanted: JobFilter, client: FleetClient | None) -> int:
@@ -133,18 +134,17 @@ def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
     if not isinstance(job, LocalJob):
         return _show_points(call, job) if job.is_sweep else _show_fleet_job(call, job)
     out, folder, spec = call.out, job.folder, job.spec
-    facts, end, story = job_facts(folder), folder.ended(), job_story(folder)
+    view, end, story = job.view, folder.ended(), job_story(folder)
     metrics = KnownMetrics(call.parts.store)
-    ends = [metrics.added_to(one) for one in job.ends(story, is_running=facts["state"] == "running")]
+    ends = [metrics.added_to(one) for one in job.ends(story, is_running=view.state == "running")]
     out.object(
         {
             **_spec_as_json(spec),
-            **facts,
+            **view_as_json(view),
             "options": job.attempt.options,
             "folder": spec.folder,
             "stoker": job.attempt.stoker,
             "error": end.error if end else None,
-            "where": "here",
             "journal": folder.status_path,
             "warnings": story.warnings,
             "dropped_warnings": story.dropped_warnings,
@@ -152,7 +152,7 @@ def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
             "trials": [_trial_as_json(one) for one in ends],
         }
     )
-    _show_local_head(call, job, facts)
+    _show_local_head(call, job, view)
     nodes = list(story.nodes.values())
     if ends:
         shared = shared_nodes([one.trial for one in ends])
@@ -188,16 +188,16 @@ def _shown_args(spec: JobSpec) -> dict[str, Any]:
     return {name: value for name, value in args.items() if not is_found(spec.recipe, name)}
 
 
-def _show_local_head(call: CommandContext, job: LocalJob, facts: dict[str, Any]) -> None:
+def _show_local_head(call: CommandContext, job: LocalJob, view: LocalJobView) -> None:
     out, spec = call.out, job.spec
     now_s = call.parts.clock.wall_s()
-    took = f", took {span(facts['elapsed_s'])}" if facts["elapsed_s"] is not None else ""
-    why = f" ({facts['why']})" if facts["why"] else ""
-    out.line(f"{out.paint(spec.name, 'bold')}: {facts['state']}{why}")
+    took = f", took {span(view.elapsed_s)}" if view.elapsed_s is not None else ""
+    why = f" ({view.why})" if view.why else ""
+    out.line(f"{out.paint(spec.name, 'bold')}: {view.state}{why}")
     out.line(f"started {ago(job.attempt.started_s, now_s)}{took} · id {job.attempt.id} · Stoker {job.attempt.stoker}")
     out.lines(spec_lines(spec, _shown_args(spec)))
-    if facts["out"]:
-        out.line(f"results {facts['out']}")
+    if view.out:
+        out.line(f"results {view.out}")
     out.line(f"journal {job.folder.status_path}\n")
 
 
@@ -236,7 +236,7 @@ def _show_points(call: CommandContext, job: FleetJob) -> int:
 
     out, now_s, points = call.out, call.parts.clock.wall_s(), job.points()
     for point in points:
-        out.object({**point.model_dump(mode="json"), "where": "fleet"})
+        out.object(view_as_json(point))
     counts = ", ".join(f"{count:,} {state}" for state, count in Counter(point.state for point in points).items())
     out.line(f"{out.paint(job.ref, 'bold')}: {len(points):,} points, {counts}\n")
     out.table([job_row(point, now_s) for point in points], header=JOB_HEADER)
@@ -302,40 +302,33 @@ def perform_jobs_wait(call: CommandContext, given: dict[str, Any]) -> int:
     job, limit_s = call.lookup.job(given["name"], given["at"]), given["timeout"]
     out, clock = call.out, call.parts.clock
     began_s = clock.monotonic_s()
-    points = [] if isinstance(job, LocalJob) else job.points()
-    names = [job.spec.name] if isinstance(job, LocalJob) else [point.name for point in points]
+    points = job.points()
     states: list[str] = []
 
     def waiting(_now_s: float, _at_least_s: float) -> list[str]:
-        on = f"{len(states):,} of {len(names):,} ended" if len(names) > 1 else f"waiting for {names[0]}"
+        on = f"{len(states):,} of {len(points):,} ended" if len(points) > 1 else f"waiting for {points[0].name}"
         return [f"{on}  {span(clock.monotonic_s() - began_s)}  (Ctrl-C stops waiting; the job continues)"]
 
-    def ended_here(facts: dict[str, Any]) -> None:
-        states.append(facts["state"])
-        out.object({**facts, "where": "here"})
-        why = f": {facts['why']}" if facts["why"] else ""
-        screen.lasting(f"{facts['name']} {facts['state']} {span(facts['elapsed_s'])}{why}")
-
-    def ended(view: JobView) -> None:
+    def ended(view: AnyJobView) -> None:
         states.append(view.state)
-        out.object({**view.model_dump(mode="json"), "where": "fleet"})
-        sign = out.signs.ran if view.state == JobState.COMPLETED else out.signs.failed
-        screen.lasting(f"{sign} {ended_text(view, JobState(view.state))}")
+        out.object(view_as_json(view))
+        if isinstance(view, LocalJobView):
+            why = f": {view.why}" if view.why else ""
+            screen.lasting(f"{view.name} {view.state} {span(view.elapsed_s)}{why}")
+        else:
+            sign = out.signs.ran if view.state == JobState.COMPLETED else out.signs.failed
+            screen.lasting(f"{sign} {ended_text(view, JobState(view.state))}")
 
     screen: Screen = LineScreen(out)
     if out.is_terminal and not (out.is_json or out.is_quiet):
         screen = LiveScreen(out, clock)
     screen.begin(waiting)
     try:
-        left = job.wait(limit_s, ended_here) if isinstance(job, LocalJob) else job.wait(limit_s, ended, points)
+        left = job.wait(limit_s, ended)
     finally:
         screen.close()
     if left:
-        who = (
-            names[0]
-            if isinstance(job, LocalJob) or len(names) == 1
-            else f"{left:,} of {len(names):,} points of {job.ref}"
-        )
+        who = points[0].name if len(points) == 1 else f"{left:,} of {len(points):,} points of {job.ref}"
         out.complain(f"{who} did not end within {format_duration(limit_s or 0.0)}")
         return 1
     return 0 if set(states) <= {JobState.COMPLETED} else 1
@@ -357,18 +350,10 @@ JOBS_RM_GRAMMAR = Grammar(
 def perform_jobs_rm(call: CommandContext, given: dict[str, Any]) -> int:
     """Delete the record of one job."""
     job = call.lookup.job(given["name"])
-    if not isinstance(job, LocalJob):
-        has_ended = JobState(job.view.state).is_terminal
-        raise InvalidTransition(
-            f"{job.ref} is a fleet job: fleet jobs can't be deleted",
-            hint=f"{'' if has_ended else f'stoker cancel {job.ref}; '}name a job of this machine by its id",
-        )
-    name, folder = job.spec.name, job.folder
-    if folder.state()[0] is JobState.RUNNING:
-        raise InvalidTransition(f"job {name} is running", hint=f"stoker cancel {name}", job=name)
-    remove_tree(folder.path)
-    call.out.object({"name": name, "attempt": folder.attempt, "removed": True})
-    call.out.line(f"deleted {name} ({folder.attempt}); its results remain")
+    view = job.view
+    job.remove()
+    call.out.object({"name": view.name, "attempt": view.attempt, "removed": True})
+    call.out.line(f"deleted {view.name} ({view.attempt}); its results remain")
     return 0
 
 

@@ -6,7 +6,7 @@ import os
 from itertools import islice
 from typing import Any
 
-from stoker.api.job import facts_or_why_not, job_story
+from stoker.api.job import LocalJobView, job_story
 from stoker.api.job_lists import look_at_fleet
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar
@@ -42,8 +42,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     worker = _worker_alone(call, given["at"]) if client is None else None
     now_s = parts.clock.wall_s()
     # Jobs of the fleet that ran here are listed with the fleet.
-    newest = map(facts_or_why_not, islice(job_folders(parts.settings.runs), _LOOKED_AT))
-    jobs = [job for job in newest if fleet is None or not job["fleet"]]
+    newest = map(LocalJobView.of_any, islice(job_folders(parts.settings.runs), _LOOKED_AT))
+    jobs = [view.to_json() for view in newest if fleet is None or not view.fleet]
     running = [job for job in jobs if job["state"] == "running"]
     recent = [job for job in jobs if job["state"] != "running"][:_LISTED]
     for job in running:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.api.cleanup import environments_of, home_places, model_cache, place_bytes, unfinished_bytes
 from stoker.api.job import job_story
-from stoker.api.local_job import LocalJob
+from stoker.api.job_lookup import StoredItem
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, size
 from stoker.cli.screens import under_way
@@ -429,8 +429,8 @@ def _pin_on_fleet(call: CommandContext, job: FleetJob, *, is_pinned: bool) -> in
 def _chosen(call: CommandContext, target: str) -> tuple[str, list[Digest]]:
     """Return the name of a pin and the keys that it protects."""
     name, _, stage = target.partition("/")
-    found = call.lookup.job_or_stored(name)
-    if not isinstance(found, LocalJob):
+    found = call.lookup.job_or_stored(target)
+    if isinstance(found, StoredItem):
         if stage:
             raise NotFound(f"{name} is not a job, so it has no stage {stage!r}", hint="list jobs: stoker jobs")
         return found.name, [record.key for record in found.records]

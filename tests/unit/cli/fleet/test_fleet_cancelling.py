@@ -9,7 +9,7 @@ import pytest
 
 from stoker.api.fleet_job import FleetJob
 from stoker.api.job_lookup import split_ref
-from stoker.cli.job_verbs import cancel_fleet_job
+from stoker.cli.job_verbs import request_cancel
 from stoker.core.errors import NotFound
 
 
@@ -48,7 +48,7 @@ def cancel(client: Client, target: str) -> int:
     parts: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_s=lambda: 0.0), settings=settings)
     job = FleetJob(client, ref, story, parts, stage=stage)  # type: ignore[arg-type]
     call: Any = SimpleNamespace(out=Out(), parts=parts, flags=SimpleNamespace(json=False, quiet=False))
-    return cancel_fleet_job(call, job, waits=False)
+    return request_cancel(call, job)
 
 
 @pytest.mark.parametrize(
