@@ -157,7 +157,7 @@ def test_jobs_win_over_what_was_put_and_that_is_said(shell: Shell, data: Path) -
     (put,) = shell.stoker("store", "put", "data", "--as", "text", "--json").objects()
     got = shell.stoker("get", "text", "out")
     assert got.code == 0
-    assert f"what was put as text goes by its digest, {put['digest'][:12]}" in got.err
+    assert f"the stored tree text: use its digest, {put['digest'][:12]}" in got.err
     assert not (shell.folder / "out" / "model.bin").exists()
     assert shell.stoker("get", put["digest"], "mine").code == 0
     assert read(shell.folder / "mine") == FILES

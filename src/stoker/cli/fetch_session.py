@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from stoker.cli.context import CliOutput, CommandContext
@@ -22,7 +21,7 @@ from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import Cancelled, NetworkFailed, RateLimited, StokerError, Terminated
 from stoker.core.events import Event, Kinds, event_line
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, frozen
 from stoker.core.job import attempt_id
 from stoker.core.text import format_size, outside
 from stoker.host.http.addresses import joined, shown
@@ -393,7 +392,7 @@ class TransferLines:
             if together and not is_drawn:
                 return together
             width = min(self._width, max(_SHORTEST_NAME, room // 3)) if room else self._width
-            beside = replace(how, room=max(1, room - width - 2) if room else 0)
+            beside = changed(how, room=max(1, room - width - 2) if room else 0)
             rows = [
                 f"{_cut(short_name(one.file, self._within), width):<{width}}  {flying_text(one, beside, now_s)}"
                 for one in self._transfers.worth_rows()[: self._most_rows()]
