@@ -355,17 +355,16 @@ def _forget_lost_past(keeping: CoordinatorStorage, queue: Queue) -> None:
     forget_lost_past(keeping.attempt_files, keeping.folder, generation, known_attempts)
 
 
-# How a coordinator is reached from other machines: TLS from the fleet's own CA, under all names that it goes by.
-#
-# CA and certificate lie below `state/authority`; both are made at the first start that listens beyond loopback.
-
 FOLDER = "authority"
 _ANY = ("0.0.0.0", "::")  # noqa: S104 - compared, not listened on
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class CoordinatorTls:
-    """One coordinator's way to speak TLS at one address."""
+    """TLS of one coordinator at one address: certificates of the fleet's own CA, for all of its names.
+
+    CA and certificate lie below `state/authority`; both are made at the first start that listens beyond loopback.
+    """
 
     def __init__(self, state: str, options: ServeOptions, *, host: str, port: int, clock: Clock) -> None:
         from stoker.coordinator.auth import ServerCertificate, open_ca

@@ -50,15 +50,14 @@ if TYPE_CHECKING:
     from stoker.worker.worker_options import WorkOptions
 
 
-# Lines for long questions: each is asked on a connection of its own, so that cutting it cuts nothing else.
-#
-# One that was answered serves the next question, too: over TLS a new connection costs more than the answer.
-
 Line = tuple[FleetClient, Transport]
 
 
 class ClaimConnectionPool:
-    """Opens them, and keeps one that is free. Safe to use from several threads."""
+    """Connections for long polls, each of its own, so that cutting one cuts no other. Thread-safe.
+
+    One that was answered serves the next question, too: over TLS a new connection costs more than the answer.
+    """
 
     def __init__(self, open_line: Callable[[], Line]) -> None:
         self._open_line = open_line

@@ -322,11 +322,6 @@ def _is_unreached(error: StokerError) -> bool:
     return is_hub and error.data.get("reason") in _NOT_REACHED
 
 
-# Downloads: finished files stay on the screen, running ones are redrawn.
-#
-# Files that were present are held back: few are listed at the end, many only counted; so are quick ones among very
-# many. Called from several threads.
-
 _LISTED = 8
 _MANY = 40
 _QUICK_MS = 1000
@@ -340,7 +335,11 @@ _SHORTEST_NAME = 12
 
 
 class TransferLines:
-    """Prints the events of downloads as lines."""
+    """Prints the events of downloads as lines: finished files stay on the screen, running ones are redrawn.
+
+    Files that were present are held back: few are listed at the end, many only counted; so are quick ones among very
+    many. Called from several threads.
+    """
 
     def __init__(
         self, screen: Screen, out: CliOutput, *, shows_progress: bool = True, shows_present: bool = True

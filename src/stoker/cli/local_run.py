@@ -236,14 +236,12 @@ def _options_as_json(options: RunOptions) -> dict[str, Any]:
     return {name: value for name, value in recorded.items() if value not in (None, [], False)}
 
 
-# Hub files of a job, downloaded if missing and verified before it runs.
-#
-# A recipe names its missing files (`InvalidInput.lacks`), small ones first, so that their errors come before the large
-# downloads.
-
-
 class CommandInputFetcher:
-    """Downloads the missing hub files of one command, each once."""
+    """Downloads the missing hub files of one command before it runs, each once, and verifies them.
+
+    A recipe names its missing files (`InvalidInput.lacks`), small ones first, so that their errors come before the
+    large downloads.
+    """
 
     def __init__(self, call: CommandContext, *, is_dry: bool) -> None:
         self._call = call

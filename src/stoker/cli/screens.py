@@ -93,10 +93,6 @@ def open_screen(out: CliOutput, clock: Clock, *, is_live: bool = True) -> Screen
     return LiveScreen(out, clock) if out.is_terminal and is_live else PlainScreen(out, clock)
 
 
-# The live display: a line for each running stage, below the lines that stay.
-#
-# One thread draws, and imports Rich only after 0.15 s, so that a short run does not pay for it.
-
 _IMPORT_AFTER_S = 0.15
 _FRAME_S = 0.1
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -104,7 +100,10 @@ _ASCII_SPINNER = "|/-\\"
 
 
 class LiveScreen(Screen):
-    """Draws on a terminal until it is closed."""
+    """Draws a line for each running stage on a terminal, below the lines that stay, until it is closed.
+
+    One thread draws, and imports Rich only after 0.15 s, so that a short run does not pay for it.
+    """
 
     def __init__(self, out: CliOutput, clock: Clock) -> None:
         self._out = out

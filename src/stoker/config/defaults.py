@@ -21,11 +21,6 @@ from stoker.core.errors import Diagnostic, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean, lazy_pattern
 
-# The entries of a defaults list: which other files a file is built on.
-#
-# An option may be null (nothing, until an override chooses) or a list of options. A name that begins with a slash is
-# relative to the folder of the first file, others to the file that names them.
-
 _NAME = lazy_pattern(
     r"(?:(?P<word>optional|override)\s+)?(?P<path>/?[^\s@/]+(?:/[^\s@/]+)*)(?:@(?P<package>[^\s@/]+))?\s*"
 )
@@ -36,7 +31,11 @@ SELF = "_self_"
 
 @frozen
 class DefaultsEntry:
-    """One entry."""
+    """One entry of a defaults list: another file that a file is built on.
+
+    An option may be null (nothing, until an override chooses) or a list of options. A name that begins with a slash is
+    relative to the folder of the first file, others to the file that names them.
+    """
 
     origin: ValueOrigin
     path: str

@@ -441,9 +441,6 @@ def _size(text: str) -> int:
         return 0
 
 
-# A value that may differ by platform: one text, or a table of platforms.
-#
-
 ANY = ""
 """The key for platforms without their own; in a file it is called `default`."""
 _DEFAULT = "default"

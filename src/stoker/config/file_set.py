@@ -32,19 +32,18 @@ from stoker.config.values import DeclaredLeaf
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import changed
 
-# A file's sweep and a command line's: the command line wins, path by path, and new axes multiply.
-#
-# An axis of the command line takes the place of the file's axis of that path, wherever it stands; beside a zipped axis
-# it has to have the same length. A single value takes the path out of the sweep, and so does deleting it. Axes that the
-# file does not have come last, so they are fastest, in the order of the words. What the file leaves out and samples is
-# taken of the whole.
-
 Words = Mapping[str, Axis | AxisValue | None]
 """The last value of each path on a command line: an axis, a value, or nothing if it is deleted."""
 
 
 def combined(sweep: Sweep | None, words: Words) -> tuple[Sweep | None, list[Diagnostic]]:
-    """Return the sweep of a file and a command line together, or nothing if no path is swept, and every fault."""
+    """Return the sweep of a file and a command line together, or nothing if no path is swept, and every fault.
+
+    An axis of the command line takes the place of the file's axis of that path, wherever it stands; beside a zipped
+    axis it has to have the same length. A single value takes the path out of the sweep, and so does deleting it. Axes
+    that the file does not have come last, so they are fastest, in the order of the words. What the file leaves out and
+    samples is taken of the whole.
+    """
     faults: list[Diagnostic] = []
     made = _with_all(sweep if sweep is not None else SweepProduct(()), words, faults)
     if made is None or not paths_of(made):

@@ -208,16 +208,15 @@ def _is_branch(value: Any) -> bool:
     return type(value) is dict and bool(value)
 
 
-# The layer of the environment: `STOKER__model__depth=3` sets `model.depth`.
-#
-# Two underscores mean a dot. Each step is looked up as it is written and then in lower case, so `STOKER__LR` sets `lr`.
-# The declared type reads the text; without one, the fixed rules do (`values`), and everything else is text.
-
 PREFIX: Final = "STOKER__"
 
 
 def put_environment(layering: LayeredTree, environment: Mapping[str, str]) -> None:
-    """Add the variables of the environment."""
+    """Add the variables of the environment: `STOKER__model__depth=3` sets `model.depth`.
+
+    Two underscores mean a dot. Each step is looked up as it is written and then in lower case, so `STOKER__LR` sets
+    `lr`. The declared type reads the text; without one, the fixed rules do (`values`), and everything else is text.
+    """
     taken: dict[str, str] = {}
     for name in sorted(name for name in environment if name.startswith(PREFIX)):
         text = environment[name]

@@ -255,14 +255,12 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-# Overrides applied: change, add, force, delete, and the edits of lists.
-#
-# What is changed has to exist, what is added must not; each is a fault with what to write instead. A key added beyond a
-# closed schema becomes a note: it is kept and shown, and is not part of the identity.
-
-
 class OverrideApplier:
-    """Applies overrides, in order, to a tree."""
+    """Applies overrides, in order, to a tree: change, add, force, delete, and the edits of lists.
+
+    What is changed has to exist, what is added must not; each is a fault with what to write instead. A key added beyond
+    a closed schema becomes a note: it is kept and shown, and is not part of the identity.
+    """
 
     def __init__(self, layering: LayeredTree, *, has_files: bool, swept: frozenset[str]) -> None:
         self.notes: dict[str, None] = {}

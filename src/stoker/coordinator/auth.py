@@ -172,10 +172,6 @@ class TrustState:
         return next((one for one in self.tokens.values() if one.id == id), None)
 
 
-# Revocations, beside the CA and in no backup: a restored database does not undo them.
-#
-# One line for each, append only: `certificate NUMBER` or `token DIGEST`. Written to disk before the database.
-
 REVOKED_NAME = "revoked"
 _MOST_REVOKED_BYTES = 64 * 1024 * 1024
 _CERTIFICATE, _TOKEN = "certificate", "token"
@@ -183,7 +179,11 @@ _WHY = "revoked before the database was restored"
 
 
 class Revocations:
-    """The revocations of one fleet; without a path they are in the database only."""
+    """The revocations of one fleet, in a file beside the CA that no backup has: a restored database does not undo them.
+
+    One line for each, append only: `certificate NUMBER` or `token DIGEST`. Written to disk before the database.
+    Without a path, revocations are in the database only.
+    """
 
     def __init__(self, path: str = "") -> None:
         self._path = path
@@ -308,18 +308,17 @@ def _damaged(path: str, why: str) -> Damaged:
     return Damaged(f"the fleet's CA in {path} is damaged: {why}", hint=hint, path=path)
 
 
-# The coordinator's own certificate: renewed before it expires, and when its names change.
-#
-# Key and certificate are in one file, `state/authority/server.pem`, readable by its owner only. The server checks
-# periodically, and loads a new one.
-
 SERVER_NAME = "server.pem"
 _MOST_CERTIFICATE_BYTES = 256 * 1024
 _MARK = "-----BEGIN CERTIFICATE-----"
 
 
 class ServerCertificate:
-    """The certificate of one coordinator. `names` returns its present hosts and addresses."""
+    """The certificate of one coordinator, renewed before it expires and when `names` returns other hosts or addresses.
+
+    Key and certificate are in one file, `state/authority/server.pem`, readable by its owner only. The server checks
+    periodically, and loads a new one.
+    """
 
     def __init__(
         self, ca: FleetCa, names: Callable[[], Iterable[str]], *, clock: Clock, life_s: float = SERVER_LIFE_S
@@ -473,12 +472,9 @@ def _refused(error: Forbidden | Refused) -> InviteDecision:
 _ASK_AGAIN = "get a new one at the coordinator: `stoker machines invite`"
 
 
-# What a coordinator needs for joining: its CA, its addresses, and the lifetime of machines' certificates.
-
-
 @frozen
 class Enrolment:
-    """Parameters of joining."""
+    """What a coordinator needs for joining: its CA, its addresses, and the lifetime of machines' certificates."""
 
     ca: FleetCa
     names: Callable[[], tuple[str, ...]]

@@ -96,11 +96,6 @@ class FleetHealthFacts:
     """The newest, oldest first."""
 
 
-# Facts gathered from the events as they grow: bounded reads, beside the writer.
-#
-# A bounded number of endings and an hour of worker starts are kept in memory; a restart reads the newest events again,
-# with the same result.
-
 HOUR_S = 3600.0
 MOST_ENDINGS = 5000
 MOST_EVENTS = 20_000
@@ -117,7 +112,11 @@ _LONGEST_MESSAGE = 2000
 
 
 class Gatherer:
-    """Collects facts from new events. Not thread-safe."""
+    """Collects facts from new events by bounded reads, beside the writer. Not thread-safe.
+
+    A bounded number of endings and an hour of worker starts are kept in memory; a restart reads the newest events
+    again, with the same result.
+    """
 
     def __init__(self, queue: Queue, *, clock: Clock, version: str) -> None:
         self._queue = queue
@@ -516,11 +515,6 @@ _RULES: tuple[Callable[[_Among, MachineHealthFacts], Iterator[Symptom]], ...] = 
 )
 
 
-# The health watch: gathers facts, stores symptoms, and cordons a failing device.
-#
-# Every minute, and within seconds of a failure on a device: a broken one fails jobs as fast as it gets them. Runs in a
-# separate thread; errors here are retried and block nothing.
-
 EVERY_S = 60.0
 SOON_S = 3.0
 """Interval of checks for failures on devices."""
@@ -528,7 +522,11 @@ BY = "the coordinator"
 
 
 class HealthWatch(BackgroundThread):
-    """Watches during a with-block."""
+    """Gathers facts, stores symptoms, and cordons a failing device, during a with-block.
+
+    Every minute, and within seconds of a failure on a device: a broken one fails jobs as fast as it gets them. Runs in
+    a separate thread; errors here are retried and block nothing.
+    """
 
     def __init__(self, queue: Queue, gatherer: Gatherer, *, every_s: float = EVERY_S, soon_s: float = SOON_S) -> None:
         super().__init__("health")

@@ -125,11 +125,6 @@ _PLAIN = json.JSONDecoder(parse_constant=_refuse_constant)
 _TAGGED = json.JSONDecoder(parse_constant=_refuse_constant, object_hook=_untag)
 
 
-# Frozen objects as plain JSON values, and back: by their annotations, checked and bounded.
-#
-# Fields may be numbers, texts, flags, enums of texts, other frozen classes, tuples and maps of these, or `None`.
-# Unknown fields are passed over, since a newer program may send some. A field that is absent or null has its default.
-
 MOST_WHOLE = 1 << 60
 MOST_SECONDS = 1e15
 MOST_ITEMS = 1_000_000
@@ -140,7 +135,11 @@ T = TypeVar("T")
 
 @frozen
 class ReadRules:
-    """How objects are read from JSON."""
+    """How frozen objects are read from JSON: by their annotations, checked and bounded.
+
+    Fields may be numbers, texts, flags, enums of texts, other frozen classes, tuples and maps of these, or `None`.
+    Unknown fields are passed over, since a newer program may send some. A field that is absent or null has its default.
+    """
 
     bounds: Mapping[str, tuple[int, int]]
     """By a field's name, the least and the most that its whole number, or the length of its list, may be."""

@@ -191,10 +191,6 @@ def environment_word(digest: str) -> str:
     return f"env:{digest}"
 
 
-# What a machine is to a Python environment: its system, its processor, its C library, and the Pythons on it.
-#
-# Only nouns, and the words that manifests use for them: `linux-aarch64`, `linux-aarch64-cp310`.
-
 _WORD = lazy_pattern(r"(linux|macos|windows)-([a-z0-9_]{2,20})(?:-cp(3)(\d{1,2}))?", re.ASCII)
 _SYSTEMS = {"darwin": "macos", "macos": "macos", "win32": "windows", "windows": "windows"}
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64", "x64": "x86_64"}
@@ -203,7 +199,10 @@ PLATFORM_RULE = "such as linux-aarch64, linux-x86_64 or linux-aarch64-cp310"
 
 @frozen
 class Platform:
-    """One machine, as far as wheels and interpreters tell machines apart."""
+    """A machine as Python environments see it: its system, processor, C library, and Pythons.
+
+    Only nouns, and the words that manifests use for them: `linux-aarch64`, `linux-aarch64-cp310`.
+    """
 
     system: str
     """`linux`, `macos`, `windows`."""
@@ -256,17 +255,16 @@ def tag_of(version: str) -> str:
     return "cp" + "".join(version.split(".")[:2])
 
 
-# Python version requirements: `3.11`, `3.11.7`, `>=3.10,<3.13`.
-#
-# Only numbers matter for interpreters, so no packaging library is needed.
-
 _NUMBERS = lazy_pattern(r"\d+")
 _PART = lazy_pattern(r"(===|==|!=|~=|>=|<=|>|<)?\s*(\d+(?:\.\d+){0,3})(\.\*)?")
 _PLACES = 3
 
 
 def fits(version: str, wish: str) -> bool:
-    """Return whether a version is wished for; an empty wish is for any, one that can't be read for none."""
+    """Return True if a version fits a requirement (`3.11`, `>=3.10,<3.13`); empty: any; an unreadable one: none.
+
+    Only numbers matter for interpreters, so no packaging library is needed.
+    """
     have = _numbers(version)
     return not wish.strip() or all(_fits_part(have, part.strip()) for part in wish.split(","))
 

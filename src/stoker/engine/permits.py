@@ -118,14 +118,12 @@ class Permits:
         )
 
 
-# Memory before a start: may this stage begin now, and where is its cap; after its end: how much it took.
-#
-# The decision is `devices.admission`'s. Here it is asked about stages: with what a node declares, what the
-# machine has, and what the same configuration took when it ran before.
-
-
 class MemoryGate:
-    """Asks about memory for the stages of one run."""
+    """Decides about memory for the stages of one run: whether one may start, its limit, and what it took.
+
+    The decision is `devices.admission`'s. Here it is asked about stages: with what a node declares, what the machine
+    has, and what the same configuration took when it ran before.
+    """
 
     def __init__(self, memory: Callable[[], MachineMemory], footprints: Footprints, peaks: str = "") -> None:
         self._memory = memory

@@ -96,16 +96,14 @@ class Plan:
         return next(node for node in self.nodes if node.id == node_id)
 
 
-# Many trials as one plan: what they have in common stands in it once.
-#
-# Two nodes of two trials are the same if they run the same stage with the same arguments on the same inputs. What only
-# one trial has is named after it (`3.train`), what several share keeps its plain name, and a single trial's plan stays
-# as it is.
-
-
 @frozen
 class SweepPlan:
-    """The joint plan and, for each trial in order, its part in it."""
+    """The joint plan of many trials and, for each trial in order, its part in it. Common nodes are in it once.
+
+    Two nodes of two trials are the same if they run the same stage with the same arguments on the same inputs. What
+    only one trial has is named after it (`3.train`), what several share keeps its plain name, and a single trial's plan
+    stays as it is.
+    """
 
     plan: Plan
     trials: tuple[TrialNodes, ...]

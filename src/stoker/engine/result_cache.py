@@ -383,13 +383,11 @@ def changes_as_json(changes: tuple[Difference, ...]) -> list[dict[str, Any]]:
     return [{"field": one.field, "before": one.before, "after": one.after} for one in changes]
 
 
-# Bless an old result under a new key: for a change that a person knows to be without effect.
-#
-# Writes a record under the new key with the same tree, and with who did it, when, why and from which key.
-
-
 def adopt(cache: Cache, *, old: Digest, action: Action, author: str, reason: str, at_s: float) -> Record:
-    """Adopt the result under `old` for an action too. It must be of the kind that the action makes."""
+    """Adopt the result under `old` for an action too, whose change has no effect. It must be of the kind that it makes.
+
+    Writes a record under the new key with the same tree, and with who did it, when, why and from which key.
+    """
     found = cache.store.lookup(old)
     if not isinstance(found, RecordHit):
         raise NotFound(f"no result under {old[:12]}", hint="it may have been damaged; run the stage instead")

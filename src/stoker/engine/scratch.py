@@ -226,15 +226,13 @@ def _write(path: str, marker: Marker) -> None:
     write_file(os.path.join(path, MARKER), dumps(marker.to_json()).encode())
 
 
-# The digest of a checkpoint, a file or a folder, as `stoker_trainer` writes it down.
-#
-# Of a file it is the SHA-256 of its bytes. Of a folder, that of a list with a line for each file: its name within the
-# folder, a zero byte and its digest, sorted by name. `stoker_trainer` has its own copy of this rule, since it imports
-# nothing of ours; a test holds the two together.
-
-
 def digest_checkpoint(path: str) -> tuple[Digest, int]:
-    """Return digest and size of what was saved. Raises ours if something can't be read."""
+    """Return digest and size of a checkpoint, a file or a folder. Raises ours if something can't be read.
+
+    Of a file it is the SHA-256 of its bytes. Of a folder, that of a list with a line for each file: its name within the
+    folder, a zero byte and its digest, sorted by name. `stoker_trainer` has its own copy of this rule, since it imports
+    nothing of ours; a test holds the two together.
+    """
     if not os.path.isdir(path):
         return hash_file(path)
     found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]

@@ -26,17 +26,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Shared processes: attempts with equal share keys become members of one process, of one user, on one device.
-#
-# It runs `run(shared)`. The stage's own function does the same work for one attempt in a process of its own.
-
 Digests = Mapping[str, tuple[str, ...]]
 """What a stage reads, by content: of each input port and of each argument that names files."""
 
 
 @frozen
 class ProcessSharing:
-    """How attempts of a stage share a process."""
+    """How attempts of a stage with equal share keys become members of one process, of one user, on one device.
+
+    It runs `run(shared)`. The stage's own function does the same work for one attempt in a process of its own.
+    """
 
     run: str
     """The function of the process, `module:function`; its argument is a `SharedContext`."""
@@ -354,15 +353,13 @@ def _path(of: str) -> Path:
     return Path(of)
 
 
-# What jobs of one recipe may have in common: a base that their shared process holds once.
-#
-# A recipe derives it from checked arguments (`@recipe(shares=…)`) without running anything, so that the scheduler can
-# place jobs with the same base on one machine.
-
-
 @frozen
 class SharedBase:
-    """The base that a job shares, and the memory of the base and of the job's own part."""
+    """The base that jobs of one recipe share in one process, and the memory of the base and of the job's own part.
+
+    A recipe derives it from checked arguments (`@recipe(shares=…)`) without running anything, so that the scheduler can
+    place jobs with the same base on one machine.
+    """
 
     share_key: str
     """The share key, as `ProcessSharing.key` of the stage returns it."""

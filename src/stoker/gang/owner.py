@@ -182,13 +182,11 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-# A gang of one rank in this very process: no fork, no other process, and a debugger that sees everything.
-#
-# For tests and for debugging. No process can be ended here, so no deadline is kept.
-
-
 class InlineGang:
-    """The one rank. Its mailbox is read as any other's."""
+    """A gang of one rank in this very process: no fork, and a debugger sees everything.
+
+    For tests and for debugging. No process can be ended here, so no deadline is kept.
+    """
 
     def __init__(self, plan: GangPlan) -> None:
         self._plan = plan

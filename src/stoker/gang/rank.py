@@ -32,14 +32,13 @@ from stoker.gang.windows import CudaWindows, Driver, HostWindows, RankWindows, W
 from stoker.host.identity import hold_on
 from stoker.host.import_watch import entry_point
 
-# Random numbers in forked ranks: each draws its own, as fresh interpreters do.
-#
-# Python's own generator sees to that itself. Those of numpy and torch are copied with everything else, so that all
-# ranks would draw the same, and those of the next gang the same again.
-
 
 def draw_anew() -> None:
-    """Seed what is imported already from the machine's own randomness."""
+    """Seed what is imported already from the machine's own randomness.
+
+    Python's own generator sees to that itself. Those of numpy and torch are copied with everything else, so that all
+    ranks would draw the same, and those of the next gang the same again.
+    """
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     # That of each CUDA device begins with one fixed seed wherever it begins. What only has torch's name has none.

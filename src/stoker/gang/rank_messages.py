@@ -78,16 +78,15 @@ def _exactly(end: socket.socket, size: int) -> bytearray | None:
     return got
 
 
-# The user's main module in a rank: functions that are defined in a script work there, too.
-#
-# As multiprocessing does it: the script is imported under another name, so that what stands under
-# `if __name__ == "__main__"` does not run again.
-
 _prepared: list[tuple[str, str]] = []
 
 
 def main_of(module: ModuleType | None) -> tuple[str, str] | None:
-    """Return how a rank can have this process's main module: by name or by path. `None`: it can't."""
+    """Return how a rank can have this process's main module: by name or by path. `None`: it can't.
+
+    As multiprocessing does it: the script is imported under another name, so that what stands under `if __name__ ==
+    "__main__"` does not run again.
+    """
     spec = getattr(module, "__spec__", None)
     if spec is not None and spec.name:
         return ("init_main_from_name", spec.name)

@@ -159,12 +159,6 @@ class RankProcesses(Closable):
         return changed(seen, is_done=is_done(seen))
 
 
-# The end of a gang's processes: asked, then made to, then confirmed.
-#
-# Asked means a message to the rank (the caller's affair) and SIGTERM to each rank's group; after
-# the grace SIGKILL; and then it is waited until their parent confirms that nothing of them is left. Only processes
-# that this gang started are ever signalled, and those by their own parent.
-
 ROLLBACK_S = 10.0
 CLOSE_S = 60.0
 _KILL_WAIT_S = 5.0
@@ -173,7 +167,12 @@ _LONGEST_PAUSE_S = 0.01
 
 
 def stop(ranks: RankProcesses, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> StopOutcome:
-    """Stop every rank and all that it started. Returns when none is left; raises `ProcessLost` if one is."""
+    """Stop every rank and all that it started. Returns when none is left; raises `ProcessLost` if one is.
+
+    Asked means a message to the rank (the caller's affair) and SIGTERM to each rank's group; after the grace SIGKILL;
+    and then it is waited until their parent confirms that nothing of them is left. Only processes that this gang
+    started are ever signalled, and those by their own parent.
+    """
     clock = clock or SystemClock()
     if not ranks.living():
         return StopOutcome.ALREADY_GONE

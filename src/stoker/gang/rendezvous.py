@@ -343,22 +343,20 @@ class RendezvousConnection:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-# A rendezvous over TCP: one host, the first, holds it; the others are its clients.
-#
-#     RendezvousHost(["lab1", "lab2"], at=("10.0.0.1", 29400), token=token, epoch=3)      on lab1
-#     RendezvousClient("lab2", at=("10.0.0.1", 29400), token=token, epoch=3)              on lab2
-#
-# A shared token proves who belongs here, both ways, and is never sent. Nothing is encrypted, neither here nor in what
-# ranks say to each other later: use it on a private network, or through a tunnel.
-
-
 _LOOK_S = 0.1
 _MOST_EPOCH = 2**53
 _JOIN_S = 2.0
 
 
 class TcpRendezvous:
-    """What both sides have: what is known so far, and threads that learn more."""
+    """A rendezvous over TCP, as both sides have it: one host, the first, holds it; the others are its clients.
+
+        RendezvousHost(["lab1", "lab2"], at=("10.0.0.1", 29400), token=token, epoch=3)      on lab1
+        RendezvousClient("lab2", at=("10.0.0.1", 29400), token=token, epoch=3)              on lab2
+
+    A shared token proves who belongs here, both ways, and is never sent. Nothing is encrypted, neither here nor in what
+    ranks say to each other later: use it on a private network, or through a tunnel.
+    """
 
     def __init__(self, name: str, token: str, epoch: int) -> None:
         self.name = name

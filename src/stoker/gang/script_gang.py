@@ -40,11 +40,6 @@ from stoker.gang.starters import ExecStarter, Starter, ZygoteStarter
 from stoker.host.processes import GRACE_S
 from stoker.host.zygote import Zygote
 
-# What ranks print, as whole lines: each has pipes of its own, and one thread reads them all.
-#
-# A carriage return ends a line as a line end does, so a progress bar is seen, too. A line is given when it is whole;
-# one that is longer than `LONGEST_BYTES` comes in pieces. A slow callback holds up the ranks, as a slow terminal would.
-
 LONGEST_BYTES = 1 << 20
 TAIL_LINES = 30
 _READ_BYTES = 1 << 16
@@ -84,7 +79,12 @@ class _RankStream:
 
 
 class RankOutput(Closable):
-    """The outputs of all ranks. Make it, hand out the writing ends, `listen`, and `close` when all have ended."""
+    """Reads what ranks print, as whole lines: each has its own pipes, and one thread reads them all.
+
+    A carriage return ends a line as a line end does, so a progress bar is seen, too. A line is given when it is whole;
+    one that is longer than `LONGEST_BYTES` comes in pieces. A slow callback holds up the ranks, as a slow terminal
+    would.
+    """
 
     def __init__(
         self,

@@ -304,17 +304,16 @@ def _own(number: int) -> int:
     return number
 
 
-# Ranks forked from this very process, for an owner that was itself forked from a warm one and has done nothing yet.
-#
-# A stage's process is such an owner: it has torch imported, one thread and no device, and all that it starts stays in
-# its box and its session's family. Forking from it costs no second import. A process with threads must not use this,
-# nor one that has touched a device. Linux only.
-
 _STANDARD = (0, 1, 2)
 
 
 class LocalForkedRank(RankProcessBase):
-    """A rank that is a child of this process."""
+    """A rank forked from this very process, which was itself forked from a warm one and has done nothing yet.
+
+    A stage's process is such an owner: it has torch imported, one thread and no device, and all that it starts stays in
+    its box and its session's family. Forking from it costs no second import. A process with threads must not use this,
+    nor one that has touched a device. Linux only.
+    """
 
     def __init__(self, pid: int) -> None:
         row = read_row(pid)

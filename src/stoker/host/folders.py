@@ -19,20 +19,19 @@ from stoker.core.errors import BadInput, StokerError
 from stoker.core.text import one_line
 from stoker.host.durable import NO_STEP, sync_descriptor, temp_name, translated, write_all
 
-# A folder held by its descriptor, so that nothing planted below it can lead a write elsewhere.
-#
-# Only the folder that a person named is opened with links followed. Below it every part is opened by the descriptor of
-# the one before, refusing links, and every file is opened, renamed and removed by its name in a folder that is held. If
-# the folder is moved, our files move with it; a part that is replaced by a link has no effect. A pipe or a device under
-# a name of ours never blocks.
-
 _OPEN_BASE = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_BELOW = _OPEN_BASE | os.O_NOFOLLOW
 _OPEN_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class AnchoredFolder(Closable):
-    """An open folder. Use it in a `with`, or `close` it. Names given to its methods are single components."""
+    """A folder held by its descriptor: nothing planted below it leads a write elsewhere. Names are single components.
+
+    Only the folder that a person named is opened with links followed. Below it every part is opened by the descriptor
+    of the one before, refusing links, and every file is opened, renamed and removed by its name in a folder that is
+    held. If the folder is moved, our files move with it; a part that is replaced by a link has no effect. A pipe or a
+    device under a name of ours never blocks.
+    """
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -219,11 +218,8 @@ def make_passed_through(folder: str) -> None:
         os.chmod(folder, PASSED_THROUGH)
 
 
-# One pass over everything below a folder, without recursion.
-
-
 class FolderWalk(ABC):
-    """One pass; a subclass decides what to do with each entry, and which folders to enter."""
+    """One pass over all below a folder, without recursion; a subclass handles entries and chooses folders to enter."""
 
     def __init__(self, root: str) -> None:
         self._root = root

@@ -364,14 +364,12 @@ def exit_from(wait_status: int, max_rss: int, cpu_s: float) -> ProcessExit:
     )
 
 
-# The end of a process when its owner is gone: a pipe without writes, whose other end only the owner holds.
-#
-# On Linux the kernel itself kills the process the moment the other end closes, even if it is busy in native code.
-# Elsewhere a thread waits for it.
-
-
 def hold_on(fd: int) -> None:
-    """Tie this process, which leads its own group, to the life line, with its children."""
+    """Tie this process, which leads its own group, and its children to the life line, a pipe that only its owner holds.
+
+    On Linux the kernel itself kills the process the moment the other end closes, even if it is busy in native code.
+    Elsewhere a thread waits for it.
+    """
     if sys.platform != "linux":
         threading.Thread(target=_wait, args=(fd,), name="stoker-life-line", daemon=True).start()
         return

@@ -63,17 +63,16 @@ def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
         raise OSError(number, os.strerror(number))
 
 
-# This process's own memory in large pages: a fork then copies a third of the page tables, and so does the child's exit.
-#
-# With torch imported, a fork took 4.5 ms of processor time in small pages and 1.5 ms in large ones. Linux from 6.1;
-# if the kernel refuses, everything stays as it is.
-
 _LARGE_BYTES = 2 << 20
 _STEP_BYTES = 8 << 20
 
 
 def moves() -> Iterator[bool]:
-    """Move our memory, a few milliseconds' worth per item; each item is True if that worked."""
+    """Move our memory to large pages, a few milliseconds' worth per item; each item is True if that worked.
+
+    With torch imported, a fork took 4.5 ms of processor time in small pages and 1.5 ms in large ones. Linux from 6.1;
+    if the kernel refuses, everything stays as it is.
+    """
     for start, end in list(_own_regions()):
         for at in range(start, end, _STEP_BYTES):
             yield use_large_pages(at, min(_STEP_BYTES, end - at))

@@ -277,14 +277,13 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-# A lock held for microseconds around a read-decide-write, by the kernel, and released with its process.
-#
-# For anything held longer, `locks` names its owner. On a file system whose locks do nothing (some network mounts)
-# this excludes no process; callers must only lose time by that, never correctness.
-
-
 class BriefLocks:
-    """Locks by path, their files kept open once used. One thread at a time."""
+    """Locks by path, held by the kernel for microseconds around a read-decide-write. One thread at a time.
+
+    Their files are kept open once used. For anything held longer, `FileLock` names its owner. On a file system whose
+    locks do nothing (some network mounts) this excludes no process; callers must only lose time by that, never
+    correctness.
+    """
 
     def __init__(self) -> None:
         self._descriptors: dict[str, int] = {}

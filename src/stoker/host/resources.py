@@ -274,16 +274,15 @@ def _physical_bytes() -> int | None:
         return None
 
 
-# The file system of a path: its type, free space, whether it is writable.
-#
-# Nothing is created: for a missing folder, the nearest existing one above it counts.
-
 _OCTAL = lazy_pattern(r"\\([0-7]{3})")
 
 
 @frozen
 class FileSystem:
-    """The file system of a path."""
+    """The file system of a path: its type, free space, whether it is writable.
+
+    Nothing is created: for a missing folder, the nearest existing one above it counts.
+    """
 
     type: str
     """Empty if unknown."""

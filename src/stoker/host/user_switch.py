@@ -115,12 +115,6 @@ def start_script(  # noqa: PLR0913 - what a process is made of
     )
 
 
-# Programs started as another user: inside their box first, as root, and then that user for good.
-#
-# Nothing that the program's owner chose is present before the switch, which the few lines of `run_as_script` make: it
-# waits in an order. After the switch nothing leads back: no privilege can be gained, nothing of ours is open.
-
-
 def start_as(  # noqa: PLR0913 - what a process is made of
     user: OtherUser,
     argv: Sequence[str],
@@ -135,6 +129,9 @@ def start_as(  # noqa: PLR0913 - what a process is made of
 
     If the user may not enter the folder or execute the program, the script writes that to standard error and exits
     with 126.
+
+    Nothing that the program's owner chose is present before the switch, which the few lines of `run_as_script` make: it
+    waits in an order. After the switch nothing leads back: no privilege can be gained, nothing of ours is open.
     """
     if sys.platform != "linux":
         raise ContainmentUnavailable("programs run as other users on Linux only")

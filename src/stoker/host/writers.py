@@ -140,16 +140,15 @@ def _file_system(device: int) -> str:
     return ""
 
 
-# A log that can't fill a disk and can't stop the work it is about.
-#
-# Two generations of a bounded size are kept, the older one beside the newer. What can't be written is counted and left
-# out: a program's result is worth more than its output.
-
 GENERATION_BYTES = 64 * 1024 * 1024
 
 
 class LogFile:
-    """Appends to one log. Not thread-safe."""
+    """Appends to one log, which can't fill a disk and can't stop the work it is about. Not thread-safe.
+
+    Two generations of a bounded size are kept, the older one beside the newer. What can't be written is counted and
+    left out: a program's result is worth more than its output.
+    """
 
     def __init__(self, path: str, *, generation_bytes: int = GENERATION_BYTES) -> None:
         self._path = path

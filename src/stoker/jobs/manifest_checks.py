@@ -24,16 +24,15 @@ from stoker.engine.catalogue import Catalogue
 from stoker.engine.recipe import Recipe
 from stoker.jobs.program import RECIPE, ProgramWords, flat
 
-# A recipe's arguments, made ready for very many jobs that each say little: defaults are filled in once.
-#
-# Whatever is given is checked by its declared type, exactly as `ArgsSchema.check` does it; a test holds the two
-# together.
-
 _MOST_SUGGESTED = 100
 
 
 class RecipeForm:
-    """What one recipe takes."""
+    """What one recipe takes, for very many jobs that each set little: defaults are filled in once.
+
+    Whatever is given is checked by its declared type, exactly as `ArgsSchema.check` does it; a test holds the two
+    together.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe

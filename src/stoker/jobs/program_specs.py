@@ -36,14 +36,13 @@ from stoker.protocol.job_messages import checked_spec, spec_alike
 
 _FILES = "uv.lock, pyproject.toml, or requirements as .txt or .in"
 
-# The points of a program's sweep after its first: only what a point changes is filled, checked and digested again.
-#
-# A point differs from the first in some words of the program and in its parameters; the rest was checked with the
-# first. A point that might differ in more (a word that names a file, a parameter inside another) is built in full.
-
 
 class ProgramSpecVariants:
-    """Builds the other points of a sweep from its first."""
+    """Builds the other points of a sweep from its first: only what a point changes is filled, checked and digested.
+
+    A point differs from the first in some words of the program and in its parameters; the rest was checked with the
+    first. A point that might differ in more (a word that names a file, a parameter inside another) is built in full.
+    """
 
     def __init__(
         self,

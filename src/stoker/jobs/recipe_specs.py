@@ -23,16 +23,15 @@ from stoker.jobs.requirements import PlanShape, PlanShapes, required_of_entry
 from stoker.protocol.job_checks import is_found_at
 from stoker.protocol.job_messages import checked_spec, spec_alike
 
-# Arguments that name a repository of the hub (`base=org/name`), submitted where the repository may not be.
-#
-# Each machine brings it itself, so nothing of it is fetched here but the one small file by which the recipe says how
-# large it is. A plan is still made, to see what else is wrong: from the repository if this machine's cache has all of
-# it, else with the argument's default in its place.
-
 
 @frozen
 class HubInputs:
-    """What a job's machine brings, and what stands in its place meanwhile."""
+    """Arguments that name a repository of the hub (`base=org/name`), and what replaces them in a plan meanwhile.
+
+    Each machine brings it itself, so nothing of it is fetched here but the one small file by which the recipe says how
+    large it is. A plan is still made, to see what else is wrong: from the repository if this machine's cache has all of
+    it, else with the argument's default in its place.
+    """
 
     found: Mapping[str, DataInput] = fresh(factory=dict)
     """By argument."""

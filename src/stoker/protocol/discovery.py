@@ -23,12 +23,6 @@ from stoker.host.durable import read_regular, translated, write_file
 from stoker.host.http.exchange import FleetIdentity
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 
-# `state/serve.json`: where the coordinator of this home listens. Commands here find it without any set-up.
-#
-# The coordinator writes it once it listens; the file is valid as long as that process lives. Commands of the same user
-# connect to its Unix socket, without a token. The operator's token is in its own file beside it, mode 600, for requests
-# over TCP.
-
 NAME = "serve.json"
 LAST_NAME = "served.json"
 """The same for the coordinator that stopped last."""
@@ -38,7 +32,12 @@ _LARGEST_BYTES = 64 * 1024
 
 @frozen
 class ServeFile:
-    """How commands of this home reach the coordinator."""
+    """`state/serve.json`: where the coordinator of this home listens. Commands here find it without set-up.
+
+    The coordinator writes it once it listens; the file is valid as long as that process lives. Commands of the same
+    user connect to its Unix socket, without a token. The operator's token is in its own file beside it, mode 600, for
+    requests over TCP.
+    """
 
     url: str
     owner: ProcessIdentity
@@ -261,13 +260,6 @@ def _from_dict(raw: dict[str, Any], folder: str) -> Membership:
 _FILES = ("ca_file", "certificate_file", "token_file")
 
 
-# Which coordinator to use, which CA to trust there, and which credentials to send.
-#
-# In this order: the named one, the environment's, the one that serves this home, the fleet that was joined. On this
-# machine a coordinator is reached over its Unix socket, where the kernel identifies the peer and no token is needed. A
-# worker connects to other machines with its machine's certificate, and never reads or sends a user's token. A user
-# never uses that certificate: the fleet's CA is taken from it, and a token is required.
-
 COORDINATOR = "STOKER_COORDINATOR"
 OPERATOR_TOKEN = "STOKER_OPERATOR_TOKEN"  # noqa: S105 - the variable's name
 DEFAULT_PORT = 7717
@@ -278,7 +270,13 @@ _MOST_BYTES = 64 * 1024
 
 @frozen
 class CoordinatorEndpoint:
-    """A coordinator's address, the CA to trust there, and the token to send."""
+    """A coordinator's address, the CA to trust there, and the token to send.
+
+    In this order: the named one, the environment's, the one that serves this home, the fleet that was joined. On this
+    machine a coordinator is reached over its Unix socket, where the kernel identifies the peer and no token is needed.
+    A worker connects to other machines with its machine's certificate, and never reads or sends a user's token. A user
+    never uses that certificate: the fleet's CA is taken from it, and a token is required.
+    """
 
     url: str
     token: str
@@ -445,13 +443,6 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-# Unix sockets of a user's coordinators: folders and names.
-#
-# Every folder belongs to one user and is closed to all others (`host/sockets` checks that, and the listening process).
-# The one in /tmp comes first since `/run/user/UID` disappears with the user's last session, which a coordinator may
-# outlive; it is protected from programs that delete old files in /tmp. Another user can create the name in /tmp first;
-# then it is not trusted, and the next folder is used.
-
 SUFFIX = ".sock"
 RUNTIME = "STOKER_RUNTIME"
 _SESSIONS = "/run/user"
@@ -462,7 +453,13 @@ _DEFAULT_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::")  # noqa: S104 - onl
 def socket_folders(
     environment: Mapping[str, str], *, sessions: str = _SESSIONS, temporary: str = _TEMPORARY
 ) -> tuple[str, ...]:
-    """Return the folders for sockets of this user: STOKER_RUNTIME alone if it is set."""
+    """Return the folders for sockets of this user: STOKER_RUNTIME alone if it is set.
+
+    Every folder belongs to one user and is closed to all others (`host/sockets` checks that, and the listening
+    process). The one in /tmp comes first since `/run/user/UID` disappears with the user's last session, which a
+    coordinator may outlive; it is protected from programs that delete old files in /tmp. Another user can create the
+    name in /tmp first; then it is not trusted, and the next folder is used.
+    """
     named = environment.get(RUNTIME, "").strip()
     if named:
         return (os.path.abspath(os.path.expanduser(named)),)

@@ -349,15 +349,13 @@ class SubmissionResponse(WireMessage):
     """Of a dry run: when all its jobs are done; `None`: unknown."""
 
 
-# A large submission in parts: each is one request, and their responses are joined to one.
-#
-# A part is accepted as a whole or not at all. Parts are sent one after the other, dependencies first. If a part is
-# refused, the parts before it remain, and sending the same submission again submits the rest.
-
-
 @frozen
 class SubmissionPart:
-    """Some jobs of a submission, as sent in one request."""
+    """Some jobs of a large submission, as sent in one request; the responses of all parts are joined to one.
+
+    A part is accepted as a whole or not at all. Parts are sent one after the other, dependencies first. If a part is
+    refused, the parts before it remain, and sending the same submission again submits the rest.
+    """
 
     positions: tuple[int, ...]
     """Their indexes in the submission."""

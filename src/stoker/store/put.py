@@ -36,17 +36,17 @@ from stoker.store.refs import PUT, Ref, check_ref_name, find_ref, refuse_taken, 
 from stoker.store.results import SIDECAR, is_sidecar
 from stoker.store.trees import HashLane, Heed, WalkedEntry, walk_tree
 
-# The user's files on their way into one staging folder, and from there into the store.
-#
-# A file is read once: it shares its blocks with the copy if the file system can, and is hashed, or it is copied and
-# hashed in one pass. One that was hashed before, has the same stamp, and whose bytes the store has, is not read at all.
-
 _BLOCK_BYTES = 1 << 20
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StagingCopy:
-    """Files on their way into one staging folder, and from there into the store."""
+    """Files on their way into one staging folder, and from there into the store.
+
+    A file is read once: it shares its blocks with the copy if the file system can, and is hashed, or it is copied and
+    hashed in one pass. One that was hashed before, has the same stamp, and whose bytes the store has, is not read at
+    all.
+    """
 
     def __init__(
         self, store: LocalStore, staging: str, *, clock: Clock, heed: Heed, on_step: Callable[[str], None]

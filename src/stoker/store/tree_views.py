@@ -189,16 +189,13 @@ def _move(building: str, target: str) -> bool:
     return True
 
 
-# Copies for users: real, writable files, so that editing them can't damage the store.
-#
-# Nothing is written through a symlink below the folder, and no file is visible half-written: it is made under a hidden
-# name at the top of the folder (`temp_name`) and then renamed.
-
-
 def copy_entry(store: LocalStore, record: Record, entry: TreeEntry, *, top: str, path: str) -> os.stat_result:
     """Copy one file of a record to a path below the folder `top`, replacing an existing file.
 
     Returns the stamp of the new file, whatever others do to that path meanwhile.
+
+    Nothing is written through a symlink below the folder, and no file is visible half-written: it is made under a
+    hidden name at the top of the folder (`temp_name`) and then renamed.
     """
     target = os.path.join(top, path)
     with translated(target):

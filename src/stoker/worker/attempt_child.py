@@ -126,14 +126,13 @@ def _args_here(recipe: Recipe, assignment: Assignment) -> dict[str, Any]:
     return args
 
 
-# Run one attempt to its end in this process, under its lease; its folder is the report.
-#
-# Nothing is written to pipes that would close with the worker: `status.jsonl` and `end.json` are the report. TERM
-# stops the work gracefully; a second TERM ends it at once.
-
-
 def run_attempt(assignment: Assignment, *, builder: JobBuilder, tools: Callable[[], ExecutionTools], runs: str) -> int:
-    """Run it; return the exit code. Its folder below `runs` always has its end, whatever went wrong."""
+    """Run one attempt to its end in this process, under its lease; return the exit code.
+
+    Its folder below `runs` always has its end, whatever went wrong. Nothing is written to pipes that would close
+    with the worker: `status.jsonl` and `end.json` are the report. TERM stops the work gracefully; a second TERM ends it
+    at once.
+    """
     stops = _Stops()
     stops.listen()
     try:

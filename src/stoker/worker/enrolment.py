@@ -116,12 +116,6 @@ def read_invitation(text: str) -> Invitation:
         raise Usage(f"{code!r} is not a valid code: {error}", hint=_HINT) from None
 
 
-# `state/joined/pending-ID.json`: the request of an attempt to join, kept until its response is stored.
-#
-# A code works once. A join that was killed between the response and the last of its own files sends the same request
-# again and gets the same response. The file has the machine's new key, readable by its owner alone; it is written
-# before the request is sent and deleted once the response is stored.
-
 _PREFIX = "pending-"
 _LARGEST_BYTES = 64 * 1024
 _OLD_S = 86_400.0
@@ -130,7 +124,12 @@ _OLD_S = 86_400.0
 
 @frozen
 class PendingJoin:
-    """An attempt to join whose response is not stored yet."""
+    """`state/joined/pending-ID.json`: the request of an attempt to join, kept until its response is stored.
+
+    A code works once. A join that was killed between the response and the last of its own files sends the same request
+    again and gets the same response. The file has the machine's new key, readable by its owner alone; it is written
+    before the request is sent and deleted once the response is stored.
+    """
 
     url: str
     ca_pem: str

@@ -31,11 +31,6 @@ from stoker.protocol.lease_messages import ExecCall
 from stoker.protocol.operator_messages import EXEC_PIECE_BYTES, OUT, ExecEnd, ExecListen
 from stoker.transfer.trees.tree_sources import TransferBackoff, is_later
 
-# Where a command runs beside a job: the folder, variables, limits and user of the job's own program.
-#
-# They are read from the running program, so they are correct even after the worker that started it is gone. A job
-# whose stages are no programs, or which is between two of them, uses those of its attempt.
-
 _PROGRAMS_OWN = "STOKER_OUT"
 _REPORTS = ("STOKER_CONTROL", "STOKER_METRICS", _PROGRAMS_OWN)
 """Variables by which a program reports its result: a command beside it must not do so by mistake."""
@@ -47,7 +42,11 @@ _SHELLS = ("/bin/bash", "/bin/sh")
 
 @frozen
 class ExecTarget:
-    """Where a command runs."""
+    """Where a command runs beside a job: the folder, variables, limits and user of the job's own program.
+
+    They are read from the running program, so they are correct even after the worker that started it is gone. A job
+    whose stages are no programs, or which is between two of them, uses those of its attempt.
+    """
 
     folder: str
     environment: Mapping[str, str]

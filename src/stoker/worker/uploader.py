@@ -322,15 +322,14 @@ class AttemptReporter:
         return False
 
 
-# Lines about an attempt before it starts, stored and mirrored beside its later output.
-#
-# Created with its first line: an attempt whose inputs are all here has none.
-
 _DRAIN_S = 2.0
 
 
 class PreparingLog:
-    """The log of one attempt. Lines come from one thread at a time."""
+    """Lines about an attempt before it starts, stored and mirrored beside its later output. One thread at a time.
+
+    Created with its first line: an attempt whose inputs are all here has none.
+    """
 
     def __init__(self, runtime: WorkerRuntime, token: AttemptToken) -> None:
         name = f"preparing-{token.job[:16]}-{token.attempt}-{token.epoch}"

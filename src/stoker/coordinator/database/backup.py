@@ -364,16 +364,14 @@ def _renew(database: Database, connection: WriterConnection, head: BackupHeader,
     return int(live)
 
 
-# Move a queue to another database, SQLite or PostgreSQL: the same rows, compared afterwards.
-#
-# Generation, epochs and leases stay, so running jobs continue once the coordinator serves the new database. The old one
-# is not changed, and must not be served again.
-
-
 def move(
     source: Database, target: Database, *, clock: Clock, may_replace: bool = False, progress: Progress = no_progress
 ) -> BackupHeader:
-    """Copy all rows and compare; neither may be served. Raises `Conflict` if the target has jobs."""
+    """Copy all rows to another database, SQLite or PostgreSQL, and compare them; neither may be served.
+
+    Generation, epochs and leases stay, so running jobs continue once the coordinator serves the new database. The old
+    one is not changed, and must not be served again.
+    """
     with tempfile.TemporaryFile() as file:
         with snapshot(source) as connection:
             head = write_backup(connection, file, made_s=clock.wall_s(), progress=progress)

@@ -52,11 +52,6 @@ from stoker.core.leases import Budgets
 from stoker.protocol.job_checks import identity_fault
 from stoker.protocol.job_messages import JOB_BODY
 
-# Check of all values: a database does not notice bytes that are damaged inside a value.
-#
-# Text is valid, JSON can be parsed, digests and states are valid, and ids match their content. Rows are read as stored,
-# some at a time.
-
 _TOGETHER = 1000
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _STATES = frozenset(state.value for state in JobState)
@@ -88,7 +83,11 @@ Row = dict[str, Any]
 
 
 def check_values(connection: Connection) -> Iterator[Violation]:
-    """Yield a violation for every invalid value of every table."""
+    """Yield a violation for every invalid value of every table.
+
+    Text is valid, JSON can be parsed, digests and states are valid, and ids match their content. Rows are read as
+    stored, some at a time.
+    """
     for table in TABLES:
         checks = [(column.name, _check_of(table, column)) for column in table.columns]
         for row in _raw(connection, table):

@@ -176,13 +176,11 @@ def _text(row: dict[str, Any]) -> str:
     return f"copies {format_size(row['missing_bytes'])} of data{about}"
 
 
-# A job's environment on the machines of a fleet: present, to be built, or impossible. Pure.
-#
-# In the queue, machines deny the environments of its jobs; this does the same for a job that is not submitted yet.
-
-
 class EnvironmentViews:
-    """The environments of jobs on one fleet; each is evaluated once."""
+    """The environments of jobs on one fleet: present, to be built, or impossible. Each is evaluated once. Pure.
+
+    In the queue, machines deny the environments of its jobs; this does the same for a job that is not submitted yet.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -225,10 +223,6 @@ def _denying(offer: NodeOffer, digest: str, outlook: MachineEnvironmentStatus | 
     return changed(offer, deny_jobs=(*offer.deny_jobs, word), denied_for=(*offer.denied_for, (word, outlook.why)))
 
 
-# Jobs that share a process: those of one machine with the same base, on the same device or on the CPU. Pure.
-#
-# The machine itself forms the process (`engine.runners.shared.shared_runner`); here it is derived from the leases.
-
 _MOST_NAMED = 3
 _LONGEST_BASE = 12
 _SHOWN_OF_BASE = 8
@@ -236,7 +230,10 @@ _SHOWN_OF_BASE = 8
 
 @frozen
 class SharedProcessPeers:
-    """The other jobs in a job's shared process, or in the one that it would join."""
+    """The other jobs in a job's shared process, or in the one that it would join: same machine, base and device. Pure.
+
+    The machine itself forms the process (`engine.runners.shared.shared_runner`); here it is derived from the leases.
+    """
 
     jobs: tuple[str, ...] = ()
     base: str = ""
@@ -295,15 +292,14 @@ def _short(base: str) -> str:
     return base if len(base) <= _LONGEST_BASE else f"{base[:_SHOWN_OF_BASE]}…"
 
 
-# Programs that are not submitted yet, on machines that run only certain code. Pure.
-#
-# The queue adds code words as jobs are submitted. A dry run gets them from here.
-
 _PROGRAM = "command"
 
 
 def pinned_fleet(fleet: Fleet, accepts: Mapping[str, Sequence[str]], orders: Iterable[JobSpec]) -> Fleet:
-    """Return the fleet with machines denying the code of these jobs that they do not run."""
+    """Return the fleet with machines denying the code of these jobs that they do not run. Pure.
+
+    The queue adds code words as jobs are submitted. A dry run gets them from here.
+    """
     if not accepts:
         return fleet
     codes = {code_of(one) for one in orders if one.recipe == _PROGRAM}

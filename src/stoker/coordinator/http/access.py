@@ -28,14 +28,13 @@ from stoker.host.http.addresses import is_this_computer
 from stoker.host.tls.contexts import Certificate
 from stoker.protocol.codec import OLDEST, TOKEN_HEADER, VERSION, VERSION_HEADER
 
-# What each route needs: a user's role, a machine, either of them, or nothing.
-#
-# A route that changes something and is not listed needs an admin: a forgotten route is closed, not open.
-
 
 @frozen_by_position
 class Need:
-    """Who may use a route."""
+    """What a route needs: a user's role, a machine, either of them, or nothing.
+
+    A route that changes something and is not listed needs an admin: a forgotten route is closed, not open.
+    """
 
     role: Role | None = None
     """The lowest role of a user; None: no user may."""

@@ -92,16 +92,15 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-# The event loop's bridge to the queue: commands go in one by one, answers come back in groups.
-#
-# The queue answers in its writer thread, once per command and after the group's commit, and reports each commit.
-# Waking the loop is expensive, so all answers of a commit share one wake-up.
-
 Then: TypeAlias = Callable[[Answer | StokerError], None]
 
 
 class QueueBridge:
-    """One event loop's access to the queue, with counters."""
+    """One event loop's access to the queue, with counters: commands go in one by one, answers come back in groups.
+
+    The queue answers in its writer thread, once per command and after the group's commit, and reports each commit.
+    Waking the loop is expensive, so all answers of a commit share one wake-up.
+    """
 
     def __init__(
         self,

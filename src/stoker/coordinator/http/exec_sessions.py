@@ -20,14 +20,13 @@ from stoker.core.leases import AttemptToken
 from stoker.protocol.lease_messages import ClaimResponse, ExecCall, Hello, Renewal, RenewalResponse
 from stoker.protocol.operator_messages import EXEC, READ_BYTES, ExecInput, ExecListen, ExecOutput, ExecPiece
 
-# Bytes passing through the coordinator: bounded, with offsets from the beginning, each delivered once.
-#
-# The sender gives the offset of its bytes, the reader the offset that it has: a repeat changes nothing, and a lost
-# response loses nothing. Acknowledged bytes are dropped.
-
 
 class ExecStream:
-    """One direction of a session. Its bytes belong to numbered streams of the command."""
+    """One direction of a session: bytes of the command's numbered streams, bounded, each delivered once.
+
+    The sender gives the offset of its bytes, the reader the offset that it has: a repeat changes nothing, and a lost
+    response loses nothing. Acknowledged bytes are dropped.
+    """
 
     def __init__(self, room_bytes: int) -> None:
         self._room_bytes = room_bytes

@@ -93,11 +93,6 @@ class ReadBufferProtocol(asyncio.BufferedProtocol):
         inner.connection_lost(exc)
 
 
-# Connection limits per address, so that no client uses up all connections.
-#
-# Connections are counted from their first packet, before the TLS handshake. Those of this machine are not: local
-# programs have easier ways to do harm.
-
 _AT_ONCE = 16
 """Connections accepted in one turn of the event loop, which serves others in between. uvloop by itself accepts one: a
 new client then waits behind all requests.
@@ -108,7 +103,11 @@ _LINGER_NONE = struct.pack("ii", 1, 0)
 
 @frozen
 class ConnectionLimits:
-    """Limits of connections."""
+    """Limits of connections, also per address, so that no client uses up all connections.
+
+    Connections are counted from their first packet, before the TLS handshake. Those of this machine are not: local
+    programs have easier ways to do harm.
+    """
 
     each: int = 1024
     """Connections of one address: a few for each worker, and there may be many behind one router."""

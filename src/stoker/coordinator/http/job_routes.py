@@ -36,12 +36,6 @@ from stoker.protocol.view_messages import (
     PriorityRequest,
 )
 
-# Programs of known code only: a submission has commits of a repository, or it is refused.
-#
-# The list is the last hundred commits of one branch, read again when it is older than five seconds; if git fails, the
-# old list is kept. The client itself reports the commit of its code: this keeps out stale and unreviewed code by
-# mistake, not on purpose. Against forged reports a worker pins trees (`stoker work --accept-code`).
-
 MOST_COMMITS = 100
 FRESH_S = 5.0
 _GIT_S = 10.0
@@ -51,7 +45,12 @@ _LONGEST_SOURCE = 300
 
 
 class CodeGate:
-    """The gate of one repository. Thread-safe."""
+    """Refuses submissions whose code is no known commit of one repository. Thread-safe.
+
+    The list is the last hundred commits of one branch, read again when it is older than five seconds; if git fails, the
+    old list is kept. The client itself reports the commit of its code: this keeps out stale and unreviewed code by
+    mistake, not on purpose. Against forged reports a worker pins trees (`stoker work --accept-code`).
+    """
 
     def __init__(self, repository: str, branch: str, *, environment: Mapping[str, str], clock: Clock) -> None:
         """Raises `BadInput` if the commits can't be read now."""

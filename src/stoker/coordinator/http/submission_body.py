@@ -227,12 +227,6 @@ def _marks_in(text: str, start: int = 0) -> int:
     return sum(text.count(mark, start) for mark in "[{,")
 
 
-# Memory budget for the bodies of requests, with a share for each client; large bodies are on disk.
-#
-# Memory is reserved when a body is first read, after the request's head was checked, for its announced bytes, or for
-# the limit if there are none. It is released when the response begins. A client that has used its share waits for its
-# own requests, and no other client does. A body that fits into a connection's buffer needs no reservation.
-
 MOST_BYTES = 96 << 20
 EACH_BYTES = 24 << 20
 WORDS_BYTES = 64 << 20
@@ -245,7 +239,12 @@ SPOOL_BYTES = 1 << 20
 
 
 class BodyMemoryBudget:
-    """One budget, inside one event loop."""
+    """Memory for the bodies of requests in one event loop, with a share for each client; large bodies are on disk.
+
+    Memory is reserved when a body is first read, after the request's head was checked, for its announced bytes, or for
+    the limit if there are none. It is released when the response begins. A client that has used its share waits for its
+    own requests, and no other client does. A body that fits into a connection's buffer needs no reservation.
+    """
 
     def __init__(self, most_bytes: int = MOST_BYTES, each_bytes: int = EACH_BYTES, *, wait_s: float = WAIT_S) -> None:
         self._most_bytes = most_bytes

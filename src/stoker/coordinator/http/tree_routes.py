@@ -265,10 +265,6 @@ class TreeLocator:
                 fetching.pop(name, None)
 
 
-# Routes of trees: what is missing of one, its files in packs, its listing; where machines get it from.
-#
-# Bytes go through the threads and limits of the file routes, so that no upload stands in the way of a control call.
-
 LISTINGS_AT_ONCE = 1
 """Read at the same time, once they have come whole."""
 
@@ -276,7 +272,10 @@ TreeDigest = Annotated[str, Path(description="A tree's digest", pattern="^[0-9a-
 
 
 class ContentRoutes:
-    """Answers them."""
+    """Routes of trees: what is missing of one, its files in packs, its listing, and where machines get it from.
+
+    Bytes go through the threads and limits of the file routes, so that no upload stands in the way of a control call.
+    """
 
     def __init__(self, context: ServiceContext, contents: CoordinatorTrees, sources: TreeLocator) -> None:
         self._context = context

@@ -188,10 +188,6 @@ def check_own(worker: str, who: Principal) -> None:
         raise Forbidden(f"the certificate is for {who.name}, not for {worker}", hint=hint, machine=who.name)
 
 
-# One request of a worker, answered by its connection: one write, no task, no framework.
-#
-# That saves an eighth of the coordinator's CPU time for a cycle of claim, start and finish.
-
 _HEAD = (
     b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n"
     + b"".join(b"%b: %b\r\n" % header for header in ALWAYS)
@@ -201,7 +197,10 @@ _DONE = _HEAD.replace(b"%d %b", b"200 OK", 1)
 
 
 class WorkerExchange:
-    """One request and its response, in place of the server's own cycle, with the attributes that the server uses."""
+    """One request of a worker and its response, without a task and a framework, in place of the server's own cycle.
+
+    That saves an eighth of the coordinator's CPU time for a cycle of claim, start and finish.
+    """
 
     __slots__ = (
         "_connection", "_gone", "_headers", "_is_begun", "_method", "_path", "_peer", "_pieces", "_release", "_route",

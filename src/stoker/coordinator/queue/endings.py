@@ -105,11 +105,6 @@ def result_row(transaction: WriterTransaction, seq: int, attempt: int, said: Fin
     return {**bundle, "metrics": json_or_empty(said.metrics), "seconds": said.seconds}
 
 
-# Late and repeated reports: a repeat gets the same answer, any other is stale.
-#
-# One late report may be accepted: the result of an attempt that continues through a network partition
-# (`on_partition = keep`), if its lease expired and the job was not granted again.
-
 _ENDINGS: dict[type, tuple[str, ...]] = {
     Finish: ("completed",),
     Fail: ("failed", "cancelled"),
@@ -120,7 +115,11 @@ _ENDINGS: dict[type, tuple[str, ...]] = {
 
 
 def answer_late(transaction: WriterTransaction, job: str, said: Said, *, machine: str = "") -> WriteResponse:
-    """Answer a report whose lease is not live."""
+    """Answer a report whose lease is not live: a repeat gets the same answer, any other is stale.
+
+    One late report may be accepted: the result of an attempt that continues through a network partition (`on_partition
+    = keep`), if its lease expired and the job was not granted again.
+    """
     rows = transaction.read(transaction.queries.jobs_by_id, ids=transaction.many([job]))
     if not rows:
         raise NotFound(f"there is no job {job[:12]}", hint="`stoker jobs` lists them", job=job)

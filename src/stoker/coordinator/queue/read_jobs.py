@@ -163,12 +163,6 @@ def _seal(seq: int, filters: Mapping[str, str]) -> int:
     return crc32(repr((seq, sorted(filters.items()))).encode())
 
 
-# Pages of jobs, newest first: each costs about the same, at any position and for any length of history.
-#
-# One filter uses its index; so do recipe with state, and states with few jobs. Other filters may each match much and
-# together nothing: their page is searched window by window, and ends early after a time limit. It is then short, or
-# even empty, and has a cursor.
-
 MOST = 1000
 _WINDOW = 10_000
 _LONGEST_S = 0.05
@@ -180,7 +174,12 @@ _STATE = "state:"
 def read_page(
     connection: Connection, filters: Mapping[str, str], *, after: str, limit: int, clock: Clock, limits: Limits
 ) -> JobPage:
-    """Return one page. `filters` has the given filters only."""
+    """Return one page of jobs, newest first. `filters` has the given filters only.
+
+    One filter uses its index; so do recipe with state, and states with few jobs. Other filters may each match much and
+    together nothing: their page is searched window by window, and ends early after a time limit. It is then short, or
+    even empty, and has a cursor.
+    """
     limit = max(1, min(limit, MOST))
     counts, states = read_counts(connection), states_of(filters.get("state", ""))
     total = sum(counts[one] for one in states or counts) if filters.keys() <= {"state"} else None

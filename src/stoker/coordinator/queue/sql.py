@@ -50,11 +50,6 @@ from stoker.coordinator.database.tables import (
 )
 from stoker.core.text import point_name
 
-# What the writer writes, compiled once for its database.
-#
-# Changes of a job, a lease or an attempt name the epoch and the state that they start from, so that a row that is
-# another by now is not changed; a batch counts the rows.
-
 NEW_JOB = (
     "seq", "id", "name", "number", "label", "recipe", "mode", "spec", "code", "class_id", "priority", "state",
     "is_ready", "blockers", "since_s", "submitter", "source", "submitted_s", "changed_s",
@@ -66,7 +61,11 @@ _NOTHING_WRONG = {"cause": "", "message": "", "hint": "", "error": ""}
 
 
 class Statements:
-    """By name. `in_order` is how a batch runs them: what is pointed at before what points at it."""
+    """The writer's statements by name, compiled once for its database. `in_order` is the order in a batch.
+
+    What is pointed at is written before what points at it. Changes of a job, a lease or an attempt name the epoch
+    and the state that they start from, so that a row that is another by now is not changed; a batch counts the rows.
+    """
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect

@@ -24,11 +24,6 @@ from stoker.host.durable import NO_STEP, read_regular, remove_tree, sync_descrip
 from stoker.host.folders import AnchoredFolder, name_fault, shown_name
 from stoker.host.resources import folder_bytes
 
-# Which files of an attempt's folder may be mirrored, and under which names: decided without touching a file.
-#
-# A name comes from a worker, so it is untrusted: relative, short, of characters without a meaning to any system, and
-# never hidden (names that begin with a dot belong to the coordinator).
-
 LONGEST_PATH = 400
 MOST_LEVELS = 6
 END = "end.json"
@@ -37,7 +32,11 @@ _ALLOWED = frozenset("-_.[]=,+")
 
 
 def check_path(path: str) -> str:
-    """Return the path if a mirrored file may have it. Raises `BadInput` with the reason otherwise."""
+    """Return the path if a mirrored file may have it. Raises `BadInput` with the reason otherwise.
+
+    A name comes from a worker, so it is untrusted: relative, short, of characters without a meaning to any system, and
+    never hidden (names that begin with a dot belong to the coordinator).
+    """
     fault = path_fault(path)
     if fault:
         shown = shown_name(path)
@@ -70,16 +69,15 @@ def attempt_place(job: str, attempt: int) -> str:
     return f"{job[:2]}/{job}/{attempt}"
 
 
-# What a power cut may leave at the end of a file that was not synced: zeroes that no worker sent.
-#
-# Some file systems extend a file before its bytes are on disk. So in a file that was last written in an earlier boot,
-# zeroes at its end are dropped. If they were real, its worker has them and sends them again.
-
 _BLOCK_BYTES = 64 * 1024
 
 
 def drop_zeroes(path: str) -> int:
-    """Cut the zeroes off a file's end; return its size then."""
+    """Cut off the zeroes that a power cut may leave at the end of a file; return its size then.
+
+    Some file systems extend a file before its bytes are on disk. So in a file that was last written in an earlier boot,
+    zeroes at its end are dropped. If they were real, its worker has them and sends them again.
+    """
     with translated(path):
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -488,11 +486,6 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-# Mirrors from a time that a restore undid: their attempt numbers are assigned again, to others.
-#
-# Bytes of the old attempt must never precede bytes of the new one, so they are deleted before a number is assigned
-# again.
-
 _NAME = "generation"
 _LARGEST_BYTES = 100
 
@@ -503,6 +496,9 @@ def forget_lost_past(
     """Delete mirrors of attempts that the queue does not know, once after its generation rose; return the deleted ones.
 
     `known_attempts` returns how many attempts a job has had, 0 for a job that the queue does not know.
+
+    Bytes of the old attempt must never precede bytes of the new one, so they are deleted before a number is assigned
+    again.
     """
     path = os.path.join(folder, _NAME)
     before = _read(path)

@@ -205,9 +205,6 @@ def _folders(path: str) -> list[str]:
         return []
 
 
-# Updates the view in a thread of its own when the queue is idle, so no job waits for it. What it missed while it did
-# not run, it finds in the database.
-
 CALM_S = 1.0
 """It updates after so long without a change of the queue…"""
 MOST_S = 30.0
@@ -216,7 +213,11 @@ _PAGE = 500
 
 
 class ModelViewUpdater(BackgroundThread):
-    """Keeps a view up to date while a with-block lasts. Register it: `queue.on_change(updater.changed)`."""
+    """Keeps a view up to date while a with-block lasts. Register it: `queue.on_change(updater.changed)`.
+
+    Updates the view in a thread of its own when the queue is idle, so no job waits for it. What it missed while it did
+    not run, it finds in the database.
+    """
 
     def __init__(self, models: ModelView, database: Database) -> None:
         super().__init__("models")

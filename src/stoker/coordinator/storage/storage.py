@@ -168,14 +168,12 @@ class Bundles:
         return Digest(sha256)
 
 
-# Everything that workers send: files of attempts, objects, and the plain view of results.
-#
-# The objects are in a store of their own, not in the machine's: a prune of that one removes every blob that no local
-# run names, and these are named by the queue's database.
-
-
 class CoordinatorStorage:
-    """All files of one coordinator, on this machine's disk. Thread-safe; one process at a time writes."""
+    """Files of attempts, objects, and the plain view of results. Thread-safe; one process at a time writes.
+
+    The objects are in a store of their own, not in the machine's: a prune of that one removes every blob that no local
+    run names, and these are named by the queue's database.
+    """
 
     def __init__(
         self,

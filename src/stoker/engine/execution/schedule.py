@@ -158,13 +158,11 @@ class Schedule:
         heapq.heappush(self._ready, (place.rank, name))
 
 
-# What a run knows so far: results by node, the instances of its fan-outs, and what each node's inputs are.
-#
-# A run fills it in as nodes end; a preview and an adoption fill it in with what is known already.
-
-
 class PlanProgress:
-    """Nodes and their results. A fan-out is a node (`train`) and one instance per item (`train[0]`, …)."""
+    """Nodes and their results. A fan-out is a node (`train`) and one instance per item (`train[0]`, …).
+
+    A run fills it in as nodes end; a preview and an adoption fill it in with what is known already.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.nodes: dict[str, PlanNode] = {node.id: node for node in plan.nodes}

@@ -290,12 +290,6 @@ def _checksum(payload: bytes) -> int:
     return zlib.crc32(payload, zlib.crc32(struct.pack("<I", len(payload))))
 
 
-# Writes metrics from our side of the fence: what stages report and what is read off a program's output.
-#
-# `add` never waits: values go into a bounded buffer, and a thread writes them as frames twice a second.
-# What did not fit is counted, and the next frame says how much is missing. A disk that is full or gone costs the values
-# that no longer fit into the buffer, never the run; `close` says what happened.
-
 FLUSH_S = 0.5
 BUFFER_ROWS = 256 * 1024
 CLOSE_S = 5.0
@@ -313,7 +307,12 @@ class MetricsWriteResult:
 
 
 class MetricsWriter:
-    """Appends to one file, which is made with the first value. Any thread may add."""
+    """Appends to one file, which is made with the first value. Any thread may add.
+
+    `add` never waits: values go into a bounded buffer, and a thread writes them as frames twice a second. What did not
+    fit is counted, and the next frame says how much is missing. A disk that is full or gone costs the values that no
+    longer fit into the buffer, never the run; `close` says what happened.
+    """
 
     def __init__(self, path: str, *, clock: Clock, buffer_rows: int = BUFFER_ROWS, flush_s: float = FLUSH_S) -> None:
         self.path = path

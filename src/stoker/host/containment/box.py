@@ -159,19 +159,18 @@ def _clean(text: str) -> str:
     return _OTHER.sub("_", text)
 
 
-# The processes of an attempt, where no control group keeps them together.
-#
-# Found by group and session, by the mark in the environment they were started with (which a new session does not shed),
-# and by descent from any of these. A process that sheds all three, with an empty environment, its own session and its
-# parents gone, is not found: only control groups know that one.
-
 _END_WAIT_S = 5.0
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 
 
 def find_strays(identity: ProcessIdentity | None, mark: str) -> tuple[ProcessRow, ...]:
-    """Return all processes of an attempt that still run."""
+    """Return all processes of an attempt that still run, where no control group keeps them together.
+
+    Found by group and session, by the mark in the environment they were started with (which a new session does not
+    shed), and by descent from any of these. A process that sheds all three, with an empty environment, its own session
+    and its parents gone, is not found: only control groups know that one.
+    """
     rows = list(living_rows())
     found = set() if identity is None else {row.pid for row in group_members(identity, rows)}
     # No process of an attempt is older than its first one.

@@ -23,17 +23,16 @@ from stoker.core.errors import BadInput, Damaged
 from stoker.core.frozen import frozen
 from stoker.host.tls.contexts import MACHINE_URI, Certificate, machine_in, serial_text
 
-# The name of a machine in its certificate.
-#
-# It is a URI among the alternative names, `stoker:machine/NAME`. The common name repeats it for people, behind a word
-# and a space: some clients take a bare common name for a host name, and then a machine named like the coordinator's
-# host could impersonate it.
-
 _LONGEST_COMMON_NAME = 64
 
 
 def subject_of(machine: str) -> x509.Name:
-    """Return the subject of a machine's certificate."""
+    """Return the subject of a machine's certificate, which has its name.
+
+    It is a URI among the alternative names, `stoker:machine/NAME`. The common name repeats it for people, behind a word
+    and a space: some clients take a bare common name for a host name, and then a machine named like the coordinator's
+    host could impersonate it.
+    """
     return subject_named(f"machine {machine}")
 
 

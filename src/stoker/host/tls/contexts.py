@@ -12,17 +12,16 @@ from typing import Any
 from stoker.core.errors import LocalFile
 from stoker.core.frozen import frozen
 
-# The other end of a TLS connection, by its certificate. Only the standard library is needed.
-#
-# The connection's context has verified the certificate: its CA signed it and it is valid now. Revocations are checked
-# by the owner of the list.
-
 MACHINE_URI = "stoker:machine/"
 
 
 @frozen
 class Certificate:
-    """Content of a certificate."""
+    """The certificate of the other end of a TLS connection. Only the standard library is needed.
+
+    The connection's context has verified the certificate: its CA signed it and it is valid now. Revocations are checked
+    by the owner of the list.
+    """
 
     machine: str
     """Its machine; empty if it is not of a machine."""

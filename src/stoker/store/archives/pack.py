@@ -217,16 +217,13 @@ def _not_as_said(source: PackSource) -> CorruptBytes:
     return CorruptBytes(f"{source.entry.path}: changed while it was packed, or is damaged", hint=hint, path=source.path)
 
 
-# Results and stored trees as one file to send: a deterministic archive, durable before it has its name.
-#
-# An archive is never stored as such (`put` stores its files), since the same tree gives the same bytes with the same
-# zstd library.
-
-
 def write_bundle(store: LocalStore, parts: list[ResultPart], path: str, *, heed: Heed) -> Bundle:
     """Pack these parts, each below its folder, into one file; an existing one is replaced.
 
     `heed` is called for every byte of the archive. `CorruptBytes` if bytes of a part are not in the store, or change.
+
+    An archive is never stored as such (`put` stores its files), since the same tree gives the same bytes with the same
+    zstd library.
     """
     placed = [_below(part.folder, source) for part in parts for source in _sources(store, part.record)]
     # As `lay_out` does: the later of two wins, and our own sidecar at the top is no part of a result.

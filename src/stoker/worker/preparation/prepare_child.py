@@ -33,17 +33,16 @@ from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.preparation.input_check import LocalInputs, PresentInputs, what_is_missing
 from stoker.worker.worker_state import StartRefusal
 
-# What a preparing child writes to its worker, line by line: its progress, and its end.
-#
-# `count` only grows with progress: it extends the lease.
-
 LONGEST_LINE = 500
 READY, REFUSED = "ready", "refused"
 
 
 @frozen
 class PrepareLine:
-    """One line of a preparing child."""
+    """One line that a preparing child writes to its worker: its progress, or its end.
+
+    `count` only grows with progress: it extends the lease.
+    """
 
     says: str = ""
     """For a heartbeat."""

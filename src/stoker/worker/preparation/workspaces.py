@@ -26,12 +26,6 @@ from stoker.store.refs import PUT
 from stoker.store.trees import Heed, WalkedEntry, walk_tree
 from stoker.transfer.trees.holdings import check_out, named_tree, note_held
 
-# A spare copy of the code that ran last, made while it runs: the next submission of it does not wait for its files.
-#
-# To make a thousand files takes a file system a quarter of a second, to rename their folder nothing. A spare is whole
-# once it has its name; what is not, and what an earlier worker left, is swept when a worker starts, since nothing of it
-# was synced. Two workers of one home may use each other's.
-
 FEWEST_FILES = 50
 """Fewer are made quickly enough."""
 MOST_FILES = 20_000
@@ -42,7 +36,12 @@ _WAIT_S = 0.3
 
 
 class Spares:
-    """The spare below a folder of workspaces: of one tree, the last."""
+    """A spare copy of the tree that ran last, made while it runs, so that the next job does not wait for its files.
+
+    To make a thousand files takes a file system a quarter of a second, to rename their folder nothing. A spare is whole
+    once it has its name; what is not, and what an earlier worker left, is swept when a worker starts, since nothing of
+    it was synced. Two workers of one home may use each other's.
+    """
 
     def __init__(self, folder: str, *, wait_s: float = _WAIT_S) -> None:
         self._folder = folder
@@ -159,14 +158,6 @@ class Workspaces:
             return False
 
 
-# Data for jobs as plain folders, one per tree, shared by all jobs of this machine and written by none.
-#
-#     workspaces/.data/TREE/…         real files, read-only: hard links to the store's blobs where the disk can
-#     workspaces/.data/.used/RUN      which process reads which of them
-#
-# They are where programs of other users may traverse and not list. A folder appears whole, by rename. It is
-# deleted once its tree is no longer in the store and no process reads it; a repository's, a month after its last use.
-
 _counter = itertools.count()
 NEW = ".new-"
 """Before the pid of the process that makes a folder."""
@@ -176,7 +167,14 @@ _OLD_S = 30 * 24 * 3600.0
 
 
 class DataCache:
-    """The data folders. Thread-safe, and safe between processes."""
+    """Data for jobs as plain folders, one per tree, shared by all jobs here. Thread-safe, and safe between processes.
+
+        workspaces/.data/TREE/…         real files, read-only: hard links to the store's blobs where the disk can
+        workspaces/.data/.used/RUN      which process reads which of them
+
+    They are where programs of other users may traverse and not list. A folder appears whole, by rename. It is deleted
+    once its tree is no longer in the store and no process reads it; a repository's, a month after its last use.
+    """
 
     def __init__(self, folder: str, store: LocalStore, clock: Clock) -> None:
         self.folder = folder
@@ -260,13 +258,11 @@ def _is_left(name: str) -> bool:
     return pid.isdecimal() and of_pid(int(pid)) is None
 
 
-# Data copied into this machine's store from the submitter's path on the same machine.
-#
-# For programs that may not read it in place. It is copied once, hashed meanwhile, and kept only if it is unchanged.
-
-
 def take_in(path: str, name: str, tree: str, store: LocalStore, *, clock: Clock, heed: Heed) -> bool:
-    """Copy what is at a path into the store, if it is the expected tree. Raises `StokerError`."""
+    """Copy what is at a submitter's path here into the store, if it is the expected tree. Raises `StokerError`.
+
+    For programs that may not read it in place. It is copied once, hashed meanwhile, and kept only if it is unchanged.
+    """
     staging = store.new_staging(f"tree.{tree[:12]}")
     try:
         copying = StagingCopy(store, staging, clock=clock, heed=heed, on_step=NO_STEP)

@@ -34,13 +34,6 @@ from stoker.engine.runners.program.trainer_lines import (
     parse_line,
 )
 
-# From a program's output to the lines of it that are worth reading, in bounded memory and time.
-#
-# A carriage return ends a line as a line end does, so each update of a progress bar is one. Lines without `=` and `{`
-# say nothing to us and are not given. Of a line longer than `LINE_BYTES` only the beginning is. In each half second
-# only so many lines are given; the rest is counted as lost, except for the last one, so that the final value is always
-# right. Lines that may control something (`saved`, `done`, `failed`) have room of their own.
-
 WINDOW_S = 0.5
 LINES_PER_WINDOW = 4000
 CONTROLS_PER_WINDOW = 1000
@@ -50,7 +43,13 @@ _CONTROLS = (b'"saved"', b'"done"', b'"failed"', b'"contract"')
 
 
 class OutputLines:
-    """Takes output in chunks of any size, from one thread."""
+    """Takes output in chunks of any size, from one thread; returns the lines worth reading, in bounded memory and time.
+
+    A carriage return ends a line as a line end does, so each update of a progress bar is one. Lines without `=` and `{`
+    say nothing to us and are not given. Of a line longer than `LINE_BYTES` only the beginning is. In each half second
+    only so many lines are given; the rest is counted as lost, except for the last one, so that the final value is
+    always right. Lines that may control something (`saved`, `done`, `failed`) have room of their own.
+    """
 
     def __init__(self, clock: Clock, *, lines_per_window: int = LINES_PER_WINDOW) -> None:
         self.lost = 0
@@ -136,17 +135,16 @@ class OutputLines:
         return given
 
 
-# Keeping the checkpoints of a program that reports them in lines, by the rules of `stoker_trainer`.
-#
-# A thread does it, since hashing takes as long as reading: the program and its listener continue meanwhile. A
-# file that is changed while it is being kept is not named. Only the newest report waits; one that a newer one overtakes
-# is reported as such.
-
 CLOSE_S = 60.0
 
 
 class ProgramCheckpointStore:
-    """Keeps what one attempt's program reports to have saved; `tell` gets a line about what could not be kept."""
+    """Keeps what one attempt's program reports to have saved; `tell` gets a line about what could not be kept.
+
+    A thread does it, since hashing takes as long as reading: the program and its listener continue meanwhile. A file
+    that is changed while it is being kept is not named. Only the newest report waits; one that a newer one overtakes is
+    reported as such.
+    """
 
     def __init__(
         self,

@@ -162,11 +162,6 @@ def _is_passed(name: str, value: str) -> bool:
     return name in _PASSED or name.startswith(_PASSED_FAMILIES) or is_proxy
 
 
-# Secrets kept out of what programs print: each value, and what it looks like in common encodings, becomes `***`.
-#
-# Bytes are taken as they come. What may be the beginning of a secret is held back until it is known to be none, so that
-# no border between two pieces lets one through.
-
 MASK = b"***"
 _SHORTEST = 4
 _LINE_LEAST = 12
@@ -174,7 +169,11 @@ _LINE_LEAST = 12
 
 
 class SecretRedactor:
-    """Hides some values in one stream of bytes. Without values it changes and keeps nothing."""
+    """Replaces secrets, and their common encodings, by `***` in one stream of bytes. Without any it changes nothing.
+
+    Bytes are taken as they come. What may be the beginning of a secret is held back until it is known to be none, so
+    that no border between two pieces lets one through.
+    """
 
     def __init__(self, values: Iterable[str]) -> None:
         patterns = sorted({one for value in values for one in _looks_of(value)}, key=len, reverse=True)

@@ -331,18 +331,17 @@ def _show(text: bytes) -> str:
     return text[:_SHOWN].decode("utf-8", "replace")
 
 
-# What one attempt's program has said so far, and whether each line was right where it stood. Pure.
-#
-# The last word (`done` or `failed`) is said once and nothing may follow it; a kind that the contract does not have is a
-# fault. Faults are only reported: the exit status decides whether the program ran. A program that never says
-# a line of the contract can't break it: its JSON is ordinary output.
-
 FAULTS_TOLD = 20
 """A program that does everything wrong is not worth more lines than these."""
 
 
 class TrainerParser:
-    """Hears lines in order, from the program's output and its control file alike."""
+    """Takes lines in order, from the program's output and its control file alike, and checks each in its place. Pure.
+
+    The last word (`done` or `failed`) is said once and nothing may follow it; a kind that the contract does not have is
+    a fault. Faults are only reported: the exit status decides whether the program ran. A program that never says a line
+    of the contract can't break it: its JSON is ordinary output.
+    """
 
     def __init__(self) -> None:
         self.last_word: TrainerCompletion | TrainerFailure | None = None
@@ -410,16 +409,14 @@ _NAMES: dict[type[Control], str] = {
 }
 
 
-# At which step a line of a program's output stands. Pure, but for what it remembers.
-#
-# A line says so itself; or it stands where the last one did that had something to say there; or, as long as no line
-# says anything of the kind, lines are counted. A line that tells an epoch only, among others that tell steps, stands at
-# the last of those. Where `step` restarts with every `epoch`, the epochs are put one behind the other: `epoch=2
-# step=0` comes after the last step of epoch 1.
-
-
 class OutputSteps:
-    """The steps of one program's output."""
+    """The steps of one program's output: at which step each line is.
+
+    A line says so itself; or it stands where the last one did that had something to say there; or, as long as no line
+    says anything of the kind, lines are counted. A line that tells an epoch only, among others that tell steps, stands
+    at the last of those. Where `step` restarts with every `epoch`, the epochs are put one behind the other: `epoch=2
+    step=0` comes after the last step of epoch 1.
+    """
 
     def __init__(self) -> None:
         self._last: int | None = None
