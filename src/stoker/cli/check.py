@@ -209,11 +209,6 @@ def _finding_as_json(one: Finding) -> dict[str, object]:
     }
 
 
-# Cluster files, manifests and adapters files, recognised by their top-level keys.
-#
-# A cluster file has `nodes`; a manifest has `jobs`, `hosts` or both; an adapters file has `adapter`. A file with syntax
-# errors is recognised by its lines, and one without these keys by a list of maps with a similar name.
-
 _KEYS = {"nodes", "jobs", "hosts", ADAPTERS}
 _MOST_HEAD_BYTES = 64 * 1024
 _MISSPELT = 0.75
@@ -239,6 +234,9 @@ def read_declared(
     Messages call it `name`. `known` returns the names that a manifest may refer to, `around` the context of an adapters
     file; each is called only if needed. `make` may find more errors in a manifest's jobs. Raises what `read_cluster`,
     `read_manifest` and `read_adapters` raise.
+
+    A cluster file has `nodes`; a manifest has `jobs`, `hosts` or both; an adapters file has `adapter`. A file with
+    syntax errors is recognised by its lines, and one without these keys by a list of maps with a similar name.
     """
     if not path.endswith(SUFFIXES) or not os.path.isfile(path):
         return None

@@ -155,9 +155,6 @@ def _headline(seen: PlanPreview) -> str:
     return ", ".join(parts)
 
 
-# The expected memory of trials that share a process, on this machine.
-
-
 def shared_processes_here(call: CommandContext, build: JobBuild, seen: PlanPreview) -> list[SharedProcessEstimate]:
     """Estimate the shared processes of trials that would run; none if every stage has a process of its own."""
     known = {forecast.node for forecast in seen.forecasts if forecast.verdict is ForecastVerdict.HIT}

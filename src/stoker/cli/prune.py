@@ -245,11 +245,8 @@ def _label(record: Record) -> str:
     return str(record.body.get("stage", "?"))
 
 
-# `stoker store prune --fleet`: results and logs of the coordinator, which decides.
-
-
 def prune_fleet(call: CommandContext, given: dict[str, Any]) -> int:
-    """Print what the coordinator would remove, and remove it if confirmed."""
+    """`stoker store prune --fleet`: print what the coordinator would remove, and remove it if confirmed."""
     from stoker.protocol.view_messages import PruneRequest
 
     client, out = call.lookup.client(given["at"]), call.out

@@ -119,11 +119,8 @@ def _source(name: str, path: str, text: str) -> SourceFile:
     return SourceFile(name=name, path=path, text=text, lines=tuple(text.split("\n")))
 
 
-# The files of one composition: each is read once.
-
-
 class ConfigFiles:
-    """Files and folders by their name. `faults` collects the faults of all of them."""
+    """The files and folders of one composition by name, each read once. `faults` collects the faults of all of them."""
 
     def __init__(self, folder: str, faults: list[Diagnostic]) -> None:
         self.faults = faults

@@ -118,12 +118,6 @@ def _entry(
 _ITSELF = DefaultsEntry(origin=ValueOrigin(layer=ConfigLayer.FILE, where=""), path=SELF)
 
 
-# Which overrides choose options of groups, and which set leaves.
-#
-# A word without dots names a group if a folder of that name beside one of the files holds configuration files. A
-# declared leaf of the same name goes first, unless a file's own defaults list has the group: a folder `data` with one
-# stray file in it must not take `data=train.csv` for itself.
-
 _CHOOSING = (OverrideKind.CHANGE, OverrideKind.ADD, OverrideKind.FORCE, OverrideKind.DELETE)
 
 
@@ -140,7 +134,12 @@ class GroupChoice:
 
 
 class ConfigGroups:
-    """The groups beside some files."""
+    """The groups beside some files.
+
+    A word without dots names a group if a folder of that name beside one of the files holds configuration files. A
+    declared leaf of the same name goes first, unless a file's own defaults list has the group: a folder `data` with one
+    stray file in it must not take `data=train.csv` for itself.
+    """
 
     def __init__(self, shelf: ConfigFiles, files: Sequence[str], leaves: Mapping[str, DeclaredLeaf]) -> None:
         self._shelf = shelf

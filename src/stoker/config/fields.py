@@ -481,10 +481,6 @@ def is_version(text: str) -> bool:
     return all(_VERSION.fullmatch(part.strip()) for part in text.split(","))
 
 
-# Reading a declarative file: a cluster file or a manifest.
-#
-# They may be larger than a configuration: ten thousand machines with two devices each are 350,000 values of YAML.
-
 T = TypeVar("T")
 
 MOST_DECLARED: Final = 500_000
@@ -492,10 +488,12 @@ MOST_DECLARED: Final = 500_000
 
 
 def read_as(what: str, name: str, path: str, make: Callable[[FileDiagnostics, LocatedValue | None], T]) -> T:
-    """Read a declarative file, and build its object from its tree.
+    """Read a cluster file or a manifest, and build its object from its tree.
 
     `make` raises `InvalidInput`. It gets no tree if the file can't be read to its end; the faults have the reason. A
     file that does not exist, may not be read or is too large is an error at once.
+
+    They may be larger than a configuration: ten thousand machines with two devices each are 350,000 values of YAML.
     """
     try:
         return make(*_opened(what, name, path, is_placed=False))

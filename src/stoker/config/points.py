@@ -209,10 +209,6 @@ def _refused(path: str, choice: AxisValue, message: str) -> InvalidConfig:
     return faulty([Diagnostic(str(_origin(path, choice)), message)], "")
 
 
-# Equal points are run once: the first stays, later ones are merged into it and reported.
-#
-# Only digests are remembered, so memory is that of the fingerprints, not of the points.
-
 P = TypeVar("P")
 
 _MOST_TOLD = 20
@@ -230,7 +226,10 @@ class MergedPoint:
 
 
 class DistinctPoints(Generic[P]):
-    """An iterator over the points whose fingerprint was not seen before, each with its fingerprint."""
+    """An iterator over the points whose fingerprint was not seen before, each with its fingerprint; others are merged.
+
+    Only digests are remembered, so memory is that of the fingerprints, not of the points.
+    """
 
     def __init__(
         self, points: Iterable[P], fingerprint_of: Callable[[P], Digest], *, label_of: Callable[[P], str]

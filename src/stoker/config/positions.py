@@ -55,17 +55,16 @@ class LayerValue(NamedTuple):
     """As read there; `NOTHING` if the layer deletes the leaf."""
 
 
-# A line of text with carets under a part of it.
-#
-# Shown beneath a fault. Control characters become visible, tabs become one space, and a long line is cut around the
-# caret, so that the output is always one line over one line.
-
 _WIDEST = 100
 _BEFORE = 60
 
 
 def caret_lines(line: str, column: int, width: int = 1) -> str:
-    """Return the line and, under `width` characters from `column` (counted from 1), carets."""
+    """Return the line and, under `width` characters from `column` (counted from 1), carets.
+
+    Shown beneath a fault. Control characters become visible, tabs become one space, and a long line is cut around the
+    caret, so that the output is always one line over one line.
+    """
     start = min(max(column, 1), len(line) + 1) - 1
     end = min(start + max(width, 1), max(len(line), start + 1))
     first = max(0, start - _BEFORE) if len(line) > _WIDEST else 0

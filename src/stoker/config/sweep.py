@@ -23,11 +23,6 @@ from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import frozen, frozen_by_position
 from stoker.core.text import lazy_pattern
 
-# One axis of a sweep: a path and its values, in order.
-#
-# Values are listed, or computed one at a time (`sweep_ranges`), so an axis of a billion values costs as much as one of
-# two.
-
 
 class ValueForm(Enum):
     """How a value was given, which decides how a declared type reads it."""
@@ -93,7 +88,11 @@ class ListedAxisValues:
 
 @frozen
 class Axis:
-    """A path and the values that it takes."""
+    """A path and the values that it takes, in order.
+
+    Values are listed, or computed one at a time (`sweep_ranges`), so an axis of a billion values costs as much as one
+    of two.
+    """
 
     path: str
     """Dotted; or the name of a group, whose options are swept."""
@@ -104,12 +103,6 @@ class Axis:
     def count(self) -> int:
         return self.choices.count
 
-
-# The name of a point: `lr=0.001,model.depth=3`.
-#
-# It needs no quotes in a shell, is a valid folder name, and two points of one sweep whose values differ never share it.
-# Numbers are written in their shortest exact form, so 1e-3 and 0.001 are one name. A value that is long or has special
-# characters is shortened and ends in `@` and a digest of itself; so does a label that grows too long.
 
 _SAFE = lazy_pattern(r"[A-Za-z0-9_.+-]{1,40}", re.ASCII)
 _UNSAFE = lazy_pattern(r"[^A-Za-z0-9_.+-]+", re.ASCII)
@@ -122,7 +115,12 @@ _VALUE_DIGITS, _LABEL_DIGITS = 12, 16
 
 
 def label_of(values: Iterable[tuple[str, Any]]) -> str:
-    """Name a point by its paths and values."""
+    """Name a point by its paths and values: `lr=0.001,model.depth=3`.
+
+    It needs no quotes in a shell, is a valid folder name, and two points of one sweep whose values differ never share
+    it. Numbers are written in their shortest exact form, so 1e-3 and 0.001 are one name. A value that is long or has
+    special characters is shortened and ends in `@` and a digest of itself; so does a label that grows too long.
+    """
     label = ",".join(f"{path.translate(_IN_PATHS)}={_value_label(value)}" for path, value in values)
     encoded = label.encode()
     if len(encoded) <= _LONGEST_BYTES:

@@ -157,16 +157,15 @@ def _column_of(text: str, axis: Axis) -> int:
     return axis.origin.text.find(text, max(axis.origin.column - 1, 0)) + 1
 
 
-# The leaves of a schema, and how values fit them.
-#
-# A leaf that is not declared takes what the fixed rules read (`values`), if that has a canonical form.
-
 _MOST_BITS = 8192
 _MOST_SUGGESTED = 50
 
 
 class Vocabulary:
-    """The leaves of a schema, with lookups for the layers."""
+    """The leaves of a schema, with lookups for the layers.
+
+    A leaf that is not declared takes what the fixed rules read (`values`), if that has a canonical form.
+    """
 
     def __init__(self, schema: Schema) -> None:
         self.leaves: Mapping[str, DeclaredLeaf] = schema.leaves

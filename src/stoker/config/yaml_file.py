@@ -16,11 +16,6 @@ from typing import Any
 from stoker.config.positions import DEEPEST, LocatedValue, SourceFile, StopReading, fault_at, note
 from stoker.core.errors import Diagnostic
 
-# The value of a plain scalar, by the core schema of YAML 1.2.
-#
-# `on`, `off`, `yes` and `no` are text, and so are dates, `1_000` and `12:30`; `0o17` is octal, `017` is seventeen and
-# `1e-5` is a number. Whatever is in quotes is text.
-
 PREFIX = "tag:yaml.org,2002:"
 
 _WORDS: dict[str, Any] = {
@@ -49,7 +44,11 @@ _NUMBER = re.compile(r"[-+]?(?:(\.[0-9]+)|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
 def read_plain(text: str) -> Any:
-    """Return the value of a plain scalar; `ValueError` if it is a number that can't be held."""
+    """Return the value of a plain scalar, by YAML 1.2's core schema; `ValueError` if it is a number that can't be held.
+
+    `on`, `off`, `yes` and `no` are text, and so are dates, `1_000` and `12:30`; `0o17` is octal, `017` is seventeen and
+    `1e-5` is a number. Whatever is in quotes is text.
+    """
     if text[:1] in _STARTS and text:
         number = _NUMBER.fullmatch(text)
         if number is not None:

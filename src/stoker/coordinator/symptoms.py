@@ -242,12 +242,6 @@ def _ending(row: Any) -> AttemptHealthFacts:
     )
 
 
-# Failing devices: decided purely, by comparing each device with all others.
-#
-# Two signs count, each since the last success there: three different jobs failed with hardware errors; or five in a row
-# failed with the same message, which occurs on no other device. What fails everywhere, or never succeeded, is the code;
-# a job on several devices blames none of them.
-
 BROKEN_JOBS = 3
 """Different jobs that failed with hardware errors."""
 ALIKE_JOBS = 5
@@ -270,7 +264,12 @@ _DEVICE_LIKE = re.compile(
 
 
 def devices_at_fault(endings: Sequence[AttemptHealthFacts]) -> dict[Place, str]:
-    """Return the failing devices, each with the reason; `endings` are oldest first."""
+    """Return the failing devices, each with the reason; `endings` are oldest first. Pure.
+
+    Two signs count, each since the last success there: three different jobs failed with hardware errors; or five in a
+    row failed with the same message, which occurs on no other device. What fails everywhere, or never succeeded, is the
+    code; a job on several devices blames none of them.
+    """
     failed: dict[Place, list[AttemptHealthFacts]] = {}
     for one in endings:
         if len(one.devices) == 1:

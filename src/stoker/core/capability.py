@@ -154,11 +154,6 @@ def _gib(size_bytes: int) -> float:
     return size_bytes / 1024**3
 
 
-# Reading a capability that another machine sent: strict and bounded, so that nothing it says can do harm here.
-#
-# The inverse of `Capability.to_dict`. Fields that are made from others (`cuda_devices`, sizes in GiB, the digest) are
-# not read; fields that are not known are passed over, since a newer machine may send some.
-
 MOST_DEVICES = 1024
 _MOST_CORES = 1 << 20
 _RULES = ReadRules(
@@ -181,11 +176,13 @@ class _Versioned:
 
 
 def capability_from_dict(plain: object) -> Capability:
-    """Read a capability.
+    """Read a capability that another machine sent: strict and bounded, so that nothing in it can do harm here.
 
     Raises:
         BadInput: it is none, or is larger than any machine's.
 
+    The inverse of `Capability.to_dict`. Fields that are made from others (`cuda_devices`, sizes in GiB, the digest) are
+    not read; fields that are not known are passed over, since a newer machine may send some.
     """
     rules = ReadRules(bounds={"schema": (0, 1 << 30)}, null_is_missing=True)
     schema = from_plain(_Versioned, plain, "capability", rules).schema

@@ -92,9 +92,6 @@ class FakeClock:
         self._wall_s += seconds
 
 
-# Objects that are closed at the end of a with-block.
-
-
 class Closable(ABC):
     """Has `close`, and works as a context manager."""
 

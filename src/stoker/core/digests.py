@@ -176,12 +176,6 @@ def is_digest(text: str) -> bool:
     return len(text) == 64 and _HEX.issuperset(text)
 
 
-# Artifacts as nouns: what a stage made, as kind, digest and tree of files.
-#
-# A tree is sorted entries. Its digest covers path, executable bit, size and content of each, nothing else: no owner, no
-# time, no place on disk. Inner symlinks are entries of their own, stored as text.
-
-
 @frozen_by_position
 class KindRef:
     """The name and version of a kind: what two ends of an edge must agree on."""
@@ -212,7 +206,11 @@ OpenEntry = Callable[[TreeEntry], BinaryIO]
 
 @frozen_by_position
 class Tree:
-    """Entries sorted by path."""
+    """A tree of files: entries sorted by path.
+
+    Its digest covers path, executable bit, size and content of each, nothing else: no owner,
+    no time, no place on disk. Inner symlinks are entries of their own, stored as text.
+    """
 
     entries: tuple[TreeEntry, ...]
 

@@ -70,11 +70,8 @@ def event_line(event: Event, *, ts: float, seq: int, source: str) -> str:
     return dumps({"v": VERSION, "ts": round(ts, 6), "seq": seq, "source": source, "kind": event.kind, **event.fields})
 
 
-# Kinds of events of a fleet: every move of a job is one row, written with the move or not at all.
-
-
 class FleetKinds:
-    """By the name that stands in the journal."""
+    """Kinds of events of a fleet, by their names in the journal: every move of a job is one row, written with it."""
 
     JOB_SUBMITTED = "job_submitted"
     JOB_GRANTED = "job_granted"

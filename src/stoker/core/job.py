@@ -359,13 +359,11 @@ def attempt_id(started: datetime, entropy: int) -> str:
     return f"{started:%Y%m%d-%H%M%S}-{entropy & 0xFFFFFFFF:08x}"
 
 
-# The life of a job: states, moves, and the refusal of every other move with the job's story.
-#
-# A job that runs here, now (`stoker run`) goes the same way; it claims itself.
-
-
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job.
+
+    A job of `stoker run` goes through the same states; it claims itself.
+    """
 
     PENDING = "pending"
     CLAIMED = "claimed"

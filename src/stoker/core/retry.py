@@ -112,11 +112,6 @@ def decide_retry(policy: RetryPolicy, cause: FailureCause, attempt: int) -> Retr
     return RetryAfterDelay(delay_s=delay_s, why=f"{cause}, attempt {attempt} of {policy.attempts}")
 
 
-# What follows the end of an attempt that did not succeed: a decision by cause and budgets, with its reason.
-#
-# Each sort of cause has its own budget, so that a machine that died is not charged to the job's code. What was asked to
-# be cancelled is not tried again, whatever happened.
-
 POISON = "poison"
 """The cause of a job that was given up because workers went away under it."""
 FIRST_PAUSE_S = 5.0
@@ -184,6 +179,9 @@ def after_failure(
     """Decide what follows. `attempts` is how many failures of its own the job may have, the first included.
 
     `randomness` from 0 to 1 spreads the pauses, so that what failed together does not come back together.
+
+    Each sort of cause has its own budget, so that a machine that died is not charged to the job's code. What was asked
+    to be cancelled is not tried again, whatever happened.
     """
     if is_cancelling:
         return JobCancellation(why=f"cancelled; its attempt ended: {cause}")

@@ -119,9 +119,6 @@ def few(needs: Needs, offered: int) -> str:
     return f"needs {needs.gpu} {backend}GPU{'s' if needs.gpu > 1 else ''}, this machine offers {offered}"
 
 
-# Under which name the ledger of devices charges a base that several attempts share.
-
-
 def held_base(word: str, user: int | None = None) -> str:
     """Return the name under which the ledger of devices charges what a shared process of a user's holds once."""
     return digest_value("company base", [word, os.geteuid() if user is None else user])[:32]

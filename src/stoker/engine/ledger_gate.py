@@ -231,12 +231,6 @@ def _user(number: int) -> str:
         return f"user {number}"
 
 
-# What attempts really hold of their devices, measured about once a second in a thread of its own.
-#
-# Of a device, whatever processes below an attempt's own hold is its. Where the driver's process numbers mean nothing
-# here (in a container), an attempt that has a device to itself is charged with what became less free since it began. No
-# thread runs before an attempt holds a device.
-
 EVERY_S = 1.0
 
 Measured = Callable[[AttemptDevices, Mapping[str, int]], None]
@@ -251,7 +245,12 @@ class _Watched:
 
 
 class DeviceWatch:
-    """Watches the attempts of one run."""
+    """Measures what attempts hold of their devices, about once a second in its own thread.
+
+    Of a device, whatever processes below an attempt's own hold is its. Where the driver's process numbers mean nothing
+    here (in a container), an attempt that has a device to itself is charged with what became less free since it began.
+    No thread runs before an attempt holds a device.
+    """
 
     def __init__(
         self,

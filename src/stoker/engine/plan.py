@@ -23,12 +23,6 @@ from stoker.core.text import did_you_mean
 from stoker.engine.stage import Port, Stage, contradictions_in
 from stoker.host.gc_control import searched_seldom
 
-# Plans: compiled DAGs of stages. Data only; built by `PlanBuilder`, read from files by `plan_file`, checked by
-# `compile_plan`.
-#
-# Nodes stand in an order in which every node comes after what it needs; that order is the order of their ids for the
-# executor, so that the same plan starts its work in the same order every time.
-
 MAX_NODES_ADDED = 4096
 """How many nodes one fan-out may add while a plan runs."""
 
@@ -85,7 +79,12 @@ class PlanNode:
 
 @frozen
 class Plan:
-    """A checked plan. `final` names the node whose output is the result; `keep` others worth laying out."""
+    """A compiled DAG of stages. Made by `PlanBuilder` or read by `plan_file`; `compile_plan` checked it.
+
+    `final` names the node whose output is the result; `keep` others worth laying out. Nodes stand in an order in which
+    every node comes after what it needs; that order is the order of their ids for the executor, so that the same plan
+    starts its work in the same order every time.
+    """
 
     name: str
     nodes: tuple[PlanNode, ...]

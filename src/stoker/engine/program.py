@@ -21,11 +21,6 @@ from stoker.core.frozen import fresh, frozen
 from stoker.host.durable import translate
 from stoker.host.locks import FileLock
 
-# A program that does a stage's work: what to start, rendered before anything starts.
-#
-# What it writes below `$STOKER_OUT`, and what it leaves under the `outputs` that its owner declared, is the stage's
-# result. It is the user's program, run by the user's interpreter, in the user's folder.
-
 GANG = ("stoker", "gang", "run")
 """Our own words before those of a program that runs as ranks."""
 
@@ -37,7 +32,11 @@ def gang_words(ranks: int) -> tuple[str, ...]:
 
 @frozen
 class Program:
-    """One program with its words."""
+    """A program that does a stage's work, with its words, rendered before anything starts.
+
+    What it writes below `$STOKER_OUT`, and what it leaves under the `outputs` that its owner declared, is the stage's
+    result. It is the user's program, run by the user's interpreter, in the user's folder.
+    """
 
     argv: tuple[str, ...]
     folder: str

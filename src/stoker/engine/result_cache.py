@@ -233,11 +233,6 @@ def _has_fingerprint(stage: Stage, action: Action) -> bool:
     return stage.fingerprint is None or stage.fingerprint() == action.facts.code[_FINGERPRINT]
 
 
-# Hit or miss, with the reason: the one decision that a run and a dry run both call.
-#
-# Reads the store and the history; starts nothing and writes nothing but memos.
-
-
 @frozen
 class Use:
     """The known result serves."""
@@ -263,7 +258,10 @@ class Execute:
 
 
 class Resolver:
-    """Decides for the nodes of one plan."""
+    """Decides hit or miss for the nodes of one plan, with the reason. A run and a dry run both call it.
+
+    Reads the store and the history; starts nothing and writes nothing but memos.
+    """
 
     def __init__(
         self,

@@ -249,12 +249,6 @@ class History:
             self._timed.clear()
 
 
-# How much memory work really took here, per configuration: the most that was ever seen.
-#
-# A configuration is a stage with its arguments, named by a digest that the caller makes. An index that can be deleted:
-# it makes caps and estimates better, so a fault of the database turns it off (`trouble` says why) and never fails the
-# work. Several processes may write at once; the larger number stays.
-
 _FOOTPRINTS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS footprint (
     configuration TEXT PRIMARY KEY, runs INTEGER NOT NULL, peak INTEGER, killed_at INTEGER
@@ -286,7 +280,12 @@ class Footprint:
 
 
 class Footprints:
-    """Measured peaks. Safe to use from several threads."""
+    """The largest memory that work took here, per configuration. Thread-safe.
+
+    A configuration is a stage with its arguments, named by a digest that the caller makes. An index that can be
+    deleted: it makes caps and estimates better, so a fault of the database turns it off (`trouble` says why) and never
+    fails the work. Several processes may write at once; the larger number stays.
+    """
 
     def __init__(self, path: str) -> None:
         self._index = IndexFile(path, _FOOTPRINTS_SCHEMA)

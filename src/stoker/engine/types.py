@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from stoker.engine.runners.shared.shared_runner import SharedProcessRunner
 
 
-# What running plans needs, whichever plan it is: built once, handed in.
-
-
 @frozen
 class Engine:
     """What the executor works with; the same for every run of a process."""

@@ -229,17 +229,16 @@ def _checksum(state: int, data: bytes | bytearray) -> int:
     return zlib.crc32(memoryview(data)[_BODY_AT:], state)
 
 
-# Memory without a name, which processes share by handing its descriptor on: nothing of it outlives the last of them.
-#
-# On Linux it is sealed: it can neither shrink under a reader nor grow. Elsewhere (untested) it is an open file that has
-# no name.
-
 # One call moves at most 2 GiB.
 _PIECE_BYTES = 1 << 30
 
 
 def unnamed_memory(name: str, size_bytes: int, *, may_grow: bool = False) -> int:
-    """Return a descriptor of so much zeroed memory (`name` is for `/proc` alone). Raises `OSError`."""
+    """Return a descriptor of so much zeroed memory without a name (`name` is for `/proc` alone). Raises `OSError`.
+
+    On Linux it is sealed: it can neither shrink under a reader nor grow. Elsewhere (untested) it is an open file that
+    has no name.
+    """
     if sys.platform != "linux":
         with tempfile.TemporaryFile() as file:
             os.ftruncate(file.fileno(), size_bytes)
@@ -279,11 +278,6 @@ def read_at(fd: int, nbytes: int, at: int) -> bytearray:
     return got
 
 
-# The mailboxes of a gang: for each rank its page and a black box of 64 KiB, in memory that has no name.
-#
-# Each rank gets the descriptor of its own mailbox alone, so none can spoil another's. Nothing can be left behind,
-# whichever process is killed when.
-
 BOX_BYTES = 64 * 1024
 TRACEBACK_AT = PAGE_BYTES
 TRACEBACK_BYTES = 48 * 1024
@@ -296,7 +290,11 @@ _LOOKS = 3
 
 
 class Pages(Closable):
-    """The mailboxes, seen by the owner of the gang."""
+    """The mailboxes of a gang, seen by its owner: for each rank its page and a black box of 64 KiB, in unnamed memory.
+
+    Each rank gets the descriptor of its own mailbox alone, so none can spoil another's. Nothing can be left behind,
+    whichever process is killed when.
+    """
 
     def __init__(self, fds: Sequence[int]) -> None:
         self._fds = list(fds)
@@ -343,12 +341,6 @@ class Pages(Closable):
             os.close(self._fds.pop())
 
 
-# The rank's side of its mailbox: it says where it is, that it is ready, or what went wrong.
-#
-# Each call is one page: payload, then state, then a byte into the pipe on which the owner waits. Only the rank writes,
-# one thread of it at a time.
-
-
 STORE_PLACE = 255
 """The kind of handle that is no window's but says where the rank has made the store of several hosts."""
 
@@ -367,7 +359,11 @@ class RankWindowInfo:
 
 
 class Publisher:
-    """Writes one rank's page."""
+    """Writes one rank's page: where it is, that it is ready, or what went wrong.
+
+    Each call is one page: payload, then state, then a byte into the pipe on which the owner waits. Only the rank
+    writes, one thread of it at a time.
+    """
 
     def __init__(self, fd: int, wake_fd: int, *, rank: int, nranks: int, device_id: int) -> None:
         """`fd` is of the mailbox, `wake_fd` the pipe's writing end; both stay the caller's."""

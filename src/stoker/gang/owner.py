@@ -61,11 +61,9 @@ from stoker.host.command_runner import SubprocessRunner
 from stoker.host.install import pip_install
 from stoker.host.processes import GRACE_S
 
-# The ranks of a gang as processes: started together, spoken to together, ended together.
-
 
 class RunningGang:
-    """The processes. What fails is raised; the caller then calls `end`."""
+    """The processes of a gang, started and ended together. What fails is raised; the caller then calls `end`."""
 
     def __init__(self, plan: GangPlan, starter: Starter, cancel: Cancel, rendezvous: Rendezvous | None) -> None:
         self._plan = plan

@@ -202,12 +202,6 @@ def wait_gone(ranks: RankProcesses, wait_s: float, clock: Clock) -> bool:
     return True
 
 
-# Waiting for a gang: until every rank got there, the first has failed, the time is over, or it is cancelled.
-#
-# One loop for bringing up and for calls. It sleeps until a rank publishes, a process ends, or a limit is reached, looks
-# at all ranks and lets `gang_failures.judge` decide. It ends no rank: the caller does that (`stop`).
-
-
 START_S = 120.0
 _NS = 1_000_000_000
 # Where processes and pipes can't wake us, we look; also should a wake-up ever be lost.
@@ -280,6 +274,9 @@ def wait_for(  # noqa: PLR0913 - what is waited for, and how
     `deadline_of` says from what is seen when the time is over, in place of the patience's total.
     `each_look` is called with all that is seen, before it is judged.
     Raises `RankFailed` with the first cause, `RankTimeout` when the time is over, `Cancelled`.
+
+    One loop for bringing up and for calls. It sleeps until a rank publishes, a process ends, or a limit is reached,
+    looks at all ranks and lets `gang_failures.judge` decide. It ends no rank: the caller does that (`stop`).
     """
     started_ns = patience.started_ns or time.monotonic_ns()
     deadline_ns = None if patience.total_s is None else started_ns + round(patience.total_s * _NS)

@@ -81,9 +81,9 @@ class _RankStream:
 class RankOutput(Closable):
     """Reads what ranks print, as whole lines: each has its own pipes, and one thread reads them all.
 
-    A carriage return ends a line as a line end does, so a progress bar is seen, too. A line is given when it is whole;
-    one that is longer than `LONGEST_BYTES` comes in pieces. A slow callback holds up the ranks, as a slow terminal
-    would.
+    Make it, hand out the writing ends, `listen`, and `close` when all have ended. A carriage return ends a line as a
+    line end does, so a progress bar is seen, too. A line is given when it is whole; one that is longer than
+    `LONGEST_BYTES` comes in pieces. A slow callback holds up the ranks, as a slow terminal would.
     """
 
     def __init__(

@@ -121,11 +121,8 @@ class _Shown:
         }
 
 
-# The smallest collective: the numbers of all ranks, added up on each rank's device.
-
-
 def all_reduced(values: Sequence[float]) -> list[float]:
-    """Return the sums over all ranks, place by place."""
+    """Return the sums over all ranks, place by place, added up on each rank's device."""
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     total = torch.tensor(values, dtype=torch.float32, device=device)
     distributed.all_reduce(total)

@@ -87,12 +87,6 @@ class HostWindows:
         return HostBlock(self._fd, offset, room)
 
 
-# Windows in the memory of a GPU: one block per rank, opened by peers through CUDA's handles between processes.
-#
-# Speaks to the driver itself: torch's own sharing keeps its counts in named shared memory, which stays behind when a
-# process is killed. A block ends with the process that made it. Peers on one GPU, or on two that reach each other, can
-# open it; its maker can't. Needs a current context, which the rank's DEVICE phase made.
-
 # The driver packs smaller blocks into one of this size, and peers would see what else is in there.
 _GRAIN_BYTES = 2 * 1024 * 1024
 
@@ -129,7 +123,12 @@ class CudaBlock:
 
 
 class CudaWindows:
-    """The windows of a gang on GPUs."""
+    """The windows of a gang on GPUs: one block per rank, opened by peers through CUDA's handles between processes.
+
+    Speaks to the driver itself: torch's own sharing keeps its counts in named shared memory, which stays behind when a
+    process is killed. A block ends with the process that made it. Peers on one GPU, or on two that reach each other,
+    can open it; its maker can't. Needs a current context, which the rank's DEVICE phase made.
+    """
 
     kind = WindowKind.CUDA_IPC
 

@@ -65,11 +65,8 @@ class BackgroundThread(ABC):
         """Wake the thread from what it waits for."""
 
 
-# Periodic work in a thread of its own, until it is closed.
-
-
 class RecurringTask(ABC):
-    """Acts repeatedly; each run returns the delay until the next. No error ends it."""
+    """Acts repeatedly in its own thread until closed; each run returns the delay to the next. No error ends it."""
 
     def __init__(self, name: str, *, first_s: float = 0.0) -> None:
         self._first_s = first_s

@@ -27,10 +27,10 @@ _OPEN_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 class AnchoredFolder(Closable):
     """A folder held by its descriptor: nothing planted below it leads a write elsewhere. Names are single components.
 
-    Only the folder that a person named is opened with links followed. Below it every part is opened by the descriptor
-    of the one before, refusing links, and every file is opened, renamed and removed by its name in a folder that is
-    held. If the folder is moved, our files move with it; a part that is replaced by a link has no effect. A pipe or a
-    device under a name of ours never blocks.
+    Use it in a `with`, or `close` it. Only the folder that a person named is opened with links followed. Below it every
+    part is opened by the descriptor of the one before, refusing links, and every file is opened, renamed and removed by
+    its name in a folder that is held. If the folder is moved, our files move with it; a part that is replaced by a link
+    has no effect. A pipe or a device under a name of ours never blocks.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:

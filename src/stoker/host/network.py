@@ -63,11 +63,8 @@ def _refused(error: OSError, where: str) -> Exception:
     return BadInput(f"can't listen at {where}: {error.strerror or error}", hint="use an address of this machine")
 
 
-# Whether a port of this computer is free.
-
-
 def is_port_free(port: int) -> TriStateAnswer:
-    """Bind it for a moment, on all addresses, as a server would."""
+    """Return whether a port is free: bind it for a moment, on all addresses, as a server would."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
         # Connections of a server that has ended do not block the port.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -80,11 +77,8 @@ def is_port_free(port: int) -> TriStateAnswer:
     return TriStateAnswer(verdict=TriState.YES)
 
 
-# Whether this computer's clock is synchronised, according to its kernel.
-
-
 def is_clock_synchronised() -> TriStateAnswer:
-    """Query the kernel; unknown where that is not supported."""
+    """Return whether this computer's clock is synchronised, by its kernel; unknown where that is not supported."""
     if sys.platform != "linux":
         return TriStateAnswer(verdict=TriState.UNKNOWN, why="known on Linux only")
     from stoker.host.linux import is_clock_kept  # noqa: PLC0415 - it loads ctypes

@@ -309,9 +309,6 @@ def _is_same(member: ProcessRow) -> bool:
     return row is not None and row.start_ticks == member.start_ticks
 
 
-# Processor time of a group: whether one without output still works.
-
-
 def group_cpu_ticks(group: int) -> int | None:
     """Return the clock ticks that the living processes of a group have used; nothing if none lives.
 

@@ -326,10 +326,6 @@ def _refuse_unless_own(folder: str, found: os.stat_result) -> None:
     raise NoPermission(why, hint=hint, path=folder)
 
 
-# Notifications to a service supervisor: ready, alive, ending. systemd's protocol, a datagram each.
-#
-# Nothing is sent without a supervisor. A datagram that can't be sent is lost: no service ends because of it.
-
 _ADDRESS = "NOTIFY_SOCKET"
 _WATCHDOG = "WATCHDOG_USEC"
 _OURS_ALONE = (_ADDRESS, _WATCHDOG, "WATCHDOG_PID", "INVOCATION_ID", "JOURNAL_STREAM", "MANAGERPID", "SYSTEMD_EXEC_PID")
@@ -338,7 +334,10 @@ _BEATS = 4
 
 
 class NotifySocket:
-    """Notifications of one process to its supervisor."""
+    """Notifications of one process to its supervisor: ready, alive, ending. systemd's protocol, a datagram each.
+
+    Nothing is sent without a supervisor. A datagram that can't be sent is lost: no service ends because of it.
+    """
 
     def __init__(self, environment: Mapping[str, str], clock: Clock) -> None:
         self._address = _address(environment.get(_ADDRESS, ""))

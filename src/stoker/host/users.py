@@ -19,11 +19,6 @@ from stoker.core.errors import BadInput, InternalError, StageInputError, StokerE
 from stoker.core.frozen import fields_of, frozen
 from stoker.host.durable import remove_tree, translated
 
-# Other users of this computer, as which programs are started: which, and whether we may.
-#
-# `--run-as anna,bert` names users, `--run-as 60000-60003` unused user ids. Each is for one job at a time: what two
-# users may not read of each other, two jobs may not either.
-
 _HINT = "--run-as USER[,USER…], or --run-as 60000-60003 for unused user ids"
 _MOST = 4096
 _CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
@@ -31,7 +26,11 @@ _CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID"
 
 @frozen
 class OtherUser:
-    """One user."""
+    """Another user of this computer, as which programs are started.
+
+    `--run-as anna,bert` names users, `--run-as 60000-60003` unused user ids. Each is for one job at a time: what two
+    users may not read of each other, two jobs may not either.
+    """
 
     name: str
     uid: int

@@ -40,11 +40,6 @@ from stoker.host.identity import ProcessExit, ProcessIdentity, identity_from
 from stoker.host.processes import GRACE_S, StopOutcome, stop_group
 from stoker.host.sockets import Channel
 
-# One piece of work in a child of the zygote: its events, its end, its stop.
-#
-# Events are JSON objects, in the order in which the child emitted them. The end is reported once nothing of the child's
-# session is left. A child blocks as soon as its pipe is full, so read events first and wait then.
-
 _READ_BYTES = 1 << 16
 # How long a pipe that another process holds open may delay the report that the work has ended.
 _EXIT_CHECK_S = 0.25
@@ -52,7 +47,11 @@ _REPORT_WAIT_S = 5.0
 
 
 class ForkedWork:
-    """Work in a child of the zygote. One thread at a time reads its events; any thread may wait for it or stop it."""
+    """Work in a child of the zygote. One thread at a time reads its events; any thread may wait for it or stop it.
+
+    Events are JSON objects, in the order in which the child emitted them. The end is reported once nothing of the
+    child's session is left. A child blocks as soon as its pipe is full, so read events first and wait then.
+    """
 
     def __init__(self, events_fd: int) -> None:
         self._fd = events_fd

@@ -28,10 +28,6 @@ from stoker.jobs.trials import ComparableTrials, Trial, TrialEnd, end_of, on_gro
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
 
-# What a job's folder and the store know of its trials, gathered: how each stands, its metrics, where its curves lie.
-#
-# A result that was known before has its metrics in its record, and its curves in the folder of the job that made it.
-
 _LARGEST_BYTES = 256 * 1024 * 1024
 # What a trial is called that has not ended though its job has.
 _LEFT = {"pending": "not run", "running": "stopped"}
@@ -46,7 +42,10 @@ class TrialFacts:
 
 
 class JobFacts:
-    """Everything known of one job; read once."""
+    """Everything known of one job by its folder and the store: states, metrics and curves of its trials; read once.
+
+    A result that was known before has its metrics in its record, and its curves in the folder of the job that made it.
+    """
 
     def __init__(self, folder: JobFolder, store: LocalStore) -> None:
         self.folder = folder

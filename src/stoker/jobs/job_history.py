@@ -245,9 +245,6 @@ _TELLERS = {
 }
 
 
-# Lines of files that may still grow.
-
-
 class GrowingLines:
     """Whole lines of files that may still grow. Several files are read one after the other; the last one grows."""
 

@@ -122,12 +122,6 @@ def _on_device(wanted: Requirements, needs: Needs) -> Requirements:
     )
 
 
-# What a recipe's plan tells about a job: what it needs, which files it reads, which code it is made of.
-#
-# A plan is compiled once for each shape of arguments, not for each job: jobs that differ in numbers alone have the same
-# stages, files and needs, but for numbers that are needs by their name (`COUNTED`). So a number that a recipe refuses
-# only when it compiles may be found by the worker alone.
-
 COUNTED = frozenset({"cpus", "gpus", "ranks"})
 """Arguments whose number says what a job takes, in every recipe that has them."""
 
@@ -147,7 +141,12 @@ class PlanShape:
 
 
 class PlanShapes:
-    """Compiles plans, one for each shape."""
+    """Compiles plans, one for each shape.
+
+    A plan is compiled once for each shape of arguments, not for each job: jobs that differ in numbers alone have the
+    same stages, files and needs, but for numbers that are needs by their name (`COUNTED`). So a number that a recipe
+    refuses only when it compiles may be found by the worker alone.
+    """
 
     def __init__(self, builder: JobBuilder, code: CodeIdentity) -> None:
         # It runs elsewhere: what this machine has of devices and memory is nothing to it.

@@ -147,12 +147,6 @@ def _kept_of_job(
     return kept
 
 
-# Adopt a job's old result for what the same job would make now, stage by stage.
-#
-# Only a person can know that a change has no effect; `engine.result_cache` records author and reason. Results of the
-# stages before it must be known: the stage's key is made from them.
-
-
 @frozen
 class AdoptionApproval:
     """Author and reason of an adoption."""
@@ -174,7 +168,11 @@ class AdoptedResult:
 def adopt_stage(
     cache: Cache, plan: Plan, stage: str, *, old: Mapping[str, Digest], blessing: AdoptionApproval
 ) -> list[AdoptedResult]:
-    """Adopt for one node, or for every instance of a fan-out; `old` has the key to adopt by node or instance."""
+    """Adopt for one node, or for every instance of a fan-out; `old` has the key to adopt by node or instance.
+
+    Only a person can know that a change has no effect; `engine.result_cache` records author and reason. Results of the
+    stages before it must be known: the stage's key is made from them.
+    """
     node = next((node for node in plan.nodes if node.id == stage), None)
     if node is None:
         known = [node.id for node in plan.nodes]

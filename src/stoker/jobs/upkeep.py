@@ -144,11 +144,8 @@ def _look(path: str) -> os.stat_result | None:
         return None
 
 
-# Puts under a lease: others that clean up can't see this process (it may be in another container), but its lease.
-
-
 class LeasedStoreWriter:
-    """Puts trees into a store, under a lease; `heed` is called with the bytes."""
+    """Puts trees into a store, under a lease; `heed` is called with the bytes. Other containers see only the lease."""
 
     def __init__(self, store: LocalStore, *, leases: KeyLeases, clock: Clock, heed: Heed) -> None:
         self._store = store

@@ -226,11 +226,6 @@ _SUPERVISORS: dict[str, Callable[[Mapping[str, str], int], Supervisor]] = {
 }
 
 
-# Installation, state and removal of services.
-#
-# Idempotent: an equal file stays, a running service keeps running. Files that Stoker did not write are never changed.
-# Raises `Unavailable` with the output of the service manager.
-
 # A coordinator that migrates a large database takes its time before it says that it is ready.
 _COMMAND_S = 120.0
 _STEADY_S = 0.5
@@ -251,7 +246,11 @@ class InstalledService:
 
 
 class Installer:
-    """Installs services with one supervisor."""
+    """Installs and removes services with one supervisor, and returns their state.
+
+    Idempotent: an equal file stays, a running service keeps running. Files that Stoker did not write are never changed.
+    Raises `Unavailable` with the output of the service manager.
+    """
 
     def __init__(self, supervisor: Supervisor, ask: CommandRunner, clock: Clock) -> None:
         self._supervisor = supervisor

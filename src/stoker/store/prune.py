@@ -25,11 +25,6 @@ from stoker.store.records import BadRecord, Record, parse_record, read_file
 from stoker.store.refs import find_ref, list_refs, refuse_if_damaged, refuse_if_refs_damaged
 from stoker.store.tree_views import drop_view
 
-# What a prune would remove: decided purely, with a reason for each, before anything is touched.
-#
-# Least recently used first; what a person has released is removed whatever the limit. Pinned and protected records
-# stay. A blob is removed when no remaining record names it, so the bytes freed are counted blob by blob.
-
 GRACE_S = 3600.0
 """Grace period of bytes, and of records of stored trees: their writer may be about to name them."""
 
@@ -90,7 +85,9 @@ def decide_prune(
 ) -> PruneDecision:
     """Decide which records become tombstones.
 
-    Released ones, those unused for too long, then the least recently used until the rest fits.
+    Released ones, whatever the limit; those unused for too long; then the least recently used until the rest fits.
+    Pinned and protected records stay. A blob is removed when no remaining record names it, so the bytes freed are
+    counted blob by blob.
     """
     ordered = sorted(candidates, key=lambda candidate: (candidate.last_used_s, candidate.key))
     named_by: Counter[Digest] = Counter()
@@ -136,9 +133,6 @@ def decide_prune(
             )
         )
     return PruneDecision(removals=tuple(removals), before_bytes=before, after_bytes=total, kept_by_reason=dict(kept))
-
-
-# Removing a blob that other processes may be about to rely on.
 
 
 def remove_untouched(path: str, seen: os.stat_result) -> bool:

@@ -75,12 +75,9 @@ def moment(then_s: float, now_s: float) -> str:
     return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%b %d %H:%M}"
 
 
-# The signs before lines, in Unicode and ASCII.
-
-
 @frozen
 class Signs:
-    """The sign before each line; the line repeats it in words."""
+    """The signs before lines, in Unicode and ASCII; the line repeats its sign in words."""
 
     ran: str
     hit: str
@@ -97,9 +94,6 @@ ASCII = Signs(ran="+", hit="=", failed="x", left="-", warned="!", again="~")
 def with_signs(text: str, signs: Signs) -> str:
     """Return a text with the signs that the terminal can show."""
     return text.replace(UNICODE.ran, signs.ran).replace(UNICODE.failed, signs.failed)
-
-
-# Paths.
 
 
 def near_path(path: str, folder: str) -> str:

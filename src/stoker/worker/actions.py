@@ -350,12 +350,9 @@ def _says(lease: HeldLease, heard: AttemptProgress, prepares: str) -> str:
     return prepares if lease.phase is AttemptPhase.STARTING else str(lease.phase)
 
 
-# Attempts of an earlier worker process: adopted or stopped. Pure decisions.
-
-
 @frozen
 class WorkerRecovery:
-    """What a restarted worker takes over."""
+    """What a restarted worker takes over: attempts of an earlier process, adopted or stopped."""
 
     incarnation: str
     """The predecessor's if an attempt is adopted, else empty: a new one is made."""

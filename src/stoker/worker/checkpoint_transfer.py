@@ -266,11 +266,6 @@ def _stamp_of(path: str) -> _Stamp | None:
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 
-# A checkpoint that the coordinator has, put into the scratch folder of an attempt on this machine.
-#
-# It is checked out beside the scratch folders, verified by the engine's rule, and renamed into place. Its marker
-# names an earlier run. A local checkpoint that is as new stays; so does a folder in use.
-
 _ARRIVING = ".arriving"
 
 
@@ -321,6 +316,9 @@ def bring_checkpoint(  # noqa: PLR0913 - what, from where, to where, until when
     `run_id` is the writer in the folder's marker; `heed` is called with the size of everything that arrives, and again
     when it is copied. Raises what `receive_tree` raises, and `NotVerified` if the checkpoint is invalid: an attempt
     may still start without it, from the beginning.
+
+    It is checked out beside the scratch folders, verified by the engine's rule, and renamed into place. Its marker
+    names an earlier run. A local checkpoint that is as new stays; so does a folder in use.
     """
     if not is_digest(granted.scratch):
         raise BadInput(f"not the key of a scratch folder: {granted.scratch[:80]!r}")

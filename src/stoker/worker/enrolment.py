@@ -465,10 +465,6 @@ def _pem(der: bytes) -> str:
     return ssl.DER_cert_to_PEM_cert(der)
 
 
-# Checks of a machine before it joins a fleet: devices, disk, clock, write permission.
-#
-# Pure: facts in, checks out. A failed check stops the join before the coordinator gets the machine's name.
-
 _TRUE_S = 1.0
 _HARMLESS_S = 600.0
 _TOO_FAR_S = 12 * 3600.0
@@ -492,7 +488,10 @@ class JoinCheckFacts:
 
 
 def self_test(facts: JoinCheckFacts) -> tuple[Check, ...]:
-    """Check a machine that joins."""
+    """Check a machine before it joins a fleet: devices, disk, clock, write permission.
+
+    Pure: facts in, checks out. A failed check stops the join before the coordinator gets the machine's name.
+    """
     return (
         *check_machine(facts.capability),
         *check_devices(facts.capability),

@@ -117,12 +117,6 @@ def why_closed(disk_free_bytes: int | None) -> str:
     return f"its disk is full: {format_size(disk_free_bytes)} are free, {format_size(LEAST_FREE_BYTES)} are the least"
 
 
-# Devices detected again while a worker runs: one that vanishes is no longer offered, one that returns is.
-#
-# In a thread of its own, every minute and soon after an attempt on a device failed; the probes run in children of their
-# own, as at the start. A device is withdrawn only if two detections in a row miss it: at one the driver may have
-# been busy.
-
 EVERY_S = 60.0
 CONFIRM_S = 2.0
 """Between two detections, where the first one misses a device."""
@@ -161,7 +155,12 @@ def compare_devices(offered: Capability, found: Capability, missed: frozenset[st
 
 
 class DeviceRedetection(RecurringTask):
-    """Detects the devices until it is closed, and changes the offer."""
+    """Detects the devices until it is closed, and changes the offer.
+
+    In a thread of its own, every minute and soon after an attempt on a device failed; the probes run in children of
+    their own, as at the start. A device is withdrawn only if two detections in a row miss it: at one the driver may
+    have been busy.
+    """
 
     def __init__(
         self, offer: MachineOffer, detect: Callable[[], Capability], report: Callable[[DeviceChange], None]
@@ -435,10 +434,6 @@ def _is_below(pid: int, top: int, parents: Mapping[int, int]) -> bool:
     return pid == top
 
 
-# Reports about this machine to the coordinator: soon after the start, and once a day.
-#
-# In a thread of its own that delays nothing: if the coordinator has no reports API or is away, it retries later.
-
 FIRST_S = 3.0
 """After the hello and the start of the first job."""
 AGAIN_S = 60.0
@@ -454,7 +449,10 @@ class ReportConnection(Protocol):
 
 
 class MachineReporter(RecurringTask):
-    """Sends reports until it is closed."""
+    """Sends reports about this machine to the coordinator: soon after the start, and once a day.
+
+    In a thread of its own that delays nothing: if the coordinator has no reports API or is away, it retries later.
+    """
 
     def __init__(
         self,
@@ -497,13 +495,6 @@ class MachineReporter(RecurringTask):
         return DAY_S
 
 
-# Secrets of jobs on this machine: names come with a job, values never leave here.
-#
-#     state/secrets.env       NAME=value, one a line; for its owner alone (0600)
-#
-# A value comes from the worker's own environment, else from that file. It is read when a job needs it, so that a file
-# that was put right helps at once.
-
 FILE = "secrets.env"
 SHORTEST = 4
 """A shorter value occurs in other words: it could not be masked in a job's output."""
@@ -525,7 +516,13 @@ class FoundSecrets:
 
 
 def find_secrets(names: Iterable[str], *, environment: Mapping[str, str], path: str) -> FoundSecrets:
-    """Look up the values of secrets."""
+    """Look up the values of secrets. Names come with a job; values never leave this machine.
+
+        state/secrets.env       NAME=value, one a line; for its owner alone (0600)
+
+    A value comes from the worker's own environment, else from that file. It is read when a job needs it, so that a file
+    that was put right helps at once.
+    """
     names = tuple(names)
     found = {name: environment[name] for name in names if environment.get(name)}
     lacking = [name for name in names if name not in found]

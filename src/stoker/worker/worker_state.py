@@ -21,10 +21,6 @@ from stoker.protocol.lease_messages import ClaimResponse, ExecCall, Grant, Renew
 from stoker.worker.assignment import AttemptEnd, LeaseFile
 from stoker.worker.worker_options import LOCK_FILE
 
-# The state of a worker: its leases, their phases, and its options. Data only.
-#
-# All times are on the boot-time clock.
-
 COORDINATOR = "coordinator"
 """The key of closings by the coordinator, which are not reported back to it."""
 
@@ -133,7 +129,10 @@ class WorkerPolicy:
 
 @frozen
 class WorkerState:
-    """The state that decisions are made from."""
+    """The state of a worker: its leases, their phases, and its options.
+
+    All times are on the boot-time clock.
+    """
 
     wishes: WorkerPolicy
     leases: Mapping[AttemptToken, HeldLease] = fresh(factory=dict)
@@ -465,11 +464,6 @@ Instruction = (
 )
 
 
-# The journal of a worker for its successor: leases, their children, and the worker's incarnation.
-#
-# A successor identifies a child by pid, start time and boot, never by the pid alone. Nothing here has to survive a
-# power cut: no process does.
-
 _LARGEST_BYTES = 1 << 28
 
 
@@ -493,7 +487,11 @@ class Predecessor:
 
 
 class Journal:
-    """The files of one worker."""
+    """The files of one worker for its successor: leases, their children, and the worker's incarnation.
+
+    A successor identifies a child by pid, start time and boot, never by the pid alone. Nothing here has to survive a
+    power cut: no process does.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

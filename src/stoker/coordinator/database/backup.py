@@ -369,8 +369,8 @@ def move(
 ) -> BackupHeader:
     """Copy all rows to another database, SQLite or PostgreSQL, and compare them; neither may be served.
 
-    Generation, epochs and leases stay, so running jobs continue once the coordinator serves the new database. The old
-    one is not changed, and must not be served again.
+    Raises `Conflict` if the target has jobs. Generation, epochs and leases stay, so running jobs continue once the
+    coordinator serves the new database. The old one is not changed, and must not be served again.
     """
     with tempfile.TemporaryFile() as file:
         with snapshot(source) as connection:

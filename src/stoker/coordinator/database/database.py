@@ -166,11 +166,6 @@ def one_of(column: ColumnElement[Any], name: str, dialect: Dialect) -> ColumnEle
     return column == any_(bindparam(name, type_=ARRAY(kind)))
 
 
-# The one connection that writes: prepared statements, many rows at a time, on the driver itself.
-#
-# Statements are compiled by SQLAlchemy once per database; rows go to the driver directly. Exceptions of the driver
-# become `DatabaseTrouble`, or `RowRefused` if a row is at fault.
-
 Rows = Sequence[Mapping[str, Any]]
 # As many rows at least are worth a COPY of their own, which no pipeline takes.
 _FEW = 500
@@ -181,7 +176,11 @@ class RowRefused(Exception):
 
 
 class WriterConnection:
-    """The writing connection, one transaction at a time. Not thread-safe."""
+    """The one connection that writes, one transaction at a time, many rows at a time. Not thread-safe.
+
+    Statements are compiled by SQLAlchemy once per database; rows go to the driver directly. Exceptions of the driver
+    become `DatabaseTrouble`, or `RowRefused` if a row is at fault.
+    """
 
     def __init__(self, connection: PoolProxiedConnection, dialect: Dialect, shown: str) -> None:
         self._connection = connection
@@ -510,12 +509,9 @@ def _begin_immediate(connection: sqlalchemy.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-# Snapshots for reading, independent of the writer.
-
-
 @contextmanager
 def snapshot(database: Database) -> Iterator[Connection]:
-    """Yield a connection with a snapshot of what was committed at its first read."""
+    """Yield a connection with a snapshot of what was committed at its first read, independent of the writer."""
     with translated(database.shown), database.readers.connect() as connection:
         if database.kind is DatabaseKind.SQLITE:
             connection.exec_driver_sql("BEGIN")

@@ -26,11 +26,6 @@ from stoker.core.jsontext import loads
 from stoker.core.leases import Budgets
 from stoker.core.retry import BudgetCharge, charge_of
 
-# Replay of a job's events: the state that they lead to, and contradictions. Pure.
-#
-# Every move of a job is one event, written with the move. So its events alone, in order, must lead to the state in its
-# row, by valid moves, each under the epoch of its time.
-
 Row = Mapping[str, Any]
 
 _PENDING, _CLAIMED, _RUNNING = JobState.PENDING.value, JobState.CLAIMED.value, JobState.RUNNING.value
@@ -104,7 +99,11 @@ class DroppedHistoryState:
 
 
 def replay(events: Sequence[Row], after: DroppedHistoryState | None = None) -> ReplayResult:
-    """Replay a job's events in order; `after` is the state after deleted ones."""
+    """Replay a job's events in order: the state that they lead to, and contradictions. Pure.
+
+    `after` is the state after deleted ones. Every move of a job is one event, written with the move. So its events
+    alone, in order, must lead to the state in its row, by valid moves, each under the epoch of its time.
+    """
     replaying = _Replay(after)
     for event in events:
         replaying.apply(event)

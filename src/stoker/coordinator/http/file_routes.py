@@ -238,11 +238,8 @@ def _meant(ref: str, tries: tuple[AttemptView, ...], attempt: int | None) -> tup
     return one.number, bool(one.ending)
 
 
-# The route that prunes what a fleet keeps: shows it, and does it only where that is asked for.
-
-
 class RetentionRoutes:
-    """Answers it."""
+    """The route that shows what a fleet keeps and may remove, and prunes it on request."""
 
     def __init__(self, context: ServiceContext, contents: CoordinatorTrees) -> None:
         self._context = context

@@ -32,11 +32,6 @@ from stoker.host.sockets import user_at
 from stoker.host.tls.contexts import read_peer
 from stoker.protocol.codec import TOKEN_HEADER, VERSION_HEADER
 
-# What is read goes through one buffer that all connections share, instead of one that is made for every read.
-#
-# The event loop fills it and hands it on within one call, so no other connection uses it meanwhile. With TLS that saves
-# a third of what reading and answering costs. How much of it is filled is said by the protocol that gets the bytes.
-
 READ_BYTES = 32 * 1024
 """Read at once: also the most that one connection has parsed before others have their turn."""
 BULK_BYTES = 256 * 1024
@@ -60,7 +55,12 @@ def _nothing() -> None: ...
 
 
 class ReadBufferProtocol(asyncio.BufferedProtocol):
-    """Stands before a protocol that takes bytes."""
+    """Stands before a protocol that takes bytes: reads go through one buffer that all connections share.
+
+    The event loop fills it and hands it on within one call, so no other connection uses it meanwhile. With TLS that
+    saves a third of what reading and answering costs. How much of it is filled is said by the protocol that gets the
+    bytes.
+    """
 
     __slots__ = ("_inner", "_on_lost")
 

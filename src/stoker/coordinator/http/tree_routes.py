@@ -38,13 +38,6 @@ from stoker.protocol.tree_messages import (
     TreeView,
 )
 
-# From where a machine takes a tree: decided purely.
-#
-# Machines that have all of it come first, the least busy of them. While there is none, one machine takes it from the
-# coordinator and the others in a chain: each from one that began before it and that is not a source yet. So
-# a tree leaves the coordinator once, however many machines want it at the same time. Behind every machine stands the
-# coordinator, should that one fail.
-
 FROM_COORDINATOR = 1
 """So many may take one tree from the coordinator at once."""
 FROM_HOLDER = 4
@@ -102,7 +95,13 @@ def choose_sources(
     most_from_coordinator: int = FROM_COORDINATOR,
     most_from_holder: int = FROM_HOLDER,
 ) -> TreeSourceChoice:
-    """Choose for a machine that asks; `began` is its own place in the order of beginning."""
+    """Choose for a machine that asks; `began` is its own place in the order of beginning.
+
+    Machines that have all of it come first, the least busy of them. While there is none, one machine takes it from the
+    coordinator and the others in a chain: each from one that began before it and that is not a source yet. So a tree
+    leaves the coordinator once, however many machines want it at the same time. Behind every machine stands the
+    coordinator, should that one fail.
+    """
     others = [fetcher for fetcher in known.fetchers.values() if fetcher.machine != asker]
     busy: dict[str, int] = {}
     for fetcher in others:

@@ -118,19 +118,19 @@ def _progress(report: LeaseReport) -> str:
     return dumps(progress) if progress else ""
 
 
-# Retention of events and unused classes. The writer deletes some of them with each sweep.
-#
-# All events of an ended job are deleted together, once the newest of them is older than the retention time; those of
-# machines one by one. Live jobs keep all events, and the newest event of all remains: no id is used twice. The progress
-# is stored, so that a client that resumes from a deleted event gets an error, and `db check` knows what is missing.
-
 MOST_DROPPED_AT_ONCE = 200
 """Events, or classes, examined in one commit; with an event, all events of its job may be deleted."""
 _LOOK_EVERY_S = 3600.0
 
 
 def drop_old(transaction: WriterTransaction) -> None:
-    """Examine some more events, then classes, until all were examined; then again an hour later."""
+    """Examine some more events, then classes, until all were examined; then again an hour later.
+
+    All events of an ended job are deleted together, once the newest of them is older than the retention time; those of
+    machines one by one. Live jobs keep all events, and the newest event of all remains: no id is used twice. The
+    progress is stored, so that a client that resumes from a deleted event gets an error, and `db check` knows what is
+    missing.
+    """
     if transaction.tick_s < transaction.book.dropping.next_tick_s:
         return
     if _drop_events(transaction) and _drop_classes(transaction):

@@ -509,16 +509,16 @@ def _no_page(_class_id: int, _priority: int, _after_seq: int, _most: int) -> lis
     return []
 
 
-# Code words of programs, and those that a machine with a list of accepted code denies.
-#
-# Without such a machine no class has a code word. From the first one on (`QueueState.is_code_in_classes`), a program's
-# class has a word for its tree and commit, and machines that do not accept it deny the word: no extra cost per grant.
-
 _PROGRAM = "command"
 
 
 def code_in(book: QueueState, spec: Mapping[str, Any]) -> str:
-    """Return a job's code word; empty: not needed, or the code is a recipe's, which is installed on the machine."""
+    """Return a job's code word; empty: not needed, or the code is a recipe's, which is installed on the machine.
+
+    Without such a machine no class has a code word. From the first one on (`QueueState.is_code_in_classes`), a
+    program's class has a word for its tree and commit, and machines that do not accept it deny the word: no extra cost
+    per grant.
+    """
     if not book.is_code_in_classes or spec["recipe"] != _PROGRAM:
         return ""
     return code_word(*code_of(spec))

@@ -330,17 +330,16 @@ def _of_known(draft: CheckedSpec, row: JobRow, on_changed_code: OnChangedCode) -
     return SpecDecision(draft=draft, row=row, outcome=outcome, state=row.state, changes=changes)
 
 
-# Jobs of a manifest that were replaced: same name, other values or data. Pure.
-#
-# Inputs and values are part of a job's id, so such a job is new, and the earlier one remains. To users it is shown as
-# one job that changed.
-
 _SHORT = 12
 _ASKED = ("recipe", "mode", "seed", "split_recipe", "train_hosts")
 
 
 def replaced(fates: Iterable[SpecDecision], left: Iterable[tuple[str, str, int]]) -> dict[str, str]:
-    """Return the new jobs that replace pending ones of the same name which their source no longer has: new id → old."""
+    """Return the new jobs that replace pending ones of the same name which their source no longer has: new id → old.
+
+    Inputs and values are part of a job's id, so such a job is new, and the earlier one remains. To users it is shown as
+    one job that changed.
+    """
     new = {(one.draft.order.name, one.draft.order.number): one.draft.order.id for one in fates if _is_new(one)}
     return {new[name, number]: old for old, name, number in left if (name, number) in new}
 

@@ -32,12 +32,10 @@ from stoker.core.text import did_you_mean
 from stoker.protocol.codec import alike
 from stoker.protocol.job_messages import PREFIX, JobSubmissionResult, Submission, SubmissionOutcome, SubmissionResponse
 
-# Dependencies in a submission: names become jobs, of this submission first, else of those that exist.
-
 
 @frozen
 class Arrangement:
-    """Numbers of jobs, and their dependencies."""
+    """Numbers of jobs, and their dependencies: names become jobs, of this submission first, else existing ones."""
 
     seqs: dict[str, int]
     """By id; new jobs get the next numbers."""

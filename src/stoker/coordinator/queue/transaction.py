@@ -22,18 +22,17 @@ from stoker.core.jsontext import dumps
 from stoker.core.leases import LeaseTiming
 from stoker.core.retry import BudgetUsage, FailureCause, JobCancellation, JobFailure, after_failure
 
-# Writes that are sent together: rows by statement, events, counts.
-#
-# A job moves at most once in a batch: before a second move the batch is written, so that the order of statements among
-# jobs does not matter.
-
 
 class RowChanged(Exception):
     """A row was modified by another process since it was read."""
 
 
 class WriteBatch:
-    """The writes of one group of commands, in the order of their tables."""
+    """The writes of one group of commands, in the order of their tables.
+
+    A job moves at most once in a batch: before a second move the batch is written, so that the order of statements
+    among jobs does not matter.
+    """
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements

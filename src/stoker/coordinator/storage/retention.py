@@ -250,12 +250,6 @@ def _digests_of(checkpoint: str) -> tuple[str, ...]:
         return ()
 
 
-# Carry out a prune of what a fleet keeps: mark records first, then remove bytes that nothing names.
-#
-# While it runs, what is to be removed counts as absent (`Bundles.removing`), so no job can name it. A job that named it
-# before is in the database once the marks are, and is found there. So a crash anywhere leaves bytes without a name,
-# which the next prune removes, and never a name without bytes that is not marked.
-
 ORPHAN_GRACE_S = 86400.0
 """How long bytes that nothing names are kept: their worker may be about to report that the job finished."""
 UPLOAD_GRACE_S = 86400.0
@@ -306,7 +300,12 @@ class CoordinatorPruneResult:
 
 
 class CoordinatorPruner:
-    """Plans and carries out prunes. In the coordinator's own process: only there is known what is being uploaded."""
+    """Plans and carries out prunes. In the coordinator's own process: only there is known what is being uploaded.
+
+    While it runs, what is to be removed counts as absent (`Bundles.removing`), so no job can name it. A job that named
+    it before is in the database once the marks are, and is found there. So a crash anywhere leaves bytes without a
+    name, which the next prune removes, and never a name without bytes that is not marked.
+    """
 
     def __init__(self, keeping: CoordinatorStorage, records: QueueRecords, contents: CoordinatorTrees) -> None:
         self._keeping = keeping

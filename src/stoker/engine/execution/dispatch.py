@@ -317,10 +317,6 @@ class NodeLauncher:
         return True
 
 
-# Nodes put aside: until a moment comes (backing off, a lease elsewhere), or until a twin's work is done.
-#
-# Also nodes that are cancelled by themselves, while the others go on, and how often a node was decided about again.
-
 SHORTEST_POLL_S = 0.02
 LONGEST_POLL_S = 1.0
 # How often a node is decided about again because something changed before it began, after a pause that doubles.
@@ -336,7 +332,10 @@ class _Moment:
 
 
 class DeferredNodes:
-    """Who waits for time to pass, and who waits for the same work to be done by another node."""
+    """Nodes that wait for a time (backoff, a lease elsewhere), or for another node that does the same work.
+
+    Also nodes that are cancelled by themselves, while the others go on, and how often a node was decided about again.
+    """
 
     def __init__(self) -> None:
         self._moments: dict[str, _Moment] = {}

@@ -420,17 +420,16 @@ def _edited_code(running: InFlightAttempt, failed: StageFailure | None) -> str:
     return EDITED_CODE if is_so else ""
 
 
-# Attempts under way: found by their reports, asked to stop in time, ended when they do not.
-#
-# A time-out and a cancelled run first ask; an attempt that has not ended after the grace period is killed.
-# Work in our own process can't be killed: it is left behind, and whatever it answers is not taken.
-
 # What a killed attempt may need to give its report.
 _LAST_WORDS_S = 10.0
 
 
 class InFlightAttempts:
-    """The attempts of one run, by node. Only the executor's loop uses it."""
+    """The attempts of one run, by node. Only the executor's loop uses it.
+
+    A time-out and a cancelled run first ask; an attempt that has not ended after the grace period is killed. Work in
+    our own process can't be killed: it is left behind, and whatever it answers is not taken.
+    """
 
     def __init__(self, *, clock: Clock, grace_s: float) -> None:
         self._clock = clock

@@ -319,12 +319,9 @@ def _check_made(stage: Stage, made: Any, out: str) -> None:
     stage.output.check_folder(out)
 
 
-# Where one run of a plan keeps what is not a result: logs, metrics and, for all runs, scratch folders.
-
-
 @frozen
 class RunFolders:
-    """Folders that exist, except for `scratch`, which is made when it is needed."""
+    """The folders of one run for logs and metrics, and of all runs for scratch. They exist, but for `scratch`."""
 
     run_id: str
     logs: str

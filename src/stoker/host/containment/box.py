@@ -115,11 +115,6 @@ class Containment(Protocol):
         """Make a box. `name` is its owner (`JOB-STAGE`), `mark` is unique per attempt and in its environment."""
 
 
-# Names of boxes: the work inside, and the process that opened it.
-#
-# `stoker-JOB-STAGE.MARK.PID-TICKS-SPACE-COUNT`: the last part is the process that opened the box, so that a later run
-# finds the boxes that were never closed.
-
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 _NAME = re.compile(r"stoker-[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*\.(\d+)-(\d+)-(\d*)-\d+")
 _SPACE = re.compile(r"\d+")
@@ -131,7 +126,11 @@ _counter = itertools.count(1)
 
 
 def box_name(name: str, mark: str) -> str:
-    """Return a name that no other open box on this machine has."""
+    """Return a name that no other open box on this machine has.
+
+    `stoker-JOB-STAGE.MARK.PID-TICKS-SPACE-COUNT`: the last part is the process that opened the box, so that a later run
+    finds the boxes that were never closed.
+    """
     me = host_identity.mine()
     owner = f"{me.pid}-{me.start_ticks}-{_space_number(me)}-{next(_counter)}"
     return f"stoker-{_clean(name)[:_LONGEST_NAME]}.{_clean(mark)[:_LONGEST_MARK]}.{owner}"
@@ -226,10 +225,6 @@ def _is_marked(pid: int, mark: str) -> bool:
         return False
 
 
-# A shell beside a box that waits for us: if we disappear, even by kill -9, it kills all processes in the box.
-#
-# It waits on a pipe that no other process holds. It costs a megabyte and no time, and lives as long as its box.
-
 _DISMISS_WAIT_S = 5.0
 # It reads lines: a group's folder to empty and remove; a session (leader, its start) to kill; a mark, to kill every
 # process started with it; `end` when all is well. A number that belongs to another process since then has another
@@ -283,7 +278,10 @@ done
 
 
 class CleanupShell:
-    """The shell that cleans up if this process is killed."""
+    """A shell beside a box that kills all processes in it if this process is killed, even by kill -9.
+
+    It waits on a pipe that no other process holds. It costs a megabyte and no time, and lives as long as its box.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

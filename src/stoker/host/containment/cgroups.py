@@ -32,11 +32,6 @@ from stoker.host.containment.box import (
 from stoker.host.identity import ProcessIdentity, read_row, rows
 from stoker.host.resources import own_group
 
-# One control group of ours: its files, the processes in it and below it, their end, and its removal.
-#
-# A group is a folder that the kernel fills. The processes inside may make groups of their own (Stoker within Stoker),
-# so processes are searched, and folders removed, all the way down.
-
 PROCS = "cgroup.procs"
 # Long enough for the kernel to release a process that has gigabytes mapped.
 END_WAIT_S = 5.0
@@ -56,7 +51,11 @@ class CgroupFolders:
 
 
 class ControlGroup:
-    """A group that we made, or found abandoned."""
+    """A group that we made, or found abandoned: its files, the processes in it and below it, their end, its removal.
+
+    A group is a folder that the kernel fills. The processes inside may make groups of their own (Stoker within Stoker),
+    so processes are searched, and folders removed, all the way down.
+    """
 
     def __init__(self, folder: str, *, folders: CgroupFolders | None = None, clock: Clock | None = None) -> None:
         self.folder = folder
@@ -379,15 +378,6 @@ class ControlGroups:
         )
 
 
-# Boxes of control groups, version 1: a group of the memory controller, and a twin that kills.
-#
-# The memory controller limits and counts but can't stop processes. The twin can: a version 2 group with `cgroup.kill`
-# where both versions are mounted, otherwise a freezer. Without either, processes are killed one by one until none is
-# left.
-#
-# When memory runs out the kernel kills one process here and not all of them.
-
-
 def _set_limits(memory: ControlGroup, limits: ContainmentLimits) -> None:
     # By default, old kernels count a group below ours on its own.
     memory.try_write("memory.use_hierarchy", 1)
@@ -401,7 +391,14 @@ def _set_limits(memory: ControlGroup, limits: ContainmentLimits) -> None:
 
 
 class Cgroup1(ControlGroups):
-    """Boxes below the groups that we are in: of the memory controller, and of the twin if there is one."""
+    """Boxes below the groups that we are in: of the memory controller, and of the twin if there is one.
+
+    The memory controller limits and counts but can't stop processes. The twin can: a version 2 group with `cgroup.kill`
+    where both versions are mounted, otherwise a freezer. Without either, processes are killed one by one until none is
+    left.
+
+    When memory runs out the kernel kills one process here and not all of them.
+    """
 
     mechanism = Mechanism.CGROUP1
     files = MemoryFiles(

@@ -105,11 +105,6 @@ def _on_linux(found: Containment) -> Containment:
     return found
 
 
-# The user's systemd, called directly over its socket: as much D-Bus as four calls need.
-#
-# The system's own tools would work, at two processes per call; a box makes three calls. Supported: connect,
-# authenticate, call a method, read its reply or error. Not supported: signals, descriptors, other features of a bus.
-
 _NAME = "org.freedesktop.systemd1"
 _PATH = "/org/freedesktop/systemd1"
 _MANAGER = "org.freedesktop.systemd1.Manager"
@@ -123,7 +118,11 @@ _MOST_BYTES = 1 << 20
 
 
 class UserBus:
-    """A connection to the user's systemd. One thread at a time uses it. Everything raises `ContainmentUnavailable`."""
+    """A connection to the user's systemd. One thread at a time uses it. Everything raises `ContainmentUnavailable`.
+
+    The system's own tools would work, at two processes per call; a box makes three calls. Supported: connect,
+    authenticate, call a method, read its reply or error. Not supported: signals, descriptors, other features of a bus.
+    """
 
     def __init__(self, connection: socket.socket, *, is_direct: bool) -> None:
         self._socket = connection

@@ -230,11 +230,6 @@ class _Question:
     read_s: float
 
 
-# One request to a server whose certificate is not verified: for joining a fleet, before its CA is known.
-#
-# The response must carry its own proof, and the request must hold no secret: an attacker in between reads the one and
-# may write the other. No setting and no variable leads here, and nothing else can be sent this way.
-
 _MOST_BYTES = 64 * 1024
 
 
@@ -248,7 +243,11 @@ class UnverifiedResponse:
 
 
 def ask_unproven(url: str, body: bytes, *, settings: HttpSettings, headers: dict[str, str]) -> UnverifiedResponse:
-    """Post a JSON body over TLS without verification, and return the response. Raises `NetworkFailed`."""
+    """Post a JSON body over TLS without verification, and return the response. Raises `NetworkFailed`.
+
+    The response must carry its own proof, and the request must hold no secret: an attacker in between reads the one and
+    may write the other. No setting and no variable leads here, and nothing else can be sent this way.
+    """
     if not url.startswith("https://"):
         raise BadInput("a fleet is joined over TLS alone", hint="name the host: CODE@HOST")
     transport = _Unproven(changed(settings, fleet=None))
@@ -415,11 +414,11 @@ def _for_anybody(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() in _FOR_ANYBODY}
 
 
-# Messages to URLs given from outside: no redirects, no proxy, nothing read but the status of the response.
-
-
 class OutwardTransport(Urllib3Transport):
-    """Sends to addresses that `admits` accepts, each over a connection of its own."""
+    """Sends messages to URLs given from outside, if `admits` accepts the address, each on its own connection.
+
+    No redirects, no proxy; nothing is read but the status of the response.
+    """
 
     def __init__(self, settings: HttpSettings, admits: Callable[[str], bool]) -> None:
         super().__init__(changed(settings, proxies={}, fleet=None, idle_connections=0))

@@ -65,12 +65,9 @@ def _with_port(entry: str) -> tuple[str, int | None]:
     return (name, int(port)) if colon and port.isdecimal() and ":" not in name else (entry, None)
 
 
-# The route to a server: direct, over a Unix socket, forwarded by a proxy, or through a proxy's tunnel.
-
-
 @frozen
 class Route:
-    """A route to a server. Connections on the same route are interchangeable."""
+    """A route to a server: direct, by Unix socket, proxy or tunnel. Connections on one route are interchangeable."""
 
     near: HttpOrigin
     """What we connect to: the server, or a proxy."""

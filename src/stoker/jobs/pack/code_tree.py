@@ -202,9 +202,6 @@ def _notes(project: Project, listed: ProjectFiles, tree: Tree, gone: Sequence[st
         yield f"{count} not checked out here, and not sent: {min(lacking)}"
 
 
-# The code of the programs of one submission: packed once for all jobs.
-
-
 class SubmittedCode:
     """Packs the project of a builder's folder, once for each set of files that jobs include."""
 

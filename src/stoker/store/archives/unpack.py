@@ -235,13 +235,6 @@ def _too_much(limits: ArchiveLimits) -> Broken:
     return Broken(f"it expands to more than {format_size(limits.total_bytes)}")
 
 
-# An untrusted archive unpacked into a new folder: as the whole tree, or not at all.
-#
-# Everything is streamed, one member at a time. After the first fault nothing is written any more, but the rest is still
-# read, so that all faults are reported together; then the folder is removed. Files are made by the descriptors of
-# folders that we made, never through a link; the archive's own links are made last. Times, owners and all modes but the
-# executable bit are dropped; a hard link becomes an entry of its own, which costs no bytes while it is unpacked.
-
 DEFAULT_LIMITS = ArchiveLimits()
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Too many already, or the file system has none.
@@ -266,6 +259,12 @@ def unpack(stream: BinaryIO, folder: str, *, limits: ArchiveLimits = DEFAULT_LIM
     """Unpack an archive (`tar.zst` or `tar`) into a folder that must be new; on any error it is removed.
 
     `InvalidArchive` names everything that must not be unpacked.
+
+    Everything is streamed, one member at a time. After the first fault nothing is written any more, but the rest is
+    still read, so that all faults are reported together; then the folder is removed. Files are made by the descriptors
+    of folders that we made, never through a link; the archive's own links are made last. Times, owners and all modes
+    but the executable bit are dropped; a hard link becomes an entry of its own, which costs no bytes while it is
+    unpacked.
     """
     with translated(folder):
         os.mkdir(folder)

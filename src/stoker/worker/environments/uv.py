@@ -325,13 +325,6 @@ def _reason(lines: Sequence[str], about: re.Pattern[str] | None) -> str:
     return one_line(words.removeprefix("cause: ").replace(" cause: ", ": "), _LONGEST_WHY)
 
 
-# One environment built by uv: its files laid out, its commands run in a group of their own, its packages counted.
-#
-# With a user, uv runs as that user, who owns what it writes while it runs:
-#
-# No code of a submitter runs meanwhile: only wheels are installed. All processes of that user have ended before what it
-# wrote is taken over, so nothing of it changes later, and no other build reads anything that this one left.
-
 _LARGEST_TEXT_BYTES = 64 << 20
 _MOST_LINES = 2000
 _LOOK_EVERY_S = 0.2
@@ -396,6 +389,10 @@ def build(work: Build, *, listener: BuildListener, is_stopped: Callable[[], bool
     """Build it; return how uv ended. Everything that was started has ended when this returns or raises.
 
     Raises `BadInput` if a user is given and the environment's files contain something that is not accepted then.
+
+    With a user, uv runs as that user, who owns what it writes while it runs. No code of a submitter runs meanwhile:
+    only wheels are installed. All processes of that user have ended before what it wrote is taken over, so nothing of
+    it changes later, and no other build reads anything that this one left.
     """
     if work.user is not None:
         return _build_as(work.user, work, listener, is_stopped, clock)

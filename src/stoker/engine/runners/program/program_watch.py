@@ -25,17 +25,16 @@ from stoker.host.identity import ProcessExit
 from stoker.host.processes import GRACE_S, Child, ask_group
 from stoker.host.writers import LogFile
 
-# The file through which a program's `stoker_trainer` reports: JSON lines, only ever appended to.
-#
-# The program owns it, so anything may be found in its place. Nothing here waits, and no look reads more than it may.
-
 _LOOK_BYTES = 1 << 18
 # What the last look reads at most; a trainer writes far less in an hour.
 _REST_BYTES = 1 << 24
 
 
 class ControlFile:
-    """One attempt's file, which need not be there."""
+    """One attempt's file, through which `stoker_trainer` reports: JSON lines, only appended to. It need not exist.
+
+    The program owns it, so anything may be found in its place. Nothing here waits, and each read is bounded.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path

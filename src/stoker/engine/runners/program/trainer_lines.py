@@ -17,14 +17,6 @@ from stoker.core.frozen import fresh, frozen
 from stoker.core.text import lazy_pattern, whole_number
 from stoker.engine.metrics.metrics_file import clean_name
 
-# `name=number` pairs in a line of a program's output. Pure, and linear in the line.
-#
-# A pair begins the line or follows white space or one of `( [ { , ; : |`, and its number ends with the line, white
-# space,
-# one of `) ] } ; | %`, or a comma or full stop that does not belong to a longer number. So these are none:
-# `--lr=0.1`,
-# `?page=2&size=10`, `version=1.2.3`, `time=3.2s`, `n=1,000`, `path=/a/b=3`, `ratio=1/2`.
-
 STEP_NAMES = ("global_step", "step", "iteration", "iter", "epoch")
 """What may say where a line stands, the most telling first; the others of a line are metrics like any other."""
 
@@ -39,7 +31,12 @@ _STEP_LIMIT = 2**63
 
 
 def pairs_in(line: bytes) -> PlainOutputLine:
-    """Return the pairs of a line as plain output; of a name that comes twice, the last. `PLAIN` if there are none."""
+    """Return the pairs of a line as plain output; of a name that comes twice, the last. `PLAIN` if there are none.
+
+    A pair begins the line or follows white space or one of `( [ { , ; : |`, and its number ends with the line, white
+    space, one of `) ] } ; | %`, or a comma or full stop that does not belong to a longer number. So these are none:
+    `--lr=0.1`, `?page=2&size=10`, `version=1.2.3`, `time=3.2s`, `n=1,000`, `path=/a/b=3`, `ratio=1/2`.
+    """
     if b"=" not in line:
         return PLAIN
     if b"\x1b" in line:
