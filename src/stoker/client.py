@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from stoker.api.fleet_job import FleetJob, wait_for
 from stoker.api.job import StageLogLine
 from stoker.api.job_lookup import open_client
-from stoker.api.submission import preview_submission, send_submission
+from stoker.api.submission import KnownJobs, check_environments, preview_submission, send_submission
 from stoker.app import App
 from stoker.core.clock import Closable
 from stoker.core.job import JobSpec
@@ -89,7 +89,7 @@ class Client(Closable):
         """
         if isinstance(what, Submission):
             return self._wire.submit(what)
-        prepared, parts = self._prepared(what), self._parts
+        prepared, parts = check_environments(self._wire, self._prepared(what)), self._parts
         changed_code = OnChangedCode.RERUN if rerun else OnChangedCode.KEEP
         if dry_run:
             return preview_submission(self._wire, prepared, parts, changed_code)
@@ -208,7 +208,8 @@ class Client(Closable):
         if not isinstance(what, str | os.PathLike):
             return PreparedSubmission(jobs=tuple(what))
         request = JobRequest(target=os.fspath(what), is_manifest=True)
-        return prepare(request, builder=self._parts.builder(), code=self._parts.code)
+        parts = self._parts
+        return prepare(request, builder=parts.builder(), code=parts.code, known_jobs=KnownJobs(self._wire))
 
     def _job(self, name: str) -> FleetJob:
         return FleetJob(self._wire, name, self._wire.job(name), self._parts)

@@ -75,6 +75,9 @@ def test_a_manifest_is_checked_whole_and_submitted_once(client: Client, tmp_path
     with pytest.raises(InvalidManifest) as caught:
         client.submit("project/manifest.toml")
     assert len(caught.value.faults) >= 2
+    manifest.write_text('[[jobs]]\nname = "a"\ncommand = "true"\nafter = ["nope"]\n')
+    with pytest.raises(InvalidManifest, match="nope"):
+        client.submit(manifest, dry_run=True)
     assert list(client.jobs()) == []
     manifest.write_text('[[jobs]]\nname = "echo"\ncommand = "echo {x}"\nsweep = { x = [1, 2] }\n')
     assert client.submit(manifest, dry_run=True).counts == {"new": 2}

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.api.submission import preview_submission, send_submission
+from stoker.api.submission import check_environments, preview_submission, send_submission
 from stoker.cli.context import CommandContext
 from stoker.cli.screens import Amount, watched
 from stoker.cli.submission_lines import (
@@ -25,11 +26,10 @@ from stoker.cli.submission_lines import (
     done_text,
     order_lines,
 )
-from stoker.cli.submit_environments import look_at_environments
-from stoker.core.errors import NotFound, Refused, StokerError, Usage
+from stoker.core.errors import Refused, StokerError, Usage
 from stoker.core.job import JobState
 from stoker.core.jsontext import dumps
-from stoker.core.text import format_size
+from stoker.core.text import format_size, outside, some_of
 from stoker.devices.this_machine import submitter_name
 from stoker.host.durable import translated
 from stoker.host.processes import start
@@ -40,8 +40,10 @@ from stoker.views.text_tables import ASCII, UNICODE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stoker.core.job import EnvironmentChoice
     from stoker.jobs.pack.code_tree import PreparedSubmission, Shipment
     from stoker.protocol.client import FleetClient
+    from stoker.protocol.environment_messages import MachineEnvironmentStatus
     from stoker.transfer.trees.tree_download import TreeFetchEstimate
 
 
@@ -94,6 +96,7 @@ class _Sent(Amount):
         self.over.set()
 
 
+_MOST_MACHINES = 8
 _MOST_PLACED = 5
 """Maximum number of new jobs whose placement is shown."""
 _MOVED = (SubmissionOutcome.NEW, SubmissionOutcome.CHANGED, SubmissionOutcome.REQUEUED)
@@ -121,7 +124,7 @@ def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmis
         return 0
     summary = SubmitSummary(call)
     add_code(call, summary, prepared, client if given["dry_run"] else None)
-    prepared = look_at_environments(call, prepared, client, summary.add)
+    prepared = check_environments(client, prepared, partial(_add_environment, call, summary))
     add_data(call, summary, prepared, client)
     summary.show()
     changed_code = OnChangedCode.RERUN if given["rerun"] else OnChangedCode.KEEP
@@ -164,6 +167,21 @@ def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmis
     if prepared.jobs and not out.is_quiet:
         out.line(_follow(done.jobs[0].shown))
     return 0
+
+
+def _add_environment(
+    call: CommandContext,
+    summary: SubmitSummary,
+    choices: Sequence[EnvironmentChoice],
+    machines: Sequence[MachineEnvironmentStatus],
+) -> None:
+    """Add the status of an environment on each machine."""
+    files = " or ".join(dict.fromkeys(one.path or f"python {one.python}" for one in choices))
+    if call.out.is_json:
+        call.out.object({"environment": files, "machines": {one.machine: one.to_dict() for one in machines}})
+        return
+    shown = some_of([one.text for one in machines], _MOST_MACHINES)
+    summary.add(f"env {outside(files)}: {outside(shown) or 'no machines'}")
 
 
 def _show(
@@ -248,34 +266,6 @@ def _follow(name: str) -> str:
 
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count:,} jobs"
-
-
-class KnownJobs(Collection[str]):
-    """The jobs of a coordinator as names for a manifest's `after`, looked up one at a time."""
-
-    def __init__(self, client: FleetClient) -> None:
-        self._client = client
-        self._known: dict[object, bool] = {}
-
-    def __contains__(self, name: object) -> bool:
-        if name not in self._known:
-            self._known[name] = self._is_known(str(name))
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([str(name) for name, is_known in self._known.items() if is_known])
-
-    def __len__(self) -> int:
-        return sum(self._known.values())
-
-    def _is_known(self, name: str) -> bool:
-        if self._client.jobs(name=name, limit=1).jobs:
-            return True
-        try:
-            self._client.job(name)
-        except NotFound:
-            return False
-        return True
 
 
 # `stoker submit --notify URL|CMD`: a webhook for the ends of a submission's jobs, or a command after the last.

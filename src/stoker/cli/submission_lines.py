@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from stoker.api.submission import machines_there
 from stoker.cli.context import CommandContext
-from stoker.cli.submit_environments import machines_there
 from stoker.core.device import Backend
 from stoker.core.job import JobSpec
 from stoker.core.machine import DevicePreference

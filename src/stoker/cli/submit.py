@@ -13,7 +13,7 @@ from stoker.cli.run import UNNAMED, job_options, read_request
 from stoker.config.config_file import SUFFIXES
 from stoker.core.errors import Usage
 from stoker.core.frozen import changed
-from stoker.core.machine import MOST_EXPECTED_S, MOST_PRIORITY
+from stoker.core.machine import MOST_EXPECTED_S, MOST_PRIORITY, is_platform
 from stoker.jobs.request import JobRequest
 
 if TYPE_CHECKING:
@@ -217,17 +217,24 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     return submit(call, given, _prepare(call, given, client), client)
 
 
-def _env(words: list[str]) -> dict[str, str]:
-    from stoker.cli.submit_environments import read_env
-
-    try:
-        return read_env(words)
-    except ValueError as error:
-        raise Usage(str(error), hint="--env FILE, or --env PLATFORM=FILE for each platform") from None
+def read_env(words: list[str]) -> dict[str, str]:
+    """Parse `--env FILE` and `--env PLATFORM=FILE` as a manifest's table."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, file = word.partition("=")
+        has_platform = equals and (is_platform(name) or name == "default")
+        platform = name if has_platform and name != "default" else ""
+        if platform in found:
+            raise Usage(
+                f"--env {word}: {found[platform]} is already set for this platform",
+                hint="--env FILE, or --env PLATFORM=FILE for each platform",
+            )
+        found[platform] = file if has_platform else word
+    return found
 
 
 def _prepare(call: CommandContext, given: dict[str, Any], client: FleetClient | None) -> PreparedSubmission:
-    from stoker.cli.submission import KnownJobs
+    from stoker.api.submission import KnownJobs
     from stoker.jobs.submission import prepare
 
     request = _request(given)
@@ -267,4 +274,4 @@ def _request(given: dict[str, Any]) -> JobRequest:
     request = read_request(given, GRAMMAR)
     if request.is_plan_file:
         raise Usage(f"{request.target} is a plan; plans run on this machine", hint=f"stoker run {request.target}")
-    return changed(request, env=_env(given["env"]), **code)
+    return changed(request, env=read_env(given["env"]), **code)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.submit_environments import read_env
-from stoker.core.errors import InvalidArgs
+from stoker.cli.submit import read_env
+from stoker.core.errors import InvalidArgs, Usage
 from stoker.core.leases import AttemptToken
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs.job_folder import PYTHON, JobFolder, read_python
@@ -125,5 +125,5 @@ def test_a_file_may_be_named_for_one_sort_of_machines() -> None:
     assert read_env(["uv.lock", "linux-aarch64=req=1.txt"]) == {"": "uv.lock", "linux-aarch64": "req=1.txt"}
     assert read_env(["default=uv.lock"]) == {"": "uv.lock"}
     assert read_env(["odd=name.txt"]) == {"": "odd=name.txt"}
-    with pytest.raises(ValueError, match=r"uv\.lock is already set for this platform"):
+    with pytest.raises(Usage, match=r"uv\.lock is already set for this platform"):
         read_env(["uv.lock", "requirements.txt"])
