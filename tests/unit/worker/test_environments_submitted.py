@@ -51,7 +51,7 @@ def test_a_path_stays_a_setting_and_a_version_becomes_a_choice(office: Office) -
 
 
 def test_what_is_wrong_with_a_typed_environment_is_a_fault(office: Office) -> None:
-    with pytest.raises(InvalidArgs, match=r"there is no file gone\.txt"):
+    with pytest.raises(InvalidArgs, match=r"file not found: gone\.txt"):
         typed(office, env={"": "gone.txt"})
     with pytest.raises(InvalidArgs, match="is an interpreter of the machine"):
         typed(office, "python=/usr/bin/python3", env={"": "requirements.txt"})
