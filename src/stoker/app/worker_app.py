@@ -340,8 +340,6 @@ def _open_lines(house: AppParts, options: WorkOptions, opened: ExitStack) -> Wor
     return WorkerConnections(url=words.url, words=words, bytes=more, ask=claiming.ask, execs=execs)
 
 
-# What `stoker doctor` would say of this machine, as a worker reports it: only cheap checks, made again each time.
-
 _LONGEST_FACT = 200
 _LONGEST = 1000
 

@@ -78,15 +78,16 @@ class Budgets:
     """Declines are free. A job that every worker declines waits between tries."""
 
 
-# Heartbeat interval and lease duration. Both grow with the fleet, so that the number of requests is bounded.
-
 BEATS_PER_S = 100.0
 """Heartbeats per second that a coordinator accepts before it asks for fewer: 3,000 machines at 30 s."""
 
 
 @frozen
 class LeaseTiming:
-    """The values in effect. They are shown, because with a longer lease a lost worker is noticed later."""
+    """Heartbeat interval and lease duration in effect. Both grow with the fleet, which bounds the requests.
+
+    They are shown, because with a longer lease a lost worker is noticed later.
+    """
 
     heartbeat_s: float
     lease_s: float

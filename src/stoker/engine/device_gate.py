@@ -124,8 +124,6 @@ def held_base(word: str, user: int | None = None) -> str:
     return digest_value("company base", [word, os.geteuid() if user is None else user])[:32]
 
 
-# The variables by which a process sees the devices it was given, and no others.
-
 VRAM_BYTES = "STOKER_VRAM_BYTES"
 """How much of each of its devices a process that shares them may take."""
 HIDDEN: Mapping[str, str] = {CUDA_VARIABLE: ""}

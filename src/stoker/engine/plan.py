@@ -414,14 +414,11 @@ def _cycles(stuck: set[str], waiting: Mapping[str, set[str]]) -> list[str]:
     return found
 
 
-# Build a plan in Python: start, then, fork, merge, each, finish.
-
-
 Branch = Stage | tuple[Stage, Any]
 
 
 class PlanBuilder:
-    """Collects the nodes of one plan."""
+    """Collects the nodes of one plan: start, then, fork, merge, each, finish."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -255,8 +255,6 @@ def _kind_of(annotation: Any, where: str) -> tuple[type[Kind[Any]], bool]:
     return inner, takes_many
 
 
-# What a stage sees of the run while it works: where to write, how to report, when to stop.
-
 K = TypeVar("K", bound=Kind[Any])
 
 
@@ -264,7 +262,7 @@ _LONGEST_TOLD = 500
 
 
 class StageContext:
-    """Handed to a stage as `job`. All writing goes below `out`."""
+    """Passed to a stage as `job`: where to write, how to report, when to stop. All writing goes below `out`."""
 
     def __init__(  # noqa: PLR0913 - what a stage may know
         self,

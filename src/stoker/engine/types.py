@@ -43,8 +43,6 @@ class Engine:
     """Returns the runner, in another process, of an inline stage whose code this process does not have any more."""
 
 
-# How a person wants a plan to run.
-
 MAX_IN_FLIGHT = 8
 
 

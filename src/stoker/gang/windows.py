@@ -160,9 +160,6 @@ RankWindows = HostWindows | CudaWindows
 """Makes a rank's own block (`allocate`; raises `OSError`, `MemoryError`) and opens its peers' by their handles."""
 
 
-# The few calls of CUDA's driver that ranks need, by its own library: no headers, no other package.
-
-
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 _OUT_OF_MEMORY = 2
@@ -173,7 +170,7 @@ class _Handle(ctypes.Structure):
 
 
 class Driver:
-    """The driver. Raises `OSError` with its own words, and `MemoryError` where it has no more."""
+    """The calls of CUDA's driver that ranks need. Raises `OSError` with its message, and `MemoryError`."""
 
     def __init__(self) -> None:
         try:

@@ -325,9 +325,6 @@ else:
             )
 
 
-# How a process ended, however it was waited for.
-
-
 @frozen
 class ProcessExit:
     """How a process ended: with a status or by a signal."""

@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from stoker.core.errors import MissingExtra
 from stoker.host.folders import names_in
 
-# The packages of an environment or installation, by their metadata: nothing is started.
-
 _DIST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._]*)-([^-]+)\.dist-info")
 
 
 def packages_in(prefix: str) -> dict[str, str]:
-    """Return the packages below a prefix with their versions, by the names of their folders."""
+    """Return the packages below a prefix with their versions, by their metadata folders; nothing is started."""
     found = (_DIST.fullmatch(os.path.basename(place)) for place in package_folders(prefix))
     return {one[1].replace("_", "-").lower(): one[2] for one in found if one is not None}
 

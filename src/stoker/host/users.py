@@ -284,8 +284,6 @@ def _mode(info: os.stat_result) -> int:
     return 0o700 if info.st_mode & 0o111 else 0o600
 
 
-# Leftovers of a user's programs in shared folders: removed, so that its next program finds none of them.
-
 SHARED = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - others write there, we only clear
 
 

@@ -435,9 +435,6 @@ def _part(plan: Plan, node_id: str, key: Digest, product: NodeProduct, name: str
     )
 
 
-# Staging folders that killed processes left behind.
-
-
 def clear_stale_staging(store: LocalStore, leases: KeyLeases) -> None:
     """Remove staging folders of killed runs. Lists one folder if there are none."""
     if names_in(store.places.staging):

@@ -340,8 +340,6 @@ class _Sweeping:
         return info if info.st_ctime < self._gone.get(Digest(name), self._before_s) else None
 
 
-# Find a stored tree by its name, or by the prefix of a digest.
-
 _SHORTEST_PREFIX = 4
 
 

@@ -136,8 +136,6 @@ def _waiter(waiter: DeviceWaiter) -> list[str]:
     ]
 
 
-# Devices and RAM in short form.
-
 # Prefixes that are left out of device names.
 _NOISE = ("NVIDIA GeForce ", "NVIDIA ", "AMD Radeon ", "AMD ")
 _MOST_LISTED = 3
@@ -188,8 +186,6 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f}"
 
 
-# Checks as lines: a sign, the name, the message, and below it the hint.
-
 _COLOURS = {CheckStatus.OK: "green", CheckStatus.WARN: "yellow", CheckStatus.BAD: "red"}
 
 
@@ -224,8 +220,6 @@ def _count(number: int, what: str) -> str:
     return f"1 {what}" if number == 1 else f"{number} {what}s"
 
 
-# A gang self-test as checks: one for the whole, one for each phase with all times.
-
 _PHASES = (*(phase.name for phase in Phase if phase < Phase.READY), COLLECTIVE)
 _TOGETHER = frozenset({"COMM", COLLECTIVE})
 """Phases in which all ranks wait for the last one, so that a long time is not one rank's fault."""
@@ -244,7 +238,7 @@ class _Fault:
 
 
 def check_gang(test: GangSelfTest) -> tuple[Check, ...]:
-    """Return the checks of a self-test."""
+    """Return the checks of a gang self-test: one for the whole, one for each phase with all times."""
     fault = _fault(test)
     return (_whole(test), *(check for name in _PHASES if (check := _phase(name, test, fault)) is not None))
 

@@ -498,8 +498,6 @@ def _inside(text: str) -> str:
     return "\n      ".join(outside(line) for line in text.split("\n"))
 
 
-# The state of a whole fleet.
-
 _MACHINES = 10
 
 

@@ -104,13 +104,11 @@ class LeaseFile:
         return "lease expired: not renewed before its deadline"
 
 
-# The attempt's own check of its lease file, in case its worker is gone.
-
 LOOK_EVERY_S = 0.5
 
 
 class LeaseWatch:
-    """Watches a lease during a block; calls `on_over` once, from a thread, with the reason."""
+    """Watches a lease file during a block, in case the worker is gone; calls `on_over` once, with the reason."""
 
     def __init__(
         self, lease: LeaseFile, *, clock: Clock, on_over: Callable[[str], None], every_s: float = LOOK_EVERY_S

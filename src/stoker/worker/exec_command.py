@@ -351,14 +351,12 @@ def _said(error: StokerError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
-# All commands of operators beside the attempts of one worker. Nothing here blocks the worker.
-
 MOST_PER_JOB = 4
 _REMEMBERED = 1000
 
 
 class Sessions:
-    """Exec sessions, each with a thread of its own."""
+    """Exec sessions of one worker, each with a thread of its own. Nothing here blocks the worker."""
 
     def __init__(self, line: FleetClient, clock: Clock) -> None:
         self._line = line

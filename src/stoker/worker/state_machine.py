@@ -63,8 +63,6 @@ from stoker.worker.worker_state import (
     WorkerStopRequested,
 )
 
-# One decision in progress: the state changes, instructions are collected, and at the end whatever is due is done.
-
 HURRY_S = 2.0
 """How long what runs under a lease that is over may take to stop: less than the coordinator waits for before it gives
 the job to another (`FleetTimes.grace_s`)."""
@@ -74,7 +72,7 @@ _RANK = {FinalReportKind.RELEASE: 0, FinalReportKind.CANCELLED: 1, FinalReportKi
 
 
 class DecisionBuilder:
-    """One decision in progress."""
+    """One decision in progress: the state changes, instructions are collected, at the end whatever is due is done."""
 
     def __init__(self, keeping: WorkerState, now_s: float) -> None:
         self.keeping = keeping

@@ -302,14 +302,12 @@ def view_of(outlook: CoordinatorPrunePlan, done: CoordinatorPruneResult | None) 
     )
 
 
-# Routes of commands inside running jobs: begun and followed by operators, run by the worker that holds the lease.
-
 SHELL = "a shell"
 _DONE = QueueCommandResult()
 
 
 class ExecRoutes:
-    """Answers them."""
+    """Routes of commands inside running jobs: begun and followed by operators, run by the lease's worker."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context

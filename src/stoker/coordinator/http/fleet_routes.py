@@ -48,13 +48,11 @@ from stoker.protocol.operator_messages import (
 )
 from stoker.protocol.view_messages import DoneView, FleetStatus, MachineList, MachineRequest, MachineView, ScheduleView
 
-# Routes for people about machines: list them, close them to work, open them again, forget them.
-
 _NOTHING_SAID = MachineRequest()
 
 
 class MachineRoutes:
-    """Answers them."""
+    """Routes for people about machines: list, close, open and forget them."""
 
     def __init__(self, context: ServiceContext, *, on_forgotten: Callable[[str], None]) -> None:
         """Answer them; `on_forgotten` hears of a machine that no longer belongs to the fleet."""
@@ -239,13 +237,11 @@ def fleet_status(context: ServiceContext) -> FleetStatus:
     )
 
 
-# Routes about the fleet's health: reports of workers, and the history check.
-
 MOST_JOBS = 100_000
 
 
 class HealthRoutes:
-    """Routes about health."""
+    """Routes about the fleet's health: reports of workers, and the history check."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
@@ -292,14 +288,12 @@ class HealthRoutes:
         )
 
 
-# Routes about webhooks. Admins see and make all; a submitter makes one for single jobs.
-
 HookId = Annotated[int, Path(description="A hook's number", ge=1, le=(1 << 31) - 1)]
 _SECRET_BYTES = 32
 
 
 class WebhookRoutes:
-    """Routes about webhooks."""
+    """Routes about webhooks. Admins see and make all; a submitter makes one for single jobs."""
 
     def __init__(self, context: ServiceContext, notifier: Notifier | None) -> None:
         self._context = context

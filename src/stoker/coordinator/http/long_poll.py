@@ -213,8 +213,6 @@ class WaitingClaims:
                 self._put_in_called_line(waiter)
 
 
-# Requests that wait for a mirrored file to grow. Their number is bounded, and they use no thread while they wait.
-
 MOST_FOLLOWERS = 500
 
 Place: TypeAlias = tuple[str, int, str]
@@ -222,7 +220,7 @@ Place: TypeAlias = tuple[str, int, str]
 
 
 class Followers:
-    """Wakes requests that wait for a file, inside an event loop."""
+    """Wakes requests that wait for a mirrored file to grow. Bounded in number; they use no thread while they wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -285,8 +283,6 @@ class Followers:
             grown.set()
 
 
-# Events as they happen, for all listeners.
-
 KEPT = 4096
 BATCH = 500
 MOST_LISTENERS = 200
@@ -298,7 +294,7 @@ ReadEvents: TypeAlias = Callable[[int, int], Awaitable[tuple[dict[str, Any], ...
 
 
 class EventFeed:
-    """One coordinator's events, inside its event loop."""
+    """One coordinator's events as they happen, for all listeners inside its event loop."""
 
     def __init__(self, read: ReadEvents) -> None:
         self._read = read

@@ -279,13 +279,11 @@ def _with_token(text: str, token: str) -> JoinFinishResponse:
     return from_json(JoinFinishResponse, text.encode()).model_copy(update={"token": token})
 
 
-# Routes for admins about users' tokens: make, list, rotate, revoke.
-
 TokenId = Annotated[str, Path(description="A token's id", min_length=1, max_length=16)]
 
 
 class TokenRoutes:
-    """Routes about tokens."""
+    """Routes for admins about users' tokens: make, list, rotate, revoke."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context

@@ -167,8 +167,6 @@ def _why_kept(row: BundleRow, newest: frozenset[int]) -> str:
     return NEWEST if row.id in newest else ""
 
 
-# What the queue's database records of results, for a prune: read beside the writer, marked through it.
-
 _AT_ONCE = 500
 # A checkpoint is of use while the job may be tried again.
 _CHECKPOINT_STATES = tuple(str(state) for state in JobState if state not in (JobState.COMPLETED, JobState.CANCELLED))
@@ -429,13 +427,11 @@ class CoordinatorPruner:
                 )
 
 
-# What a coordinator removes without being asked: idle uploads. Results, checkpoints and logs stay until a prune.
-
 EVERY_S = 3600.0
 
 
 class Chores(BackgroundThread):
-    """Removes idle uploads while a with-block lasts: at once, and then every hour."""
+    """Removes idle uploads during a with-block: at once, then every hour. All else stays until a prune."""
 
     def __init__(self, objects: ObjectStore, *, every_s: float = EVERY_S) -> None:
         super().__init__("chores")

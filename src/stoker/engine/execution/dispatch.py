@@ -433,9 +433,6 @@ class CancelledNodes:
         return self._open
 
 
-# What this machine can never give, decided before anything runs: a run refuses it, a dry run says so.
-
-
 _FEWER = (
     "gpus=0 runs on the CPU; `stoker doctor` shows the devices of this machine, `stoker machines` those of the fleet; "
     "`stoker submit` takes the same settings"

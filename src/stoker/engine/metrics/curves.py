@@ -122,8 +122,7 @@ def _value(point: Point) -> float:
 # Metrics for other programs: CSV, or Parquet where pyarrow is installed.
 #
 # Long form, one value per row: labels of the caller's (job, trial), then `step, at_s, name, value, source`. NaN and
-# infinities stay what they are (`nan`, `inf`, `-inf` in CSV). Files appear whole or not at all. Parquet comes in parts:
-# a file of it can't be read before it is closed, so none stays open for long, and memory stays at one part.
+# infinities stay what they are (`nan`, `inf`, `-inf` in CSV). Files appear whole or not at all.
 
 COLUMNS = ("step", "at_s", "name", "value", "source")
 PART_ROWS = 250_000
@@ -173,7 +172,10 @@ def export_csv(series: Sequence[MetricSeries], path: str) -> MetricExport:
 
 
 def export_parquet(series: Sequence[MetricSeries], folder: str, *, part_rows: int = PART_ROWS) -> MetricExport:
-    """Write everything as `part-00000.parquet` and so on, into a folder of their own. Raises `MissingExtra`."""
+    """Write everything as `part-00000.parquet` and so on, into a folder of their own. Raises `MissingExtra`.
+
+    A file of Parquet can't be read before it is closed, so none stays open for long, and memory stays at one part.
+    """
     try:
         import pyarrow as pa  # noqa: PLC0415 - only who exports pays for it
         from pyarrow import parquet  # noqa: PLC0415 - the same

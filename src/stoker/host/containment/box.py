@@ -334,11 +334,8 @@ class CleanupShell:
             pipe.flush()
 
 
-# Boxes without a limit: processes inside are found by group, session and mark, and may grow without bound.
-
-
 class NoContainment:
-    """No limit at all."""
+    """No limit: processes inside are found by group, session and mark, and may grow without bound."""
 
     mechanism = Mechanism.BARE
     warning = "memory is NOT limited: no mechanism works on this machine; a program can use all of its memory"

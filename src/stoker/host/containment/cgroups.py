@@ -445,8 +445,6 @@ def _entries(folder: str) -> list[str]:
         return []
 
 
-# Boxes of control groups, version 2: one group per attempt that limits, counts and kills.
-
 _MEMORY = "memory"
 _CONTROLLERS = "cgroup.controllers"
 _HANDED_ON = "cgroup.subtree_control"
@@ -466,7 +464,7 @@ def _set_limits_cgroup2(group: ControlGroup, limits: ContainmentLimits) -> None:
 
 
 class Cgroup2(ControlGroups):
-    """Boxes below a group that has memory control to delegate."""
+    """Boxes of control groups, version 2: one group per attempt that limits, counts and kills."""
 
     mechanism = Mechanism.CGROUP2
     files = MemoryFiles(

@@ -34,14 +34,12 @@ if TYPE_CHECKING:
     from stoker.host.http.connections import HttpConnection
 
 
-# Idle connections by route. The one used last is used first.
-
 LONGEST_IDLE_S = 50.0
 """Many servers and middleboxes drop an idle connection after a minute, and not all of them close it."""
 
 
 class IdleConnections:
-    """A limited number per route. Thread-safe."""
+    """A limited number of idle connections per route; the one used last is used first. Thread-safe."""
 
     def __init__(self, at_most: int) -> None:
         self._at_most = at_most

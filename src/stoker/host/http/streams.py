@@ -22,8 +22,6 @@ from stoker.host.http.addresses import HttpAddress
 from stoker.host.http.exchange import Headers
 from stoker.host.http.http_errors import TROUBLE, Aborted, Ended, ExchangeStep, Malformed, Overlong, translated
 
-# Abort handle of one exchange: an abort wakes the thread that waits on its connection, wherever it waits.
-
 
 class CancelHandle:
     """The sockets that one exchange waits on. Aborting is safe from any thread and from a signal handler.

@@ -199,8 +199,6 @@ class _Run:
             child.stop(grace_s=_GRACE_S, clock=self._program.clock)
 
 
-# A tree of which little is missing is fetched at once: a changed line of code is not worth a process of its own.
-
 MOST_BYTES = 4 << 20
 MOST_FILES = 200
 _LOOK_EVERY_S = 0.1
@@ -208,7 +206,7 @@ _LOOK_EVERY_S = 0.1
 
 @frozen
 class SmallTrees:
-    """Fetches small trees."""
+    """Fetches trees of which little is missing at once: a changed line of code is not worth its own process."""
 
     store: Callable[[], LocalStore]
     open_origins: Callable[[], AbstractContextManager[TreeSourceFinder]]
@@ -251,15 +249,13 @@ def stopped_by(stop: threading.Event) -> Iterator[DownloadStop]:
         thread.join()
 
 
-# From a grant to a start: a quick check; if something is missing, a process of its own fetches it.
-
 _MOST_LOOKS = 3
 """Fetched inputs may be pruned before they are used; this is the maximum number of checks."""
 
 
 @frozen
 class InputPreparer:
-    """Prepares jobs on this machine."""
+    """Prepares jobs on this machine: a quick check; if something is missing, a process of its own fetches it."""
 
     here: LocalInputs
     program: PreparingProgram
