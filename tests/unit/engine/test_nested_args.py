@@ -323,5 +323,5 @@ def test_runtime_leaves_of_records_stand_beside_them_on_their_way_and_only_decla
     assert sent["model.trees.verbose"] is True
     assert with_runtime(made, sent) == values
     assert values["model"]["trees"]["verbose"] is True
-    with pytest.raises(BadInput, match="no runtime argument"):
+    with pytest.raises(BadInput, match="is not a runtime argument of r"):
         with_runtime(made, {**sent, "model.trees.count": 1})
