@@ -190,13 +190,11 @@ class FleetJob(Job):
         stopping: Callable[[list[str]], None] = lambda _names: None,
         ended: Callable[[JobStop], None] = lambda _stop: None,
     ) -> list[JobView]:
-        """Cancel every point that has not ended; `stage` may be the label of one point."""
+        if self.stage:
+            raise no_trial(self.ref, self.stage)
         clock = self._parts.clock
         started_s = clock.monotonic_s()
-        points = [point for point in self.points() if not self.stage or point.label == self.stage]
-        if not points:
-            hint = f"stoker jobs show {self.ref} lists them"
-            raise NotFound(f"job {self.ref} has no trial {self.stage!r}", hint=hint)
+        points = self.points()
         live = [point for point in points if not JobState(point.state).is_terminal]
         if not live:
             state = points[0].state if len(points) == 1 else "all its points have ended"
@@ -370,6 +368,11 @@ class FleetJob(Job):
             raise NotFound(f"no point of {self.ref} has run yet", hint=f"stoker explain {self.ref}")
         known = [one.end.trial for trials in found.values() for one in trials]
         return first, [one for point in points for one in found.get(point.id) or [_without_attempt(point, known)]]
+
+
+def no_trial(ref: str, trial: str) -> NotFound:
+    """Return the error of a trial that a job does not have."""
+    return NotFound(f"job {ref} has no trial {trial!r}", hint=f"stoker jobs show {ref} lists them")
 
 
 def _fresh_lines(mirror: SyncedAttempt, logs: Mapping[str, GrowingLines]) -> Iterator[tuple[str, str]]:

@@ -198,7 +198,7 @@ class JobLookup:
 
     def _of_fleet(self, client: FleetClient, target: str, *, is_named: bool) -> FleetJob | StokerError:
         """Ask the coordinator. One that was not named for this command need not answer: there are local jobs, too."""
-        from stoker.api.fleet_job import FleetJob
+        from stoker.api.fleet_job import FleetJob, no_trial
 
         ref, stage = split_ref(target)
         try:
@@ -215,6 +215,13 @@ class JobLookup:
             self._note(f"note: {error.message}")
             return error
         found = FleetJob(client, ref, story, self._parts, stage=stage, note=self._note)
+        if found.is_sweep and stage:
+            labelled = [one for one in found.points() if one.label]
+            point = next((one for one in labelled if f"{stage}/".startswith(f"{one.label}/")), None)
+            if point is None:
+                return no_trial(ref, stage)
+            stage = stage[len(point.label) + 1 :]
+            found = FleetJob(client, point.name, client.job(point.id), self._parts, stage=stage, note=self._note)
         self._opened.append(found)
         return found
 

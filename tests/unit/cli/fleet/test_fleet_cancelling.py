@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.api.fleet_job import FleetJob
-from stoker.api.job_lookup import split_ref
+from stoker.api.job_lookup import JobLookup
 from stoker.cli.job_verbs import request_cancel
 from stoker.core.errors import NotFound
 
@@ -18,6 +18,9 @@ class Client:
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []
+
+    def job(self, ref: str) -> Any:
+        return SimpleNamespace(job=next((one for one in POINTS if ref in (one.id, one.name)), POINTS[-1]))
 
     def cancel_jobs(self, ids: list[str], *, by: str) -> None:
         self.cancelled += ids
@@ -41,19 +44,24 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 
 
 def cancel(client: Client, target: str) -> int:
-    ref, stage = split_ref(target)
-    newest = POINTS[1] if ref == "train/2" else POINTS[-1]
-    story: Any = SimpleNamespace(job=newest)
     settings = SimpleNamespace(environment={"USER": "ada"})
     parts: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_s=lambda: 0.0), settings=settings)
-    job = FleetJob(client, ref, story, parts, stage=stage)  # type: ignore[arg-type]
+    found: Any = client
+    job = JobLookup(parts, note=lambda _text: None)._of_fleet(found, target, is_named=True)
+    if isinstance(job, NotFound):
+        raise job
+    assert isinstance(job, FleetJob)
     call: Any = SimpleNamespace(out=Out(), parts=parts, flags=SimpleNamespace(json=False, quiet=False))
     return request_cancel(call, job)
 
 
 @pytest.mark.parametrize(
     ("target", "cancelled"),
-    [("train", ["id-1", "id-2", "id-3"]), ("train/2", ["id-2"]), ("train/lr=0.2", ["id-2"])],
+    [
+        ("train", ["id-1", "id-2", "id-3"]),
+        ("train/2", ["id-2"]),
+        ("train/lr=0.2", ["id-2"]),
+    ],
 )
 def test_a_name_means_all_points_and_a_number_or_label_one(client: Client, target: str, cancelled: list[str]):
     assert cancel(client, target) == 0

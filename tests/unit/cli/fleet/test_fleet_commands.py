@@ -249,6 +249,16 @@ def test_points_without_a_result_are_listed_when_those_that_have_one_are_fetched
     assert (whole.code, whole.err) == (0, "")
 
 
+def test_a_label_names_one_point_of_a_sweep_in_every_command(fleet: Fleet, stoker: Stoker, submit):
+    submit("zap/1", "zap/2", "zap/3")
+    moved = stoker("jobs", "priority", "zap/lr=2", "5", at=fleet)
+    assert (moved.code, moved.out) == (0, "zap/2: priority 5, was 0\n"), moved.err
+    (shown,) = stoker("jobs", "show", "zap/lr=3", "--json", at=fleet).objects()
+    assert shown["job"]["name"] == "zap/3"
+    unknown = stoker("jobs", "requeue", "zap/lr=9", at=fleet)
+    assert (unknown.code, "job zap has no trial 'lr=9'" in unknown.err) == (1, True)
+
+
 @pytest.mark.slow
 def test_all_points_of_a_large_sweep_are_compared(fleet: Fleet, stoker: Stoker, submit):
     count = 501
