@@ -94,6 +94,9 @@ class FleetJob(Job):
         """Return the jobs that the name means, in their order: of each point of a sweep the newest."""
         return points_of(self.client, self.ref) if self.is_sweep else [self.view]
 
+    def may_run(self) -> bool:
+        return not all(JobState(point.state).is_terminal for point in self.points())
+
     @property
     def result_folder(self) -> str:
         return folder_name(self.ref).replace("/", os.sep)

@@ -60,6 +60,10 @@ class Job(ABC):
     def points(self) -> Sequence[AnyJobView]:
         """Return the state of each job that the name means: of a fleet's sweep, each point."""
 
+    @abstractmethod
+    def may_run(self) -> bool:
+        """Return True unless all that the name means has ended."""
+
     @property
     @abstractmethod
     def result_folder(self) -> str:

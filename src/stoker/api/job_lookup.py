@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from stoker.api.local_job import LocalJob
 from stoker.core.errors import Ambiguous, BadAnswer, NoCoordinator, NotFound, StokerError
 from stoker.core.frozen import frozen
-from stoker.core.job import JobState
 from stoker.core.text import some_of
 from stoker.jobs.job_folder import find_job, find_running
 from stoker.protocol.discovery import CoordinatorEndpoint, coordinator_gone, find_coordinator, no_coordinator_known
@@ -104,13 +103,11 @@ class JobLookup:
     def live_job(self, target: str, at: str | None = "") -> LocalJob | FleetJob:
         """Find the job that is meant, or if it has ended, the newest job of this machine of its name that runs."""
         found = self.job(target, at)
-        if found.folder.may_be_running() if isinstance(found, LocalJob) else at:
-            return found
         name, _, stage = target.partition("/")
-        running = find_running(self._parts.settings.runs, name)
-        if running is None:
-            return found
-        if not isinstance(found, LocalJob) and not all(JobState(point.state).is_terminal for point in found.points()):
+        running = None
+        if isinstance(found, LocalJob) or not at:
+            running = find_running(self._parts.settings.runs, name)
+        if running is None or found.may_run():
             return found
         self._note(f"note: the newest job of that name has ended; {running.attempt} is still running")
         return LocalJob(running, self._parts, stage)

@@ -66,6 +66,9 @@ class LocalJob(Job):
     def points(self) -> list[LocalJobView]:
         return [self.view]
 
+    def may_run(self) -> bool:
+        return self.folder.may_be_running()
+
     @property
     def result_folder(self) -> str:
         return "/".join(filter(None, (self.spec.name, self.stage)))
@@ -92,7 +95,7 @@ class LocalJob(Job):
     def wait(self, limit_s: float | None, ended: Callable[[LocalJobView], None]) -> int:
         clock = self._parts.clock
         began_s = clock.monotonic_s()
-        while self.folder.may_be_running():
+        while self.may_run():
             if limit_s is not None and clock.monotonic_s() >= began_s + limit_s:
                 return 1
             clock.sleep(_LOOK_AGAIN_S)
@@ -109,7 +112,7 @@ class LocalJob(Job):
         """Stop the job, or the trial that `stage` names; nothing of it runs on return, with or without `waits`."""
         view, name = self.view, self.spec.name
         trial = trial_numbered(read_trials(self.folder), self.stage, name) if self.stage else None
-        if self.folder.may_be_running():
+        if self.may_run():
             stopping([name if trial is None else f"{name}/{trial.spec.number}  {trial.spec.label}"])
         ended(self._stop() if trial is None else self._stop_trial(trial))
         return [view]
