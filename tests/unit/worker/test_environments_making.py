@@ -684,6 +684,8 @@ def test_after_a_build_what_was_used_longest_ago_makes_room(tmp_path: Path) -> N
     old = EnvironmentReady(digest="a" * 64, key="b" * 64, interpreter=sys.executable, size_bytes=1 << 30)
     os.makedirs(maker.shelf.place(old.key))
     maker.shelf.keep(old)
+    used_s = maker._clock.wall_s() - 61
+    os.utime(os.path.join(maker.shelf.place(old.key), "ready.json"), (used_s, used_s))
     tidy = Maker(
         shelf=maker.shelf,
         environment=maker._environment,

@@ -302,10 +302,10 @@ def test_a_pinned_machine_uses_no_environment_that_was_built_for_other_code(tmp_
 
     assert refusal(choices[0]) == ""
     assert "requirements.txt is not the one" in refusal(choices[1])
-    assert "there is no file other.txt" in refusal(changed(choices[1], path="other.txt"))
+    assert "file not found: other.txt" in refusal(changed(choices[1], path="other.txt"))
     for outside in ("../../evil/sub/requirements.txt", "/requirements.txt", "\0.txt"):
         assert "outside of the project" in refusal(changed(choices[1], path=outside))
-    assert "no file that an environment can be made from" in refusal(changed(choices[1], path=""))
+    assert "(no name) is not an environment file" in refusal(changed(choices[1], path=""))
 
 
 def test_who_waits_for_an_environment_feels_that_it_is_still_made(tmp_path: Path, desk: MachineAlone):
