@@ -77,7 +77,9 @@ def kind_of(path: str) -> str:
         return PYPROJECT
     if name.endswith((".txt", ".in")):
         return REQUIREMENTS
-    raise BadInput(f"{path or '(no name)'} is not an environment file", hint="uv.lock, requirements.txt or pyproject.toml")
+    raise BadInput(
+        f"{path or '(no name)'} is not an environment file", hint="uv.lock, requirements.txt or pyproject.toml"
+    )
 
 
 def gather(project: str, path: str, *, python: str = "", extras: Sequence[str] = ()) -> EnvironmentSources:
