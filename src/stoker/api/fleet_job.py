@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stoker.api.job import Job, JobLogReader, JobReasons, JobResult, JobResults, JobStop, StageLogLine, job_story
+from stoker.api.job import Job, JobLogReader, JobReasons, JobStop, StageLogLine, StoredResult, StoredResults, job_story
 from stoker.core.clock import Clock
 from stoker.core.digests import is_digest
 from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, Refused, StokerError, Usage
@@ -278,7 +278,7 @@ class FleetJob(Job):
             hint=f"{'' if has_ended else f'stoker cancel {self.ref}; '}name a job of this machine by its id",
         )
 
-    def results(self, stage: str = "") -> JobResults:
+    def results(self, stage: str = "") -> StoredResults:
         """Return the result of the job, or of every completed point of a sweep, each with a folder of its own.
 
         Raises `Refused` if no point of a sweep has completed, `Usage` for a stage.
@@ -291,13 +291,13 @@ class FleetJob(Job):
         if not found:
             raise Refused(f"no point of {self.ref} has completed", hint=f"stoker jobs show {self.ref}")
         with_result = {point.id for point in found}
-        return JobResults(
+        return StoredResults(
             found=map(self._result_of, found),
             missing=[(one.name, one.label, one.state) for one in points if one.id not in with_result],
             total=len(points),
         )
 
-    def _result_of(self, point: JobView) -> JobResult:
+    def _result_of(self, point: JobView) -> StoredResult:
         """Return a point's result, to be fetched. Raises `NotFound` if it has none."""
         folder = folder_name(point.label or point.name.rpartition("/")[2]) if self.is_sweep else ""
         if point.state != JobState.COMPLETED:
@@ -309,7 +309,7 @@ class FleetJob(Job):
         story = self.story if point.id == self.view.id else self.client.job(point.id)
         result = FleetResult.of(point.name, point.id, story.bundle, recipe=point.recipe, machine=point.machine)
         parts = self._parts
-        return JobResult(
+        return StoredResult(
             name=point.name,
             fetch=lambda heed: [fetch_result(self.client, result, parts.store, clock=parts.clock, heed=heed)],
             size_bytes=result.size_bytes,

@@ -103,7 +103,7 @@ class Job(ABC):
         """Return why the job is in its state, and how its stages went; `point` is the id of a point of a sweep."""
 
     @abstractmethod
-    def results(self, stage: str = "") -> JobResults:
+    def results(self, stage: str = "") -> StoredResults:
         """Return what the job made, or one of its stages. Raises `NotFound` or `Refused` if there is nothing."""
 
     @abstractmethod
@@ -180,7 +180,7 @@ class JobReasons:
 
 
 @frozen
-class JobResult:
+class StoredResult:
     """A result of a job, or of one point of a sweep."""
 
     name: str
@@ -195,10 +195,10 @@ class JobResult:
 
 
 @frozen
-class JobResults:
+class StoredResults:
     """The results of a job, and which trials have none."""
 
-    found: Iterable[JobResult]
+    found: Iterable[StoredResult]
     """Each is looked up when it is taken. Raises `NotFound` if a result is not stored any more."""
     missing: Sequence[tuple[str, str, str]] = ()
     """Name, label and state of each trial without a result."""

@@ -11,11 +11,11 @@ from stoker.api.job import (
     Job,
     JobLogReader,
     JobReasons,
-    JobResult,
-    JobResults,
     JobStop,
     LocalJobView,
     StageLogLine,
+    StoredResult,
+    StoredResults,
     job_story,
     nodes_named,
     trial_ends,
@@ -159,7 +159,7 @@ class LocalJob(Job):
         trials = trials_of_job(self.folder)
         return trial_ends(trials, story, is_running=is_running) if is_sweep(trials) else []
 
-    def results(self, stage: str = "") -> JobResults:
+    def results(self, stage: str = "") -> StoredResults:
         from stoker.jobs.results import parts_of_job
 
         name, trial = self.spec.name, self.stage
@@ -175,8 +175,8 @@ class LocalJob(Job):
             for end in ends
             if end.state != JobState.COMPLETED
         ]
-        return JobResults(
-            found=[JobResult(name=name, fetch=lambda _heed: found)],
+        return StoredResults(
+            found=[StoredResult(name=name, fetch=lambda _heed: found)],
             missing=missing,
             total=len(ends),
         )

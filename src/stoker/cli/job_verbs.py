@@ -18,7 +18,7 @@ from stoker.views.text_tables import span
 
 if TYPE_CHECKING:
     from stoker.api.fleet_job import FleetJob
-    from stoker.api.job import Job, JobResult, JobStop
+    from stoker.api.job import Job, JobStop, StoredResult
     from stoker.store.results import ResultPart
 
 _MOST_NAMED = 5
@@ -189,14 +189,14 @@ def perform_get(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-def _get_result(call: CommandContext, result: JobResult, folder: str, *, is_forced: bool) -> int:
+def _get_result(call: CommandContext, result: StoredResult, folder: str, *, is_forced: bool) -> int:
     """Copy one result into a folder, or its own folder below it; return the number of files."""
     target = os.path.join(folder, result.folder) if result.folder else folder
     _refuse_target(target, result.name, is_forced=is_forced)
     return _lay_out(call, result.name, _fetched(call, result), target, result.body)
 
 
-def _fetched(call: CommandContext, result: JobResult) -> list[ResultPart]:
+def _fetched(call: CommandContext, result: StoredResult) -> list[ResultPart]:
     """Return a result from this machine's store, into which it is fetched first if it is elsewhere."""
     if result.size_bytes is None:
         return result.fetch(lambda _size_bytes: None)
