@@ -298,7 +298,7 @@ def _of_submodules(submodules: Sequence[str], files: Mapping[str, None]) -> Iter
     left = [path for path in submodules if not any(file.startswith(f"{path}/") for file in files)]
     if left:
         listed = ", ".join(left[:_MOST_FILES_NAMED]) + (", …" if len(left) > _MOST_FILES_NAMED else "")
-        yield f"git keeps {listed} as submodules: their files stay here unless `include` names them"
+        yield f"submodules are not sent unless `include` names them: {listed}"
 
 
 def _named(project: Project, include: Sequence[str], needed: Iterable[str], ours: Sequence[str]) -> dict[str, None]:
