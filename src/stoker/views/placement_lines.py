@@ -148,7 +148,7 @@ def explanation_lines(explanation: JobExplanation, *, now_s: float, columns: int
         yield f"declined by {decline.get('machine', '?')}: {_reason_text(decline)}"
     for change in explanation.changes:
         text = one_line(change)
-        yield text if text.startswith(("starts", "possible", "never")) else f"starts now if {text}"
+        yield text if text.startswith(("starts", "may start", "possible", "never")) else f"starts now if {text}"
 
 
 def _forecast_lines(explanation: JobExplanation, now_s: float) -> Iterator[str]:

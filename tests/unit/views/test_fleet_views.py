@@ -191,7 +191,7 @@ def test_an_explanation_has_a_row_for_every_machine_and_device():
                 ],
             },
         ),
-        changes=("jobs may share desk",),
+        changes=("may start if board comes back (away: 3m)", "jobs may share desk"),
         declines=({"machine": "lab2", "reason": "disk", "message": "2 GiB left"},),
     )
     lines = list(explanation_lines(told, now_s=NOW_S, columns=0))
@@ -202,7 +202,7 @@ def test_an_explanation_has_a_row_for_every_machine_and_device():
     assert [line.split()[0] for line in lines[3:8]] == ["machine", "desk", "GPU-1", "lab1", "GPU-2"]
     assert "speed 1.5" in text
     assert "declined by lab2: disk: 2 GiB left" in text
-    assert lines[-1] == "starts now if jobs may share desk"
+    assert lines[-2:] == ["may start if board comes back (away: 3m)", "starts now if jobs may share desk"]
 
 
 def test_a_forecast_says_where_and_when_why_not_now_elsewhere_and_how_the_submitter_stands():
