@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from stoker.core.errors import Refused
 from tests.system.shell import PATIENCE_S, Shell, finish
 
 PROGRAM = """
@@ -68,4 +69,9 @@ def test_a_job_is_followed_across_a_restart_of_its_coordinator_and_its_result_fe
         assert (told["state"], told["machine"]) == ("completed", "desk")
         fetched = shell.stoker("get", "train", "here")
         assert fetched.code == 0, fetched.err
+        # The attempt of this home's own worker is none that `run` started.
+        refused = shell.stoker("run", "--failed", "train")
+        assert refused.code == Refused.exit_code
+        assert "train is a job of the fleet" in refused.err
+        assert "hint: run it again there: stoker jobs requeue train" in refused.err
     assert (shell.folder / "here" / "model.txt").read_text() == "weights"

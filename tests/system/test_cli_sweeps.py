@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stoker.core.errors import Refused
 from tests.system.shell import PATIENCE_S, Done, Shell, finish, wait_until
 
 # Says in the ledger that it ran; fails for the numbers in `bad`; waits at n=2 while there is a `gate`.
@@ -99,6 +101,26 @@ def test_what_fails_is_named_and_run_again_alone(shell: Shell) -> None:
     assert elsewhere.out == "nothing in work failed; nothing to run\n"
     nothing = shell.stoker("run", "--failed", "last")
     assert (nothing.code, nothing.out) == (0, "nothing in work failed; nothing to run\n")
+
+
+def test_a_job_of_another_folder_is_not_run_again_here(shell: Shell) -> None:
+    (shell.folder / "bad").write_text("2\n")
+    shell.stoker("run", "n=1,2", *PROGRAM)
+    ran(shell)
+    (shell.folder / "bad").unlink()
+    elsewhere = copy.copy(shell)
+    elsewhere.folder = shell.folder / "other"
+    elsewhere.folder.mkdir()
+    for name in ("last", "work"):
+        refused = elsewhere.stoker("run", "--failed", name)
+        assert refused.code == Refused.exit_code
+        assert f"job work was started in another folder, {shell.folder}" in refused.err
+        assert f"hint: cd {shell.folder} && stoker run --failed {name}" in refused.err
+    assert (ran(shell), os.listdir(elsewhere.folder)) == ([], [])
+    # The newest job of this folder is meant, although a newer one ran elsewhere.
+    assert elsewhere.stoker("run", "--name", "newer", "--", "true").code == 0
+    assert shell.stoker("run", "--failed", "last").code == 0
+    assert ran(shell) == ["2"]
 
 
 def test_a_dry_run_agrees_with_the_run_that_follows(shell: Shell) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AUTO, Grammar, Option, Positional, duration, ranks, whole
 from stoker.cli.local_run import CommandInputFetcher, run_build
 from stoker.config.config_file import SUFFIXES
-from stoker.core.errors import Refused, TooManyTrials, UnknownRecipe, Usage
+from stoker.core.errors import NotFound, Refused, TooManyTrials, UnknownRecipe, Usage
 from stoker.core.job import JobState
 from stoker.core.text import did_you_mean
 from stoker.engine.plan import Plan
@@ -18,6 +19,9 @@ from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import Continuation
 from stoker.jobs.request import JobRequest
 from stoker.jobs.trials import is_sweep, trials_of_job
+
+if TYPE_CHECKING:
+    from stoker.jobs.job_folder import JobFolder
 
 MOST_UNASKED = 1_000
 MOST_TRIALS = 100_000
@@ -92,7 +96,7 @@ GRAMMAR = Grammar(
         Option(
             "--config", value="FILE", help="YAML or TOML file with settings; repeat it: later ones win", is_many=True
         ),
-        Option("--failed", value="JOB", help="run the failed and unfinished part of an earlier job again"),
+        Option("--failed", value="JOB", help="run the failed and unfinished part of an earlier job of this folder again"),
         Option(
             "--ranks",
             value="N|auto",
@@ -222,7 +226,7 @@ def _build_failed(
     """Build an earlier job again, keeping its completed trials; None if there is nothing to run."""
     if given["target"] or given["values"] or given["program"] is not None or given["config"]:
         raise Usage("--failed takes no target and no settings", hint=f"stoker run --failed {given['failed']}")
-    folder = call.find_job(given["failed"])
+    folder = _find_failed(call, given["failed"])
     name = folder.spec().name
     if folder.state()[0] is JobState.RUNNING:
         raise Refused(f"job {name} is still running", hint=f"stoker logs {name} -f, or stoker cancel {name}")
@@ -246,6 +250,25 @@ def _build_failed(
             return build, going_on
     call.out.line(f"nothing in {name} failed; nothing to run")
     return None, Continuation()
+
+
+def _find_failed(call: CommandContext, name: str) -> JobFolder:
+    """Find a job that was started in the current folder: a program runs, and results are written, where it started."""
+    from stoker.api.local_job import LocalJob
+    from stoker.jobs.job_folder import find_job
+
+    settings = call.parts.settings
+    try:
+        return find_job(settings.runs, name, started_in=settings.folder)
+    except NotFound:
+        found = call.lookup.job(name)
+    if not isinstance(found, LocalJob) or found.is_attempt:
+        raise Refused(f"{name} is a job of the fleet", hint=f"run it again there: stoker jobs requeue {name}")
+    spec = found.folder.spec()
+    raise Refused(
+        f"job {spec.name} was started in another folder, {spec.folder}",
+        hint=f"cd {shlex.quote(spec.folder)} && stoker run --failed {name}",
+    )
 
 
 def nodes_to_rerun(plan: Plan, rerun: list[str]) -> frozenset[str]:

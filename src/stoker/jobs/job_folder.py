@@ -299,17 +299,24 @@ def _written_ns(path: str) -> int:
 _SHORTEST_PREFIX = 4
 
 
-def find_job(runs: str, name: str) -> JobFolder:
-    """Find a job by `last`, by name (the newest of it), or by the beginning of an attempt's or a job's id."""
+def find_job(runs: str, name: str, *, started_in: str = "") -> JobFolder:
+    """Find a job by `last`, by name (the newest of it), or by the beginning of an attempt's or a job's id.
+
+    With `started_in`, only among the jobs that a command started in that folder; attempts of a fleet's jobs are none.
+    """
     beginnings: dict[str, JobFolder] = {}
     names: dict[str, None] = {}
     for folder in job_folders(runs):
-        if name == "last":
+        if name == "last" and not started_in:
             return folder
         try:
             attempt = folder.begun()
         except NotFound:
             continue
+        if started_in and ("fleet" in attempt.options or not _is_same_folder(attempt.spec.folder, started_in)):
+            continue
+        if name == "last":
+            return folder
         names[attempt.spec.name] = None
         if attempt.spec.name == name:
             return folder
@@ -323,6 +330,10 @@ def find_job(runs: str, name: str) -> JobFolder:
     if not names and name == "last":
         raise NotFound("nothing has run here yet", hint="stoker run RECIPE")
     raise NotFound(f"there is no job {name!r}", hint=did_you_mean(name, names) or "`stoker jobs` lists them")
+
+
+def _is_same_folder(one: str, other: str) -> bool:
+    return one == other or (bool(one) and os.path.realpath(one) == os.path.realpath(other))
 
 
 def find_running(runs: str, name: str) -> JobFolder | None:

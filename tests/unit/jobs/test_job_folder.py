@@ -153,6 +153,22 @@ def test_a_job_is_found_by_what_people_call_it(runs: str) -> None:
     assert find_job(runs, "cdcd").attempt == "20261115-031502-0001"
 
 
+def test_a_job_is_found_among_those_of_one_folder(runs: str, tmp_path: Path) -> None:
+    here, link = tmp_path / "here", tmp_path / "link"
+    here.mkdir()
+    link.symlink_to(here)
+    begin(runs, "20261115-031502-0001", folder=str(here))
+    begin(runs, "20261116-031502-0002", folder=str(here), options={"fleet": {"job": "ab" * 32}})
+    begin(runs, "20261117-031502-0003")
+    for name in ("last", "gbt", "0001"):
+        for folder in (here, link):
+            assert find_job(runs, name, started_in=str(folder)).attempt == "20261115-031502-0001"
+    with pytest.raises(NotFound):
+        find_job(runs, "0003", started_in=str(here))
+    with pytest.raises(NotFound):
+        find_job(runs, "last", started_in=str(tmp_path))
+
+
 def test_a_name_that_could_be_several_is_refused(runs: str) -> None:
     begin(runs, "20261115-031502-0001")
     begin(runs, "20261115-041502-0002")
