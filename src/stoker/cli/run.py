@@ -96,7 +96,9 @@ GRAMMAR = Grammar(
         Option(
             "--config", value="FILE", help="YAML or TOML file with settings; repeat it: later ones win", is_many=True
         ),
-        Option("--failed", value="JOB", help="run the failed and unfinished part of an earlier job of this folder again"),
+        Option(
+            "--failed", value="JOB", help="run the failed and unfinished part of an earlier job of this folder again"
+        ),
         Option(
             "--ranks",
             value="N|auto",
