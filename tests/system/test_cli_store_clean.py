@@ -125,7 +125,10 @@ def test_young_downloads_of_ours_go_when_told(used: Shell) -> None:
 
 def test_help_says_what_it_is_short_for(shell: Shell) -> None:
     shown = " ".join(shell.stoker("clean-cache", "--help").out.split())
-    assert "With --everywhere (also `stoker clean-cache`)" in shown
+    assert "The same as `stoker store prune --everywhere`" in shown
+    assert "With --everywhere (also `stoker clean-cache`)" in " ".join(
+        shell.stoker("help", "store", "prune").out.split()
+    )
 
 
 def answering(shell: Shell, *words: str, answer: str) -> str:

@@ -14,7 +14,7 @@ from stoker.core.clock import Clock
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.core.home import HomeFolder
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.engine.key_leases import KeyLeases
 from stoker.host.locks import is_locked
 from stoker.host.resources import folder_bytes
@@ -275,7 +275,7 @@ def _runs(root: str) -> Area:
         name="jobs",
         path=root,
         size_bytes=folder_bytes(root),
-        stays=f"the history of {count} job{'' if count == 1 else 's'}: `stoker jobs rm NAME` removes one",
+        stays=f"the history of {counted(count, 'job')}: `stoker jobs rm NAME` removes one",
     )
 
 
@@ -381,8 +381,8 @@ def _measured(paths: Iterable[str]) -> Iterator[RemovablePath]:
             yield RemovablePath(path=path, size_bytes=folder_bytes(path))
 
 
-def _listed(*counted: tuple[int, str, str]) -> str:
-    return ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counted if count)
+def _listed(*counts: tuple[int, str, str]) -> str:
+    return ", ".join(counted(count, one, many) for count, one, many in counts if count)
 
 
 def _age_s(path: str, now_s: float) -> float:

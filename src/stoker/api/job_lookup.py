@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stoker.api.local_job import LocalJob
 from stoker.core.errors import Ambiguous, BadAnswer, NoCoordinator, NotFound, StokerError
 from stoker.core.frozen import frozen
-from stoker.core.text import some_of
+from stoker.core.text import counted, some_of
 from stoker.jobs.job_folder import find_job, find_running
 from stoker.protocol.discovery import CoordinatorEndpoint, coordinator_gone, find_coordinator, no_coordinator_known
 
@@ -254,7 +254,7 @@ def _without_point(client: FleetClient, ref: str) -> NotFound | None:
         count = len(points_of(client, name)) if name else 0
     if not count:
         return None
-    trials = "1 trial" if count == 1 else f"{count} trials"
+    trials = counted(count, "trial")
     return NotFound(f"the sweep {name} has {trials} and no {number}", hint=f"list them: stoker jobs show {name}")
 
 

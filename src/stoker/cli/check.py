@@ -34,7 +34,7 @@ from stoker.config.manifest_file import (
 from stoker.config.positions import LocatedValue
 from stoker.core.errors import InvalidAdapters, InvalidCluster, InvalidInput, LocalFile, NotVerified, Usage
 from stoker.core.machine import Cluster
-from stoker.core.text import format_size, nearest, outside
+from stoker.core.text import counted, format_size, nearest, outside
 from stoker.host.durable import translated
 from stoker.transfer.download.lock_list import LOCK_FOLDER, SUFFIX, LockedFile, is_lock_list, leaf_of, read_lock_list
 from stoker.transfer.download.receipts import MARK, Finding, check_file, check_listed, check_receipt
@@ -115,8 +115,7 @@ def show_findings(
         )
         raise NotVerified(what, hint=_hint(bad), differ=[one.path for one in bad])
     if not out.is_quiet and not is_alone:
-        files = f"{count} file{'' if count == 1 else 's'}"
-        out.line(f"{files} verified" if count else "the list is empty")
+        out.line(f"{counted(count, 'file')} verified" if count else "the list is empty")
     return 0
 
 
@@ -354,9 +353,9 @@ def show_declared(call: CommandContext, files: Sequence[DeclaredFileCheck], *, i
         about = {"file": one.name, "path": one.path, "what": one.what, "is_good": not faults, "faults": faults}
         out.object({**about, **counts})
         if faults and not is_alone:
-            out.line(f"{out.paint(signs.failed, 'red')} {one.name}  {one.what}, {faults:,} error{_s(faults)}")
+            out.line(f"{out.paint(signs.failed, 'red')} {one.name}  {one.what}, {counted(faults, 'error')}")
         elif not faults and not out.is_quiet:
-            texts = ", ".join(f"{count:,} {name[:-1] if count == 1 else name}" for name, count in one.counts().items())
+            texts = ", ".join(counted(count, name[:-1]) for name, count in one.counts().items())
             out.line(f"{out.paint(signs.ran, 'green')} {one.name}  {one.what}: {texts}")
     errors = [one.error for one in files if one.error is not None]
     if len(errors) == 1:
@@ -369,7 +368,3 @@ def show_declared(call: CommandContext, files: Sequence[DeclaredFileCheck], *, i
             faults=tuple(fault for error in errors for fault in error.faults),
             hint="; ".join(filter(None, dict.fromkeys(error.hint for error in errors))),
         )
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"

@@ -18,7 +18,7 @@ from stoker.config.sweep import size
 from stoker.config.sweep_file import read_sweep
 from stoker.core.errors import LocalFile, Usage
 from stoker.core.machine import DEFAULT_RAM_BYTES, Cluster, Node
-from stoker.core.text import nearest
+from stoker.core.text import counted, nearest
 from stoker.devices.ledger.reservations import CandidateDevice
 from stoker.devices.this_machine import host_name
 from stoker.scheduler.explain import PlacementRequest, PlannedPlacements, plan_jobs
@@ -151,9 +151,9 @@ def perform_cluster_place(call: CommandContext, given: dict[str, Any]) -> int:
         "is_fake": any(offer.is_fake for offer in offers),
     }
     call.out.object(totals)
-    machines = f"{_counted(len(offers), 'machine')}, " if is_file else ""
+    machines = f"{counted(len(offers), 'machine')}, " if is_file else ""
     call.out.line(
-        f"{placed} of {_counted(count, 'job')} placed. {label}: {machines}{_counted(totals['slots'], 'job')} at once"
+        f"{placed} of {counted(count, 'job')} placed. {label}: {machines}{counted(totals['slots'], 'job')} at once"
     )
     _note_unchecked(call, wanted, offers)
     return 0 if placed == count else 1
@@ -213,10 +213,6 @@ def _show(
                 out.line(f"    {line}")
             if explains:
                 out.lines(explain_lines(one.explanation, columns=out.columns))
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _note_unchecked(call: CommandContext, wanted: Sequence[PlacementRequest], offers: Sequence[NodeOffer]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext, list_verbs
 from stoker.cli.grammar import Grammar, Option, Positional
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 
 if TYPE_CHECKING:
     from stoker.coordinator.database.database import Database
@@ -57,21 +57,23 @@ DB_BACKUP_GRAMMAR = Grammar(
 
 def perform_db_backup(call: CommandContext, given: dict[str, Any]) -> int:
     """Write a backup and print its contents."""
-    from stoker.cli.screens import counted
+    from stoker.cli.screens import show_progress
     from stoker.coordinator.database.backup import back_up
     from stoker.core.errors import LocalFile
 
     path = call.path(given["file"])
     if os.path.exists(path) and not given["force"]:
         raise LocalFile(f"{given['file']} already exists", hint="choose another name, or overwrite it with --force")
-    with beside(call, given) as database, counted(call, "backing up", 1) as count:
+    with beside(call, given) as database, show_progress(call, "backing up", 1) as count:
         head = back_up(database, path, clock=call.parts.clock, progress=count.reach)
         shown = database.shown
     size_bytes = os.path.getsize(path)
     call.out.object(
         {"file": path, "bytes": size_bytes, "database": shown, "rows": head.rows, "generation": head.generation}
     )
-    call.out.line(f"{given['file']}: {head.rows['jobs']:,} jobs, {head.total:,} rows, {format_size(size_bytes)}")
+    call.out.line(
+        f"{given['file']}: {counted(head.rows['jobs'], 'job')}, {counted(head.total, 'row')}, {format_size(size_bytes)}"
+    )
     call.out.note("hint: result files are not included; copy the folder fleet/ as well")
     return 0
 
@@ -91,11 +93,15 @@ DB_CHECK_GRAMMAR = Grammar(
 
 def perform_db_check(call: CommandContext, given: dict[str, Any]) -> int:
     """Check the database and list all errors."""
-    from stoker.cli.screens import counted
+    from stoker.cli.screens import show_progress
     from stoker.coordinator.database.database_check import check_database
 
     faults = jobs = 0
-    with beside(call, given) as database, _objects(call, database) as has_object, counted(call, "checking", 1) as count:
+    with (
+        beside(call, given) as database,
+        _objects(call, database) as has_object,
+        show_progress(call, "checking", 1) as count,
+    ):
 
         def reach(done: int, total: int) -> None:
             nonlocal jobs
@@ -110,7 +116,7 @@ def perform_db_check(call: CommandContext, given: dict[str, Any]) -> int:
         shown = database.shown
     call.out.object({"database": shown, "jobs": jobs, "faults": faults, "has_looked_for_bytes": has_object is not None})
     unchecked = "" if has_object is not None else "; result files are stored elsewhere and were not checked"
-    call.out.line(f"{shown}: {jobs:,} jobs, {faults or 'no'} error{'s' * (faults != 1)}{unchecked}")
+    call.out.line(f"{shown}: {counted(jobs, 'job')}, {counted(faults, 'error') if faults else 'no errors'}{unchecked}")
     return 1 if faults else 0
 
 
@@ -200,18 +206,18 @@ DB_MOVE_GRAMMAR = Grammar(
 
 def perform_db_move(call: CommandContext, given: dict[str, Any]) -> int:
     """Move the database, compare it, and print the next command."""
-    from stoker.cli.screens import counted
+    from stoker.cli.screens import show_progress
     from stoker.coordinator.database.backup import move
     from stoker.coordinator.database.database import look_into
 
     url = address(call, given)
     # Fails before creating the target if there is no source.
     look_into(url, clock=call.parts.clock).close()
-    with alone(call, url) as source, alone(call, given["url"]) as target, counted(call, "moving", 1) as count:
+    with alone(call, url) as source, alone(call, given["url"]) as target, show_progress(call, "moving", 1) as count:
         head = move(source, target, clock=call.parts.clock, may_replace=given["replace"], progress=count.reach)
         shown = target.shown
     call.out.object({"database": shown, "rows": head.rows, "generation": head.generation})
-    call.out.line(f"{shown}: {head.rows['jobs']:,} jobs, {head.total:,} rows, compared")
+    call.out.line(f"{shown}: {counted(head.rows['jobs'], 'job')}, {counted(head.total, 'row')}, compared")
     call.out.note(f"next: stoker serve --db {given['url']}")
     return 0
 
@@ -237,7 +243,7 @@ DB_RESTORE_GRAMMAR = Grammar(
 
 def perform_db_restore(call: CommandContext, given: dict[str, Any]) -> int:
     """Restore a backup and print the contents."""
-    from stoker.cli.screens import counted
+    from stoker.cli.screens import show_progress
     from stoker.coordinator.database.backup import restore
     from stoker.host.durable import open_regular, translated
 
@@ -246,7 +252,7 @@ def perform_db_restore(call: CommandContext, given: dict[str, Any]) -> int:
         translated(path),
         open_regular(path) as file,
         alone(call, address(call, given)) as database,
-        counted(call, "restoring", 1) as count,
+        show_progress(call, "restoring", 1) as count,
     ):
         done = restore(
             database,
@@ -259,6 +265,6 @@ def perform_db_restore(call: CommandContext, given: dict[str, Any]) -> int:
         shown = database.shown
     call.out.object({"database": shown, "rows": done.head.rows, "generation": done.generation, "live": done.live})
     back = f"; {done.live:,} running jobs return to the queue" if done.live else ""
-    call.out.line(f"{shown}: {done.head.rows['jobs']:,} jobs, generation {done.generation}{back}")
+    call.out.line(f"{shown}: {counted(done.head.rows['jobs'], 'job')}, generation {done.generation}{back}")
     call.out.note("next: stoker admin db check, then stoker serve")
     return 0

@@ -12,6 +12,7 @@ from stoker.cli.context import CommandContext
 from stoker.cli.dispatch import report
 from stoker.core.digests import Digest
 from stoker.core.errors import StageInputError, StokerError
+from stoker.core.text import counted
 from stoker.devices.admission import memory_here, shared_bytes
 from stoker.engine.execution.dispatch import impossible_here
 from stoker.engine.preview import ForecastVerdict, NodeForecast, PlanPreview, preview
@@ -111,7 +112,7 @@ def _show_trials(call: CommandContext, build: JobBuild, seen: PlanPreview, kept:
         call.out.line(line)
     count = len(build.trials)
     shared = "" if len(by_node) == sum(len(trial.nodes.nodes) for trial in build.trials) else ", shared stages once"
-    trials = "1 trial" if count == 1 else f"{count:,} trials"
+    trials = counted(count, "trial")
     call.out.line(f"\n{trials}{shared}; {_headline(seen)}; nothing was run")
 
 
@@ -146,7 +147,7 @@ def _headline(seen: PlanPreview) -> str:
     misses, unknown = seen.count(ForecastVerdict.MISS), seen.count(ForecastVerdict.UNKNOWN)
     total = len(seen.forecasts)
     if not misses and not unknown:
-        return f"all {total} stages are cached"
+        return "the only stage is cached" if total == 1 else f"all {total} stages are cached"
     parts = [f"{seen.count(ForecastVerdict.HIT)} of {total} stages are cached", f"{misses} would run"]
     if unknown:
         parts.append(f"{unknown} may run")

@@ -21,7 +21,7 @@ from stoker.cli.fetch_session import (
 from stoker.cli.grammar import Grammar, Option, Positional, whole
 from stoker.core.errors import AuthRefused, BadInput, NotOnServer, Usage
 from stoker.core.frozen import frozen
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.host.folders import name_fault
 from stoker.host.http.addresses import origin, shown
 from stoker.transfer.download.download_events import frozen_of
@@ -204,7 +204,7 @@ def show_preview(call: CommandContext, preview: DownloadPreview, within: str) ->
     )
     rows = [[_size(one.size_bytes), _state(one), short_name(one.label, within)] for one in files]
     out.table(rows)
-    count = f"{len(files):,} file{'' if len(files) == 1 else 's'}"
+    count = counted(len(files), "file")
     total, to_come, free = _size(preview.size_bytes), _size(preview.to_come_bytes), format_size(preview.free_bytes)
     out.line(f"\n{count}, {total}: {to_come} to download into {preview.folder}, {free} free there")
     if preview.has_space is False:
@@ -391,7 +391,7 @@ def freeze(call: CommandContext, target: Target, given: dict[str, Any]) -> int:
         total_bytes = sum(file.size_bytes for file in files)
         commit = found.revision.commit
         one.say(frozen_of(str(repo), path=path, files=len(files), size_bytes=total_bytes, commit=commit))
-        count = f"{len(files):,} file{'' if len(files) == 1 else 's'}"
+        count = counted(len(files), "file")
         texts = f"{count}, {format_size(total_bytes)}, listed in {path}"
         if len(listed) > len(files):
             texts = f"{texts}, plus {len(listed) - len(files):,} from before"

@@ -23,7 +23,7 @@ from stoker.core.errors import Cancelled, NetworkFailed, RateLimited, StokerErro
 from stoker.core.events import Event, Kinds, event_line
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import attempt_id
-from stoker.core.text import format_size, outside
+from stoker.core.text import counted, format_size, outside
 from stoker.host.http.addresses import joined, shown
 from stoker.host.http.exchange import HttpClientResponse, Request, Transport
 from stoker.host.resources import free_bytes
@@ -403,7 +403,7 @@ class TransferLines:
         quick, there, self._quick, self._there = self._quick, self._there, [], []
         if quick:
             size = format_size(sum(int(texts.get("bytes") or 0) for texts in quick))
-            self._screen.lasting(f"{self._out.paint(self._signs.ran, 'green')} {len(quick):,} files, {size}")
+            self._screen.lasting(f"{self._out.paint(self._signs.ran, 'green')} {counted(len(quick), 'file')}, {size}")
         if len(there) > _LISTED:
             self._screen.lasting(f"{self._signs.hit} {len(there):,} files present")
             return

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from stoker.core.errors import StokerError
+
 
 _WIDTH = 100
 _FEWEST_BYTES = 2**20
@@ -21,6 +23,9 @@ _FEWEST_BYTES = 2**20
 
 _MOST_DIGITS = 1000
 """Longer numbers are rejected: parsing them is slow."""
+
+_LIKENESS = 0.7
+"""How alike a misspelt option must be to a known one, at most 1."""
 
 
 class Option:
@@ -86,9 +91,12 @@ class Positional:
 
 
 class Grammar:
-    """The arguments and the help of one command."""
+    """The arguments and the help of one command.
 
-    def __init__(
+    Help lists the program's `settings`, and the exit codes of `errors`.
+    """
+
+    def __init__(  # noqa: PLR0913 - a declaration says everything at once
         self,
         words: str,
         *,
@@ -97,9 +105,13 @@ class Grammar:
         options: tuple[Option, ...] = (),
         examples: tuple[str, ...],
         takes_program: bool = False,
+        settings: Callable[[], list[tuple[str, str]]] | None = None,
+        errors: tuple[type[StokerError], ...] = (),
     ) -> None:
         self.words = words
         self.takes_program = takes_program
+        self.settings = settings
+        self.errors = errors
         self.about = about
         self.positionals = positionals
         self.options = options
@@ -133,6 +145,8 @@ class Grammar:
             ("", rows),
             ("keys", [row for positional in self.positionals for row in positional.keys.items()]),
             ("options", [(option.label, option.help) for option in self.options]),
+            ("settings of a program", self.settings() if self.settings else []),
+            ("exit codes", self._exit_codes()),
             ("verbs", [(verb.words, verb.summary) for verb in verbs_of(self.words)]),
             ("everywhere", list(EVERYWHERE)),
         ]
@@ -144,6 +158,14 @@ class Grammar:
                     lines += _entry(label, text, width)
         lines += ["", "examples", *(f"  {example}" for example in self.examples)]
         return "\n".join(lines) + "\n"
+
+    def _exit_codes(self) -> list[tuple[str, str]]:
+        if not self.errors:
+            return []
+        from stoker.core.errors import DONE, MEANINGS
+
+        codes = sorted({DONE, *(error.exit_code for error in self.errors)})
+        return [*((str(code), MEANINGS[code]) for code in codes), ("others", "see docs/reference/exit-codes.md")]
 
 
 AUTO = "auto"
@@ -244,7 +266,7 @@ class _Reading:
             name, equals, value = word[:2], "=", word[2:].removeprefix("=")
         option = next((option for option in self._grammar.options if name in option.names), None)
         if option is None:
-            self._unknown("option", name, [known for option in self._grammar.options for known in option.names])
+            self._unknown_option(word)
         elif not option.value:
             if equals:
                 self._faults.append(f"{name} takes no value")
@@ -285,15 +307,37 @@ class _Reading:
         if not verbs:
             self._faults.append(f"unexpected argument {' '.join(plain)!r}")
             return
-        self._unknown("command", plain[0], verbs)
+        from stoker.core.text import did_you_mean
+
+        self._faults.append(f"stoker {self._grammar.words}: unknown command {plain[0]!r}")
+        self._hint = self._hint or did_you_mean(plain[0], verbs)
         if not self._hint and "show" in verbs:
             self._hint = f"stoker {self._grammar.words} show {plain[0]}"
 
-    def _unknown(self, what: str, word: str, known: list[str]) -> None:
-        from stoker.core.text import did_you_mean
+    def _unknown_option(self, word: str) -> None:
+        from stoker.core.text import nearest
 
-        self._faults.append(f"stoker {self._grammar.words}: unknown {what} {word!r}")
-        self._hint = self._hint or did_you_mean(word, known)
+        grammar = self._grammar
+        word, _, value = word.partition("=")
+        self._faults.append(f"stoker {grammar.words}: unknown option {word!r}")
+        # Without dashes: every option begins with them, so they make all of them alike.
+        name = word.lstrip("-")
+        known = {one.lstrip("-"): one for option in grammar.options for one in option.names if one.startswith("--")}
+        longer = [one for one in known if len(name) > 1 and one.startswith(name)]
+        near = longer[0] if len(longer) == 1 else nearest(name, known, likeness=_LIKENESS)
+        if near:
+            hint = f"did you mean {known[near]!r}?"
+        elif not grammar.takes_program:
+            hint = ""
+        elif any(positional.key == "values" for positional in grammar.positionals):
+            if not value and self._words and not self._words[0].startswith("-"):
+                value = self._words.pop(0)
+            settings = [label.rstrip("=") for label, _ in grammar.settings()] if grammar.settings else []
+            setting = nearest(name, settings, likeness=_LIKENESS) or name
+            hint = f"write a setting as {setting}={value or 'VALUE'} before --; the program's own options go after --"
+        else:
+            hint = "the program's own options go after --"
+        self._hint = self._hint or hint
 
 
 def _entry(label: str, text: str, width: int) -> list[str]:

@@ -18,7 +18,7 @@ from stoker.cli.fetch_session import (
 )
 from stoker.core.errors import BadInput, Cancelled, InvalidInput, MissingRepoFiles, StokerError, Terminated
 from stoker.core.frozen import frozen
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.host.durable import stamp_of
 from stoker.host.resources import check_space
 from stoker.store.memo import remember_file
@@ -69,7 +69,7 @@ def preview(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput)
         except StokerError as error:
             raise _named(error, lack) from None
     out, host, size, coming = call.out, _host(call), seen.size_bytes, seen.to_come_bytes
-    count = f"{len(seen.files):,} file{'' if len(seen.files) == 1 else 's'}"
+    count = counted(len(seen.files), "file")
     body = {"argument": lack.argument, "repo": lack.repo, "files": len(seen.files), "bytes": size}
     out.object({"fetch": {**body, "to_come_bytes": coming, "from": host, "folder": seen.folder}})
     shown = "of unknown size" if size is None or coming is None else format_size(size)

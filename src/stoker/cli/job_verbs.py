@@ -13,7 +13,7 @@ from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
 from stoker.cli.watch import FirstLines
 from stoker.core.errors import NotFound, Refused, Usage
 from stoker.core.job import JobState
-from stoker.core.text import format_size, some_of
+from stoker.core.text import counted, format_size, some_of
 from stoker.views.text_tables import span
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _lay_out(call: CommandContext, name: str, parts: list[ResultPart], target: s
         {"name": name, **body, "folder": done.folder, "files": list(done.files), "kept_edits": list(done.kept_edits)}
     )
     count = len(done.files)
-    files = f"{count} file{'' if count == 1 else 's'} in {done.folder}"
+    files = f"{counted(count, 'file')} in {done.folder}"
     out.line(f"{name}: {files}" if count else f"{name} has no result files")
     for kept in done.kept_edits:
         out.note(f"note: kept an edited file: {kept}")

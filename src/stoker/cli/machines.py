@@ -14,7 +14,7 @@ from stoker.core.device import Device
 from stoker.core.errors import BadInput, LocalFile, NotFound, Usage
 from stoker.core.leases import Role
 from stoker.core.machine import Cluster
-from stoker.core.text import format_duration, format_size
+from stoker.core.text import counted, format_duration, format_size
 from stoker.devices.checkup import faked_by
 from stoker.devices.this_machine import submitter_name
 from stoker.host.durable import create_file, write_file
@@ -387,7 +387,7 @@ def perform_export(call: CommandContext, given: dict[str, Any]) -> int:
     if not path:
         out.line(text.rstrip("\n"))
     elif not out.is_quiet:
-        devices = "1 device" if len(node.gpus) == 1 else f"{len(node.gpus)} devices"
+        devices = counted(len(node.gpus), "device")
         out.line(f"{node.name} with {devices} in {path}{f' ({label})' if label else ''}")
     unknown = [one.name for one in capability.devices if one.uuid not in {gpu.uuid for gpu in node.gpus}]
     if unknown:

@@ -17,7 +17,7 @@ from stoker.api.cleanup import (
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, duration, size, whole
 from stoker.core.errors import Usage
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.devices.this_machine import submitter_name
 from stoker.jobs.upkeep import CleanupResult, Rubbish, clear_rubbish, find_rubbish, sweep_uploads, why_kept, why_let_go
 from stoker.store.prune import PruneDecision, Removal, candidates, carry_out, decide_prune, young_bytes
@@ -30,6 +30,24 @@ if TYPE_CHECKING:
 
 
 _LISTED = 20
+
+_LIMITS = (
+    Option("--max-size", value="SIZE", read=size, help="maximum size of the results: 500MB, 10G"),
+    Option("--older-than", value="TIME", read=duration, help="delete results unused for longer: 12h, 30d"),
+    Option("--max-envs", value="SIZE", read=size, help="maximum size of the Python environments: 20G, 0"),
+)
+_CONFIRMATION = (
+    Option("--dry-run", help="only show what would be deleted"),
+    Option("--yes", help="delete without confirmation"),
+)
+
+
+def _regardless_of_age(condition: str) -> tuple[Option, ...]:
+    return (
+        Option("--quarantine", help=f"{condition}also delete the quarantine, regardless of age"),
+        Option("--downloads", help=f"{condition}also delete unfinished downloads, regardless of age"),
+    )
+
 
 GRAMMAR = Grammar(
     "store prune",
@@ -44,9 +62,7 @@ GRAMMAR = Grammar(
         "is shown first; nothing is deleted without --yes or a confirmation on a terminal."
     ),
     options=(
-        Option("--max-size", value="SIZE", read=size, help="maximum size of the results: 500MB, 10G"),
-        Option("--older-than", value="TIME", read=duration, help="delete results unused for longer: 12h, 30d"),
-        Option("--max-envs", value="SIZE", read=size, help="maximum size of the Python environments: 20G, 0"),
+        *_LIMITS,
         Option("--everywhere", help="clean all folders, not only the store"),
         Option("--fleet", help="clean the coordinator's results and logs instead of this machine's store"),
         Option(
@@ -59,10 +75,8 @@ GRAMMAR = Grammar(
             help="with --fleet: delete logs of attempts that ended earlier: 30d",
         ),
         AT,
-        Option("--quarantine", help="with --everywhere: also delete the quarantine, regardless of age"),
-        Option("--downloads", help="with --everywhere: also delete unfinished downloads, regardless of age"),
-        Option("--dry-run", help="only show what would be deleted"),
-        Option("--yes", help="delete without confirmation"),
+        *_regardless_of_age("with --everywhere: "),
+        *_CONFIRMATION,
     ),
     examples=(
         "stoker store prune --max-size 10G",
@@ -71,6 +85,21 @@ GRAMMAR = Grammar(
         "stoker store prune --fleet --older-than 90d --keep-last 2 --logs-older-than 30d",
     ),
 )
+CLEAN_CACHE_GRAMMAR = Grammar(
+    "clean-cache",
+    about=(
+        "List all folders that Stoker fills on this machine, in the store and outside of it, with their sizes and "
+        "what can be deleted. The same as `stoker store prune --everywhere`. The list is shown first; nothing is "
+        "deleted without --yes or a confirmation on a terminal."
+    ),
+    options=(*_LIMITS, *_regardless_of_age(""), *_CONFIRMATION),
+    examples=("stoker clean-cache", "stoker clean-cache --older-than 30d --max-envs 20G", "stoker clean-cache --yes"),
+)
+
+
+def perform_clean_cache(call: CommandContext, given: dict[str, Any]) -> int:
+    """Clean all folders."""
+    return perform(call, {**GRAMMAR.parse(["--everywhere"]), **given})
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
@@ -201,7 +230,7 @@ def _show(
     after_bytes = decision.after_bytes + spared_bytes
     if rows:
         frees = format_size(decision.before_bytes - after_bytes)
-        out.line(f"to remove: {_count(rows, 'result')}; frees {frees}, keeps {format_size(after_bytes)}")
+        out.line(f"to remove: {counted(rows, 'result')}; frees {frees}, keeps {format_size(after_bytes)}")
     else:
         has_limit = given["max_size"] is not None or given["older_than"] is not None
         limits = "" if has_limit else "; set a limit with --max-size or --older-than"
@@ -209,16 +238,16 @@ def _show(
     if spared_bytes:
         out.line(f"not removed now: {format_size(spared_bytes)} newer than 1 h, because a process writes to the store")
     for reason, count in decision.kept_by_reason.items():
-        out.line(f"not removed: {_count(count, 'result')}, {reason}")
+        out.line(f"not removed: {counted(count, 'result')}, {reason}")
     if given["max_size"] is not None and after_bytes > given["max_size"]:
         over = format_size(after_bytes - given["max_size"])
         out.line(f"still {over} above --max-size: the rest is kept for the reasons above")
     leftovers = (
-        _count(len(rubbish.staging), "staging folder") + " of dead processes" if rubbish.staging else "",
-        _count(len(rubbish.leases), "lease") + " of dead processes" if rubbish.leases else "",
-        _count(len(rubbish.scratch), "scratch folder") + " unused for 30 days" if rubbish.scratch else "",
-        _count(len(rubbish.uploads), "upload") + " idle for 7 days" if rubbish.uploads else "",
-        _count(rubbish.blobs, "blob") + f" without a result ({format_size(rubbish.blob_bytes)})"
+        counted(len(rubbish.staging), "staging folder") + " of dead processes" if rubbish.staging else "",
+        counted(len(rubbish.leases), "lease") + " of dead processes" if rubbish.leases else "",
+        counted(len(rubbish.scratch), "scratch folder") + " unused for 30 days" if rubbish.scratch else "",
+        counted(len(rubbish.uploads), "upload") + " idle for 7 days" if rubbish.uploads else "",
+        counted(rubbish.blobs, "blob") + f" without a result ({format_size(rubbish.blob_bytes)})"
         if rubbish.blobs
         else "",
     )
@@ -235,10 +264,6 @@ def _list_removals(call: CommandContext, removals: Sequence[Removal], header: Se
     if len(rows) > _LISTED:
         call.out.line(f"… and {len(rows) - _LISTED} more")
     return len(rows)
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _label(record: Record) -> str:
@@ -285,12 +310,12 @@ def _show_prune_fleet(call: CommandContext, view: PruneView) -> None:
         out.line(f"… and {view.result_count - len(rows):,} more")
     keeps = format_size(view.after_bytes)
     if view.result_count:
-        count = f"{view.result_count:,} result{'' if view.result_count == 1 else 's'} of the fleet"
+        count = f"{counted(view.result_count, 'result')} of the fleet"
         out.line(f"to remove: {count}; frees {format_size(view.before_bytes - view.after_bytes)}, keeps {keeps}")
     else:
         out.line(f"no results of the fleet to remove; {keeps} kept")
     for reason, kept in view.kept.items():
-        out.line(f"not removed: {kept:,} result{'' if kept == 1 else 's'}, {reason}")
+        out.line(f"not removed: {counted(kept, 'result')}, {reason}")
     more = (
         (view.logs, "attempt's files", "attempts' files", f" ({format_size(view.log_bytes)})"),
         (
@@ -307,7 +332,7 @@ def _show_prune_fleet(call: CommandContext, view: PruneView) -> None:
         ),
         (view.uploads, "idle upload", "idle uploads", ""),
     )
-    shown = ", ".join(f"{number:,} {one if number == 1 else many}{size}" for number, one, many, size in more if number)
+    shown = ", ".join(f"{counted(number, one, many)}{size}" for number, one, many, size in more if number)
     if shown:
         out.line(f"also to remove: {shown}")
 
@@ -371,9 +396,9 @@ def show_offer(call: CommandContext, offered: EnvironmentPrunePlan) -> None:
         out.object({"environment": one.key, "label": one.label, "freed_bytes": one.freed_bytes, "why": one.why})
     if rows := _list_removals(call, decision.removals, ("environment", "", "frees", "why")):
         sizes = f"frees {format_size(decision.freed_bytes)}, keeps {format_size(decision.after_bytes)}"
-        out.line(f"to remove: {_count(rows, 'environment')}; {sizes}")
+        out.line(f"to remove: {counted(rows, 'environment')}; {sizes}")
     for reason, count in decision.kept_by_reason.items():
-        out.line(f"not removed: {_count(count, 'environment')}, {reason}")
+        out.line(f"not removed: {counted(count, 'environment')}, {reason}")
     if offered.leftovers:
-        unfinished = _count(len(offered.leftovers), "unfinished environment")
+        unfinished = counted(len(offered.leftovers), "unfinished environment")
         out.line(f"also to remove: {unfinished} ({format_size(offered.leftover_bytes)})")

@@ -10,13 +10,29 @@ from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AUTO, Grammar, Option, Positional, duration, ranks, whole
 from stoker.cli.local_run import CommandInputFetcher, run_build
 from stoker.config.config_file import SUFFIXES
-from stoker.core.errors import NotFound, Refused, TooManyTrials, UnknownRecipe, Usage
+from stoker.core.errors import (
+    Cancelled,
+    InsufficientDeviceMemory,
+    InvalidConfig,
+    InvalidProgram,
+    NotFound,
+    OutOfMemory,
+    PlanDeadline,
+    ProgramNotFound,
+    Refused,
+    StageFailed,
+    StageTimeout,
+    TooManyTrials,
+    UnknownRecipe,
+    Usage,
+)
 from stoker.core.job import JobState
 from stoker.core.text import did_you_mean
 from stoker.engine.plan import Plan
 from stoker.engine.types import MAX_IN_FLIGHT
 from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import Continuation
+from stoker.jobs.program import FOUND
 from stoker.jobs.request import JobRequest
 from stoker.jobs.trials import is_sweep, trials_of_job
 
@@ -67,6 +83,15 @@ def running(unnamed: str) -> tuple[Option, ...]:
     )
 
 
+def program_settings() -> list[tuple[str, str]]:
+    """Return the settings that a program takes as key=value, each with its help."""
+    from dataclasses import fields
+
+    from stoker.cookbooks.command.cookbook import CommandArgs
+
+    return [(f"{one.name}=", one.metadata["help"]) for one in fields(CommandArgs) if one.name not in FOUND]
+
+
 GRAMMAR = Grammar(
     "run",
     about=(
@@ -86,8 +111,7 @@ GRAMMAR = Grammar(
             "key=value",
             key="values",
             help="settings: a.b=v changes, +a=v adds, ++a=v either, '~a' deletes, group=option; lr=1e-3,1e-4 or "
-            "lr=log:1e-4:1e-1:4, n=range:1:10:2, x=lin:0:1:5 sweeps. Settings of a program: gpus=2, gpu_backend=rocm, "
-            "vram=6G, shares=true (share a GPU), cpus=4, memory=8G, python=PATH, inputs=DIR, outputs=DIR",
+            "lr=log:1e-4:1e-1:4, n=range:1:10:2, x=lin:0:1:5 sweeps",
             is_many=True,
             is_required=False,
         ),
@@ -119,6 +143,21 @@ GRAMMAR = Grammar(
         "stoker run tabular/compare --json | tail -n 1",
     ),
     takes_program=True,
+    settings=program_settings,
+    errors=(
+        StageFailed,
+        Usage,
+        ProgramNotFound,
+        InvalidConfig,
+        TooManyTrials,
+        UnknownRecipe,
+        InvalidProgram,
+        StageTimeout,
+        OutOfMemory,
+        PlanDeadline,
+        InsufficientDeviceMemory,
+        Cancelled,
+    ),
 )
 
 

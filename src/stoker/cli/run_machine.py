@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stoker.core.device import Capacity, Device, Needs
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.devices.admission import Admission, MachineMemory, admit, memory_here, shares
 from stoker.engine.types import RunOptions
 from stoker.host.interpreter import find_python
@@ -25,14 +25,16 @@ def machine_line(parts: AppParts, build: JobBuild, options: RunOptions) -> str:
     devices = [device for device in parts.devices if needs.may_use(device)]
     facts = [
         *_devices(devices, needs),
-        ", ".join([_cores(parts.capacity), *_memory(memory_here(), needs, str(parts.containment.mechanism))]),
+        ", ".join(
+            [counted(parts.capacity.cpu, "core"), *_memory(memory_here(), needs, str(parts.containment.mechanism))]
+        ),
         f"python = {_python(parts, build)}",
     ]
     line = f"{os.uname().nodename.partition('.')[0]}: {'; '.join(facts)}"
     count = len(build.trials)
     if not is_sweep(build.trials):
         return line
-    trials = "1 trial" if count == 1 else f"{count:,} trials"
+    trials = counted(count, "trial")
     pace = _pace(at_once(needs, parts.capacity, devices, options.max_in_flight))
     return f"{line}. {trials}, {pace}{_part(devices, needs)}"
 
@@ -69,15 +71,11 @@ def _part(devices: Sequence[Device], needs: Needs) -> str:
     return ", each with a whole GPU" if needs.gpu == 1 else f", each with {needs.gpu} whole GPUs"
 
 
-def _cores(capacity: Capacity) -> str:
-    return f"{capacity.cpu} cores" if capacity.cpu > 1 else "1 core"
-
-
 def _devices(devices: Sequence[Device], needs: Needs) -> list[str]:
     if not devices:
         return []
     if not needs.gpu:
-        return [f"{len(devices)} GPU{'s' if len(devices) > 1 else ''}, not used"]
+        return [f"{counted(len(devices), 'GPU')}, not used"]
     from stoker.views.device_lines import devices_text
 
     return [devices_text(devices)]

@@ -11,7 +11,7 @@ from typing import Any
 from stoker.cli.context import CommandContext
 from stoker.core.errors import StokerError
 from stoker.core.jsontext import loads
-from stoker.core.text import BEST, lazy_pattern
+from stoker.core.text import BEST, counted, lazy_pattern
 from stoker.engine.plan import Plan
 from stoker.engine.types import NodeEnding, RunResult
 from stoker.jobs.builder import JobBuild
@@ -74,7 +74,7 @@ def counts_text(result: RunResult) -> str:
         NodeEnding.PRUNED: "skipped",
     }
     parts = ", ".join(f"{by_ending[ending]} {word}" for ending, word in words.items() if by_ending[ending])
-    return f"{count} stage{'' if count == 1 else 's'}: {parts} ({took})"
+    return f"{counted(count, 'stage')}: {parts} ({took})"
 
 
 def _summary_lines(call: CommandContext, plan: Plan, result: RunResult) -> list[str]:

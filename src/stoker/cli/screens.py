@@ -345,7 +345,7 @@ class ElapsedSeconds(Count):
 
 
 @contextmanager
-def counted(call: CommandContext, what: str, total: int, sort: type[Count] = Count) -> Iterator[Count]:
+def show_progress(call: CommandContext, what: str, total: int, sort: type[Count] = Count) -> Iterator[Count]:
     """Show the progress of the block on a terminal; a signal stops it at the next report and raises its error."""
     began_s = call.parts.clock.wall_s()
     count = sort(what, total, began_s, is_unicode=call.out.is_unicode, hint=_NOTHING_LEFT)

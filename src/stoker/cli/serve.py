@@ -9,6 +9,7 @@ from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.grammar import Grammar, Option, duration, size
 from stoker.cli.services import INSTALL, UNINSTALL, YES, refuse_both
 from stoker.coordinator.http.server_options import KeepTree, ListeningCoordinator, ServeOptions
+from stoker.core.errors import AlreadyServing, DatabaseTrouble, InvalidCluster, InvalidManifest, NoPermission, Usage
 from stoker.core.text import format_duration
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ GRAMMAR = Grammar(
         "stoker serve --install",
         "stoker serve --listen 127.0.0.1:0 --json",
     ),
+    errors=(Usage, NoPermission, InvalidCluster, InvalidManifest, DatabaseTrouble, AlreadyServing),
 )
 
 

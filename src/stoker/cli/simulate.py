@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, duration, whole
+from stoker.core.text import counted
 
 if TYPE_CHECKING:
     from stoker.protocol.view_messages import ScheduleView
@@ -96,12 +97,12 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         _refuse(given, _INVENTED, "--live simulates the coordinator's machines and jobs")
         return simulate_live(call, given)
     _refuse(given, ("add", "at"), "needs --live")
-    from stoker.cli.screens import counted
+    from stoker.cli.screens import show_progress
     from stoker.scheduler.simulation.simulation_report import simulate
     from stoker.views.simulation_lines import report_lines
 
     request, machines = _request(call, given)
-    with counted(call, "simulating", request.jobs) as count:
+    with show_progress(call, "simulating", request.jobs) as count:
         simulated = simulate(request, call.parts.clock, count.reach)
     report = simulated.report
     plot = _draw(call, given["plot"], simulated.report, request) if given["plot"] else ""
@@ -116,7 +117,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         }
     )
     call.out.line(
-        f"{machines}, {len(report.uses)} kinds; {report.jobs:,} jobs of {report.shapes} shapes "
+        f"{machines}, {counted(len(report.uses), 'kind')}; "
+        f"{counted(report.jobs, 'job')} of {counted(report.shapes, 'shape')} "
         f"({request.mix.name}: {request.mix.about}; seed {request.seed})"
     )
     call.out.lines(report_lines(simulated, call.out.columns))
@@ -160,7 +162,7 @@ def _request(call: CommandContext, given: dict[str, Any]) -> tuple[SimulationReq
         leave=int(leave),
     )
     count = len(offers) or request.nodes
-    return request, f"{count:,} machine{'s' * (count != 1)}" + (f" of {given['cluster']}" if offers else "")
+    return request, counted(count, "machine") + (f" of {given['cluster']}" if offers else "")
 
 
 def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
@@ -198,7 +200,7 @@ _LISTED = 20
 
 def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
     """Simulate the coordinator's schedule and print when all jobs are done."""
-    from stoker.cli.screens import counted
+    from stoker.cli.screens import show_progress
     from stoker.scheduler.simulation.simulation_report import simulate_from
     from stoker.scheduler.snapshot import snapshot_from_dict
     from stoker.views.simulation_lines import live_lines
@@ -208,7 +210,7 @@ def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
     added = machines_of(given["add"], snapshot)
     disruptions = _disruptions(snapshot, given)
     clock, most = call.parts.clock, MOST_JOBS
-    with counted(call, "simulating", snapshot.ready_count) as count:
+    with show_progress(call, "simulating", snapshot.ready_count) as count:
         now = simulate_from(snapshot, clock, most=most, heed=count.reach)
         changed = None
         if added or disruptions is not None:

@@ -10,7 +10,7 @@ from stoker.api.job import LocalJobView, job_story
 from stoker.api.job_lists import look_at_fleet
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.jobs.job_folder import JobFolder, job_folders
 from stoker.jobs.job_history import NodeHistory
 from stoker.protocol.discovery import Membership, coordinator_gone, machine_here
@@ -99,9 +99,8 @@ def _show_running(
 ) -> None:
     done = sum(1 for node in nodes if node.ending in ("hit", "ran"))
     does = "waiting" if at_work and all(node.waits_for for node in at_work) else "running"
-    call.out.line(
-        f"{call.out.paint(job['name'], 'bold')} {does}, started {ago(job['started_s'], now_s)}, {done} stages done"
-    )
+    name, started = call.out.paint(job["name"], "bold"), ago(job["started_s"], now_s)
+    call.out.line(f"{name} {does}, started {started}, {counted(done, 'stage')} done")
     width = max((len(node.node) for node in at_work), default=0)
     for node in at_work:
         text = waiting_text if node.waits_for else running_text

@@ -17,7 +17,7 @@ from stoker.cli.grammar import AT, Grammar, Option, Positional, size
 from stoker.cli.screens import under_way
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import Ambiguous, CorruptBytes, NotFound, Usage
-from stoker.core.text import did_you_mean, format_size
+from stoker.core.text import counted, did_you_mean, format_size
 from stoker.jobs.request import JobRequest
 from stoker.jobs.rerun import AdoptionApproval, adopt_stage
 from stoker.jobs.results import keys_of_job, keys_of_stage
@@ -86,7 +86,7 @@ def _show(call: CommandContext, done: StoredTree) -> None:
             "archive_sha256": done.archive_sha256 or None,
         }
     )
-    files = f"{ref.files} file{'' if ref.files == 1 else 's'}, {format_size(ref.size_bytes)}"
+    files = f"{counted(ref.files, 'file')}, {format_size(ref.size_bytes)}"
     added = "already stored, 0 B added" if done.is_known else f"{format_size(done.added_bytes)} added"
     out.line(f"{ref.name}  {ref.digest[:12]}  {files}; {added}")
     if done.before is not None and done.before.key not in {one.key for one in list_refs(call.parts.store.places)}:
@@ -169,8 +169,8 @@ def perform_verify(call: CommandContext, given: dict[str, Any]) -> int:
             hint="run the jobs again, and put damaged trees again; only damaged files are made again",
         )
     share = f", {format_size(amount.done_bytes)} hashed again" if sample else ""
-    trees = f" and {puts} stored tree{'' if puts == 1 else 's'}" if puts else ""
-    out.line(f"{results} result{'' if results == 1 else 's'}{trees} verified{share}")
+    trees = f" and {counted(puts, 'stored tree')}" if puts else ""
+    out.line(f"{counted(results, 'result')}{trees} verified{share}")
     return 0
 
 
@@ -187,7 +187,7 @@ def _counted(damaged: list[StoreItemCheck], results: int) -> str:
     count = len(damaged)
     if all(one.what == "result" for one in damaged):
         return f"{count} of {results} results {'is' if count == 1 else 'are'} damaged"
-    return f"{count} damaged item{'' if count == 1 else 's'}"
+    return counted(count, "damaged item")
 
 
 def _sample(call: CommandContext, given: dict[str, Any]) -> Any:
@@ -409,7 +409,7 @@ def perform_pin(call: CommandContext, given: dict[str, Any]) -> int:
     name, keys = _chosen(call, given["target"])
     kept = pin(places, name, tuple(dict.fromkeys(keys)))
     out.object({"pin": kept.name, "keys": list(kept.keys)})
-    count = "1 result" if len(kept.keys) == 1 else f"{len(kept.keys)} results"
+    count = counted(len(kept.keys), "result")
     out.line(f"pinned {kept.name}: {count} protected from pruning")
     return 0
 

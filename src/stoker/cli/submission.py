@@ -29,7 +29,7 @@ from stoker.cli.submission_lines import (
 from stoker.core.errors import Refused, StokerError, Usage
 from stoker.core.job import JobState
 from stoker.core.jsontext import dumps
-from stoker.core.text import format_size, outside, some_of
+from stoker.core.text import counted, format_size, outside, some_of
 from stoker.devices.this_machine import submitter_name
 from stoker.host.durable import translated
 from stoker.host.processes import start
@@ -70,7 +70,7 @@ def _upload(call: CommandContext, shipment: Shipment, client: FleetClient) -> No
             if amount.over.is_set():
                 raise amount.error from None
             raise
-    files = "1 file" if sent.sent_files == 1 else f"{sent.sent_files:,} files"
+    files = counted(sent.sent_files, "file")
     call.out.note(f"sent {shipment.what}: {files}, {format_size(sent.sent_bytes)}")
 
 
@@ -112,7 +112,7 @@ def show_alone(call: CommandContext, prepared: PreparedSubmission) -> int:
         out.object({**JOB_BODY.dump_python(order, mode="json"), "outcome": None, "dry_run": True})
     for line in order_lines(prepared.jobs, columns=out.columns):
         out.line(line)
-    out.line(f"\n{_jobs(len(prepared.jobs))}; no coordinator is known, nothing was submitted")
+    out.line(f"\n{counted(len(prepared.jobs), 'job')}; no coordinator is known, nothing was submitted")
     return 0
 
 
@@ -214,7 +214,7 @@ def _confirm(call: CommandContext, preview: SubmissionResponse, changed_code: On
     moving = sum(job.outcome in _MOVED for job in preview.jobs)
     if changed_code is OnChangedCode.RERUN:
         moving += sum(job.outcome is SubmissionOutcome.KEPT for job in preview.jobs)
-    return not moving or call.out.asks(f"Submit {_jobs(moving)}?", by_default=True)
+    return not moving or call.out.asks(f"Submit {counted(moving, 'job')}?", by_default=True)
 
 
 def _warn_about_kept(call: CommandContext, answer: SubmissionResponse) -> None:
@@ -225,7 +225,7 @@ def _warn_about_kept(call: CommandContext, answer: SubmissionResponse) -> None:
         names = ", ".join(job.shown for job in kept[:5]) + (", …" if len(kept) > 5 else "")
         call.out.complain(
             f"{signs.warned} KEPT, not run again: {names}: completed, and the code has changed "
-            f"({_jobs(len(kept))}); --rerun runs them again"
+            f"({counted(len(kept), 'job')}); --rerun runs them again"
         )
 
 
@@ -238,7 +238,7 @@ def _hint_at_ended(call: CommandContext, answer: SubmissionResponse) -> None:
     ]
     outdated = [job for job in answer.jobs if job.state == JobState.COMPLETED and job.changes == ("code_tree",)]
     if outdated:
-        them = f"{outdated[0].shown} stays" if len(outdated) == 1 else f"{_jobs(len(outdated))} stay"
+        them = f"{outdated[0].shown} stays" if len(outdated) == 1 else f"{counted(len(outdated), 'job')} stay"
         call.out.note(f"hint: {them} completed, although other files of the project changed; --rerun runs again")
     if ended:
         name, whose = ended[0].shown, ended[0].submitter
@@ -262,10 +262,6 @@ def _show_places(call: CommandContext, answer: SubmissionResponse, client: Fleet
 
 def _follow(name: str) -> str:
     return f"follow: stoker logs -f {name} · stoker jobs · stoker explain {name}"
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count:,} jobs"
 
 
 # `stoker submit --notify URL|CMD`: a webhook for the ends of a submission's jobs, or a command after the last.

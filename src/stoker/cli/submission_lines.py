@@ -11,7 +11,7 @@ from stoker.cli.context import CommandContext
 from stoker.core.device import Backend
 from stoker.core.job import JobSpec
 from stoker.core.machine import DevicePreference
-from stoker.core.text import format_duration, format_size, outside
+from stoker.core.text import counted, format_duration, format_size, outside
 from stoker.protocol.job_messages import JobSubmissionResult, SubmissionOutcome, SubmissionResponse
 from stoker.views.text_tables import moment, table
 
@@ -80,7 +80,7 @@ def counts_text(answer: SubmissionResponse) -> str:
     total = len(answer.jobs)
     counts = {outcome: sum(job.shown_outcome is outcome for job in answer.jobs) for outcome in SubmissionOutcome}
     listed = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count)
-    return f"{total:,} job{'' if total == 1 else 's'}: {listed}" if listed else "no jobs"
+    return f"{counted(total, 'job')}: {listed}" if listed else "no jobs"
 
 
 def as_json(order: JobSpec, outcome: JobSubmissionResult, *, dry_run: bool) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def needs_text(order: JobSpec) -> str:
     if wants.ram_bytes:
         parts.append(f"{format_size(wants.ram_bytes)} RAM")
     if wants.cores:
-        parts.append(f"{wants.cores} core{'' if wants.cores == 1 else 's'}")
+        parts.append(counted(wants.cores, "core"))
     return ", ".join(parts) or "no requirements"
 
 
@@ -248,7 +248,7 @@ def _some(names: Sequence[str]) -> str:
 
 def code_text(packed: PackedProject) -> str:
     """Return a project's code as text."""
-    count = "1 file" if packed.files == 1 else f"{packed.files:,} files"
+    count = counted(packed.files, "file")
     return f"code {count}" + (f" ({packed.uncommitted:,} uncommitted, included)" if packed.uncommitted else "")
 
 

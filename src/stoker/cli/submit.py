@@ -9,9 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional, duration, whole
-from stoker.cli.run import UNNAMED, job_options, read_request
+from stoker.cli.run import UNNAMED, job_options, program_settings, read_request
 from stoker.config.config_file import SUFFIXES
-from stoker.core.errors import Usage
+from stoker.core.errors import (
+    Cancelled,
+    CodeNotAccepted,
+    Conflict,
+    Forbidden,
+    InvalidConfig,
+    InvalidManifest,
+    InvalidProgram,
+    NetworkFailed,
+    NoCoordinator,
+    TooLarge,
+    UnknownRecipe,
+    Usage,
+    WorkFailed,
+)
 from stoker.core.frozen import changed
 from stoker.core.machine import MOST_EXPECTED_S, MOST_PRIORITY, is_platform
 from stoker.jobs.request import JobRequest
@@ -79,8 +93,7 @@ GRAMMAR = Grammar(
         Positional(
             "key=value",
             key="values",
-            help="settings, as in `stoker help run`; a comma or a range makes a sweep. Requirements of a program: "
-            "gpus=2, gpu_backend=rocm, vram=6G, shares=true, cpus=4, memory=8G",
+            help="settings, as in `stoker help run`; a comma or a range makes a sweep",
             is_many=True,
             is_required=False,
         ),
@@ -183,6 +196,22 @@ GRAMMAR = Grammar(
         "stoker submit --notify 'mail -s done me' -- python train.py",
     ),
     takes_program=True,
+    settings=program_settings,
+    errors=(
+        WorkFailed,
+        Usage,
+        NetworkFailed,
+        InvalidConfig,
+        InvalidManifest,
+        UnknownRecipe,
+        InvalidProgram,
+        Conflict,
+        Forbidden,
+        NoCoordinator,
+        TooLarge,
+        CodeNotAccepted,
+        Cancelled,
+    ),
 )
 _OF_ONE_JOB = frozenset({"config", "name", "ranks", "env"})
 """Options that a manifest sets for each job, beside those that set a field."""

@@ -13,6 +13,7 @@ from stoker.core.clock import Clock
 from stoker.core.errors import InternalError, StokerError, Unavailable, Usage
 from stoker.core.job import JobSpec, JobState, job_id
 from stoker.core.machine import MOST_PRIORITY, Requirements
+from stoker.core.text import counted
 from stoker.devices.this_machine import submitter_name
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
@@ -48,7 +49,7 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Stress the queue, clean up, and print the verdict."""
-    from stoker.cli.screens import ElapsedSeconds, counted
+    from stoker.cli.screens import ElapsedSeconds, show_progress
 
     for_s = _FOR_S if given["for"] is None else given["for"]
     jobs = given["jobs"] or _JOBS
@@ -61,7 +62,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     by = submitter_name(call.parts.settings.environment)
     torture = StressTest(client, clock=call.parts.clock, seed=seed, jobs=jobs, by=by)
     began_s = call.parts.clock.monotonic_s()
-    with counted(call, "torturing", int(for_s), ElapsedSeconds) as count:
+    with show_progress(call, "torturing", int(for_s), ElapsedSeconds) as count:
         try:
             torture.run(for_s, lambda _done: count.reach(int(call.parts.clock.monotonic_s() - began_s)))
         finally:
@@ -92,17 +93,20 @@ def _show(
             "verdict": verdict.model_dump(mode="json"),
         }
     )
-    out.line(f"{torture.name}: {torture.tried.total():,} operations on {len(torture.jobs):,} jobs (seed {seed})")
+    jobs = counted(len(torture.jobs), "job")
+    out.line(f"{torture.name}: {counted(torture.tried.total(), 'operation')} on {jobs} (seed {seed})")
     for line in counts_lines(torture.tried, torture.refused, columns=out.columns):
         out.line(f"  {line}")
     whole_text = "all" if verdict.is_whole else "the newest"
-    out.line(f"\nthe history checker on {whole_text} {verdict.jobs:,} jobs, in {verdict.seconds:.1f} s:")
+    out.line(f"\nthe history checker on {whole_text} {counted(verdict.jobs, 'job')}, in {verdict.seconds:.1f} s:")
     for line in verdict_lines(verdict, signs, columns=out.columns):
         out.line(f"  {line}")
     for trouble in torture.troubles:
         out.line(f"  {signs.failed} {trouble}")
     if left:
-        out.line(f"  {signs.failed} {left} jobs did not end within 1 min of their cancellation: stoker jobs")
+        out.line(
+            f"  {signs.failed} {counted(left, 'job')} did not end within 1 min after the cancellation: stoker jobs"
+        )
     out.line(
         f"{signs.ran} all guarantees kept" if is_well else f"{signs.failed} a guarantee is broken or a job is left"
     )

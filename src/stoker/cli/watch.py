@@ -12,6 +12,7 @@ from stoker.cli.screens import open_screen
 from stoker.core.errors import StokerError
 from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
+from stoker.core.text import counted
 from stoker.views.stage_lines import metrics_text
 from stoker.views.text_tables import ASCII, UNICODE, span
 
@@ -46,7 +47,7 @@ def watch(call: CommandContext, client: FleetClient, jobs: Iterable[JobSubmissio
     except KeyboardInterrupt:
         watching.close()
         count = watching.left
-        still = "1 job continues" if count == 1 else f"{count:,} jobs continue"
+        still = counted(count, "job continues", "jobs continue")
         call.out.complain(f"{still}; list: stoker jobs; stop: stoker cancel NAME")
         raise
     finally:
@@ -120,7 +121,7 @@ class JobWatcher:
         if not self._left:
             return 0 if is_good else 1
         count, why = len(self._left), " and ".join(dict.fromkeys(self._stuck.values()))
-        waits = "1 job waits" if count == 1 else f"{count:,} jobs wait"
+        waits = counted(count, "job waits", "jobs wait")
         self._out.line(f"{waits} for {why}: stoker explain {next(iter(self._stuck))}")
         return 1
 

@@ -45,7 +45,7 @@ from stoker.core.device import MIB, MemoryType
 from stoker.core.errors import InvalidCluster
 from stoker.core.frozen import fields_of
 from stoker.core.machine import ANY_USER, Cluster, Gpu, Node, NodeTransport, UserPolicy
-from stoker.core.text import NODE_NAME_RULE, is_node_name, one_line
+from stoker.core.text import NODE_NAME_RULE, counted, is_node_name, one_line
 
 WHAT = "cluster file"
 MOST_MIB = 2**30
@@ -318,7 +318,7 @@ def render_cluster(cluster: Cluster) -> str:
     It is wide, with aligned columns.
     """
     count, slots = len(cluster.nodes), cluster.adapter_slots
-    head = f"{count:,} node{'' if count == 1 else 's'}, {slots:,} adapter slot{'' if slots == 1 else 's'}"
+    head = f"{counted(count, 'node')}, {counted(slots, 'adapter slot')}"
     rows = [(node.name, node.host, str(node.transport), _devices(node)) for node in cluster.nodes]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     lines = [head]

@@ -110,6 +110,11 @@ def some_of(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + more
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: `1 job`, `1,204 jobs`. `many` is the plural if it is not `one` and an s."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error says; what it is called if it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

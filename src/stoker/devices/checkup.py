@@ -16,7 +16,7 @@ from stoker.core.capability import Capability, MachineInterpreter
 from stoker.core.device import COMPUTE_BACKENDS, GIB, VENDORS, Backend, Device, TriState, TriStateAnswer
 from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen, frozen_by_position
-from stoker.core.text import did_you_mean, format_size, one_line
+from stoker.core.text import counted, did_you_mean, format_size, one_line
 from stoker.devices.admission import floor_bytes
 from stoker.devices.probes.readers import FAKE_VARIABLE, marked_objects
 from stoker.host.command_runner import CommandRunner, ProbeFailure, Reply
@@ -178,7 +178,7 @@ def check_surroundings(survey: MachineSurvey) -> tuple[Check, ...]:
 
 def check_recipes(count: int, troubles: Sequence[str]) -> Check:
     """Check the recipes: how many there are, and the cookbooks that can't be loaded."""
-    count_text = "1 recipe" if count == 1 else f"{count} recipes" if count else "none: no cookbook is installed"
+    count_text = counted(count, "recipe") if count else "none: no cookbook is installed"
     if count and not troubles:
         return Check("recipes", CheckStatus.OK, count_text)
     hint = "reinstall Stoker, or the cookbook that can't be loaded"
@@ -187,7 +187,7 @@ def check_recipes(count: int, troubles: Sequence[str]) -> Check:
 
 def _cpu(capability: Capability) -> Check:
     cores, threads = capability.cpu_cores, capability.cpu_threads
-    count = "1 core" if cores == 1 else f"{cores} cores"
+    count = counted(cores, "core")
     more = f", {threads} threads" if threads > cores else ""
     bound = " may be used" if capability.sources.get("cpu_cores", "").startswith("limits") else ""
     return Check("cpu", CheckStatus.OK, f"{capability.cpu_name or capability.arch}, {count}{more}{bound}")

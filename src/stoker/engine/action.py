@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from stoker.core.digests import ArtifactRef, Digest, KindRef, digest_encoded, digest_value, encode, encode_list
 from stoker.core.errors import StageFailed
 from stoker.core.frozen import fresh, frozen
+from stoker.core.text import counted
 from stoker.engine.stage import Stage
 
 FORMAT = 1
@@ -192,7 +193,7 @@ def _short(value: Any) -> str:
     if _is_file(value):
         return f"content {value['content'][:17]}"
     if _are_files(value):
-        return f"{len(value)} file{'' if len(value) == 1 else 's'}"
+        return counted(len(value), "file")
     return repr(value)
 
 

@@ -15,6 +15,7 @@ from stoker.core.device import CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, Backe
 from stoker.core.digests import digest_value
 from stoker.core.errors import InternalError
 from stoker.core.frozen import changeable, frozen
+from stoker.core.text import counted
 from stoker.host.identity import ProcessIdentity
 
 
@@ -116,7 +117,7 @@ def few(needs: Needs, offered: int) -> str:
     if needs.gpu <= offered:
         return ""
     backend = f"{needs.gpu_backend} " if needs.gpu_backend else ""
-    return f"needs {needs.gpu} {backend}GPU{'s' if needs.gpu > 1 else ''}, this machine offers {offered}"
+    return f"needs {counted(needs.gpu, f'{backend}GPU')}, this machine offers {offered}"
 
 
 def held_base(word: str, user: int | None = None) -> str:

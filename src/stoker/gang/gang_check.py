@@ -15,6 +15,7 @@ from typing import Any
 from stoker.core.device import Device
 from stoker.core.errors import Cancelled, ProcessLost, StokerError, WorkFailed
 from stoker.core.frozen import fresh, frozen
+from stoker.core.text import counted
 from stoker.gang.mailbox import Phase
 from stoker.gang.owner import Gang
 from stoker.gang.rank_config import Buffer, RankConfig
@@ -41,7 +42,7 @@ class GangSelfTestSetup:
     """Why it is not tried on GPUs, if it is not."""
 
     def __str__(self) -> str:
-        count = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        count = counted(self.ranks, "rank")
         how = "NCCL, one GPU for each" if self.backend == "nccl" else "gloo on the CPU"
         return f"{count} with {how}" + (f" ({self.why})" if self.why else "")
 

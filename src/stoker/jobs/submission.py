@@ -18,6 +18,7 @@ from stoker.config.manifest_file import HostEntry, KnownNames, ParsedJobEntry, r
 from stoker.core.errors import Diagnostic, InvalidArgs, TooManyTrials
 from stoker.core.frozen import changed
 from stoker.core.job import JobSpec
+from stoker.core.text import counted
 from stoker.engine.catalogue import Catalogue
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs.builder import ComposedJob, JobBuilder, TrialSpecs, check_name
@@ -198,7 +199,7 @@ class _ManifestJobs:
         self._reading.sort()
         notes = [*self._checks.notes, *self._submission.programs.notes]
         if self._merged:
-            points = "1 point means" if self._merged == 1 else f"{self._merged:,} points mean"
+            points = counted(self._merged, "point means", "points mean")
             notes.append(f"{points} the same as an earlier one of the same sweep, and is left out")
         policies = tuple(
             HostPolicy(name=host.name, **{key: getattr(host, key) for key in host.given}) for host in hosts

@@ -13,7 +13,7 @@ from enum import StrEnum
 from stoker.core.device import GIB, MIB
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import DevicePreference
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.scheduler.fit import (
     PlacementShape,
     choose,
@@ -225,7 +225,7 @@ def _fewer_devices(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change |
     for count in range(shape.device_count - 1, 0, -1):
         fewer = changed(shape, device_count=count)
         if choose(fewer, offer) is not None:
-            text = f"it takes {count} device{'' if count == 1 else 's'} instead of {shape.device_count}"
+            text = f"it takes {counted(count, 'device')} instead of {shape.device_count}"
             relative = 1 - count / shape.device_count
             yield Change(
                 what=ChangeKind.DEVICES, node=offer.node, text=text, relative=relative, shape=fewer, offer=offer

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from stoker.core.errors import InternalError
 from stoker.core.frozen import fresh, frozen
 from stoker.core.machine import ANY_USER, UserPolicy
+from stoker.core.text import counted
 from stoker.scheduler.fit import Placement, PlacementShape
 from stoker.scheduler.job_types import JobType, JobTypes
 from stoker.scheduler.machine_index import LeaseAllocation, MachineIndex, MachineLease
@@ -171,9 +172,9 @@ class Shares:
         user, policy = self._users.get(name), self._policy(name)
         jobs, held = (user.jobs, user.devices) if user is not None else (0, 0)
         if policy.most_jobs is not None and jobs >= policy.most_jobs:
-            return f"limit of user {name} ({_counted(policy.most_jobs, 'job')} at once)"
+            return f"limit of user {name} ({counted(policy.most_jobs, 'job')} at once)"
         if policy.most_devices is not None and devices > max(0, policy.most_devices - held):
-            return f"limit of user {name} ({_counted(policy.most_devices, 'device')} at once)"
+            return f"limit of user {name} ({counted(policy.most_devices, 'device')} at once)"
         return ""
 
     def is_limited(self, name: str) -> bool:
@@ -252,10 +253,6 @@ class Shares:
 
     def _policy(self, name: str) -> UserPolicy:
         return self.policies.get(name) or self.policies.get(ANY_USER) or UserPolicy()
-
-
-def _counted(number: int | None, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _has_limits(policies: Mapping[str, UserPolicy]) -> bool:

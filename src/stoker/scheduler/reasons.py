@@ -10,7 +10,7 @@ from math import inf
 
 from stoker.core.device import MIB
 from stoker.core.frozen import frozen
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.scheduler.fit import (
     AnyNode,
     DevicePlacement,
@@ -157,7 +157,7 @@ def _devices_obstacle(shape: PlacementShape, offer: NodeOffer) -> Obstacle | Non
     if len(of_backend) < count:
         code = UnfitReason.FEW_DEVICES if of_backend else UnfitReason.NO_DEVICE
         has = f"has {len(of_backend)}" if of_backend else "has none"
-        why = f"needs {_count(count, f'{backend} device')}, {has}"
+        why = f"needs {counted(count, f'{backend} device')}, {has}"
         return Obstacle(code=code, why=why, needed=count, left=len(of_backend))
     blocked = [one for device in of_backend if (one := device_obstacle(shape, device)) is not None]
     fitting = len(of_backend) - len(blocked)
@@ -180,11 +180,11 @@ def _obstacle_of(shape: PlacementShape, device: DeviceOffer, block: UnfitReason)
         case UnfitReason.IN_USE:
             doing = "is on it" if device.jobs == 1 else "are on it"
             alone = f"and this job would need it exclusively: {_why_alone(shape, device)}"
-            why = f"{_count(device.jobs, 'job')} {doing}, {alone}"
+            why = f"{counted(device.jobs, 'job')} {doing}, {alone}"
             return Obstacle(code=block, why=why, device=device.uuid)
         case UnfitReason.DEVICE_SLOTS:
             most = device.slots or 0
-            why = f"all its slots are taken ({_count(device.jobs, 'job')})"
+            why = f"all its slots are taken ({counted(device.jobs, 'job')})"
             left = max(0, most - device.jobs)
             return Obstacle(code=block, why=why, needed=1, left=left, device=device.uuid)
         case _:
@@ -196,7 +196,7 @@ def _memory_obstacle(shape: PlacementShape, device: DeviceOffer, block: UnfitRea
         need, left = needed_bytes(shape, device), max(0, room_bytes(device))
         bound, kind = device.shared_bytes, "usable" if device.shared_bytes == device.usable_bytes else "measured free"
         needs, has, of = _sizes(need, left, bound)
-        held = f"{format_size(device.promised_bytes)} promised to {_count(device.jobs, 'job')}"
+        held = f"{format_size(device.promised_bytes)} promised to {counted(device.jobs, 'job')}"
         why = f"needs {needs}, {has} left of {of} {kind} ({held})"
         return Obstacle(code=block, why=why, needed=need, left=left, device=device.uuid)
     need, left = shape.vram_bytes, device.shared_bytes if shares(shape, device) else device.whole_bytes
@@ -238,7 +238,7 @@ def _cores_obstacle(shape: PlacementShape, offer: NodeOffer) -> Obstacle | None:
     left = cores_left(offer)
     if left >= shape.cores or offer.cores is None:
         return None
-    why = f"needs {_count(shape.cores, 'core')}, {int(left)} left of {offer.cores}"
+    why = f"needs {counted(shape.cores, 'core')}, {int(left)} left of {offer.cores}"
     return Obstacle(code=UnfitReason.CORES, why=why, needed=shape.cores, left=max(0, int(left)))
 
 
@@ -248,13 +248,13 @@ def _slots_obstacle(shape: PlacementShape, offer: NodeOffer) -> Obstacle | None:
         if left:
             return None
         taken = "its slot is taken" if offer.slots == 1 else f"all {offer.slots} slots are taken"
-        return Obstacle(code=UnfitReason.SLOTS, why=f"{taken} ({_count(offer.jobs, 'job')})", needed=1, left=0)
+        return Obstacle(code=UnfitReason.SLOTS, why=f"{taken} ({counted(offer.jobs, 'job')})", needed=1, left=0)
     # A slot for each idle device that would be used; devices in use have their slots.
     able = [device for device in offer.devices if device_block(shape, device) is None]
     needed = shape.device_count - sum(1 for device in able if device.jobs)
     if len(able) < shape.device_count or needed <= left:
         return None
-    why = f"needs {_count(needed, 'slot')}, {left} left of {offer.slots} ({_count(offer.cpu_jobs, 'job')} on the CPU)"
+    why = f"needs {counted(needed, 'slot')}, {left} left of {offer.slots} ({counted(offer.cpu_jobs, 'job')} on the CPU)"
     return Obstacle(code=UnfitReason.SLOTS, why=why, needed=needed, left=left)
 
 
@@ -270,10 +270,6 @@ def _sizes(needed: int, left: int, whole: int) -> tuple[str, str, str]:
     if format_size(needed) != format_size(left):
         return format_size(needed), format_size(left), format_size(whole)
     return f"{-(-needed // MIB)} MiB", f"{left // MIB} MiB", f"{whole // MIB} MiB"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _listed(names: object) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.core.frozen import fresh, frozen
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.jobs.trials import ComparableTrials, TrialEnd, on_grounds
 from stoker.views.recipe_lines import ground_text, ground_value
 from stoker.views.stage_lines import number
@@ -316,7 +316,7 @@ def multi_adapter_lines(
         *map(_row, estimate.member),
         ["  sum", format_size(needs.member_bytes), ""],
     ]
-    adapters = "1 adapter" if count == 1 else f"{count} adapters"
+    adapters = counted(count, "adapter")
     rows = [*base, *member, ["total", format_size(estimate.total_bytes), f"{adapters} over one base, in one process"]]
     widest = max(len(row[1]) for row in rows)
     return [

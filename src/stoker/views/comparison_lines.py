@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stoker.core.text import format_size, one_line
+from stoker.core.text import counted, format_size, one_line
 from stoker.jobs.comparison import COSTS, Comparison, TrialRow
 from stoker.jobs.job_diff import SECTIONS, ComparisonSide, Fact
 from stoker.views.recipe_lines import ground_text, not_compared_text, value_text
@@ -28,7 +28,7 @@ def headline(comparison: Comparison) -> str:
     counts = Counter("kept" if row.is_kept and row.is_done else row.state for row in comparison.rows)
     total = len(comparison.rows)
     texts = ", ".join(f"{count} {state}" for state, count in counts.items())
-    return f"{comparison.job}: {total} trial{'' if total == 1 else 's'} ({texts})"
+    return f"{comparison.job}: {counted(total, 'trial')} ({texts})"
 
 
 def measure_line(comparison: Comparison) -> str:

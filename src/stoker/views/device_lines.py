@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from stoker.core.capability import Capability
 from stoker.core.device import GIB, Device
 from stoker.core.frozen import frozen
-from stoker.core.text import format_duration, format_size
+from stoker.core.text import counted, format_duration, format_size
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState, DeviceWaiter, HeldBase, LedgerState
 from stoker.gang.gang_check import COLLECTIVE, GangSelfTest, RankSelfTest, last_phase
@@ -211,13 +211,9 @@ def summary(checks: Sequence[Check]) -> str:
     warned = sum(check.verdict is CheckStatus.WARN for check in checks)
     if not bad and not warned:
         return "no problems"
-    texts = [_count(bad, "problem")] if bad else []
-    texts += [_count(warned, "warning")] if warned else []
+    texts = [counted(bad, "problem")] if bad else []
+    texts += [counted(warned, "warning")] if warned else []
     return f"{' and '.join(texts)}{'' if bad else ', no problems'}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"1 {what}" if number == 1 else f"{number} {what}s"
 
 
 _PHASES = (*(phase.name for phase in Phase if phase < Phase.READY), COLLECTIVE)

@@ -10,7 +10,7 @@ from stoker.core.events import FleetKinds
 from stoker.core.frozen import frozen
 from stoker.core.job import EnvironmentChoice, JobSpec, JobState
 from stoker.core.leases import Role
-from stoker.core.text import format_duration, format_size, one_line, outside
+from stoker.core.text import counted, format_duration, format_size, one_line, outside
 from stoker.protocol.discovery import DEFAULT_PORT
 from stoker.views.recipe_lines import value_text
 from stoker.views.stage_lines import metrics_text, number
@@ -470,8 +470,8 @@ def _choice_text(choice: EnvironmentChoice) -> str:
 def commit_text(commit: str) -> str:
     """Return the commit of `COMMIT+2`, and the number of changed files."""
     whole, _, uncommitted = commit.partition("+")
-    files = "1 file" if uncommitted == "1" else f"{uncommitted} files"
-    return f"commit {whole[:_SHORT_ID]}" + (f", {files} changed since" if uncommitted else "")
+    changed = f", {counted(int(uncommitted), 'file')} changed since" if uncommitted else ""
+    return f"commit {whole[:_SHORT_ID]}{changed}"
 
 
 def _short(held: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.core.job import JobState
-from stoker.core.text import format_duration, one_line
+from stoker.core.text import counted, format_duration, one_line
 from stoker.scheduler.explain import DeviceVerdict, Explanation, NodeVerdict, PlannedPlacements
 from stoker.scheduler.node_index import PlacedJob
 from stoker.scheduler.reasons import ScoreTerm
@@ -173,7 +173,7 @@ def _forecast_lines(explanation: JobExplanation, now_s: float) -> Iterator[str]:
         part = f"{share.share:.0%} of recent usage, fair is {share.fair_share:.0%}"
         yield one_line(
             f"share of {share.user or 'unnamed submitters'}: {part}; "
-            f"{_counted(share.jobs, 'job')} and {_counted(share.devices, 'device')} now"
+            f"{counted(share.jobs, 'job')} and {counted(share.devices, 'device')} now"
         )
 
 
@@ -181,10 +181,6 @@ def _expected_place(explanation: JobExplanation) -> str:
     if explanation.place_in_line is None or "queue position" in explanation.verdict:
         return ""
     return f"queue position {explanation.place_in_line:,}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _machine_rows(machine: Mapping[str, Any], now_s: float) -> Iterator[list[str]]:

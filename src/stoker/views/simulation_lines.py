@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stoker.core.text import counted
 from stoker.scheduler.simulation.simulation_report import NodeTypeUse, SimulationReport, SimulationResult
 from stoker.views.charts import LEGEND, Chart, ChartLine, Panel, Scale, scale_over
 from stoker.views.text_tables import moment, span, table
@@ -43,7 +44,7 @@ def timeline_chart(report: SimulationReport, title: str) -> Chart:
     uses = sorted(report.uses, key=lambda use: (-use.used * max(use.devices, use.machines), use.sort))[:LEGEND]
     lines = tuple(
         ChartLine(
-            label=f"{use.sort} ({use.machines} machines, {use.used:.0%} used)",
+            label=f"{use.sort} ({counted(use.machines, 'machine')}, {use.used:.0%} used)",
             points=tuple((place * step_h, part * 100) for place, part in enumerate(use.timeline)),
             rank=rank,
         )
@@ -90,8 +91,8 @@ def live_lines(  # noqa: PLR0913 - what is shown of a forecast
     Each report comes with the number of jobs that can't finish.
     """
     now, changed = as_is[0], None if as_changed is None else as_changed[0]
-    running = _counted(now.running, "running job", "running jobs")
-    yield f"{_counted(now.machines, 'machine', 'machines')}, {running}, {now.jobs - now.running:,} waiting"
+    running = counted(now.running, "running job")
+    yield f"{counted(now.machines, 'machine')}, {running}, {now.jobs - now.running:,} waiting"
     yield f"all done    {_end_text(*as_is, at_s)}"
     if as_changed is not None and changed is not None:
         gained_s = now.makespan_s - changed.makespan_s
@@ -99,12 +100,12 @@ def live_lines(  # noqa: PLR0913 - what is shown of a forecast
         difference = _difference(gained_s) if is_comparable else ""
         yield f"changed     {_end_text(*as_changed, at_s)}{difference}"
         if changed.failures:
-            lost = _counted(changed.failures, "attempt", "attempts")
+            lost = counted(changed.failures, "attempt")
             yield f"lost        {lost} failed or were lost with a machine; the jobs run again"
     if is_guess:
         yield "note        some jobs have no estimate of their duration; 10 min assumed for each"
     if blocked:
-        waiting = _counted(
+        waiting = counted(
             blocked, "pending job waits for other jobs, or for its", "pending jobs wait for other jobs, or for their"
         )
         yield f"not counted {waiting} next try"
@@ -135,7 +136,7 @@ def live_lines(  # noqa: PLR0913 - what is shown of a forecast
 
 def _end_text(report: SimulationReport, unfinished: int, at_s: float) -> str:
     if unfinished:
-        return f"never: {_counted(unfinished, 'job fits', 'jobs fit')} no machine"
+        return f"never: {counted(unfinished, 'job fits', 'jobs fit')} no machine"
     return f"{moment(at_s + report.makespan_s, at_s)}, in about {span(report.makespan_s)}"
 
 
@@ -146,12 +147,8 @@ def _difference(gained_s: float) -> str:
 
 
 def _left_out(report: SimulationReport) -> str:
-    jobs = _counted(report.not_placeable, "job fits", "jobs fit")
+    jobs = counted(report.not_placeable, "job fits", "jobs fit")
     return f"omitted     {jobs} no machine of this fleet, even an idle one"
-
-
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
 
 
 def _changed_use(use: NodeTypeUse | None, changed: SimulationReport | None) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.engine.ranking import known_direction, preference
 from stoker.jobs.job_history import NodeHistory
 from stoker.views.text_tables import Signs, span
@@ -151,7 +151,7 @@ def companions_text(node: NodeHistory) -> str:
     usage = read_member_usage(node.member_usage)
     if usage is None or not usage.others:
         return ""
-    others = "1 other" if usage.others == 1 else f"{usage.others} others"
+    others = counted(usage.others, "other")
     return f"in one process with {others}, {usage.members} at once: {_named(usage.named, usage.others)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.core.text import format_duration
+from stoker.core.text import counted, format_duration
 
 Fields = Mapping[str, Any]
 _SHORTEST_S = 0.05
@@ -33,7 +33,7 @@ def _away(fields: Fields) -> str:
 
 def _joined(fields: Fields) -> str:
     slots = fields["slots"]
-    at_once = f"{slots} job{'s' if slots > 1 else ''} at once"
+    at_once = f"{counted(slots, 'job')} at once"
     drift = "".join(f"; {one}" for one in fields["drift"])
     return f"joined as {fields['worker']}: {at_once}, lease {format_duration(fields['lease_s'])}{drift}"
 
@@ -88,6 +88,6 @@ _LINES: dict[str, Callable[[Fields], str]] = {
     "certificate_not_renewed": lambda fields: f"certificate not renewed yet{_because(fields)}{_hint(fields)}",
     "open": lambda fields: f"takes jobs again ({fields['by']})",
     "idle": lambda _fields: "no more jobs for this machine",
-    "leaving": lambda fields: f"leaving, releasing {fields['held']} jobs{_because(fields)}",
+    "leaving": lambda fields: f"leaving, releasing {counted(fields['held'], 'job')}{_because(fields)}",
     "leaving_now": lambda _fields: "leaving now",
 }

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.cli.grammar import Grammar, Option, Positional, duration, size, size_with_unit, whole
+from stoker.cli.run import GRAMMAR as RUN
 from stoker.core.errors import Usage
 
 GRAMMAR = Grammar(
@@ -53,6 +54,33 @@ def test_every_fault_is_reported_together() -> None:
     assert "--timeout needs a value (TIME)" in str(caught.value)
     assert "NAME is missing: what to do it to" in str(caught.value)
     assert caught.value.hint == "did you mean '--dry-run'?"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--lr", "0.1"], "write a setting as lr=0.1 before --; the program's own options go after --"),
+        (["--lr=0.1"], "write a setting as lr=0.1 before --; the program's own options go after --"),
+        (["-lr", "0.1"], "write a setting as lr=0.1 before --; the program's own options go after --"),
+        (["--seed"], "write a setting as seed=VALUE before --; the program's own options go after --"),
+        (["--memry", "8G"], "write a setting as memory=8G before --; the program's own options go after --"),
+        (["--rern", "train"], "did you mean '--rerun'?"),
+        (["--dry"], "did you mean '--dry-run'?"),
+    ],
+)
+def test_a_setting_written_as_an_option_is_shown_as_a_setting(words: list[str], hint: str) -> None:
+    with pytest.raises(Usage, match="unknown option '--?\\w+'$") as caught:
+        RUN.parse([*words, "--", "python", "train.py"])
+    assert caught.value.hint == hint
+
+
+def test_help_of_run_lists_the_settings_of_a_program_and_the_exit_codes() -> None:
+    lines = RUN.help().splitlines()
+    for key in ("outputs=", "memory=", "vram=", "shares="):
+        assert any(line.startswith(f"  {key} ") for line in lines), key
+    assert not any(line.startswith(("  argv=", "  machine_cpus=")) for line in lines)
+    codes = lines[lines.index("exit codes") + 1 :]
+    assert [line.split()[0] for line in codes[:3]] == ["0", "1", "2"]
 
 
 def test_a_word_too_many_is_taken_for_a_misspelt_verb_where_there_are_verbs() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.core.jsontext import dumps, loads
-from stoker.core.text import first_line, json_printable, one_line, outside, printable
+from stoker.core.text import counted, first_line, json_printable, one_line, outside, printable
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,10 @@ def test_a_line_of_json_stays_the_same_to_programs_and_says_nothing_to_terminals
 def test_of_an_error_the_first_line_is_told_or_what_it_is_called():
     assert first_line(ValueError("\n first\nsecond")) == "first"
     assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_a_number_has_its_noun_in_singular_or_plural():
+    assert counted(1, "job") == "1 job"
+    assert counted(0, "job") == "0 jobs"
+    assert counted(1204, "job") == "1,204 jobs"
+    assert counted(2, "job waits", "jobs wait") == "2 jobs wait"

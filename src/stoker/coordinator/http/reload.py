@@ -14,7 +14,7 @@ from stoker.coordinator.queue.commands import Answer, Command, Declare, QueueCom
 from stoker.core.errors import StokerError
 from stoker.core.frozen import fields_of
 from stoker.core.machine import Cluster, Node, UserPolicy
-from stoker.core.text import point_name
+from stoker.core.text import counted, point_name
 from stoker.protocol.job_messages import JobSubmissionResult, Submission, SubmissionOutcome, SubmissionResponse
 from stoker.protocol.view_messages import NOTHING_GIVEN, DoneView
 
@@ -115,7 +115,7 @@ def manifest_changes(submitted: SubmissionResponse) -> tuple[list[str], list[str
         lines.append(f"and {len(listed) - _LISTED} more")
     if submitted.vanished:
         count = len(submitted.vanished)
-        lines.append(f"{count} pending job{'s' * (count != 1)} no longer in the manifest: they stay until cancelled")
+        lines.append(f"{counted(count, 'pending job')} no longer in the manifest: they stay until cancelled")
     return [job.id for job in moved], lines
 
 

@@ -31,7 +31,7 @@ from stoker.core.events import FleetKinds
 from stoker.core.frozen import changed, frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.machine import Node
-from stoker.core.text import whole_number
+from stoker.core.text import counted, whole_number
 from stoker.devices.admission import MachineMemory
 from stoker.protocol.job_messages import HostPolicy
 from stoker.protocol.lease_messages import Hello, MachineInventory, Welcome, WorkerMeasurements
@@ -150,7 +150,7 @@ def _chosen(devices: tuple[DeviceOffer, ...], gpus: int | tuple[str, ...] | None
     if isinstance(gpus, int):
         # The first that can be used.
         able = [device.uuid for device in devices if not device.closed][:gpus]
-        why = f"the worker was started for {gpus} device{'' if gpus == 1 else 's'}"
+        why = f"the worker was started for {counted(gpus, 'device')}"
     else:
         able = [device.uuid for device in devices if device.uuid in gpus]
         why = "the worker was started for other devices"

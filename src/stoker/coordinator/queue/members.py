@@ -36,6 +36,7 @@ from stoker.coordinator.queue.transaction import WriterTransaction, lose, plain,
 from stoker.core.errors import Conflict, Forbidden, NotFound, RateLimited, Refused
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import changed, fields_of
+from stoker.core.text import counted
 
 # Certificates of machines: issued, renewed, revoked.
 
@@ -320,7 +321,7 @@ def _see_gone(transaction: WriterTransaction, name: str, *, is_forced: bool) -> 
     if machine.leases:
         jobs = sorted(live.job.id for live in machine.leases.values())
         raise Refused(
-            f"{name} still holds {len(jobs)} lease{'s' * (len(jobs) != 1)}",
+            f"{name} still holds {counted(len(jobs), 'lease')}",
             hint="drain it, or wait until its leases end",
             jobs=jobs,
         )

@@ -25,7 +25,7 @@ from stoker.core.frozen import frozen
 from stoker.core.job import EnvironmentChoice, JobInput, JobState
 from stoker.core.jsontext import loads
 from stoker.core.retry import FailureCause
-from stoker.core.text import did_you_mean, point_name
+from stoker.core.text import counted, did_you_mean, point_name
 from stoker.engine.ranking import Direction, known_direction, preference
 from stoker.protocol.job_messages import INPUT_BODY
 from stoker.protocol.view_messages import AttemptView, JobDetails, JobPage, JobView, Leaderboard, LeaderRow
@@ -374,7 +374,7 @@ def _why(row: Row[Any], now_s: float, limits: Limits) -> str:
     """Return in one line why a job is pending, or why it failed."""
     if row.state == JobState.PENDING:
         if row.blockers:
-            return f"waits for {row.blockers} job{'s' * (row.blockers != 1)} to complete first"
+            return f"waits for {counted(row.blockers, 'job')} to complete first"
         if not row.is_ready and row.not_before_s > now_s:
             return f"retry in {row.not_before_s - now_s:.0f} s" + (f": {row.message}" if row.message else "")
         limit = limits(row.class_id)

@@ -28,7 +28,7 @@ from stoker.core.events import FleetKinds
 from stoker.core.frozen import fields_of, frozen
 from stoker.core.job import FOR_PEOPLE, EnvironmentChoice, JobState
 from stoker.core.jsontext import loads
-from stoker.core.text import did_you_mean
+from stoker.core.text import counted, did_you_mean
 from stoker.protocol.codec import alike
 from stoker.protocol.job_messages import PREFIX, JobSubmissionResult, Submission, SubmissionOutcome, SubmissionResponse
 
@@ -127,7 +127,7 @@ def _named(
     missing = sorted(words - named.keys())
     if missing and not may_lack:
         raise InvalidInput(
-            f"{len(missing)} unknown name{'s' * (len(missing) != 1)} in `after`",
+            f"{counted(len(missing), 'unknown name')} in `after`",
             faults=tuple(
                 Diagnostic("after", f"there is no job {word!r}", did_you_mean(word, named)) for word in missing
             ),

@@ -19,7 +19,7 @@ from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import Diagnostic, InvalidInput, Refused, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.job import JobSpec
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.host.durable import open_regular, stamp_of, translated
 from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.jobs.builder import JobBuilder
@@ -198,7 +198,7 @@ def _notes(project: Project, listed: ProjectFiles, tree: Tree, gone: Sequence[st
         yield f"the code has {size}: {named}; exclude files in {IGNORE_FILE}; for data use data = {{ NAME = PATH }}"
     lacking = set(gone).difference(listed.uncommitted)
     if project.is_git and lacking:
-        count = "1 tracked file is" if len(lacking) == 1 else f"{len(lacking):,} tracked files are"
+        count = counted(len(lacking), "tracked file is", "tracked files are")
         yield f"{count} not checked out here, and not sent: {min(lacking)}"
 
 

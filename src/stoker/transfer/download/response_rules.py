@@ -23,7 +23,7 @@ from stoker.core.errors import (
 )
 from stoker.core.frozen import frozen
 from stoker.core.retry import NoRetry, RetryAfterDelay, pause_s
-from stoker.core.text import format_duration, one_line
+from stoker.core.text import counted, format_duration, one_line
 from stoker.host.http.addresses import shown
 from stoker.host.http.exchange import Headers
 from stoker.transfer.download.partial import strong_etag
@@ -227,7 +227,7 @@ def given_up(error: StokerError, decision: NoRetry) -> StokerError:
 
 
 def _attempts(count: int) -> str:
-    return f"{count} attempt{'' if count == 1 else 's'} without a new byte"
+    return f"{counted(count, 'attempt')} without a new byte"
 
 
 def retry_after_s(headers: Headers, *, now_s: float, longest_s: float) -> float | None:

@@ -27,6 +27,7 @@ from stoker.core.errors import (
 )
 from stoker.core.events import Event, Kinds
 from stoker.core.frozen import changed, frozen
+from stoker.core.text import counted
 from stoker.host.folders import AnchoredFolder, most_open_files, write_unnamed
 from stoker.host.http.addresses import shown
 from stoker.host.http.client import follow
@@ -588,7 +589,7 @@ def _check_space(hub: Hub, order: RepoRequest, destination: Destination, groups:
     needed_bytes = sum(_needed_bytes(destination, one) or 0 for one in upcoming)
     if needed_bytes:
         folder = destination.landing(groups[0][0]).folder
-        count = f"{len(groups):,} file{'' if len(groups) == 1 else 's'}"
+        count = counted(len(groups), "file")
         hint = "free some space there, or put the cache elsewhere (HF_HUB_CACHE)"
         check_space(count, folder, coming_bytes=needed_bytes, free=hub.tools.free_bytes(folder), hint=hint)
 

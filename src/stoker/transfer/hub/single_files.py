@@ -28,6 +28,7 @@ from stoker.core.errors import (
 from stoker.core.events import Event, Kinds
 from stoker.core.frozen import changed
 from stoker.core.retry import NoRetry
+from stoker.core.text import counted
 from stoker.host.durable import translated
 from stoker.host.http.addresses import origin, shown
 from stoker.host.resources import check_space
@@ -253,7 +254,7 @@ def fetch_list(
     """
     preview = preview_list(hub, files, folder, receipts=receipts, force=force)
     if preview.needed_bytes:
-        count = f"{len(files):,} file{'' if len(files) == 1 else 's'}"
+        count = counted(len(files), "file")
         check_space(count, folder, coming_bytes=preview.needed_bytes, free=preview.free_bytes)
 
     def fetch(file: LockedFile) -> list[DownloadOutcome]:

@@ -25,6 +25,7 @@ from stoker.core.errors import LockHeld, StokerError
 from stoker.core.frozen import fields_of, fresh, frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.machine import Platform
+from stoker.core.text import counted
 from stoker.host.durable import read_regular, remove_tree, translated, write_file
 from stoker.host.folders import names_in
 from stoker.host.identity import ProcessIdentity
@@ -390,7 +391,7 @@ def drop(shelf: EnvironmentCache, offered: EnvironmentPrunePlan, *, clock: Clock
 
 def label_of(one: CachedEnvironment) -> str:
     """Return what an environment is, for people."""
-    return f"Python {one.version}, {one.packages} package{'' if one.packages == 1 else 's'}"
+    return f"Python {one.version}, {counted(one.packages, 'package')}"
 
 
 def _candidate(shelf: EnvironmentCache, one: CachedEnvironment, now_s: float) -> PruneCandidate:

@@ -26,7 +26,7 @@ from stoker.core.errors import (
 )
 from stoker.core.frozen import frozen
 from stoker.core.job import JobInput
-from stoker.core.text import format_size
+from stoker.core.text import counted, format_size
 from stoker.jobs.pack.data_trees import read_tree, unread_bytes
 from stoker.protocol.lease_messages import Grant
 from stoker.store.local_store import LocalStore
@@ -167,7 +167,7 @@ class InputFetcher:
 
         def look_ahead(outlook: TreeFetchEstimate) -> None:
             amount.of_bytes = outlook.missing_bytes
-            files = "1 file" if outlook.missing_files == 1 else f"{outlook.missing_files:,} files"
+            files = counted(outlook.missing_files, "file")
             self._tell(f"copies {name}: {files}, {format_size(outlook.missing_bytes)}", is_line=True)
 
         began_s = bench.clock.monotonic_s()
