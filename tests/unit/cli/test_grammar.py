@@ -69,7 +69,7 @@ def test_every_fault_is_reported_together() -> None:
     ],
 )
 def test_a_setting_written_as_an_option_is_shown_as_a_setting(words: list[str], hint: str) -> None:
-    with pytest.raises(Usage, match="unknown option '--?\\w+'$") as caught:
+    with pytest.raises(Usage, match=r"unknown option '--?\w+'$") as caught:
         RUN.parse([*words, "--", "python", "train.py"])
     assert caught.value.hint == hint
 
