@@ -19,18 +19,16 @@ from stoker.config.cluster_file import WHAT as CLUSTER_FILE
 from stoker.config.cluster_file import cluster_of
 from stoker.config.config_file import SUFFIXES
 from stoker.config.fields import FileDiagnostics, read_as
-from stoker.config.manifest_file import (
-    WHAT as MANIFEST,
-)
+from stoker.config.manifest_file import WHAT as MANIFEST
 from stoker.config.manifest_file import (
     HostEntry,
-    KnownNames,
-    Making,
     Manifest,
+    ManifestBuilder,
     ParsedJobEntry,
     made_of,
     manifest_as_it_is,
 )
+from stoker.config.manifest_rules import KnownNames
 from stoker.config.positions import LocatedValue
 from stoker.core.errors import InvalidAdapters, InvalidCluster, InvalidInput, LocalFile, NotVerified, Usage
 from stoker.core.machine import Cluster
@@ -225,7 +223,7 @@ def read_declared(
     name: str,
     path: str,
     known: Callable[[], KnownNames] = KnownNames,
-    make: Making[Manifest] = manifest_as_it_is,
+    make: ManifestBuilder[Manifest] = manifest_as_it_is,
     around: Callable[[], AdaptersContext] = AdaptersContext,
 ) -> DeclaredFile | None:
     """Read a cluster file, a manifest or an adapters file; return None if it is none of them.
@@ -325,7 +323,7 @@ def known_here(call: CommandContext) -> KnownNames:
     return KnownNames(recipes=None if troubles else names)
 
 
-def checked_here(call: CommandContext) -> Making[Manifest]:
+def checked_here(call: CommandContext) -> ManifestBuilder[Manifest]:
     """Return the check of a manifest's jobs against the installed recipes."""
 
     def make(jobs: Sequence[ParsedJobEntry], hosts: tuple[HostEntry, ...], reading: FileDiagnostics) -> Manifest:

@@ -12,7 +12,8 @@ from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional, instead
 from stoker.config.cluster_file import node_as_json, read_cluster, render_cluster
 from stoker.config.config_file import SUFFIXES
-from stoker.config.manifest_file import JobEntry, KnownNames, overlaid, read_manifest
+from stoker.config.manifest_file import JobEntry, overlaid, read_manifest
+from stoker.config.manifest_rules import KnownNames
 from stoker.config.positions import ConfigLayer, ValueOrigin
 from stoker.config.sweep import size
 from stoker.config.sweep_file import read_sweep

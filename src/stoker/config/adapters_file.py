@@ -122,7 +122,7 @@ class ParsedAdaptersFile(NamedTuple):
     adapters: Sequence[ParsedAdapter]
 
 
-Making = Callable[[ParsedAdaptersFile, FileDiagnostics], T]
+AdaptersBuilder = Callable[[ParsedAdaptersFile, FileDiagnostics], T]
 """Builds something from a file. It may note faults: places are known only meanwhile."""
 
 
@@ -134,14 +134,16 @@ def read_adapters(name: str, path: str, around: AdaptersContext | None = None) -
     return read_adapters_into(file_as_it_is, name, path, around)
 
 
-def read_adapters_into(make: Making[T], name: str, path: str, around: AdaptersContext | None = None) -> T:
+def read_adapters_into(make: AdaptersBuilder[T], name: str, path: str, around: AdaptersContext | None = None) -> T:
     """Read an adapters file and build something from it; faults noted meanwhile are raised with all the rest."""
     return read_as(
         WHAT, name, path, lambda reading, tree: adapters_of(make, reading, tree, around or AdaptersContext())
     )
 
 
-def adapters_of(make: Making[T], reading: FileDiagnostics, tree: LocatedValue | None, around: AdaptersContext) -> T:
+def adapters_of(
+    make: AdaptersBuilder[T], reading: FileDiagnostics, tree: LocatedValue | None, around: AdaptersContext
+) -> T:
     """Build something from an open file."""
     at = tree if tree is not None else LocatedValue({}, 1, 1, 1, 1)
     top = _Words(around, reading, noun="adapters file").read_map(at, "", own=(ADAPTERS,))

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from stoker.config.fields import FileDiagnostics
-from stoker.config.manifest_file import HostEntry, KnownNames, ParsedJobEntry, read_manifest_into
+from stoker.config.manifest_file import HostEntry, ParsedJobEntry, read_manifest_into
+from stoker.config.manifest_rules import KnownNames
 from stoker.core.errors import Diagnostic, InvalidArgs, TooManyTrials
 from stoker.core.frozen import changed
 from stoker.core.job import JobSpec

@@ -14,8 +14,8 @@ from stoker.views.stage_lines import number
 from stoker.views.text_tables import Signs, span, table, with_signs
 
 if TYPE_CHECKING:
-    from stoker.devices.estimate.shared_base import MultiAdapterEstimate, MultiAdapterTraining, SmallerOption
-    from stoker.devices.estimate.terms import EstimateTerm
+    from stoker.devices.estimate.shared_base import MultiAdapterEstimate, MultiAdapterTraining
+    from stoker.devices.estimate.terms import EstimateTerm, SmallerOption
     from stoker.jobs.shared_forecast import SharedProcessEstimate
     from stoker.jobs.sweep_standings import TrialRanking
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stoker.config.cluster_file import read_cluster
-from stoker.config.manifest_file import KnownNames, Manifest, read_manifest
+from stoker.config.manifest_file import Manifest, read_manifest
+from stoker.config.manifest_rules import KnownNames
 from stoker.core.errors import InvalidCluster, InvalidInput, InvalidManifest
 from stoker.core.machine import Cluster
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.config.manifest_file import JOB, HostEntry, JobEntry, KnownNames, overlaid, read_manifest
+from stoker.config.manifest_file import JOB, HostEntry, JobEntry, overlaid, read_manifest
+from stoker.config.manifest_rules import KnownNames
 from stoker.core.device import COMPUTE_BACKENDS, GIB, Backend
 from stoker.core.errors import InvalidManifest, LocalFile
 from stoker.core.leases import Partition

@@ -28,25 +28,26 @@ from stoker.devices.estimate.model_shapes import ModelShape
 from stoker.devices.estimate.shared_base import (
     IMPORTS_BYTES,
     MANY,
-    STEP_TOKENS,
     MemoryLocation,
-    MultiAdapterCapacity,
     MultiAdapterEstimate,
     MultiAdapterNeeds,
     MultiAdapterTraining,
-    SmallerOption,
-    adapters_of_unknown_number,
-    bases_that_fit,
     chunk_tokens,
     estimate_adapters,
-    fewer_tokens,
-    largest_fit,
     no_room,
-    refusal,
     smaller,
     steady_base_bytes,
 )
-from stoker.devices.estimate.terms import estimate
+from stoker.devices.estimate.terms import (
+    STEP_TOKENS,
+    MemoryCapacity,
+    SmallerOption,
+    bases_that_fit,
+    estimate,
+    fewer_tokens,
+    largest_fit,
+    refusal,
+)
 from stoker.devices.estimate.training_setup import Method, Optimiser, TrainingSpec, Width
 from stoker.engine.recipe import surroundings
 
@@ -81,13 +82,15 @@ def placed_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiA
 
 
 def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterTraining:
-    return adapters_of_unknown_number(
-        shape,
-        dtype=load.dtype,
+    """Return a training of members of that size; their number is not known."""
+    return MultiAdapterTraining(
+        shape=shape,
+        adapters=MANY,
         rank=load.rank,
         targets=load.targets,
         rows=load.rows,
         sequence=load.tokens,
+        dtype=Width.BF16 if load.dtype == "bfloat16" else Width.FP32,
         where=where,
     )
 
@@ -115,25 +118,25 @@ def _as_asked(training: MultiAdapterTraining) -> MultiAdapterEstimate:
     return changed(estimate_adapters(changed(training, adapters=MANY)), adapters=training.adapters)
 
 
-def rooms_here(*, gpus: int) -> list[MultiAdapterCapacity]:
+def rooms_here(*, gpus: int) -> list[MemoryCapacity]:
     """Return the memory of each device, or the RAM; empty if unknown."""
     return _devices() if gpus else _machine()
 
 
-def _devices() -> list[MultiAdapterCapacity]:
+def _devices() -> list[MemoryCapacity]:
     here = surroundings()
     rooms = here.rooms() if here.count_gpus() else {}
-    return [MultiAdapterCapacity(name=name, room_bytes=size_bytes) for name, size_bytes in rooms.items()]
+    return [MemoryCapacity(name=name, room_bytes=size_bytes) for name, size_bytes in rooms.items()]
 
 
-def _machine() -> list[MultiAdapterCapacity]:
+def _machine() -> list[MemoryCapacity]:
     memory = surroundings().memory()
     if memory is None or memory.total_bytes is None or memory.most_bytes is None:
         return []
     why = f"of {format_size(memory.total_bytes)}; the rest is reserved for the system"
     if memory.room_bytes is not None:
         why += f"; {format_size(memory.room_bytes)} of it free now"
-    return [MultiAdapterCapacity(name="this machine", room_bytes=memory.most_bytes, why=why)]
+    return [MemoryCapacity(name="this machine", room_bytes=memory.most_bytes, why=why)]
 
 
 def _shapes(load: Load) -> dict[str, ModelShape]:

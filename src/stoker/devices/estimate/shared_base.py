@@ -6,10 +6,9 @@ Banks and rows are padded to the largest member, so all members take the same, a
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from itertools import accumulate, islice, repeat, takewhile
+from itertools import accumulate, repeat, takewhile
 from typing import Any
 
 from stoker.core.errors import Diagnostic, InsufficientDeviceMemory
@@ -17,10 +16,17 @@ from stoker.core.frozen import changed, frozen
 from stoker.core.text import format_size
 from stoker.devices.estimate.model_shapes import ModelShape
 from stoker.devices.estimate.terms import (
+    STEP_TOKENS,
     Correction,
     EstimateTerm,
+    MemoryCapacity,
+    SmallerOption,
+    bases_that_fit,
     calibration_term,
     context_bytes_of,
+    fewer_tokens,
+    largest_fit,
+    refusal,
     refuse_no_adapters,
 )
 from stoker.devices.estimate.training_setup import (
@@ -51,83 +57,6 @@ CHUNK_BYTES = 512 * 1024**2
 """Size limit of the logits, in 32 bits, of the tokens whose losses are computed at a time."""
 _FLOAT = 4
 _INT = 8
-
-
-@frozen
-class MemberActivations:
-    """Activations of one member."""
-
-    shape: ModelShape
-    rank: int
-    targets: tuple[str, ...]
-    tokens: int
-    sequence: int
-    dtype: Width
-    is_compiled: bool
-    is_packed: bool = False
-    has_flash: bool = True
-    """Attention never holds its scores."""
-
-    @property
-    def width(self) -> int:
-        return self.dtype.bytes
-
-    def kept_bytes(self) -> int:
-        """Return what all blocks keep until the backward pass, with the first input and the last output."""
-        shape, qkv = self.shape, self.shape.q_width + 2 * self.shape.kv_width
-        narrow = self.rank * len(targeted(shape, self.targets))
-        kept = 2 * shape.hidden + qkv + shape.q_width + 2 * shape.inner + narrow
-        if shape.has_head_norms:
-            kept += qkv
-        block = kept * self.width + self._attention_bytes()
-        # The last block's result, its norm, and the gradient of that; angles of positions; ids and labels.
-        ends = 3 * shape.hidden * self.width + shape.head_dim * _FLOAT + 2 * _INT
-        return self.tokens * (shape.layers * block + ends)
-
-    def _attention_bytes(self) -> int:
-        """Return what attention keeps of one token in one block, beyond its input and output."""
-        shape = self.shape
-        if not self.has_flash:
-            # Scores before and after softmax, keys and values for every head.
-            return shape.heads * self.sequence * 2 * self.width + 2 * shape.q_width * self.width
-        sums = shape.heads * _FLOAT
-        return sums + (self._packed_bytes() if self.is_packed else 0)
-
-    def _packed_bytes(self) -> int:
-        if self.dtype is Width.FP32:
-            # A mask of every row, as 32-bit floats.
-            return self.sequence * _FLOAT
-        # Keys and values for every head.
-        return 2 * self.shape.q_width * self.width
-
-    def working_bytes(self) -> int:
-        """Return what one block's backward pass has beyond that, at its peak."""
-        return self.tokens * max(self._gate_bytes(), self._rest_bytes())
-
-    def _gate_bytes(self) -> int:
-        """During the backward pass of the gate: the incoming gradient, its output, and three results."""
-        inner = self.shape.inner
-        held = (self.shape.hidden + 4 * inner) * self.width
-        if self.is_compiled:
-            return held
-        # In 32 bits: gate, up and the gradient (there already if the base is), sigma, silu, and products on their way.
-        copies = 4 if self.dtype is Width.FP32 else 8
-        return held + copies * inner * _FLOAT
-
-    def _rest_bytes(self) -> int:
-        """During the backward pass of attention."""
-        shape, width = self.shape, self.width
-        qkv = shape.q_width + 2 * shape.kv_width
-        left = (4 * shape.hidden + shape.q_width) * width
-        # Gradients of queries, keys and values, joined; the kernel's own sums in 32 bits, and keys for every head.
-        attention = 2 * qkv * width + shape.q_width * _FLOAT + (2 * shape.q_width * width if self._has_groups else 0)
-        if not self.has_flash:
-            attention += 2 * shape.heads * self.sequence * width
-        return left + attention
-
-    @property
-    def _has_groups(self) -> bool:
-        return self.shape.kv_heads != self.shape.heads
 
 
 def loss_bytes(shape: ModelShape, dtype: Width, tokens: int, *, is_compiled: bool) -> int:
@@ -176,7 +105,6 @@ _STEADY_TOKENS = 32_768
 _WORKSPACES_BYTES = 64 * MIB
 _SPARE_PERCENT = 7
 """Of temporary memory: what the allocator keeps beyond it."""
-_WIDTHS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _EVEN_RANK = 8
 """On a GPU ranks are padded to a multiple of this."""
 
@@ -227,22 +155,68 @@ class MultiAdapterTraining:
         return self.is_compiled and self.where is MemoryLocation.CUDA
 
     @property
-    def passing(self) -> MemberActivations:
-        """Activations of one member."""
-        shape = self.shape
+    def _has_flash(self) -> bool:
+        """True if attention never holds its scores."""
         # No kernel of CUDA's that holds no scores takes 32-bit floats where heads share keys.
-        has_flash = self.where is MemoryLocation.CPU or self.dtype is not Width.FP32 or shape.kv_heads == shape.heads
-        return MemberActivations(
-            shape=shape,
-            rank=self.bank_rank,
-            targets=self.targets,
-            tokens=self.tokens,
-            sequence=self.sequence,
-            dtype=self.dtype,
-            is_compiled=self.compiles,
-            is_packed=self.is_packed,
-            has_flash=has_flash,
+        is_grouped = self.shape.kv_heads != self.shape.heads
+        return self.where is MemoryLocation.CPU or self.dtype is not Width.FP32 or not is_grouped
+
+    def kept_bytes(self) -> int:
+        """Return what all blocks keep of one member until the backward pass, with the first input and the last output."""
+        shape, qkv = self.shape, self.shape.q_width + 2 * self.shape.kv_width
+        narrow = self.bank_rank * len(targeted(shape, self.targets))
+        kept = 2 * shape.hidden + qkv + shape.q_width + 2 * shape.inner + narrow
+        if shape.has_head_norms:
+            kept += qkv
+        block = kept * self.dtype.bytes + self._attention_bytes()
+        # The last block's result, its norm, and the gradient of that; angles of positions; ids and labels.
+        ends = 3 * shape.hidden * self.dtype.bytes + shape.head_dim * _FLOAT + 2 * _INT
+        return self.tokens * (shape.layers * block + ends)
+
+    def _attention_bytes(self) -> int:
+        """Return what attention keeps of one token in one block, beyond its input and output."""
+        shape = self.shape
+        if not self._has_flash:
+            # Scores before and after softmax, keys and values for every head.
+            return shape.heads * self.sequence * 2 * self.dtype.bytes + 2 * shape.q_width * self.dtype.bytes
+        sums = shape.heads * _FLOAT
+        return sums + (self._packed_bytes() if self.is_packed else 0)
+
+    def _packed_bytes(self) -> int:
+        if self.dtype is Width.FP32:
+            # A mask of every row, as 32-bit floats.
+            return self.sequence * _FLOAT
+        # Keys and values for every head.
+        return 2 * self.shape.q_width * self.dtype.bytes
+
+    def working_bytes(self) -> int:
+        """Return what one block's backward pass has beyond that, at its peak."""
+        return self.tokens * max(self._gate_bytes(), self._rest_bytes())
+
+    def _gate_bytes(self) -> int:
+        """During the backward pass of the gate: the incoming gradient, its output, and three results."""
+        inner = self.shape.inner
+        held = (self.shape.hidden + 4 * inner) * self.dtype.bytes
+        if self.compiles:
+            return held
+        # In 32 bits: gate, up and the gradient (there already if the base is), sigma, silu, and products on their way.
+        copies = 4 if self.dtype is Width.FP32 else 8
+        return held + copies * inner * _FLOAT
+
+    def _rest_bytes(self) -> int:
+        """During the backward pass of attention."""
+        shape, width = self.shape, self.dtype.bytes
+        qkv = shape.q_width + 2 * shape.kv_width
+        left = (4 * shape.hidden + shape.q_width) * width
+        # Gradients of queries, keys and values, joined; the kernel's own sums in 32 bits, and keys for every head.
+        attention = (
+            2 * qkv * width
+            + shape.q_width * _FLOAT
+            + (2 * shape.q_width * width if shape.kv_heads != shape.heads else 0)
         )
+        if not self._has_flash:
+            attention += 2 * shape.heads * self.sequence * width
+        return left + attention
 
     @property
     def kind(self) -> str:
@@ -322,15 +296,14 @@ def estimate_adapters(
     The estimate is enough for any number of members from one on.
     """
     refuse_no_adapters(training.shape, training.targets)
-    passing = training.passing
     base = [_weights(training), _process(training, context_bytes, gpu)]
     member = [_adapter(training)]
-    once, each = _loss(training, passing, training.adapters), _loss(training, passing, 1)
+    once, each = _loss(training, training.adapters), _loss(training, 1)
     if _is_less_for_each(training, once, each):
         member.append(each)
     else:
         base.insert(1, once)
-    (member if training.is_synchronized else base).extend(_step(training, passing))
+    (member if training.is_synchronized else base).extend(_step(training))
     if correction is not None:
         member.append(calibration_term(member, correction))
     return MultiAdapterEstimate(
@@ -353,35 +326,6 @@ def steady_base_bytes(training: MultiAdapterTraining) -> int:
     return _weights(training).size_bytes + chunk + _process(training, None, "").size_bytes
 
 
-def adapters_of_unknown_number(  # noqa: PLR0913 - what a recipe knows of one member
-    shape: ModelShape,
-    *,
-    dtype: Width | str,
-    rank: int,
-    targets: tuple[str, ...],
-    rows: int,
-    sequence: int,
-    where: MemoryLocation | str,
-    is_compiled: bool = True,
-    is_packed: bool = True,
-    is_synchronized: bool = True,
-) -> MultiAdapterTraining:
-    """Return a training of members like this one; their number is not known."""
-    return MultiAdapterTraining(
-        shape=shape,
-        adapters=MANY,
-        rank=rank,
-        targets=targets,
-        rows=rows,
-        sequence=sequence,
-        dtype=Width(_WIDTHS.get(str(dtype), str(dtype))),
-        where=MemoryLocation(where),
-        is_compiled=is_compiled,
-        is_packed=is_packed,
-        is_synchronized=is_synchronized,
-    )
-
-
 def _weights(training: MultiAdapterTraining) -> EstimateTerm:
     count = training.shape.parameters
     why = f"{count:,} parameters in {training.dtype}, frozen, once for all"
@@ -398,14 +342,14 @@ def _is_less_for_each(training: MultiAdapterTraining, once: EstimateTerm, each: 
     return may_be and training.adapters * each.size_bytes < once.size_bytes
 
 
-def _loss(training: MultiAdapterTraining, passing: MemberActivations, adapters: int) -> EstimateTerm:
+def _loss(training: MultiAdapterTraining, adapters: int) -> EstimateTerm:
     """Return the loss as far as it exceeds what follows it: the backward pass of one member."""
     shape = training.shape
     tokens = training.tokens * (adapters if training.is_synchronized else 1)
     size_bytes = loss_bytes(shape, training.dtype, tokens, is_compiled=training.compiles)
     chunk = min(tokens, chunk_tokens(shape))
     why = f"{chunk:,} tokens at a time × {shape.vocabulary:,} words, never all logits"
-    return EstimateTerm("loss", max(0, size_bytes - passing.working_bytes()), why)
+    return EstimateTerm("loss", max(0, size_bytes - training.working_bytes()), why)
 
 
 def _adapter(training: MultiAdapterTraining) -> EstimateTerm:
@@ -415,10 +359,10 @@ def _adapter(training: MultiAdapterTraining) -> EstimateTerm:
     return EstimateTerm("adapter", state_bytes(count, training.dtype), why)
 
 
-def _step(training: MultiAdapterTraining, passing: MemberActivations) -> list[EstimateTerm]:
+def _step(training: MultiAdapterTraining) -> list[EstimateTerm]:
     """Return the temporary memory of one step, at its peak."""
     count = adapter_parameters(training.shape, training.targets, training.bank_rank)
-    gradients, kept, working = count * training.dtype.bytes, passing.kept_bytes(), passing.working_bytes()
+    gradients, kept, working = count * training.dtype.bytes, training.kept_bytes(), training.working_bytes()
     updating = updating_bytes(count, training.dtype, is_compiled=training.compiles)
     data = f"{training.rows} × {training.sequence} tokens"
     if updating > gradients + kept + working:
@@ -519,36 +463,11 @@ _READERS: Readers = {
 
 # How many members fit, and what would fit if not even one does. Pure.
 
-STEP_TOKENS = 64
-"""Step between lengths that are tried."""
 JOB_WORDS: Mapping[str, str] = {"adapters": "adapters", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
 """Recipes' names of these numbers."""
-_MOST_BASES = 3
 
 Estimator = Callable[[MultiAdapterTraining], MultiAdapterEstimate]
 """Returns the memory of several adapters, with what is known of the device."""
-
-
-@frozen
-class MultiAdapterCapacity:
-    """Memory of one device, or of the machine, for several adapters."""
-
-    name: str
-    room_bytes: int
-    why: str = ""
-    """Other facts about it: how much of that is free now."""
-
-
-@frozen
-class SmallerOption:
-    """A change that fits, and its memory."""
-
-    change: str
-    """In the caller's terms: `batch=1 (instead of 4)`."""
-    total_bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.change} takes {format_size(self.total_bytes)}"
 
 
 def at_once(free_bytes: int, training: MultiAdapterTraining, estimate: Estimator = estimate_adapters) -> int:
@@ -611,20 +530,9 @@ def smaller_bases(
     return bases_that_fit(room_bytes, bases, takes)
 
 
-def bases_that_fit(
-    room_bytes: int, bases: Mapping[str, ModelShape], takes: Callable[[str], int | None]
-) -> tuple[SmallerOption, ...]:
-    """Return the largest of some bases with which something fits; `takes` returns None for one that is no choice."""
-    names = sorted(bases, key=lambda name: (-bases[name].parameters, name))
-    fitting = ((name, taken) for name in names if (taken := takes(name)) is not None and taken <= room_bytes)
-    return tuple(
-        SmallerOption(change=f"base={name}", total_bytes=taken) for name, taken in islice(fitting, _MOST_BASES)
-    )
-
-
 def no_room(
     training: MultiAdapterTraining,
-    rooms: Sequence[MultiAdapterCapacity],
+    rooms: Sequence[MemoryCapacity],
     estimate: Estimator = estimate_adapters,
     words: Mapping[str, str] = JOB_WORDS,
     bases: Callable[[], Mapping[str, ModelShape]] = dict,
@@ -646,43 +554,6 @@ def no_room(
         return found or smaller_bases(room_bytes, alone, bases(), estimate)
 
     return refusal(numbers, needed.total_bytes, rooms, fitting, "even the base is too large: use a smaller one")
-
-
-def refusal(
-    numbers: str,
-    needed_bytes: int,
-    rooms: Sequence[MultiAdapterCapacity],
-    fitting: Callable[[int], Sequence[SmallerOption]],
-    otherwise: str,
-) -> InsufficientDeviceMemory | None:
-    """Return the error for work that fits none of these; nothing if it fits one.
-
-    `numbers` describe its memory, `fitting` returns what would fit, and `otherwise` is the hint if nothing would.
-    """
-    largest = max(rooms, key=lambda one: one.room_bytes, default=None)
-    if largest is None:
-        return InsufficientDeviceMemory(f"{numbers}, and there is no device", hint="stoker doctor shows what is here")
-    if needed_bytes <= largest.room_bytes:
-        return None
-    has = f"{largest.name} has {format_size(largest.room_bytes)}{f' ({largest.why})' if largest.why else ''}"
-    found = fitting(largest.room_bytes)
-    hint = f"would fit: {'; '.join(map(str, found))}" if found else otherwise
-    most = "" if len(rooms) == 1 else ", the most of any"
-    return InsufficientDeviceMemory(
-        f"{numbers}; {has}{most}", hint=hint, needed_bytes=needed_bytes, devices=[one.name for one in rooms]
-    )
-
-
-def largest_fit(room_bytes: int, values: Sequence[int], takes: Callable[[int], int]) -> Iterator[tuple[int, int]]:
-    """Yield the largest of some values, in order, with which something fits, and its memory."""
-    place = bisect_right(values, room_bytes, key=takes)
-    if place:
-        yield values[place - 1], takes(values[place - 1])
-
-
-def fewer_tokens(tokens: int) -> Sequence[int]:
-    """Return the shorter lengths to try."""
-    return range(STEP_TOKENS, tokens, STEP_TOKENS)
 
 
 def _smaller_values(training: MultiAdapterTraining) -> dict[str, Sequence[int]]:

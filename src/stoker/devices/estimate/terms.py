@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import Any, Protocol
 
 from stoker.core.digests import Digest, digest_value
-from stoker.core.errors import BadInput
+from stoker.core.errors import BadInput, InsufficientDeviceMemory
 from stoker.core.frozen import frozen, frozen_by_position
+from stoker.core.text import format_size
 from stoker.devices.estimate.model_shapes import ModelShape
 from stoker.devices.estimate.symbolic import MemoryTrace, rehearse
 from stoker.devices.estimate.tape import Purpose
@@ -304,3 +307,80 @@ def _is_runs(runs: object) -> bool:
             isinstance(run, list) and len(run) == 2 and all(type(one) is int and one > 0 for one in run) for run in runs
         )
     )
+
+
+# What would fit into the memory of a device, and the error if nothing does.
+
+STEP_TOKENS = 64
+"""Step between lengths that are tried."""
+_MOST_BASES = 3
+
+
+@frozen
+class MemoryCapacity:
+    """Memory of one device, or of the machine."""
+
+    name: str
+    room_bytes: int
+    why: str = ""
+    """Other facts about it: how much of that is free now."""
+
+
+@frozen
+class SmallerOption:
+    """A change that fits, and its memory."""
+
+    change: str
+    """In the caller's terms: `batch=1 (instead of 4)`."""
+    total_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.change} takes {format_size(self.total_bytes)}"
+
+
+def bases_that_fit(
+    room_bytes: int, bases: Mapping[str, ModelShape], takes: Callable[[str], int | None]
+) -> tuple[SmallerOption, ...]:
+    """Return the largest of some bases with which something fits; `takes` returns None for one that is no choice."""
+    names = sorted(bases, key=lambda name: (-bases[name].parameters, name))
+    fitting = ((name, taken) for name in names if (taken := takes(name)) is not None and taken <= room_bytes)
+    return tuple(
+        SmallerOption(change=f"base={name}", total_bytes=taken) for name, taken in islice(fitting, _MOST_BASES)
+    )
+
+
+def refusal(
+    numbers: str,
+    needed_bytes: int,
+    rooms: Sequence[MemoryCapacity],
+    fitting: Callable[[int], Sequence[SmallerOption]],
+    otherwise: str,
+) -> InsufficientDeviceMemory | None:
+    """Return the error for work that fits none of these; nothing if it fits one.
+
+    `numbers` describe its memory, `fitting` returns what would fit, and `otherwise` is the hint if nothing would.
+    """
+    largest = max(rooms, key=lambda one: one.room_bytes, default=None)
+    if largest is None:
+        return InsufficientDeviceMemory(f"{numbers}, and there is no device", hint="stoker doctor shows what is here")
+    if needed_bytes <= largest.room_bytes:
+        return None
+    has = f"{largest.name} has {format_size(largest.room_bytes)}{f' ({largest.why})' if largest.why else ''}"
+    found = fitting(largest.room_bytes)
+    hint = f"would fit: {'; '.join(map(str, found))}" if found else otherwise
+    most = "" if len(rooms) == 1 else ", the most of any"
+    return InsufficientDeviceMemory(
+        f"{numbers}; {has}{most}", hint=hint, needed_bytes=needed_bytes, devices=[one.name for one in rooms]
+    )
+
+
+def largest_fit(room_bytes: int, values: Sequence[int], takes: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    """Yield the largest of some values, in order, with which something fits, and its memory."""
+    place = bisect_right(values, room_bytes, key=takes)
+    if place:
+        yield values[place - 1], takes(values[place - 1])
+
+
+def fewer_tokens(tokens: int) -> Sequence[int]:
+    """Return the shorter lengths to try."""
+    return range(STEP_TOKENS, tokens, STEP_TOKENS)

@@ -12,9 +12,7 @@ from stoker.devices.estimate.shared_base import (
     ADAPTER_KEYS,
     MANY,
     MemoryLocation,
-    MultiAdapterCapacity,
     MultiAdapterTraining,
-    adapters_of_unknown_number,
     at_once,
     estimate_adapters,
     has_adapters,
@@ -23,7 +21,7 @@ from stoker.devices.estimate.shared_base import (
     read_adapters,
     smaller,
 )
-from stoker.devices.estimate.terms import CalibrationFile, Correction
+from stoker.devices.estimate.terms import CalibrationFile, Correction, MemoryCapacity
 from stoker.devices.estimate.training_setup import Width, adapter_parameters, read_training
 
 SHAPE = read_shape(
@@ -93,7 +91,7 @@ def test_on_the_cpu_a_toy_s_loss_is_each_member_s_own_and_enough_for_all(count, 
     toy = changed(COMPANY, shape=shape, where=MemoryLocation.CPU, dtype=Width.FP32, adapters=MANY, rows=rows)
     assert "loss" not in [term.name for term in estimate_adapters(toy).base]
     at_once = loss_bytes(shape, toy.dtype, count * toy.tokens, is_compiled=False)
-    assert estimate_adapters(toy).needs.member_bytes * count >= at_once + count * toy.passing.kept_bytes()
+    assert estimate_adapters(toy).needs.member_bytes * count >= at_once + count * toy.kept_bytes()
 
 
 def test_on_the_cpu_a_loss_that_fills_its_chunks_is_there_once():
@@ -109,14 +107,12 @@ def test_on_the_cpu_there_is_no_context_and_nothing_is_compiled():
 
 def test_scores_count_where_attention_holds_them():
     wide = changed(COMPANY, dtype=Width.FP32)
-    assert wide.passing.kept_bytes() > 3 * COMPANY.passing.kept_bytes()
+    assert wide.kept_bytes() > 3 * COMPANY.kept_bytes()
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, MANY, 100])
 def test_what_a_recipe_asks_is_enough_however_many_there_will_be(count):
-    one = adapters_of_unknown_number(
-        SHAPE, dtype="bfloat16", rank=16, targets=("all-linear",), rows=1, sequence=512, where="cuda"
-    )
+    one = MultiAdapterTraining(shape=SHAPE, adapters=MANY, rank=16, rows=1, sequence=512)
     asked = estimate_adapters(one).needs
     told = estimate_adapters(changed(COMPANY, adapters=count))
     assert asked.base_bytes + count * asked.member_bytes >= told.total_bytes
@@ -158,8 +154,8 @@ def test_where_nothing_alone_is_enough_the_least_of_everything_is_told_or_nothin
 def test_no_room_on_any_device_is_told_with_numbers_and_what_would_fit():
     company = MultiAdapterTraining(shape=SHAPE, adapters=8, rows=8, sequence=2048)
     rooms = [
-        MultiAdapterCapacity(name="small", room_bytes=4 * GIB),
-        MultiAdapterCapacity(name="card", room_bytes=8 * GIB),
+        MemoryCapacity(name="small", room_bytes=4 * GIB),
+        MemoryCapacity(name="card", room_bytes=8 * GIB),
     ]
     error = no_room(company, rooms)
     assert error is not None
@@ -167,11 +163,11 @@ def test_no_room_on_any_device_is_told_with_numbers_and_what_would_fit():
     assert "for the base and" in str(error)
     assert "card has 8.0 GiB, the most of any" in str(error)
     assert error.hint.startswith("would fit: batch=")
-    assert no_room(company, [MultiAdapterCapacity(name="card", room_bytes=100 * GIB)]) is None
+    assert no_room(company, [MemoryCapacity(name="card", room_bytes=100 * GIB)]) is None
     none = no_room(company, [])
     assert none is not None
     assert "no device" in str(none)
-    tiny = no_room(company, [MultiAdapterCapacity(name="card", room_bytes=GIB)])
+    tiny = no_room(company, [MemoryCapacity(name="card", room_bytes=GIB)])
     assert tiny is not None
     assert "even the base is too large" in tiny.hint
 
