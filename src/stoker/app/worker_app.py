@@ -323,7 +323,7 @@ def _report_findings(house: AppParts, options: WorkOptions, machine: LocalMachin
 
     line = _open_line(house, options, opened)
     reporting = MachineReporter(
-        line,
+        line.report,
         name=machine.capability.hostname,
         version=house.version,
         look=lambda: find_out(house, machine.capability, closed_python=machine.closed_python()),

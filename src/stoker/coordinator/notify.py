@@ -31,7 +31,7 @@ from stoker.core.frozen import changed, frozen
 from stoker.core.job import JobState
 from stoker.core.jsontext import dumps
 from stoker.core.retry import pause_s
-from stoker.host.background import BackgroundThread
+from stoker.host.background import RecurringTask
 from stoker.host.http.client import OutwardTransport
 from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.operator_messages import USUAL_WORDS
@@ -200,7 +200,7 @@ _WRITE_AFTER = 5000
 """Maximum number of skipped events that are read again after a crash."""
 
 
-class Notifier(BackgroundThread):
+class Notifier(RecurringTask):
     """Delivers during a with-block. Register it: `queue.on_change(notifier.changed)`."""
 
     def __init__(
@@ -212,7 +212,7 @@ class Notifier(BackgroundThread):
         chance: Callable[[], float],
         round_s: float = ROUND_S,
     ) -> None:
-        super().__init__("notifier")
+        super().__init__("notifier", retry_s=_IDLE_S)
         self._queue = queue
         self._database = queue.reader.database
         self._clock = clock
@@ -224,7 +224,6 @@ class Notifier(BackgroundThread):
         self._reached: dict[int, int] = {}
         """Webhook → the last event examined for it."""
         self._round = threading.Lock()
-        self._news = threading.Event()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-hooks")
 
     def __exit__(
@@ -237,7 +236,7 @@ class Notifier(BackgroundThread):
 
     def changed(self, _event_id: int, _is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it
         """Note that there are new events."""
-        self._news.set()
+        self.hurry()
 
     def send(self, hook: WebhookRow, notice: Notice) -> str:
         """Send one message; return the error, or an empty text."""
@@ -268,7 +267,7 @@ class Notifier(BackgroundThread):
         piece = read_piece(self._database, reached)
         jobs, sent, trouble = frozenset(hook.jobs), 0, ""
         for seq, event in piece.events:
-            if self._over.is_set() or sent >= MOST_AT_ONCE:
+            if self._is_closed.is_set() or sent >= MOST_AT_ONCE:
                 break
             if not (jobs and seq not in jobs) and is_wanted(event, hook.words):
                 trouble = self.send(hook, notice_of(event))
@@ -276,7 +275,7 @@ class Notifier(BackgroundThread):
                     break
                 sent += 1
             reached = int(event["seq"])
-        if self._over.is_set() and trouble:
+        if self._is_closed.is_set() and trouble:
             # Aborted by our own shutdown.
             return False
         self._reached[hook.id] = reached
@@ -307,21 +306,19 @@ class Notifier(BackgroundThread):
             )
         )
 
-    def _let_go(self) -> None:
-        self._news.set()
+    def close(self) -> None:
+        """End the thread and abort messages under way."""
+        super().close()
         for transport in (self._outside, self._anywhere):
             transport.abort()
 
-    def _run(self) -> None:
-        is_more = True
-        while not self._over.is_set():
+    def act(self) -> float:
+        """Deliver pending events; return the seconds until the next round: backoffs of webhooks end without events."""
+        is_more = False
+        try:
+            is_more = self.deliver_all()
+        finally:
             if not is_more:
-                # Backoffs of webhooks end without events.
-                self._news.wait(min(_IDLE_S, max(self._round_s, FIRST_PAUSE_S)))
-            self._news.clear()
-            # A failed database is retried after a while, not at once.
-            is_more = False
-            with self._one_try():
-                is_more = self.deliver_all()
-            if self._over.wait(self._round_s if not is_more else 0.0):
-                return
+                # New events are gathered, and a failed database is retried after a while.
+                self._is_closed.wait(self._round_s)
+        return 0.0 if is_more else min(_IDLE_S, max(self._round_s, FIRST_PAUSE_S))

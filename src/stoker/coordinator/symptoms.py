@@ -33,7 +33,7 @@ from stoker.core.jsontext import loads
 from stoker.core.leases import Symptom, SymptomKind, is_skewed
 from stoker.core.retry import BudgetCharge, FailureCause, charge_of
 from stoker.core.text import format_duration, format_size
-from stoker.host.background import BackgroundThread
+from stoker.host.background import RecurringTask
 
 
 @frozen
@@ -520,7 +520,7 @@ SOON_S = 3.0
 BY = "the coordinator"
 
 
-class HealthWatch(BackgroundThread):
+class HealthWatch(RecurringTask):
     """Gathers facts, stores symptoms, and cordons a failing device, during a with-block.
 
     Every minute, and within seconds of a failure on a device: a broken one fails jobs as fast as it gets them. Runs in
@@ -528,11 +528,12 @@ class HealthWatch(BackgroundThread):
     """
 
     def __init__(self, queue: Queue, gatherer: Gatherer, *, every_s: float = EVERY_S, soon_s: float = SOON_S) -> None:
-        super().__init__("health")
+        super().__init__("health", first_s=soon_s, retry_s=soon_s)
         self._queue = queue
         self._gatherer = gatherer
         self._soon_s = soon_s
         self._looks_each = max(1, round(every_s / soon_s))
+        self._waited = 0
 
     def look(self) -> list[Symptom]:
         """Check once, act, and return the symptoms."""
@@ -550,14 +551,13 @@ class HealthWatch(BackgroundThread):
             self._queue.ask(closing)
         return found
 
-    def _run(self) -> None:
-        waited = 0
-        while not self._over.wait(self._soon_s):
-            waited += 1
-            with self._one_try():
-                if waited >= self._looks_each or self._has_to_cordon():
-                    waited = 0
-                    self.look()
+    def act(self) -> float:
+        """Check if it is time, or if a device fails; return the seconds until the next time."""
+        self._waited += 1
+        if self._waited >= self._looks_each or self._has_to_cordon():
+            self._waited = 0
+            self.look()
+        return self._soon_s
 
     def _has_to_cordon(self) -> bool:
         """Return True if a failing device is still open; the queue is asked only after failures on devices."""

@@ -1,12 +1,10 @@
-"""Background threads that live as long as a with-block."""
+"""A task that runs again and again in a thread of its own."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -15,64 +13,30 @@ from stoker.core.errors import InternalError, StokerError
 LOG = logging.getLogger("stoker.serve")
 
 
-class BackgroundThread(ABC):
-    """Starts with a with-block and has ended when the block ends: leaving the block waits for work under way.
+class RecurringTask(ABC):
+    """Acts repeatedly in its own thread until closed. Each run returns the delay to the next; no error ends it.
 
-    `_over` is set when the thread must end. A thread that waits for anything else is woken by its own `_let_go`.
-    Repeated work runs within `_one_try`: a thread that died would go unnoticed.
+    A with-block starts it and closes it, and waits at its end for work under way.
     """
 
-    def __init__(self, name: str) -> None:
-        self._over = threading.Event()
+    def __init__(self, name: str, *, retry_s: float, first_s: float = 0.0) -> None:
+        """`first_s` is the delay before the first run, `retry_s` the delay after a run that raised."""
+        self._first_s = first_s
+        self._retry_s = retry_s
+        self._is_closed = threading.Event()
+        self._is_due = threading.Event()
         self._last_bug = ""
         self._thread = threading.Thread(target=self._run, name=f"stoker-{name}", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._over.set()
-        self._let_go()
+        self.close()
         self._thread.join()
-
-    @abstractmethod
-    def _run(self) -> None:
-        """Run until `_over` is set."""
-
-    @contextmanager
-    def _one_try(self) -> Iterator[None]:
-        """Survive any error in the block; log an internal error of ours once."""
-        try:
-            yield
-        except InternalError as error:
-            self._tell_bug(error)
-        except StokerError:
-            # Errors of a database or a disk are reported elsewhere, and the next try continues.
-            return
-        except Exception as error:  # noqa: BLE001 - the next try may succeed
-            self._tell_bug(error)
-
-    def _tell_bug(self, error: Exception) -> None:
-        problem_text = f"{type(error).__name__}: {error}"
-        if problem_text != self._last_bug:
-            self._last_bug = problem_text
-            LOG.error("%s: internal error, continuing: %s", self._thread.name, problem_text, exc_info=error)
-
-    def _let_go(self) -> None:  # noqa: B027 - most wait for `_over` alone
-        """Wake the thread from what it waits for."""
-
-
-class RecurringTask(ABC):
-    """Acts repeatedly in its own thread until closed; each run returns the delay to the next. No error ends it."""
-
-    def __init__(self, name: str, *, first_s: float = 0.0) -> None:
-        self._first_s = first_s
-        self._is_closed = threading.Event()
-        self._is_due = threading.Event()
-        self._thread = threading.Thread(target=self._work, name=f"stoker-{name}", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -91,18 +55,26 @@ class RecurringTask(ABC):
     def act(self) -> float:
         """Act once; return the seconds until the next time."""
 
-    @abstractmethod
-    def _after(self, problem: Exception) -> float:
-        """Return the seconds until the next time, after an internal error."""
+    def _on_error(self, error: Exception) -> None:
+        """Log an internal error once. Errors of a database or a disk are reported elsewhere."""
+        if isinstance(error, StokerError) and not isinstance(error, InternalError):
+            return
+        problem_text = f"{type(error).__name__}: {error}"
+        if problem_text != self._last_bug:
+            self._last_bug = problem_text
+            LOG.error("%s: internal error, continuing: %s", self._thread.name, problem_text, exc_info=error)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         pause_s = self._first_s
-        while True:
+        while not self._is_closed.is_set():
             self._is_due.wait(pause_s)
             self._is_due.clear()
-            if self._is_closed.is_set():
-                return
-            try:
-                pause_s = self.act()
-            except Exception as problem:  # noqa: BLE001 - nothing would notice that the thread died
-                pause_s = self._after(problem)
+            if not self._is_closed.is_set():
+                pause_s = self._try()
+
+    def _try(self) -> float:
+        try:
+            return self.act()
+        except Exception as error:  # noqa: BLE001 - nothing would notice that the thread died
+            self._on_error(error)
+            return self._retry_s

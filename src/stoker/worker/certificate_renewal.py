@@ -10,25 +10,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stoker.core.clock import Clock
-from stoker.core.errors import (
-    Damaged,
-    InternalError,
-    LocalFile,
-    StokerError,
-)
+from stoker.core.errors import Damaged, InternalError, LocalFile, StokerError
 from stoker.core.frozen import frozen
 from stoker.host.background import RecurringTask
 from stoker.host.durable import read_regular
-from stoker.protocol.discovery import (
-    write_certificate,
-)
-from stoker.protocol.enrolment_messages import (
-    JoinFinishResponse,
-    RenewCertificate,
-)
+from stoker.protocol.discovery import write_certificate
+from stoker.protocol.enrolment_messages import JoinFinishResponse, RenewCertificate
+
+if TYPE_CHECKING:
+    from stoker.protocol.client import FleetClient
 
 RENEWED, NOT_RENEWED = "certificate_renewed", "certificate_not_renewed"
 _LONGEST_LOOK_S = 900.0
@@ -37,12 +30,6 @@ _SHORTEST_S = 1.0
 _LONGEST_PAUSE_S = 3600.0
 _PAUSES_PER_LIFE = 100
 _MOST_BYTES = 64 * 1024
-
-
-class Renewer(Protocol):
-    """A connection that uses the present certificate."""
-
-    def renew_certificate(self, asked: RenewCertificate) -> JoinFinishResponse: ...
 
 
 @frozen
@@ -85,7 +72,7 @@ def wait_s(term: CertificateTerm, *, now_s: float) -> float:
     return min(_LONGEST_LOOK_S, max(0.0, term.renew_at_s - now_s))
 
 
-def renew(name: str, certificate_file: str, renewer: Renewer) -> JoinFinishResponse:
+def renew(name: str, certificate_file: str, renewer: FleetClient) -> JoinFinishResponse:
     """Request the next certificate for a new key, and replace both files."""
     from stoker.host.tls.certificates import make_csr, make_key  # noqa: PLC0415 - cryptography costs a tenth of a second
 
@@ -100,14 +87,14 @@ class CertificateRenewal(RecurringTask):
 
     def __init__(
         self,
-        renewer: Renewer,
+        renewer: FleetClient,
         *,
         name: str,
         certificate_file: str,
         clock: Clock,
         tell: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        super().__init__("certificate")
+        super().__init__("certificate", retry_s=_LONGEST_PAUSE_S)
         self._name = name
         self._file = certificate_file
         self._renewer = renewer
@@ -132,10 +119,9 @@ class CertificateRenewal(RecurringTask):
         self._tell(RENEWED, {"worker": self._name, "expires_s": joined.expires_s})
         return _SHORTEST_S
 
-    def _after(self, problem: Exception) -> float:
+    def _on_error(self, error: Exception) -> None:
         with suppress(Exception):
-            self._trouble(InternalError(f"{type(problem).__name__}: {problem}"))
-        return _LONGEST_PAUSE_S
+            self._trouble(InternalError(f"{type(error).__name__}: {error}"))
 
     def _trouble(self, error: StokerError) -> None:
         # Logged once for each error: the request is repeated many times.

@@ -7,7 +7,6 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Protocol
 
 from stoker.core.capability import Capability
 from stoker.core.clock import Clock
@@ -166,7 +165,7 @@ class DeviceRedetection(RecurringTask):
         self, offer: MachineOffer, detect: Callable[[], Capability], report: Callable[[DeviceChange], None]
     ) -> None:
         """`report` is called with every change, after the offer was replaced."""
-        super().__init__("devices", first_s=EVERY_S)
+        super().__init__("devices", first_s=EVERY_S, retry_s=EVERY_S)
         self._offer = offer
         self._detect = detect
         self._report = report
@@ -183,10 +182,6 @@ class DeviceRedetection(RecurringTask):
         if change.is_any:
             self._offer.capability = changed(found, hostname=offered.hostname)
             self._report(change)
-        return EVERY_S
-
-    def _after(self, problem: Exception) -> float:
-        # A failed detection says nothing about the devices.
         return EVERY_S
 
 
@@ -442,12 +437,6 @@ DAY_S = 24 * 3600.0
 _TRIES = 10
 
 
-class ReportConnection(Protocol):
-    """A connection to the coordinator."""
-
-    def report(self, report: MachineReport) -> DoneView: ...
-
-
 class MachineReporter(RecurringTask):
     """Sends reports about this machine to the coordinator: soon after the start, and once a day.
 
@@ -456,15 +445,15 @@ class MachineReporter(RecurringTask):
 
     def __init__(
         self,
-        line: ReportConnection,
+        send: Callable[[MachineReport], DoneView],
         *,
         name: str,
         version: str,
         look: Callable[[], tuple[DoctorFinding, ...]],
         clock: Clock,
     ) -> None:
-        super().__init__("report", first_s=FIRST_S)
-        self._line = line
+        super().__init__("report", first_s=FIRST_S, retry_s=DAY_S)
+        self._send = send
         self._name = name
         self._version = version
         self._look = look
@@ -474,7 +463,7 @@ class MachineReporter(RecurringTask):
     def act(self) -> float:
         """Report once; return the seconds until the next report."""
         try:
-            self._line.report(
+            self._send(
                 MachineReport(
                     worker=self._name,
                     version=self._version,
@@ -488,10 +477,6 @@ class MachineReporter(RecurringTask):
             if self._tries < _TRIES:
                 return min(FIRST_S * 2.0**self._tries, AGAIN_S)
         self._tries = 0
-        return DAY_S
-
-    def _after(self, problem: Exception) -> float:
-        # The results of a failed check are missing for a day.
         return DAY_S
 
 

@@ -7,24 +7,23 @@ import logging
 import pytest
 
 from stoker.core.errors import Unavailable
-from stoker.host.background import BackgroundThread
+from stoker.host.background import RecurringTask
 from tests.unit.host.real_processes import wait_until
 
 
-class Trying(BackgroundThread):
+class Trying(RecurringTask):
     """Runs into one error after the other, and then goes on."""
 
     def __init__(self, *errors: Exception) -> None:
-        super().__init__("trying")
+        super().__init__("trying", retry_s=0.0)
         self._errors = list(errors)
         self.went_on = 0
 
-    def _run(self) -> None:
-        while not self._over.wait(0.0):
-            with self._one_try():
-                if self._errors:
-                    raise self._errors.pop(0)
-                self.went_on += 1
+    def act(self) -> float:
+        if self._errors:
+            raise self._errors.pop(0)
+        self.went_on += 1
+        return 0.0
 
 
 def test_a_thread_goes_on_after_any_error_and_tells_of_the_same_bug_once(caplog: pytest.LogCaptureFixture):

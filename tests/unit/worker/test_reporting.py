@@ -29,7 +29,7 @@ class Taking:
 
 def test_a_report_that_is_refused_comes_again_soon_and_then_daily():
     taking = Taking(refusals=2)
-    reporting = MachineReporter(taking, name="desk", version="3", look=lambda: FOUND, clock=FakeClock())
+    reporting = MachineReporter(taking.report, name="desk", version="3", look=lambda: FOUND, clock=FakeClock())
     assert [reporting.act() for _ in range(4)] == [2 * FIRST_S, 4 * FIRST_S, DAY_S, DAY_S]
     assert [(one.worker, one.version, one.protocol, one.findings) for one in taking.taken] == [
         ("desk", "3", VERSION, FOUND)
@@ -37,6 +37,8 @@ def test_a_report_that_is_refused_comes_again_soon_and_then_daily():
 
 
 def test_a_coordinator_that_never_knows_reports_is_asked_daily():
-    reporting = MachineReporter(Taking(refusals=100), name="desk", version="3", look=lambda: FOUND, clock=FakeClock())
+    reporting = MachineReporter(
+        Taking(refusals=100).report, name="desk", version="3", look=lambda: FOUND, clock=FakeClock()
+    )
     pauses = [reporting.act() for _ in range(11)]
     assert pauses[8:11] == [AGAIN_S, DAY_S, 2 * FIRST_S]

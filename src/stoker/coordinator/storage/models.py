@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 from sqlalchemy import func, select
@@ -25,7 +26,7 @@ from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import point_name
-from stoker.host.background import BackgroundThread
+from stoker.host.background import RecurringTask
 from stoker.host.durable import open_regular, remove_tree, translated
 from stoker.host.folders import name_fault
 from stoker.store.archives.archive_members import read_listing
@@ -212,7 +213,7 @@ MOST_S = 30.0
 _PAGE = 500
 
 
-class ModelViewUpdater(BackgroundThread):
+class ModelViewUpdater(RecurringTask):
     """Keeps a view up to date while a with-block lasts. Register it: `queue.on_change(updater.changed)`.
 
     Updates the view in a thread of its own when the queue is idle, so no job waits for it. What it missed while it did
@@ -220,15 +221,20 @@ class ModelViewUpdater(BackgroundThread):
     """
 
     def __init__(self, models: ModelView, database: Database) -> None:
-        super().__init__("models")
+        super().__init__("models", retry_s=threading.TIMEOUT_MAX)
         self._models = models
         self._database = database
         self._last_id: int | None = None
-        self._news = threading.Event()
 
     def changed(self, _event_id: int, _is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it
         """Note that the queue changed."""
-        self._news.set()
+        self.hurry()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        self._try()
 
     def catch_up(self) -> int:
         """Show every result that is not shown yet; return how many."""
@@ -273,23 +279,14 @@ class ModelViewUpdater(BackgroundThread):
             for row in rows
         }
 
-    def _let_go(self) -> None:
-        self._news.set()
+    def act(self) -> float:
+        """Catch up once the queue has not changed for `CALM_S`, after `MOST_S` at the latest.
 
-    def _run(self) -> None:
-        self._news.set()
-        is_last = False
-        while not is_last:
-            self._news.wait()
-            self._wait_for_calm()
-            is_last = self._over.is_set()
-            # After a full disk or a database error the next change brings the view up to date.
-            with self._one_try():
-                self.catch_up()
-
-    def _wait_for_calm(self) -> None:
-        """Wait until the queue has not changed for `CALM_S`, at most `MOST_S`."""
+        After a full disk or a database error the next change brings the view up to date.
+        """
         for _ in range(int(MOST_S / CALM_S)):
-            self._news.clear()
-            if self._over.wait(CALM_S) or not self._news.is_set():
-                return
+            self._is_due.clear()
+            if self._is_closed.wait(CALM_S) or not self._is_due.is_set():
+                break
+        self.catch_up()
+        return threading.TIMEOUT_MAX

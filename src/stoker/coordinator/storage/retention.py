@@ -24,7 +24,7 @@ from stoker.core.frozen import fresh, frozen
 from stoker.core.job import JobState
 from stoker.core.jsontext import loads
 from stoker.core.text import format_duration, point_name
-from stoker.host.background import BackgroundThread
+from stoker.host.background import RecurringTask
 from stoker.store.objects import ObjectStore
 
 NEWEST = "among the newest of its job"
@@ -430,18 +430,15 @@ class CoordinatorPruner:
 EVERY_S = 3600.0
 
 
-class Chores(BackgroundThread):
+class Chores(RecurringTask):
     """Removes idle uploads during a with-block: at once, then every hour. All else stays until a prune."""
 
     def __init__(self, objects: ObjectStore, *, every_s: float = EVERY_S) -> None:
-        super().__init__("chores")
+        super().__init__("chores", retry_s=every_s)
         self._objects = objects
         self._every_s = every_s
 
-    def _run(self) -> None:
-        while True:
-            # If the disk fails, the next run removes the rest.
-            with self._one_try():
-                self._objects.sweep_uploads(grace_s=UPLOAD_GRACE_S)
-            if self._over.wait(self._every_s):
-                return
+    def act(self) -> float:
+        """Remove idle uploads; if the disk fails, the next run removes the rest."""
+        self._objects.sweep_uploads(grace_s=UPLOAD_GRACE_S)
+        return self._every_s

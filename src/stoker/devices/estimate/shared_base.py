@@ -158,11 +158,14 @@ class MultiAdapterTraining:
     def _has_flash(self) -> bool:
         """True if attention never holds its scores."""
         # No kernel of CUDA's that holds no scores takes 32-bit floats where heads share keys.
-        is_grouped = self.shape.kv_heads != self.shape.heads
-        return self.where is MemoryLocation.CPU or self.dtype is not Width.FP32 or not is_grouped
+        return self.where is MemoryLocation.CPU or self.dtype is not Width.FP32 or not self._has_groups
+
+    @property
+    def _has_groups(self) -> bool:
+        return self.shape.kv_heads != self.shape.heads
 
     def kept_bytes(self) -> int:
-        """Return what all blocks keep of one member until the backward pass, with the first input and the last output."""
+        """Return what all blocks keep of one member until the backward pass, with first input and last output."""
         shape, qkv = self.shape, self.shape.q_width + 2 * self.shape.kv_width
         narrow = self.bank_rank * len(targeted(shape, self.targets))
         kept = 2 * shape.hidden + qkv + shape.q_width + 2 * shape.inner + narrow
@@ -209,11 +212,9 @@ class MultiAdapterTraining:
         qkv = shape.q_width + 2 * shape.kv_width
         left = (4 * shape.hidden + shape.q_width) * width
         # Gradients of queries, keys and values, joined; the kernel's own sums in 32 bits, and keys for every head.
-        attention = (
-            2 * qkv * width
-            + shape.q_width * _FLOAT
-            + (2 * shape.q_width * width if shape.kv_heads != shape.heads else 0)
-        )
+        attention = 2 * qkv * width + shape.q_width * _FLOAT
+        if self._has_groups:
+            attention += 2 * shape.q_width * width
         if not self._has_flash:
             attention += 2 * shape.heads * self.sequence * width
         return left + attention
