@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import create_engine, text
 
-from stoker.coordinator.queue.commands import LeaseSweepResult, Said, Sweep, Write
+from stoker.coordinator.queue.commands import LeaseSweepResult, Sweep, Write
 from stoker.core.capability import Capability
 from stoker.protocol.lease_messages import (
     CancelConfirmed,
@@ -20,6 +20,7 @@ from stoker.protocol.lease_messages import (
     Grant,
     Hello,
     LeaseReport,
+    LeaseWrite,
     PointCheckpoint,
     Release,
     Renewal,
@@ -86,7 +87,7 @@ def renewed(fleet: Driven, grant: Grant, machine: str = "m1") -> RenewalResponse
     return answer
 
 
-WORDS: dict[str, Callable[[Grant], Said]] = {
+WORDS: dict[str, Callable[[Grant], LeaseWrite]] = {
     "start": lambda grant: Start(**token(grant)),
     "decline": lambda grant: Decline(**token(grant), reason="busy"),
     "release": lambda grant: Release(**token(grant)),

@@ -144,14 +144,14 @@ def test_a_job_goes_all_the_way_and_its_story_says_so(fleet: Fleet):
     welcome = client.hello(hello())
     assert welcome.lease_s == 90.0
     (grant,) = client.claim(claim()).grants
-    assert client.start(grant.job, Start(**said(grant))).state == "running"
+    assert client.write(grant.job, Start(**said(grant))).state == "running"
     report = LeaseReport(job=grant.job, **said(grant), step=3, of=10, metrics={"loss": 0.9})
     renewed = client.renew(Renewal(worker="desk", incarnation=INCARNATION, leases=(report,)))
     assert renewed.orders == ()
     assert client.put_file(grant.token(), "logs/train.log", b"hello\n", offset=0) == 6
     upload(fleet)
-    assert client.finish(grant.job, finish(grant)).state == "completed"
-    assert client.finish(grant.job, finish(grant)).is_repeat
+    assert client.write(grant.job, finish(grant)).state == "completed"
+    assert client.write(grant.job, finish(grant)).is_repeat
     story = client.job("train")
     assert story.job.state == "completed"
     assert story.job.machine == "desk"
@@ -191,7 +191,7 @@ def test_a_waiting_claim_is_answered_when_a_lease_is_given_back(fleet: Fleet):
     answers: list[ClaimResponse] = []
     asking = threading.Thread(target=lambda: answers.append(client.claim(claim(worker="lab", wait_s=30.0))))
     asking.start()
-    fleet.client().release(grant.job, Release(**said(grant), why="the machine is drained"))
+    fleet.client().write(grant.job, Release(**said(grant), why="the machine is drained"))
     asking.join(30)
     assert [one.job for one in answers[0].grants] == [grant.job]
     assert answers[0].grants[0].epoch > grant.epoch
@@ -200,15 +200,15 @@ def test_a_waiting_claim_is_answered_when_a_lease_is_given_back(fleet: Fleet):
 def test_a_stale_epoch_is_refused_by_every_word_and_every_file(fleet: Fleet):
     grant = granted_one(fleet)
     client = fleet.client()
-    client.release(grant.job, Release(**said(grant)))
+    client.write(grant.job, Release(**said(grant)))
     client.claim(claim(2))
     upload(fleet)
     with pytest.raises(StaleLease):
-        client.start(grant.job, Start(**said(grant)))
+        client.write(grant.job, Start(**said(grant)))
     with pytest.raises(StaleLease):
-        client.finish(grant.job, finish(grant))
+        client.write(grant.job, finish(grant))
     with pytest.raises(StaleLease):
-        client.fail(grant.job, Fail(**said(grant), cause="user"))
+        client.write(grant.job, Fail(**said(grant), cause="user"))
     with pytest.raises(StaleLease):
         client.put_file(grant.token(), "logs/train.log", b"late", offset=0)
 
@@ -216,7 +216,7 @@ def test_a_stale_epoch_is_refused_by_every_word_and_every_file(fleet: Fleet):
 def test_a_file_that_is_sent_from_the_wrong_place_is_told_the_right_one(small: Fleet):
     grant = granted_one(small)
     client = small.client()
-    client.start(grant.job, Start(**said(grant)))
+    client.write(grant.job, Start(**said(grant)))
     client.put_file(grant.token(), "logs/a.log", b"0123456789", offset=0)
     with pytest.raises(Refused) as caught:
         client.put_file(grant.token(), "logs/a.log", b"x", offset=20)
@@ -229,7 +229,7 @@ def test_a_large_file_is_read_in_pieces_so_that_an_unread_answer_is_small(
 ):
     grant = granted_one(small)
     client = small.client()
-    client.start(grant.job, Start(**said(grant)))
+    client.write(grant.job, Start(**said(grant)))
     data = bytes(range(256)) * (3 << 12) + b"end"
     client.put_file(grant.token(), "logs/a.log", data, offset=0)
     sizes: list[int] = []
@@ -249,7 +249,7 @@ def test_a_large_file_is_read_in_pieces_so_that_an_unread_answer_is_small(
 def test_a_file_is_followed_until_its_attempt_ends(small: Fleet):
     grant = granted_one(small)
     client, reader = small.client(), small.client()
-    client.start(grant.job, Start(**said(grant)))
+    client.write(grant.job, Start(**said(grant)))
     client.put_file(grant.token(), "logs/a.log", b"one\n", offset=0)
     assert reader.read_file("train", "logs/a.log").data == b"one\n"
     pieces: list[bytes] = []
@@ -267,7 +267,7 @@ def test_a_file_is_followed_until_its_attempt_ends(small: Fleet):
     following.start()
     client.put_file(grant.token(), "logs/a.log", b"two\n", offset=4)
     upload(small)
-    client.finish(grant.job, finish(grant))
+    client.write(grant.job, finish(grant))
     following.join(30)
     assert not following.is_alive()
     assert b"".join(pieces) == b"two\n"
@@ -315,14 +315,14 @@ def test_a_sweeps_bare_name_stands_for_all_its_points_over_http_too(fleet: Fleet
 def test_machines_are_closed_opened_and_forgotten(fleet: Fleet):
     client = fleet.client()
     client.hello(hello())
-    client.drain("desk", MachineRequest(why="new fan"))
+    client.change_machine("desk", "drain", MachineRequest(why="new fan"))
     assert client.machine("desk").state == "drained"
     assert client.claim(claim()).closed
-    client.open("desk")
+    client.change_machine("desk", "open")
     assert [machine.state for machine in client.machines()] == ["ready"]
     with pytest.raises(Refused, match="still runs"):
-        client.forget("desk")
-    client.forget("desk", MachineRequest(is_forced=True))
+        client.change_machine("desk", "forget")
+    client.change_machine("desk", "forget", MachineRequest(is_forced=True))
     assert client.machines() == ()
     with pytest.raises(NotFound):
         client.machine("desk")

@@ -135,7 +135,7 @@ def _is_refused_once_it_is_forgotten(
     line = opened
     with closing(line.http):
         assert line.tree_listing(tree)
-        fleet.client().forget(one.name)
+        fleet.client().change_machine(one.name, "forget")
         # As after half a minute: with the next question, the coordinator is asked again.
         known._heard_s = known._asked_s = None
         with pytest.raises(Forbidden, match="revoked"):

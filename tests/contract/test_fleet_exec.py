@@ -65,7 +65,7 @@ def running(fleet: Fleet, features: tuple[str, ...] = (EXEC,)) -> Grant:
     client.submit(Submission(jobs=(order("train"),)))
     join(fleet, features)
     (grant,) = client.claim(claim(1)).grants
-    client.start(grant.job, Start(**said(grant)))
+    client.write(grant.job, Start(**said(grant)))
     return grant
 
 
@@ -121,9 +121,9 @@ def test_a_machine_that_listens_hears_of_a_command_at_once_and_its_bytes_go_both
 def test_a_stale_lease_neither_hears_nor_speaks(fleet: Fleet):
     client, old = fleet.client(), running(fleet)
     begun = client.begin_exec("train", ExecRequest(argv=("true",)))
-    client.release(old.job, Release(**said(old)))
+    client.write(old.job, Release(**said(old)))
     (new,) = client.claim(claim(2)).grants
-    client.start(new.job, Start(**said(new)))
+    client.write(new.job, Start(**said(new)))
     with pytest.raises(StaleLease):
         client.hear_exec(old.job, begun.id, ExecListen(**said(old), offset=0))
     with pytest.raises(StaleLease):
@@ -144,11 +144,11 @@ def test_a_job_that_does_not_run_says_where_it_is_instead(small: Fleet):
     (grant,) = client.claim(claim(1)).grants
     with pytest.raises(InvalidTransition, match="being prepared on desk"):
         client.begin_exec("train", ExecRequest(argv=("true",)))
-    client.start(grant.job, Start(**said(grant)))
+    client.write(grant.job, Start(**said(grant)))
     client.cancel_jobs([grant.job])
     with pytest.raises(InvalidTransition, match="being cancelled on desk"):
         client.begin_exec("train", ExecRequest(argv=("true",)))
-    client.release(grant.job, Release(**said(grant)))
+    client.write(grant.job, Release(**said(grant)))
     with pytest.raises(InvalidTransition, match=r"has ended \(cancelled on desk\)"):
         client.begin_exec("train", ExecRequest(argv=("true",)))
 

@@ -49,7 +49,7 @@ def granted(fleet: Fleet) -> Grant:
     client.hello(hello)
     claimed = client.claim(Claim(request_id="request-1", worker="desk", incarnation="incarnation-1"))
     (grant,) = claimed.grants
-    client.start(grant.job, Start(attempt=grant.attempt, epoch=grant.epoch, generation=grant.generation))
+    client.write(grant.job, Start(attempt=grant.attempt, epoch=grant.epoch, generation=grant.generation))
     return grant
 
 
@@ -72,12 +72,12 @@ def test_a_job_s_folder_and_result_arrive_and_come_back_as_they_were(fleet: Flee
     token: dict[str, Any] = {"attempt": grant.attempt, "epoch": grant.epoch, "generation": grant.generation}
     said = Finish(**token, tree=tree.digest(), size_bytes=tree.size_bytes)
     with pytest.raises(Conflict, match="is not stored"):
-        client.finish(grant.job, said)
+        client.write(grant.job, said)
     assert send_tree(client, tree, source).sent_files > 0
     assert send_tree(client, tree, source).sent_files == 0
     with pytest.raises(Conflict, match="is stored with"):
-        client.finish(grant.job, said.model_copy(update={"size_bytes": 1}))
-    assert client.finish(grant.job, said).state == "completed"
+        client.write(grant.job, said.model_copy(update={"size_bytes": 1}))
+    assert client.write(grant.job, said).state == "completed"
 
     wanted = FleetResult.of("train", grant.job, client.job("train").bundle)
     store = LocalStore(str(tmp_path / "laptop"), clock=CLOCK)

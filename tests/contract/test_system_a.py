@@ -116,7 +116,7 @@ def test_a_claim_that_is_over_can_say_nothing_more(fleet: Fleet) -> None:
     assert first is not None
     slow.heartbeat(first)
     slow.put_model(first, tarball("slow"))
-    fleet.client().drain("slow", MachineRequest())
+    fleet.client().change_machine("slow", "drain", MachineRequest())
     slow.fail(first, "shutdown: SIGTERM")
     second = fast.claim()
     assert second is not None
@@ -153,7 +153,7 @@ def test_a_model_does_not_outlive_its_claim(small: Fleet) -> None:
     assert first is not None
     digest = slow.put_model(first, data)
     with closing(begin_model(small, first, len(data))) as connection:
-        small.client().drain("slow", MachineRequest())
+        small.client().change_machine("slow", "drain", MachineRequest())
         slow.fail(first, "shutdown: SIGTERM")
         second = fast.claim()
         assert second is not None
@@ -284,7 +284,7 @@ def test_a_model_that_was_pruned_is_taken_again(small: Fleet) -> None:
 def test_a_host_that_was_forgotten_is_known_again_when_it_asks(small: Fleet) -> None:
     worker = Worker(small.url, "lab1")
     worker.claim()
-    small.client().forget("lab1", MachineRequest(is_forced=True))
+    small.client().change_machine("lab1", "forget", MachineRequest(is_forced=True))
     worker.claim()
     assert list(worker.workers()) == ["lab1"]
 

@@ -33,7 +33,7 @@ from stoker.protocol.lease_messages import (
     LeaseInstruction,
     LeaseInstructionKind,
     LeaseReport,
-    LeaseTokenMessage,
+    LeaseWrite,
     PointCheckpoint,
     Release,
     Renewal,
@@ -48,6 +48,15 @@ from stoker.store.archives.archive_members import files_of, listing_bytes, read_
 from tests.fakes.grants import grant_of
 
 PATIENCE_S = 30.0
+_STATE_AFTER = {
+    Start: "running",
+    Decline: "pending",
+    Release: "pending",
+    Finish: "completed",
+    Fail: "failed",
+    CancelConfirmed: "cancelled",
+    PointCheckpoint: "",
+}
 
 
 @dataclass(slots=True)
@@ -178,30 +187,14 @@ class FakeCoordinator:
                 closed=self.closed,
             )
 
-    def start(self, job: str, said: Start) -> WriteResponse:
-        return self._settle("start", job, said, "running")
-
-    def decline(self, job: str, said: Decline) -> WriteResponse:
-        self.jobs[job].declined_by.add(self.jobs[job].holder)
-        return self._settle("decline", job, said, "pending")
-
-    def release(self, job: str, said: Release) -> WriteResponse:
-        return self._settle("release", job, said, "pending")
-
-    def finish(self, job: str, said: Finish) -> WriteResponse:
-        if said.tree not in self.trees:
+    def write(self, job: str, said: LeaseWrite) -> WriteResponse:
+        if isinstance(said, Decline):
+            self.jobs[job].declined_by.add(self.jobs[job].holder)
+        if isinstance(said, Finish) and said.tree not in self.trees:
             raise Conflict("no such bytes lie here")
-        return self._settle("finish", job, said, "completed")
-
-    def fail(self, job: str, said: Fail) -> WriteResponse:
-        return self._settle("fail", job, said, "failed")
-
-    def cancelled(self, job: str, said: CancelConfirmed) -> WriteResponse:
-        return self._settle("cancelled", job, said, "cancelled")
-
-    def checkpoint(self, job: str, said: PointCheckpoint) -> WriteResponse:
-        settled = self._settle("checkpoint", job, said, "")
-        self.jobs[job].checkpoint = said.checkpoint
+        settled = self._settle(said.verb, job, said, _STATE_AFTER[type(said)])
+        if isinstance(said, PointCheckpoint):
+            self.jobs[job].checkpoint = said.checkpoint
         return settled
 
     def status(self) -> FleetStatus:
@@ -308,7 +301,7 @@ class FakeCoordinator:
             )
         return ClaimResponse(grants=tuple(grants), generation=self.generation, closed=self.closed)
 
-    def _settle(self, word: str, job: str, said: LeaseTokenMessage, state: str) -> WriteResponse:
+    def _settle(self, word: str, job: str, said: LeaseWrite, state: str) -> WriteResponse:
         with self._listening(word):
             token = said.token(job)
             found = self.jobs[job]

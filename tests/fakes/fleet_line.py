@@ -19,7 +19,7 @@ from stoker.core.digests import Digest
 from stoker.core.errors import NotFound, StaleLease
 from stoker.core.leases import AttemptToken
 from stoker.protocol.client import FleetClient
-from stoker.protocol.lease_messages import PointCheckpoint, WriteResponse
+from stoker.protocol.lease_messages import LeaseWrite, PointCheckpoint, WriteResponse
 from stoker.protocol.tree_messages import PackResponse, TreeView, read_frames
 from stoker.protocol.view_messages import FileList, FileView, UploadResponse
 from tests.fakes.trees import MemoryTrees
@@ -105,8 +105,9 @@ class KeptLine:
             data = BytesIO(b"".join(self.trees.frames(digests)[1]))
             yield read_frames(data.read, requested=frozenset(digests))
 
-    def checkpoint(self, job: str, said: PointCheckpoint) -> WriteResponse:
-        with self._call("checkpoint"):
+    def write(self, job: str, said: LeaseWrite) -> WriteResponse:
+        with self._call(said.verb):
+            assert isinstance(said, PointCheckpoint)
             if self.current is not None and said.token(job) != self.current:
                 raise StaleLease(f"attempt {said.attempt} is over")
             if not self.trees.has(said.checkpoint.tree):

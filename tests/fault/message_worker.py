@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stoker.coordinator.queue.commands import Said, Write
+from stoker.coordinator.queue.commands import Write
 from stoker.core.errors import BadInput, Conflict, Forbidden, Refused, StaleLease, StokerError, VersionSkew
 from stoker.core.job import JobState
 from stoker.core.leases import AttemptToken
@@ -18,6 +18,7 @@ from stoker.protocol.lease_messages import (
     Finish,
     Grant,
     LeaseReport,
+    LeaseWrite,
     Release,
     Renewal,
     Start,
@@ -81,10 +82,10 @@ class Courier:
         self.token: AttemptToken = grant.token()
         self.stood_still = False
         self.is_over = False
-        self._orders: list[tuple[Said, Callable[[], None] | None]] = []
+        self._orders: list[tuple[LeaseWrite, Callable[[], None] | None]] = []
         self._is_speaking = False
 
-    def say(self, said: Said, heard: Callable[[], None] | None = None) -> None:
+    def say(self, said: LeaseWrite, heard: Callable[[], None] | None = None) -> None:
         if heard is not None:
             # What was to be sent before is no longer wanted.
             self._orders = [order for order in self._orders if order[1] is None]
@@ -354,7 +355,7 @@ class MessageWorker:
 
     def _send(self, token: AttemptToken, last: FinalReport, end: AttemptEnd | None) -> None:
         fence = _fence(token)
-        said: Said
+        said: LeaseWrite
         if last.word is FinalReportKind.FINISH:
             sha256 = f"{token.job[:48]}{token.epoch:016x}"
             # Bytes first; that they arrive is not what is looked at here.

@@ -18,7 +18,7 @@ from stoker.engine.runners.program.trainer_lines import (
     Eval,
     MalformedTrainerLine,
     PlainOutputLine,
-    Said,
+    TrainerLine,
     TrainerParser,
     TrainerStep,
     pairs_in,
@@ -177,7 +177,7 @@ def test_the_last_word_stands_whatever_follows(lines: list[bytes]) -> None:
     talk.hear(parse_line(b'{"kind":"done"}'))
     word = talk.last_word
     for line in lines:
-        said: Said = parse_line(line)
+        said: TrainerLine = parse_line(line)
         fault = talk.hear(said)
         assert not (isinstance(said, TrainerStep | Eval) and fault is None)
         assert isinstance(said, PlainOutputLine) or talk.speaks

@@ -45,7 +45,7 @@ class Hand:
 
     def start(self) -> Grant:
         (grant,) = self.take()
-        self.client.start(grant.job, Start(**said(grant)))
+        self.client.write(grant.job, Start(**said(grant)))
         return grant
 
     def put(self, grant: Grant, path: str, text: str, offset: int = 0) -> None:
@@ -68,7 +68,7 @@ class Hand:
             self.client.append_upload(begun.id, BLOB, offset=0)
             self.client.finish_upload(begun.id)
         ended = Finish(**said(grant), tree=sha256, archive_sha256=sha256, size_bytes=len(BLOB), metrics=metrics)
-        self.client.finish(grant.job, ended)
+        self.client.write(grant.job, ended)
 
 
 def said(grant: Grant) -> dict[str, Any]:

@@ -254,7 +254,7 @@ class _Driver:
             job = grant.spec.number - 1
             self._free[machine] -= 1
             self._played.decisions.append(Decision(job, machine, grant.devices, at_s))
-            self._client.start(grant.job, Start(**_token(grant)))
+            self._client.write(grant.job, Start(**_token(grant)))
             wish = batch.shapes[batch.shape_of[job]].wanted.requirements.wish
             on_cpu = 1.0 if wish is DevicePreference.NEVER else CPU_SPEED
             speed = min((self._speeds[uuid] for uuid in grant.devices), default=on_cpu)
@@ -264,7 +264,7 @@ class _Driver:
         """End a job; return its machine."""
         self._clock.set(end_s)
         self._free[machine] += 1
-        self._client.finish(
+        self._client.write(
             grant.job, Finish(**_token(grant), tree=SHA, archive_sha256=SHA, size_bytes=len(BLOB), seconds=1.0)
         )
         return machine

@@ -109,7 +109,7 @@ def test_waiting_gives_how_jobs_ended_and_a_time_limit_holds(client: Client, fle
 
 
 def _complete(hand: Hand, grant: Grant) -> None:
-    hand.client.start(grant.job, Start(**said(grant)))
+    hand.client.write(grant.job, Start(**said(grant)))
     hand.finish(grant, loss=0.5)
 
 
@@ -123,7 +123,7 @@ def test_logs_are_lines_and_following_ends_with_the_job(client: Client, fleet: F
     assert list(client.logs("gbt")) == ["one", "two"]
     lines = client.logs("gbt", follow=True)
     assert list(islice(lines, 2)) == ["one", "two"]
-    hand.client.release(grant.job, Release(**said(grant)))
+    hand.client.write(grant.job, Release(**said(grant)))
     second = hand.start()
     hand.put_story(second, "three")
     hand.finish(second)
@@ -137,7 +137,7 @@ def test_cancel_is_confirmed_where_that_is_waited_for(client: Client, fleet: Fle
     grant = hand.start()
     (asked,) = client.cancel(grant.spec.name)
     assert (asked.state, asked.is_cancelling) == ("running", True)
-    confirm = threading.Timer(1.0, lambda: hand.client.cancelled(grant.job, CancelConfirmed(**said(grant))))
+    confirm = threading.Timer(1.0, lambda: hand.client.write(grant.job, CancelConfirmed(**said(grant))))
     confirm.start()
     (ended,) = client.cancel(grant.spec.name, wait=True)
     confirm.join()

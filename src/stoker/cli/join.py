@@ -326,10 +326,10 @@ def _notify_coordinators(call: CommandContext, workers: list[str], request: Mach
         try:
             client = call.lookup.client(written.coordinator)
             if request is not None:
-                client.pause(name, request)
+                client.change_machine(name, "pause", request)
             elif client.machine(name).state == "paused":
                 # A drained or cordoned machine stays so.
-                client.open(name)
+                client.change_machine(name, "open")
         except StokerError as error:
             call.out.note(f"note: coordinator not reached, {name} will report it: {error}")
 

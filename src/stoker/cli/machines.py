@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.admin import PEOPLE, role_of_people
@@ -37,7 +36,7 @@ FOR = Option("--for", value="TIME", read=duration, help="duration, such as 30m o
 OPTIONS = (WHY, FOR, AT)
 
 
-def close_or_open(call: CommandContext, given: dict[str, Any], act: Callable[..., DoneView], *, effect: str) -> int:
+def change_machine(call: CommandContext, given: dict[str, Any], verb: str, *, effect: str) -> int:
     """Send the request and print its effect."""
     from stoker.protocol.view_messages import MachineRequest
 
@@ -49,10 +48,11 @@ def close_or_open(call: CommandContext, given: dict[str, Any], act: Callable[...
         is_forced=given.get("force") or False,
         by=submitter_name(call.parts.settings.environment),
     )
-    done = act(call.lookup.client(given["at"]), given["name"], request)
+    client, name = call.lookup.client(given["at"]), given["name"]
+    done = _forget(client, name, request) if verb == "forget" else client.change_machine(name, verb, request)
     span = f" for {format_duration(for_s)}" if for_s else ""
-    what = f"{given['name']} ({', '.join(request.devices)})" if request.devices else given["name"]
-    call.out.object({"machine": given["name"], **request.model_dump(mode="json"), **done.model_dump(mode="json")})
+    what = f"{name} ({', '.join(request.devices)})" if request.devices else name
+    call.out.object({"machine": name, **request.model_dump(mode="json"), **done.model_dump(mode="json")})
     if done.changed:
         # A note replaces the second half of the text.
         does = effect.partition(":")[0] if done.notes else effect
@@ -75,7 +75,7 @@ CORDON_GRAMMAR = Grammar(
 
 def perform_cordon(call: CommandContext, given: dict[str, Any]) -> int:
     """Cordon a machine."""
-    return close_or_open(call, given, lambda client, *to: client.cordon(*to), effect="is cordoned: no jobs start there")
+    return change_machine(call, given, "cordon", effect="is cordoned: no jobs start there")
 
 
 # `stoker machines drain`: running jobs finish, no more start.
@@ -91,12 +91,7 @@ DRAIN_GRAMMAR = Grammar(
 
 def perform_drain(call: CommandContext, given: dict[str, Any]) -> int:
     """Drain a machine."""
-    return close_or_open(
-        call,
-        given,
-        lambda client, *to: client.drain(*to),
-        effect="is drained: running jobs finish, no more start",
-    )
+    return change_machine(call, given, "drain", effect="is drained: running jobs finish, no more start")
 
 
 # `stoker machines open`: undo drain, cordon and pause.
@@ -112,7 +107,7 @@ OPEN_GRAMMAR = Grammar(
 
 def perform_open(call: CommandContext, given: dict[str, Any]) -> int:
     """Open a machine."""
-    return close_or_open(call, given, lambda client, *to: client.open(*to), effect="is open: jobs may start")
+    return change_machine(call, given, "open", effect="is open: jobs may start")
 
 
 # `stoker machines forget`: remove a machine from the fleet, with its certificate.
@@ -133,14 +128,14 @@ FORGET_GRAMMAR = Grammar(
 
 def perform_forget(call: CommandContext, given: dict[str, Any]) -> int:
     """Remove a machine."""
-    return close_or_open(call, given, _forget, effect="is removed")
+    return change_machine(call, given, "forget", effect="is removed")
 
 
 def _forget(client: FleetClient, name: str, request: MachineRequest) -> DoneView:
     from stoker.views.fleet_lines import day
 
     held = [one for one in client.certificates() if one.name == name and one.revoked_s is None]
-    done = client.forget(name, request)
+    done = client.change_machine(name, "forget", request)
     notes = [f"certificate {one.serial[:12]} (valid until {day(one.expires_s)}) is revoked" for one in held]
     return done.model_copy(update={"notes": (*done.notes, *notes), "data": {**done.data, "revoked": len(held)}})
 

@@ -211,17 +211,12 @@ class StressTest:
         if view is None or view.epoch < 1:
             return self._look()
         token: dict[str, Any] = {"attempt": max(1, view.attempt), "epoch": max(1, view.epoch), "generation": 1 << 40}
-        report = self._chance.choice(("start", "fail", "release"))
+        late = Fail(**token, cause="user", message="late")
+        report = self._chance.choice((Start(**token), late, Release(**token)))
         before = self.refused["words of the past"]
-        if report == "start":
-            self._try("words of the past", lambda: self._client.start(view.id, Start(**token)))
-        elif report == "fail":
-            late = Fail(**token, cause="user", message="late")
-            self._try("words of the past", lambda: self._client.fail(view.id, late))
-        else:
-            self._try("words of the past", lambda: self._client.release(view.id, Release(**token)))
+        self._try("words of the past", lambda: self._client.write(view.id, report))
         if self.refused["words of the past"] == before:
-            self._note(f"a stale report was accepted: {report} of {view.name}")
+            self._note(f"a stale report was accepted: {report.verb} of {view.name}")
         return None
 
     def _look(self) -> None:

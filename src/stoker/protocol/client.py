@@ -39,19 +39,12 @@ from stoker.protocol.enrolment_messages import (
 )
 from stoker.protocol.job_messages import Submission, SubmissionResponse, joined, parts_of
 from stoker.protocol.lease_messages import (
-    CancelConfirmed,
     Claim,
     ClaimResponse,
-    Decline,
-    Fail,
-    Finish,
     Hello,
-    LeaseTokenMessage,
-    PointCheckpoint,
-    Release,
+    LeaseWrite,
     Renewal,
     RenewalResponse,
-    Start,
     Welcome,
     WriteResponse,
 )
@@ -340,31 +333,14 @@ class FleetClient:
         """Return one machine."""
         return self._get(f"/v1/machines/{part(name)}", MachineView)
 
-    def drain(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
-        """Give a machine no more work; what runs there finishes."""
-        return self._do_to_machine(machine, "drain", asked)
+    def change_machine(self, name: str, verb: str, request: MachineRequest | None = None) -> DoneView:
+        """Change whether a machine, or some of its devices, gets work.
 
-    def cordon(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
-        """Give a machine, or some of its devices, no more work: it is mistrusted."""
-        return self._do_to_machine(machine, "cordon", asked)
-
-    def pause(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
-        """Give a machine back to its owner: what runs there checkpoints and goes back to the queue."""
-        return self._do_to_machine(machine, "pause", asked)
-
-    def open(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
-        """Let a machine, or some of its devices, have work again."""
-        return self._do_to_machine(machine, "open", asked)
-
-    def forget(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
-        """Remove a machine; without a certificate, one that holds nothing and whose worker is gone, or if forced."""
-        return self._do_to_machine(machine, "forget", asked, is_repeatable=False)
-
-    def _do_to_machine(
-        self, name: str, verb: str, asked: MachineRequest | None, *, is_repeatable: bool = True
-    ) -> DoneView:
+        `drain` and `cordon` start no more jobs there, `pause` also releases those that run, `open` undoes each.
+        `forget` removes it: without a certificate, one that holds nothing and whose worker is gone, or if forced.
+        """
         path = f"/v1/machines/{part(name)}/{verb}"
-        return self._ask(path, DoneView, asked or MachineRequest(), is_repeatable=is_repeatable)
+        return self._ask(path, DoneView, request or MachineRequest(), is_repeatable=verb != "forget")
 
     def report(self, report: MachineReport) -> DoneView:
         """Send what a worker found out about its machine."""
@@ -429,36 +405,9 @@ class FleetClient:
         """Renew every lease of this worker."""
         return self._ask("/v1/renewals", RenewalResponse, renewal)
 
-    def start(self, job: str, said: Start) -> WriteResponse:
-        """Report that the job's process runs."""
-        return self._settle(job, "start", said)
-
-    def decline(self, job: str, said: Decline) -> WriteResponse:
-        """Decline a grant before it started, with the reason."""
-        return self._settle(job, "decline", said)
-
-    def release(self, job: str, said: Release) -> WriteResponse:
-        """Release a lease; the attempt is not charged."""
-        return self._settle(job, "release", said)
-
-    def finish(self, job: str, said: Finish) -> WriteResponse:
-        """Report that it completed; its result was uploaded before."""
-        return self._settle(job, "finish", said)
-
-    def fail(self, job: str, said: Fail) -> WriteResponse:
-        """Report that it failed, and why."""
-        return self._settle(job, "fail", said)
-
-    def cancelled(self, job: str, said: CancelConfirmed) -> WriteResponse:
-        """Confirm that it was stopped and nothing of it runs."""
-        return self._settle(job, "cancelled", said)
-
-    def checkpoint(self, job: str, said: PointCheckpoint) -> WriteResponse:
-        """Name the checkpoint from which the job would resume; it was uploaded before."""
-        return self._settle(job, "checkpoint", said)
-
-    def _settle(self, job: str, verb: str, said: LeaseTokenMessage) -> WriteResponse:
-        return self._ask(f"/v1/attempts/{part(job)}/{verb}", WriteResponse, said)
+    def write(self, job: str, report: LeaseWrite) -> WriteResponse:
+        """Report that an attempt started, ended or stored a checkpoint. What it names was uploaded before."""
+        return self._ask(f"/v1/attempts/{part(job)}/{report.verb}", WriteResponse, report)
 
     def put_file(self, token: AttemptToken, path: str, data: bytes | BodySource, *, offset: int) -> int:
         """Append to a mirrored file of an attempt, and return its new size.

@@ -7,7 +7,7 @@ the coordinator adds its grace period, so neither depends on the other's clock.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -294,31 +294,42 @@ class LeaseTokenMessage(WireMessage):
         return AttemptToken(job=job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
 
 
-class Start(LeaseTokenMessage):
+class LeaseWrite(LeaseTokenMessage):
+    """A report that changes the attempt's job."""
+
+    verb: ClassVar[str]
+    """Last part of its route."""
+
+
+class Start(LeaseWrite):
     """The job's process runs."""
 
+    verb = "start"
     run: str = ""
     """The attempt's folder on the worker, for users."""
 
 
-class Decline(LeaseTokenMessage):
+class Decline(LeaseWrite):
     """The worker checked the job and declines it. Charges no attempt."""
 
+    verb = "decline"
     reason: Code
     message: Annotated[str, Field(max_length=2000)] = ""
     lasts: bool = False
     """It would decline again until the machine changes: not granted to it for a while."""
 
 
-class Release(LeaseTokenMessage):
+class Release(LeaseWrite):
     """Released; attempt not charged, checkpoint kept."""
 
+    verb = "release"
     why: Annotated[str, Field(max_length=2000)] = ""
 
 
-class Finish(LeaseTokenMessage):
+class Finish(LeaseWrite):
     """It completed; its result is stored by the coordinator."""
 
+    verb = "finish"
     tree: JobId
     """The result's tree digest."""
     archive_sha256: OptionalDigest = ""
@@ -332,9 +343,10 @@ class Finish(LeaseTokenMessage):
     """Facts about the run: interpreter, devices, peaks."""
 
 
-class Fail(LeaseTokenMessage):
+class Fail(LeaseWrite):
     """It failed."""
 
+    verb = "fail"
     cause: Annotated[Code, Field(max_length=40)]
     """A `core.retry.FailureCause`."""
     message: Annotated[str, Field(max_length=4000)] = ""
@@ -344,15 +356,17 @@ class Fail(LeaseTokenMessage):
     seconds: Seconds = 0.0
 
 
-class CancelConfirmed(LeaseTokenMessage):
+class CancelConfirmed(LeaseWrite):
     """The worker stopped it and verified that no process of it runs."""
 
+    verb = "cancelled"
     why: str = ""
 
 
-class PointCheckpoint(LeaseTokenMessage):
+class PointCheckpoint(LeaseWrite):
     """The checkpoint from which the job resumes if this attempt does not finish; already uploaded."""
 
+    verb = "checkpoint"
     checkpoint: CheckpointBody
 
 

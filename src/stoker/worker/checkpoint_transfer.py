@@ -241,7 +241,7 @@ class CheckpointShipper:
         except (ReadingStopped, Cancelled):
             return False
         self._check_lease()
-        self._client.checkpoint(self._token.job, PointCheckpoint(**self._token.fence(), checkpoint=body))
+        self._client.write(self._token.job, PointCheckpoint(**self._token.fence(), checkpoint=body))
         self._backoff.worked()
         self.pointed = body
         return True

@@ -40,7 +40,7 @@ from stoker.jobs.job_history import tell
 from stoker.jobs.results import parts_of_job
 from stoker.jobs.secret_mask import read_config
 from stoker.jobs.trials import KnownMetrics, TrialEnd, end_of, trials_of_job
-from stoker.protocol.lease_messages import CancelConfirmed, Decline, Fail, Finish, Grant, Release, Start
+from stoker.protocol.lease_messages import CancelConfirmed, Decline, Fail, Finish, Grant, LeaseWrite, Release, Start
 from stoker.store.local_store import LocalStore
 from stoker.store.results import tree_of
 from stoker.transfer.mirror import AttemptFolderSync
@@ -142,8 +142,8 @@ class AttemptReporter:
 
     def tell_start(self, run: str) -> None:
         """Report that it runs."""
-        said = Start(**self._fence, run=run)
-        self._order(lambda: self._say(lambda: self._worker.lines.words.start(self._token.job, said)))
+        report = Start(**self._fence, run=run)
+        self._order(lambda: self._say(report))
 
     def send(self, last: FinalReport, end: AttemptEnd | None) -> None:
         """Send its result and the final report; orders before it are obsolete."""
@@ -159,7 +159,7 @@ class AttemptReporter:
         runtime, worker = self._runtime, self._worker
         try:
             if runtime.may_speak(self._token):
-                self._word(last, end)()
+                worker.lines.words.write(self._token.job, self._final_message(last, end))
         except StokerError as error:
             runtime.report(LeaseLost(now_s=worker.clock.boottime_s(), token=self._token, message=str(error)))
         else:
@@ -217,7 +217,7 @@ class AttemptReporter:
             is_said = self._finish(self._folder, end)
         else:
             self._bring_rest(last, end)
-            is_said = self._say(self._word(last, end))
+            is_said = self._say(self._final_message(last, end))
         if is_said:
             self._runtime.report(FinalReportAccepted(now_s=self._worker.clock.boottime_s(), token=self._token))
 
@@ -232,20 +232,16 @@ class AttemptReporter:
             self._checkpoints.settle(self._worker.clock.monotonic_s() + DRAIN_S)
         self._drain(wait_s=DRAIN_S)
 
-    def _word(self, last: FinalReport, end: AttemptEnd | None) -> Callable[[], object]:
-        """Return the call that sends a final report without a result."""
-        words, job, why = self._worker.lines.words, self._token.job, one_line(last.why, _LONGEST_HINT)
+    def _final_message(self, last: FinalReport, end: AttemptEnd | None) -> LeaseWrite:
+        """Return the message of a final report without a result."""
+        why = one_line(last.why, _LONGEST_HINT)
         if last.word is FinalReportKind.DECLINE:
-            declined = Decline(**self._fence, reason=last.reason or "declined", message=why, lasts=last.lasts)
-            return lambda: words.decline(job, declined)
+            return Decline(**self._fence, reason=last.reason or "declined", message=why, lasts=last.lasts)
         if last.word is FinalReportKind.CANCELLED:
-            confirmed = CancelConfirmed(**self._fence, why=why)
-            return lambda: words.cancelled(job, confirmed)
+            return CancelConfirmed(**self._fence, why=why)
         if last.word is FinalReportKind.FAIL and end is not None:
-            failed = self._failure(end.cause, end.message, hint=end.hint, end=end)
-            return lambda: words.fail(job, failed)
-        released = Release(**self._fence, why=why)
-        return lambda: words.release(job, released)
+            return self._failure(end.cause, end.message, hint=end.hint, end=end)
+        return Release(**self._fence, why=why)
 
     def _finish(self, folder: JobFolder, end: AttemptEnd) -> bool:
         self._drain(wait_s=None)
@@ -264,7 +260,7 @@ class AttemptReporter:
                 return self._fail(FailureCause.IO, f"its result can't be sent: {error}", hint=error.hint, end=end)
             finish = finish_of(self._grant, folder, end, tree, store=store, worker=worker.name)
             try:
-                return self._say(lambda: worker.lines.words.finish(self._token.job, finish))  # noqa: B023 - called at once
+                return self._say(finish)
             except Conflict:
                 # The coordinator lacks the tree, though it was sent: a prune may have removed it.
                 refusals += 1
@@ -272,8 +268,7 @@ class AttemptReporter:
                     raise
 
     def _fail(self, cause: FailureCause, message: str, *, hint: str, end: AttemptEnd) -> bool:
-        said = self._failure(cause, message, hint=hint, end=end)
-        return self._say(lambda: self._worker.lines.words.fail(self._token.job, said))
+        return self._say(self._failure(cause, message, hint=hint, end=end))
 
     def _failure(self, cause: FailureCause, message: str, *, hint: str, end: AttemptEnd) -> Fail:
         return Fail(
@@ -303,8 +298,8 @@ class AttemptReporter:
             if until_s is not None and clock.monotonic_s() >= until_s:
                 return
 
-    def _say(self, say: Callable[[], object]) -> bool:
-        """Retry `say` until it is accepted; return False if stopped. Raises errors that will not pass."""
+    def _say(self, report: LeaseWrite) -> bool:
+        """Send a report until it is accepted; return False if stopped. Raises errors that will not pass."""
         pauses = TransferBackoff()
         while not self._stop.is_set():
             if not self._runtime.may_speak(self._token):
@@ -312,7 +307,7 @@ class AttemptReporter:
                 self._stop.wait(_LOOK_AGAIN_S)
                 continue
             try:
-                say()
+                self._worker.lines.words.write(self._token.job, report)
             except (Refused, BadInput):
                 raise
             except StokerError:

@@ -157,7 +157,7 @@ def test_each_method_asks_its_route(serve):
     client.hello(Hello(worker="desk", incarnation="incarnation-1", capability={}, capability_digest="d"))
     client.claim(CLAIM)
     client.renew(Renewal(worker="desk", incarnation="incarnation-1"))
-    client.start(JOB, START)
+    client.write(JOB, START)
     assert client.put_file(TOKEN, "logs/a b.log", b"text", offset=3) == 7
     assert client.begin_upload("cd" * 32, 9).offset == 3
     assert client.append_upload("u1", b"sixsix", offset=3) == 9
@@ -170,7 +170,7 @@ def test_each_method_asks_its_route(serve):
     assert client.cancel_jobs([JOB], by="ann@desk").changed == ("gbt",)
     client.requeue_jobs([JOB])
     client.set_priority_of_jobs([JOB], 5)
-    client.drain("desk", MachineRequest(why="fans", for_s=60.0))
+    client.change_machine("desk", "drain", MachineRequest(why="fans", for_s=60.0))
     client.reload(dry_run=True)
     client.leaderboard("loss")
     client.status()
@@ -226,7 +226,7 @@ def test_a_piece_of_a_file_comes_with_what_is_known_of_the_whole(serve):
 def test_what_the_coordinator_refuses_is_the_same_error_here(serve, error):
     client, _ = serve(lambda _asked: said(error.to_dict(), 409))
     with pytest.raises(type(error)) as caught:
-        client.start(JOB, START)
+        client.write(JOB, START)
     assert caught.value.to_dict() == error.to_dict()
 
 
@@ -251,14 +251,14 @@ def test_faults_come_back_one_by_one(serve):
 def test_an_error_without_words_goes_by_its_status(serve, status, kind):
     client, _ = serve(lambda _asked: Said(status=status, headers={"X-Stoker-Protocol": "1"}))
     with pytest.raises(StokerError) as caught:
-        client.start(JOB, START)
+        client.write(JOB, START)
     assert caught.value.code == kind
 
 
 def test_an_unknown_code_goes_by_the_status(serve):
     client, _ = serve(lambda _asked: said({"error": "made_up", "message": "no\x1b[2J\nway"}, 409))
     with pytest.raises(Conflict) as caught:
-        client.start(JOB, START)
+        client.write(JOB, START)
     assert caught.value.message == "no [2J way"
 
 
@@ -266,7 +266,7 @@ def test_an_unknown_code_goes_by_the_status(serve):
 def test_no_coordinator_can_say_that_this_process_was_interrupted(serve, code):
     client, _ = serve(lambda _asked: said({"error": code, "message": "x"}, 409))
     with pytest.raises(Conflict):
-        client.start(JOB, START)
+        client.write(JOB, START)
 
 
 @pytest.mark.parametrize(
@@ -375,10 +375,10 @@ def test_a_claim_is_asked_again_until_it_is_answered(serve, error):
     ("ask", "times"),
     [
         (lambda client: client.requeue_jobs([JOB]), 1),
-        (lambda client: client.forget("desk"), 1),
+        (lambda client: client.change_machine("desk", "forget"), 1),
         (lambda client: client.submit(Submission(jobs=())), 1),
         (lambda client: client.submit(Submission(jobs=(), key="mine")), 3),
-        (lambda client: client.start(JOB, START), 3),
+        (lambda client: client.write(JOB, START), 3),
         (lambda client: client.put_file(TOKEN, "a", b"b", offset=0), 3),
         (lambda client: client.cancel_jobs([JOB]), 3),
         (lambda client: client.jobs(), 3),
@@ -402,7 +402,7 @@ def test_only_what_may_happen_twice_is_asked_twice(serve, ask, times):
 def test_a_refusal_is_not_asked_again(serve, error):
     client, server = serve(lambda _asked: said(error.to_dict(), 409))
     with pytest.raises(type(error)):
-        client.finish(
+        client.write(
             JOB, Finish(attempt=1, epoch=1, generation=0, tree="cd" * 32, archive_sha256="ef" * 32, size_bytes=1)
         )
     assert len(server.asked) == 1

@@ -28,7 +28,7 @@ from stoker.coordinator.http.http_messages import (
     too_large,
 )
 from stoker.coordinator.http.submission_body import BodyMemoryBudget, no_room
-from stoker.coordinator.queue.commands import Answer, Command, Said, Write
+from stoker.coordinator.queue.commands import Answer, Command, Write
 from stoker.core.errors import Forbidden, StokerError, Usage
 from stoker.core.frozen import frozen
 from stoker.core.leases import Principal
@@ -41,7 +41,7 @@ from stoker.protocol.lease_messages import (
     Fail,
     Finish,
     Hello,
-    LeaseTokenMessage,
+    LeaseWrite,
     PointCheckpoint,
     Release,
     Renewal,
@@ -72,22 +72,23 @@ RENEWALS = WorkerRouteSpec(
     path="/v1/renewals", summary="Renew all leases of a worker", asks=Renewal, answers=RenewalResponse
 )
 _ATTEMPTS = "/v1/attempts/"
-_WORDS: dict[str, tuple[type[LeaseTokenMessage], str]] = {
-    "start": (Start, "Report that the job's process runs"),
-    "decline": (Decline, "Decline a grant"),
-    "release": (Release, "Release the lease; the attempt is not charged"),
-    "finish": (Finish, "Report that the job completed; its result is uploaded"),
-    "fail": (Fail, "Report that the job failed"),
-    "cancelled": (CancelConfirmed, "Confirm that the job was stopped after a cancel request"),
-    "checkpoint": (PointCheckpoint, "Set the checkpoint from which the job resumes if this attempt does not finish"),
+_WRITES: dict[type[LeaseWrite], str] = {
+    Start: "Report that the job's process runs",
+    Decline: "Decline a grant",
+    Release: "Release the lease; the attempt is not charged",
+    Finish: "Report that the job completed; its result is uploaded",
+    Fail: "Report that the job failed",
+    CancelConfirmed: "Confirm that the job was stopped after a cancel request",
+    PointCheckpoint: "Set the checkpoint from which the job resumes if this attempt does not finish",
 }
+_WRITES_BY_VERB = {message.verb: message for message in _WRITES}
 SPOKEN = (
     HELLO,
     CLAIMS,
     RENEWALS,
     *(
-        WorkerRouteSpec(path=f"{_ATTEMPTS}{{job}}/{word}", summary=summary, asks=kind, answers=WriteResponse)
-        for word, (kind, summary) in _WORDS.items()
+        WorkerRouteSpec(path=f"{_ATTEMPTS}{{job}}/{message.verb}", summary=summary, asks=message, answers=WriteResponse)
+        for message, summary in _WRITES.items()
     ),
 )
 
@@ -128,11 +129,11 @@ class WorkerRoutes:
         found = self._whole.get(path)
         if found is not None or not path.startswith(_ATTEMPTS):
             return found
-        job, _, word = path[len(_ATTEMPTS) :].partition("/")
-        known = _WORDS.get(word)
-        return WorkerRoute(known[0], partial(self._write, job)) if known is not None and job else None
+        job, _, verb = path[len(_ATTEMPTS) :].partition("/")
+        message = _WRITES_BY_VERB.get(verb)
+        return WorkerRoute(message, partial(self._write, job)) if message is not None and job else None
 
-    def _write(self, job: str, said: Said, who: Principal, exchange: WorkerExchange) -> None:
+    def _write(self, job: str, said: LeaseWrite, who: Principal, exchange: WorkerExchange) -> None:
         def then(answer: Answer) -> None:
             self._context.followers.ended(job)
             exchange.say(answer)

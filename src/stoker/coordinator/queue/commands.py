@@ -14,19 +14,13 @@ from stoker.core.leases import AttemptToken, Symptom
 from stoker.core.machine import Cluster, SchedulableJob
 from stoker.protocol.job_messages import Submission, SubmissionResponse
 from stoker.protocol.lease_messages import (
-    CancelConfirmed,
     Claim,
     ClaimResponse,
-    Decline,
-    Fail,
-    Finish,
     Hello,
+    LeaseWrite,
     MachineInventory,
-    PointCheckpoint,
-    Release,
     Renewal,
     RenewalResponse,
-    Start,
     Welcome,
     WriteResponse,
 )
@@ -231,15 +225,12 @@ class EndExec:
 ExecCommand: TypeAlias = BeginExec | EndExec
 
 
-Said: TypeAlias = Start | Decline | Release | Finish | Fail | CancelConfirmed | PointCheckpoint
-
-
 @frozen
 class Write:
     """A report of an attempt about its job."""
 
     job: str
-    said: Said
+    said: LeaseWrite
     machine: str = ""
     """The machine in the sender's certificate; accepted for its own leases only. Empty: the lease token is enough."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stoker.coordinator.queue.commands import Said, Write
+from stoker.coordinator.queue.commands import Write
 from stoker.coordinator.queue.queue_state import LiveLease
 from stoker.coordinator.queue.sql import JobRow
 from stoker.coordinator.queue.transaction import (
@@ -48,6 +48,7 @@ from stoker.protocol.lease_messages import (
     Decline,
     Fail,
     Finish,
+    LeaseWrite,
     PointCheckpoint,
     Release,
     Start,
@@ -114,7 +115,7 @@ _ENDINGS: dict[type, tuple[str, ...]] = {
 }
 
 
-def answer_late(transaction: WriterTransaction, job: str, said: Said, *, machine: str = "") -> WriteResponse:
+def answer_late(transaction: WriterTransaction, job: str, said: LeaseWrite, *, machine: str = "") -> WriteResponse:
     """Answer a report whose lease is not live: a repeat gets the same answer, any other is stale.
 
     One late report may be accepted: the result of an attempt that continues through a network partition (`on_partition

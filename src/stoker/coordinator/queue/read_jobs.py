@@ -1,4 +1,4 @@
-"""Reads of jobs from committed rows: lookup by name, pages, one job's details, the leaderboard.
+"""Reads of jobs from committed rows: lookup by name, pages, one job's details, rows for an explanation.
 
 Every function takes a connection with a snapshot of the database (`database.snapshot`).
 """
@@ -6,7 +6,6 @@ Every function takes a connection with a snapshot of the database (`database.sna
 from __future__ import annotations
 
 import binascii
-import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Mapping
 from heapq import nlargest
@@ -26,9 +25,8 @@ from stoker.core.job import EnvironmentChoice, JobInput, JobState
 from stoker.core.jsontext import loads
 from stoker.core.retry import FailureCause
 from stoker.core.text import counted, did_you_mean, point_name
-from stoker.engine.ranking import Direction, known_direction, preference
 from stoker.protocol.job_messages import INPUT_BODY
-from stoker.protocol.view_messages import AttemptView, JobDetails, JobPage, JobView, Leaderboard, LeaderRow
+from stoker.protocol.view_messages import AttemptView, JobDetails, JobPage, JobView
 
 # Lookup of a job: by name (the newest), `name/3`, the beginning of an id, or `last`.
 
@@ -502,7 +500,7 @@ def read_case(connection: Connection, ref: str) -> JobExplainRow:
     asked = select(JOBS.c.class_id, JOBS.c.not_before_s, JOBS.c.message, JOBS.c.spec).where(JOBS.c.seq == seq)
     row = connection.execute(asked).one()
     before = (
-        select(JOBS.c.seq, JOBS.c.id, JOBS.c.name, JOBS.c.number, JOBS.c.state)
+        _jobs()
         .join_from(AFTER, JOBS, JOBS.c.seq == AFTER.c.before_seq)
         .where(AFTER.c.seq == seq, JOBS.c.state != JobState.COMPLETED.value)
         .order_by(AFTER.c.before_seq)
@@ -538,91 +536,3 @@ def read_names(connection: Connection, seqs: Collection[int]) -> dict[int, str]:
     """Return the names of jobs, by number."""
     asked = select(JOBS.c.seq, JOBS.c.name, JOBS.c.number).where(JOBS.c.seq.in_(seqs))
     return {row.seq: point_name(row.name, row.number) for row in connection.execute(asked)}
-
-
-# Results of finished jobs: the leaderboard and the index of results.
-
-_CANDIDATES = 5_000
-_MOST_ROWS = 1000
-_LEADER_COLUMNS = ("seq", "id", "name", "number", "label", "recipe", "machine", "started_s", "ended_s")
-
-
-def read_leaderboard(
-    connection: Connection, metric: str = "", *, recipe: str = "", name: str = "", limit: int = 20
-) -> Leaderboard:
-    """Rank completed jobs by a metric, best first (default: the most likely objective).
-
-    Of a long history the newest 5,000 are ranked.
-    """
-    asked = _completed(recipe, name).with_only_columns(JOBS.c.seq, JOBS.c.metrics).where(JOBS.c.metrics != "")
-    jobs = [(row.seq, loads(row.metrics)) for row in connection.execute(asked.limit(_CANDIDATES))]
-    known = sorted({key for _, metrics in jobs for key in metrics}, key=preference)
-    if not known and not metric:
-        return Leaderboard()
-    if metric and metric not in known:
-        listed = ", ".join(known[:12]) or "none"
-        raise NotFound(
-            f"no completed job has a metric {metric!r}", hint=did_you_mean(metric, known) or f"there are: {listed}"
-        )
-    metric = metric or known[0]
-    is_lower_better = known_direction(metric) is not Direction.LARGER
-    ranked = [(seq, metrics) for seq, metrics in jobs if math.isfinite(metrics.get(metric, math.nan))]
-    # Stable: among equals the newest stays first.
-    ranked.sort(key=lambda one: one[1][metric] if is_lower_better else -one[1][metric])
-    rows = _leaders(connection, ranked[: max(1, min(limit, _MOST_ROWS))], metric)
-    return Leaderboard(metric=metric, is_lower_better=is_lower_better, rows=rows, metrics=tuple(known))
-
-
-def read_bundles(
-    connection: Connection, *, ref: str | None = None, after_id: int = 0, limit: int = 1000
-) -> tuple[dict[str, Any], ...]:
-    """Return rows of the index of results in its order, with their jobs; of one job or of all."""
-    asked = (
-        select(BUNDLES, JOBS.c.id.label("job"), JOBS.c.name, JOBS.c.number)
-        .join_from(BUNDLES, JOBS, JOBS.c.seq == BUNDLES.c.seq)
-        .where(BUNDLES.c.id > after_id)
-        .order_by(BUNDLES.c.id)
-        .limit(limit)
-    )
-    if ref is not None:
-        asked = asked.where(BUNDLES.c.seq == find_job(connection, ref).seq)
-    return tuple(
-        {"id": row.id, "job": row.job, "name": point_name(row.name, row.number), **bundle_object(row)}
-        for row in connection.execute(asked)
-    )
-
-
-def _leaders(connection: Connection, ranked: list[tuple[int, dict[str, float]]], metric: str) -> tuple[LeaderRow, ...]:
-    # Not all columns: a job may be large, and there may be a thousand.
-    columns = [JOBS.c[column] for column in _LEADER_COLUMNS]
-    asked = select(*columns).where(JOBS.c.seq.in_([seq for seq, _ in ranked]))
-    jobs = {row.seq: row for row in connection.execute(asked)}
-    return tuple(
-        LeaderRow(
-            place=place,
-            job=jobs[seq].id,
-            name=point_name(jobs[seq].name, jobs[seq].number),
-            label=jobs[seq].label,
-            recipe=jobs[seq].recipe,
-            machine=jobs[seq].machine,
-            value=metrics[metric],
-            metrics=metrics,
-            seconds=_took_s(jobs[seq]),
-        )
-        for place, (seq, metrics) in enumerate(ranked, 1)
-    )
-
-
-def _took_s(row: Row[Any]) -> float | None:
-    """Return the duration of a job, from its start to its end."""
-    return None if row.started_s is None or row.ended_s is None else max(0.0, row.ended_s - row.started_s)
-
-
-def _completed(recipe: str = "", name: str = "") -> Select[Any]:
-    """Return the statement for completed jobs, newest first: along the index of recipes, or of states."""
-    asked = select(JOBS.c.seq).where(JOBS.c.state == JobState.COMPLETED.value).order_by(JOBS.c.seq.desc())
-    if name:
-        # Selected by name first: few in that index, while they may be rare among all completed jobs.
-        named = select(JOBS.c.seq).where(JOBS.c.name == name).order_by(JOBS.c.seq.desc()).limit(_CANDIDATES)
-        asked = asked.where(JOBS.c.seq.in_(named))
-    return asked.where(JOBS.c.recipe == recipe) if recipe else asked

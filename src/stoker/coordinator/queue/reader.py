@@ -1,25 +1,25 @@
-"""The reading side of the queue, on its own connections."""
+"""The reading side of the queue, on its own connections: machines, symptoms, webhooks, results; jobs by `read_jobs`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy import Connection, Row, RowMapping, Select, func, select
 
 from stoker.coordinator.database.database import Database, snapshot
-from stoker.coordinator.database.tables import COUNTERS, HOOKS, JOBS, LEASES, MACHINES, META, SYMPTOMS
+from stoker.coordinator.database.tables import BUNDLES, COUNTERS, HOOKS, JOBS, LEASES, MACHINES, META, SYMPTOMS
 from stoker.coordinator.queue.queue_state import ENDS
 from stoker.coordinator.queue.read_jobs import (
     Limits,
+    bundle_object,
     find_job,
     find_jobs,
     read_attempts,
-    read_bundles,
     read_case,
     read_counts,
     read_events,
-    read_leaderboard,
     read_names,
     read_newest_event,
     read_object,
@@ -29,11 +29,13 @@ from stoker.coordinator.queue.read_jobs import (
 )
 from stoker.coordinator.queue.sql import READY
 from stoker.core.clock import Clock
+from stoker.core.errors import NotFound
 from stoker.core.frozen import fresh, frozen
 from stoker.core.job import JobState
 from stoker.core.jsontext import loads
-from stoker.core.text import point_name
-from stoker.protocol.view_messages import JobDetails, JobPage, SymptomView
+from stoker.core.text import did_you_mean, point_name
+from stoker.engine.ranking import Direction, known_direction, preference
+from stoker.protocol.view_messages import JobDetails, JobPage, Leaderboard, LeaderRow, SymptomView
 
 _CLASS = "class:"
 _LEASE_COLUMNS = (
@@ -213,6 +215,94 @@ def _hook(row: RowMapping) -> WebhookRow:
     words, jobs = (tuple(loads(row[name])) if row[name] else () for name in ("kinds", "jobs"))
     columns = {name: value for name, value in row.items() if name not in ("kinds", "jobs", "is_inner")}
     return WebhookRow(**columns, words=words, jobs=jobs, is_inner=bool(row["is_inner"]))
+
+
+# Results of finished jobs: the leaderboard and the index of results.
+
+_CANDIDATES = 5_000
+_MOST_ROWS = 1000
+_LEADER_COLUMNS = ("seq", "id", "name", "number", "label", "recipe", "machine", "started_s", "ended_s")
+
+
+def read_leaderboard(
+    connection: Connection, metric: str = "", *, recipe: str = "", name: str = "", limit: int = 20
+) -> Leaderboard:
+    """Rank completed jobs by a metric, best first (default: the most likely objective).
+
+    Of a long history the newest 5,000 are ranked.
+    """
+    asked = _completed(recipe, name).with_only_columns(JOBS.c.seq, JOBS.c.metrics).where(JOBS.c.metrics != "")
+    jobs = [(row.seq, loads(row.metrics)) for row in connection.execute(asked.limit(_CANDIDATES))]
+    known = sorted({key for _, metrics in jobs for key in metrics}, key=preference)
+    if not known and not metric:
+        return Leaderboard()
+    if metric and metric not in known:
+        listed = ", ".join(known[:12]) or "none"
+        raise NotFound(
+            f"no completed job has a metric {metric!r}", hint=did_you_mean(metric, known) or f"there are: {listed}"
+        )
+    metric = metric or known[0]
+    is_lower_better = known_direction(metric) is not Direction.LARGER
+    ranked = [(seq, metrics) for seq, metrics in jobs if math.isfinite(metrics.get(metric, math.nan))]
+    # Stable: among equals the newest stays first.
+    ranked.sort(key=lambda one: one[1][metric] if is_lower_better else -one[1][metric])
+    rows = _leaders(connection, ranked[: max(1, min(limit, _MOST_ROWS))], metric)
+    return Leaderboard(metric=metric, is_lower_better=is_lower_better, rows=rows, metrics=tuple(known))
+
+
+def read_bundles(
+    connection: Connection, *, ref: str | None = None, after_id: int = 0, limit: int = 1000
+) -> tuple[dict[str, Any], ...]:
+    """Return rows of the index of results in its order, with their jobs; of one job or of all."""
+    asked = (
+        select(BUNDLES, JOBS.c.id.label("job"), JOBS.c.name, JOBS.c.number)
+        .join_from(BUNDLES, JOBS, JOBS.c.seq == BUNDLES.c.seq)
+        .where(BUNDLES.c.id > after_id)
+        .order_by(BUNDLES.c.id)
+        .limit(limit)
+    )
+    if ref is not None:
+        asked = asked.where(BUNDLES.c.seq == find_job(connection, ref).seq)
+    return tuple(
+        {"id": row.id, "job": row.job, "name": point_name(row.name, row.number), **bundle_object(row)}
+        for row in connection.execute(asked)
+    )
+
+
+def _leaders(connection: Connection, ranked: list[tuple[int, dict[str, float]]], metric: str) -> tuple[LeaderRow, ...]:
+    # Not all columns: a job may be large, and there may be a thousand.
+    columns = [JOBS.c[column] for column in _LEADER_COLUMNS]
+    asked = select(*columns).where(JOBS.c.seq.in_([seq for seq, _ in ranked]))
+    jobs = {row.seq: row for row in connection.execute(asked)}
+    return tuple(
+        LeaderRow(
+            place=place,
+            job=jobs[seq].id,
+            name=point_name(jobs[seq].name, jobs[seq].number),
+            label=jobs[seq].label,
+            recipe=jobs[seq].recipe,
+            machine=jobs[seq].machine,
+            value=metrics[metric],
+            metrics=metrics,
+            seconds=_took_s(jobs[seq]),
+        )
+        for place, (seq, metrics) in enumerate(ranked, 1)
+    )
+
+
+def _took_s(row: Row[Any]) -> float | None:
+    """Return the duration of a job, from its start to its end."""
+    return None if row.started_s is None or row.ended_s is None else max(0.0, row.ended_s - row.started_s)
+
+
+def _completed(recipe: str = "", name: str = "") -> Select[Any]:
+    """Return the statement for completed jobs, newest first: along the index of recipes, or of states."""
+    asked = select(JOBS.c.seq).where(JOBS.c.state == JobState.COMPLETED.value).order_by(JOBS.c.seq.desc())
+    if name:
+        # Selected by name first: few in that index, while they may be rare among all completed jobs.
+        named = select(JOBS.c.seq).where(JOBS.c.name == name).order_by(JOBS.c.seq.desc()).limit(_CANDIDATES)
+        asked = asked.where(JOBS.c.seq.in_(named))
+    return asked.where(JOBS.c.recipe == recipe) if recipe else asked
 
 
 P = ParamSpec("P")

@@ -116,7 +116,7 @@ def test_a_job_is_shown_with_its_attempts_and_the_stages_of_the_last(fleet: Flee
     submit("gbt")
     hand = Hand(fleet.client())
     first = hand.start()
-    hand.client.release(first.job, Release(**said(first), why="the machine is wanted"))
+    hand.client.write(first.job, Release(**said(first), why="the machine is wanted"))
     second = hand.start()
     hand.put_story(second, "epoch 1")
     done = stoker("jobs", "show", "gbt", at=fleet)
@@ -231,7 +231,7 @@ def test_points_without_a_result_are_listed_when_those_that_have_one_are_fetched
     hand = Hand(fleet.client())
     first, second = hand.start(), hand.start()
     hand.finish(first)
-    hand.client.fail(second.job, Fail(**said(second), cause="user", message="no"))
+    hand.client.write(second.job, Fail(**said(second), cause="user", message="no"))
     done = stoker("get", "zap", tmp_path / "got", at=fleet)
     assert (done.code, done.out) == (1, "zap/1: 1 file in x\n")
     assert "2 of 3 trials of zap have no result and were not copied: zap/2 (lr=2) is failed, zap/3" in done.err
@@ -267,7 +267,7 @@ def test_all_points_of_a_large_sweep_are_compared(fleet: Fleet, stoker: Stoker, 
     for _ in range(count):
         grant = hand.start()
         hand.put_story(grant)
-        hand.client.fail(grant.job, Fail(**said(grant), cause="user", message="no"))
+        hand.client.write(grant.job, Fail(**said(grant), cause="user", message="no"))
     done = stoker("compare", "sweep", "--no-plots", "--json", at=fleet)
     assert done.code == 0
     assert len(done.objects()) == count
@@ -309,7 +309,7 @@ def test_following_goes_on_with_the_next_attempt_until_the_job_ends(fleet: Fleet
 
     def live() -> None:
         hand.put(first, "logs/run.log", "two\n", offset=4)
-        hand.client.release(first.job, Release(**said(first), why="wanted"))
+        hand.client.write(first.job, Release(**said(first), why="wanted"))
         second = hand.start()
         hand.put_story(second, "three")
         hand.put(second, "logs/run.log", "four\n", offset=6)
@@ -330,7 +330,7 @@ def test_explain_tells_where_it_stands_and_what_happened(fleet: Fleet, stoker: S
     hand = Hand(fleet.client())
     grant = hand.start()
     hand.put_story(grant, "x")
-    hand.client.fail(grant.job, Fail(**said(grant), cause="user", message="loss is nan", hint="smaller lr"))
+    hand.client.write(grant.job, Fail(**said(grant), cause="user", message="loss is nan", hint="smaller lr"))
     done = stoker("explain", "gbt", at=fleet)
     assert done.code == 0
     assert done.out.startswith("gbt: ")
@@ -351,7 +351,7 @@ def test_waiting_ends_with_the_job_and_its_end_is_the_answer(fleet: Fleet, stoke
     done = stoker("jobs", "wait", "good", "--timeout", "30s", at=fleet)
     thread.join()
     assert (done.code, "loss 0.25" in done.out) == (0, True)
-    hand.client.fail(bad.job, Fail(**said(bad), cause="user", message="exit 1"))
+    hand.client.write(bad.job, Fail(**said(bad), cause="user", message="exit 1"))
     assert stoker("jobs", "wait", "bad", at=fleet).code == 1
 
 
@@ -374,7 +374,7 @@ def test_a_running_job_is_cancelled_when_its_worker_says_so_and_not_before(fleet
     assert hand.client.job("gbt").job.is_cancelling
     assert "cancelling" in stoker("jobs", at=fleet).out
     # The command has asked by then; of a job that has ended it would say so.
-    confirm = threading.Timer(2.0, lambda: hand.client.cancelled(grant.job, CancelConfirmed(**said(grant))))
+    confirm = threading.Timer(2.0, lambda: hand.client.write(grant.job, CancelConfirmed(**said(grant))))
     confirm.start()
     done = stoker("cancel", "gbt", at=fleet)
     confirm.join()

@@ -13,10 +13,10 @@ from stoker.engine.runners.program.trainer_lines import (
     MalformedTrainerLine,
     Metrics,
     PlainOutputLine,
-    Said,
     TrainerCheckpoint,
     TrainerCompletion,
     TrainerFailure,
+    TrainerLine,
     TrainerStep,
     UnknownTrainerLine,
     parse_control,
@@ -43,7 +43,7 @@ from stoker.engine.runners.program.trainer_lines import (
         (b'  { "step" : 1.0 , "kind" : "step" }\r\n', TrainerStep(step=1)),
     ],
 )
-def test_every_kind_of_the_contract_is_read(line: bytes, said: Said) -> None:
+def test_every_kind_of_the_contract_is_read(line: bytes, said: TrainerLine) -> None:
     assert parse_line(line) == said
     assert parse_control(line) == said
 

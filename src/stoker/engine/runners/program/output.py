@@ -23,10 +23,10 @@ from stoker.engine.runners.program.trainer_lines import (
     Metrics,
     OutputSteps,
     PlainOutputLine,
-    Said,
     TrainerCheckpoint,
     TrainerCompletion,
     TrainerFailure,
+    TrainerLine,
     TrainerParser,
     TrainerStep,
     eval_name,
@@ -276,7 +276,7 @@ class ProgramOutput:
         said = parse_line(line)
         self._tell(said, self._talk.hear(said), is_kept=False)
 
-    def _tell(self, said: Said, fault: str | None, *, is_kept: bool) -> None:
+    def _tell(self, said: TrainerLine, fault: str | None, *, is_kept: bool) -> None:
         if fault is not None:
             if fault:
                 self._emit({"log": f"trainer contract: {fault}"})

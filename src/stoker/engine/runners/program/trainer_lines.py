@@ -189,12 +189,12 @@ class UnknownTrainerLine:
 
 
 Control = Contract | TrainerStep | Eval | TrainerCheckpoint | TrainerCompletion | TrainerFailure | Heartbeat
-Said = Control | Metrics | PlainOutputLine | MalformedTrainerLine | UnknownTrainerLine
+TrainerLine = Control | Metrics | PlainOutputLine | MalformedTrainerLine | UnknownTrainerLine
 
 PLAIN = PlainOutputLine()
 
 
-def parse_line(line: bytes) -> Said:
+def parse_line(line: bytes) -> TrainerLine:
     """Read a line of a program's standard output, with or without its line end. Of a gang's ranks, the first speaks."""
     if line.startswith(_RANK):
         if not line.startswith(_FIRST_RANK):
@@ -211,7 +211,7 @@ def parse_line(line: bytes) -> Said:
     return pairs_in(line)
 
 
-def parse_control(line: bytes) -> Said:
+def parse_control(line: bytes) -> TrainerLine:
     """Read a line of the control file: every one is meant for us."""
     text = line.strip()
     if len(text) > LINE_BYTES:
@@ -219,7 +219,7 @@ def parse_control(line: bytes) -> Said:
     return _parse_json(text)
 
 
-def _parse_metric_line(text: bytes) -> Said:
+def _parse_metric_line(text: bytes) -> TrainerLine:
     numbers: dict[str, bytes] = {}
     for word in text[len(METRIC_PREFIX) :].replace(b",", b" ").split():
         name, _, number = word.partition(b"=")
@@ -234,7 +234,7 @@ def _parse_metric_line(text: bytes) -> Said:
     return Metrics(step=step, values={clean_name(name): float(number) for name, number in numbers.items()})
 
 
-def _parse_json(text: bytes) -> Said:
+def _parse_json(text: bytes) -> TrainerLine:
     try:
         raw = json.loads(text.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -350,7 +350,7 @@ class TrainerParser:
         self._is_foreign = False
         """It speaks another version of the contract, in which every line may mean something else."""
 
-    def hear(self, said: Said) -> str | None:
+    def hear(self, said: TrainerLine) -> str | None:
         """Take a line in; gives `None` if it was right, else what was wrong: in words, or empty if enough was said."""
         match said:
             case PlainOutputLine() | Metrics():
@@ -363,7 +363,7 @@ class TrainerParser:
                 fault = self._take(said)
         return None if fault is None else self._count(fault)
 
-    def hear_control(self, said: Said) -> str | None:
+    def hear_control(self, said: TrainerLine) -> str | None:
         """The same for a line of the control file, where every line is meant for us."""
         self.speaks = True
         return self.hear(said)
