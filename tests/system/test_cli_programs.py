@@ -65,7 +65,8 @@ def test_a_program_is_run_unchanged_and_its_result_is_laid_out(work: Shell) -> N
     ("words", "code", "said"),
     [
         (["no-such-program"], 16, "there is no program no-such-program"),
-        (["python", "none.py"], 1, "exit 2: "),
+        (["python", "none.py"], 16, "there is no script none.py"),
+        (["python3", "-u", "none.py"], 16, "there is no script none.py"),
         (["sh", "-c", "echo broken >&2; exit 3"], 1, "exit 3: broken"),
         (["sh", "-c", "kill -KILL $$"], 45, "died by signal 9 (SIGKILL)"),
         (["sh", "-c", "echo 'cp: No space left on device' >&2; exit 1"], 10, "No space left on device"),
@@ -147,6 +148,91 @@ def test_python_is_the_users_and_the_one_that_was_asked_for(work: Shell, tmp_pat
     done = run(work, "--", "python", "x", PATH="/nowhere")
     assert done.code == 16
     assert "there is no program python" in done.err
+    assert f"Stoker's own is {sys.executable}" in done.err
+
+
+SAYS_WHICH = "import os, sys\nopen(os.environ['STOKER_OUT'] + '/which', 'w').write(sys.executable)\n"
+
+
+def _interpreter_shown(done: Done) -> str:
+    """Return what the first line of a run says of the interpreter."""
+    assert done.code == 0, done.err
+    return done.out.splitlines()[0].partition("; python = ")[2]
+
+
+@pytest.mark.parametrize("word", ["python", "python3", "venv/bin/python", "./venv/bin/python3"])
+def test_the_first_line_names_the_interpreter_that_runs(shell: Shell, word: str) -> None:
+    venv = shell.folder / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").write_text(f"home = {os.path.dirname(os.path.realpath(sys.executable))}\n")
+    for name in ("python", "python3"):
+        (venv / "bin" / name).symlink_to(os.path.realpath(sys.executable))
+    shell.env.pop("VIRTUAL_ENV", None)
+    (shell.folder / "train.py").write_text(SAYS_WHICH)
+    shown, _, why = _interpreter_shown(run(shell, "--", word, "train.py")).partition(" (")
+    assert why == ("" if "/" in word else "venv of this folder)")
+    which = (shell.folder / "stoker-out/train/which").read_text()
+    assert os.path.normpath(shell.folder / shown) == os.path.normpath(which)
+
+
+def test_the_first_line_names_the_interpreter_of_a_script(work: Shell, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(os.path.realpath(sys.executable))
+    path = os.pathsep.join([str(tmp_path / "bin"), work.env["PATH"]])
+    _script(work.folder / "train.py", "#!/usr/bin/env python3\n" + SAYS_WHICH)
+    shown = _interpreter_shown(run(work, "--", "./train.py", PATH=path))
+    assert shown == f"{(work.folder / 'stoker-out/train/which').read_text()} (first line of train.py)"
+
+
+@pytest.mark.parametrize("launcher", ["uv run", "poetry run", "conda run", "accelerate launch", "torchrun", "env"])
+def test_the_first_line_names_no_interpreter_that_a_launcher_would_choose(work: Shell, launcher: str) -> None:
+    word, *rest = launcher.split()
+    _script(work.folder / ".venv/bin" / word, f"#!{sys.executable}\n")
+    done = run(work, "--", word, *rest, "python", "train.py")
+    assert done.code == 0, done.err
+    assert "python =" not in done.out
+
+
+@pytest.mark.parametrize("word", ["python", "python3"])
+def test_our_own_environment_is_python_only_if_there_is_no_other_and_the_first_line_says_so(
+    work: Shell, tmp_path: Path, word: str
+) -> None:
+    """As on Debian, where there is a `python3` and no `python`."""
+    (work.folder / ".venv").rename(work.folder / "elsewhere")
+    (work.folder / "train.py").write_text(SAYS_WHICH)
+    (tmp_path / "usr").mkdir()
+    (tmp_path / "usr" / "python3").symlink_to(os.path.realpath(sys.executable))
+    own = os.path.join(sys.prefix, "bin")
+    shown = _interpreter_shown(run(work, "--", word, "train.py", PATH=f"{tmp_path}/usr:{own}"))
+    assert shown == f"{tmp_path}/usr/python3 (PATH)"
+    shown = _interpreter_shown(run(work, "--", word, "train.py", PATH=f"{tmp_path}:{own}"))
+    assert shown == f"{own}/{word} (PATH, Stoker's own environment)"
+
+
+@pytest.mark.parametrize("ranks", [[], ["--ranks", "2"]])
+def test_a_misspelt_script_is_refused_before_anything_starts(work: Shell, ranks: list[str]) -> None:
+    (work.folder / "train.py").write_text("open('started', 'w')\n")
+    done = run(work, "lr=1,2", *ranks, "--", "python", "trian.py", "--lr", "{lr}")
+    assert done.code == 16
+    assert "there is no script trian.py\nhint: did you mean 'train.py'?" in done.err
+    done = run(work, "name=train,trian", *ranks, "--", "python", "{name}.py")
+    assert done.code == 16
+    assert not (work.folder / "started").exists()
+
+
+def test_a_script_that_the_program_is_given_in_its_own_folders_is_no_missing_one(work: Shell) -> None:
+    done = run(work, "--", "python", "{scratch}/resume.py")
+    assert done.code == 1
+    assert "there is no script" not in done.err
+
+
+@pytest.mark.parametrize("more", [[], ["lr=1,2"]])
+def test_a_misspelt_input_is_refused_with_the_nearest_name(work: Shell, more: list[str]) -> None:
+    (work.folder / "data").mkdir()
+    done = run(work, "inputs=dat/", *more, "--", "sh", "-c", "touch started {lr}" if more else "touch started")
+    assert done.code == 16
+    assert "dat: no such file or folder\nhint: did you mean 'data'?" in done.err
+    assert not (work.folder / "started").exists()
 
 
 def test_wrappers_and_modules_find_the_same_python_and_the_trainer(work: Shell) -> None:

@@ -13,10 +13,11 @@ from stoker.cli.interrupts import Interruptions, say_aside
 from stoker.cli.live import ProgressLines
 from stoker.cli.run_report import failure_lines, show_outcome
 from stoker.cli.screens import PlainScreen, Screen
-from stoker.core.errors import Cancelled, InvalidInput, MissingRepoFiles, NoPermission
+from stoker.core.errors import Cancelled, InvalidFile, InvalidInput, MissingRepoFiles, NoPermission
 from stoker.core.events import Event, event_line
 from stoker.core.frozen import changed
-from stoker.engine.plan import PlanNode
+from stoker.core.text import did_you_mean
+from stoker.engine.plan import MISSING, PlanNode
 from stoker.engine.types import MAX_IN_FLIGHT, NodeEnding, NodeResult, RunOptions
 from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import Continuation, Execution, JobResult, abandon
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 _COOKBOOK = "language"
 _NAMED = 5
+# Beyond it a comparison of names takes seconds.
+_COMPARED = 2_000
 
 
 def unwritten_text(build: JobBuild, nodes: Mapping[str, NodeResult]) -> str:
@@ -236,6 +239,25 @@ def _options_as_json(options: RunOptions) -> dict[str, Any]:
     return {name: value for name, value in recorded.items() if value not in (None, [], False)}
 
 
+def _nearest_names(error: InvalidFile) -> str:
+    """Return a hint with the names nearest to those of missing files.
+
+    Only a command line gets it: the names of a worker's files are not the submitter's to know.
+    """
+    missing = [fault.message.partition(MISSING)[0] for fault in error.faults if MISSING in fault.message]
+    hints: dict[str, None] = {}
+    for path in missing:
+        folder, name = os.path.split(os.path.normpath(path))
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        near = did_you_mean(name, names[:_COMPARED]) if name not in names else ""
+        if near:
+            hints[near if len(missing) == 1 else f"{name}: {near}"] = None
+    return "; ".join(hints)
+
+
 class CommandInputFetcher:
     """Downloads the missing hub files of one command before it runs, each once, and verifies them.
 
@@ -259,6 +281,9 @@ class CommandInputFetcher:
         while True:
             try:
                 return make()
+            except InvalidFile as error:
+                error.hint = error.hint or _nearest_names(error)
+                raise
             except InvalidInput as error:
                 if not error.lacks or fetched >= set(error.lacks) or self._call.parts.hub_settings("").offline:
                     raise

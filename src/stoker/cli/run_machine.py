@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stoker.core.device import Capacity, Device, Needs
+from stoker.core.errors import StokerError
 from stoker.core.text import counted, format_size
 from stoker.devices.admission import Admission, MachineMemory, admit, memory_here, shares
 from stoker.engine.types import RunOptions
-from stoker.host.interpreter import find_python
 from stoker.jobs.builder import JobBuild
 from stoker.jobs.trials import is_sweep
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def machine_line(parts: AppParts, build: JobBuild, options: RunOptions) -> str:
-    """Return devices, memory limit, Python, and the number of parallel trials as one line."""
+    """Return devices, memory limit, interpreter, and the number of parallel trials as one line."""
     needs = build.plan.node(build.plan.final).needs
     devices = [device for device in parts.devices if needs.may_use(device)]
     facts = [
@@ -28,7 +27,7 @@ def machine_line(parts: AppParts, build: JobBuild, options: RunOptions) -> str:
         ", ".join(
             [counted(parts.capacity.cpu, "core"), *_memory(memory_here(), needs, str(parts.containment.mechanism))]
         ),
-        f"python = {_python(parts, build)}",
+        *_interpreter(parts, build),
     ]
     line = f"{os.uname().nodename.partition('.')[0]}: {'; '.join(facts)}"
     count = len(build.trials)
@@ -92,12 +91,28 @@ def _memory(memory: MachineMemory, needs: Needs, mechanism: str) -> list[str]:
     return [f"{format_size(memory.total_bytes)} RAM", f"{cap} ({mechanism})"]
 
 
-def _python(parts: AppParts, build: JobBuild) -> str:
-    settings = parts.settings
-    folder = build.program.folder if build.program else settings.folder
-    wanted = str(build.trials[0].spec.args.get("python", ""))
-    found = find_python(wanted, folder=folder, environment=settings.environment, own_prefix=sys.prefix).path
-    if not found:
-        return "none"
-    near = os.path.relpath(found, folder)
-    return found if near.startswith("..") else f"./{near}"
+def _interpreter(parts: AppParts, build: JobBuild) -> list[str]:
+    """Return the interpreter that runs the program and why; nothing if it is unknown or differs between trials."""
+    from stoker.engine.runners.program.program_runner import ProgramRunner
+
+    nodes = {
+        (trial.spec.args["argv"][0], trial.spec.args.get("python", "")): build.plan.node(trial.nodes.final)
+        for trial in build.trials
+    }
+    runner = parts.tools.engine.runner_for(build.plan.node(build.plan.final).stage)
+    if not isinstance(runner, ProgramRunner):
+        return []
+    try:
+        launches = runner.launches({node.id: (node.stage, node.args) for node in nodes.values()})
+    except StokerError:
+        # The run reports it, unless the result is cached.
+        return []
+    found = {(launch.folder, launch.python, launch.python_found_by) for launch in launches}
+    if len(found) != 1:
+        return []
+    ((folder, path, why),) = found
+    if not path:
+        return []
+    near = os.path.relpath(path, folder)
+    shown = path if near.startswith("..") else f"./{near}"
+    return [f"python = {shown} ({why})" if why else f"python = {shown}"]

@@ -276,6 +276,10 @@ def _preflight_faults(draft: UncheckedNode, preflight: Callable[[Any], list[str]
         return [Diagnostic(draft.id, f"its preflight raised {type(error).__name__}: {error}")]
 
 
+MISSING = ": no such file or folder"
+"""Follows the path in the message about a missing file."""
+
+
 class _FileDiagnostic(Diagnostic):
     """A file of the user's that can't be read."""
 
@@ -286,7 +290,7 @@ def _file_faults(draft: UncheckedNode, values: Mapping[str, Any]) -> list[Diagno
     faults: list[Diagnostic] = []
     for path in draft.stage.args.paths_in(values):
         if not os.path.exists(path):
-            faults.append(_FileDiagnostic(draft.id, f"{path}: no such file or folder"))
+            faults.append(_FileDiagnostic(draft.id, f"{path}{MISSING}"))
         elif not os.access(path, os.R_OK):
             faults.append(_FileDiagnostic(draft.id, f"{path}: permission denied"))
     return faults

@@ -30,6 +30,12 @@ def gang_words(ranks: int) -> tuple[str, ...]:
     return (*GANG, "--ranks", str(ranks), "--")
 
 
+def split_gang_words(argv: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return our own words before a program that runs as ranks, and the program's words."""
+    border = argv.index("--") + 1 if argv[:3] == GANG and "--" in argv[:-1] else 0
+    return argv[:border], argv[border:]
+
+
 @frozen
 class Program:
     """A program that does a stage's work, with its words, rendered before anything starts.

@@ -17,15 +17,20 @@ from typing import Any
 from stoker.core.clock import Closable
 from stoker.core.errors import BadGang, Diagnostic, LocalFile, NoPermission, ProgramNotFound
 from stoker.core.frozen import frozen
-from stoker.core.text import did_you_mean
 from stoker.gang.rank_config import MOST_RANKS
-from stoker.gang.script_boot import CODE, FILE, MODULE
 from stoker.host.box_entry import find_program
-from stoker.host.interpreter import find_python, is_bare_python
+from stoker.host.interpreter import (
+    CODE,
+    FILE,
+    MODULE,
+    find_python,
+    is_bare_python,
+    is_python,
+    no_script,
+    read_python_command,
+)
 
 _LOCAL_RANK = "${local_rank}"
-_TAKES_VALUE = "WX"
-_ASKS_INSTEAD = frozenset("hViq?")
 _LARGEST_SCRIPT_BYTES = 4 * 1024 * 1024
 
 
@@ -92,16 +97,22 @@ def read_script(
     if not words or not words[0]:
         raise ProgramNotFound("the program's name is empty", hint="-- python train.py")
     argv0, env = _find(words[0], folder, environment, own)
-    if not is_bare_python(os.path.basename(words[0])):
+    if not is_python(words[0]):
         return Script(argv=(argv0, *words[1:]), environment=env)
     env.setdefault("PYTHONUNBUFFERED", "1")
-    options, how, what, args = _split(list(words[1:]))
-    if not how:
+    command = read_python_command(words[1:])
+    if not command.how:
         return Script(argv=(argv0, *words[1:]), environment=env)
-    if how == FILE:
-        _see_script(what, folder)
-    is_own = own.is_it(argv0) and all(set(option) <= {"-", "u"} for option in options)
-    return Script(argv=(argv0, *options), environment=env, is_own=is_own, how=how, what=what, args=tuple(args))
+    if command.how == FILE:
+        _check_script(command.what, folder)
+    return Script(
+        argv=(argv0, *command.options),
+        environment=env,
+        is_own=own.is_it(argv0) and all(set(option) <= {"-", "u"} for option in command.options),
+        how=command.how,
+        what=command.what,
+        args=command.args,
+    )
 
 
 def needs_libraries(script: Script, folder: str) -> bool:
@@ -157,33 +168,7 @@ def _find(word: str, folder: str, environment: Mapping[str, str], own: OwnPython
         raise ProgramNotFound(f"there is no program {word}", hint=hint) from None
 
 
-def _split(words: list[str]) -> tuple[list[str], str, str, list[str]]:
-    """Return the interpreter's options, what it is to run and the arguments; nothing to run: it is asked else."""
-    options: list[str] = []
-    while words:
-        word = words.pop(0)
-        if word == "-" or word.startswith("--"):
-            break
-        if not word.startswith("-"):
-            return options, FILE, word, words
-        for place, letter in enumerate(word[1:], 1):
-            rest = word[place + 1 :]
-            if letter in "cm":
-                options += [word[:place]] if place > 1 else []
-                value = rest or (words.pop(0) if words else "")
-                return (options, CODE if letter == "c" else MODULE, value, words) if value else ([], "", "", [])
-            if letter in _ASKS_INSTEAD:
-                return [], "", "", []
-            if letter in _TAKES_VALUE:
-                options += [word] if rest else [word, *words[:1]]
-                words = words if rest else words[1:]
-                break
-        else:
-            options.append(word)
-    return [], "", "", []
-
-
-def _see_script(script: str, folder: str) -> None:
+def _check_script(script: str, folder: str) -> None:
     path = os.path.join(folder, script)
     if os.path.isfile(path) and not os.access(path, os.R_OK):
         raise ProgramNotFound(f"{script} may not be read", hint=f"chmod +r {script}")
@@ -193,14 +178,7 @@ def _see_script(script: str, folder: str) -> None:
         raise ProgramNotFound(f"{script} is a folder without a __main__.py", hint="name the script in it")
     if os.path.exists(path):
         raise ProgramNotFound(f"{script} is no file that every rank could read", hint="save the script as a file")
-    try:
-        beside = sorted(os.listdir(os.path.dirname(path) or "."))
-    except OSError:
-        beside = []
-    near = did_you_mean(os.path.basename(script), [name for name in beside if name.endswith(".py")])
-    raise ProgramNotFound(
-        f"there is no script {script}", hint=near or "paths are relative to the folder of the command"
-    )
+    raise no_script(script, folder)
 
 
 # The variables that a rank of a script finds: those that `torchrun --standalone` would give it.

@@ -6,7 +6,6 @@ project may be another program. Its code is sent as a tree and recorded, and is 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from stoker.core.machine import DevicePreference, Requirements
 from stoker.core.text import parse_duration
 from stoker.engine.program import fill_some
 from stoker.engine.recipe import Recipe
-from stoker.host.interpreter import is_bare_python
+from stoker.host.interpreter import missing_script, no_script
 from stoker.jobs.builder import ComposedJob, JobBuilder, TrialSpecs
 from stoker.jobs.manifest_checks import CheckedJob
 from stoker.jobs.pack.code_tree import SubmittedCode
@@ -140,7 +139,6 @@ class ProgramSpecBuilder:
         self._notes: dict[str, None] = {}
         # Ten thousand jobs name the same few files: each is read once.
         self._digests: dict[str, str] = {}
-        self._scripts: dict[str, bool] = {}
         self._environments = EnvironmentChoices(builder.folder)
 
     @property
@@ -157,6 +155,9 @@ class ProgramSpecBuilder:
             values = {**spec.args, **FOUND_ANYWHERE}
             chosen = self._chosen_for(job, values)
             code = self._code.of(needed=chosen.files)
+            script = missing_script(values["argv"], self._builder.folder)
+            if script and code.get("code_tree") and "{" not in script and not script.startswith(("/", "..")):
+                raise no_script(script, self._builder.folder)
             values["folder"] = code["project"]
             data, inputs = typed_inputs(self._inputs, values, self._builder.folder)
             shape = self._shapes.of(recipe, values, settings)
@@ -316,17 +317,10 @@ class ProgramSpecBuilder:
         chosen = self._environments.of(entry.env, {} if own_python(entry) else entry.python)
         for fault in chosen.faults:
             note(fault)
-        first, *rest = entry.command
-        script = next((word for word in rest if not word.startswith("-")), "")
-        is_script = is_bare_python(os.path.basename(first)) and script.endswith(".py") and "{" not in script
-        if is_script and not self._is_there(script):
+        script = missing_script(entry.command, self._builder.folder)
+        if script and "{" not in script:
             self._notes[f"{entry.name}: there is no {script} in {self._builder.folder}"] = None
         return chosen
-
-    def _is_there(self, script: str) -> bool:
-        if script not in self._scripts:
-            self._scripts[script] = os.path.exists(self._builder.from_here(script))
-        return self._scripts[script]
 
     def _digest(self, path: str) -> str:
         if path not in self._digests:

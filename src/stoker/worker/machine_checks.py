@@ -350,11 +350,7 @@ class LocalMachine:
             return ""
         try:
             found = find_python(
-                python,
-                folder=folder,
-                environment=self.environment,
-                own_prefix=self.own_prefix,
-                word=word if is_bare_python(word) else "python",
+                python, folder=folder, environment=self.environment, own_prefix=self.own_prefix, word=word
             )
         except StokerError as error:
             return str(error)

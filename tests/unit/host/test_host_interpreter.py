@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import LocalFile
-from stoker.host.interpreter import FolderInterpreter, find_python, is_bare_python
+from stoker.host.interpreter import (
+    FolderInterpreter,
+    find_python,
+    is_bare_python,
+    missing_script,
+    no_script,
+    script_interpreter,
+)
 
 
 class Machine:
@@ -194,3 +201,119 @@ def test_a_version_that_an_environment_does_not_have_is_looked_for_on_the_path(m
     assert machine.finds(word="python3") == "active/bin/python"
     assert machine.finds(word="python3.12") == "usr/python3.12"
     assert machine.finds("../active", word="python3.12") == "usr/python3.12"
+
+
+def test_venv_is_the_folders_own_environment_too_if_it_is_one(machine: Machine) -> None:
+    machine.program("usr/python3")
+    machine.path("usr")
+    machine.program("project/venv/bin/python")
+    assert machine.finds() == "usr/python3"
+    machine.virtual("project/venv")
+    for word in ("python", "python3"):
+        assert machine.finds(word=word) == f"project/venv/bin/{word}"
+    assert machine.find().why == "venv of this folder"
+    machine.virtual("project/.venv")
+    assert machine.find().why == ".venv of this folder"
+
+
+@pytest.mark.parametrize("word", ["python", "python3"])
+def test_our_environment_at_the_end_of_the_path_is_used_only_if_nothing_else_is_there(
+    machine: Machine, word: str
+) -> None:
+    """As on Debian, which has no `python`."""
+    machine.virtual("own")
+    machine.program("usr/python3")
+    machine.path("usr", "own/bin")
+    assert machine.finds(word=word) == "usr/python3"
+    assert machine.find(word=word).why == "PATH"
+    machine.path("nothing", "own/bin")
+    assert machine.finds(word=word) == f"own/bin/{word}"
+    assert machine.find(word=word).why == "PATH, Stoker's own environment"
+
+
+def test_a_python3_before_a_python_is_used_only_instead_of_ours(machine: Machine) -> None:
+    machine.virtual("own")
+    machine.program("local/python3")
+    machine.program("usr/python")
+    machine.path("local", "usr", "own/bin")
+    assert machine.finds() == "usr/python"
+
+
+def test_where_it_was_found_is_said(machine: Machine) -> None:
+    machine.virtual("own")
+    machine.env["VIRTUAL_ENV"] = machine.virtual("active")
+    assert machine.find().why == "VIRTUAL_ENV"
+    assert machine.find("../active").why == "python="
+    machine.env["VIRTUAL_ENV"] = str(machine.own)
+    assert machine.find().why == "VIRTUAL_ENV, Stoker's own environment"
+    machine.program("conda/bin/python")
+    machine.env = {"PATH": "", "CONDA_PREFIX": str(machine.root / "conda"), "CONDA_DEFAULT_ENV": "work"}
+    assert machine.find().why == "CONDA_PREFIX"
+    machine.env["CONDA_DEFAULT_ENV"] = "base"
+    assert machine.find().why == "CONDA_PREFIX, conda's base"
+    assert machine.find("../active", word="python3.9").why == "python3.9 not found on PATH"
+
+
+def test_an_interpreter_that_is_given_by_its_path_brings_its_own_environment(machine: Machine) -> None:
+    machine.virtual("project/.venv")
+    machine.virtual("project/other")
+    for word in ("./other/bin/python", "other/bin/python3", f"{machine.project}/other/bin/python"):
+        found = machine.find(word=word)
+        assert os.path.dirname(found.path) == str(machine.project / "other/bin")
+        assert found.why == ""
+        assert found.env["VIRTUAL_ENV"] == str(machine.project / "other")
+    machine.env["VIRTUAL_ENV"] = machine.virtual("active")
+    assert machine.find(word=machine.program("usr/python3")).env["VIRTUAL_ENV"] is None
+    assert machine.finds(word="./gone/bin/python") == "active/bin/python"
+    assert machine.finds(word="torchrun") == "active/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("first_line", "found"),
+    [
+        ("#!/usr/bin/env python3", "usr/python3"),
+        ("#!/usr/bin/env -S python3 -u", "usr/python3"),
+        ("#!ROOT/usr/python3 -u", "usr/python3"),
+        ("#!/usr/bin/env python2", ""),
+        ("#!/bin/sh", ""),
+        ("#!", ""),
+        ("", ""),
+        ("/usr/bin/env python3", ""),
+    ],
+)
+def test_the_first_line_of_a_script_names_its_interpreter(machine: Machine, first_line: str, found: str) -> None:
+    machine.program("usr/python3")
+    machine.path("usr")
+    (machine.project / "train.py").write_text(first_line.replace("ROOT", str(machine.root)) + "\nprint(1)\n")
+    path = script_interpreter("./train.py", folder=str(machine.project), environment=machine.env)
+    assert (os.path.relpath(path, machine.root) if path else "") == found
+    assert script_interpreter("./gone.py", folder=str(machine.project), environment=machine.env) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        ("python trian.py", "trian.py"),
+        ("python3 -u -W ignore sub/x.py --lr 1", "sub/x.py"),
+        ("/usr/bin/python3 trian.py", "trian.py"),
+        ("python train.py trian.py", ""),
+        ("python train.py/x.py", "train.py/x.py"),
+        ("python -m trian.py", ""),
+        ("python -c trian.py", ""),
+        ("python trian", ""),
+        ("python --version trian.py", ""),
+        ("torchrun trian.py", ""),
+        ("python", ""),
+        ("", ""),
+    ],
+)
+def test_a_script_is_missing_only_if_that_is_certain(machine: Machine, words: str, missing: str) -> None:
+    (machine.project / "train.py").touch()
+    assert missing_script(words.split(), str(machine.project)) == missing
+
+
+def test_a_missing_script_is_reported_with_the_nearest_name(machine: Machine) -> None:
+    (machine.project / "sub").mkdir()
+    (machine.project / "sub" / "train.py").touch()
+    assert no_script("sub/trian.py", str(machine.project)).hint == "did you mean 'train.py'?"
+    assert no_script("trian.py", str(machine.project)).hint == "paths are relative to the folder of the command"

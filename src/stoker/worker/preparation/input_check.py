@@ -14,7 +14,7 @@ from stoker.core.job import InputKind, JobInput
 from stoker.core.text import format_size
 from stoker.host.durable import remove_tree, translated
 from stoker.host.identity import ProcessIdentity
-from stoker.host.interpreter import find_python, is_bare_python
+from stoker.host.interpreter import FOLDER_ENVIRONMENTS, find_python
 from stoker.host.users import OtherUser
 from stoker.jobs.pack.data_trees import known_tree
 from stoker.jobs.program import RECIPE
@@ -316,8 +316,6 @@ class LocalInputs:
 #
 # Workspaces are made in `workspaces`; the preparing child fetches code.
 
-_VENV = ".venv"
-
 
 def refusal_of(grant: Grant, accepts: Sequence[str]) -> str:
     """Return why a machine that accepts only some code does not run a job; empty: it does, as far as its words tell.
@@ -356,8 +354,8 @@ def refusal_by_tree(grant: Grant, accepts: Sequence[str], tree: Tree, show: Call
 def python_beside(args: Mapping[str, Any], folder: str, *, environment: Mapping[str, str], own_prefix: str) -> str:
     """Return the interpreter of a packed program beside its submitted folder, if this machine has that folder.
 
-    A project's `.venv` is no part of its code. Where the project itself lies on this machine, its programs are run
-    with it all the same, as `stoker run` would there. Empty: nothing of the sort is meant, or it is not here.
+    A project's `.venv` or `venv` is no part of its code. On a machine that has the project's folder, its programs are
+    run with it all the same, as `stoker run` would there. Empty: no such environment is meant, or it is not here.
     """
     said = str(args.get("python") or "")
     if not folder or not os.path.isdir(folder):
@@ -367,14 +365,8 @@ def python_beside(args: Mapping[str, Any], folder: str, *, environment: Mapping[
         return path if not os.path.isabs(os.path.expanduser(said)) and os.path.exists(path) else ""
     word = str((args.get("argv") or ("",))[0])
     try:
-        found = find_python(
-            "",
-            folder=folder,
-            environment=environment,
-            own_prefix=own_prefix,
-            word=word if is_bare_python(word) else "python",
-        )
+        found = find_python("", folder=folder, environment=environment, own_prefix=own_prefix, word=word).path
     except StokerError:
         return ""
-    venv = os.path.join(folder, _VENV)
-    return venv if found.path.startswith(os.path.join(venv, "")) else ""
+    own = (os.path.join(folder, name) for name in FOLDER_ENVIRONMENTS)
+    return next((prefix for prefix in own if found.startswith(os.path.join(prefix, ""))), "")

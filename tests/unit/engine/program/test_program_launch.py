@@ -217,3 +217,34 @@ def test_what_makes_ranks_of_a_program_is_our_own_and_the_program_is_found_all_t
     assert launch.env == plain.env
     with pytest.raises(ProgramNotFound, match="there is no program toool"):
         place.find(*gang_words(4), "toool")
+
+
+@pytest.mark.parametrize(
+    ("word", "python", "why"),
+    [
+        ("python", "ROOT/.venv/bin/python", ".venv of this folder"),
+        ("python3", "ROOT/.venv/bin/python", ".venv of this folder"),
+        ("python3.12", "ROOT/bin/python3.12", "PATH"),
+        ("./other/bin/python", "./other/bin/python", ""),
+        ("ROOT/bin/python3", "ROOT/bin/python3", ""),
+        ("./train.py", "ROOT/bin/python3.12", "first line of train.py"),
+        ("./train.sh", "", ""),
+        ("tool", "", ""),
+        ("torchrun", "", ""),
+        ("uv", "", ""),
+    ],
+)
+def test_a_launch_names_the_interpreter_that_really_runs_or_none(
+    place: Place, word: str, python: str, why: str
+) -> None:
+    for name in ("bin/python3.12", "bin/torchrun", "bin/uv", "other/bin/python"):
+        place.program(name)
+    place.program("train.py", "#!/usr/bin/env python3.12\n")
+    launch = place.find(word.replace("ROOT", str(place.folder)), "run", "python", "x.py")
+    assert (launch.python, launch.python_found_by if launch.python else "") == (
+        python.replace("ROOT", str(place.folder)),
+        why,
+    )
+    if launch.python and not word.endswith(".py"):
+        assert launch.argv[0] == launch.python
+    assert place.find(*gang_words(2), *launch.argv).python == launch.python

@@ -16,10 +16,10 @@ from stoker.core.job import JOB_VARIABLES
 from stoker.core.jsontext import dumps
 from stoker.core.text import did_you_mean, format_size
 from stoker.engine.device_gate import HIDDEN
-from stoker.engine.program import GANG, Program
+from stoker.engine.program import Program, split_gang_words
 from stoker.engine.runners.stage_runner import Work
 from stoker.host.box_entry import find_program
-from stoker.host.interpreter import find_python, is_bare_python
+from stoker.host.interpreter import find_python, is_bare_python, is_python, script_interpreter
 from stoker.host.users import OtherUser
 
 # The kernel takes no longer word, and no longer variable with its name.
@@ -33,6 +33,10 @@ class Launch:
     argv: tuple[str, ...]
     folder: str
     env: Mapping[str, str]
+    python: str = ""
+    """The interpreter that runs the program; empty: it is no Python program, or Stoker can't know."""
+    python_found_by: str = ""
+    """Why it is that one: `PATH`, `VIRTUAL_ENV`. Empty: the program's first word is its path."""
 
 
 @frozen
@@ -65,18 +69,17 @@ def find_launch(program: Program, around: ProgramContext, variables: Mapping[str
     Raises `ProgramNotFound` if its first word is no program, `LocalFile` if `python=` leads nowhere, and `BadInput` for
     what the operating system does not take.
     """
-    if program.argv[:3] == GANG and "--" in program.argv[:-1]:
-        border = program.argv.index("--") + 1
-        inner = find_launch(changed(program, argv=program.argv[border:]), around, variables)
-        ours = (around.own_python, "-P", "-m", *program.argv[:border])
-        return changed(inner, argv=(*ours, *inner.argv))
+    gang, words = split_gang_words(program.argv)
+    if gang:
+        inner = find_launch(changed(program, argv=words), around, variables)
+        return changed(inner, argv=(around.own_python, "-P", "-m", *gang, *inner.argv))
     word = program.argv[0]
     python = find_python(
         program.python,
         folder=program.folder,
         environment=around.environment,
         own_prefix=around.own_prefix,
-        word=word if is_bare_python(word) else "python",
+        word=word,
     )
     env = {name: value for name, value in around.environment.items() if name not in JOB_VARIABLES}
     env |= variables or {}
@@ -94,8 +97,22 @@ def find_launch(program: Program, around: ProgramContext, variables: Mapping[str
         "PYTHONPATH": os.pathsep.join(filter(None, (around.trainer_folder, env.get("PYTHONPATH", "")))),
         "STOKER_PARAMS": dumps(dict(program.params)),
     }
-    found = python.path if is_bare_python(word) else ""
-    launch = Launch(argv=(found or _find(program, env), *program.argv[1:]), folder=program.folder, env=env)
+    path = (python.path if is_bare_python(word) else "") or _find(program, env, around.own_python)
+    interpreter, found_by = "", ""
+    if is_bare_python(word):
+        interpreter, found_by = path, python.why
+    elif is_python(word):
+        interpreter = path
+    elif word.endswith(".py"):
+        interpreter = script_interpreter(path, folder=program.folder, environment=env)
+        found_by = f"first line of {os.path.basename(word)}"
+    launch = Launch(
+        argv=(path, *program.argv[1:]),
+        folder=program.folder,
+        env=env,
+        python=interpreter,
+        python_found_by=found_by,
+    )
     _refuse_what_no_system_takes(launch)
     return launch
 
@@ -120,10 +137,10 @@ def render_launch(
     else:
         env["STOKER_RESUME"] = resume
     env |= work.variables or (HIDDEN if around.has_gpus else {})
-    return Launch(argv=found.argv, folder=found.folder, env=env)
+    return changed(found, env=env)
 
 
-def _find(program: Program, env: Mapping[str, str]) -> str:
+def _find(program: Program, env: Mapping[str, str], own_python: str) -> str:
     """Find the program that a word stands for, or say how it might be meant."""
     name, folder = program.argv[0], program.folder
     if not os.path.isdir(folder):
@@ -140,12 +157,12 @@ def _find(program: Program, env: Mapping[str, str]) -> str:
         if error.data.get("path") != name:
             # The interpreter that the first line of a script names.
             raise ProgramNotFound(error.message, hint=error.hint) from None
-    raise ProgramNotFound(f"there is no program {name}", hint=_hint_for(name, folder, env))
+    raise ProgramNotFound(f"there is no program {name}", hint=_hint_for(name, folder, env, own_python))
 
 
-def _hint_for(name: str, folder: str, env: Mapping[str, str]) -> str:
+def _hint_for(name: str, folder: str, env: Mapping[str, str], own_python: str) -> str:
     if is_bare_python(name):
-        return "python= takes an interpreter or a .venv folder"
+        return f"python= takes an interpreter or a .venv folder; Stoker's own is {own_python}"
     if "/" in name:
         return "paths are relative to the folder of the command"
     if os.path.isfile(os.path.join(folder, name)):

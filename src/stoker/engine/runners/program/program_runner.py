@@ -21,7 +21,7 @@ from stoker.core.errors import InternalError, ProcessLost, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.retry import FailureCause
 from stoker.core.text import format_size
-from stoker.engine.program import DeclaredOutputs, Program, output_locks, tidy_out
+from stoker.engine.program import DeclaredOutputs, Program, output_locks, split_gang_words, tidy_out
 from stoker.engine.runners.program.launch import Launch, ProgramContext, find_launch, render_launch
 from stoker.engine.runners.program.output import ProgramCheckpointStore, ProgramOutput
 from stoker.engine.runners.program.program_end import (
@@ -39,11 +39,14 @@ from stoker.engine.stage import Stage, StageContext, perform
 from stoker.host.containment.box import MARK, ContainedGroup, Containment, ContainmentLimits, ContainmentReading
 from stoker.host.durable import remove_tree, translated
 from stoker.host.identity import ProcessExit, mine
+from stoker.host.interpreter import missing_script, no_script
 from stoker.host.processes import Child, ask_group, start, stop_group
 from stoker.host.user_switch import end_everybody_of, start_as
 from stoker.host.users import OtherUser, acting_as, give_to, remove_leftovers, take_back
 from stoker.host.writers import LogFile
 
+_NOT_YET = "/dev/null/not-yet"
+"""Stands for the result folder while a program is only checked; no file can be below it."""
 _STOPPED_EARLY = StageFailure(cause=FailureCause.CANCELLED, message="it was stopped before it began")
 
 
@@ -58,15 +61,29 @@ class ProgramRunner:
         self._clock = clock
 
     def check(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> None:
-        """Refuse programs that can't be started here, before anything runs. Trials of one program are one."""
+        """Refuse programs that can't be started here, before anything runs."""
+        self.launches(works)
+
+    def launches(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> list[Launch]:
+        """Return how programs start; trials of one program are one. Raises as `find_launch` does.
+
+        Raises `ProgramNotFound` also for a missing script of an interpreter, unless another user's program would run
+        it: what exists for that user is not known here.
+        """
         seen = set()
+        found = []
         for node, (stage, args) in works.items():
-            nowhere = StageContext(node=node, out="", emit=lambda _: None, is_cancelled=lambda: False)
+            nowhere = StageContext(node=node, out=_NOT_YET, emit=lambda _: None, is_cancelled=lambda: False)
             program = _render(stage, nowhere, {}, args)
-            likes = (program.argv[0], program.folder, program.python, tuple(program.env.items()), program.outputs)
+            _, words = split_gang_words(program.argv)
+            script = missing_script(words, program.folder) if self._around.user is None else ""
+            if script and not script.startswith(_NOT_YET):
+                raise no_script(script, program.folder)
+            likes = (words[0], program.folder, program.python, tuple(program.env.items()), program.outputs)
             if likes not in seen:
                 seen.add(likes)
-                find_launch(program, self._around)
+                found.append(find_launch(program, self._around))
+        return found
 
     def attempt(self, work: Work) -> StageAttempt:
         if self._around.user is not None:
