@@ -95,7 +95,11 @@ def test_a_transcript_is_taken_apart() -> None:
     ("page", "truth"),
     [
         ("✓ lr=0.1   0.13s  loss 1  peak 6.9 MiB", "✓ lr=0.1     12s  loss 1  peak 1.2 GiB"),
-        ("desk: 2 cores, 8 GiB RAM; python = ./x. 3 trials", "vm: 64 cores, 2 GPUs; python = ./x. 3 trials"),
+        (
+            "desk: 2 cores, 8 GiB RAM, limit 7 GiB (cgroup1); python = ./x (PATH). 3 trials",
+            "vm: 2 GPUs, not used; 64 cores, memory unknown (bare); python = ./x (PATH). 3 trials",
+        ),
+        ("desk: 2 cores, 8 GiB RAM, no limit (watchdog). 3 trials", "vm: 1 core, memory unknown (bare). 3 trials"),
         ("id 20261115-064127-85d15725", "id 20270101-000000-00000000"),
         ("2 of 3, 683 tokens/s", "2 of 3, 31.5 k tokens/s"),
         ("✓ read  1.0s  ran\n✓ b  9s\n", "  read  11s\n✓ read  14s  ran\n  b train  12s  step 3/6  loss 7\n✓ b  15s\n"),
@@ -116,6 +120,7 @@ def test_times_sizes_and_machines_may_differ(page: str, truth: str) -> None:
         ("3 ok", "3 ok, 1 failed"),
         ("lr=0.1", "lr=0.10"),
         ("exit 1", "exit 3"),
+        ("desk: 2 cores, 8 GiB RAM, no limit (bare); python = ./x", "desk: 2 cores, 8 GiB RAM, no limit (bare)"),
         ("a\nb", "a"),
         ("✓ a  1\n✓ b  2\n1 b\n", "✓ b  2\n✓ a  1\n1 b\n"),
     ],

@@ -10,10 +10,12 @@ from pathlib import Path
 from tests.system.pages import Block
 from tests.system.pasting import Ran
 
+_MACHINE = r"(?:.*; )?\d+ cores?, "
+"""How the line about the machine begins, after its name: devices if there are any, then cores."""
 _CHANCE = (
     # What takes long says so now and then.
     (re.compile(r"(?m)^  (\S+( \S+)? +\d+(\.\d+)?m?s( +step \d.*)?|\d+ together +\S.* tokens/s)\n"), ""),
-    (re.compile(r"(?m)^\S+: .*?; python = "), "MACHINE; python = "),
+    (re.compile(rf"(?m)^\S+: {_MACHINE}[^;\n]*?\(\w+\)"), "MACHINE"),
     (re.compile(r"\b\d{8}-\d{6}-[0-9a-f]{8}\b"), "ID"),
     (re.compile(r"\b[0-9a-f]{64}\b"), "DIGEST"),
     (re.compile(r"~?\b\d+(\.\d+)?(ms|s|m|h)( \d+s)?(?=[\s).,;:]|$)"), "TIME"),
@@ -33,7 +35,7 @@ def told(ran: Ran, folder: Path) -> str:
     """Return what was printed as a page may show it: without this machine's name and folders."""
     text = ran.printed.replace(str(folder / "me"), "/home/me").replace(os.path.realpath(folder / "me"), "/home/me")
     host = platform.node().partition(".")[0]
-    return re.sub(rf"(?m)^{re.escape(host)}: (?=.*; python = )", "desk: ", text)
+    return re.sub(rf"(?m)^{re.escape(host)}: (?={_MACHINE})", "desk: ", text)
 
 
 def agree(page: str, truth: str) -> bool:
