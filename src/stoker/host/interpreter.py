@@ -1,6 +1,6 @@
 """The interpreter of a Python program: which one a word means in a folder, and which script it would run.
 
-A bare `python`, `python3` or `python3.12` is looked up in this order: `python=`; the active environment; `.venv` and
+A bare `python` or `python3` is looked up in this order: `python=`; the active environment; `.venv` and
 `venv` of the folder; `PATH`. Two environments may be active by accident and come after those of the folder: the one
 that Stoker is installed in, and conda's `base`. On `PATH`, `python3` is used if there is no `python`, or if the only
 `python` is that of Stoker's environment further back. A private environment of Stoker (pipx, uv tool) is removed from
