@@ -14,7 +14,6 @@ import os
 import random
 import secrets
 import socket
-import stat
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ from stoker.core.errors import AlreadyServing, BadInput, LocalFile, NotFound, St
 from stoker.core.frozen import changed
 from stoker.core.leases import Budgets, FleetTimes
 from stoker.core.text import format_duration
-from stoker.host.durable import create_file, read_regular, translated
+from stoker.host.durable import create_file, read_secret, translated
 from stoker.host.network import allow_many_files, listen_at, own_addresses, own_names, read_listen
 from stoker.host.sockets import NotifySocket
 from stoker.protocol.discovery import DEFAULT_PORT, OPERATOR_TOKEN
@@ -470,14 +469,11 @@ def make_token(path: str) -> str:
 def read_token(path: str) -> str:
     """Return the token of a file that is there, and that only its owner may read."""
     try:
-        mode = os.stat(path).st_mode
-        text = read_regular(path, _MOST_BYTES).decode().strip()
+        text = read_secret(path, _MOST_BYTES).decode().strip()
     except FileNotFoundError:
         raise LocalFile(f"token file not found: {path}", hint="a long random word in a file of mode 600") from None
     except (OSError, ValueError) as error:
         raise LocalFile(f"the token file {path} can't be read: {error}", path=path) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise LocalFile(f"token file readable by other users: {path}", hint=f"chmod 600 {path}", path=path)
     return long_enough(text, path)
 
 

@@ -15,7 +15,6 @@ import ipaddress
 import os
 import re
 import secrets
-import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import StrEnum
@@ -25,7 +24,7 @@ from stoker.core.digests import digest_value, encode
 from stoker.core.errors import Damaged, Forbidden, LocalFile, RateLimited, Refused, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.leases import Principal, Role
-from stoker.host.durable import create_file, read_regular, sync_descriptor, translated, write_file
+from stoker.host.durable import create_file, read_regular, read_secret, sync_descriptor, translated, write_file
 from stoker.host.tls.certificates import (
     MACHINE_LIFE_S,
     SERVER_LIFE_S,
@@ -278,15 +277,14 @@ def open_ca(folder: str, *, fleet: str, now_s: float) -> FleetCa:
 
 def _read(path: str) -> KeyPair:
     try:
-        mode = os.stat(path).st_mode
-        text = read_regular(path, _MOST_BYTES).decode()
+        text = read_secret(path, _MOST_BYTES).decode()
+    except LocalFile as error:
+        error.add_hint("if it may have been read, move it away: a new CA is created, and machines join again")
+        raise
     except UnicodeDecodeError:
         raise Damaged("not a text file") from None
     except OSError as error:
         raise LocalFile(f"the fleet's CA in {path} can't be read: {error.strerror or error}", path=path) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        hint = f"chmod 600 {path}; if it may have been read, move it away: a new CA is created, and machines join again"
-        raise LocalFile(f"others may read the fleet's CA key in {path}", hint=hint, path=path)
     blocks = {found[1]: found[0] for found in _BLOCK.finditer(text)}
     if set(blocks) != {"PRIVATE KEY", "CERTIFICATE"}:
         raise Damaged("not exactly one key and one certificate")

@@ -118,7 +118,19 @@ def open_regular(path: StrPath) -> BinaryIO:
 def read_regular(path: StrPath, limit_bytes: int) -> bytes:
     """Read a file whole, on the terms of `open_regular`; a larger one is refused as well."""
     with open_regular(path) as file:
-        data = file.read(limit_bytes + 1)
+        return _read_whole(file, path, limit_bytes)
+
+
+def read_secret(path: StrPath, limit_bytes: int) -> bytes:
+    """Read a file whole, on the terms of `read_regular`. Raises `LocalFile` if others than its owner have access."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise LocalFile(f"others may read the secret in {path}", hint=f"chmod 600 {path}", path=os.fspath(path))
+        return _read_whole(file, path, limit_bytes)
+
+
+def _read_whole(file: BinaryIO, path: StrPath, limit_bytes: int) -> bytes:
+    data = file.read(limit_bytes + 1)
     if len(data) > limit_bytes:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
     return data

@@ -19,7 +19,7 @@ from stoker.core.errors import BadInput, Damaged, LocalFile, NoCoordinator, Stok
 from stoker.core.frozen import changed, fields_of, frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
-from stoker.host.durable import read_regular, translated, write_file
+from stoker.host.durable import read_regular, read_secret, translated, write_file
 from stoker.host.http.exchange import FleetIdentity
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 
@@ -146,7 +146,7 @@ def read_joined(state: str, side: MembershipKind) -> Membership | None:
         hint = "run `stoker join CODE@HOST --again` to write it again"
         raise Damaged(f"{path} is not a valid record of a joined fleet", hint=hint, path=path) from None
     for secret in filter(None, (found.certificate_file, found.token_file)):
-        _judge_mode(secret)
+        _read_secret(secret)
     return found
 
 
@@ -220,21 +220,11 @@ def _judge_pair(path: str, both: bytes) -> None:
 
 
 def _read_secret(path: str) -> bytes:
-    _judge_mode(path)
     try:
-        return read_regular(path, _LARGEST_BYTES)
-    except OSError as error:
-        raise LocalFile(f"{path} can't be read: {error.strerror}", path=path) from None
-
-
-def _judge_mode(path: str) -> None:
-    try:
-        mode = os.stat(path).st_mode
+        return read_secret(path, _LARGEST_BYTES)
     except OSError as error:
         hint = "run `stoker join CODE@HOST --again` to write it again"
         raise LocalFile(f"{path} can't be read: {error.strerror}", hint=hint, path=path) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise LocalFile(f"others may read the secret in {path}", hint=f"chmod 600 {path}", path=path)
 
 
 def _to_dict(membership: Membership) -> dict[str, Any]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from stoker.core.capability import Capability
 from stoker.core.clock import Clock
-from stoker.core.errors import BadInput, StokerError
+from stoker.core.errors import BadInput, LocalFile, StokerError
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.text import format_size
 from stoker.devices.admission import Admission, MachineMemory, admit, memory_here
@@ -20,7 +19,7 @@ from stoker.engine.catalogue import Catalogue
 from stoker.engine.device_gate import HIDDEN, device_variables, held_base
 from stoker.engine.runners.program.sandbox import reachable_path
 from stoker.host.background import RecurringTask
-from stoker.host.durable import open_regular
+from stoker.host.durable import read_secret
 from stoker.host.identity import ProcessIdentity, living_rows
 from stoker.host.interpreter import find_python, is_bare_python
 from stoker.host.resources import free_bytes
@@ -526,19 +525,13 @@ def find_secrets(names: Iterable[str], *, environment: Mapping[str, str], path: 
 def read_secrets(path: str) -> dict[str, str]:
     """Read the file; empty if there is none. Raises `BadInput` that names the line and no value."""
     try:
-        with open_regular(path) as file:
-            info = os.fstat(file.fileno())
-            data = file.read(_LARGEST_BYTES + 1)
+        text = read_secret(path, _LARGEST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         return {}
+    except LocalFile as error:
+        raise BadInput(f"{error.message}: {error.hint}") from None
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error.strerror or error}") from None
-    if info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise BadInput(f"{path} is open to others; secrets are for their owner alone: chmod 600 {path}")
-    if len(data) > _LARGEST_BYTES:
-        raise BadInput(f"{path} is larger than {_LARGEST_BYTES} bytes")
-    try:
-        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise BadInput(f"{path} is not a text in UTF-8") from None
     return dict(_entries(text, path))

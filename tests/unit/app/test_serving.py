@@ -89,7 +89,7 @@ def test_the_token_is_made_once_for_its_owner_alone(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("mode", "text", "says"), [
-    (0o644, "a-long-enough-token-for-anybody", "readable by other users"),
+    (0o644, "a-long-enough-token-for-anybody", "others may read"),
     (0o600, "short", "no word of at least"),
     (0o600, "two words that are long enough", "no word of at least"),
 ], ids=["mode", "short", "spaces"])  # fmt: skip
