@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from stoker.worker.worker_options import WorkOptions
 
 
-Line = tuple[FleetClient, Transport]
+CoordinatorConnection = tuple[FleetClient, Transport]
 
 
 class ClaimConnectionPool:
@@ -59,10 +59,10 @@ class ClaimConnectionPool:
     One that was answered serves the next question, too: over TLS a new connection costs more than the answer.
     """
 
-    def __init__(self, open_line: Callable[[], Line]) -> None:
+    def __init__(self, open_line: Callable[[], CoordinatorConnection]) -> None:
         self._open_line = open_line
         self._lock = threading.Lock()
-        self._spare: Line | None = None
+        self._spare: CoordinatorConnection | None = None
 
     def ask(self) -> PooledClaimConnection:
         """Return a line for one question."""
@@ -77,7 +77,7 @@ class ClaimConnectionPool:
         if spare is not None:
             spare[1].close()
 
-    def _keep(self, line: Line) -> None:
+    def _keep(self, line: CoordinatorConnection) -> None:
         with self._lock:
             before, self._spare = self._spare, line
         if before is not None:
@@ -87,7 +87,7 @@ class ClaimConnectionPool:
 class PooledClaimConnection:
     """One claim. `cut` ends it while it is under way; afterwards it only returns the connection."""
 
-    def __init__(self, line: Line, keep: Callable[[Line], None]) -> None:
+    def __init__(self, line: CoordinatorConnection, keep: Callable[[CoordinatorConnection], None]) -> None:
         self._line = line
         self._keep = keep
         self._lock = threading.Lock()

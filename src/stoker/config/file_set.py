@@ -128,9 +128,9 @@ def _parts_of(sweep: Sweep | None) -> tuple[Sweep, ...]:
 
 def sweep_in(source: SourceFile, node: LocatedValue, key: str = "sweep") -> tuple[Sweep | None, list[Diagnostic]]:
     """Read `sweep`, or another key, of a file; nothing if there are faults."""
-    from stoker.config.sweep_file import Place, read_sweep  # noqa: PLC0415 - only sweeps of files need it
+    from stoker.config.sweep_file import SweepPlace, read_sweep  # noqa: PLC0415 - only sweeps of files need it
 
-    def origin_of(place: Place) -> ValueOrigin:
+    def origin_of(place: SweepPlace) -> ValueOrigin:
         at = node
         for step in place:
             inner: Any = at.value

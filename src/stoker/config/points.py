@@ -20,7 +20,7 @@ from stoker.core.frozen import fresh, frozen
 # An axis may have a billion values; the first ones are remembered.
 _REMEMBERED = 10_000
 
-Choices = Sequence[tuple[str, AxisValue]]
+PointChoices = Sequence[tuple[str, AxisValue]]
 Resolve = Callable[[dict[str, Any], Mapping[str, ValueOrigin]], "ResolvedReferences"]
 
 
@@ -79,7 +79,7 @@ class Trials:
         self._base = base
         self._targets: dict[str, _Target] = {}
 
-    def at(self, choices: Choices) -> dict[str, Any]:
+    def at(self, choices: PointChoices) -> dict[str, Any]:
         """Return the values of one point. Raises `InvalidConfig` if they are invalid."""
         base = self._base
         if base.required:
@@ -99,7 +99,7 @@ class Trials:
         is_inside = bool(self._target(path).inner)
         return bool(self._base.referring) or is_inside or any(choice.refers for choice in choices)
 
-    def _refuse_missing(self, choices: Choices) -> None:
+    def _refuse_missing(self, choices: PointChoices) -> None:
         given = {path for path, _ in choices}
         faults = [
             Diagnostic(path, f"is required ({self._base.leaves[path].says})", "a point of the sweep does not set it")
@@ -149,7 +149,7 @@ class Trials:
             value = merged(into[last], value)
         into[last] = value
 
-    def _resolved(self, choices: Choices) -> dict[str, Any]:
+    def _resolved(self, choices: PointChoices) -> dict[str, Any]:
         base = self._base
         root = dict(base.root)
         referring = dict(base.referring)

@@ -40,7 +40,7 @@ from stoker.config.values import fill_text
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.text import did_you_mean, whole_number
 
-Place = tuple[str | int, ...]
+SweepPlace = tuple[str | int, ...]
 """Keys and indexes that lead to a value, starting at the sweep's own map."""
 
 MOST_NESTED = 16
@@ -49,7 +49,7 @@ _WORDS = ("zip", "repeat", "concat", "axes", "exclude", "sample")
 
 
 def read_sweep(
-    tree: Any, origin_of: Callable[[Place], ValueOrigin], *, key: str = "sweep"
+    tree: Any, origin_of: Callable[[SweepPlace], ValueOrigin], *, key: str = "sweep"
 ) -> tuple[Sweep | None, list[Diagnostic]]:
     """Read the map under `key`; nothing if there are faults, which have the places of `origin_of`."""
     reader = _Reader(origin_of, key)
@@ -58,12 +58,12 @@ def read_sweep(
 
 
 class _Reader:
-    def __init__(self, origin_of: Callable[[Place], ValueOrigin], key: str) -> None:
+    def __init__(self, origin_of: Callable[[SweepPlace], ValueOrigin], key: str) -> None:
         self.origin_of = origin_of
         self.key = key
         self.faults: list[Diagnostic] = []
 
-    def sweep(self, tree: Any, at: Place) -> Sweep | None:
+    def sweep(self, tree: Any, at: SweepPlace) -> Sweep | None:
         if not self.is_map(tree, at, "a sweep is a map of paths and their values"):
             return None
         before = len(self.faults)
@@ -82,7 +82,7 @@ class _Reader:
             made = self.sample(made, tree["sample"], (*at, "sample"))
         return made
 
-    def parts(self, key: Any, item: Any, at: Place) -> list[Sweep]:
+    def parts(self, key: Any, item: Any, at: SweepPlace) -> list[Sweep]:
         """Read one key of a sweep's map; exclusion and sampling are read when all axes are known."""
         match key:
             case "exclude" | "sample":
@@ -99,7 +99,7 @@ class _Reader:
                 )
         return [*self.axes({key: item}, at[:-1])]
 
-    def axes(self, tree: Mapping[Any, Any], at: Place, above: str = "") -> Iterator[Axis]:
+    def axes(self, tree: Mapping[Any, Any], at: SweepPlace, above: str = "") -> Iterator[Axis]:
         """Read paths and their values; a map is a step of the path."""
         for key, item in tree.items():
             place, path = (*at, key), f"{above}.{key}" if above else str(key)
@@ -110,7 +110,7 @@ class _Reader:
             elif (choices := self.choices(path, item, place)) is not None:
                 yield Axis(path=path, choices=choices, origin=self.origin_of(place))
 
-    def choices(self, path: str, item: Any, at: Place) -> AxisValues | None:
+    def choices(self, path: str, item: Any, at: SweepPlace) -> AxisValues | None:
         if isinstance(item, list | tuple | Mapping) and not item:
             self.fault(at, f"{path} has no values", hint="an axis has at least one")
             return None
@@ -126,12 +126,12 @@ class _Reader:
             return None
         return ListedAxisValues((found,)) if isinstance(found, AxisValue) else found
 
-    def zips(self, item: Any, at: Place) -> list[Sweep]:
+    def zips(self, item: Any, at: SweepPlace) -> list[Sweep]:
         if isinstance(item, list) and item:
             return [made for index, one in enumerate(item) for made in self.zips_one(one, (*at, index))]
         return self.zips_one(item, at)
 
-    def zips_one(self, item: Any, at: Place) -> list[Sweep]:
+    def zips_one(self, item: Any, at: SweepPlace) -> list[Sweep]:
         if not self.is_map(item, at, "zip is a map of paths and their values, or a list of such maps"):
             return []
         axes = tuple(self.axes(item, at))
@@ -139,7 +139,7 @@ class _Reader:
             self.fault(at, unequal, hint="what is zipped is walked together, so the counts are equal")
         return [Zip(axes)] if axes else []
 
-    def repeat(self, item: Any, at: Place) -> list[Sweep]:
+    def repeat(self, item: Any, at: SweepPlace) -> list[Sweep]:
         count, path = (item.get("n"), item.get("path", SEED_PATH)) if isinstance(item, Mapping) else (item, SEED_PATH)
         self.refuse_unknown(item, at, ("n", "path"))
         count = whole_number(count)
@@ -152,7 +152,7 @@ class _Reader:
         choices = self.choices(path, f"range:{count}", at)
         return [Axis(path=path, choices=choices, origin=self.origin_of(at))] if choices is not None else []
 
-    def concat(self, item: Any, at: Place) -> list[Sweep]:
+    def concat(self, item: Any, at: SweepPlace) -> list[Sweep]:
         if not isinstance(item, list) or not item:
             self.fault(at, "concat is a list of sweeps", hint="such as [{a: [1, 2]}, {b: [1, 2]}]")
             return []
@@ -162,7 +162,7 @@ class _Reader:
         made = [self.sweep(one, (*at, index)) for index, one in enumerate(item)]
         return [Concat(tuple(one for one in made if one is not None))]
 
-    def exclude(self, made: Sweep, item: Any, at: Place) -> Sweep:
+    def exclude(self, made: Sweep, item: Any, at: SweepPlace) -> Sweep:
         conditions: list[dict[str, Any]] = []
         for index, one in enumerate(item if isinstance(item, list) else [item]):
             place = (*at, index) if isinstance(item, list) else at
@@ -180,7 +180,7 @@ class _Reader:
             self.fault(at, "every point is left out")
         return without
 
-    def condition(self, made: Sweep, item: Mapping[Any, Any], at: Place) -> list[dict[str, Any]]:
+    def condition(self, made: Sweep, item: Mapping[Any, Any], at: SweepPlace) -> list[dict[str, Any]]:
         known = paths_of(made)
         condition = dict(_flattened(item, known))
         for path in condition:
@@ -193,7 +193,7 @@ class _Reader:
             return []
         return [condition]
 
-    def sample(self, made: Sweep, item: Any, at: Place) -> Sweep:
+    def sample(self, made: Sweep, item: Any, at: SweepPlace) -> Sweep:
         count, seed = (item.get("n"), item.get("seed", 0)) if isinstance(item, Mapping) else (item, 0)
         self.refuse_unknown(item, at, ("n", "seed"))
         count, seed = whole_number(count), whole_number(seed)
@@ -202,7 +202,7 @@ class _Reader:
             return made
         return SweepSample(of=made, count=count, seed=seed)
 
-    def refuse_twice(self, parts: list[Sweep], at: Place) -> None:
+    def refuse_twice(self, parts: list[Sweep], at: SweepPlace) -> None:
         seen: set[str] = set()
         for part in parts:
             for path in paths_of(part):
@@ -210,13 +210,13 @@ class _Reader:
                     self.fault(at, f"{path} is swept twice", hint="concat has sweeps one after the other")
                 seen.add(path)
 
-    def refuse_unknown(self, item: Any, at: Place, known: tuple[str, ...]) -> None:
+    def refuse_unknown(self, item: Any, at: SweepPlace, known: tuple[str, ...]) -> None:
         for key in item if isinstance(item, Mapping) else ():
             if key not in known:
                 hint = did_you_mean(str(key), known) or f"known: {', '.join(known)}"
                 self.fault((*at, key), f"there is no {key!r} here", hint=hint)
 
-    def is_map(self, item: Any, at: Place, says: str) -> bool:
+    def is_map(self, item: Any, at: SweepPlace, says: str) -> bool:
         if isinstance(item, Mapping):
             return True
         word = at[-1] if at else ""
@@ -224,7 +224,7 @@ class _Reader:
         self.fault(at, says, hint=hint)
         return False
 
-    def fault(self, at: Place, message: str, *, hint: str = "") -> None:
+    def fault(self, at: SweepPlace, message: str, *, hint: str = "") -> None:
         key = ".".join(map(str, (self.key, *at)))
         self.faults.append(fault_at(self.origin_of(at), message, hint=hint, key=key))
 

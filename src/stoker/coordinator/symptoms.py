@@ -247,7 +247,7 @@ BROKEN_JOBS = 3
 ALIKE_JOBS = 5
 """Different jobs that failed with the same message, in a row."""
 
-Place = tuple[str, str]
+DevicePlace = tuple[str, str]
 """A machine and one of its devices."""
 
 _SIGN_CHARS = 80
@@ -263,18 +263,18 @@ _DEVICE_LIKE = re.compile(
 )
 
 
-def devices_at_fault(endings: Sequence[AttemptHealthFacts]) -> dict[Place, str]:
+def devices_at_fault(endings: Sequence[AttemptHealthFacts]) -> dict[DevicePlace, str]:
     """Return the failing devices, each with the reason; `endings` are oldest first. Pure.
 
     Two signs count, each since the last success there: three different jobs failed with hardware errors; or five in a
     row failed with the same message, which occurs on no other device. What fails everywhere, or never succeeded, is the
     code; a job on several devices blames none of them.
     """
-    failed: dict[Place, list[AttemptHealthFacts]] = {}
+    failed: dict[DevicePlace, list[AttemptHealthFacts]] = {}
     for one in endings:
         if len(one.devices) == 1:
             _note(failed.setdefault((one.machine, one.devices[0]), []), one)
-    found: dict[Place, str] = {}
+    found: dict[DevicePlace, str] = {}
     for place, here in failed.items():
         if len({one.seq for one in here}) >= min(BROKEN_JOBS, ALIKE_JOBS):
             elsewhere = [one for one in endings if one.machine != place[0] or one.devices != place[1:]]

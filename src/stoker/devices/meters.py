@@ -93,7 +93,7 @@ REST_S = 10.0
 _GOING_S = 0.5
 _MOST_BYTES = 1 << 20
 
-Command = Callable[[], Sequence[str] | None]
+MeterCommand = Callable[[], Sequence[str] | None]
 """Returns the child's command; `None` if there is none."""
 
 
@@ -110,7 +110,7 @@ class NvmlMeter:
         self,
         environment: Mapping[str, str],
         *,
-        command: Command = nvml_command,
+        command: MeterCommand = nvml_command,
         limit_s: float = LIMIT_S,
         rest_s: float = REST_S,
         clock: Clock | None = None,

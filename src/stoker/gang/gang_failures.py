@@ -138,10 +138,10 @@ class GangFailure:
     """How many had got there."""
 
 
-Verdict = RanksPending | RanksReady | GangFailure
+GangVerdict = RanksPending | RanksReady | GangFailure
 
 
-def judge(looks: Sequence[RankSnapshot], now_ns: int, limits: GangDeadlines) -> Verdict:
+def judge(looks: Sequence[RankSnapshot], now_ns: int, limits: GangDeadlines) -> GangVerdict:
     """Return what has become of the gang; see the top of this file."""
     if any(_is_unclear(look, now_ns) for look in looks):
         return RanksPending(until_ns=now_ns + _ASK_AGAIN_NS)
@@ -207,7 +207,7 @@ def renumbered(failed: GangFailure, first_rank: int) -> GangFailure:
 
 def _collected(
     looks: Sequence[RankSnapshot], reports: list[RankFailure], now_ns: int, limits: GangDeadlines
-) -> Verdict:
+) -> GangVerdict:
     # Echoes come last in the order: if the first report is one, all are.
     collect_s = max(limits.collect_s, ECHO_COLLECT_S) if reports[0].is_echo else limits.collect_s
     until_ns = min(report.at_ns for report in reports) + round(collect_s * _NS)

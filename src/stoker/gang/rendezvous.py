@@ -53,7 +53,7 @@ _HEX = frozenset("0123456789abcdef")
 _MOST_COLLATERAL = 16
 _WORDS = ("device", "phase", "how", "type", "text", "exit")
 
-Line = dict[str, Any]
+RendezvousMessage = dict[str, Any]
 
 
 class BadLine(ValueError):
@@ -65,7 +65,7 @@ def write(kind: str, **fields: object) -> bytes:
     return jsontext.dumps({"kind": kind, **fields}).encode() + b"\n"
 
 
-def read(data: bytes) -> Line:
+def read(data: bytes) -> RendezvousMessage:
     """Read a line. Raises `BadLine`."""
     try:
         line = jsontext.loads(data)
@@ -131,7 +131,7 @@ def number(line: Mapping[str, Any], key: str, most: int, least: int = 0) -> int:
     return value
 
 
-def write_part(part: HostPart) -> Line:
+def write_part(part: HostPart) -> RendezvousMessage:
     """Return what a host brings, as it travels."""
     return {"name": part.name, "ranks": part.ranks, "devices": list(part.devices)}
 
@@ -160,7 +160,7 @@ def read_hosts(line: Mapping[str, Any]) -> tuple[HostPart, ...]:
     return parts
 
 
-def write_cause(cause: HostFailure) -> Line:
+def write_cause(cause: HostFailure) -> RendezvousMessage:
     """Return a cause as it travels: cut to what every host takes."""
     facts = {key: value for key, value in cause.facts.items() if key in {*_WORDS, "rank", "after_s", "traceback"}}
     if isinstance(facts.get("traceback"), str):
@@ -201,7 +201,7 @@ def read_cause(line: Mapping[str, Any], host: str = "") -> HostFailure:
     )
 
 
-def write_verdict(verdict: RendezvousOutcome) -> Line:
+def write_verdict(verdict: RendezvousOutcome) -> RendezvousMessage:
     """Return a verdict as it travels."""
     dragged = [write_cause(one) for one in verdict.collateral[:_MOST_COLLATERAL]]
     return {"cause": write_cause(verdict.cause), "collateral": dragged}

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _GOOD = frozenset({NodeEnding.HIT, NodeEnding.RAN})
 
-Listener = Callable[[Event, float, int], None]
+EventListener = Callable[[Event, float, int], None]
 
 
 @frozen
@@ -106,7 +106,7 @@ class Execution:
     out: str | None
     """The plain folder for the results (`stoker-out/NAME`); None: none. `run` may choose one beside it."""
     options: RunOptions = fresh(factory=RunOptions)
-    listeners: tuple[Listener, ...] = ()
+    listeners: tuple[EventListener, ...] = ()
     index: IndexEntry | None = None
     """The index of finished trials of a program's sweep, by which a later run continues it."""
     ran_code: TrialCode | None = None

@@ -22,7 +22,7 @@ from stoker.launch.service import (
     unit_words,
 )
 
-Command = tuple[str, ...]
+ShellCommand = tuple[str, ...]
 
 
 @frozen
@@ -59,22 +59,22 @@ class Supervisor(Protocol):
         """Return the words after `stoker KIND` of a file that we wrote."""
 
     def path_of(self, label: str) -> str: ...
-    def starting(self, label: str) -> tuple[Command, ...]:
+    def starting(self, label: str) -> tuple[ShellCommand, ...]:
         """Return the commands that make a written file count, now and after every boot."""
 
-    def starting_again(self, label: str) -> tuple[Command, ...]:
+    def starting_again(self, label: str) -> tuple[ShellCommand, ...]:
         """Return the commands for a service that runs and whose file has changed."""
 
-    def keeping(self, label: str) -> tuple[Command, ...]:
+    def keeping(self, label: str) -> tuple[ShellCommand, ...]:
         """Return the commands for a service that runs as it should."""
 
-    def stopping(self, label: str) -> tuple[Command, ...]:
+    def stopping(self, label: str) -> tuple[ShellCommand, ...]:
         """Return the commands before the file is removed."""
 
-    def forgetting(self, label: str) -> tuple[Command, ...]:
+    def forgetting(self, label: str) -> tuple[ShellCommand, ...]:
         """Return the commands after the file was removed."""
 
-    def looking(self, label: str) -> Command: ...
+    def looking(self, label: str) -> ShellCommand: ...
     def read_look(self, out: str, exit_code: int) -> SupervisedStatus: ...
 
 
@@ -99,7 +99,7 @@ class SystemdSupervisor:
     def path_of(self, label: str) -> str:
         return os.path.join(self._folder, unit_name(label))
 
-    def starting(self, label: str) -> tuple[Command, ...]:
+    def starting(self, label: str) -> tuple[ShellCommand, ...]:
         # A service that had given up is taken up again.
         return (
             _systemctl("daemon-reload"),
@@ -107,19 +107,19 @@ class SystemdSupervisor:
             _systemctl("enable", "--quiet", "--now", unit_name(label)),
         )
 
-    def starting_again(self, label: str) -> tuple[Command, ...]:
+    def starting_again(self, label: str) -> tuple[ShellCommand, ...]:
         return _systemctl("daemon-reload"), *self.keeping(label), _systemctl("restart", unit_name(label))
 
-    def keeping(self, label: str) -> tuple[Command, ...]:
+    def keeping(self, label: str) -> tuple[ShellCommand, ...]:
         return (_systemctl("enable", "--quiet", unit_name(label)),)
 
-    def stopping(self, label: str) -> tuple[Command, ...]:
+    def stopping(self, label: str) -> tuple[ShellCommand, ...]:
         return (_systemctl("disable", "--quiet", "--now", unit_name(label)),)
 
-    def forgetting(self, label: str) -> tuple[Command, ...]:
+    def forgetting(self, label: str) -> tuple[ShellCommand, ...]:
         return _systemctl("daemon-reload"), _systemctl("reset-failed", "--quiet", unit_name(label))
 
-    def looking(self, label: str) -> Command:
+    def looking(self, label: str) -> ShellCommand:
         shown = "ActiveState,SubState,Result,ExecMainStatus,MainPID,NRestarts"
         return _systemctl("show", "--property", shown, unit_name(label))
 
@@ -161,22 +161,22 @@ class Launchd:
     def path_of(self, label: str) -> str:
         return os.path.join(self._folder, f"{label}.plist")
 
-    def starting(self, label: str) -> tuple[Command, ...]:
+    def starting(self, label: str) -> tuple[ShellCommand, ...]:
         return (("launchctl", "bootstrap", self._domain, self.path_of(label)),)
 
-    def starting_again(self, label: str) -> tuple[Command, ...]:
+    def starting_again(self, label: str) -> tuple[ShellCommand, ...]:
         return *self.stopping(label), *self.starting(label)
 
-    def keeping(self, label: str) -> tuple[Command, ...]:
+    def keeping(self, label: str) -> tuple[ShellCommand, ...]:
         return ()
 
-    def stopping(self, label: str) -> tuple[Command, ...]:
+    def stopping(self, label: str) -> tuple[ShellCommand, ...]:
         return (("launchctl", "bootout", f"{self._domain}/{label}"),)
 
-    def forgetting(self, label: str) -> tuple[Command, ...]:
+    def forgetting(self, label: str) -> tuple[ShellCommand, ...]:
         return ()
 
-    def looking(self, label: str) -> Command:
+    def looking(self, label: str) -> ShellCommand:
         return "launchctl", "print", f"{self._domain}/{label}"
 
     def read_look(self, out: str, exit_code: int) -> SupervisedStatus:
@@ -207,7 +207,7 @@ def is_lingering(environment: Mapping[str, str], folder: str = "/var/lib/systemd
     return bool(user) and "/" not in user and os.path.exists(os.path.join(folder, user))
 
 
-def _systemctl(*words: str) -> Command:
+def _systemctl(*words: str) -> ShellCommand:
     return "systemctl", "--user", *words
 
 
@@ -344,7 +344,7 @@ class Installer:
                 hint="log in as this user (not by su or sudo), or loginctl enable-linger and set XDG_RUNTIME_DIR",
             )
 
-    def _run(self, commands: Iterable[Command], label: str) -> None:
+    def _run(self, commands: Iterable[ShellCommand], label: str) -> None:
         for command in commands:
             reply = self._ask.ask(command, limit_s=_COMMAND_S)
             if isinstance(reply, ProbeOutput) and (not reply.exit_code or "reset-failed" in command):

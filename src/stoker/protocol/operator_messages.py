@@ -14,7 +14,7 @@ from pydantic import Field
 from stoker.protocol.codec import StrictRequest, WireMessage
 from stoker.protocol.job_messages import JobId
 from stoker.protocol.lease_messages import Count, ExitCode, Fact, LeaseTokenMessage, Name, Rows
-from stoker.protocol.view_messages import By, Line, Seconds, ViewCount
+from stoker.protocol.view_messages import By, FiniteSeconds, Line, ViewCount
 
 ALL_WORDS = ("submitted", "started", "completed", "failed", "cancelled", "retrying", "symptom", "machine", "trust")
 """What a webhook can subscribe to."""
@@ -65,8 +65,8 @@ class WebhookView(WireMessage):
     cursor: ViewCount
     failures: ViewCount = 0
     last_error: Line = ""
-    made_s: Seconds
-    closed_s: Seconds | None = None
+    made_s: FiniteSeconds
+    closed_s: FiniteSeconds | None = None
     by: Line = ""
 
 
@@ -98,7 +98,7 @@ class HistoryCheck(WireMessage):
     """Number of jobs checked, the newest first."""
     is_whole: bool
     """These were all jobs."""
-    seconds: Seconds
+    seconds: FiniteSeconds
     rules: dict[Line, ViewCount]
     """Every rule, with its number of violations."""
     violations: tuple[dict[str, Any], ...] = ()

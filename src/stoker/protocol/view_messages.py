@@ -40,7 +40,7 @@ def _usable(value: int) -> int:
 
 Line = Annotated[str, AfterValidator(outside)]
 """Part of a line: without line breaks and control codes."""
-Seconds = Annotated[float, AfterValidator(_finite)]
+FiniteSeconds = Annotated[float, AfterValidator(_finite)]
 Guess = Annotated[float, AfterValidator(_known)]
 """Estimated or reported seconds; a non-finite number means unknown."""
 ViewCount = Annotated[int, AfterValidator(_usable)]
@@ -70,10 +70,10 @@ class JobView(WireMessage):
     """The machine on which it runs, or ran last."""
     devices: tuple[Line, ...] = ()
     submitter: Line = ""
-    submitted_s: Seconds
-    changed_s: Seconds
-    started_s: Seconds | None = None
-    ended_s: Seconds | None = None
+    submitted_s: FiniteSeconds
+    changed_s: FiniteSeconds
+    started_s: FiniteSeconds | None = None
+    ended_s: FiniteSeconds | None = None
     step: int | None = None
     of: int | None = None
     metrics: dict[Line, float] = {}
@@ -93,9 +93,9 @@ class AttemptView(WireMessage):
     machine: Line
     incarnation: Line
     devices: tuple[Line, ...] = ()
-    granted_s: Seconds
-    started_s: Seconds | None = None
-    ended_s: Seconds | None = None
+    granted_s: FiniteSeconds
+    started_s: FiniteSeconds | None = None
+    ended_s: FiniteSeconds | None = None
     ending: Line = ""
     """completed, failed, released, declined, expired, cancelled; empty while it runs."""
     cause: Line = ""
@@ -157,7 +157,7 @@ class SymptomView(WireMessage):
     machine: Line
     device: Line = ""
     symptom: Line
-    since_s: Seconds
+    since_s: FiniteSeconds
     message: Line = ""
     hint: Line = ""
     """The command to run."""
@@ -170,10 +170,10 @@ class MachineView(WireMessage):
     state: Line
     """ready, busy, drained, cordoned, paused, left, silent, gone."""
     why: str = ""
-    until_s: Seconds | None = None
+    until_s: FiniteSeconds | None = None
     incarnation: Line = ""
     version: Line = ""
-    last_seen_s: Seconds
+    last_seen_s: FiniteSeconds
     slots: ViewCount
     held: ViewCount
     jobs: tuple[Line, ...] = ()
@@ -192,9 +192,9 @@ class MachineView(WireMessage):
     """The last report of its worker: `at_s`, `offset_s` (its clock less ours), `version`, `protocol`, `findings`."""
     is_skewed: bool = False
     """Its version of Stoker differs from the coordinator's."""
-    ends_s: Seconds | None = None
+    ends_s: FiniteSeconds | None = None
     """When it leaves, as announced by its worker; None: no end is known."""
-    certificate_until_s: Seconds | None = None
+    certificate_until_s: FiniteSeconds | None = None
     """Of a machine that joined: when its certificate expires unless renewed."""
 
 
@@ -204,16 +204,16 @@ class FleetStatus(WireMessage):
     version: Line
     protocol: ViewCount
     generation: ViewCount
-    started_s: Seconds
-    server_s: Seconds
+    started_s: FiniteSeconds
+    server_s: FiniteSeconds
     database: Line
     """Its kind and address, without secrets."""
     jobs: dict[Line, ViewCount]
     """By state."""
     machines: dict[Line, ViewCount]
-    lease_s: Seconds
-    heartbeat_s: Seconds
-    settling_s: Seconds = 0.0
+    lease_s: FiniteSeconds
+    heartbeat_s: FiniteSeconds
+    settling_s: FiniteSeconds = 0.0
     """Time left after a start in which no lease expires."""
     symptoms: tuple[SymptomView, ...] = ()
 

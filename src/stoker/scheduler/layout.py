@@ -28,7 +28,7 @@ from stoker.scheduler.pools import (
 )
 from stoker.scheduler.score import slices_of
 
-Place = tuple[CellIndex[Any], Any]
+CellPlace = tuple[CellIndex[Any], Any]
 """An index of a pool, and the cell of a node in it."""
 
 
@@ -46,7 +46,7 @@ class NodeCells:
         self.gate: Gate = (-1, -1)
         self.is_current = False
         """True if `gate` is up to date."""
-        self.shelved: tuple[Gate, list[Place]] = self.gate, []
+        self.shelved: tuple[Gate, list[CellPlace]] = self.gate, []
         """Its cells as of the last `settle`."""
         self.is_shelved = True
         self.is_bare = True
@@ -257,11 +257,11 @@ class CellLayout:
         cells.shelved = gate, places
         cells.is_shelved = True
 
-    def _places(self, cells: NodeCells) -> list[Place]:
+    def _places(self, cells: NodeCells) -> list[CellPlace]:
         usage, masks = cells.usage, self._masks
         slots = usage.slots - usage.slots_held
         admitted = masks.admitted(cells.policy, cells.gate)
-        places: list[Place] = []
+        places: list[CellPlace] = []
         cells.is_bare = False
         if slots > 0:
             if masks.on_cpu & admitted:
@@ -284,10 +284,10 @@ class CellLayout:
 
     def _shared_places(
         self, cells: NodeCells, pool: SharedPool, devices: list[DeviceUsage], admitted: int, *, has_slots: bool
-    ) -> Iterable[Place]:
+    ) -> Iterable[CellPlace]:
         kind, masks = pool.kind, self._masks
         # Equal devices of one node are there once.
-        found: dict[Place, None] = {}
+        found: dict[CellPlace, None] = {}
         for device in devices:
             if not takes_sharers(device, has_slots=has_slots):
                 continue

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from stoker.app.worker_app import ClaimConnectionPool, Line
+from stoker.app.worker_app import ClaimConnectionPool, CoordinatorConnection
 from stoker.core.clock import SystemClock
 from stoker.core.errors import StokerError
 from stoker.host.http.client import Urllib3Transport
@@ -35,7 +35,7 @@ def opened() -> list[Urllib3Transport]:
 
 @pytest.fixture
 def lines(server: LittleServer, opened: list[Urllib3Transport]) -> Iterator[ClaimConnectionPool]:
-    def open_line() -> Line:
+    def open_line() -> CoordinatorConnection:
         transport = Urllib3Transport(HttpSettings())
         opened.append(transport)
         client = FleetClient(transport, server.url, clock=SystemClock(), patience=RequestTimeouts(retry_s=0.0))

@@ -8,11 +8,11 @@ import pytest
 
 from stoker.config.positions import ConfigLayer, ValueOrigin
 from stoker.config.sweep import Axis, Sweep, ValueForm, axes_of, points, size
-from stoker.config.sweep_file import Place, read_sweep
+from stoker.config.sweep_file import SweepPlace, read_sweep
 from stoker.core.errors import Diagnostic
 
 
-def origin_of(place: Place) -> ValueOrigin:
+def origin_of(place: SweepPlace) -> ValueOrigin:
     return ValueOrigin(layer=ConfigLayer.FILE, where="s.yaml", line=1 + len(place), column=3, text="  lr: [1, 2]")
 
 

@@ -13,7 +13,7 @@ from stoker.config.cluster_file import read_cluster
 from stoker.config.manifest_file import read_manifest
 from stoker.config.positions import ConfigLayer, ValueOrigin
 from stoker.config.sweep import SweepSample
-from stoker.config.sweep_file import Place, read_sweep
+from stoker.config.sweep_file import SweepPlace, read_sweep
 from stoker.coordinator.queue.machines import limits_of
 from stoker.core.capability import capability_from_dict
 from stoker.core.errors import StokerError
@@ -79,7 +79,7 @@ def in_a_sweep(text: str, _folder: Path) -> object:
     return sweep.count
 
 
-def _nowhere(_place: Place) -> ValueOrigin:
+def _nowhere(_place: SweepPlace) -> ValueOrigin:
     return ValueOrigin(ConfigLayer.FILE, "s.yaml")
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from stoker.core.errors import LocalFile
 from stoker.transfer.download.types import TargetFile
 from stoker.transfer.hub.listing import RepoFile
-from stoker.transfer.hub.repository import LARGEST_BYTES, Group, batches, is_small, write_together
+from stoker.transfer.hub.repository import LARGEST_BYTES, FileGroup, batches, is_small, write_together
 
 
-def group(path: str, size_bytes: int | None = 10) -> Group:
+def group(path: str, size_bytes: int | None = 10) -> FileGroup:
     return (RepoFile(path=path, size_bytes=size_bytes, git_sha1="a" * 40),)
 
 

@@ -11,13 +11,13 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from stoker.coordinator.http.exec_sessions import ExecSessions
 from stoker.coordinator.http.long_poll import EventFeed, Followers, WaitingClaims
 from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.queue.commands import Answer, Command, NoteTokens, Submit, Write
-from stoker.coordinator.queue.writer import Queue
+from stoker.coordinator.queue.writer import Queue, Then
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import Clock
 from stoker.core.errors import StaleLease, StokerError
@@ -90,9 +90,6 @@ class MetricsPage:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-Then: TypeAlias = Callable[[Answer | StokerError], None]
 
 
 class QueueBridge:

@@ -77,7 +77,7 @@ from stoker.protocol.view_messages import (
 MOST_WAIT_S = 60.0
 
 Offset = Annotated[int, Query(ge=0, le=LAST)]
-Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S)]
+WaitQuery = Annotated[float, Query(ge=0, le=MOST_WAIT_S)]
 
 
 class FileRoutes:
@@ -127,7 +127,7 @@ class FileRoutes:
         attempt: Number | None = None,
         offset: Offset = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_FILE_BYTES)] = MOST_FILE_BYTES,
-        wait_s: Wait = 0.0,
+        wait_s: WaitQuery = 0.0,
     ) -> Response:
         """Return bytes of a mirrored file; at its end, wait for more while the attempt runs."""
         context = self._context
@@ -362,7 +362,7 @@ class ExecRoutes:
         one = self._desk.of_operator(session, who.name)
         return answer(FileOffset(offset=self._desk.send(one, offset, data, is_eof=bool(eof))))
 
-    async def read(self, session: str, who: Who, offset: Offset = 0, wait_s: Wait = 0.0) -> Response:
+    async def read(self, session: str, who: Who, offset: Offset = 0, wait_s: WaitQuery = 0.0) -> Response:
         """Return what the command wrote, and in the end how it ended."""
         one = self._desk.of_operator(session, who.name)
         return answer(await self._desk.read(one, offset, wait_s))
@@ -390,7 +390,7 @@ class ExecRoutes:
         session: str,
         offset: Offset,
         stream: Annotated[int, Query(ge=OUT, le=ERROR)] = OUT,
-        wait_s: Wait = 0.0,
+        wait_s: WaitQuery = 0.0,
     ) -> Response:
         """Send what a command wrote; held while the operator has not read what came before."""
         data = await read_body(request.receive, headers_of(request.scope), EXEC_PIECE_BYTES)

@@ -215,7 +215,7 @@ class WaitingClaims:
 
 MOST_FOLLOWERS = 500
 
-Place: TypeAlias = tuple[str, int, str]
+EventPlace: TypeAlias = tuple[str, int, str]
 """A job, an attempt, a path."""
 
 
@@ -224,7 +224,7 @@ class Followers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: dict[Place, set[asyncio.Event]] = {}
+        self._waiting: dict[EventPlace, set[asyncio.Event]] = {}
         self._count = 0
         self._is_closed = False
 
@@ -242,7 +242,7 @@ class Followers:
             self._wake(place)
 
     @contextmanager
-    def following(self, place: Place) -> Iterator[asyncio.Event]:
+    def following(self, place: EventPlace) -> Iterator[asyncio.Event]:
         """Yield an event that is set when the file grows from now on; check the file's size inside the with-block."""
         grown, theirs = asyncio.Event(), self._waiting.setdefault(place, set())
         theirs.add(grown)
@@ -278,7 +278,7 @@ class Followers:
         for place in list(self._waiting):
             self._wake(place)
 
-    def _wake(self, place: Place) -> None:
+    def _wake(self, place: EventPlace) -> None:
         for grown in self._waiting.pop(place, ()):
             grown.set()
 

@@ -19,7 +19,7 @@ from stoker.protocol.job_messages import JobSubmissionResult, Submission, Submis
 from stoker.protocol.view_messages import NOTHING_GIVEN, DoneView
 
 ReadCluster = Callable[[], Cluster]
-ReadManifest = Callable[[], Submission]
+ManifestReader = Callable[[], Submission]
 _LISTED = 100
 _SHORT = 12
 
@@ -39,7 +39,7 @@ class CoordinatorFiles:
         queue: ReloadQueue,
         *,
         cluster: ReadCluster | None = None,
-        manifest: ReadManifest | None = None,
+        manifest: ManifestReader | None = None,
         source: str = "",
     ) -> None:
         self._queue = queue

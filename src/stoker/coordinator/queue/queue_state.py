@@ -546,10 +546,10 @@ def unaccepted(book: QueueState, machine: RegisteredMachine) -> dict[str, str]:
 # A class has the digest of its environment. Machines that can't provide it deny the digest, at no extra cost per grant:
 # only a new environment, or a change of a machine's inventory, is evaluated here.
 
-Choices = tuple[EnvironmentChoice, ...]
+JobEnvironments = tuple[EnvironmentChoice, ...]
 
 
-def choices_in(spec: Mapping[str, Any]) -> Choices:
+def choices_in(spec: Mapping[str, Any]) -> JobEnvironments:
     """Return the choices of a job, as submitted or as stored."""
     return tuple(ENVIRONMENT_BODY.validate_python(one) for one in spec.get("environment", ()))
 
@@ -559,7 +559,7 @@ def digest_in(spec: Mapping[str, Any]) -> str:
     return environment_digest(choices_in(spec)) if spec.get("environment") else ""
 
 
-def learn(book: QueueState, choices: Choices) -> bool:
+def learn(book: QueueState, choices: JobEnvironments) -> bool:
     """Add an environment; return True if it is new."""
     digest = environment_digest(choices)
     is_known = digest in book.environments
@@ -584,7 +584,7 @@ def unable(book: QueueState, machine: RegisteredMachine) -> dict[str, str]:
     }
 
 
-def _is_in_doubt(choices: Choices, held: MachineInventory) -> bool:
+def _is_in_doubt(choices: JobEnvironments, held: MachineInventory) -> bool:
     """Return False if a machine surely can provide it, as in most cases: for all platforms, and not refused."""
     is_for_all = any(not one.platform for one in choices)
     return (

@@ -329,7 +329,7 @@ def _refusal(error: Exception) -> StokerError:
 
 
 Then = Callable[[Answer | StokerError], None]
-Listener = Callable[[int, bool], None]
+ChangeListener = Callable[[int, bool], None]
 
 MOST_TOGETHER = 256
 """Commands in one commit."""
@@ -430,7 +430,7 @@ class Queue:
         """Return the members of the fleet, from memory. Thread-safe. Only the writer changes it."""
         return self._writer.standing()
 
-    def on_change(self, listener: Listener) -> None:
+    def on_change(self, listener: ChangeListener) -> None:
         """Call `listener(newest event, is_reread)` after every commit, in the writer's thread.
 
         It is also called when the state had to be read again: then what is new is unknown, and every waiting caller has

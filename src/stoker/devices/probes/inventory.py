@@ -22,7 +22,7 @@ from stoker.devices.probes.fake_devices import faked
 from stoker.devices.probes.observations import (
     TORCH,
     DetectedDevices,
-    Group,
+    DeviceGroup,
     ProbeResult,
     backend_of,
     compare,
@@ -242,7 +242,7 @@ def made_up_uuid(tag: str, backend: Backend, key: str) -> str:
     return f"LOCAL-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:32]}"
 
 
-def _identities(groups: Sequence[Group], tag: str) -> tuple[list[str], list[ProbeFinding]]:
+def _identities(groups: Sequence[DeviceGroup], tag: str) -> tuple[list[str], list[ProbeFinding]]:
     uuids: list[str] = []
     taken: set[str] = set()
     findings: list[ProbeFinding] = []
@@ -267,7 +267,11 @@ def _identities(groups: Sequence[Group], tag: str) -> tuple[list[str], list[Prob
 
 
 def _merged_device(
-    of: Group, uuid: str, by_variables: TriStateAnswer, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts
+    of: DeviceGroup,
+    uuid: str,
+    by_variables: TriStateAnswer,
+    by_probe: Mapping[str, ProbeResult],
+    facts: DetectedMachineFacts,
 ) -> Device:
     values: dict[str, object] = {}
     sources = {"uuid": first_of(of, "uuid")[1] if _text(of, "uuid") == uuid else _MADE_UP}
@@ -313,5 +317,5 @@ def _backends(results: Sequence[ProbeResult]) -> tuple[dict[Backend, str], dict[
     return backends, sources
 
 
-def _text(of: Group, field: str) -> str:
+def _text(of: DeviceGroup, field: str) -> str:
     return cast("str", first_of(of, field)[0] or "")

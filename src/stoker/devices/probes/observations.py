@@ -154,16 +154,16 @@ def order_of(field: str) -> tuple[str, ...]:
 TORCH = "torch"
 _UNKNOWN_PLACE = 1 << 30
 
-Group = dict[str, DeviceReport]
+DeviceGroup = dict[str, DeviceReport]
 """One device with its reports."""
 
 
-def group(results: Iterable[ProbeResult]) -> list[Group]:
+def group(results: Iterable[ProbeResult]) -> list[DeviceGroup]:
     """Return the devices, in their drivers' order, parts right after their wholes.
 
     Reports of torch that carry no address are left out: see `pair`.
     """
-    groups: list[Group] = []
+    groups: list[DeviceGroup] = []
     loose: list[tuple[str, list[DeviceReport]]] = []
     for result in sorted(results, key=lambda one: _rank(one.probe)):
         without = [one for one in result.reports if not _join(groups, result.probe, one)]
@@ -175,7 +175,7 @@ def group(results: Iterable[ProbeResult]) -> list[Group]:
     return _in_order(groups)
 
 
-def pair(groups: Sequence[Group], result: ProbeResult) -> int:
+def pair(groups: Sequence[DeviceGroup], result: ProbeResult) -> int:
     """Match reports of torch without an address to the devices that it can see; return how many found none.
 
     `groups` are the visible devices in their order. Without addresses, the names must agree one by one.
@@ -194,12 +194,12 @@ def pair(groups: Sequence[Group], result: ProbeResult) -> int:
     return len(loose)
 
 
-def backend_of(of: Group) -> Backend:
+def backend_of(of: DeviceGroup) -> Backend:
     """Return the backend of a device."""
     return next(iter(of.values())).backend
 
 
-def first_of(of: Group, field: str) -> tuple[object, str]:
+def first_of(of: DeviceGroup, field: str) -> tuple[object, str]:
     """Return the value of the most trusted probe for a field, and that probe; nothing if none has one."""
     for probe in order_of(field):
         report = of.get(probe)
@@ -209,7 +209,7 @@ def first_of(of: Group, field: str) -> tuple[object, str]:
     return None, ""
 
 
-def is_unified(of: Group) -> bool:
+def is_unified(of: DeviceGroup) -> bool:
     """Return True if a device's names show that it uses the machine's memory."""
     return any(fragment in name.lower() for name in _names(of) for fragment in UNIFIED_FRAGMENTS)
 
@@ -218,7 +218,7 @@ def _rank(probe: str) -> int:
     return PROBES.index(probe) if probe in PROBES else len(PROBES)
 
 
-def _join(groups: list[Group], probe: str, report: DeviceReport) -> bool:
+def _join(groups: list[DeviceGroup], probe: str, report: DeviceReport) -> bool:
     """Add a report to its device, unless it has no address."""
     if not (report.uuid or report.pci):
         return False
@@ -243,7 +243,7 @@ def _bare(uuid: str) -> str:
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
-def _match_loose(groups: list[Group], probe: str, rows: list[DeviceReport]) -> None:
+def _match_loose(groups: list[DeviceGroup], probe: str, rows: list[DeviceReport]) -> None:
     wholes = [
         one
         for one in groups
@@ -259,7 +259,7 @@ def _match_loose(groups: list[Group], probe: str, rows: list[DeviceReport]) -> N
             groups.append({probe: row})
 
 
-def _may_be(row: DeviceReport, of: Group, *, is_only: bool) -> bool:
+def _may_be(row: DeviceReport, of: DeviceGroup, *, is_only: bool) -> bool:
     if is_only:
         # A board may have a card as well, which is not the GPU in its chip.
         return is_unified(of) or not first_of(of, "pci")[0]
@@ -267,20 +267,20 @@ def _may_be(row: DeviceReport, of: Group, *, is_only: bool) -> bool:
     return has_place and row.name.lower() in [name.lower() for name in _names(of)]
 
 
-def _names(of: Group) -> list[str]:
+def _names(of: DeviceGroup) -> list[str]:
     return [one.name for one in of.values() if one.name]
 
 
-def _in_order(groups: list[Group]) -> list[Group]:
+def _in_order(groups: list[DeviceGroup]) -> list[DeviceGroup]:
     backends = list(Backend)
 
-    def place(of: Group) -> tuple[int, int, str]:
+    def place(of: DeviceGroup) -> tuple[int, int, str]:
         index, _ = first_of(of, "index")
         return backends.index(backend_of(of)), _number(index), str(first_of(of, "pci")[0] or "")
 
     wholes = sorted((one for one in groups if not first_of(one, "parent")[0]), key=place)
     parts = sorted((one for one in groups if first_of(one, "parent")[0]), key=place)
-    ordered: list[Group] = []
+    ordered: list[DeviceGroup] = []
     for whole in wholes:
         uuid = first_of(whole, "uuid")[0]
         own = [part for part in parts if uuid and first_of(part, "parent")[0] == uuid]
@@ -297,7 +297,7 @@ _HINT = "the driver was updated without a restart, a card is failing, or a tool 
 
 
 def compare(
-    groups: Sequence[Group],
+    groups: Sequence[DeviceGroup],
     devices: Sequence[Device],
     by_probe: Mapping[str, ProbeResult],
     device_files: Collection[int],
@@ -332,7 +332,7 @@ def unmatched(count: int) -> list[ProbeFinding]:
     ]
 
 
-def _name_differences(of: Group, label: str) -> list[ProbeFinding]:
+def _name_differences(of: DeviceGroup, label: str) -> list[ProbeFinding]:
     named = [(probe, of[probe].name) for probe in _SAME_NAMES if probe in of and of[probe].name]
     if len({_plain(name) for _, name in named}) < 2:
         return []
@@ -345,7 +345,7 @@ def _plain(name: str) -> str:
     return " ".join(name.lower().removeprefix("nvidia ").split())
 
 
-def _size_differences(of: Group, label: str) -> list[ProbeFinding]:
+def _size_differences(of: DeviceGroup, label: str) -> list[ProbeFinding]:
     rows = [(probe, of[probe]) for probe in PROBES if probe in of and of[probe].total_bytes]
     if len(rows) < 2:
         return []
@@ -385,7 +385,7 @@ def _counts(by_probe: Mapping[str, ProbeResult]) -> list[ProbeFinding]:
 
 
 def _missing_in_driver(
-    groups: Sequence[Group], by_probe: Mapping[str, ProbeResult], device_files: Collection[int]
+    groups: Sequence[DeviceGroup], by_probe: Mapping[str, ProbeResult], device_files: Collection[int]
 ) -> list[ProbeFinding]:
     listed = sum(1 for one in groups if "kernel" in one) or len(device_files)
     blind = [name for name in NVIDIA_DRIVER if name in by_probe and by_probe[name].is_readable]
@@ -401,7 +401,7 @@ def _missing_in_driver(
     ]
 
 
-def _without_driver(groups: Sequence[Group], devices: Sequence[Device]) -> list[ProbeFinding]:
+def _without_driver(groups: Sequence[DeviceGroup], devices: Sequence[Device]) -> list[ProbeFinding]:
     return [
         ProbeFinding(
             code="driver_missing",
@@ -415,7 +415,7 @@ def _without_driver(groups: Sequence[Group], devices: Sequence[Device]) -> list[
 
 
 def _fewer_than_visible(
-    groups: Sequence[Group], devices: Sequence[Device], by_probe: Mapping[str, ProbeResult]
+    groups: Sequence[DeviceGroup], devices: Sequence[Device], by_probe: Mapping[str, ProbeResult]
 ) -> list[ProbeFinding]:
     by_torch = by_probe.get(TORCH)
     if by_torch is None or not by_torch.is_readable or any(first_of(one, "parent")[0] for one in groups):

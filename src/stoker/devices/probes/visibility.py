@@ -23,7 +23,7 @@ from stoker.core.device import (
     TriStateAnswer,
 )
 from stoker.core.frozen import fresh, frozen
-from stoker.devices.probes.observations import NVIDIA_DRIVER, TORCH, Group, ProbeResult, backend_of, first_of
+from stoker.devices.probes.observations import NVIDIA_DRIVER, TORCH, DeviceGroup, ProbeResult, backend_of, first_of
 
 CONTAINER_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 
@@ -187,13 +187,13 @@ class DetectedMachineFacts:
     """Whether we may use ROCm's one device file; `None`: there is none."""
 
 
-def installed(of: Group) -> TriStateAnswer:
+def installed(of: DeviceGroup) -> TriStateAnswer:
     """Return which probes have seen the device."""
     return TriStateAnswer(verdict=TriState.YES, why=f"seen by {', '.join(of)}")
 
 
 def visible(
-    of: Group, by_variables: TriStateAnswer, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts
+    of: DeviceGroup, by_variables: TriStateAnswer, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts
 ) -> TriStateAnswer:
     """Return whether programs started from here may see the device."""
     if TORCH in of:
@@ -209,7 +209,7 @@ def visible(
     return by_variables
 
 
-def usable(of: Group, seen: TriStateAnswer, by_probe: Mapping[str, ProbeResult]) -> TriStateAnswer:
+def usable(of: DeviceGroup, seen: TriStateAnswer, by_probe: Mapping[str, ProbeResult]) -> TriStateAnswer:
     """Return whether a program has computed on the device, or what would prevent that."""
     if first_of(of, "is_split")[0] is True:
         return _no("it is divided into parts (MIG), and programs use those")
@@ -223,7 +223,7 @@ def usable(of: Group, seen: TriStateAnswer, by_probe: Mapping[str, ProbeResult])
     return TriStateAnswer(verdict=TriState.UNKNOWN, why="no program has tried it")
 
 
-def _stopped(of: Group, by_probe: Mapping[str, ProbeResult]) -> TriStateAnswer | None:
+def _stopped(of: DeviceGroup, by_probe: Mapping[str, ProbeResult]) -> TriStateAnswer | None:
     """Return what is known to prevent programs, unless a probe can use the device."""
     reached = [one for probe, one in of.items() if probe not in ("kernel", "pci")]
     if reached:
@@ -236,14 +236,14 @@ def _stopped(of: Group, by_probe: Mapping[str, ProbeResult]) -> TriStateAnswer |
     return stopped
 
 
-def _hidden_by_system(of: Group, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
+def _hidden_by_system(of: DeviceGroup, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
     backend = backend_of(of)
     if backend is Backend.CUDA:
         return _cuda_hidden(of, by_probe, facts)
     return _rocm_hidden(of, facts) if backend is Backend.ROCM else ""
 
 
-def _cuda_hidden(of: Group, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
+def _cuda_hidden(of: DeviceGroup, by_probe: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
     if any(probe in of and of[probe].free_bytes is not None for probe in NVIDIA_DRIVER):
         # Its memory was read through its device file, whatever that is called here.
         return ""
@@ -260,7 +260,7 @@ def _cuda_hidden(of: Group, by_probe: Mapping[str, ProbeResult], facts: Detected
     return ""
 
 
-def _rocm_hidden(of: Group, facts: DetectedMachineFacts) -> str:
+def _rocm_hidden(of: DeviceGroup, facts: DetectedMachineFacts) -> str:
     if facts.may_use_kfd is None:
         return "there is no /dev/kfd here: the driver is missing, or a container was not given it"
     if not facts.may_use_kfd:
@@ -270,7 +270,7 @@ def _rocm_hidden(of: Group, facts: DetectedMachineFacts) -> str:
     return ""
 
 
-def _torch_saw_others(of: Group, by_probe: Mapping[str, ProbeResult]) -> bool:
+def _torch_saw_others(of: DeviceGroup, by_probe: Mapping[str, ProbeResult]) -> bool:
     """Return True if torch reported this kind of device, and did not name this one."""
     by_torch = by_probe.get(TORCH)
     is_whole = not first_of(of, "parent")[0]

@@ -6,7 +6,6 @@ import hashlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
 from contextlib import closing
 
 from stoker.core.digests import Digest
@@ -21,6 +20,7 @@ from stoker.host.identity import mine
 from stoker.transfer.download.partial import (
     ETAG,
     LAST_MODIFIED,
+    OnStep,
     PartialFile,
     Sidecar,
     beside,
@@ -287,8 +287,6 @@ def is_newest(transport: Transport, wanted: DownloadRequest, size_bytes: int, va
 
 STEPS = ("sidecar", "write", "sync", "check", "rename", "sync_dir", "validators", "done")
 """Every step passed to `on_step`, in the order of a download; `write` is called once for each piece."""
-
-OnStep = Callable[[str], None]
 
 
 @frozen

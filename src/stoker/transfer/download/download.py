@@ -50,10 +50,10 @@ from stoker.transfer.download.response_rules import (
     FailedAttempts,
     FatalResponse,
     RangeResponse,
+    ResponseVerdict,
     RetryableResponse,
     UnconditionalRetry,
     UsableResponse,
-    Verdict,
     decide_again,
     file_size_of,
     given_up,
@@ -197,7 +197,7 @@ class DownloadTransfer:
             longest_retry_after_s=self._patience.longest_retry_after_s,
         )
 
-    def _act(self, verdict: Verdict, reply: HttpClientResponse) -> None:
+    def _act(self, verdict: ResponseVerdict, reply: HttpClientResponse) -> None:
         match verdict:
             case UsableResponse():
                 self._take(verdict, reply)

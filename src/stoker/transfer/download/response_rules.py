@@ -333,10 +333,12 @@ class FatalResponse:
     error: StokerError
 
 
-Verdict = UsableResponse | UnconditionalRetry | DownloadRestart | DownloadComplete | RetryableResponse | FatalResponse
+ResponseVerdict = (
+    UsableResponse | UnconditionalRetry | DownloadRestart | DownloadComplete | RetryableResponse | FatalResponse
+)
 
 
-def judge(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse, *, now_s: float) -> Verdict:
+def judge(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse, *, now_s: float) -> ResponseVerdict:
     """Return what a response means. `now_s` is the wall time, for a server without a `Date`."""
     if answer.status in {200, 206}:
         fault = _coding_fault(answer.headers)
@@ -350,7 +352,7 @@ def judge(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse, *, n
     return _judge_status(known, answer, now_s)
 
 
-def _judge_whole(ask: RangeRequest, known: ExpectedContent, headers: Headers) -> Verdict:
+def _judge_whole(ask: RangeRequest, known: ExpectedContent, headers: Headers) -> ResponseVerdict:
     length = length_of(headers)
     if isinstance(length, str):
         return RetryableResponse(error=_bad(known, length))
@@ -410,7 +412,7 @@ def _why_from_start(ask: RangeRequest, known: ExpectedContent, etag: str) -> str
     return "the server does not support ranges" if not ask.if_range else "the server sends everything"
 
 
-def _judge_part(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse) -> Verdict:
+def _judge_part(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse) -> ResponseVerdict:
     fault = _part_fault(ask, known, answer.headers)
     if fault and ask.offset:
         return DownloadRestart(why=fault)
@@ -470,7 +472,7 @@ def _version_fault(known: ExpectedContent, headers: Headers) -> str:
     return _OTHER_DATE if known.last_modified and last_modified else _UNKNOWN_VERSION
 
 
-def _judge_refused_range(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse) -> Verdict:
+def _judge_refused_range(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse) -> ResponseVerdict:
     if answer.status == 412:
         return DownloadRestart(why="the file has changed on the server (412)")
     size_bytes = known.partial_size_bytes if known.size_bytes is None else known.size_bytes
@@ -479,7 +481,7 @@ def _judge_refused_range(ask: RangeRequest, known: ExpectedContent, answer: Rang
     return DownloadRestart(why=f"the server has no byte {ask.offset} (416)")
 
 
-def _judge_status(known: ExpectedContent, answer: RangeResponse, now_s: float) -> Verdict:
+def _judge_status(known: ExpectedContent, answer: RangeResponse, now_s: float) -> ResponseVerdict:
     status = answer.status
     is_named = not known.label or known.label == _name(known)
     where = shown(known.url) if is_named else f"{shown(known.url)} ({known.label})"
@@ -494,7 +496,7 @@ def _judge_status(known: ExpectedContent, answer: RangeResponse, now_s: float) -
     return FatalResponse(error=refusal(where, status, answer.headers))
 
 
-def _judge_busy(known: ExpectedContent, answer: RangeResponse, where: str, now_s: float) -> Verdict:
+def _judge_busy(known: ExpectedContent, answer: RangeResponse, where: str, now_s: float) -> ResponseVerdict:
     wait_s = retry_after_s(answer.headers, now_s=now_s, longest_s=known.longest_retry_after_s)
     if answer.status == 429 and wait_s is None:
         wait_s = RATE_LIMIT_PAUSE_S

@@ -159,13 +159,13 @@ _MOST_BYTES = 4 * LARGEST_BYTES
 # For connections, locks, folders and other open files of the process.
 _SPARE_FILES = 64
 
-Group = tuple[RepoFile, ...]
+FileGroup = tuple[RepoFile, ...]
 """Files with the same bytes."""
 Arrived = tuple[RepoFile, FetchedFile]
 """A file whose bytes are on this machine."""
 
 
-def batches(groups: Sequence[Group], workers: int, *, open_files: int = 1024) -> list[list[Group]]:
+def batches(groups: Sequence[FileGroup], workers: int, *, open_files: int = 1024) -> list[list[FileGroup]]:
     """Divide files into batches: the largest files first and alone, then the small ones in their order, together.
 
     Small ones are spread over all workers, to hide the latency of a distant server. `open_files` is the limit of open
@@ -176,7 +176,7 @@ def batches(groups: Sequence[Group], workers: int, *, open_files: int = 1024) ->
     small = [group for group in groups if _size(group) <= LARGEST_BYTES]
     divided = [[group] for group in large]
     most = max(1, min(_MOST_TOGETHER, -(-len(small) // workers), (open_files - _SPARE_FILES) // workers))
-    together: list[Group] = []
+    together: list[FileGroup] = []
     together_bytes = 0
     for group in small:
         if len(together) >= most or (together and together_bytes + _size(group) > _MOST_BYTES):
@@ -208,11 +208,11 @@ class HubFetcher:
         self._force = force
         self._sha256 = sha256
 
-    def fetch(self, batch: Sequence[Group]) -> list[DownloadOutcome]:
+    def fetch(self, batch: Sequence[FileGroup]) -> list[DownloadOutcome]:
         """Provide the files of a batch. Errors are in the outcomes."""
         outcomes: list[DownloadOutcome] = []
-        missing: list[Group] = []
-        found: list[tuple[Group, LocalCopy]] = []
+        missing: list[FileGroup] = []
+        found: list[tuple[FileGroup, LocalCopy]] = []
         for everything in batch:
             group = everything
             try:
@@ -233,7 +233,7 @@ class HubFetcher:
         outcomes += self._settled_found(found)
         return outcomes + self._fetch_missing(missing)
 
-    def _without_others(self, group: Group) -> tuple[Group, list[DownloadOutcome]]:
+    def _without_others(self, group: FileGroup) -> tuple[FileGroup, list[DownloadOutcome]]:
         """Leave out files whose path has a file of the user."""
         kept: list[RepoFile] = []
         refused: list[DownloadOutcome] = []
@@ -245,14 +245,14 @@ class HubFetcher:
                 kept.append(file)
         return tuple(kept), refused
 
-    def _settled_found(self, found: Sequence[tuple[Group, LocalCopy]]) -> list[DownloadOutcome]:
+    def _settled_found(self, found: Sequence[tuple[FileGroup, LocalCopy]]) -> list[DownloadOutcome]:
         arrived: list[Arrived] = []
         for group, there in found:
             fetched = FetchedFile(path="", status=there.status, size_bytes=there.size_bytes, sha256=there.sha256)
             arrived += _arrived(group, fetched)
         return self._settle(arrived, ours=False)
 
-    def _fetch_missing(self, missing: Sequence[Group]) -> list[DownloadOutcome]:
+    def _fetch_missing(self, missing: Sequence[FileGroup]) -> list[DownloadOutcome]:
         if self._hub.settings.offline:
             return [outcome for group in missing for outcome in self._failed(group, self._not_here(group[0]))]
         small = [group for group in missing if is_small(group[0])]
@@ -266,12 +266,12 @@ class HubFetcher:
             over = next((one.error for one in fetched if one.error and one.error.data.get("timed_out")), None)
         return outcomes
 
-    def _take_small(self, groups: Sequence[Group]) -> tuple[list[DownloadOutcome], list[Group]]:
+    def _take_small(self, groups: Sequence[FileGroup]) -> tuple[list[DownloadOutcome], list[FileGroup]]:
         """Download small files and write them together; return those that need more care as well."""
         clock = self._hub.tools.clock
-        taken: list[tuple[Group, SmallFile, FetchedFile]] = []
+        taken: list[tuple[FileGroup, SmallFile, FetchedFile]] = []
         outcomes: list[DownloadOutcome] = []
-        left: list[Group] = []
+        left: list[FileGroup] = []
         for group in groups:
             wanted = self._wanted(group[0])
             began_s = clock.monotonic_s()
@@ -290,7 +290,7 @@ class HubFetcher:
             taken.append((group, whole, _downloaded(wanted, whole.sha256, len(whole.data), seconds)))
         return outcomes + self._write(taken), left
 
-    def _write(self, taken: Sequence[tuple[Group, SmallFile, FetchedFile]]) -> list[DownloadOutcome]:
+    def _write(self, taken: Sequence[tuple[FileGroup, SmallFile, FetchedFile]]) -> list[DownloadOutcome]:
         try:
             pairs = [(self._destination.landing(group[0]), whole.data) for group, whole, _ in taken]
             write_together(pairs, mode=self._destination.mode)
@@ -301,7 +301,7 @@ class HubFetcher:
             return self._failed(taken[0][0], error)
         return self._settle([one for group, _, fetched in taken for one in _arrived(group, fetched)], ours=True)
 
-    def _fetch_one(self, group: Group) -> list[DownloadOutcome]:
+    def _fetch_one(self, group: FileGroup) -> list[DownloadOutcome]:
         hub = self._hub
 
         def say(event: Event) -> None:
@@ -357,10 +357,10 @@ class HubFetcher:
         if self._sha256 not in {None, fetched.sha256}:
             raise not_expected(label_of(self._repo, file.path), str(self._sha256), fetched.sha256)
 
-    def _failed(self, group: Group, error: StokerError) -> list[DownloadOutcome]:
+    def _failed(self, group: FileGroup, error: StokerError) -> list[DownloadOutcome]:
         return [DownloadOutcome(label=label_of(self._repo, file.path), error=error) for file in group]
 
-    def _has_room(self, groups: Sequence[Group]) -> bool:
+    def _has_room(self, groups: Sequence[FileGroup]) -> bool:
         """Return True if there is disk space for small files; if not, `fetch_file` raises the error."""
         if not groups:
             return False
@@ -375,7 +375,7 @@ class HubFetcher:
         return NotOnServer(message, file=file.path, reason="offline")
 
 
-def _size(group: Group) -> int:
+def _size(group: FileGroup) -> int:
     # The size is unknown: first, and alone.
     size_bytes = group[0].size_bytes
     return LARGEST_BYTES + 1 if size_bytes is None else size_bytes
@@ -393,7 +393,7 @@ def _downloaded(wanted: DownloadRequest, sha256: Digest, size_bytes: int, second
     )
 
 
-def _arrived(group: Group, fetched: FetchedFile) -> list[Arrived]:
+def _arrived(group: FileGroup, fetched: FetchedFile) -> list[Arrived]:
     """Return the result of each file of a group: for another one with the same bytes, nothing was downloaded."""
     status = Status.LINKED if fetched.status is Status.DOWNLOADED else fetched.status
     another = changed(fetched, status=status, bytes_from_network=0, bytes_resumed=0, seconds=0.0)
@@ -494,7 +494,7 @@ def _write_ref(hub: Hub, order: RepoRequest) -> None:
         hub.tools.say(Event(Kinds.WARNING, {"message": message}))
 
 
-def _prepared(hub: Hub, order: RepoRequest) -> tuple[Destination, list[Group]]:
+def _prepared(hub: Hub, order: RepoRequest) -> tuple[Destination, list[FileGroup]]:
     """Check a request; return its destination and its files, grouped by equal bytes."""
     _check(order, offline=hub.settings.offline)
     destination = _destination(hub, order)
@@ -549,7 +549,7 @@ def _destination(hub: Hub, order: RepoRequest) -> Destination:
     return FolderDestination(order.out, judge=judge, cached=cached)
 
 
-def _groups(files: Sequence[RepoFile], *, by_bytes: bool) -> list[Group]:
+def _groups(files: Sequence[RepoFile], *, by_bytes: bool) -> list[FileGroup]:
     grouped: dict[str, list[RepoFile]] = {}
     for file in files:
         key = f"bytes {file.blob}" if by_bytes and file.blob else f"path {file.path}"
@@ -557,7 +557,7 @@ def _groups(files: Sequence[RepoFile], *, by_bytes: bool) -> list[Group]:
     return [tuple(group) for group in grouped.values()]
 
 
-def _expected(hub: Hub, order: RepoRequest, destination: Destination, group: Group) -> list[PlannedDownload]:
+def _expected(hub: Hub, order: RepoRequest, destination: Destination, group: FileGroup) -> list[PlannedDownload]:
     """Return how files with the same bytes will be provided, by names and sizes."""
     statuses = [Status.DOWNLOADED if order.force else destination.expects(file) for file in group]
     if statuses[0] is Status.DOWNLOADED:
@@ -583,7 +583,7 @@ def _needed_bytes(destination: Destination, one: PlannedDownload) -> int | None:
     return one.size_bytes if one.status is Status.LINKED and destination.copies else one.to_come_bytes
 
 
-def _check_space(hub: Hub, order: RepoRequest, destination: Destination, groups: Sequence[Group]) -> None:
+def _check_space(hub: Hub, order: RepoRequest, destination: Destination, groups: Sequence[FileGroup]) -> None:
     """Raise `NoSpace` before the download if the files do not fit."""
     upcoming = [one for group in groups for one in _expected(hub, order, destination, group)]
     needed_bytes = sum(_needed_bytes(destination, one) or 0 for one in upcoming)

@@ -33,7 +33,7 @@ from stoker.jobs.pack.environment_files import LOCK, EnvironmentSources, gather
 from stoker.protocol.environment_messages import PYTHON, choose, no_python, own_digest, why_none
 from stoker.worker.environments.environment_cache import (
     FORGET_S,
-    Answer,
+    EnvironmentAnswer,
     EnvironmentCache,
     EnvironmentFailed,
     EnvironmentImpossible,
@@ -179,7 +179,7 @@ class Maker:
         say: Say,
         is_stopped: Callable[[], bool] = lambda: False,
         is_ours: bool = False,
-    ) -> Answer:
+    ) -> EnvironmentAnswer:
         """Return the environment of a job whose code is in `project`; build it if it is missing.
 
         While another process builds it, that one's last line is logged. Fails if `is_stopped` returns True. A project
@@ -227,7 +227,7 @@ class Maker:
 
     def _make(
         self, choice: EnvironmentChoice, key: str, project: _Project, say: Say, is_stopped: Callable[[], bool]
-    ) -> Answer:
+    ) -> EnvironmentAnswer:
         """Build it. The caller holds its lock."""
         began_s = self._clock.monotonic_s()
         self._end_leftover(key)

@@ -90,7 +90,7 @@ class EnvironmentFailed:
     why: str
 
 
-Answer = EnvironmentReady | EnvironmentImpossible | EnvironmentFailed
+EnvironmentAnswer = EnvironmentReady | EnvironmentImpossible | EnvironmentFailed
 
 
 FORMAT = 1
