@@ -159,7 +159,7 @@ class RendezvousClient(TcpRendezvous):
         self._holder = lines.name_of(answer)
         return True
 
-    def _heard(self, talk: RendezvousConnection, kind: str, left_s: float) -> lines.Line:
+    def _heard(self, talk: RendezvousConnection, kind: str, left_s: float) -> lines.RendezvousMessage:
         got = talk.receive(most_bytes=lines.MOST_STRANGE_BYTES, within_s=left_s)
         line = lines.read(got or b"")
         if line["kind"] not in {kind, "refused"}:
@@ -190,7 +190,7 @@ class RendezvousClient(TcpRendezvous):
             return
         self._end(RendezvousOutcome(cause=vanished(self._holder, why)))
 
-    def _hear(self, talk: RendezvousConnection, line: lines.Line) -> bool:
+    def _hear(self, talk: RendezvousConnection, line: lines.RendezvousMessage) -> bool:
         """Take in what the holder says; `False`: it was its last word. Raises `BadLine`."""
         kind = line["kind"]
         if kind == "seated" and self._host_ranks is None:
@@ -219,7 +219,7 @@ class RendezvousClient(TcpRendezvous):
         self._tell_news()
         return True
 
-    def _take_ranks(self, talk: RendezvousConnection, line: lines.Line) -> None:
+    def _take_ranks(self, talk: RendezvousConnection, line: lines.RendezvousMessage) -> None:
         hosts = lines.read_hosts(line)
         place = lines.number(line, "place", len(hosts) - 1, 1)
         if hosts[place].name != self.name:

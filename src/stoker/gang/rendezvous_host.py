@@ -220,7 +220,7 @@ class RendezvousHost(TcpRendezvous):
                 return
         self._disconnected(client, "the connection ended")
 
-    def _hear(self, client: _Client, line: lines.Line) -> bool:
+    def _hear(self, client: _Client, line: lines.RendezvousMessage) -> bool:
         """Take in what a client says; `False`: it was its last word. Raises `BadLine`."""
         kind = line["kind"]
         if kind == "attending" and client.part is None:
