@@ -134,7 +134,7 @@ class Client(Closable):
     def logs(self, name: str, *, follow: bool = False, attempt: int | None = None) -> Iterator[str]:
         """Return a job's output line by line; with `follow` until it ends, across attempts and machines.
 
-        Name one point of a sweep: the bare name raises `Usage`.
+        Of a sweep, the output of every point. `attempt` needs one point: else it raises `Usage`.
         """
         lines = self._job(name).logs(attempt=attempt, follow=follow)
         return (one.text for one in lines if isinstance(one, StageLogLine))

@@ -430,3 +430,10 @@ def test_slow_bodies_of_one_keep_nobody_elses_waiting(lines: Lines, operator: Li
     finally:
         for line in lasting:
             line.close()
+
+
+def test_an_invite_that_was_withdrawn_is_not_listed(operator: Line) -> None:
+    kept, gone = (operator.ask("POST", "/v1/invites", {})[1]["id"] for _ in range(2))
+    assert operator.ask("DELETE", f"/v1/invites/{gone}")[0] == 200
+    listed = {one["id"] for one in operator.ask("GET", "/v1/invites")[1]["invites"]}
+    assert (kept in listed, gone in listed) == (True, False)

@@ -113,6 +113,15 @@ def test_code_that_cannot_go_along_is_refused_before_anything_is_submitted(serve
     done = shell.stoker("submit", "m.toml")
     assert done.code == 24
     assert "m.toml:4:11: jobs[0].include: include: nothing/* matches nothing" in done.err
+    (shell.folder.parent.parent / "x.py").write_text("")
+    done = shell.stoker("submit", "--", "python", "../../x.py")
+    assert done.code == 2
+    assert "../../x.py is outside of the folder that is sent: " in done.err
+    (shell.folder / "m.toml").write_text('[[jobs]]\nname = "x"\ncommand = "python t.py --from=../../x.py"\n')
+    done = shell.stoker("submit", "m.toml")
+    assert (done.code, "../../x.py is outside of the folder that is sent: " in done.err) == (24, True)
+    inside = shell.stoker("submit", "--dry-run", "--", "python", "../lib/model.py")
+    assert inside.code == 0, inside.err
 
 
 def test_a_pinned_worker_starts_files_of_its_tree_and_nothing_else(

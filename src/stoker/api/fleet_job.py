@@ -12,18 +12,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stoker.api.job import Job, JobLogReader, JobReasons, JobStop, StageLogLine, StoredResult, StoredResults, job_story
+from stoker.api.job import (
+    Job,
+    JobLogReader,
+    JobReasons,
+    JobStop,
+    Layers,
+    StageLogLine,
+    StoredResult,
+    StoredResults,
+    job_story,
+    nodes_named,
+    value_layers,
+)
 from stoker.core.clock import Clock
 from stoker.core.digests import is_digest
 from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, Refused, StokerError, Usage
 from stoker.core.frozen import changed, frozen
-from stoker.core.job import JobSpec, JobState
+from stoker.core.job import JobSpec, JobState, TrialNodes
 from stoker.core.text import format_size, one_line
 from stoker.devices.this_machine import submitter_name
 from stoker.host.durable import translated
 from stoker.host.folders import name_fault, shown_name
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import GrowingLines
+from stoker.jobs.trials import Trial, TrialEnd
 from stoker.protocol.client import FleetClient
 from stoker.protocol.view_messages import AttemptView, DoneView, JobDetails, JobView
 from stoker.store.local_store import LocalStore
@@ -34,7 +47,6 @@ if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
     from stoker.jobs.comparison import JobFacts, TrialFacts
     from stoker.jobs.job_history import NodeHistory
-    from stoker.jobs.trials import Trial
 
 _WAIT_S = 2.0
 _LOOK_AGAIN_S = 0.5
@@ -52,6 +64,7 @@ _PIECE_BYTES = 4 * 1024 * 1024
 _MOST_BYTES = 8 << 30
 _MOST_FILES = 20_000
 _FIRST = "job.json"
+_SUBMITTED = "as submitted"
 _ASK = "contact the coordinator's operator"
 
 
@@ -113,8 +126,13 @@ class FleetJob(Job):
         It continues by offset: across attempts on other machines, and across restarts of the coordinator.
         """
         stage, story, name = stage or self.stage, self.story, self.view.name
-        if self.is_sweep and len(points := self.points()) > 1:
-            raise Usage(f"{self.ref} has {len(points):,} points; name one", hint=f"stoker logs {points[0].name}")
+        if self.is_sweep:
+            points = self.points()
+            if attempt is not None and len(points) > 1:
+                raise Usage(f"{self.ref} has {len(points):,} points; name one", hint=f"stoker logs {points[0].name}")
+            if attempt is None:
+                yield from self._follow_points(stage) if follow else self._logs_of_points(points, stage)
+                return
         if attempt is not None:
             found = [one for one in story.attempts if one.number == attempt]
             if not found:
@@ -155,32 +173,61 @@ class FleetJob(Job):
             yield f"attempt {attempt.number}, on {attempt.machine}"
         # A coordinator may start again while its jobs are followed; what was shown is not shown twice.
         client = self.client.more_patient()
-        with closing(SyncedAttempt(client, self.view.id, attempt.number, wants=log_files)) as mirror:
-            reading: JobLogReader | None = None
-            beside = {
-                name: GrowingLines(os.path.join(mirror.folder.log_folder, f"{name}.log"))
-                for name in _BESIDE
-                if stage in ("", name)
-            }
-            shown = ""
+        with closing(_AttemptLog(client, self.view.id, attempt.number, stage, self._parts)) as log:
             while True:
-                has_come = mirror.pull(wait_s=_WAIT_S if follow else 0.0)
-                if reading is None and mirror.has(_FIRST):
-                    beside.pop("output", None)
-                    reading = JobLogReader(mirror.folder, stage, self._parts)
-                for name, line in _fresh_lines(mirror, beside):
-                    yield StageLogLine(node=name, text=line, heading="" if shown == name else name)
-                    shown = name
-                if reading is not None:
-                    yield from reading.read_on()
-                if not follow or (mirror.is_over and not has_come):
+                yield from log.read_on(wait_s=_WAIT_S if follow else 0.0)
+                if not follow or log.is_over:
                     break
-                if not has_come:
+                if not log.has_come:
                     self._parts.clock.sleep(_BETWEEN_S)
-            if reading is not None:
-                yield from reading.finish()
-            elif not follow and not shown:
-                yield f"note: nothing of attempt {attempt.number} has arrived yet"
+            yield from log.finish(is_growing=not follow)
+
+    def _logs_of_points(self, points: Sequence[JobView], stage: str) -> Iterator[StageLogLine | str]:
+        """Return what the last attempt of every point printed."""
+        if not any(point.attempt for point in points):
+            raise NotFound(f"nothing has run of {self.ref} yet", hint=f"stoker explain {self.ref}")
+        heading = _TrialHeading()
+        for point in points:
+            if not point.attempt:
+                yield f"note: nothing has run of {point.name} yet"
+                continue
+            with closing(_AttemptLog(self.client, point.id, point.attempt, stage, self._parts)) as log:
+                yield from heading.over(point, log.read_on())
+                yield from heading.over(point, log.finish(is_growing=True))
+
+    def _follow_points(self, stage: str) -> Iterator[StageLogLine | str]:
+        """Return what all points print, as it arrives, until each has ended."""
+        client, heading, clock = self.client.more_patient(), _TrialHeading(), self._parts.clock
+        open_logs: dict[str, _AttemptLog] = {}
+        ended: set[str] = set()
+        try:
+            while True:
+                points = [point for point in points_of(client, self.ref) if point.id not in ended]
+                if not points:
+                    return
+                for point in points:
+                    log = open_logs.get(point.id)
+                    if log is None and point.attempt:
+                        log = _AttemptLog(client, point.id, point.attempt, stage, self._parts)
+                    if log is not None:
+                        open_logs[point.id] = log
+                        yield from heading.over(point, log.read_on())
+                        if log.is_over and log.number < point.attempt:
+                            yield from heading.over(point, log.finish(is_growing=False))
+                            log.close()
+                            yield f"{point.name}: attempt {log.number + 1}"
+                            open_logs[point.id] = _AttemptLog(client, point.id, log.number + 1, stage, self._parts)
+                            continue
+                    if JobState(point.state).is_terminal and (log is None or log.is_over):
+                        if log is not None:
+                            yield from heading.over(point, log.finish(is_growing=False))
+                            open_logs.pop(point.id).close()
+                        yield f"{point.name} {point.state}{f': {point.why}' if point.why else ''}"
+                        ended.add(point.id)
+                clock.sleep(_LOOK_AGAIN_S)
+        finally:
+            for log in open_logs.values():
+                log.close()
 
     def wait(self, limit_s: float | None, ended: Callable[[JobView], None]) -> int:
         points = self.points()
@@ -231,6 +278,7 @@ class FleetJob(Job):
 
         Return them as they were, and the coordinator's response. Raises `InvalidTransition` if there is none.
         """
+        self._refuse_stage("jobs requeue")
         points = self.points()
         again = [
             point
@@ -248,6 +296,7 @@ class FleetJob(Job):
 
         Return them as they were, and the coordinator's response. Raises `InvalidTransition` if there is none.
         """
+        self._refuse_stage("jobs priority")
         live = [point for point in self.points() if not JobState(point.state).is_terminal]
         if not live:
             state = f"is {self.view.state}" if not self.is_sweep else "has ended"
@@ -258,9 +307,15 @@ class FleetJob(Job):
 
     def pin(self, *, is_pinned: bool = True) -> Iterator[tuple[JobView, DoneView]]:
         """Protect the result of each point from pruning, or no longer; return the coordinator's responses."""
+        self._refuse_stage("store pin")
         change = self.client.pin if is_pinned else self.client.unpin
         for point in self.points():
             yield point, change(point.id, by=self._submitter())
+
+    def _refuse_stage(self, command: str) -> None:
+        if self.stage:
+            hint = f"stoker {command} {self.ref}"
+            raise Usage(f"{self.ref}/{self.stage} is not a whole job: the fleet queues jobs, not stages", hint=hint)
 
     def _submitter(self) -> str:
         return submitter_name(self._parts.settings.environment)
@@ -269,7 +324,24 @@ class FleetJob(Job):
         """Return the reason of every machine, and how the stages of an ended job went."""
         found = self.client.explain(point or self.view.id)
         stages = self.stages() if found.job.id == self.view.id and JobState(found.job.state).is_terminal else []
+        if self.stage:
+            stages = nodes_named({one.node: one for one in stages}, self.stage, self.ref)
         return JobReasons(view=found.job, stages=stages, placement=found)
+
+    def layers_of(self, key: str) -> tuple[Layers, list[str], set[str]]:
+        """Return what `Job.layers_of` returns. The coordinator has the values, not the files that they came from."""
+        points = self.points()
+        if len(points) > _MANY_POINTS:
+            self._note(f"fetching the settings of {len(points):,} points…")
+        no_nodes = TrialNodes(final="", keep=(), nodes=())
+        stories = (self.story if point.id == self.view.id else self.client.job(point.id) for point in points)
+        trials = [Trial(spec=story.spec, nodes=no_nodes) for story in stories]
+        layers, known, varying = value_layers(key, trials[0].spec, {}, trials)
+        return (
+            [(path, [(where or _SUBMITTED, value) for where, value in stack]) for path, stack in layers],
+            known,
+            varying,
+        )
 
     def remove(self) -> NoReturn:
         has_ended = JobState(self.view.state).is_terminal
@@ -283,7 +355,7 @@ class FleetJob(Job):
 
         Raises `Refused` if no point of a sweep has completed, `Usage` for a stage.
         """
-        if stage:
+        if stage or self.stage:
             hint = f"get its result: stoker get {self.ref}; results of stages stay on the worker"
             raise Usage(f"{self.ref} is a fleet job: the coordinator has only its final result", hint=hint)
         points = self.points()
@@ -378,10 +450,74 @@ def no_trial(ref: str, trial: str) -> NotFound:
     return NotFound(f"job {ref} has no trial {trial!r}", hint=f"stoker jobs show {ref} lists them")
 
 
-def _fresh_lines(mirror: SyncedAttempt, logs: Mapping[str, GrowingLines]) -> Iterator[tuple[str, str]]:
-    for name, log in logs.items():
-        for line in log.fresh() if mirror.has(f"logs/{name}.log") else ():
-            yield name, line.decode(errors="backslashreplace")
+class _AttemptLog:
+    """What one attempt of a job printed, read from where the last look ended."""
+
+    def __init__(self, client: FleetClient, job: str, number: int, stage: str, parts: AppParts) -> None:
+        self.number = number
+        self.has_come = False
+        """Whether the last look found anything."""
+        self._stage = stage
+        self._parts = parts
+        self._mirror = SyncedAttempt(client, job, number, wants=log_files)
+        self._reading: JobLogReader | None = None
+        self._beside = {
+            name: GrowingLines(os.path.join(self._mirror.folder.log_folder, f"{name}.log"))
+            for name in _BESIDE
+            if stage in ("", name)
+        }
+        self._shown = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the attempt has ended and all of it was returned."""
+        return self._mirror.is_over and not self.has_come
+
+    def close(self) -> None:
+        self._mirror.close()
+
+    def read_on(self, wait_s: float = 0.0) -> Iterator[StageLogLine | str]:
+        """Return what was printed since the last look, waiting for it if there is nothing."""
+        mirror = self._mirror
+        self.has_come = mirror.pull(wait_s=wait_s)
+        if self._reading is None and mirror.has(_FIRST):
+            self._beside.pop("output", None)
+            self._reading = JobLogReader(mirror.folder, self._stage, self._parts)
+        for name, log in self._beside.items():
+            for line in log.fresh() if mirror.has(f"logs/{name}.log") else ():
+                heading = "" if self._shown == name else name
+                self._shown = name
+                yield StageLogLine(node=name, text=line.decode(errors="backslashreplace"), heading=heading)
+        if self._reading is not None:
+            yield from self._reading.read_on()
+
+    def finish(self, *, is_growing: bool) -> Iterator[StageLogLine | str]:
+        """Return last lines without an end, and why there is nothing if there is nothing."""
+        if self._reading is not None:
+            yield from self._reading.finish()
+        elif is_growing and not self._shown:
+            yield f"note: nothing of attempt {self.number} has arrived yet"
+
+
+class _TrialHeading:
+    """Names the lines of a sweep's points as those of a local sweep: by the number of the trial and its stage."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def over(self, point: JobView, lines: Iterable[StageLogLine | str]) -> Iterator[StageLogLine | str]:
+        for line in lines:
+            if isinstance(line, str):
+                text = line.removeprefix("note: ")
+                yield f"{'note: ' if text != line else ''}{point.name}: {text}"
+                continue
+            node = f"{point.name.rpartition('/')[2]}.{line.node}"
+            is_other, before = node != self._shown, self._shown
+            self._shown = node
+            heading = f"{node} ({point.label})" if point.label else node
+            yield StageLogLine(
+                node=node, text=line.text, heading=heading if is_other else "", has_gap=is_other and bool(before)
+            )
 
 
 def as_point(one: TrialFacts, point: JobView) -> TrialFacts:
@@ -404,9 +540,7 @@ def _without_attempt(point: JobView, known: Sequence[Trial]) -> TrialFacts:
     All but what is swept is taken from those that are known.
     """
     from stoker.config.sweep import read_label
-    from stoker.core.job import TrialNodes
     from stoker.jobs.comparison import TrialFacts
-    from stoker.jobs.trials import Trial, TrialEnd
 
     values = read_label(point.label)
     name, _, number = point.name.rpartition("/")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from stoker.core.digests import Digest
 from stoker.core.errors import NotFound
 from stoker.core.events import Kinds
 from stoker.core.frozen import changed, field_names, fresh, frozen
-from stoker.core.jsontext import loads
+from stoker.core.jsontext import dumps, loads
 from stoker.core.text import safe_name
 from stoker.engine.journal import older_generation, read_status
 from stoker.host.writers import older_log
@@ -26,13 +26,17 @@ from stoker.store.records import Record
 
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
+    from stoker.core.job import JobSpec
     from stoker.engine.preview import NodeForecast
     from stoker.jobs.comparison import JobFacts, TrialFacts
+    from stoker.jobs.trial_settings import JobSetting
     from stoker.protocol.view_messages import JobExplanation, JobView
     from stoker.store.results import ResultPart
     from stoker.store.trees import Heed
 
 _MAKERS_NAMED = 3
+Layers = list[tuple[str, list[tuple[str, Any]]]]
+"""Of each value of a configuration: its path, and the layers behind it with what each says, the winner last."""
 
 
 class Job(ABC):
@@ -75,8 +79,8 @@ class Job(ABC):
     ) -> Iterator[StageLogLine | str]:
         """Return what its stages printed, and as plain texts what else is to be known; with `follow` until it ends.
 
-        `attempt` is the number of an attempt of a fleet's job (default: the last). Raises `Usage` if the name means
-        several points.
+        Of a sweep, what each trial printed. `attempt` is the number of an attempt of a fleet's job (default: the last);
+        raises `Usage` if the name means several points.
         """
 
     @abstractmethod
@@ -101,6 +105,13 @@ class Job(ABC):
     @abstractmethod
     def explain(self, point: str = "") -> JobReasons:
         """Return why the job is in its state, and how its stages went; `point` is the id of a point of a sweep."""
+
+    @abstractmethod
+    def layers_of(self, key: str) -> tuple[Layers, list[str], set[str]]:
+        """Return the layers behind the values of a key and what trials chose, all known paths, and which of them vary.
+
+        Of all trials, or of the one that `stage` names.
+        """
 
     @abstractmethod
     def results(self, stage: str = "") -> StoredResults:
@@ -280,7 +291,9 @@ def job_story(folder: JobFolder) -> RunHistory:
     return story
 
 
-def nodes_named(story: RunHistory, target: str, job: str, trials: Sequence[Trial] = ()) -> list[NodeHistory]:
+def nodes_named(
+    nodes: Mapping[str, NodeHistory], target: str, job: str, trials: Sequence[Trial] = ()
+) -> list[NodeHistory]:
     """Return the nodes that a name means: a node, a fan-out's instances, all of a stage, or those of one trial.
 
     `sweep/3` and `sweep/lr=0.1` are a trial, `sweep/3/train` one of its stages.
@@ -292,9 +305,9 @@ def nodes_named(story: RunHistory, target: str, job: str, trials: Sequence[Trial
     whose, _, inner = target.partition("/")
     chosen = next((one for one in trials if is_sweep(trials) and whose in (str(one.spec.number), one.spec.label)), None)
     if chosen is None:
-        found = [node for node in story.nodes.values() if is_meant(node, target)]
+        found = [node for node in nodes.values() if is_meant(node, target)]
     else:
-        own = [node for node in story.nodes.values() if node.node.partition("[")[0] in chosen.nodes.nodes]
+        own = [node for node in nodes.values() if node.node.partition("[")[0] in chosen.nodes.nodes]
         found = [node for node in own if not inner or is_meant(node, inner, f"{chosen.spec.number}.{inner}")]
         if not own:
             raise NotFound(
@@ -303,10 +316,8 @@ def nodes_named(story: RunHistory, target: str, job: str, trials: Sequence[Trial
     if not found:
         from stoker.core.text import did_you_mean
 
-        known = ", ".join(list(story.nodes)[:12]) or "none yet"
-        raise NotFound(
-            f"job {job} has no stage {target!r}", hint=did_you_mean(target, story.nodes) or f"its stages: {known}"
-        )
+        known = ", ".join(list(nodes)[:12]) or "none yet"
+        raise NotFound(f"job {job} has no stage {target!r}", hint=did_you_mean(target, nodes) or f"its stages: {known}")
     return found
 
 
@@ -393,7 +404,7 @@ class JobLogReader:
     def _nodes(self) -> list[NodeHistory]:
         if not self._stage:
             return list(self._story.nodes.values())
-        return nodes_named(self._story, self._stage, self._folder.spec().name, self._trials)
+        return nodes_named(self._story.nodes, self._stage, self._folder.spec().name, self._trials)
 
     def _log(self, name: str) -> GrowingLines:
         if name not in self._logs:
@@ -412,3 +423,61 @@ class JobLogReader:
         before, self._shown = self._shown, name
         title = f" ({self._titles[name]})" if name[:1].isdigit() and name in self._titles else ""
         return StageLogLine(node=name, text=text, heading=f"{name}{title}", has_gap=bool(before))
+
+
+def value_layers(
+    key: str, spec: JobSpec, config: Mapping[str, Any], trials: Sequence[Trial]
+) -> tuple[Layers, list[str], set[str]]:
+    """Return what `Job.layers_of` returns, for these trials of a job with a configuration."""
+    from stoker.jobs.trial_settings import settings_of
+
+    origins, swept_by = (one if isinstance(one := config.get(name), dict) else {} for name in ("origins", "sweep"))
+    swept = {path for one in trials for path in one.spec.point}
+    chosen = [(one, settings_of(spec, config, one)) for one in trials]
+    base = settings_of(spec, config)
+    varying = set(swept) if len(trials) > 1 else set()
+    layers: Layers = []
+    added = (path for _, settings in chosen for path in settings if path != "program" and not _is_in_one(path, origins))
+    known = dict.fromkeys([*origins, *added])
+    for path in (one for one in known if one == key or one.startswith(f"{key}.")):
+        stack = [(str(one.get("from")), one.get("value")) for one in origins.get(path, ())]
+        here = [(one, settings[path]) for one, settings in chosen if path in settings]
+        if path in swept:
+            stack += [
+                (_by_trial(one, swept_by.get(path, "")), one.spec.point[path])
+                for one, _ in here
+                if path in one.spec.point
+            ]
+        elif here and (len(here) < len(chosen) or len({dumps(setting.value) for _, setting in here}) > 1):
+            varying.add(path)
+            stack += [(_by_trial(one, setting.origin), setting.value) for one, setting in here]
+        elif here:
+            stack = _with_own(stack, here[0][1])
+        elif path in base:
+            # Another trial has it, from the option of a group that this one does not choose.
+            continue
+        layers.append((path, stack))
+    return layers, [one for one in known if one != key], varying
+
+
+def _with_own(stack: list[tuple[str, Any]], own: JobSetting) -> list[tuple[str, Any]]:
+    """End a stack with the value that was used: what references led to, or what the trial chose instead."""
+    from stoker.config.values import refers
+
+    if not stack:
+        return [(own.origin, own.value)]
+    where, said = stack[-1]
+    if own.origin != where:
+        return [*stack[:-1], (own.origin, own.value)]
+    return [*stack, (f"{where}, resolved", own.value)] if refers(said) else stack
+
+
+def _is_in_one(path: str, origins: Container[str]) -> bool:
+    """Return True if a path is one of these, or is below one that is a map."""
+    steps = path.split(".")
+    return any(".".join(steps[:count]) in origins for count in range(1, len(steps) + 1))
+
+
+def _by_trial(trial: Trial, origin: str) -> str:
+    what = f"trial {trial.spec.number} ({trial.spec.label})"
+    return f"{origin}, {what}" if origin else what

@@ -11,11 +11,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stoker.api.local_job import LocalJob
-from stoker.core.errors import Ambiguous, BadAnswer, NoCoordinator, NotFound, StokerError
+from stoker.core.errors import Ambiguous, BadAnswer, MissingExtra, NoCoordinator, NotFound, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.text import counted, some_of
+from stoker.host.install import missing_extra
 from stoker.jobs.job_folder import find_job, find_running
-from stoker.protocol.discovery import CoordinatorEndpoint, coordinator_gone, find_coordinator, no_coordinator_known
+from stoker.protocol.discovery import (
+    CoordinatorEndpoint,
+    MembershipKind,
+    coordinator_gone,
+    find_coordinator,
+    is_starting,
+    no_coordinator_known,
+)
 
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
@@ -26,6 +34,9 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 30.0
 _RETRY_S = 1.0
+_STARTS_S = 30.0
+"""Maximum wait for a coordinator whose process is starting."""
+_LOOK_EVERY_S = 0.1
 _SHORT = 12
 _MOST_NAMED = 5
 _MEANT = "did you mean"
@@ -66,16 +77,45 @@ class JobLookup:
         self._parts = parts
         self._note = note
         self._opened: list[Transport | FleetJob] = []
+        self._unseen: StokerError | None = None
+        """Why jobs of the fleet can't be seen, though a coordinator is known."""
 
     def close(self) -> None:
         """Close every connection, and delete what was copied to read it."""
         for opened in self._opened:
             opened.close()
 
-    def coordinator(self, at: str | None = "") -> CoordinatorEndpoint | None:
+    def coordinator(
+        self, at: str | None = "", side: MembershipKind = MembershipKind.OPERATOR
+    ) -> CoordinatorEndpoint | None:
         """Return which coordinator is meant, if any."""
         settings = self._parts.settings
-        return find_coordinator(at or "", environment=settings.environment, state=settings.state)
+        return find_coordinator(at or "", environment=settings.environment, state=settings.state, side=side)
+
+    def wait_for_coordinator(
+        self,
+        at: str | None = "",
+        side: MembershipKind = MembershipKind.OPERATOR,
+        *,
+        limit_s: float | None = None,
+        hint: str = "",
+    ) -> CoordinatorEndpoint:
+        """Return the coordinator that is meant; wait if none is known yet, and say so once.
+
+        After `limit_s` (default: no limit), or after 30 s if one is starting in this home, raise `NoCoordinator`.
+        """
+        clock, state = self._parts.clock, self._parts.settings.state
+        began_s = clock.monotonic_s()
+        is_noted = False
+        while (found := self.coordinator(at, side)) is None:
+            waited_s = clock.monotonic_s() - began_s
+            if limit_s is not None and waited_s >= (max(limit_s, _STARTS_S) if is_starting(state) else limit_s):
+                raise no_coordinator_known(state)
+            if not is_noted:
+                self._note(f"waiting for a coordinator: `stoker serve` starts one in this home{hint}")
+                is_noted = True
+            clock.sleep(_LOOK_EVERY_S)
+        return found
 
     def client(self, at: str | None = "") -> FleetClient:
         """Return a client of the coordinator that is meant; `NoCoordinator` if none is known. No request is sent."""
@@ -85,8 +125,13 @@ class JobLookup:
         return self.client_of(found)
 
     def client_of(self, found: CoordinatorEndpoint, *, connect_s: float | None = None) -> FleetClient:
-        """Return a client of a coordinator."""
-        client, transport = open_client(self._parts, found, connect_s=connect_s)
+        """Return a client of a coordinator. Raises `MissingExtra` if its libraries are not installed."""
+        try:
+            client, transport = open_client(self._parts, found, connect_s=connect_s)
+        except ModuleNotFoundError as error:
+            if (lacking := missing_extra(error)) is None:
+                raise
+            raise MissingExtra(f"commands to the fleet need more: {lacking.message}", hint=lacking.hint) from None
         self._opened.append(transport)
         return client
 
@@ -95,10 +140,14 @@ class JobLookup:
         if (url := coordinator_gone(self._parts.settings.state)) is not None:
             self._note(f"note: the coordinator of this home ({url}) is not running; `stoker serve` starts it again")
 
-    def local_job(self, target: str) -> LocalJob:
-        """Find a job of this machine by its name, `last`, or the beginning of an id; a stage or trial may follow."""
+    def local_job(self, target: str, *, with_attempts: bool = True) -> LocalJob:
+        """Find a job of this machine by its name, `last`, or the beginning of an id; a stage or trial may follow.
+
+        With `with_attempts`, attempts that this machine made for a fleet are found, too.
+        """
         name, _, stage = target.partition("/")
-        return LocalJob(find_job(self._parts.settings.runs, name), self._parts, stage)
+        folder = find_job(self._parts.settings.runs, name, with_attempts=with_attempts)
+        return LocalJob(folder, self._parts, stage)
 
     def live_job(self, target: str, at: str | None = "") -> LocalJob | FleetJob:
         """Find the job that is meant, or if it has ended, the newest job of this machine of its name that runs."""
@@ -113,30 +162,38 @@ class JobLookup:
         return LocalJob(running, self._parts, stage)
 
     def job(self, target: str, at: str | None = "") -> LocalJob | FleetJob:
-        """Find the job that is meant, here or on the fleet. `NotFound` if there is none, with the nearest name."""
-        coordinator = self.coordinator(at)
-        if coordinator is None:
-            try:
-                found = self.local_job(target)
-            except NotFound:
-                self.note_if_gone()
-                raise
-            self._refuse_point(target, found)
-            return found
-        fleet = self._of_fleet(self.client_of(coordinator), target, is_named=bool(at))
-        local: LocalJob | None = None
-        with suppress(NotFound):
+        """Find the job that is meant, here or on the fleet.
+
+        Raises `NotFound`, with the nearest name, if there is none; `NoCoordinator` if there is none here and the
+        coordinator does not answer.
+        """
+        fleet = self._of_fleet(target, at)
+        if fleet is not None and not isinstance(fleet, StokerError):
+            # Attempts of jobs that the fleet shows are not other jobs.
+            with suppress(NotFound):
+                return self._newer(self.local_job(target, with_attempts=False), fleet, target)
+            return fleet
+        try:
             local = self.local_job(target)
-        if not isinstance(fleet, StokerError):
-            # An attempt of the very job that the fleet knows is not another one.
-            return fleet if local is None or local.is_attempt else self._newer(local, fleet)
-        if local is None:
-            raise fleet
-        if isinstance(fleet, NoCoordinator):
-            self._refuse_point(target, local)
-        if isinstance(fleet, NotFound) and _is_attempt_of_point(target, local):
-            raise fleet
+        except NotFound as missing:
+            raise fleet or self._gone(target, missing) or missing from None
+        if _is_attempt_of_point(target, local):
+            # Which point it was, only the coordinator knows.
+            if not isinstance(fleet, NoCoordinator | None):
+                raise fleet
+            error = no_coordinator_known(self._parts.settings.state)
+            raise NoCoordinator(f"{target} is a job of the fleet, and {error.message}", hint=error.hint)
         return local
+
+    def _gone(self, target: str, missing: NotFound) -> NoCoordinator | None:
+        """Return the error of a job that is not here, if this home's coordinator is down; None if there is none."""
+        state, name = self._parts.settings.state, target.partition("/")[0]
+        if coordinator_gone(state) is None:
+            return None
+        error = no_coordinator_known(state)
+        message = f"there is no job {name!r} on this machine; jobs of the fleet can't be seen: {error.message}"
+        hint = f"{missing.hint}; {error.hint}" if missing.hint.startswith(_MEANT) else error.hint
+        return NoCoordinator(message, hint=hint)
 
     def fleet_job_if_meant(self, target: str, at: str | None = "") -> FleetJob | None:
         """Return the job of the fleet that is meant; None if another thing is, which may have the same name."""
@@ -144,7 +201,7 @@ class JobLookup:
             return None
         try:
             found = self.job(target, at)
-        except (NotFound, NoCoordinator, BadAnswer):
+        except (NotFound, NoCoordinator, BadAnswer, MissingExtra):
             if at:
                 raise
             return None
@@ -173,6 +230,9 @@ class JobLookup:
             try:
                 records = resolve(store, word)
             except NotFound as other:
+                unseen = self._unseen or self._gone(target, error)
+                if unseen is not None:
+                    raise unseen from None
                 if word == "last":
                     raise error from None
                 hint = error.hint if error.hint.startswith(_MEANT) else other.hint
@@ -187,32 +247,40 @@ class JobLookup:
             self._note(f"note: {word} is a job; the stored tree {word}: use its digest, {digest}")
         return job
 
-    def _refuse_point(self, target: str, local: LocalJob) -> None:
-        """Refuse `NAME/3` where only an attempt of some point is here: which point, only the coordinator knows."""
-        if _is_attempt_of_point(target, local):
-            error = no_coordinator_known(self._parts.settings.state)
-            raise NoCoordinator(f"{target} is a job of the fleet, and {error.message}", hint=error.hint)
+    def _of_fleet(self, target: str, at: str | None) -> FleetJob | StokerError | None:
+        """Ask the coordinator; return None if none is known.
 
-    def _of_fleet(self, client: FleetClient, target: str, *, is_named: bool) -> FleetJob | StokerError:
-        """Ask the coordinator. One that was not named for this command need not answer: there are local jobs, too."""
-        from stoker.api.fleet_job import FleetJob, no_trial
-
-        ref, stage = split_ref(target)
+        One that was not named for this command need not answer: there are local jobs, too.
+        """
+        if (coordinator := self.coordinator(at)) is None:
+            return None
         try:
-            story = client.job("last" if ref.startswith("last/") else ref)
-            if ref.startswith("last/"):
-                base = story.job.name.rpartition("/")[0] or story.job.name
-                ref = f"{base}/{ref.partition('/')[2]}"
-                story = client.job(ref)
-        except NotFound as error:
-            return _without_point(client, ref) or error
-        except (NoCoordinator, BadAnswer) as error:
-            if is_named:
+            return self._ask(self.client_of(coordinator), *split_ref(target))
+        except (NoCoordinator, BadAnswer, MissingExtra) as error:
+            if at:
                 raise
             self._note(f"note: {error.message}")
+            self._unseen = error
             return error
+
+    def _ask(self, client: FleetClient, ref: str, stage: str) -> FleetJob | NotFound:
+        from stoker.api.fleet_job import FleetJob, no_trial
+
+        try:
+            story = client.job("last" if ref.startswith("last/") else ref)
+            if ref.partition("/")[0] == "last":
+                # The newest job, of a sweep all its points, as on this machine.
+                number = ref.removeprefix("last")
+                ref = f"{story.job.name.partition('/')[0]}{number}"
+                story = client.job(ref) if number else story
+        except NotFound as error:
+            return _without_point(client, ref) or error
         found = FleetJob(client, ref, story, self._parts, stage=stage, note=self._note)
         if found.is_sweep and stage:
+            number, dot, inner = stage.partition(".")
+            if dot and number.isascii() and number.isdigit():
+                # As `logs` and `explain` name the stages of a sweep's trials.
+                return self._ask(client, f"{ref}/{number}", inner)
             labelled = [one for one in found.points() if one.label]
             point = next((one for one in labelled if f"{stage}/".startswith(f"{one.label}/")), None)
             if point is None:
@@ -222,9 +290,9 @@ class JobLookup:
         self._opened.append(found)
         return found
 
-    def _newer(self, local: LocalJob, fleet: FleetJob) -> LocalJob | FleetJob:
+    def _newer(self, local: LocalJob, fleet: FleetJob, target: str) -> LocalJob | FleetJob:
         is_local = local.attempt.started_s > fleet.view.submitted_s
-        if fleet.ref != "last":
+        if target.partition("/")[0] != "last":
             older = f"an older job of this machine has that name, too: {local.attempt.id}"
             self._note(f"note: {_by_id(fleet) if is_local else older}")
         return local if is_local else fleet

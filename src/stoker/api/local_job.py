@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker.api.job import (
     Job,
     JobLogReader,
     JobReasons,
     JobStop,
+    Layers,
     LocalJobView,
     StageLogLine,
     StoredResult,
@@ -19,10 +20,10 @@ from stoker.api.job import (
     job_story,
     nodes_named,
     trial_ends,
+    value_layers,
 )
 from stoker.core.errors import InvalidTransition, NotFound, StokerError, Usage
 from stoker.core.job import JobSpec, JobState
-from stoker.core.jsontext import dumps
 from stoker.host.durable import remove_tree
 from stoker.jobs.job_folder import Attempt, JobFolder
 from stoker.jobs.trials import Trial, TrialEnd, is_sweep, read_trials, trial_numbered, trials_of_job
@@ -32,11 +33,8 @@ if TYPE_CHECKING:
     from stoker.engine.preview import NodeForecast
     from stoker.jobs.comparison import JobFacts, TrialFacts
     from stoker.jobs.job_history import RunHistory
-    from stoker.jobs.trial_settings import JobSetting
 
 _LOOK_AGAIN_S = 0.2
-Layers = list[tuple[str, list[tuple[str, Any]]]]
-"""Of each value of a configuration: its path, and the layers behind it with what each says, the winner last."""
 
 
 class LocalJob(Job):
@@ -186,7 +184,7 @@ class LocalJob(Job):
         story = job_story(self.folder)
         nodes = list(story.nodes.values())
         if self.stage:
-            nodes = nodes_named(story, self.stage, self.spec.name, trials_of_job(self.folder))
+            nodes = nodes_named(story.nodes, self.stage, self.spec.name, trials_of_job(self.folder))
         forecasts, trouble = self._forecasts()
         return JobReasons(view=self.view, stages=nodes, forecasts=forecasts, trouble=trouble)
 
@@ -206,65 +204,9 @@ class LocalJob(Job):
         return {forecast.node: forecast for forecast in seen.forecasts}, ""
 
     def layers_of(self, key: str) -> tuple[Layers, list[str], set[str]]:
-        """Return the layers behind the values of a key and what trials chose, all known paths, and which of them vary.
-
-        Of all trials, or of the one that `stage` names.
-        """
         from stoker.jobs.secret_mask import read_config
-        from stoker.jobs.trial_settings import settings_of
 
-        config, spec, trials = read_config(self.folder), self.spec, trials_of_job(self.folder)
-        origins, swept_by = (one if isinstance(one := config.get(name), dict) else {} for name in ("origins", "sweep"))
+        trials = trials_of_job(self.folder)
         if self.stage:
-            trials = [trial_numbered(trials, self.stage.partition("/")[0], spec.name)]
-        swept = {path for one in trials for path in one.spec.point}
-        chosen = [(one, settings_of(spec, config, one)) for one in trials]
-        base = settings_of(spec, config)
-        varying = set(swept) if len(trials) > 1 else set()
-        layers: Layers = []
-        added = (
-            path for _, settings in chosen for path in settings if path != "program" and not _is_in_one(path, origins)
-        )
-        known = dict.fromkeys([*origins, *added])
-        for path in (one for one in known if one == key or one.startswith(f"{key}.")):
-            stack = [(str(one.get("from")), one.get("value")) for one in origins.get(path, ())]
-            here = [(one, settings[path]) for one, settings in chosen if path in settings]
-            if path in swept:
-                stack += [
-                    (_by_trial(one, swept_by.get(path, "")), one.spec.point[path])
-                    for one, _ in here
-                    if path in one.spec.point
-                ]
-            elif here and (len(here) < len(chosen) or len({dumps(setting.value) for _, setting in here}) > 1):
-                varying.add(path)
-                stack += [(_by_trial(one, setting.origin), setting.value) for one, setting in here]
-            elif here:
-                stack = _with_own(stack, here[0][1])
-            elif path in base:
-                # Another trial has it, from the option of a group that this one does not choose.
-                continue
-            layers.append((path, stack))
-        return layers, [one for one in known if one != key], varying
-
-
-def _with_own(stack: list[tuple[str, Any]], own: JobSetting) -> list[tuple[str, Any]]:
-    """End a stack with the value that was used: what references led to, or what the trial chose instead."""
-    from stoker.config.values import refers
-
-    if not stack:
-        return [(own.origin, own.value)]
-    where, said = stack[-1]
-    if own.origin != where:
-        return [*stack[:-1], (own.origin, own.value)]
-    return [*stack, (f"{where}, resolved", own.value)] if refers(said) else stack
-
-
-def _is_in_one(path: str, origins: Container[str]) -> bool:
-    """Return True if a path is one of these, or is below one that is a map."""
-    steps = path.split(".")
-    return any(".".join(steps[:count]) in origins for count in range(1, len(steps) + 1))
-
-
-def _by_trial(trial: Trial, origin: str) -> str:
-    what = f"trial {trial.spec.number} ({trial.spec.label})"
-    return f"{origin}, {what}" if origin else what
+            trials = [trial_numbered(trials, self.stage.partition("/")[0], self.spec.name)]
+        return value_layers(key, self.spec, read_config(self.folder), trials)

@@ -75,6 +75,16 @@ class CoordinatorProcess:
 
     def run(self, *, on_ready: Callable[[ListeningCoordinator], None], say: Callable[[str], None]) -> int:
         """Serve until a signal ends it, and give the exit code. `say` hears what a log should have."""
+        from stoker.protocol.discovery import announce_start, withdraw_start
+
+        # Importing the server takes seconds on a slow machine, and commands of this home wait meanwhile.
+        announce_start(self._settings.state)
+        try:
+            return self._serve(on_ready=on_ready, say=say)
+        finally:
+            withdraw_start(self._settings.state)
+
+    def _serve(self, *, on_ready: Callable[[ListeningCoordinator], None], say: Callable[[str], None]) -> int:
         from stoker.coordinator.http.access import is_loopback, rules_for
 
         times = self._times()
@@ -297,9 +307,8 @@ class CoordinatorProcess:
 
     def _announce(self, url: str, ready: ListeningCoordinator) -> None:
         from stoker.host.identity import mine
-        from stoker.protocol.discovery import ServeFile
+        from stoker.protocol.discovery import ServeFile, withdraw_start
 
-        os.makedirs(self._settings.state, exist_ok=True)
         said = ServeFile(
             url=url,
             owner=mine(),
@@ -309,6 +318,7 @@ class CoordinatorProcess:
             ca_file=ready.ca_file,
         )
         said.write(self._settings.state)
+        withdraw_start(self._settings.state)
 
     def _withdraw(self) -> None:
         from stoker.protocol.discovery import withdraw

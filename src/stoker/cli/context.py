@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.commands import Flags, verbs_of
-from stoker.core.errors import BadAnswer, Forbidden, LocalFile, NoCoordinator
+from stoker.core.errors import BadAnswer, Forbidden, LocalFile, MissingExtra, NoCoordinator
 from stoker.core.text import json_printable, printable
 from stoker.host.durable import translate
 
@@ -72,14 +72,16 @@ class CommandContext:
             self.lookup.note_if_gone()
             return None
         # A laptop away from its fleet should not wait for it.
-        client = self.lookup.client_of(found, connect_s=None if at else _CONNECT_S)
         try:
+            client = self.lookup.client_of(found, connect_s=None if at else _CONNECT_S)
             (client if at else client.more_patient(0.0)).jobs(limit=1)
-        except (NoCoordinator, BadAnswer, Forbidden) as error:
+        except (NoCoordinator, BadAnswer, Forbidden, MissingExtra) as error:
             if at:
                 raise
             message = f"{error.message}; showing this machine only"
-            if isinstance(error, Forbidden) and found.token:
+            if isinstance(error, MissingExtra):
+                self.out.note(f"note: {message}; to see the fleet: {error.hint}")
+            elif isinstance(error, Forbidden) and found.token:
                 self.incomplete = Forbidden(message, hint=error.hint, **error.data)
             else:
                 self.out.note(f"note: {message}")

@@ -51,14 +51,14 @@ GRAMMAR = Grammar(
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Explain a job or one of its stages."""
     job = call.lookup.job(given["target"], given["at"])
-    if not isinstance(job, LocalJob):
-        return _explain_points(call, job) if job.is_sweep else _explain_fleet_job(call, job)
     if given["key"]:
         from stoker.cli.config import show_stacks
 
         layers, known, varying = job.layers_of(given["key"])
-        return show_stacks(call, layers, given["key"], known, recipe=job.spec.recipe, varying=varying)
-    return _explain_stages(call, job)
+        return show_stacks(call, layers, given["key"], known, recipe=job.view.recipe, varying=varying)
+    if isinstance(job, LocalJob):
+        return _explain_stages(call, job)
+    return _explain_points(call, job) if job.is_sweep else _explain_fleet_job(call, job)
 
 
 def _explain_stages(call: CommandContext, job: LocalJob) -> int:
@@ -145,6 +145,10 @@ def _explain_fleet_job(call: CommandContext, job: FleetJob) -> int:
     out, now_s, reasons = call.out, call.parts.clock.wall_s(), job.explain()
     stages = reasons.stages
     out.object({**reasons.body, "stages": [node.to_json() for node in stages]})
+    if job.stage:
+        for node in stages:
+            _show_one(call, job.view.name, node, None)
+        return 0
     if reasons.placement is not None:
         out.lines(explanation_lines(reasons.placement, now_s=now_s, columns=out.columns))
     if job.story.attempts:

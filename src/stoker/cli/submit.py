@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from stoker.store.trees import Heed
 
 _MOST_ATTEMPTS = 100
+_COMES_UP_S = 5.0
+"""Time for `stoker serve` to begin that was started together with this command."""
 
 
 def _priority(text: str) -> int:
@@ -228,22 +230,24 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
         check_target(given["notify"])
     from stoker.cli.submission import show_alone, submit
-    from stoker.protocol.discovery import find_coordinator
 
-    settings = call.parts.settings
-    at = given["at"] or ""
-    found = find_coordinator(at, environment=settings.environment, state=settings.state)
+    found = call.lookup.coordinator(given["at"])
     if found is None:
         # Faults of the jobs themselves come first.
         prepared = _prepare(call, given, None)
-        if not given["dry_run"]:
-            from stoker.protocol.discovery import no_coordinator_known
+        if given["dry_run"]:
+            _print_notes(call, prepared)
+            return show_alone(call, prepared)
+        found = call.lookup.wait_for_coordinator(limit_s=_COMES_UP_S)
+    client = call.lookup.client_of(found)
+    prepared = _prepare(call, given, client)
+    _print_notes(call, prepared)
+    return submit(call, given, prepared, client)
 
-            raise no_coordinator_known(settings.state)
-        return show_alone(call, prepared)
 
-    client = call.lookup.client(at)
-    return submit(call, given, _prepare(call, given, client), client)
+def _print_notes(call: CommandContext, prepared: PreparedSubmission) -> None:
+    for note in prepared.notes:
+        call.out.note(f"note: {note}")
 
 
 def read_env(words: list[str]) -> dict[str, str]:
@@ -272,8 +276,6 @@ def _prepare(call: CommandContext, given: dict[str, Any], client: FleetClient | 
     call.parts.code.save()
     # There may be ten thousand jobs, and none is garbage before the command ends.
     gc.freeze()
-    for note in prepared.notes:
-        call.out.note(f"note: {note}")
     return prepared
 
 

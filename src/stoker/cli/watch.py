@@ -27,7 +27,7 @@ _NAMES_A_LOOK = 20
 _PAGES_A_NAME = 20
 _MOST_RUNNING = 12
 _JOIN_S = 10.0
-"""Time for the first machine to join: a worker may have been started together with this command."""
+"""Time for the first machine to join before a note says that there is none."""
 _NO_MACHINE = "a machine that the fleet does not have"
 _NOT_COMPLETED = "a job that did not complete"
 _BACK = {
@@ -70,6 +70,8 @@ class JobWatcher:
         self._counts: dict[JobState, int] = {}
         self._stuck: dict[str, str] = {}
         """Jobs that can't run, by name, and what they wait for."""
+        self._is_noted = False
+        """A note said that the fleet has no machine."""
         self._lock = threading.Lock()
         self._is_closed = False
         self._screen = open_screen(self._out, self._clock)
@@ -169,7 +171,7 @@ class JobWatcher:
         self._left = {**{job: name for job, name in self._left.items() if name not in looked}, **seen}
 
     def _are_all_stuck(self, waited_s: float) -> bool:
-        """Return True if no remaining job can run on the current machines without an operator.
+        """Return True if no remaining job can run on the known machines without an operator.
 
         The points of a sweep have the same requirements, so one of them is explained.
         """
@@ -181,8 +183,11 @@ class JobWatcher:
         self._stuck = {}
         for view in {_base(view.name): view for view in live}.values():
             shown = self._client.explain(view.id)
-            if shown.never and (shown.machines or waited_s >= _JOIN_S):
+            if shown.never and shown.machines:
                 self._stuck[view.name] = _NO_MACHINE
+            elif shown.never:
+                self._note_no_machine(waited_s)
+                return False
             elif any(JobState(state).is_terminal for state in shown.after.values()):
                 self._stuck[view.name] = _NOT_COMPLETED
             elif shown.after:
@@ -195,6 +200,12 @@ class JobWatcher:
             for name in found:
                 del waiting[name]
         return not waiting
+
+    def _note_no_machine(self, waited_s: float) -> None:
+        """Note once that no machine has joined: the first one may be able to run everything."""
+        if waited_s >= _JOIN_S and not self._is_noted:
+            self._is_noted = True
+            self._out.note("note: the fleet has no machine yet; start a worker: stoker work")
 
     def _see(self, views: Iterable[JobView]) -> None:
         for view in views:

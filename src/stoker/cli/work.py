@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import datetime, time, timedelta
 from typing import Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, duration, whole
 from stoker.cli.services import INSTALL, UNINSTALL, YES, refuse_both
-from stoker.core.errors import BadInput, Forbidden, LockHeld, NetworkFailed, NoCoordinator, Usage, VersionSkew
+from stoker.core.errors import BadInput, Forbidden, LockHeld, NetworkFailed, Usage, VersionSkew
 from stoker.core.events import Event, event_line
 from stoker.core.leases import MOST_LEFT_S
 from stoker.host.durable import read_regular, translated
-from stoker.protocol.discovery import CoordinatorEndpoint, MembershipKind, find_coordinator, no_coordinator_known
+from stoker.protocol.discovery import CoordinatorEndpoint, MembershipKind
 from stoker.views.worker_lines import worker_line
 from stoker.worker.worker_options import WorkOptions, read_accepted, read_declared
 
 _LARGEST_LIST_BYTES = 1 << 20
-_COMES_UP_S = 10.0
-"""Time for a coordinator to start that was started together with this worker."""
-_LOOK_EVERY_S = 0.1
 _CLOCK = re.compile(r"\d(\d)?:\d{2}(?::\d{2})?", re.ASCII)
 
 
@@ -39,7 +35,7 @@ GRAMMAR = Grammar(
         "Run the worker: it reports this machine's devices to a coordinator, claims jobs, runs each in its own "
         "process, and reports results. Ctrl-C or SIGTERM releases all jobs first and keeps their checkpoints; a "
         "second one stops immediately. A killed worker takes up its jobs again when it is started under the same "
-        "name."
+        "name. If no coordinator runs yet, the worker waits for one."
     ),
     options=(
         Option(
@@ -116,7 +112,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
         return install_work(call, given) if given["install"] else uninstall_work(call, given)
     for_s = _time_left_s(given, call.parts.clock.wall_s())
-    found = _find(call, given["join"] or "", given["name"] or "")
+    found = _find(call, given["join"] or "", given["name"] or "", for_s)
     out.goes_on_unread = out.is_watched = True
     count = 0
 
@@ -188,19 +184,14 @@ def _lines_of(call: CommandContext, path: str) -> list[str]:
         return read_regular(whole, _LARGEST_LIST_BYTES).decode(errors="replace").splitlines()
 
 
-def _find(call: CommandContext, join: str, name: str) -> CoordinatorEndpoint:
+def _find(call: CommandContext, join: str, name: str, for_s: float | None) -> CoordinatorEndpoint:
     """Return the coordinator and the identity to use: a joined machine has the name of its certificate."""
-    settings = call.parts.settings
 
-    def find() -> CoordinatorEndpoint:
-        found = find_coordinator(
-            join, environment=settings.environment, state=settings.state, side=MembershipKind.WORKER
-        )
-        if found is None:
-            raise no_coordinator_known(settings.state)
-        return found
+    def wait() -> CoordinatorEndpoint:
+        hint = "; --join URL names another one"
+        return call.lookup.wait_for_coordinator(join, MembershipKind.WORKER, limit_s=for_s, hint=hint)
 
-    found = _wait_for_one(call, find)
+    found = wait()
     has_ended = _has_ended(call, found)
     if has_ended and not found.is_here:
         hint = f"run `stoker machines invite --name {found.name}` there, then here: stoker join CODE@HOST --again"
@@ -211,28 +202,11 @@ def _find(call: CommandContext, join: str, name: str) -> CoordinatorEndpoint:
 
         joined = join_here(call, found.url, name or found.name)
         call.out.note(f"joined {joined.url} as {joined.name}")
-        found = find()
+        found = wait()
     if found.name and name and name != found.name:
         hint = f"omit --name, or join under that name: stoker machines invite --name {name}, then stoker join … --again"
         raise BadInput(f"this machine has joined {found.url} as {found.name}, not as {name}", hint=hint)
     return found
-
-
-def _wait_for_one(call: CommandContext, find: Callable[[], CoordinatorEndpoint]) -> CoordinatorEndpoint:
-    """Return the coordinator; wait for one that was started at the same time."""
-    clock = call.parts.clock
-    until_s = clock.monotonic_s() + _COMES_UP_S
-    is_noted = False
-    while True:
-        try:
-            return find()
-        except NoCoordinator:
-            if clock.monotonic_s() >= until_s:
-                raise
-        if not is_noted:
-            call.out.note(f"no coordinator of this home yet: waiting up to {_COMES_UP_S:.0f} s for `stoker serve`")
-            is_noted = True
-        clock.sleep(_LOOK_EVERY_S)
 
 
 def _has_ended(call: CommandContext, found: CoordinatorEndpoint) -> bool:

@@ -90,6 +90,11 @@ class Invite:
         """Return True if it can still be used."""
         return self.used_s is None and bool(self.key) and now_s < self.expires_s
 
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether an operator closed it before it was used."""
+        return self.used_s is None and not self.key and self.failures < MOST_FAILURES
+
 
 @frozen
 class ApiTokenRecord:

@@ -299,21 +299,24 @@ def _written_ns(path: str) -> int:
 _SHORTEST_PREFIX = 4
 
 
-def find_job(runs: str, name: str, *, started_in: str = "") -> JobFolder:
+def find_job(runs: str, name: str, *, started_in: str = "", with_attempts: bool = True) -> JobFolder:
     """Find a job by `last`, by name (the newest of it), or by the beginning of an attempt's or a job's id.
 
-    With `started_in`, only among the jobs that a command started in that folder; attempts of a fleet's jobs are none.
+    Without `with_attempts`, attempts for jobs of a fleet are skipped. With `started_in`, only among the jobs that a
+    command started in that folder; attempts of a fleet's jobs are none.
     """
     beginnings: dict[str, JobFolder] = {}
     names: dict[str, None] = {}
     for folder in job_folders(runs):
-        if name == "last" and not started_in:
+        if name == "last" and with_attempts and not started_in:
             return folder
         try:
             attempt = folder.begun()
         except NotFound:
             continue
-        if started_in and ("fleet" in attempt.options or not _is_same_folder(attempt.spec.folder, started_in)):
+        if "fleet" in attempt.options and (started_in or not with_attempts):
+            continue
+        if started_in and not _is_same_folder(attempt.spec.folder, started_in):
             continue
         if name == "last":
             return folder

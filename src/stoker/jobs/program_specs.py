@@ -14,7 +14,7 @@ from stoker.config.manifest_file import CodePlace, JobEntry
 from stoker.config.sweep import SweepPoint, label_of, points
 from stoker.config.values import fill_text
 from stoker.core.device import Needs
-from stoker.core.errors import Diagnostic, InvalidArgs, InvalidInput, StokerError
+from stoker.core.errors import BadInput, Diagnostic, InvalidArgs, InvalidInput, StokerError
 from stoker.core.frozen import fields_of
 from stoker.core.job import EnvironmentChoice, JobIds, JobSpec, job_id
 from stoker.core.machine import DevicePreference, Requirements
@@ -250,6 +250,8 @@ class ProgramSpecBuilder:
         split_recipe: Any = None,
     ) -> JobSpec:
         """Return the job of checked arguments. `data` and `code` are digests, by variable and by file."""
+        if fields.get("code_tree"):
+            self._refuse_outside(values["argv"])
         identity = program_identity(recipe, values, data, self._digest)
         sources = {one.path: one.digest for one in environment if one.path and one.kind != "python"}
         more = {"environment": environment} if environment else {}
@@ -272,6 +274,15 @@ class ProgramSpecBuilder:
             **more,
             **fields,
         )
+
+    def _refuse_outside(self, argv: Sequence[str]) -> None:
+        """Refuse a relative path that names a file here, but outside of what is sent: no worker would find it."""
+        for text in (text for word in argv if ".." in word for text in (word, word.partition("=")[2])):
+            project = self._code.project
+            inner = os.path.normpath(os.path.join(project.folder, text))
+            if inner.startswith("../") and "\0" not in text and os.path.isfile(self._builder.from_here(text)):
+                hint = "copy it into the project; for data use data = { NAME = PATH }; --in-place sends no code"
+                raise BadInput(f"{text} is outside of the folder that is sent: {project.root}", hint=hint)
 
     def _chosen_for(self, job: ComposedJob, values: dict[str, Any]) -> JobEnvironmentChoices:
         """Return the interpreters of a command line's trial. A version in `python` is taken out of the arguments."""

@@ -26,6 +26,8 @@ from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 NAME = "serve.json"
 LAST_NAME = "served.json"
 """The same for the coordinator that stopped last."""
+STARTING_NAME = "starting.json"
+"""Which process is starting a coordinator; removed once it listens."""
 TOKEN_NAME = "operator.token"  # noqa: S105 - the file's name
 _LARGEST_BYTES = 64 * 1024
 
@@ -61,6 +63,28 @@ def withdraw(state: str) -> None:
     if found is not None and found.owner == mine():
         with suppress(OSError):
             os.replace(os.path.join(state, NAME), os.path.join(state, LAST_NAME))
+
+
+def announce_start(state: str) -> None:
+    """Record that this process is starting the coordinator of this home: commands wait for it."""
+    with translated(state):
+        os.makedirs(state, exist_ok=True)
+    write_file(os.path.join(state, STARTING_NAME), dumps(mine().to_dict()).encode())
+
+
+def withdraw_start(state: str) -> None:
+    """Remove the record of `announce_start`."""
+    with suppress(OSError):
+        os.unlink(os.path.join(state, STARTING_NAME))
+
+
+def is_starting(state: str) -> bool:
+    """Return True if a process is starting the coordinator of this home."""
+    try:
+        raw = loads(read_regular(os.path.join(state, STARTING_NAME), _LARGEST_BYTES))
+        return is_alive(ProcessIdentity.from_dict(raw)) is Liveness.ALIVE
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def read_serve_file(state: str, name: str = NAME) -> ServeFile | None:

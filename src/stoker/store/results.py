@@ -111,6 +111,12 @@ def make_beside(folder: str) -> str:
                 return beside
 
 
+def files_written(folder: str) -> frozenset[str]:
+    """Return the files of a folder, `/`-separated, that `lay_out` wrote there; none if it has no sidecar of ours."""
+    sidecar = os.path.join(folder, SIDECAR)
+    return frozenset(_read_claims(_read(sidecar))) if is_sidecar(sidecar) else frozenset()
+
+
 def is_sidecar(path: str) -> bool:
     """Return True if a file is a sidecar that we wrote, and not a user's own file of that name."""
     if os.path.islink(path):

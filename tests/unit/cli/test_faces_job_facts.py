@@ -28,7 +28,7 @@ def story() -> RunHistory:
 
 
 def names(target: str) -> list[str]:
-    return [node.node for node in nodes_named(story(), target, "job", TRIALS)]
+    return [node.node for node in nodes_named(story().nodes, target, "job", TRIALS)]
 
 
 def test_a_trial_is_all_its_stages_those_that_it_shares_too() -> None:
@@ -57,7 +57,7 @@ def test_a_trial_that_never_began_is_told_as_that() -> None:
         nodes=TrialNodes(final="4.train", keep=(), nodes=("4.train",)),
     )
     with pytest.raises(NotFound, match=r"trial 4 of job \(x=4\) has not run"):
-        nodes_named(story(), "4", "job", [*TRIALS, sharing_nothing])
+        nodes_named(story().nodes, "4", "job", [*TRIALS, sharing_nothing])
 
 
 def test_what_is_not_there_is_refused_with_the_nearest_name() -> None:
@@ -70,7 +70,7 @@ def test_what_is_not_there_is_refused_with_the_nearest_name() -> None:
 
 def test_a_number_is_a_trial_only_in_a_sweep() -> None:
     with pytest.raises(NotFound, match="has no stage '1'"):
-        nodes_named(story(), "1", "job", [])
+        nodes_named(story().nodes, "1", "job", [])
 
 
 def test_what_did_not_end_in_a_job_that_is_over_was_stopped_or_never_run() -> None:

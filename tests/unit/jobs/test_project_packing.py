@@ -12,6 +12,7 @@ import pytest
 
 from stoker.core.errors import BadInput, InvalidArchive, InvalidInput, Refused
 from stoker.core.frozen import changed
+from stoker.core.jsontext import dumps
 from stoker.host.git import NOT_THERE, ask_git
 from stoker.jobs.pack import code_tree, project
 from stoker.jobs.pack.code_tree import PackedProject, pack
@@ -139,6 +140,22 @@ def test_a_pattern_that_finds_nothing_or_leaves_the_project_is_refused(office: O
         packed(office, repository, "configs/none")
     with pytest.raises(BadInput, match="is outside of the project"):
         packed(office, repository, "../*")
+
+
+def test_results_that_were_copied_into_the_project_are_no_code(office: Office, plain: Path) -> None:
+    before = packed(office, plain)
+    for folder in ("got", "got/lr=1", "."):
+        write(plain / folder, model="weights")
+        sidecar = {"v": 1, "artifacts": [], "files": {"model": [["sha256:1", 7, 1, 1]], "../train.py": []}}
+        (plain / folder / ".stoker.json").write_text(dumps(sidecar))
+    again = packed(office, plain)
+    assert (names(again), again.digest) == (names(before), before.digest)
+    assert again.notes == ("not sent, results of jobs: ./, got/, got/lr=1/; --include sends them",)
+    write(plain, got__mine="own")
+    assert names(packed(office, plain)) == ["got/mine", "lib/model.py", "train.py"]
+    assert "got/lr=1/model" in names(packed(office, plain, "got"))
+    (plain / ".stoker.json").write_text("{}")
+    assert "model" in names(packed(office, plain)), "a file of that name that is not ours claims nothing"
 
 
 def test_the_ignore_file_leaves_tracked_files_out_too(office: Office, repository: Path) -> None:

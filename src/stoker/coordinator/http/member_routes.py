@@ -139,7 +139,8 @@ class EnrolmentRoutes:
 
     async def invites(self) -> Response:
         """List invitations, newest first; their codes are not stored."""
-        found = sorted(self._standing().invites.values(), key=lambda one: -one.made_s)
+        standing = (one for one in self._standing().invites.values() if not one.is_withdrawn)
+        found = sorted(standing, key=lambda one: -one.made_s)
         return answer(InviteList(invites=tuple(InviteView.model_validate(one, from_attributes=True) for one in found)))
 
     async def withdraw(self, id: InviteId, who: Who) -> Response:

@@ -22,6 +22,7 @@ from stoker.host.durable import read_regular, translated
 from stoker.host.folders import FolderWalk
 from stoker.host.git import FILTERS, NOT_THERE, ask_git, without_filters
 from stoker.jobs.pack.ignore import IgnorePatterns
+from stoker.store.results import SIDECAR, files_written
 
 # A folder without git as a project: everything below it except caches, environments and similar files.
 
@@ -59,14 +60,18 @@ def is_rubbish(name: str) -> bool:
     return name in _RUBBISH or name.endswith((".pyc", ".egg-info"))
 
 
-def walk_folder(root: str, ignored: IgnorePatterns, ours: Sequence[str]) -> tuple[dict[str, int], tuple[str, ...]]:
+def walk_folder(
+    root: str, ignored: IgnorePatterns, ours: Sequence[str], *, with_results: bool = False
+) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return all files below a folder with their sizes, and notes for the user.
 
-    `ours` are folders that are left out, by their absolute paths. Raises `BadInput`, with numbers, if there is far too
-    much.
+    `ours` are folders that are left out, by their absolute paths; without `with_results`, so are results that Stoker
+    copied there. Raises `BadInput`, with numbers, if there is far too much.
     """
     walk = _Walk(root, ignored, frozenset(os.path.realpath(one) for one in ours))
     walk.run()
+    if not with_results:
+        walk.leave_out_results()
     total_bytes = sum(walk.sizes.values())
     if total_bytes > MOST_BYTES:
         largest = sorted(walk.sizes.items(), key=lambda one: -one[1])[:_MOST_NAMED]
@@ -87,14 +92,30 @@ class _Walk(FolderWalk):
         self._ignored = ignored
         self._ours = ours
         self._odd: list[str] = []
+        self._sidecars: list[str] = []
+        """Folders, each with its `/`, that have results of Stoker."""
+        self._results: list[str] = []
+
+    def leave_out_results(self) -> None:
+        """Leave out files that Stoker copied there: they would change the code at every submit."""
+        for folder in sorted(self._sidecars):
+            written = [f"{folder}{path}" for path in files_written(os.path.join(self._root, folder))]
+            found = [path for path in written if self.sizes.pop(path, None) is not None]
+            if found:
+                self._results.append(folder or "./")
 
     def notes(self) -> tuple[str, ...]:
-        if not self._odd:
-            return ()
-        listed = ", ".join(self._odd[:_MOST_NAMED]) + (", …" if len(self._odd) > _MOST_NAMED else "")
-        return (f"not sent, neither files nor folders: {listed}",)
+        notes = []
+        if self._odd:
+            notes.append(f"not sent, neither files nor folders: {_listed(self._odd)}")
+        if self._results:
+            notes.append(f"not sent, results of jobs: {_listed(self._results)}; --include sends them")
+        return tuple(notes)
 
     def _take(self, path: str, entry: os.DirEntry[str]) -> None:
+        if entry.name == SIDECAR:
+            self._sidecars.append(path.removesuffix(SIDECAR))
+            return
         if is_rubbish(entry.name):
             return
         if entry.is_dir(follow_symlinks=False):
@@ -128,6 +149,10 @@ class _Walk(FolderWalk):
             hint=_HINT,
             most_files=MOST_FILES,
         )
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:_MOST_NAMED]) + (", …" if len(paths) > _MOST_NAMED else "")
 
 
 _SORTS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -324,7 +349,7 @@ def _below(project: Project, match: str, ours: Sequence[str]) -> Iterable[str]:
         if not is_rubbish(os.path.basename(path)):
             yield path
         return
-    for name in walk_folder(whole, IgnorePatterns(""), ours)[0]:
+    for name in walk_folder(whole, IgnorePatterns(""), ours, with_results=True)[0]:
         yield f"{path}/{name}" if path else name
 
 

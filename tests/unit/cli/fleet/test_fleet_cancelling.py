@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.api.fleet_job import FleetJob
-from stoker.api.job_lookup import JobLookup
+from stoker.api.job_lookup import JobLookup, split_ref
 from stoker.cli.job_verbs import request_cancel
 from stoker.core.errors import NotFound
 
@@ -47,7 +47,7 @@ def cancel(client: Client, target: str) -> int:
     settings = SimpleNamespace(environment={"USER": "ada"})
     parts: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_s=lambda: 0.0), settings=settings)
     found: Any = client
-    job = JobLookup(parts, note=lambda _text: None)._of_fleet(found, target, is_named=True)
+    job = JobLookup(parts, note=lambda _text: None)._ask(found, *split_ref(target))
     if isinstance(job, NotFound):
         raise job
     assert isinstance(job, FleetJob)

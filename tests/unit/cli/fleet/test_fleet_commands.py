@@ -10,9 +10,11 @@ import pytest
 
 from stoker.api import fleet_job
 from stoker.protocol.client import FleetClient
+from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import CancelConfirmed, Fail, Release
 from stoker.protocol.view_messages import JobDetails
 from stoker.store.results import MaterialisedResult, lay_out
+from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet
 from tests.servers.hand import Hand, said
 from tests.servers.little import LittleServer, Said
@@ -136,7 +138,8 @@ def test_a_sweeps_bare_name_stands_for_its_points(fleet: Fleet, stoker: Stoker, 
     assert "resnet: 3 points, 3 pending" in done.out
     points = [line.split()[0] for line in done.out.splitlines() if line.startswith("resnet/")]
     assert points == ["resnet/1", "resnet/2", "resnet/10"]
-    assert stoker("logs", "resnet", at=fleet).code == 2
+    assert "nothing has run of resnet yet" in stoker("logs", "resnet", at=fleet).err
+    assert stoker("logs", "resnet", "--attempt", 1, at=fleet).code == 2
     changed = stoker("jobs", "priority", "resnet", 7, "--json", at=fleet).objects()
     assert [(one["name"], one["priority"], one["was"]) for one in changed] == [
         ("resnet/1", 7, 0),
@@ -291,6 +294,93 @@ def test_logs_show_what_an_attempt_printed(fleet: Fleet, stoker: Stoker, submit)
     assert stoker("logs", "gbt/run", at=fleet).out.splitlines() == ["epoch 1", "epoch 2"]
     assert stoker("logs", "gbt", "--json", at=fleet).objects()[1] == {"node": "run", "line": "epoch 2"}
     assert "had no attempt 4" in stoker("logs", "gbt", "--attempt", 4, at=fleet).err
+
+
+def test_logs_of_a_sweep_are_those_of_all_its_points_as_on_this_machine(fleet: Fleet, stoker: Stoker, submit):
+    submit("zap/1", "zap/2", "zap/3")
+    hand = Hand(fleet.client())
+    for line in ("one", "two"):
+        grant = hand.start()
+        hand.put_story(grant, line)
+        hand.finish(grant)
+    both = ["==> 1.run (lr=1) <==", "one", "", "==> 2.run (lr=2) <==", "two"]
+    for name in ("zap", "last"):
+        done = stoker("logs", name, at=fleet)
+        assert (done.out.splitlines(), done.err) == (both, "note: nothing has run of zap/3 yet\n")
+    assert stoker("logs", "zap", "--json", at=fleet).objects()[1] == {"node": "2.run", "line": "two"}
+    assert stoker("logs", "zap/2.run", at=fleet).out == "two\n"
+    assert stoker("compare", "last", "--no-plots", at=fleet).out.startswith("zap: 3 trials (2 completed, 1 pending)")
+
+
+def test_following_a_sweep_shows_every_point_until_the_last_has_ended(fleet: Fleet, stoker: Stoker, submit):
+    submit("zap/1", "zap/2")
+    hand = Hand(fleet.client())
+    first = hand.start()
+    hand.put_story(first, "one")
+
+    def live() -> None:
+        hand.finish(first)
+        second = hand.start()
+        hand.put_story(second, "two")
+        hand.client.fail(second.job, Fail(**said(second), cause="user", message="no"))
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    done = stoker("logs", "zap", "-f", at=fleet)
+    thread.join()
+    assert done.out.splitlines() == ["==> 1.run (lr=1) <==", "one", "", "==> 2.run (lr=2) <==", "two"]
+    assert done.err.splitlines() == ["zap/1 completed", "zap/2 failed: no"]
+
+
+def test_explain_shows_a_setting_and_a_stage_of_a_job_of_the_fleet(fleet: Fleet, stoker: Stoker):
+    orders = []
+    for number in (1, 2):
+        args = {"name": "zap", "number": number, "lr": number, "k": 7}
+        orders.append(order("zap", number, label=f"lr={number}", point={"lr": number}, args=args))
+    fleet.client().submit(Submission(jobs=tuple(orders)))
+    (lr,) = stoker("explain", "zap", "lr", "--json", at=fleet).objects()
+    assert lr == {
+        "key": "lr",
+        "layers": [{"from": "trial 1 (lr=1)", "value": 1}, {"from": "trial 2 (lr=2)", "value": 2}],
+    }
+    (one,) = stoker("explain", "zap/2", "lr", "--json", at=fleet).objects()
+    assert [layer["value"] for layer in one["layers"]] == [2]
+    (same,) = stoker("explain", "last", "k", "--json", at=fleet).objects()
+    assert same["layers"] == [{"from": "as submitted", "value": 7}]
+    assert "no setting 'm'" in stoker("explain", "zap", "m", at=fleet).err
+    hand = Hand(fleet.client())
+    grant = hand.start()
+    hand.put_story(grant, "x")
+    hand.finish(grant)
+    assert stoker("explain", "zap/1/run", at=fleet).out.startswith("zap/1/run")
+    assert "job zap/1 has no stage 'none'" in stoker("explain", "zap/1/none", at=fleet).err
+
+
+@pytest.mark.parametrize(
+    "words", ["jobs requeue gbt/run", "jobs priority gbt/run 3", "store pin gbt/run", "get gbt/run"]
+)
+def test_what_acts_on_whole_jobs_refuses_a_stage(words: str, fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    done = stoker(*words.split(), at=fleet)
+    assert (done.code, "hint: " in done.err) == (2, True)
+    assert fleet.client().job("gbt").job.priority == 0
+
+
+@pytest.mark.parametrize("words", ["jobs", "status", "machines"])
+def test_without_the_libraries_of_the_fleet_this_machine_is_shown_and_a_note_names_the_extra(
+    words: str, fleet: Fleet, stoker: Stoker, monkeypatch: pytest.MonkeyPatch
+):
+    def open_client(*_args: object, **_more: object) -> None:
+        raise ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
+
+    monkeypatch.setattr("stoker.api.job_lookup.open_client", open_client)
+    here = stoker(words)
+    done = stoker(words, at=fleet)
+    assert (done.code, done.out.splitlines()[0]) == (0, here.out.splitlines()[0])
+    assert "pydantic is not installed; showing this machine only; to see the fleet: " in done.err
+    assert "pip install 'stoker[fleet]'" in done.err
+    named = stoker("logs", "gbt", at=fleet)
+    assert (named.code, "pip install 'stoker[fleet]'" in named.err) == (29, True)
 
 
 def test_logs_of_an_attempt_that_only_prepares_do_not_say_that_there_is_nothing(fleet: Fleet, stoker: Stoker, submit):

@@ -133,10 +133,42 @@ def test_last_is_the_newest_wherever_it_ran(fleet: Fleet, home, stoker: Stoker, 
     submit("resnet/1", "resnet/2")
     _ran_here(home, "gbt", started_s=10.0)
     shown = stoker("jobs", "show", "last", "--json", at=fleet)
-    assert (shown.objects()[0]["job"]["name"], shown.err) == ("resnet/2", "")
+    assert ([one["name"] for one in shown.objects()], shown.err) == (["resnet/1", "resnet/2"], "")
     assert stoker("jobs", "show", "last/1", "--json", at=fleet).objects()[0]["job"]["name"] == "resnet/1"
     _ran_here(home, "gbt", started_s=9e9)
     assert stoker("jobs", "show", "last", "--json", at=fleet).objects()[0]["name"] == "gbt"
+
+
+def test_last_is_a_job_of_this_machine_though_an_attempt_for_the_fleet_began_later(
+    fleet: Fleet, home, stoker: Stoker, submit
+):
+    (job,) = submit("gbt")
+    _ran_here(home, "mine", started_s=8e9)
+    _ran_here(home, "gbt", started_s=9e9, fleet={"job": job, "attempt": 1})
+    assert stoker("jobs", "show", "last", "--json", at=fleet).objects()[0]["name"] == "mine"
+    assert stoker("jobs", "show", "gbt", "--json", at=fleet).objects()[0]["where"] == "fleet"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("logs", "zap"), ("explain", "zap"), ("compare", "zap"), ("get", "zap"), ("cancel", "zap/1")],
+    ids=" ".join,
+)
+def test_a_name_that_is_not_here_is_not_called_unknown_while_the_coordinator_is_down(
+    home: Path, stoker: Stoker, words: tuple[str, str]
+):
+    _ran_here(home, "zip", started_s=10.0)
+    assert (stoker(*words).code, stoker("logs", "zip").code) == (1, 0)
+    (home / "state").mkdir(exist_ok=True)
+    ServeFile(url="http://127.0.0.1:1", owner=mine()).write(str(home / "state"))
+    withdraw(str(home / "state"))
+    done = stoker(*words)
+    assert done.code == 34
+    assert "there is no job 'zap' on this machine; jobs of the fleet can't be seen: the coordinator of" in done.err
+    assert "did you mean 'zip'" in done.err
+    assert stoker("logs", "zip").code == 0
+    away = stoker(*words, at="http://127.0.0.1:1")
+    assert (away.code, "no process of this user listens" in away.err) == (34, True)
 
 
 def test_an_attempt_that_ran_here_is_not_listed_beside_its_job(fleet: Fleet, home, stoker: Stoker, submit):

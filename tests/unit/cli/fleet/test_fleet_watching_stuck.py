@@ -133,16 +133,25 @@ def test_as_long_as_one_may_run_all_are_watched(other: dict[str, Any]) -> None:
     assert len(seen) == 2 * beats, "it was asked again with every beat, to the end of the stream"
 
 
-def test_a_worker_that_was_only_just_started_gets_time_to_join() -> None:
-    nobody = {"never": "there are no machines"}
+def test_a_fleet_without_a_machine_is_watched_until_one_joins_and_a_note_says_so_once() -> None:
     call: Any = Said()
-    client: Any = Coordinator(call.clock, {"lora": nobody}, beats=100)
+    joined_s = call.clock.monotonic_s() + 100.0
+
+    class Empty(Coordinator):
+        def explain(self, ref: str) -> JobExplanation:
+            self._told["lora"] = NEVER if call.clock.monotonic_s() >= joined_s else {"never": "there are no machines"}
+            return super().explain(ref)
+
+    client: Any = Empty(call.clock, {"lora": {}}, beats=1000)
     order = JobSubmissionResult(
         id=id_of("lora"), name="lora", number=0, outcome=SubmissionOutcome.NEW, state=JobState.PENDING
     )
-    before_s = call.clock.monotonic_s()
     assert watch(call, client, [order]) == 1
-    assert 10.0 <= call.clock.monotonic_s() - before_s < 20.0
+    assert joined_s <= call.clock.monotonic_s() < joined_s + 10.0
+    assert call.lines == [
+        "note: the fleet has no machine yet; start a worker: stoker work",
+        "1 job waits for a machine that the fleet does not have: stoker explain lora",
+    ]
 
 
 def test_only_what_changed_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ from stoker.cli.main import run_command_line
 from stoker.cli.work import seconds_until
 from stoker.core.clock import FakeClock
 from stoker.host.identity import mine
-from stoker.protocol.discovery import ServeFile
+from stoker.protocol.discovery import STARTING_NAME, ServeFile, announce_start, is_starting, withdraw_start
 from stoker.worker.worker_options import WorkOptions
 
 URL = "http://127.0.0.1:7999"
-WAITS = "no coordinator of this home yet: waiting up to 10 s for `stoker serve`"
+WAITS = "waiting for a coordinator: `stoker serve` starts one in this home"
+JOINS = f"{WAITS}; --join URL names another one"
 
 
 class Sleeps(FakeClock):
@@ -39,14 +40,14 @@ class Sleeps(FakeClock):
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], tuple[int, list[str], float]]:
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str], float]]:
     """Run `stoker work` where a coordinator writes its file so many seconds later."""
     home = tmp_path / "home"
     state = home / "state"
     state.mkdir(parents=True)
     urls: list[str] = []
 
-    def run(serves_after_s: float) -> tuple[int, list[str], float]:
+    def run(serves_after_s: float, *words: str) -> tuple[int, list[str], float]:
         clock = Sleeps(serves_after_s, lambda: ServeFile(url=URL, owner=mine()).write(str(state)))
         parts = App(AppSettings(home=str(home), folder=str(tmp_path), environment={"PATH": "/usr/bin:/bin"}))
 
@@ -56,7 +57,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], t
 
         monkeypatch.setattr(parts, "clock", clock)
         monkeypatch.setattr(parts, "work", keep)
-        code = run_command_line(["work"], build=lambda: parts)
+        code = run_command_line(["work", *words], build=lambda: parts)
         return code, urls, clock.slept_s
 
     return run
@@ -66,16 +67,48 @@ def test_a_worker_waits_for_a_coordinator_that_was_started_at_the_same_time(work
     code, urls, slept_s = work(3.0)
     assert (code, urls) == (0, [URL])
     assert 3.0 <= slept_s < 4.0
-    assert capfd.readouterr().err.splitlines() == [WAITS]
+    assert capfd.readouterr().err.splitlines() == [JOINS]
 
 
-def test_a_worker_that_finds_no_coordinator_says_after_ten_seconds_how_to_get_one(work, capfd) -> None:
-    code, urls, slept_s = work(60.0)
+def test_a_worker_waits_for_the_first_coordinator_of_its_home_without_a_limit(work, capfd) -> None:
+    code, urls, slept_s = work(3600.0)
+    assert (code, urls) == (0, [URL])
+    assert slept_s >= 3600.0
+    assert capfd.readouterr().err.splitlines() == [JOINS]
+
+
+def test_a_worker_that_works_for_a_time_waits_no_longer(work, capfd) -> None:
+    code, urls, slept_s = work(3600.0, "--for", "1m")
     assert (code, urls) == (34, [])
-    assert 10.0 <= slept_s < 11.0
+    assert 60.0 <= slept_s < 61.0
+    assert "start one here: `stoker serve`" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("has_begun", "limit_s"), [(False, 5.0), (True, 30.0)], ids=["nothing", "starting"])
+def test_submit_waits_a_while_and_longer_for_a_coordinator_that_is_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd, has_begun: bool, limit_s: float
+) -> None:
+    home = tmp_path / "home"
+    clock = Sleeps(1e9, lambda: None)
+    parts = App(AppSettings(home=str(home), folder=str(tmp_path), environment={"PATH": "/usr/bin:/bin"}))
+    monkeypatch.setattr(parts, "clock", clock)
+    if has_begun:
+        announce_start(str(home / "state"))
+    assert run_command_line(["submit", "--in-place", "--", "true"], build=lambda: parts) == 34
+    assert limit_s <= clock.slept_s < limit_s + 1
     err = capfd.readouterr().err
     assert err.count(WAITS) == 1
     assert "start one here: `stoker serve`" in err
+
+
+def test_a_coordinator_that_is_starting_is_known_until_it_listens_or_ends(tmp_path: Path) -> None:
+    announce_start(str(tmp_path))
+    assert is_starting(str(tmp_path))
+    withdraw_start(str(tmp_path))
+    withdraw_start(str(tmp_path))
+    assert not is_starting(str(tmp_path))
+    (tmp_path / STARTING_NAME).write_text("[1]")
+    assert not is_starting(str(tmp_path))
 
 
 @pytest.fixture
