@@ -9,7 +9,7 @@ from typing import Any
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, duration, whole
 from stoker.cli.services import INSTALL, UNINSTALL, YES, refuse_both
-from stoker.core.errors import BadInput, Forbidden, LockHeld, NetworkFailed, Usage, VersionSkew
+from stoker.core.errors import BadInput, Forbidden, LockHeld, NetworkFailed, NoCoordinator, Usage, VersionSkew
 from stoker.core.events import Event, event_line
 from stoker.core.leases import MOST_LEFT_S
 from stoker.host.durable import read_regular, translated

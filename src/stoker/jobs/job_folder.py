@@ -314,9 +314,8 @@ def find_job(runs: str, name: str, *, started_in: str = "", with_attempts: bool 
             attempt = folder.begun()
         except NotFound:
             continue
-        if "fleet" in attempt.options and (started_in or not with_attempts):
-            continue
-        if started_in and not _is_same_folder(attempt.spec.folder, started_in):
+        is_skipped = "fleet" in attempt.options and bool(started_in or not with_attempts)
+        if is_skipped or (started_in and not _is_same_folder(attempt.spec.folder, started_in)):
             continue
         if name == "last":
             return folder

@@ -6,6 +6,7 @@ project may be another program. Its code is sent as a tree and recorded, and is 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
