@@ -47,6 +47,7 @@ NAMES = (
     "containment",
     "program",
     "metrics",
+    "printed",
     "transfer",
     "small_files",
     "bundle",

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from stoker.core.clock import FakeClock
 from stoker.core.jsontext import dumps
+from stoker.engine.metrics.printed import PrintedLine, PrintedMetrics
 from stoker.engine.runners.program.output import OutputLines
 from stoker.engine.runners.program.trainer_lines import (
     LINE_BYTES,
     Eval,
     MalformedTrainerLine,
-    PlainOutputLine,
     TrainerLine,
     TrainerParser,
     TrainerStep,
-    pairs_in,
     parse_control,
     parse_line,
 )
@@ -81,7 +80,7 @@ NAMES = st.text(min_size=1, max_size=20)
 @example(b'{"kind":"step","step":1,"metrics":{"a":1e999}}')
 def test_any_line_is_read_as_something_and_can_be_heard(line: bytes) -> None:
     talk = TrainerParser()
-    for said in (parse_line(line), parse_control(line)):
+    for said in (parse_line(line, PrintedMetrics()), parse_control(line)):
         fault = talk.hear(said)
         assert fault is None or isinstance(fault, str)
         if isinstance(said, MalformedTrainerLine):
@@ -102,7 +101,7 @@ def test_where_chunks_end_changes_nothing(output: bytes, sizes: list[int]) -> No
     given_lines += parts.finish()
     assert given_lines == expected
     lines = output.replace(b"\r", b"\n").split(b"\n")
-    assert expected == [line for line in lines if b"=" in line or b"{" in line]
+    assert expected == [line for line in lines if line]
 
 
 @settings(max_examples=80, deadline=None)
@@ -112,7 +111,7 @@ def test_what_is_written_as_json_is_read_back(step: int, metrics: dict[str, floa
     for text in (json.dumps(line), dumps(line)):
         if "$" in "".join(metrics):
             continue
-        said = parse_line(text.encode("utf-8", "surrogatepass"))
+        said = parse_line(text.encode("utf-8", "surrogatepass"), PrintedMetrics())
         assert isinstance(said, TrainerStep)
         assert said.step == step
         assert sorted(map(repr, said.metrics.values())) == sorted(map(repr, metrics.values()))
@@ -120,12 +119,14 @@ def test_what_is_written_as_json_is_read_back(step: int, metrics: dict[str, floa
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_/.@-]{0,15}", fullmatch=True), st.floats(), min_size=1, max_size=5),
+    st.dictionaries(
+        st.from_regex(r"q[a-z_]{0,8}([/.@-][a-z0-9_]{1,5})?", fullmatch=True), st.floats(), min_size=1, max_size=5
+    ),
     st.sampled_from([" ", ", ", "; ", " | ", ",", "\t"]),
 )
 def test_pairs_that_a_program_prints_are_found(metrics: dict[str, float], separator: str) -> None:
     line = separator.join(f"{name}={value!r}" for name, value in metrics.items())
-    pairs = pairs_in(line.encode())
+    pairs = PrintedMetrics().read(line.encode())
     found = dict(pairs.values)
     if pairs.step is not None:
         missing = next(name for name in metrics if name not in found)
@@ -161,8 +162,8 @@ def test_time_is_linear_in_a_hostile_line(unit: bytes) -> None:
         best = math.inf
         for _ in range(3):
             started = time.thread_time()
-            parse_line(line)
-            parse_line(b'{"kind":' + line)
+            parse_line(line, PrintedMetrics())
+            parse_line(b'{"kind":' + line, PrintedMetrics())
             best = min(best, time.thread_time() - started)
         return best
 
@@ -174,11 +175,11 @@ def test_time_is_linear_in_a_hostile_line(unit: bytes) -> None:
 @given(st.lists(OUTPUT, max_size=6))
 def test_the_last_word_stands_whatever_follows(lines: list[bytes]) -> None:
     talk = TrainerParser()
-    talk.hear(parse_line(b'{"kind":"done"}'))
+    talk.hear(parse_line(b'{"kind":"done"}', PrintedMetrics()))
     word = talk.last_word
     for line in lines:
-        said: TrainerLine = parse_line(line)
+        said: TrainerLine = parse_line(line, PrintedMetrics())
         fault = talk.hear(said)
         assert not (isinstance(said, TrainerStep | Eval) and fault is None)
-        assert isinstance(said, PlainOutputLine) or talk.speaks
+        assert isinstance(said, PrintedLine) or talk.speaks
     assert talk.last_word is word

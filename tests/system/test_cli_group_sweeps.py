@@ -77,7 +77,7 @@ def test_the_same_in_every_trial_is_only_what_is(swept: Shell) -> None:
 
 
 def test_without_a_metric_it_is_said_how_to_report_one(swept: Shell) -> None:
-    assert "print name=number pairs such as loss=0.5" in swept.stoker("compare", "grp", "--no-plots").err
+    assert "print lines such as `step 10 loss 0.5`" in swept.stoker("compare", "grp", "--no-plots").err
 
 
 def test_what_a_variable_of_a_program_holds_is_shown_nowhere(swept: Shell) -> None:

@@ -96,6 +96,10 @@ class FleetJob(Job):
         return self._ref
 
     @property
+    def spec(self) -> JobSpec:
+        return self.story.spec
+
+    @property
     def view(self) -> JobView:
         return self.story.job
 

@@ -15,6 +15,7 @@ from stoker.core.digests import Digest
 from stoker.core.errors import NotFound
 from stoker.core.events import Kinds
 from stoker.core.frozen import changed, field_names, fresh, frozen
+from stoker.core.job import JobSpec
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import safe_name
 from stoker.engine.journal import older_generation, read_status
@@ -54,6 +55,11 @@ class Job(ABC):
     @abstractmethod
     def ref(self) -> str:
         """The name of the job; that of a fleet's job as it was given."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> JobSpec:
+        """What runs; of a fleet's sweep, that of the newest point."""
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
 from stoker.core.errors import Usage
 from stoker.core.frozen import changed
-from stoker.engine.ranking import Direction
+from stoker.engine.metrics.metric_names import Direction
 from stoker.host.durable import translated, write_file
 from stoker.host.install import pip_install
 from stoker.jobs.comparison import Comparison, compare_trials, read_curves
@@ -123,7 +123,7 @@ def _show_trials(call: CommandContext, comparison: Comparison, limit: int) -> No
     out.line(out.paint(headline(comparison), "bold"))
     out.line(measure_line(comparison))
     if not comparison.metrics:
-        out.note("hint: print name=number pairs such as loss=0.5, or use stoker_trainer")
+        out.note("hint: print lines such as `step 10 loss 0.5`, name others with --metrics, or use stoker_trainer")
     best = best_line(comparison, call.parts.settings.folder)
     if best:
         out.line(best)

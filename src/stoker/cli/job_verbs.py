@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.api.job_lookup import StoredItem
@@ -18,7 +18,8 @@ from stoker.views.text_tables import span
 
 if TYPE_CHECKING:
     from stoker.api.fleet_job import FleetJob
-    from stoker.api.job import Job, JobStop, StoredResult
+    from stoker.api.job import Job, JobStop, StageLogLine, StoredResult
+    from stoker.core.job import JobSpec
     from stoker.store.results import ResultPart
 
 _MOST_NAMED = 5
@@ -40,6 +41,7 @@ LOGS_GRAMMAR = Grammar(
         Option("-f", "--follow", help="print new output until the job ends"),
         Option("--stage", value="STAGE", help="only this stage"),
         Option("--attempt", value="N", read=whole(1), help="attempt of a fleet job (default: the last)"),
+        Option("--metrics", help="only lines that metrics were read from, each with its step and values"),
         AT,
     ),
     examples=(
@@ -47,6 +49,7 @@ LOGS_GRAMMAR = Grammar(
         "stoker logs gbt/train_gbt",
         "stoker logs resnet/3 -f",
         "stoker logs gbt --attempt 1",
+        "stoker logs last --metrics",
     ),
 )
 
@@ -55,9 +58,15 @@ def perform_logs(call: CommandContext, given: dict[str, Any]) -> int:
     """Show a job's logs."""
     job, out = call.lookup.job(given["target"], given["at"]), call.out
     out.is_watched = given["follow"]
+    explain = _metric_lines(job.spec) if given["metrics"] else None
     for one in job.logs(given["stage"] or "", attempt=given["attempt"], follow=given["follow"]):
         if isinstance(one, str):
             out.note(one)
+            continue
+        if explain is not None:
+            for found, text in explain(one):
+                out.object(found)
+                out.line(text)
             continue
         if one.heading:
             gap = "\n" if one.has_gap else ""
@@ -65,6 +74,30 @@ def perform_logs(call: CommandContext, given: dict[str, Any]) -> int:
         out.object({"node": one.node, "line": one.text})
         out.line(one.text)
     return 0
+
+
+def _metric_lines(spec: JobSpec) -> Callable[[StageLogLine], Iterator[tuple[dict[str, Any], str]]]:
+    """Return a function that returns what was read from a line of a program, as JSON and as text."""
+    from stoker.engine.metrics.printed import PrintedMetrics
+
+    printed: dict[str, PrintedMetrics] = {}
+
+    def explain(line: StageLogLine) -> Iterator[tuple[dict[str, Any], str]]:
+        reader = printed.setdefault(line.node, PrintedMetrics(spec.args.get("metrics", ())))
+        for part in line.text.split("\r"):
+            found = reader.read(part.encode())
+            if not found.values:
+                continue
+            read = {"step": found.step, "metrics": found.values, "spelt": found.spelt}
+            values = [
+                f"{name} = {value:.6g}" + (f" ({spelt})" if spelt != name else "")
+                for name, value in found.values.items()
+                for spelt in [found.spelt.get(name, name)]
+            ]
+            step = "" if found.step is None else f"{'epoch' if found.is_epoch else 'step'} {found.step}: "
+            yield {"node": line.node, "line": part, **read}, f"{part}\n    → {step}{', '.join(values)}"
+
+    return explain
 
 
 CANCEL_GRAMMAR = Grammar(

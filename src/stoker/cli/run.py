@@ -27,7 +27,7 @@ from stoker.core.errors import (
     Usage,
 )
 from stoker.core.job import JobState
-from stoker.core.text import did_you_mean
+from stoker.core.text import did_you_mean, is_metric_source
 from stoker.engine.plan import Plan
 from stoker.engine.types import MAX_IN_FLIGHT
 from stoker.jobs.builder import JobBuild
@@ -47,6 +47,15 @@ UNNAMED = "the recipe's last word, or the script's name"
 def job_options(unnamed: str) -> tuple[Option, ...]:
     """Return the options that describe a job, here and on the fleet; `unnamed` is its default name."""
     return (Option("--name", value="NAME", help=f"job name (default: {unnamed})"),)
+
+
+METRICS = Option(
+    "--metrics",
+    value="SOURCE",
+    help="where a program's metrics are read from, beside what it prints: a pattern with groups for name and number, "
+    "such as 'loss_(\\w+): (\\S+)', or for a number alone; off: nowhere; repeat it for several",
+    is_many=True,
+)
 
 
 def running(unnamed: str) -> tuple[Option, ...]:
@@ -130,6 +139,7 @@ GRAMMAR = Grammar(
             help="run a program, or a recipe that has ranks=, as N processes that start and end together; auto: one "
             "per GPU, at least 1. See `stoker help gang run`",
         ),
+        METRICS,
         *running(UNNAMED),
     ),
     examples=(
@@ -373,7 +383,17 @@ def read_request(given: dict[str, Any], grammar: Grammar) -> JobRequest:
     refuse_words(values, "an argument is one word: no spaces around the =")
     if given.get("ranks") is not None:
         values.append(f"ranks={given['ranks']}")
+    metrics = tuple(given.get("metrics") or ())
+    if metrics and given["program"] is None:
+        raise Usage("--metrics is for programs", hint=f"stoker {verb} --metrics {metrics[0]} -- PROGRAM")
+    wrong = [one for one in metrics if not is_metric_source(one)]
+    if wrong:
+        raise Usage(
+            f"--metrics: {', '.join(map(repr, wrong))} can't be used as a pattern",
+            hint="a regular expression with one or two groups, and no repetition inside a repetition",
+        )
     return JobRequest(
+        metrics=metrics,
         target=target,
         overrides=tuple(values),
         files=tuple(given["config"]),

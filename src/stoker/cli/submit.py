@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional, duration, whole
-from stoker.cli.run import UNNAMED, job_options, program_settings, read_request
+from stoker.cli.run import METRICS, UNNAMED, job_options, program_settings, read_request
 from stoker.config.config_file import SUFFIXES
 from stoker.core.errors import (
     Cancelled,
@@ -115,6 +115,7 @@ GRAMMAR = Grammar(
             "--config", value="FILE", help="YAML or TOML file with settings; repeat it: later ones win", is_many=True
         ),
         *job_options(UNNAMED),
+        METRICS,
         Option(
             "--ranks",
             value="N",
@@ -215,7 +216,7 @@ GRAMMAR = Grammar(
         Cancelled,
     ),
 )
-_OF_ONE_JOB = frozenset({"config", "name", "ranks", "env"})
+_OF_ONE_JOB = frozenset({"config", "name", "ranks", "env", "metrics"})
 """Options that a manifest sets for each job, beside those that set a field."""
 
 

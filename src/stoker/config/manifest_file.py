@@ -59,7 +59,14 @@ from stoker.core.machine import (
     Requirements,
     SchedulableJob,
 )
-from stoker.core.text import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name, parse_duration
+from stoker.core.text import (
+    JOB_NAME_RULE,
+    NODE_NAME_RULE,
+    is_job_name,
+    is_metric_source,
+    is_node_name,
+    parse_duration,
+)
 
 # Types of the manifest: jobs, and policy about machines, as in the file.
 #
@@ -118,6 +125,7 @@ class JobEntry:
     train_hosts: tuple[str, ...] = ()
     data: Mapping[str, str] = MappingProxyType({})
     outputs: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     code: CodePlace = CodePlace.COPY
     include: tuple[str, ...] = ()
     """Untracked files that belong to the project: patterns."""
@@ -363,6 +371,11 @@ JOB = MapSchema(
             "outputs",
             ListOf(Text("a path below the working folder", fits=_is_inside), is_set=True),
             "outputs to return, beside $STOKER_OUT",
+        ),
+        Field(
+            "metrics",
+            ListOf(Text("a pattern with a group for the number, a path, or off", fits=is_metric_source)),
+            "where a program's metrics are read from beside its output, as --metrics does",
         ),
         Field(
             "code",

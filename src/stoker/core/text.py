@@ -235,3 +235,39 @@ def format_duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+# Where metrics of programs are read from: patterns for their output, paths, or `off`.
+
+METRICS_OFF = "off"
+_OFTEN = frozenset({"MAX_REPEAT", "MIN_REPEAT"})
+
+
+def is_metric_source(text: str) -> bool:
+    """Return True if a text is `off`, a path, or a pattern that can be used: with a group, and fast on any line."""
+    if text == METRICS_OFF or not is_metric_pattern(text):
+        return bool(text)
+    try:
+        parsed = re._parser.parse(text.encode())  # noqa: SLF001 - nothing else parses one
+        return parsed.state.groups > 1 and not _may_explode(parsed, is_inside=False)
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+def is_metric_pattern(text: str) -> bool:
+    """Return True if a text is a pattern: it has a group."""
+    return "(" in text
+
+
+def _may_explode(parsed: Any, *, is_inside: bool) -> bool:
+    """Return True if a pattern repeats something that repeats or branches itself: its time may be exponential."""
+    for operation, argument in parsed:
+        name = str(operation)
+        if is_inside and (name in _OFTEN or name == "BRANCH"):
+            return True
+        parts = argument if isinstance(argument, tuple | list) else (argument,)
+        is_repeated = is_inside or (name in _OFTEN and argument[1] > 1)
+        inner = [part for part in parts for part in (part if isinstance(part, list) else [part])]
+        if any(_may_explode(part, is_inside=is_repeated) for part in inner if hasattr(part, "getwidth")):
+            return True
+    return False

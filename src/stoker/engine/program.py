@@ -57,6 +57,8 @@ class Program:
     """Files and folders below `folder` that belong to its result; of folders, what is new or changed."""
     silence_s: float | None = None
     """How long it may say nothing."""
+    metrics: tuple[str, ...] = ()
+    """Where its metrics are read from beside its output: patterns and paths; `off`: nowhere."""
 
 
 _NAME = r"[A-Za-z_][\w.-]*"

@@ -7,21 +7,13 @@ held out goes before one of the rows that were trained on.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from stoker.core.errors import NotFound
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean
-
-
-class Direction(StrEnum):
-    """Which of two values is the better one."""
-
-    SMALLER = "smaller"
-    LARGER = "larger"
+from stoker.engine.metrics.metric_names import Direction, known_direction, preference, without_split
 
 
 @frozen
@@ -58,26 +50,8 @@ class RankableTrial(Protocol):
 
 T = TypeVar("T", bound=RankableTrial)
 
-# Parameters by which recipes and programs name the metric that they watch themselves.
 _NAMING = ("rank_by", "monitor", "metric", "objective")
-_WORDS = re.compile(r"[a-z]+|[0-9]+")
-
-# In the order of preference. A word may be several of a name's words: `average_precision`, `r2`.
-_LARGER = (
-    "balanced_accuracy", "accuracy", "acc", "top1", "f1", "auc", "auroc", "roc_auc", "average_precision", "map", "r2",
-    "score", "reward", "return", "bleu", "rouge", "iou", "dice", "precision", "recall", "correct", "win_rate", "psnr",
-    "ssim", "ndcg", "mrr", "kappa", "mcc", "correlation", "pearson", "spearman", "likelihood", "elbo",
-)  # fmt: skip
-_SMALLER = (
-    "loss", "error", "err", "rmse", "mse", "mae", "mape", "nll", "cross_entropy", "perplexity", "ppl", "bpb", "bpc",
-    "wer", "cer", "fid", "brier", "deviance", "divergence", "kl", "distance", "regret", "cost", "hinge", "logloss",
-)  # fmt: skip
-_SPEED = {
-    "latency": Direction.SMALLER, "time": Direction.SMALLER, "seconds": Direction.SMALLER, "ms": Direction.SMALLER,
-    "throughput": Direction.LARGER, "per": Direction.LARGER, "fps": Direction.LARGER,
-}  # fmt: skip
-_HELD_OUT = ("cv", "val", "valid", "validation", "dev", "eval", "evaluation", "holdout", "test")
-_TRAINED_ON = ("train", "training", "tr")
+"""Parameters by which recipes and programs name the metric that they watch themselves."""
 
 
 def measure_for(
@@ -116,37 +90,6 @@ def best_first(trials: Iterable[T], measure: Measure | None) -> list[T]:
     return sorted(trials, key=lambda trial: _place(trial, measure))
 
 
-def known_direction(metric: str) -> Direction | None:
-    """Return which direction a metric's name suggests, if any."""
-    words = _words(metric)
-    speed = _speed(words)
-    if speed is not None:
-        return speed
-    larger, smaller = _found(words, _LARGER), _found(words, _SMALLER)
-    # `accuracy_loss` is a loss: the last word says what it is.
-    if larger is None and smaller is None:
-        return None
-    return Direction.LARGER if (larger or (-1,))[0] > (smaller or (-1,))[0] else Direction.SMALLER
-
-
-def preference(name: str) -> tuple[int, int, int, str]:
-    """Order metrics by how likely they are what matters: scores, losses, then the rest; held out before trained on."""
-    words = _words(name)
-    direction = known_direction(name)
-    on_training_rows = any(word in _TRAINED_ON for word in words)
-    held_out = next((place for place, word in enumerate(_HELD_OUT) if word in words), None)
-    kind = 4
-    if direction is not None and _speed(words) is not None:
-        kind = 3
-    elif direction is not None:
-        kind = 2 if on_training_rows else 0 if direction is Direction.LARGER else 1
-    of_kind = _found(words, _LARGER if direction is Direction.LARGER else _SMALLER)
-    # `test` is for the end: a plain name goes before it, and every other held-out part before that.
-    plain_place = len(_HELD_OUT) - 1.5
-    place = plain_place if held_out is None else held_out
-    return kind, int(2 * place), of_kind[1] if of_kind else 0, name
-
-
 def _counts(trials: Sequence[RankableTrial]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for trial in trials:
@@ -158,37 +101,11 @@ def _counts(trials: Sequence[RankableTrial]) -> dict[str, int]:
 def _guess(names: Sequence[str], params: Mapping[str, Any]) -> tuple[str, str]:
     for naming in _NAMING:
         wanted = params.get(naming)
-        named = [name for name in names if isinstance(wanted, str) and _core(name) == _core(wanted)]
+        named = [name for name in names if isinstance(wanted, str) and without_split(name) == without_split(wanted)]
         if named:
             return min(named, key=preference), f"it is what {naming} names"
     metric = min(names, key=preference)
     return metric, "guessed by its name" if known_direction(metric) is not None else "the first of them"
-
-
-def _found(words: Sequence[str], known: Sequence[str]) -> tuple[int, int] | None:
-    """Return where in the words the last known one ends, and its place among the known."""
-    found = None
-    for place, one in enumerate(known):
-        parts = one.split("_") if one not in ("r2", "f1", "top1") else [one[:-1], one[-1]]
-        for start in range(len(words) - len(parts) + 1):
-            if list(words[start : start + len(parts)]) == parts:
-                end = start + len(parts)
-                if found is None or end > found[0]:
-                    found = (end, place)
-    return found
-
-
-def _speed(words: Sequence[str]) -> Direction | None:
-    """Return whether a name is one of speed rather than of quality, and which way it is better."""
-    return next((direction for word, direction in _SPEED.items() if word in words), None)
-
-
-def _words(name: str) -> list[str]:
-    return _WORDS.findall(re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name).lower())
-
-
-def _core(name: str) -> tuple[str, ...]:
-    return tuple(word for word in _words(name) if word not in _HELD_OUT)
 
 
 def _place(trial: RankableTrial, measure: Measure | None) -> tuple[int, float, int]:

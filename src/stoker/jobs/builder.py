@@ -146,7 +146,7 @@ class JobBuilder:
         schema = recipe.args.declared()
         program: ProgramWords | None = None
         if request.program:
-            program = self.program_words(request.program, self.folder, at_once=request.at_once)
+            program = self.program_words(request.program, self.folder, at_once=request.at_once, metrics=request.metrics)
             leaves = {path: leaf for path, leaf in schema.leaves.items() if path not in FOUND}
             schema = Schema(leaves=leaves, is_open=True)
         if request.name:
@@ -173,9 +173,18 @@ class JobBuilder:
             notes=(*given_twice(overrides), *swept_lists(overrides, schema)),
         )
 
-    def program_words(self, argv: tuple[str, ...], folder: str, *, at_once: int) -> ProgramWords:
+    def program_words(
+        self, argv: tuple[str, ...], folder: str, *, at_once: int = 1, metrics: tuple[str, ...] = ()
+    ) -> ProgramWords:
         """Return a program with the facts of this machine that it depends on."""
-        return ProgramWords(argv=argv, folder=folder, capacity=self.capacity, gpus=self.count_gpus(), at_once=at_once)
+        return ProgramWords(
+            argv=argv,
+            folder=folder,
+            capacity=self.capacity,
+            gpus=self.count_gpus(),
+            at_once=at_once,
+            metrics=metrics,
+        )
 
     def build_composed(self, job: ComposedJob) -> JobBuild:
         """Build every trial of a composed configuration, and the plan that they share."""

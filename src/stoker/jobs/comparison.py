@@ -16,8 +16,9 @@ from stoker.core.jsontext import dumps, loads
 from stoker.core.text import safe_name
 from stoker.engine.journal import read_status
 from stoker.engine.metrics.curves import Point, curves
+from stoker.engine.metrics.metric_names import Direction, preference
 from stoker.engine.metrics.metrics_file import SUFFIX
-from stoker.engine.ranking import Direction, Measure, best_first, measure_for, preference
+from stoker.engine.ranking import Measure, best_first, measure_for
 from stoker.host.durable import open_regular
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory, tell

@@ -11,7 +11,7 @@ from typing import Any
 from stoker.core.digests import encode
 from stoker.core.frozen import changed, frozen
 from stoker.engine.code_identity import OWN
-from stoker.engine.ranking import Direction
+from stoker.engine.metrics.metric_names import Direction
 from stoker.jobs.comparison import COSTS, Comparison, Curves, JobFacts, TrialRow, compare_trials, read_curves
 from stoker.jobs.secret_mask import MASK, is_secret
 from stoker.jobs.trial_settings import JobSetting

@@ -166,7 +166,7 @@ def _text_of(path: str) -> str:
 RECIPE = "command"
 PLACES = ("out", "scratch")
 """Places that are filled when the program starts: where its result and its checkpoints go."""
-FOUND = ("argv", "params", "folder", "workspace", "code", "machine_gpus", "machine_cpus")
+FOUND = ("argv", "params", "folder", "workspace", "code", "metrics", "machine_gpus", "machine_cpus")
 """Arguments of the recipe that the builder sets; they can't be typed."""
 
 # Parameters may be called anything: only one that is spelt nearly like a setting is taken for a slip.
@@ -189,6 +189,8 @@ class ProgramWords:
     """How many this machine has."""
     at_once: int = 1
     """How many of it share the machine's cores, if nothing says how many one takes."""
+    metrics: tuple[str, ...] = ()
+    """Where its metrics are read from: patterns, paths, or `off`."""
 
     def faults(self, paths: Iterable[str], settings: Collection[str] = ()) -> list[Diagnostic]:
         """Return a fault for each place that nothing fills and each parameter that has a reserved name.
@@ -246,6 +248,7 @@ class ProgramWords:
             "argv": filled,
             "params": dict(params),
             "folder": self.folder,
+            "metrics": self.metrics,
             **self.today(files.of(filled, settings.get("outputs", ()))),
         }
 

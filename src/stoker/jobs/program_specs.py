@@ -366,7 +366,7 @@ def own_python(entry: JobEntry) -> str:
 
 def _settings(entry: JobEntry, data: Mapping[str, str], requirements: Requirements) -> dict[str, Any]:
     """Return a manifest entry as arguments of the recipe `command`."""
-    settings: dict[str, Any] = {"outputs": entry.outputs, "python": own_python(entry)}
+    settings: dict[str, Any] = {"outputs": entry.outputs, "metrics": entry.metrics, "python": own_python(entry)}
     if entry.ranks is not None:
         settings["ranks"] = entry.ranks
     # Data without a path here gets one on each machine.

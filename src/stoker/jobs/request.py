@@ -57,6 +57,8 @@ class JobRequest:
     is_adapters_file: bool = False
     earlier: JobFolder | None = None
     """A job to build again, with today's code and files."""
+    metrics: tuple[str, ...] = ()
+    """Where a program's metrics are read from beside its output: patterns and paths; `off`: nowhere."""
     fields: Mapping[str, Any] = fresh(factory=dict)
     """Fields of the `JobSpec` that options of the command line set, by name: `priority`, `after`, `timeout_s`."""
     env: Mapping[str, str] = fresh(factory=dict)

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from stoker.core.frozen import changed, frozen
-from stoker.engine.ranking import Direction, Measure
+from stoker.engine.metrics.metric_names import Direction
+from stoker.engine.ranking import Measure
 from stoker.jobs.comparison import CURVES_DRAWN, Comparison, Curves, TrialRow
 from stoker.views.recipe_lines import value_text
 from stoker.views.stage_lines import number

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.core.text import counted, format_size
-from stoker.engine.ranking import known_direction, preference
+from stoker.engine.metrics.metric_names import known_direction, preference
 from stoker.jobs.job_history import NodeHistory
 from stoker.views.text_tables import Signs, span
 

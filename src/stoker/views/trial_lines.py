@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.core.frozen import fresh, frozen
+from stoker.engine.metrics.metric_names import known_direction, preference
 from stoker.engine.plan import Plan
-from stoker.engine.ranking import known_direction, preference
 from stoker.jobs.trials import Trial, is_sweep, shared_nodes
 from stoker.views.adapter_lines import unaffected_text
 from stoker.views.stage_lines import memory_text, metrics_text

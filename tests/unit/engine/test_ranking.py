@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from stoker.core.errors import NotFound
-from stoker.engine.ranking import Direction, Measure, best_first, known_direction, measure_for, preference
+from stoker.engine.metrics.metric_names import Direction, known_direction, preference
+from stoker.engine.ranking import Measure, best_first, measure_for
 
 SMALLER, LARGER = Direction.SMALLER, Direction.LARGER
 
@@ -72,6 +73,7 @@ def test_a_name_suggests_which_way_is_better(name: str, direction: Direction | N
         (("train_loss", "grad_norm"), "train_loss", SMALLER),
         (("loss", "accuracy"), "accuracy", LARGER),
         (("train_accuracy", "val_loss"), "val_loss", SMALLER),
+        (("accuracy", "val_loss"), "val_loss", SMALLER),
         (("test_accuracy", "accuracy", "val_accuracy"), "val_accuracy", LARGER),
         (("samples_per_second", "loss"), "loss", SMALLER),
         (("balanced_accuracy", "log_loss", "cv_balanced_accuracy", "loss"), "cv_balanced_accuracy", LARGER),

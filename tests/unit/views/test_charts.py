@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.ranking import Direction, Measure, best_first
+from stoker.engine.metrics.metric_names import Direction
+from stoker.engine.ranking import Measure, best_first
 from stoker.jobs.comparison import Comparison, Curves, TrialRow
 from stoker.views.charts import LEGEND, Chart, ChartLine, Panel, Scale, curve_panel, curves_chart, metrics_chart
 from stoker.views.png import to_png

@@ -10,7 +10,8 @@ import pytest
 
 from stoker.core.frozen import changed
 from stoker.core.text import one_line
-from stoker.engine.ranking import Direction, Measure
+from stoker.engine.metrics.metric_names import Direction
+from stoker.engine.ranking import Measure
 from stoker.jobs.comparison import Comparison, Curves
 from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides
 from stoker.jobs.trial_settings import JobSetting

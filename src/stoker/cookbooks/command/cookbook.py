@@ -61,6 +61,7 @@ class ProgramArgs:
     outputs: tuple[str, ...] = arg((), help="files and folders below `folder` that belong to the result")
     python: str = arg("", help="interpreter for `python`", runtime=True)
     silence_s: float | None = arg(None, help="maximum time without output", gt=0, runtime=True)
+    metrics: tuple[str, ...] = arg((), help="where its metrics are read from: --metrics", runtime=True)
     workspace: str = arg("", help="working folder if not `folder`: a copy of it", runtime=True)
 
 
@@ -98,6 +99,7 @@ def _program(job: StageContext, args: OpenProgramArgs | KnownProgramArgs) -> Pro
         params=args.params,
         outputs=args.outputs,
         silence_s=args.silence_s,
+        metrics=args.metrics,
     )
 
 
@@ -147,6 +149,7 @@ class CommandArgs:
     folder: str = arg(".", help="working folder (default: the current one)", runtime=True)
     workspace: str = arg("", help="copy of that folder to run in; set by Stoker", runtime=True)
     code: dict[str, InputPath] = arg({}, help="the program's own files; set by Stoker", runtime=True)
+    metrics: tuple[str, ...] = arg((), help="where its metrics are read from; set by --metrics", runtime=True)
     machine_gpus: int = arg(0, help="number of GPUs of this machine; set by Stoker", ge=0, runtime=True)
     machine_cpus: int = arg(1, help="number of cores of this machine; set by Stoker", ge=1, runtime=True)
 
@@ -180,6 +183,7 @@ def command(args: CommandArgs) -> Plan:
         "workspace": args.workspace,
         "python": args.python,
         "silence_s": silence_s,
+        "metrics": args.metrics,
     }
     gpus = args.gpus
     if gpus is None:

@@ -34,7 +34,7 @@ from stoker.core.frozen import fresh, frozen
 from stoker.core.job import JobState
 from stoker.core.jsontext import loads
 from stoker.core.text import did_you_mean, point_name
-from stoker.engine.ranking import Direction, known_direction, preference
+from stoker.engine.metrics.metric_names import Direction, known_direction, preference
 from stoker.protocol.view_messages import JobDetails, JobPage, Leaderboard, LeaderRow, SymptomView
 
 _CLASS = "class:"

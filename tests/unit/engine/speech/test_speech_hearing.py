@@ -53,7 +53,9 @@ def heard(tmp_path: Path) -> Heard:
 
 
 def test_pairs_are_reported_as_read_off_the_output(heard: Heard) -> None:
-    heard.speech.hear(b"epoch=0 step=0 loss=2\nepoch=0 acc=1\nepoch=1 step=0 loss=1\nnothing to say\nval=3")
+    heard.speech.hear(
+        b"epoch=0 step=0 loss=2\nepoch=0 acc=1\nepoch=1 step=0 loss=1\nnothing to say\nval=3", is_out=True
+    )
     heard.speech.finish()
     assert heard.rows == [
         (0, {"epoch": 0.0, "loss": 2.0}, MetricSource.STDOUT),
@@ -64,8 +66,10 @@ def test_pairs_are_reported_as_read_off_the_output(heard: Heard) -> None:
 
 
 def test_lines_of_the_contract_are_reported_as_such(heard: Heard) -> None:
-    heard.speech.hear(b'{"kind":"step","step":3,"of":9,"metrics":{"loss":1}}\n{"kind":"eval","metrics":{"loss":2}}\n')
-    heard.speech.hear(b'{"kind":"heartbeat"}\n{"kind":"done","metrics":{"loss":0.5}}\nloss=99\n')
+    heard.speech.hear(
+        b'{"kind":"step","step":3,"of":9,"metrics":{"loss":1}}\n{"kind":"eval","metrics":{"loss":2}}\n', is_out=True
+    )
+    heard.speech.hear(b'{"kind":"heartbeat"}\n{"kind":"done","metrics":{"loss":0.5}}\nloss=99\n', is_out=True)
     assert heard.rows == [
         (3, {"loss": 1.0}, MetricSource.REPORTED),
         (3, {"eval/loss": 2.0}, MetricSource.REPORTED),
@@ -76,7 +80,7 @@ def test_lines_of_the_contract_are_reported_as_such(heard: Heard) -> None:
 def test_what_comes_through_the_control_file_is_kept_already(heard: Heard) -> None:
     heard.speech.hear_control(b'{"kind":"step","step":1,"metrics":{"loss":1}}\n{"kind":"st')
     heard.speech.hear_control(b'ep","step":2}\n')
-    heard.speech.hear(b"loss=5\nstoker-metric: extra=5\n")
+    heard.speech.hear(b"loss=5\nstoker-metric: extra=5\n", is_out=True)
     heard.speech.finish()
     assert heard.rows == [(2, {"extra": 5.0}, MetricSource.REPORTED)]
     assert heard.steps == [(1, None, {"loss": 1.0}), (2, None, {"extra": 5.0})]
@@ -84,9 +88,9 @@ def test_what_comes_through_the_control_file_is_kept_already(heard: Heard) -> No
 
 def test_progress_is_told_at_once_then_now_and_then_and_at_last_always(heard: Heard) -> None:
     for step in range(100):
-        heard.speech.hear(b"step=%d/100 loss=%d\n" % (step, step))
+        heard.speech.hear(b"step=%d/100 loss=%d\n" % (step, step), is_out=True)
         heard.clock.advance(0.01)
-    heard.speech.hear(b"acc=7\n")
+    heard.speech.hear(b"acc=7\n", is_out=True)
     heard.speech.finish()
     assert heard.steps == [
         (0, 100, {"loss": 0.0}),
@@ -97,18 +101,18 @@ def test_progress_is_told_at_once_then_now_and_then_and_at_last_always(heard: He
 
 
 def test_progress_that_waits_is_told_in_a_pause(heard: Heard) -> None:
-    heard.speech.hear(b"step=1 loss=1\n")
-    heard.speech.hear(b"step=2 loss=2\n")
+    heard.speech.hear(b"step=1 loss=1\n", is_out=True)
+    heard.speech.hear(b"step=2 loss=2\n", is_out=True)
     heard.clock.advance(0.5)
-    heard.speech.hear(b"")
+    heard.speech.look()
     assert [step for step, _, _ in heard.steps] == [1, 2]
     heard.clock.advance(0.5)
-    heard.speech.hear(b"")
+    heard.speech.look()
     assert len(heard.steps) == 2
 
 
 def test_however_many_names_there_are_a_told_step_holds_some(heard: Heard) -> None:
-    heard.speech.hear(b"".join(b"m%d=1\n" % name for name in range(3000)))
+    heard.speech.hear(b"".join(b"m%d=1\n" % name for name in range(3000)), is_out=True)
     heard.speech.finish()
     assert all(len(metrics) <= LAST_KEPT for _, _, metrics in heard.steps)
     assert len(heard.rows) == 3000
@@ -123,32 +127,32 @@ def test_the_control_file_tells_for_how_long_the_programs_own_code_was_quiet(hea
 
 
 def test_faults_go_to_the_log_and_not_endlessly(heard: Heard) -> None:
-    heard.speech.hear(b'{"kind":"done"}\n' + b'{"kind":"done"}\n' * 100)
+    heard.speech.hear(b'{"kind":"done"}\n' + b'{"kind":"done"}\n' * 100, is_out=True)
     assert heard.log == ["trainer contract: done after the last word, which was done"] * 20
 
 
 def test_the_last_word_of_a_program_that_failed_is_its_complaint(heard: Heard) -> None:
     assert heard.speech.complaint == ""
-    heard.speech.hear(b'{"kind":"failed","message":"no data"}\n')
+    heard.speech.hear(b'{"kind":"failed","message":"no data"}\n', is_out=True)
     assert heard.speech.complaint == "no data"
 
 
 def test_a_flood_is_told_and_its_last_line_is_heard(heard: Heard) -> None:
-    heard.speech.hear(b"".join(b"step=%d loss=1\n" % step for step in range(LINES_PER_WINDOW + 101)))
+    heard.speech.hear(b"".join(b"step=%d loss=1\n" % step for step in range(LINES_PER_WINDOW + 101)), is_out=True)
     heard.speech.finish()
     assert heard.steps[-1][0] == heard.rows[-1][0] == LINES_PER_WINDOW + 100
     assert heard.log == ["100 lines of its output came too quickly to be read for metrics"]
 
 
 def test_a_step_without_a_value_is_progress(heard: Heard) -> None:
-    heard.speech.hear(b"step=3/9\n")
+    heard.speech.hear(b"step=3/9\n", is_out=True)
     assert heard.steps == [(3, 9, {})]
     assert heard.rows == []
 
 
 def test_a_checkpoint_that_is_reported_in_a_line_is_kept(heard: Heard) -> None:
     (heard.folder / "ckpt.bin").write_bytes(b"weights")
-    heard.speech.hear(b'{"kind":"saved","path":"ckpt.bin","step":7}\n')
+    heard.speech.hear(b'{"kind":"saved","path":"ckpt.bin","step":7}\n', is_out=True)
     heard.speech.finish()
     (heard.folder / "ckpt.bin").write_bytes(b"torn")
     checkpoint = choose_checkpoint(str(heard.scratch), KEY).checkpoint
@@ -159,7 +163,7 @@ def test_a_checkpoint_that_is_reported_in_a_line_is_kept(heard: Heard) -> None:
 
 
 def test_one_that_is_not_there_is_told(heard: Heard) -> None:
-    heard.speech.hear(b'{"kind":"saved","path":"none.bin"}\n')
+    heard.speech.hear(b'{"kind":"saved","path":"none.bin"}\n', is_out=True)
     heard.speech.finish()
     assert heard.log == ["checkpoint none.bin is not kept: there is nothing in it"]
     assert choose_checkpoint(str(heard.scratch), KEY).checkpoint is None
@@ -168,7 +172,9 @@ def test_one_that_is_not_there_is_told(heard: Heard) -> None:
 def test_of_many_at_once_the_newest_is_kept_and_the_others_are_told(heard: Heard) -> None:
     for number in range(20):
         (heard.folder / f"{number}.bin").write_bytes(b"%d" % number)
-    heard.speech.hear(b"".join(b'{"kind":"saved","path":"%d.bin","step":%d}\n' % (n, n) for n in range(20)))
+    heard.speech.hear(
+        b"".join(b'{"kind":"saved","path":"%d.bin","step":%d}\n' % (n, n) for n in range(20)), is_out=True
+    )
     heard.speech.finish()
     checkpoint = choose_checkpoint(str(heard.scratch), KEY).checkpoint
     assert checkpoint is not None

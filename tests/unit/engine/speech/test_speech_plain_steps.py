@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from stoker.engine.runners.program.trainer_lines import OutputSteps, PlainOutputLine, parse_line
+from stoker.engine.metrics.printed import PrintedMetrics
+from stoker.engine.runners.program.trainer_lines import OutputSteps
 
 
 def placed(*lines: bytes) -> list[int]:
     steps = OutputSteps()
-    said = [parse_line(line) for line in lines]
-    return [steps.place_plain(one) for one in said if isinstance(one, PlainOutputLine)]
+    printed = PrintedMetrics()
+    return [steps.place_plain(printed.read(line)) for line in lines]
 
 
 def test_a_line_stands_where_it_says() -> None:

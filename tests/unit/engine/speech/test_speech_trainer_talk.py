@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from stoker.engine.metrics.printed import PrintedMetrics
 from stoker.engine.runners.program.trainer_lines import (
     FAULTS_TOLD,
     TrainerCompletion,
@@ -12,7 +13,7 @@ from stoker.engine.runners.program.trainer_lines import (
 
 def heard(*lines: bytes) -> tuple[TrainerParser, list[str | None]]:
     talk = TrainerParser()
-    return talk, [talk.hear(parse_line(line)) for line in lines]
+    return talk, [talk.hear(parse_line(line, PrintedMetrics())) for line in lines]
 
 
 def test_a_right_conversation_has_no_faults() -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from stoker.core.clock import Clock
+from stoker.core.text import lazy_pattern
 from stoker.engine.metrics.attempt_metrics import note_last
 from stoker.engine.metrics.metrics_file import MetricSource
+from stoker.engine.metrics.printed import NOTHING, PrintedLine, PrintedMetrics
 from stoker.engine.runners.program.trainer_lines import (
     FAULTS_TOLD,
     LINE_BYTES,
@@ -22,7 +24,6 @@ from stoker.engine.runners.program.trainer_lines import (
     Heartbeat,
     Metrics,
     OutputSteps,
-    PlainOutputLine,
     TrainerCheckpoint,
     TrainerCompletion,
     TrainerFailure,
@@ -39,16 +40,20 @@ LINES_PER_WINDOW = 4000
 CONTROLS_PER_WINDOW = 1000
 _LONG_LINE_BYTES = 256
 """A longer line counts as several."""
+_WITHOUT_NUMBER = 0.125
+"""What a line without a digit and `{` counts: it takes hardly any time."""
+_NUMBER_OR_JSON = lazy_pattern(rb"[0-9{]")
+_LAST_BYTES = LINE_BYTES
 _CONTROLS = (b'"saved"', b'"done"', b'"failed"', b'"contract"')
 
 
 class OutputLines:
     """Takes output in chunks of any size, from one thread; returns the lines worth reading, in bounded memory and time.
 
-    A carriage return ends a line as a line end does, so each update of a progress bar is one. Lines without `=` and `{`
-    say nothing to us and are not given. Of a line longer than `LINE_BYTES` only the beginning is. In each half second
-    only so many lines are given; the rest is counted as lost, except for the last one, so that the final value is
-    always right. Lines that may control something (`saved`, `done`, `failed`) have room of their own.
+    A carriage return ends a line as a line end does, so each update of a progress bar is one. Of a line longer than
+    `LINE_BYTES` only the beginning is given. In each half second only so many lines are given; the rest is counted as
+    lost, except for the last one with a number, so that the final value is always right. Lines that may control
+    something (`saved`, `done`, `failed`) have room of their own.
     """
 
     def __init__(self, clock: Clock, *, lines_per_window: int = LINES_PER_WINDOW) -> None:
@@ -57,7 +62,7 @@ class OutputLines:
         self._clock = clock
         self._lines_per_window = lines_per_window
         self._window_end_s = -1.0
-        self._left = 0
+        self._left = 0.0
         self._controls_left = 0
         self._tail = b""
         """The beginning of a line whose end has not come."""
@@ -107,23 +112,23 @@ class OutputLines:
         return line
 
     def _choose(self, body: bytes) -> list[bytes]:
-        # Most output says nothing to us; then its lines are not even taken apart.
-        if b"=" not in body and b"{" not in body:
+        if not body:
             return []
         if self._left <= 0:
             return self._pass_over(body)
-        lines = [line for line in body.split(b"\n") if b"=" in line or b"{" in line]
+        lines = [line for line in body.split(b"\n") if line]
         for at, line in enumerate(lines):
             if self._left <= 0:
                 return [*lines[:at], *self._pass_over(b"\n".join(lines[at:]))]
-            self._left -= 1 + len(line) // _LONG_LINE_BYTES
+            cost = 1 if _NUMBER_OR_JSON.search(line) else _WITHOUT_NUMBER
+            self._left -= cost * (1 + len(line) // _LONG_LINE_BYTES)
         return lines
 
     def _pass_over(self, body: bytes) -> list[bytes]:
         """Leave lines out, except for those that may control something, and remember the last one."""
         self.lost += body.count(b"\n") + 1
-        place = max(body.rfind(b"="), body.rfind(b"{"))
-        self._unread = body[body.rfind(b"\n", 0, place) + 1 :].partition(b"\n")[0]
+        last = body[-_LAST_BYTES:].split(b"\n")
+        self._unread = next((line for line in reversed(last) if _NUMBER_OR_JSON.search(line)), self._unread)
         if self._controls_left <= 0 or not any(kind in body for kind in _CONTROLS):
             return []
         controls = [line for line in body.split(b"\n") if b"{" in line and any(kind in line for kind in _CONTROLS)]
@@ -214,13 +219,18 @@ class ProgramOutput:
     """Hears one attempt's program."""
 
     def __init__(
-        self, emit: Callable[[dict[str, Any]], None], clock: Clock, checkpoints: ProgramCheckpointStore
+        self,
+        emit: Callable[[dict[str, Any]], None],
+        clock: Clock,
+        checkpoints: ProgramCheckpointStore,
+        metrics: Sequence[str] = (),
     ) -> None:
+        """Make it; `metrics` are those of `Program`."""
         self._emit = emit
         self._checkpoints = checkpoints
         self._clock = clock
         self._talk = TrainerParser()
-        self._lines = OutputLines(clock)
+        self._streams = {is_out: (OutputLines(clock), PrintedMetrics(metrics)) for is_out in (True, False)}
         self._control_rest = b""
         self._steps = OutputSteps()
         self._step = 0
@@ -235,11 +245,15 @@ class ProgramOutput:
         word = self._talk.last_word
         return (word.message or "it reported a failure") if isinstance(word, TrainerFailure) else ""
 
-    def hear(self, data: bytes) -> None:
-        """Take in what was printed; nothing, after a pause, is worth a call, too."""
-        for line in self._lines.feed(data):
-            self._hear_line(line)
-        self._tell_progress()
+    def hear(self, data: bytes, *, is_out: bool) -> None:
+        """Take in what was printed to one of the two streams."""
+        lines, printed = self._streams[is_out]
+        self._hear_lines(lines.feed(data), printed, is_out=is_out)
+
+    def look(self) -> None:
+        """Take in what was passed over in a flood of lines that has paused."""
+        for is_out in self._streams:
+            self.hear(b"", is_out=is_out)
 
     def hear_control(self, data: bytes) -> float | None:
         """Take in what was reported through the control file.
@@ -259,8 +273,8 @@ class ProgramOutput:
 
     def finish(self) -> None:
         """Take in a last line that has no end, and say what was left out."""
-        for line in self._lines.finish():
-            self._hear_line(line)
+        for is_out, (lines, printed) in self._streams.items():
+            self._hear_lines(lines.finish(), printed, is_out=is_out)
         self._tell_progress(even_early=True)
         self._checkpoints.close()
         if self._talk.faults > FAULTS_TOLD:
@@ -269,12 +283,17 @@ class ProgramOutput:
             self._emit(
                 {"log": f"{self._talk.lost} values were dropped by the program: it measured faster than it could write"}
             )
-        if self._lines.lost:
-            self._emit({"log": f"{self._lines.lost} lines of its output came too quickly to be read for metrics"})
+        lost = sum(lines.lost for lines, _ in self._streams.values())
+        if lost:
+            self._emit({"log": f"{lost} lines of its output came too quickly to be read for metrics"})
 
-    def _hear_line(self, line: bytes) -> None:
-        said = parse_line(line)
-        self._tell(said, self._talk.hear(said), is_kept=False)
+    def _hear_lines(self, lines: list[bytes], printed: PrintedMetrics, *, is_out: bool) -> None:
+        for line in lines:
+            # The contract is for standard output: whatever else writes to the other stream can't break it.
+            said = parse_line(line, printed) if is_out else printed.read(line)
+            if said is not NOTHING:
+                self._tell(said, self._talk.hear(said), is_kept=False)
+        self._tell_progress()
 
     def _tell(self, said: TrainerLine, fault: str | None, *, is_kept: bool) -> None:
         if fault is not None:
@@ -293,10 +312,10 @@ class ProgramOutput:
                 self._checkpoints.keep(said)
             case Metrics(step=step, values=values):
                 self._report(self._steps.place(step), None, values, is_kept=False)
-            case PlainOutputLine() if not self._talk.speaks:
+            case PrintedLine() if not self._talk.speaks:
                 self._report_plain(said)
 
-    def _report_plain(self, said: PlainOutputLine) -> None:
+    def _report_plain(self, said: PrintedLine) -> None:
         if said.values:
             place = self._steps.place_plain(said)
             self._report(place, said.of, said.values, is_kept=False, source=MetricSource.STDOUT)

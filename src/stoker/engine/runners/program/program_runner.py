@@ -241,7 +241,7 @@ class _ProgramAttempt:
             tell=self._tell,
             acting=self._as_program,
         )
-        speech = ProgramOutput(work.emit, self._clock, checkpoints)
+        speech = ProgramOutput(work.emit, self._clock, checkpoints, program.metrics)
         control = work.folders.control_of(work.node, work.attempt)
         watch = ProgramWatch(
             speech=speech,

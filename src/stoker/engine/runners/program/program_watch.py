@@ -178,9 +178,8 @@ class ProgramWatch:
         if not data:
             return
         self._log.write(data)
-        if is_out:
-            self._speech.hear(data)
-        else:
+        self._speech.hear(data, is_out=is_out)
+        if not is_out:
             self._tail += data
             del self._tail[:-_TAIL_BYTES]
 
@@ -197,8 +196,7 @@ class ProgramWatch:
         quiet_s = self._speech.hear_control(self._control_hiding.feed(self._control.fresh()))
         if quiet_s is not None:
             self._heard_s = max(self._heard_s, now_s - quiet_s)
-        # What was passed over in a flood of lines is read when the flood has paused.
-        self._speech.hear(b"")
+        self._speech.look()
         if self._kill_at_s is not None:
             if now_s >= self._kill_at_s:
                 box.kill_all()

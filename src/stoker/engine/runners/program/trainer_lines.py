@@ -1,8 +1,8 @@
 """What a program says, line by line: the trainer contract, metric lines, and plain output. Pure.
 
 A program that speaks the contract prints one JSON object per line, `{"kind": "step", "step": 12, …}`. A line that
-begins with `stoker-metric:` holds `name=number` pairs and nothing else. In any other line such pairs are read as they
-come. Time is linear in the line whatever stands in it; what is too long or is not text is no fault.
+begins with `stoker-metric:` holds `name=number` pairs and nothing else. Any other line is read by `metrics.printed`.
+Time is linear in the line whatever stands in it; what is too long or is not text is no fault.
 Whether a line is right where it stands (the last word, said once) is decided by the parser below.
 """
 
@@ -16,45 +16,15 @@ from typing import Any
 from stoker.core.frozen import fresh, frozen
 from stoker.core.text import lazy_pattern, whole_number
 from stoker.engine.metrics.metrics_file import clean_name
+from stoker.engine.metrics.printed import EPOCH, NOTHING, STEPS, PrintedLine, PrintedMetrics
 
-STEP_NAMES = ("global_step", "step", "iteration", "iter", "epoch")
+STEP_NAMES = (*STEPS, EPOCH)
 """What may say where a line stands, the most telling first; the others of a line are metrics like any other."""
 
-_NUMBER = rb"[+-]?(?:(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,5})?|(?i:nan|inf(?:inity)?))"
-_END = rb"(?=%?(?:[\s)\]};|]|[,.]?(?:\s|$)|,(?!\d)))"
-_PAIR = lazy_pattern(
-    rb"(?<![^\s(\[{,;:|])([A-Za-z_\x80-\xff][\w.@/\x80-\xff-]{0,99})=(?>(" + _NUMBER + rb")(?:/(\d{1,18}))?)" + _END
+_WHOLE = lazy_pattern(
+    rb"[+-]?(?:(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,5})?|(?i:nan|inf(?:inity)?))"
 )
-_WHOLE = lazy_pattern(_NUMBER)
-_COLOUR = lazy_pattern(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _STEP_LIMIT = 2**63
-
-
-def pairs_in(line: bytes) -> PlainOutputLine:
-    """Return the pairs of a line as plain output; of a name that comes twice, the last. `PLAIN` if there are none.
-
-    A pair begins the line or follows white space or one of `( [ { , ; : |`, and its number ends with the line, white
-    space, one of `) ] } ; | %`, or a comma or full stop that does not belong to a longer number. So these are none:
-    `--lr=0.1`, `?page=2&size=10`, `version=1.2.3`, `time=3.2s`, `n=1,000`, `path=/a/b=3`, `ratio=1/2`.
-    """
-    if b"=" not in line:
-        return PLAIN
-    if b"\x1b" in line:
-        line = _COLOUR.sub(b"", line)
-    numbers: dict[str, bytes] = {}
-    totals: dict[str, bytes] = {}
-    for name, number, total in _PAIR.findall(line):
-        text = clean_name(name.decode("utf-8", "replace"))
-        if not total:
-            numbers[text] = number
-        elif text in STEP_NAMES:
-            numbers[text], totals[text] = number, total
-    if not numbers:
-        return PLAIN
-    name, step = take_step(numbers)
-    of = int(totals[name]) if name in totals else None
-    values = {text: float(number) for text, number in numbers.items()}
-    return PlainOutputLine(step=step, of=of, is_epoch=name == STEP_NAMES[-1], values=values)
 
 
 def take_step(numbers: dict[str, bytes]) -> tuple[str, int | None]:
@@ -160,17 +130,6 @@ class Metrics:
 
 
 @frozen
-class PlainOutputLine:
-    """Ordinary output, and the `name=number` pairs that were found in it."""
-
-    step: int | None = None
-    of: int | None = None
-    is_epoch: bool = False
-    """The step is the number of an epoch: the line has no other."""
-    values: Mapping[str, float] = fresh(factory=dict)
-
-
-@frozen
 class MalformedTrainerLine:
     """A line that looks as if it was meant for us and can't be read."""
 
@@ -189,26 +148,24 @@ class UnknownTrainerLine:
 
 
 Control = Contract | TrainerStep | Eval | TrainerCheckpoint | TrainerCompletion | TrainerFailure | Heartbeat
-TrainerLine = Control | Metrics | PlainOutputLine | MalformedTrainerLine | UnknownTrainerLine
-
-PLAIN = PlainOutputLine()
+TrainerLine = Control | Metrics | PrintedLine | MalformedTrainerLine | UnknownTrainerLine
 
 
-def parse_line(line: bytes) -> TrainerLine:
+def parse_line(line: bytes, printed: PrintedMetrics) -> TrainerLine:
     """Read a line of a program's standard output, with or without its line end. Of a gang's ranks, the first speaks."""
     if line.startswith(_RANK):
         if not line.startswith(_FIRST_RANK):
-            return PLAIN
+            return NOTHING
         line = line[len(_FIRST_RANK) :]
     if len(line) > LINE_BYTES:
-        return pairs_in(line[:LINE_BYTES].rpartition(b" ")[0])
+        return printed.read(line)
     if b"{" in line[:_INDENT]:
         text = line.strip()
         if text.startswith(b"{") and b'"kind"' in text:
             return _parse_json(text)
     elif b":" in line and (text := line.strip()).startswith(METRIC_PREFIX):
         return _parse_metric_line(text)
-    return pairs_in(line)
+    return printed.read(line)
 
 
 def parse_control(line: bytes) -> TrainerLine:
@@ -353,7 +310,7 @@ class TrainerParser:
     def hear(self, said: TrainerLine) -> str | None:
         """Take a line in; gives `None` if it was right, else what was wrong: in words, or empty if enough was said."""
         match said:
-            case PlainOutputLine() | Metrics():
+            case PrintedLine() | Metrics():
                 fault = None
             case MalformedTrainerLine(why=why, shown=shown, is_metric_line=is_metric_line):
                 fault = f"{why}: {shown}" if self.speaks or is_metric_line else None
@@ -432,7 +389,7 @@ class OutputSteps:
             return self._counted
         return self._last
 
-    def place_plain(self, said: PlainOutputLine) -> int:
+    def place_plain(self, said: PrintedLine) -> int:
         """Place a line of plain output that holds values."""
         if said.step is None or (said.is_epoch and self._has_steps):
             return self.place(None)

@@ -1,0 +1,159 @@
+"""What the names of metrics mean: which words are measures, which way they are better, and how curves are named.
+
+Programs spell the same measure in many ways. `normal_name` gives it one name, so that `val loss`, `validation_loss` and
+`eval/loss` are one curve; `known_direction` and `preference` say which trial is best by a name alone. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from stoker.core.text import lazy_pattern
+
+
+class Direction(StrEnum):
+    """Which of two values is the better one."""
+
+    SMALLER = "smaller"
+    LARGER = "larger"
+
+
+# In the order of preference. A word may be several of a name's words: `average_precision`, `r2`.
+_LARGER = (
+    "balanced_accuracy", "accuracy", "acc", "top1", "f1", "fbeta", "auc", "auroc", "auprc", "roc_auc",
+    "average_precision", "map", "ap", "r2", "score", "reward", "rewards", "rew", "return", "returns", "bleu", "rouge",
+    "rougel", "meteor", "chrf", "iou", "miou", "dice", "precision", "recall", "correct", "win_rate", "psnr", "ssim",
+    "ndcg", "mrr", "kappa", "mcc", "correlation", "pearson", "spearman", "likelihood", "elbo", "top5",
+)  # fmt: skip
+_SMALLER = (
+    "loss", "losses", "error", "errors", "err", "merror", "rmse", "rmsle", "mse", "mae", "mape", "smape", "nll",
+    "cross_entropy", "xent", "bce", "cce", "ce", "perplexity", "ppl", "bpb", "bpc", "bits", "wer", "cer", "fid",
+    "lpips", "brier", "deviance", "divergence", "kl", "kld", "distance", "regret", "cost", "hinge", "huber",
+    "quantile", "pinball", "logloss", "mlogloss", "l1", "l2",
+)  # fmt: skip
+_NO_PLAIN_MEASURES = frozenset({"distance", "correct", "quantile"})
+"""Words that say which way is better, but are no measure beside just any number of a line."""
+_SPEED = {
+    "latency": Direction.SMALLER, "time": Direction.SMALLER, "seconds": Direction.SMALLER, "ms": Direction.SMALLER,
+    "throughput": Direction.LARGER, "per": Direction.LARGER, "fps": Direction.LARGER,
+}  # fmt: skip
+_HELD_OUT = ("cv", "val", "valid", "validation", "dev", "eval", "evaluation", "holdout", "test")
+
+MEASURES = frozenset(
+    {word for word in (*_LARGER, *_SMALLER) if "_" not in word and word not in _NO_PLAIN_MEASURES} | {"entropy"}
+)
+"""Words that mean a measure; followed by digits (`mAP50`, `hits@10`) as well."""
+NOT_MEASURES = frozenset({
+    "best", "scale", "scaler", "weight", "weights", "time", "times", "sec", "secs", "second", "seconds", "ms",
+    "minutes", "hours", "eta", "elapsed", "remaining", "runtime", "duration", "speed", "throughput", "per", "size",
+    "sizes", "bytes", "kb", "mb", "gb", "mem", "memory", "gpu_mem", "count", "counts", "num", "number", "nums", "id",
+    "ids", "pid", "port", "version", "seed", "rank", "world", "workers", "worker", "threads", "samples", "sample",
+    "tokens", "examples", "images", "instances", "batches", "batch_size", "patience", "threshold", "tolerance", "tol",
+    "max_steps", "max_epochs", "epochs", "steps", "year", "month", "day", "hour", "minute", "code", "exit", "flops",
+    "flos", "params", "parameters", "layers", "heads", "dim", "dims", "vocab", "devices", "gpus", "cores", "nodes",
+    "fn", "function",
+})  # fmt: skip
+"""Words that make a name none of a measure: counters, sizes, times, settings. `best` repeats an earlier value."""
+SPLITS = {
+    "val": "val", "valid": "val", "validation": "val", "eval": "val", "evaluation": "val", "dev": "val",
+    "train": "train", "training": "train", "trn": "train", "tr": "train", "learn": "train",
+    "test": "test", "testing": "test",
+    "avg": "avg", "average": "avg", "mean": "avg",
+}  # fmt: skip
+"""Words for the data of a measure, and how a curve's name spells them."""
+
+_WORDS_AND_DIGITS = lazy_pattern(r"[a-z]+[0-9]*|[0-9]+")
+_WORDS_OR_DIGITS = lazy_pattern(r"[a-z]+|[0-9]+")
+_CAMEL = lazy_pattern(r"(?<=[a-z])(?=[A-Z][a-z])")
+_PARTS = lazy_pattern(r"[\s_/-]+")
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name in lower case; digits belong to the word before them."""
+    return _WORDS_AND_DIGITS.findall(_CAMEL.sub("_", name).lower())
+
+
+def is_measure(word: str) -> bool:
+    """Return True if a word means a measure."""
+    return word in MEASURES or word.rstrip("0123456789") in MEASURES
+
+
+def normal_name(spelt: str) -> str:
+    """Return the name of a curve: if it is a measure's, in lower case and with the word for its data first."""
+    if not any(is_measure(word) for word in words_of(spelt)):
+        return spelt
+    front: list[str] = []
+    rest: list[str] = []
+    is_before = True
+    for part in _PARTS.split(_CAMEL.sub("_", spelt).lower().replace("'s", "")):
+        bare = part.strip(".'\"()")
+        is_before = is_before and not any(is_measure(word) for word in words_of(bare))
+        split = SPLITS.get(bare, "")
+        if split and split != "avg":
+            front.append(split)
+        elif bare:
+            rest.append(split if split and is_before else bare)
+    return "_".join([*dict.fromkeys(front), *rest])
+
+
+def known_direction(metric: str) -> Direction | None:
+    """Return which direction a metric's name suggests, if any."""
+    words = _words(metric)
+    speed = _speed(words)
+    if speed is not None:
+        return speed
+    larger, smaller = _found(words, _LARGER), _found(words, _SMALLER)
+    # `accuracy_loss` is a loss: the last word says what it is.
+    if larger is None and smaller is None:
+        return None
+    return Direction.LARGER if (larger or (-1,))[0] > (smaller or (-1,))[0] else Direction.SMALLER
+
+
+def preference(name: str) -> tuple[int, int, int, str]:
+    """Order metrics by how likely they are what matters.
+
+    Scores and losses of rows that were held out go first, then those that do not say or are of the test rows, then
+    those of the rows that were trained on, then speed and the rest. `test` is for the end: a plain name goes before it.
+    """
+    words = _words(name)
+    direction = known_direction(name)
+    held_out = next((place for place, word in enumerate(_HELD_OUT) if word in words), len(_HELD_OUT))
+    if direction is None:
+        kind = 6
+    elif _speed(words) is not None:
+        kind = 5
+    elif any(SPLITS.get(word) == "train" for word in words):
+        kind = 4
+    else:
+        kind = (0 if held_out < _HELD_OUT.index("test") else 2) + (direction is Direction.SMALLER)
+    of_kind = _found(words, _LARGER if direction is Direction.LARGER else _SMALLER)
+    place = -1 if held_out == len(_HELD_OUT) else held_out
+    return kind, place, of_kind[1] if of_kind else 0, name
+
+
+def without_split(name: str) -> tuple[str, ...]:
+    """Return the words of a name that say what is measured, not on which held-out rows."""
+    return tuple(word for word in _words(name) if word not in _HELD_OUT)
+
+
+def _found(words: Sequence[str], known: Sequence[str]) -> tuple[int, int] | None:
+    """Return where in the words the last known one ends, and its place among the known."""
+    found = None
+    for place, one in enumerate(known):
+        parts = [one[:-1], one[-1]] if one[-1].isdigit() else one.split("_")
+        for start in range(len(words) - len(parts) + 1):
+            if list(words[start : start + len(parts)]) == parts:
+                end = start + len(parts)
+                if found is None or end > found[0]:
+                    found = (end, place)
+    return found
+
+
+def _speed(words: Sequence[str]) -> Direction | None:
+    """Return whether a name is one of speed rather than of quality, and which way it is better."""
+    return next((direction for word, direction in _SPEED.items() if word in words), None)
+
+
+def _words(name: str) -> list[str]:
+    return _WORDS_OR_DIGITS.findall(_CAMEL.sub("_", name).lower())

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import math
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.core.text import is_metric_source
+from stoker.engine.metrics.metric_names import MEASURES, NOT_MEASURES, SPLITS, normal_name
+from stoker.engine.metrics.printed import NOTHING, PrintedLine, PrintedMetrics
+
+RECORDED = Path(__file__).parents[3] / "recordings" / "printed_metrics.txt"
+"""What well-known trainers print, with a line `→ @STEP name=value …` behind each that says something."""
+TRAINERS = dict(re.findall(r"^# (.+)\n((?:.+\n)+)", RECORDED.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def read(line: str | bytes) -> PrintedLine:
+    return PrintedMetrics().read(line if isinstance(line, bytes) else line.encode())
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_trainers_print_is_read(trainer: str) -> None:
+    printed, shown = PrintedMetrics(), ""
+    for line in TRAINERS[trainer].splitlines():
+        if line.startswith("→ "):
+            continue
+        found = printed.read(line.encode())
+        values = [f"{name}={value!r}" for name, value in found.values.items()]
+        words = ([] if found.step is None else [f"@{found.step}"]) + values
+        shown += f"{line}\n" + (f"→ {' '.join(words)}\n" if words else "")
+        assert found.spelt.keys() >= found.values.keys() - {"epoch"}
+    assert shown == TRAINERS[trainer]
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("loss=0.5", {"loss": 0.5}),
+        ("[00:05<00:05, 99.5it/s, loss=0.5, acc=0.9]", {"loss": 0.5, "acc": 0.9}),
+        ("INFO:root:loss=0.25", {"loss": 0.25}),
+        ("2026-01-01 10:00:00 | train | loss=.5;lr=5.", {"loss": 0.5, "lr": 5.0}),
+        ("val/loss=1e-3 top-5=2E+2 hits@10=3 a.b_c=-4", {"val_loss": 1e-3, "top-5": 200.0, "hits@10": 3, "a.b_c": -4}),
+        ("acc=91.2% done.", {"acc": 91.2}),
+        ("the loss=0.5.", {"loss": 0.5}),
+        ("(loss=0.5) {acc=1}", {"loss": 0.5, "acc": 1.0}),
+        ("x=inf y=-Infinity z=+INF", {"x": math.inf, "y": -math.inf, "z": math.inf}),
+        ("x=1 x=2", {"x": 2.0}),
+        ("\x1b[32mloss=0.5\x1b[0m", {"loss": 0.5}),
+        ("größe=3", {"größe": 3.0}),
+        ("a=1,b=2", {"a": 1.0, "b": 2.0}),
+    ],
+)
+def test_pairs_are_found_wherever_they_stand(line: str, values: dict[str, float]) -> None:
+    assert read(line).values == values
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--lr=0.1 -x=3",
+        "https://example.org/?page=2&size=10",
+        "version=1.2.3",
+        "time=3.2s size=10MB at=10:30",
+        "n=1,000",
+        "x=1,2,3",
+        "path=/a/b=3",
+        "ratio=1/2",
+        "a==1",
+        "=1",
+        "x=",
+        "x=nano x=infra x=0x10 x=1e x=1_000 x=- x=.",
+        "x=1e5.5",
+        "key=value",
+    ],
+)
+def test_what_only_looks_like_a_pair_is_none(line: str) -> None:
+    assert read(line) is NOTHING
+
+
+def test_nan_is_kept() -> None:
+    assert math.isnan(read(b"loss=nan").values["loss"])
+    assert math.isnan(read(b"loss=NaN,").values["loss"])
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "of", "values"),
+    [
+        (b"step=12 loss=1", 12, None, {"loss": 1.0}),
+        (b"step=12/50 loss=1", 12, 50, {"loss": 1.0}),
+        (b"epoch=3 step=12 loss=1", 12, None, {"epoch": 3.0, "loss": 1.0}),
+        (b"step=12 global_step=500", 500, None, {}),
+        (b"iter=7", 7, None, {}),
+        (b"epoch=1.5 loss=1", None, None, {"epoch": 1.5, "loss": 1.0}),
+        (b"step=9007199254740993", 9007199254740993, None, {}),
+        (b"step=nan loss=1", None, None, {"loss": 1.0}),
+        (b"step=99999999999999999999 loss=1", None, None, {"loss": 1.0}),
+    ],
+)
+def test_the_step_is_the_most_telling_whole_number(
+    line: bytes, step: int | None, of: int | None, values: dict[str, float]
+) -> None:
+    pairs = read(line)
+    found = {name: value for name, value in pairs.values.items() if not math.isnan(value)}
+    assert (pairs.step, pairs.of, found) == (step, of, values)
+
+
+def test_a_step_that_is_only_an_epoch_says_so() -> None:
+    assert read(b"epoch=3 loss=1").is_epoch
+    assert not read(b"epoch=3 step=1").is_epoch
+    assert not read(b"loss=1").is_epoch
+
+
+def test_a_name_too_long_for_a_curve_is_none() -> None:
+    assert read(b"a" * 101 + b"=1") is NOTHING
+    assert read(b"a" * 100 + b"=1").values == {"a" * 100: 1.0}
+
+
+def test_the_guide_lists_every_word() -> None:
+    guide = (Path(__file__).parents[4] / "docs" / "guides" / "trainer.md").read_text(encoding="utf-8")
+    rows = [set(re.findall(r"`(\w+)`", row.split("|")[1])) for row in guide.splitlines() if row.startswith("| `")]
+    assert set(MEASURES) in rows
+    assert set(NOT_MEASURES) in rows
+    for name in set(SPLITS.values()):
+        assert {word for word, meant in SPLITS.items() if meant == name} in rows
+
+
+@pytest.mark.parametrize(
+    ("spelt", "name"),
+    [
+        ("val loss", "val_loss"),
+        ("validation_loss", "val_loss"),
+        ("valid loss", "val_loss"),
+        ("eval/loss", "val_loss"),
+        ("Loss/val", "val_loss"),
+        ("valLoss", "val_loss"),
+        ("dev_acc", "val_acc"),
+        ("training loss", "train_loss"),
+        ("test_accuracy", "test_accuracy"),
+        ("average loss", "avg_loss"),
+        ("gamma", "gamma"),
+    ],
+)
+def test_one_measure_has_one_name(spelt: str, name: str) -> None:
+    assert normal_name(spelt) == name
+
+
+def test_a_pattern_of_the_user_adds_to_what_is_read() -> None:
+    printed = PrintedMetrics([r"loss_(\w+): (\S+)", r"quality (\S+)"])
+    assert printed.read(b"step 3 loss_gen: 0.5 quality 7").values == {"loss_gen": 0.5, "gen": 0.5, "value": 7.0}
+    assert printed.read(b"quality high").values == {}
+
+
+def test_a_pattern_that_may_take_for_ever_is_not_used() -> None:
+    for text in (r"((a+)+)", r"((?:ab|cd)+)x", "(", "()(", r"(x*)*", "(a{2,}){3,}"):
+        assert not is_metric_source(text), text
+        assert PrintedMetrics([text]).read(b"a" * 60 + b" loss=1").values == {"loss": 1.0}
+    for text in (r"loss_(\w+): (\S+)", r"^(?:step|iter) \d+ (\d+)", r"x=(\d+|nan)", "off", "runs/"):
+        assert is_metric_source(text), text
+    assert PrintedMetrics(["off"]).read(b"loss=1") is NOTHING
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(
+    "unit", [b"1 ", b"loss: ", b"loss 1 ", b"a=1 ", b"1/", b"  x", b"|", b"loss 1/2 (", b"nan ", b"-"]
+)
+def test_time_is_linear_in_the_line(unit: bytes) -> None:
+    def spent_s(size: int) -> float:
+        line = (unit * size)[:size]
+        begun = time.process_time()
+        for _ in range(20):
+            PrintedMetrics().read(line)
+        return time.process_time() - begun
+
+    spent_s(2000)
+    assert min(spent_s(8000) for _ in range(3)) < 12 * max(min(spent_s(2000) for _ in range(3)), 0.0005)
