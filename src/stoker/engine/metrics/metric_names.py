@@ -43,7 +43,7 @@ _HELD_OUT = ("cv", "val", "valid", "validation", "dev", "eval", "evaluation", "h
 MEASURES = frozenset(
     {word for word in (*_LARGER, *_SMALLER) if "_" not in word and word not in _NO_PLAIN_MEASURES} | {"entropy"}
 )
-"""Words that mean a measure; followed by digits (`mAP50`, `hits@10`) as well."""
+"""Words that mean a measure; followed by digits (`map50`, `hits@10`) as well."""
 NOT_MEASURES = frozenset({
     "best", "scale", "scaler", "weight", "weights", "time", "times", "sec", "secs", "second", "seconds", "ms",
     "minutes", "hours", "eta", "elapsed", "remaining", "runtime", "duration", "speed", "throughput", "per", "size",

@@ -53,7 +53,7 @@ _PATTERN_BYTES = 1000
 """What patterns of a user see of a line: their time may grow with its square or cube."""
 _STEP_DIGITS = 19
 
-# A digit that belongs to a word is none of a number: `mAP50`, `top-5`, `hits@10`, `2026-01-02`. The test stands behind
+# A digit that belongs to a word is none of a number: `map50`, `top-5`, `hits@10`, `2026-01-02`. The test stands behind
 # the first character, so that the search for that one is fast.
 _IN_WORD = rb"[0-9A-Za-z_.@\x80-\xff]"
 _NUMBER = (
@@ -111,10 +111,10 @@ class _Label:
     needs_decimal: bool = False
     """Only a number with a decimal point is a value of it."""
     needs_place: bool = False
-    """It counts only in a line that says a step or an epoch: `Epoch 3, Train: 0.98, Val: 0.97`."""
+    """It counts only in a line that says a step or an epoch: `epoch 3, train: 0.98, val: 0.97`."""
     has_split: bool = False
     line_split: str = ""
-    """`val` or `test`, where it stands for the rest of the line as well: `Test set: Average loss: …, Accuracy: …`."""
+    """`val` or `test`, where it stands for the rest of the line as well: `test set: average loss: …, accuracy: …`."""
 
 
 _NO_LABEL = _Label()
@@ -362,7 +362,7 @@ def _label_of(label: bytes) -> _Label:
     text = label[-_LABEL_CHARACTERS:].decode("utf-8", "replace")
     of_data = _OF_DATA.search(text)
     if of_data is not None:
-        # `Epoch(val) [1][79/79]`
+        # `epoch(val) [1][79/79]`
         text = text.replace(of_data[0], of_data[1], 1)
     pair = _PAIR.search(text)
     stripped = text.rstrip(" \t'\"|")

@@ -322,7 +322,7 @@ def test_following_a_sweep_shows_every_point_until_the_last_has_ended(fleet: Fle
         hand.finish(first)
         second = hand.start()
         hand.put_story(second, "two")
-        hand.client.fail(second.job, Fail(**said(second), cause="user", message="no"))
+        hand.client.write(second.job, Fail(**said(second), cause="user", message="no"))
 
     thread = threading.Thread(target=live)
     thread.start()
