@@ -29,7 +29,7 @@ export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test quick check format bench soak docs pins clean
+.PHONY: help setup run test quick check format bench soak docs site pins clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -61,19 +61,24 @@ format: $(STAMPS)/dev ## format the code and fix what can be fixed safely
 bench: $(STAMPS)/torch ## measure Stoker beside its peers (ARGS=…)
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-soak: $(STAMPS)/torch $(STAMPS)/programs ## run every test with full counts; takes its time (ARGS=…)
+soak: $(STAMPS)/torch $(STAMPS)/docs $(STAMPS)/programs ## run every test with full counts; takes its time (ARGS=…)
 	$(BIN)/python -m pytest --hypothesis-profile=seeking $(PARALLEL) $(ARGS)
 
-docs: $(STAMPS)/torch ## write the reference pages and the transcripts in the others again
+docs: $(STAMPS)/torch $(STAMPS)/docs ## write the reference pages and transcripts again, then build the site
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/transcripts.py
+	$(SITE)
 
-# dev first: run.txt is then a subset of it, so the two never disagree. An existing pin stays
+site: $(STAMPS)/docs ## build the documentation site alone: build/site/index.html
+	$(SITE)
+
+# dev first: the others are then subsets of it or agree with it. An existing pin stays
 # unless it must move; `make pins ARGS=--upgrade` moves them all.
 pins: | $(STAMPS)/venv ## pin requirements/ again after a change of dependencies
 	@$(BIN)/python -m pip install --quiet uv
-	$(COMPILE) --extra tabular --extra dev --output-file requirements/dev.txt $(ARGS)
-	$(COMPILE) --extra tabular --extra fleet --extra serve --constraint requirements/dev.txt --output-file requirements/run.txt $(ARGS)
+	$(COMPILE) pyproject.toml --extra tabular --extra all --group dev --output-file requirements/dev.txt $(ARGS)
+	$(COMPILE) pyproject.toml --extra tabular --extra fleet --extra serve --constraint requirements/dev.txt --output-file requirements/run.txt $(ARGS)
+	$(COMPILE) --group docs --constraint requirements/dev.txt --output-file requirements/docs.txt $(ARGS)
 
 clean: ## remove .venv, caches and build output; results and the store stay
 	rm -rf $(VENV) build dist .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
@@ -82,7 +87,10 @@ clean: ## remove .venv, caches and build output; results and the store stay
 # ---------------------------------------------------------------- how .venv comes to be
 
 # No header, notes or index addresses: the pins are the same wherever they are made.
-COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url pyproject.toml
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url
+
+# A link that leads nowhere, or a page that no other lists, fails the build.
+SITE = $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --jobs auto -c docs -d build/doctrees . build/site
 
 # uv installs in seconds what takes pip a minute. Where it can't be had, or can't see the index that pip is set up
 # for, pip does the same.
@@ -112,6 +120,11 @@ $(STAMPS)/run: requirements/run.txt pyproject.toml | $(STAMPS)/venv
 $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/run
 	@echo "installing what tests and checks need into $(VENV)"
 	@$(call install,-r requirements/dev.txt)
+	@touch $@
+
+$(STAMPS)/docs: requirements/docs.txt $(STAMPS)/run
+	@echo "installing what builds the documentation site into $(VENV)"
+	@$(call install,-r requirements/docs.txt)
 	@touch $@
 
 # By pip: a build for the CPU alone that lies on a machine (pip's find-links) saves gigabytes, and uv does not look there.

@@ -17,7 +17,9 @@ from tests.system.pasting import Understood, has, live_through, words_of
 from tests.system.shell import Shell
 from tests.system.transcripts import agree, settled, told
 
-LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]*)(?:#([^)]*))?\)")
+FENCED = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 NO_ZSH = "there is no zsh here: bash alone was tried"
 
 WITH_EXAMPLES = [page for page in PAGES if any(block.is_shell for block in blocks_of(page))]
@@ -30,8 +32,30 @@ def test_there_are_pages_with_examples() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    links = [(page, target) for page in PAGES for target in LINK.findall(page.read_text("utf-8"))]
-    assert not [(page, to) for page, to in links if "://" not in to and not (page.parent / to).exists()]
+    texts = {page: FENCED.sub("", page.read_text("utf-8")) for page in PAGES}
+    anchors = {page: _anchors(text) for page, text in texts.items()}
+    lost = []
+    for page, text in texts.items():
+        for to, anchor in LINK.findall(text):
+            target = (page.parent / to).resolve() if to else page
+            is_there = "://" in to or target.exists()
+            if not is_there or (anchor and target in anchors and anchor not in anchors[target]):
+                lost.append((name_of(page), to, anchor))
+    assert not lost
+
+
+def _anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as the hosts of repositories and the site make them."""
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower().strip() for heading in HEADING.findall(text)]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def test_every_guide_and_reference_page_is_listed() -> None:
+    folders = [page.parent for page in PAGES if page.name == "README.md" and ROOT / "docs" in page.parents]
+    assert {folder.name for folder in folders} >= {"decisions", "guides", "reference"}
+    for folder in folders:
+        linked = {to for to, _ in LINK.findall((folder / "README.md").read_text("utf-8"))}
+        assert {page.name for page in folder.glob("*.md")} - linked == {"README.md"}, folder.name
 
 
 def test_whatever_is_to_be_typed_is_marked_as_such() -> None:

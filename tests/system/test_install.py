@@ -1,18 +1,24 @@
-"""The built wheel in an empty environment: what a plain install runs, what it names as missing, what others import."""
+"""The built wheel in an empty environment: what a plain install runs, what it names as missing, what others import.
+
+And the source archive: what it holds, and that its tests run where it is unpacked.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 LETTERS = ROOT / "tests" / "cookbooks" / "letters"
@@ -21,10 +27,10 @@ MOST_DISTRIBUTIONS = 12
 MOST_BYTES = 40 << 20
 
 
-def wheel_of(project: Path, folder: Path) -> Path:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+def built(project: Path, folder: Path, target: str = "wheel") -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
     subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=LIMIT_S)
-    (made,) = folder.glob("*.whl")
+    (made,) = folder.iterdir()
     return made
 
 
@@ -32,7 +38,7 @@ def wheel_of(project: Path, folder: Path) -> Path:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment with the two wheels and nothing but what they require."""
     folder = tmp_path_factory.mktemp("install")
-    wheels = [wheel_of(ROOT, folder / "stoker"), wheel_of(LETTERS, folder / "letters")]
+    wheels = [built(ROOT, folder / "stoker"), built(LETTERS, folder / "letters")]
     uv = shutil.which("uv", path=os.path.dirname(sys.executable)) or "uv"
     made = folder / "env"
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, made], check=True, timeout=LIMIT_S)
@@ -144,6 +150,46 @@ def test_a_program_imports_the_trainer_and_the_gang(outside):
     )
     imported = "from stoker.gang import Buffer, Gang, Phase, RankConfig, RendezvousClient, RendezvousHost, this_rank"
     assert outside("python", "-c", imported).returncode == 0
+
+
+@pytest.fixture(scope="session")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the unpacked source archive."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(built(ROOT, folder / "made", "sdist")) as archive:
+        archive.extractall(folder, filter="data")
+    (project,) = folder.glob("stoker-*")
+    return project
+
+
+def test_the_source_archive_holds_what_git_has(unpacked: Path):
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is an unpacked archive: git has nothing to compare with")
+    git = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(git, cwd=ROOT, check=True, capture_output=True, text=True, timeout=LIMIT_S)
+    tracked = {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
+    held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    assert held - {"PKG-INFO"} == tracked
+
+
+@pytest.mark.slow
+def test_the_source_archive_runs_its_tests(unpacked: Path):
+    tests = [f"tests/{part}" for part in ("house", "unit/core", "unit/config", "unit/protocol")]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-n", "2", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(unpacked / "src")}
+    done = subprocess.run(
+        command, cwd=unpacked, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_only_python_versions_that_were_tried_are_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [line.split(" :: ")[-1] for line in project["classifiers"] if "Python :: 3." in line]
+    guide = (ROOT / "docs" / "guides" / "install.md").read_text()
+    assert declared == re.findall(r"^\| Python (3\.\d+)", guide, re.MULTILINE)
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert declared == workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
 
 
 def test_every_library_that_the_code_imports_is_declared():
