@@ -334,6 +334,41 @@ def test_ctrl_c_twice_ends_one_that_does_not_listen_at_once(work: Shell) -> None
     assert work.staged() == []
 
 
+SAVES = """
+    import os, signal, sys, time, zipfile
+    init, *rest = sys.argv[1:]
+    step = 0
+    if init == "resume":
+        with zipfile.ZipFile("runs/ckpt.pt") as file:
+            step = int(file.read("step"))
+    print("begins at", step, rest, os.environ.get("STOKER_RESUME", "none"), flush=True)
+    while step < 9:
+        step += 1
+        os.makedirs("runs", exist_ok=True)
+        with zipfile.ZipFile("runs/ckpt.pt", "w") as file:
+            file.writestr("step", str(step))
+        if init == "scratch" and step == 5:
+            # Long enough to be seen; then it dies while it writes the next one.
+            time.sleep(5)
+            open("runs/ckpt.pt", "wb").write(b"PK")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+
+
+def test_a_program_that_reports_nothing_resumes_from_its_newest_whole_checkpoint(work: Shell) -> None:
+    _script(work.folder / "train.py", SAVES)
+    words = ("outputs=runs/", "--", "python", "train.py", "{resume?resume:scratch}", "--from", "{resume}", "end")
+    assert run(work, *words).code != 0
+    assert work.stoker("logs", "last").out == "==> run <==\nbegins at 0 ['end'] none\n"
+    assert (work.folder / "runs/ckpt.pt").read_bytes() == b"PK"
+    assert run(work, *words).code == 0
+    path = work.folder / "runs/ckpt.pt"
+    log = work.stoker("logs", "last").out.splitlines()
+    assert log[1].startswith("resumes from runs/ckpt.pt: ")
+    assert log[2] == f"begins at 5 ['--from', '{path}', 'end'] {path}"
+    assert run(work, *words).code != 0, "its work is done, so it begins again"
+
+
 def test_after_kill_9_the_same_line_goes_on_from_the_last_checkpoint(work: Shell) -> None:
     _script(
         work.folder / "train.py",

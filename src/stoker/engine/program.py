@@ -92,6 +92,27 @@ def fill(word: str, values: Mapping[str, str]) -> str:
     return _KEPT.sub(lambda match: values[match[1]] if match[1] else match[0][0], word)
 
 
+RESUME = "resume"
+"""The place of the checkpoint that an attempt resumes from: filled when it starts."""
+_RESUME = re.compile(r"\{resume(?:\?([^:{}]*):([^{}]*))?\}")
+
+
+def fill_resume(argv: Sequence[str], path: str) -> tuple[str, ...]:
+    """Fill `{resume}` with the path of a checkpoint, and `{resume?yes:no}` with `yes` if there is one.
+
+    If there is none, a word with `{resume}` is left out, and so is the option before it if it is the whole word.
+    """
+    words: list[str] = []
+    for word in argv:
+        plain = any(found[1] is None for found in _RESUME.finditer(word))
+        if plain and not path:
+            if word == f"{{{RESUME}}}" and words[1:] and words[-1].startswith("-") and "=" not in words[-1]:
+                words.pop()
+            continue
+        words.append(_RESUME.sub(lambda found: path if found[1] is None else found[1] if path else found[2], word))
+    return tuple(words)
+
+
 def places_in(word: str) -> Iterator[str]:
     """Name the places of a word as it was written, also those that may be a shell's."""
     return (match[3] for match in _WRITTEN.finditer(word) if match[3])

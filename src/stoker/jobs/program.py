@@ -18,7 +18,7 @@ from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean, lazy_pattern, nearest
 from stoker.engine.code_identity import files_behind
-from stoker.engine.program import fill_some, places_in, required_in
+from stoker.engine.program import RESUME, fill_some, places_in, required_in
 from stoker.store.memo import may_read
 
 _SCRIPTS = (".sh", ".bash", ".zsh", ".pl", ".rb", ".R", ".jl", ".js", ".lua")
@@ -164,8 +164,8 @@ def _text_of(path: str) -> str:
 # file as it would be typed.
 
 RECIPE = "command"
-PLACES = ("out", "scratch")
-"""Places that are filled when the program starts: where its result and its checkpoints go."""
+PLACES = ("out", "scratch", RESUME)
+"""Places that are filled when the program starts: where its result and its checkpoints go, and what it resumes from."""
 FOUND = ("argv", "params", "folder", "workspace", "code", "metrics", "machine_gpus", "machine_cpus")
 """Arguments of the recipe that the builder sets; they can't be typed."""
 
@@ -215,7 +215,7 @@ class ProgramWords:
                 place, "names a place of its own, where the program's files go", "call the parameter something else"
             )
             for place in PLACES
-            if place in paths
+            if place in paths and place != RESUME
         ]
         return faults
 

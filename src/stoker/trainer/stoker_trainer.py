@@ -366,8 +366,11 @@ def _untagged(given: dict[str, Any]) -> Any:
     return {name[1:] if name.startswith("$$") else name: value for name, value in given.items()}
 
 
-def keep_checkpoint(source: str, step: int | None, root: str, key: str) -> str:
-    """Bytes, then the name in `checkpoints.json`: a crash in between leaves a file without a name."""
+def keep_checkpoint(source: str, step: int | None, root: str, key: str, place: str = "") -> str:
+    """Bytes, then the name in `checkpoints.json`: a crash in between leaves a file without a name.
+
+    One with a `place` was not reported: the program may write over it at any time, so it is copied.
+    """
     folder, index = os.path.join(root, "checkpoints"), os.path.join(root, "checkpoints.json")
     os.makedirs(folder, exist_ok=True)
     known: list[dict[str, Any]] = []
@@ -378,11 +381,12 @@ def keep_checkpoint(source: str, step: int | None, root: str, key: str) -> str:
     target = os.path.join(folder, name)
     linked = dict(_files(os.path.join(root, known[-1]["file"]))) if known else {}
     overwritten = any(os.path.samefile(file, linked.get(name, root)) for name, file in _files(source))
-    copied = overwritten or any(entry.get("copied") for entry in known)
+    copied = bool(place) or overwritten or any(entry.get("copied") for entry in known)
     sha256, size_bytes = _bring(source, target, copied=copied)
     if overwritten and known[-1].get("sha256") != sha256:
         known.pop()  # it was kept by a link, and has been written over
     entry = {"file": f"checkpoints/{name}", "step": step, "sha256": sha256, "size_bytes": size_bytes}
+    entry.update({"place": place} if place else {})
     kept = [*known[-1:], {**entry, "resume_key": key, "at": time.time(), "copied": copied}]
     with open(index + ".new", "w", encoding="ascii") as new:
         json.dump({"v": 1, "checkpoints": kept}, new)

@@ -82,7 +82,8 @@ class KnownProgramArgs(ProgramArgs):
 
 
 def _program(job: StageContext, args: OpenProgramArgs | KnownProgramArgs) -> Program:
-    places = {"out": str(job.out)}
+    # What it resumes from is known when it starts.
+    places = {"out": str(job.out), "resume": "{resume}"}
     if any("{scratch}" in word for word in args.argv):
         # Reading the property creates the folder.
         places["scratch"] = str(job.scratch)

@@ -16,7 +16,7 @@ from stoker.core.job import JOB_VARIABLES
 from stoker.core.jsontext import dumps
 from stoker.core.text import did_you_mean, format_size
 from stoker.engine.device_gate import HIDDEN
-from stoker.engine.program import Program, split_gang_words
+from stoker.engine.program import Program, fill_resume, split_gang_words
 from stoker.engine.runners.stage_runner import Work
 from stoker.host.box_entry import find_program
 from stoker.host.interpreter import find_python, is_bare_python, is_python, script_interpreter
@@ -121,7 +121,8 @@ def render_launch(
     program: Program, work: Work, around: ProgramContext, *, mark: str, scratch: str, resume: str | None
 ) -> Launch:
     """Render the start of one attempt; raises as `find_launch` does."""
-    found = find_launch(program, around, work.folders.variables_of(work.node))
+    filled = changed(program, argv=fill_resume(program.argv, resume or ""))
+    found = find_launch(filled, around, work.folders.variables_of(work.node))
     env = {
         **found.env,
         "STOKER_OUT": work.out,

@@ -6,8 +6,10 @@ does not speak the contract itself.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,6 +19,7 @@ from stoker.core.text import lazy_pattern
 from stoker.engine.metrics.attempt_metrics import note_last
 from stoker.engine.metrics.metrics_file import MetricSource
 from stoker.engine.metrics.printed import NOTHING, PrintedLine, PrintedMetrics
+from stoker.engine.runners.program.found_checkpoints import LOOK_EVERY_S, CheckpointFinder
 from stoker.engine.runners.program.trainer_lines import (
     FAULTS_TOLD,
     LINE_BYTES,
@@ -44,6 +47,8 @@ _WITHOUT_NUMBER = 0.125
 """What a line without a digit and `{` counts: it takes hardly any time."""
 _NUMBER_OR_JSON = lazy_pattern(rb"[0-9{]")
 _LAST_BYTES = LINE_BYTES
+_CHECKPOINT_SHARE = 10.0
+"""How many times as long as keeping a found checkpoint takes, none is kept after it."""
 _CONTROLS = (b'"saved"', b'"done"', b'"failed"', b'"contract"')
 
 
@@ -141,6 +146,7 @@ class OutputLines:
 
 
 CLOSE_S = 60.0
+_ROOM_LEFT_BYTES = 256 << 20
 
 
 class ProgramCheckpointStore:
@@ -168,6 +174,8 @@ class ProgramCheckpointStore:
         self._acting = acting
         self._turn = threading.Condition()
         self._waiting: TrainerCheckpoint | None = None
+        self.took_s = 0.0
+        """How long it took to keep the last one."""
         self._is_over = False
         self._thread: threading.Thread | None = None
 
@@ -179,8 +187,21 @@ class ProgramCheckpointStore:
                 self._thread = threading.Thread(target=self._run, name="stoker-checkpoints", daemon=True)
                 self._thread.start()
             self._turn.notify()
-        if overtaken is not None:
+        if overtaken is not None and not overtaken.place:
             self._tell(f"checkpoint {overtaken.path} is not stored: a newer one replaced it")
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return True if a copy of so many bytes leaves as much for the program to write."""
+        try:
+            free = os.statvfs(self._scratch)
+        except OSError:
+            return False
+        return free.f_bavail * free.f_frsize >= 2 * size_bytes + _ROOM_LEFT_BYTES
+
+    @property
+    def is_busy(self) -> bool:
+        """True while one waits to be kept."""
+        return self._waiting is not None
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Wait until everything is kept."""
@@ -203,11 +224,16 @@ class ProgramCheckpointStore:
                 saved, self._waiting = self._waiting, None
             if saved is None:
                 return
+            begun_s = time.monotonic()
             try:
                 path = os.path.abspath(os.path.join(self._folder, saved.path))
                 with self._acting():
-                    keep_checkpoint(path, saved.step, self._scratch, self._resume_key)
+                    keep_checkpoint(path, saved.step, self._scratch, self._resume_key, saved.place)
+                self.took_s = time.monotonic() - begun_s
             except (OSError, ValueError) as error:
+                if saved.place and getattr(error, "errno", None) in (None, errno.ENOENT):
+                    # The program wrote over it or removed it meanwhile, and the next look finds what it has then.
+                    continue
                 self._tell(f"checkpoint {saved.path} is not kept: {error}")
 
 
@@ -224,8 +250,11 @@ class ProgramOutput:
         clock: Clock,
         checkpoints: ProgramCheckpointStore,
         metrics: Sequence[str] = (),
+        finder: CheckpointFinder | None = None,
     ) -> None:
-        """Make it; `metrics` are those of `Program`."""
+        """Make it; `metrics` are those of `Program`, `finder` looks for checkpoints that are not reported."""
+        self._finder = finder
+        self._next_found_s = clock.monotonic_s() + LOOK_EVERY_S
         self._emit = emit
         self._checkpoints = checkpoints
         self._clock = clock
@@ -254,6 +283,21 @@ class ProgramOutput:
         """Take in what was passed over in a flood of lines that has paused."""
         for is_out in self._streams:
             self.hear(b"", is_out=is_out)
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._next_found_s and not self._checkpoints.is_busy:
+            self._next_found_s = now_s + max(LOOK_EVERY_S, _CHECKPOINT_SHARE * self._checkpoints.took_s)
+            self._keep_found()
+
+    def _keep_found(self) -> None:
+        """Keep the newest checkpoint that the program wrote, unless it reports them itself."""
+        found = self._finder.look() if self._finder is not None else None
+        if found is None:
+            return
+        if self._checkpoints.has_room(found.size_bytes):
+            self._checkpoints.keep(TrainerCheckpoint(path=found.path, step=found.step, place=found.place))
+        else:
+            self._finder = None
+            self._emit({"log": f"checkpoint {found.path} is not kept: less than twice its size is free on the disk"})
 
     def hear_control(self, data: bytes) -> float | None:
         """Take in what was reported through the control file.
@@ -271,11 +315,13 @@ class ProgramOutput:
             self._control_rest = b""
         return quiet_s
 
-    def finish(self) -> None:
-        """Take in a last line that has no end, and say what was left out."""
+    def finish(self, *, is_success: bool = False) -> None:
+        """Take in a last line that has no end, and say what was left out. After a success no checkpoint is needed."""
         for is_out, (lines, printed) in self._streams.items():
             self._hear_lines(lines.finish(), printed, is_out=is_out)
         self._tell_progress(even_early=True)
+        if not is_success:
+            self._keep_found()
         self._checkpoints.close()
         if self._talk.faults > FAULTS_TOLD:
             self._emit({"log": f"trainer contract: and {self._talk.faults - FAULTS_TOLD} more invalid lines"})
@@ -308,8 +354,10 @@ class ProgramOutput:
                 self._report(self._steps.place(step), None, named, is_kept=is_kept)
             case TrainerCompletion(metrics=metrics) if metrics:
                 self._report(self._steps.place(None), None, metrics, is_kept=is_kept)
-            case TrainerCheckpoint() if not is_kept:
-                self._checkpoints.keep(said)
+            case TrainerCheckpoint():
+                self._finder = None
+                if not is_kept:
+                    self._checkpoints.keep(said)
             case Metrics(step=step, values=values):
                 self._report(self._steps.place(step), None, values, is_kept=False)
             case PrintedLine() if not self._talk.speaks:

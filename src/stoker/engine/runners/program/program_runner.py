@@ -22,6 +22,7 @@ from stoker.core.frozen import changed, frozen
 from stoker.core.retry import FailureCause
 from stoker.core.text import format_size
 from stoker.engine.program import DeclaredOutputs, Program, output_locks, split_gang_words, tidy_out
+from stoker.engine.runners.program.found_checkpoints import CheckpointFinder, put_back
 from stoker.engine.runners.program.launch import Launch, ProgramContext, find_launch, render_launch
 from stoker.engine.runners.program.output import ProgramCheckpointStore, ProgramOutput
 from stoker.engine.runners.program.program_end import (
@@ -165,19 +166,19 @@ class _ProgramAttempt:
             if self._around.user is not None:
                 give_to(self._around.user, scratch.path, keeps=OURS)
             mark = f"{work.folders.run_id}-{os.urandom(4).hex()}"
-            resume = self._resume_from(scratch)
-            launch = render_launch(program, work, self._around, mark=mark, scratch=scratch.path, resume=resume)
             with ExitStack() as held:
                 if program.outputs:
                     for lock in output_locks(_locks_of(work), program.folder, program.outputs):
                         held.enter_context(lock)
                 outputs = DeclaredOutputs(program.folder, program.outputs)
+                resume = self._resume_from(scratch, program)
+                launch = render_launch(program, work, self._around, mark=mark, scratch=scratch.path, resume=resume)
                 seen = self._see_through(launch, mark, program, scratch)
                 return _STOPPED_EARLY if seen is None else self._judge(launch, seen, program, outputs)
         finally:
             scratch.leave()
 
-    def _resume_from(self, scratch: Scratch) -> str | None:
+    def _resume_from(self, scratch: Scratch, program: Program) -> str | None:
         with self._as_program():
             choice = choose_checkpoint(scratch.path, Digest(self._work.resume_key))
         for why in choice.refused:
@@ -185,8 +186,26 @@ class _ProgramAttempt:
         if choice.checkpoint is None:
             return None
         at = "" if choice.checkpoint.step is None else f" (step {choice.checkpoint.step})"
+        place, at_s = choice.said.get("place"), choice.said.get("at")
+        if isinstance(place, str) and place and isinstance(at_s, float):
+            folders = {"out": self._work.out, "folder": program.folder}
+            try:
+                with self._as_program():
+                    path = put_back(choice.checkpoint.path, at_s, place, folders)
+            except (OSError, ValueError) as error:
+                self._tell(f"checkpoint can't be put back at {place}: {error}")
+            else:
+                if path:
+                    self._tell(f"resumes from {place.partition('/')[2]}{at}: {scratch.why}")
+                    return path
         self._tell(f"resumes from {os.path.basename(choice.checkpoint.path)}{at}: {scratch.why}")
         return choice.checkpoint.path
+
+    def _finder(self, program: Program) -> CheckpointFinder:
+        declared = [os.path.normpath(one) for one in program.outputs]
+        folders = {f"folder/{one}": os.path.join(program.folder, one) for one in declared if one != os.curdir}
+        with self._as_program():
+            return CheckpointFinder({"out": self._work.out, **folders})
 
     def _see_through(self, launch: Launch, mark: str, program: Program, scratch: Scratch) -> _Seen | None:
         """Start the program and listen until it is gone; nothing if it was stopped before."""
@@ -241,7 +260,7 @@ class _ProgramAttempt:
             tell=self._tell,
             acting=self._as_program,
         )
-        speech = ProgramOutput(work.emit, self._clock, checkpoints, program.metrics)
+        speech = ProgramOutput(work.emit, self._clock, checkpoints, program.metrics, self._finder(program))
         control = work.folders.control_of(work.node, work.attempt)
         watch = ProgramWatch(
             speech=speech,

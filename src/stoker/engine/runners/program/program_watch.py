@@ -159,7 +159,7 @@ class ProgramWatch:
         for data in self._control.rest():
             self._speech.hear_control(self._control_hiding.feed(data))
         self._speech.hear_control(self._control_hiding.finish())
-        self._speech.finish()
+        self._speech.finish(is_success=ended.is_success)
         return ended
 
     def _listen(self, selector: selectors.BaseSelector, wait_s: float) -> None:

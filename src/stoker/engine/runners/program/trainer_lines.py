@@ -97,6 +97,8 @@ class TrainerCheckpoint:
 
     path: str
     step: int | None = None
+    place: str = ""
+    """Where the next attempt gets it back, of one that the program did not report: see `found_checkpoints`."""
 
 
 @frozen

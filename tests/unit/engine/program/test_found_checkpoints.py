@@ -1,0 +1,161 @@
+"""Checkpoints that programs write by themselves: found, judged, kept and put back."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from stoker.engine.program import fill_resume
+from stoker.engine.runners.program.found_checkpoints import CheckpointFinder, is_whole, put_back
+from stoker.trainer.stoker_trainer import keep_checkpoint
+
+
+def zipped(path: Path, step: int = 1) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("step", str(step))
+        file.writestr("weights", b"w" * 2000)
+    return path
+
+
+def safetensors(path: Path, *, missing_bytes: int = 0) -> Path:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * (16 - missing_bytes))
+    return path
+
+
+def found(finder: CheckpointFinder) -> tuple[str, int | None] | None:
+    one = finder.look()
+    return None if one is None else (one.place, one.step)
+
+
+def test_a_new_whole_checkpoint_is_found_once(tmp_path: Path) -> None:
+    zipped(tmp_path / "old.pt")
+    finder = CheckpointFinder({"out": str(tmp_path)})
+    assert found(finder) is None
+    zipped(tmp_path / "runs" / "epoch=3-step=100.ckpt")
+    assert found(finder) == ("out/runs/epoch=3-step=100.ckpt", 100)
+    assert found(finder) is None
+    zipped(tmp_path / "old.pt", 2)
+    assert found(finder) == ("out/old.pt", None)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30, 500, 2100])
+def test_a_file_that_is_half_written_is_not_whole(tmp_path: Path, cut: int) -> None:
+    path = zipped(tmp_path / "ckpt.pt")
+    assert is_whole(str(path), is_unchanged=False)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    assert not is_whole(str(path), is_unchanged=True)
+    assert is_whole(str(safetensors(tmp_path / "a.safetensors")), is_unchanged=False)
+    assert not is_whole(str(safetensors(tmp_path / "b.safetensors", missing_bytes=min(cut, 16))), is_unchanged=True)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"PK\x03\x04", b"\xff" * 8 + b"{", struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 9) + b'{"a": 1}x']
+)
+def test_garbage_is_not_whole(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(data)
+    assert not is_whole(str(path), is_unchanged=True)
+
+
+def test_a_file_without_a_sign_of_its_end_is_taken_when_it_does_not_change(tmp_path: Path) -> None:
+    finder = CheckpointFinder({"out": str(tmp_path)})
+    path = tmp_path / "weights.h5"
+    path.write_bytes(b"\x89HDF" + b"1" * 100)
+    assert found(finder) is None
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert found(finder) is None
+    assert found(finder) == ("out/weights.h5", None)
+
+
+def test_a_folder_is_one_checkpoint_and_the_last_file_tells_that_it_is_whole(tmp_path: Path) -> None:
+    finder = CheckpointFinder({"folder/out": str(tmp_path)})
+    folder = tmp_path / "checkpoint-500"
+    safetensors(folder / "model.safetensors")
+    zipped(folder / "optimizer.pt")
+    assert [found(finder) for _ in range(3)] == [None] * 3
+    (folder / "trainer_state.json").write_text("{}")
+    assert [found(finder) for _ in range(3)] == [None, ("folder/out/checkpoint-500", 500), None]
+
+
+def test_the_best_one_is_no_place_to_resume_from_if_there_is_another(tmp_path: Path) -> None:
+    finder = CheckpointFinder({"out": str(tmp_path)})
+    zipped(tmp_path / "last.pt")
+    os.utime(zipped(tmp_path / "best.pt"), (time.time() + 5, time.time() + 5))
+    assert found(finder) == ("out/last.pt", None)
+
+
+def test_links_and_pipes_are_none(tmp_path: Path) -> None:
+    finder = CheckpointFinder({"out": str(tmp_path / "out")})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "link.pt").symlink_to(zipped(tmp_path / "elsewhere.pt"))
+    os.mkfifo(tmp_path / "out" / "pipe.pt")
+    folder = tmp_path / "out" / "checkpoint-1"
+    folder.mkdir()
+    (folder / "a.pt").symlink_to(tmp_path / "elsewhere.pt")
+    (tmp_path / "out" / "loop").symlink_to(tmp_path / "out")
+    assert [found(finder) for _ in range(3)] == [None] * 3
+
+
+def test_what_was_kept_is_put_back_over_a_half_written_file(tmp_path: Path) -> None:
+    path, scratch = zipped(tmp_path / "work" / "out-x" / "ckpt.pt", 7), tmp_path / "scratch"
+    scratch.mkdir()
+    kept = keep_checkpoint(str(path), 7, str(scratch), "key", "folder/out-x/ckpt.pt")
+    assert json.loads((scratch / "checkpoints.json").read_text())["checkpoints"][-1]["place"] == "folder/out-x/ckpt.pt"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    assert Path(kept).read_bytes() == whole, "it is a copy, so that the program may write over its own"
+    folders = {"folder": str(tmp_path / "work"), "out": str(tmp_path / "out")}
+    assert put_back(kept, time.time(), "folder/out-x/ckpt.pt", folders) == str(path)
+    assert path.read_bytes() == whole
+    assert os.listdir(path.parent) == ["ckpt.pt"]
+    elsewhere = put_back(kept, time.time(), "out/deep/ckpt.pt", folders)
+    assert Path(elsewhere).read_bytes() == whole
+
+
+def test_a_newer_whole_one_stays(tmp_path: Path) -> None:
+    kept, path = zipped(tmp_path / "kept.pt", 1), zipped(tmp_path / "work" / "ckpt.pt", 2)
+    newer = path.read_bytes()
+    put_back(str(kept), path.stat().st_mtime - 1, "folder/ckpt.pt", {"folder": str(path.parent)})
+    assert path.read_bytes() == newer
+    put_back(str(kept), path.stat().st_mtime + 1, "folder/ckpt.pt", {"folder": str(path.parent)})
+    assert path.read_bytes() == kept.read_bytes()
+
+
+def test_a_folder_is_put_back_whole(tmp_path: Path) -> None:
+    kept, place = tmp_path / "kept", tmp_path / "work" / "checkpoint-5"
+    zipped(kept / "optimizer.pt")
+    zipped(place / "optimizer.pt").write_bytes(b"PK\x03\x04")
+    (place / "stray").touch()
+    put_back(str(kept), time.time() + 9, "folder/checkpoint-5", {"folder": str(place.parent)})
+    assert os.listdir(place) == ["optimizer.pt"]
+    assert is_whole(str(place / "optimizer.pt"), is_unchanged=True)
+
+
+@pytest.mark.parametrize("place", ["", "out", "other/a.pt", "out/../a.pt", "out//a.pt", "/etc/a.pt", "out/./a.pt"])
+def test_a_place_outside_is_refused(tmp_path: Path, place: str) -> None:
+    kept = zipped(tmp_path / "kept.pt")
+    (tmp_path / "out").mkdir()
+    before = sorted(map(str, tmp_path.rglob("*")))
+    assert put_back(str(kept), 0.0, place, {"out": str(tmp_path / "out")}) == ""
+    assert sorted(map(str, tmp_path.rglob("*"))) == before
+
+
+def test_the_words_of_a_program_get_the_checkpoint_or_are_left_out() -> None:
+    words = ("python", "t.py", "--from", "{resume}", "--init={resume?resume:scratch}", "--ckpt={resume}", "x")
+    assert fill_resume(words, "/a b/c.pt") == (
+        *("python", "t.py", "--from", "/a b/c.pt", "--init=resume", "--ckpt=/a b/c.pt", "x"),
+    )
+    assert fill_resume(words, "") == ("python", "t.py", "--init=scratch", "x")
+    assert fill_resume(("sh", "-c", "echo {resume?yes:}{x}"), "") == ("sh", "-c", "echo {x}")
+    assert fill_resume(("t", "{resume}"), "") == ("t",)
