@@ -66,6 +66,7 @@ def test_what_the_recipe_declares_is_its_own_and_the_rest_are_parameters(tmp_pat
         "argv": ("python", "train.py"),
         "params": {"lr": 1},
         "folder": str(tmp_path),
+        "metrics": (),
         "code": {"train.py": str(tmp_path / "train.py")},
         "machine_gpus": 2,
         "machine_cpus": 8,

@@ -47,6 +47,15 @@ _WITHOUT_NUMBER = 0.125
 """What a line without a digit and `{` counts: it takes hardly any time."""
 _NUMBER_OR_JSON = lazy_pattern(rb"[0-9{]")
 _LAST_BYTES = LINE_BYTES
+_OTHER_SIGNS = (b"  ", b"\t", b"|", b"nan", b"inf")
+"""Of lines that say something without a digit: the names of a table's columns, and numbers that are not finite."""
+
+
+def _may_say(text: bytes) -> bool:
+    if _NUMBER_OR_JSON.search(text) is not None:
+        return True
+    lowered = text.lower()
+    return any(sign in lowered for sign in _OTHER_SIGNS)
 _CHECKPOINT_SHARE = 10.0
 """How many times as long as keeping a found checkpoint takes, none is kept after it."""
 _CONTROLS = (b'"saved"', b'"done"', b'"failed"', b'"contract"')
@@ -55,10 +64,11 @@ _CONTROLS = (b'"saved"', b'"done"', b'"failed"', b'"contract"')
 class OutputLines:
     """Takes output in chunks of any size, from one thread; returns the lines worth reading, in bounded memory and time.
 
-    A carriage return ends a line as a line end does, so each update of a progress bar is one. Of a line longer than
-    `LINE_BYTES` only the beginning is given. In each half second only so many lines are given; the rest is counted as
-    lost, except for the last one with a number, so that the final value is always right. Lines that may control
-    something (`saved`, `done`, `failed`) have room of their own.
+    A carriage return ends a line as a line end does, so each update of a progress bar is one. Lines without a number,
+    JSON and columns say nothing and are not given. Of a line longer than `LINE_BYTES` only the beginning is given. In
+    each half second only so many lines are given; the rest is counted as lost, except for the last one with a number,
+    so that the final value is always right. Lines that may control something (`saved`, `done`, `failed`) have room of
+    their own.
     """
 
     def __init__(self, clock: Clock, *, lines_per_window: int = LINES_PER_WINDOW) -> None:
@@ -117,11 +127,12 @@ class OutputLines:
         return line
 
     def _choose(self, body: bytes) -> list[bytes]:
-        if not body:
+        # Most output says nothing to us; then its lines are not even taken apart.
+        if not _may_say(body):
             return []
         if self._left <= 0:
             return self._pass_over(body)
-        lines = [line for line in body.split(b"\n") if line]
+        lines = [line for line in body.split(b"\n") if _may_say(line)]
         for at, line in enumerate(lines):
             if self._left <= 0:
                 return [*lines[:at], *self._pass_over(b"\n".join(lines[at:]))]

@@ -94,8 +94,8 @@ _TAIL_BYTES = 16384
 # Between the end of a program and the moment when its other processes must be gone, too.
 _LAST_WORDS_S = 0.5
 _SETTLE_S = 0.01
-# What strays that were killed have left in a stream; a process that still writes then is out of reach.
-_LAST_READ_S = 0.2
+# Of what is left in the streams, all that pipes hold: a process that still writes then is out of reach.
+_LAST_READ_BYTES = 4 << 20
 
 
 class ProgramWatch:
@@ -162,7 +162,9 @@ class ProgramWatch:
         self._speech.finish(is_success=ended.is_success)
         return ended
 
-    def _listen(self, selector: selectors.BaseSelector, wait_s: float) -> None:
+    def _listen(self, selector: selectors.BaseSelector, wait_s: float) -> int:
+        """Read once from each stream that has something, and return how many bytes that was."""
+        read_bytes = 0
         for key, _ in selector.select(wait_s):
             if key.data is None:
                 continue
@@ -170,8 +172,10 @@ class ProgramWatch:
             if not data:
                 selector.unregister(key.fileobj)
                 continue
+            read_bytes += len(data)
             self._heard_s = self._clock.monotonic_s()
             self._take(self._hidings[key.data].feed(data), is_out=key.data)
+        return read_bytes
 
     def _take(self, data: bytes, *, is_out: bool) -> None:
         """Write down what was printed, and hear what it says; secrets are out of it."""
@@ -221,9 +225,9 @@ class ProgramWatch:
             # If a process stays even so, closing the box reports it.
             with suppress(ProcessLost):
                 box.kill_all()
-        deadline_s = self._clock.monotonic_s() + _LAST_READ_S
-        while selector.get_map() and selector.select(0) and self._clock.monotonic_s() < deadline_s:
-            self._listen(selector, 0)
+        left_bytes = _LAST_READ_BYTES
+        while selector.get_map() and selector.select(0) and left_bytes > 0:
+            left_bytes -= self._listen(selector, 0)
 
 
 def _widen(pipe_fd: int) -> None:
