@@ -52,8 +52,9 @@ def job_options(unnamed: str) -> tuple[Option, ...]:
 METRICS = Option(
     "--metrics",
     value="SOURCE",
-    help="where a program's metrics are read from, beside what it prints: a pattern with groups for name and number, "
-    "such as 'loss_(\\w+): (\\S+)', or for a number alone; off: nowhere; repeat it for several",
+    help="where a program's metrics are read from, beside what it prints and the files in its outputs: a pattern with "
+    "groups for name and number, such as 'loss_(\\w+): (\\S+)', or for a number alone; a folder or file of "
+    "TensorBoard, W&B, MLflow, Transformers or CSV, such as runs/; off: nowhere; repeat it for several",
     is_many=True,
 )
 

@@ -66,7 +66,7 @@ SPLITS = {
 _WORDS_AND_DIGITS = lazy_pattern(r"[a-z]+[0-9]*|[0-9]+")
 _WORDS_OR_DIGITS = lazy_pattern(r"[a-z]+|[0-9]+")
 _CAMEL = lazy_pattern(r"(?<=[a-z])(?=[A-Z][a-z])")
-_PARTS = lazy_pattern(r"[\s_/-]+")
+_PARTS = lazy_pattern(r"[\s_/()-]+")
 
 
 def words_of(name: str) -> list[str]:

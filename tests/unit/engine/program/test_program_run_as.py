@@ -74,6 +74,20 @@ def test_it_is_that_user_and_its_result_and_metrics_are_kept(project: Project):
     assert (metrics[0].stat().st_uid, metrics[0].stat().st_size > 0) == (0, True)
 
 
+def test_metrics_in_its_files_are_read_with_its_own_rights(project: Project):
+    secret = project.lab.folder / "store" / "metrics.csv"
+    secret.write_text("step,secret_loss\n1,0.5\n")
+    body = f"""
+        umask 077
+        printf 'step,loss\\n3,0.25\\n' > $STOKER_OUT/metrics.csv
+        ln -s {secret.parent} store
+    """
+    ran = project.lab.run(project.shell(body, metrics=(str(secret), "store")))
+    assert message_of(ran.result.error) == ""
+    assert [row for row in project.rows() if "secret" in row[1]] == []
+    assert (3, "loss", 0.25) in project.rows()
+
+
 def test_it_gets_little_of_the_workers_environment_and_a_home_of_its_own(project: Project):
     ran = project.lab.run(project.shell("env > $STOKER_OUT/env; echo $HOME $TMPDIR; touch $HOME/mine $TMPDIR/mine"))
     seen = dict(line.partition("=")[::2] for line in project.files(ran)["env"].splitlines())

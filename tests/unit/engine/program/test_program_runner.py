@@ -141,6 +141,34 @@ def test_pairs_on_its_output_are_progress_curves_and_its_last_values(project: Pr
     assert (last["step"], last["of"]) == (4, 5)
 
 
+WRITES_CSV = """
+    import os
+    for name, place in {"out": os.environ["STOKER_OUT"], "runs": "runs", "named": "named"}.items():
+        os.makedirs(place, exist_ok=True)
+        with open(f"{place}/metrics.csv", "a") as file:
+            print(f"step,{name}_loss", "7,0.125", sep="\\n", file=file)
+    print("step 3: runs loss 0.1, named loss 0.1, test loss 0.25")
+"""
+
+
+def test_files_that_it_writes_are_curves_and_go_before_its_output(project: Project) -> None:
+    (project.folder / "runs").mkdir()
+    (project.folder / "runs" / "results.csv").write_text("step,old_loss\n1,2\n")
+    ran = project.lab.run(project.python(WRITES_CSV, outputs=("runs",), metrics=("named",)))
+    assert message_of(ran.result.error) == ""
+    of_files = dict.fromkeys(("out_loss", "runs_loss", "named_loss"), 0.125)
+    assert project.record(ran).body["metrics"] == {**of_files, "test_loss": 0.25}
+    assert {(7, name, 0.125) for name in of_files} < set(project.rows())
+    assert project.told(ran) == ""
+
+
+def test_nothing_is_read_from_files_if_metrics_are_off(project: Project) -> None:
+    ran = project.lab.run(project.python(WRITES_CSV, outputs=("runs",), metrics=("off",)))
+    assert message_of(ran.result.error) == ""
+    assert "metrics" not in project.record(ran).body
+    assert project.rows() == []
+
+
 def test_progress_is_live(project: Project) -> None:
     flight = project.lab.start(project.trainer(f'print("step=3 loss=2")\n{UNTIL_GATE}'))
     wait_until(lambda: bool(flight.events("stage_step")))

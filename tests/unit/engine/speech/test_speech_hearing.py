@@ -9,6 +9,7 @@ from stoker.core.clock import FakeClock
 from stoker.core.digests import Digest
 from stoker.engine.metrics.attempt_metrics import LAST_KEPT
 from stoker.engine.metrics.metrics_file import MetricSource
+from stoker.engine.metrics.written import LOOK_EVERY_S, WrittenMetrics
 from stoker.engine.runners.program.output import LINES_PER_WINDOW, ProgramCheckpointStore, ProgramOutput
 from stoker.engine.scratch import choose_checkpoint
 
@@ -30,7 +31,10 @@ class Heard:
             tell=lambda text: self.reports.append({"log": text}),
         )
         self.clock = FakeClock()
-        self.speech = ProgramOutput(self.reports.append, self.clock, keeper)
+        self.out = folder / "out"
+        self.out.mkdir()
+        written = WrittenMetrics([str(self.out)], [], self.clock, log=lambda text: self.reports.append({"log": text}))
+        self.speech = ProgramOutput(self.reports.append, self.clock, keeper, written=written)
 
     @property
     def rows(self) -> list[tuple[int, dict[str, float], MetricSource]]:
@@ -63,6 +67,38 @@ def test_pairs_are_reported_as_read_off_the_output(heard: Heard) -> None:
         (1, {"epoch": 1.0, "loss": 1.0}, MetricSource.STDOUT),
         (1, {"val": 3.0}, MetricSource.STDOUT),
     ]
+
+
+def test_values_in_files_are_reported_and_go_before_those_on_the_output(heard: Heard) -> None:
+    heard.speech.hear(b"step 1: val loss 0.51, acc 0.2\n", is_out=True)
+    (heard.out / "metrics.csv").write_text("step,val_loss\n100,0.5123\n")
+    heard.clock.advance(LOOK_EVERY_S)
+    heard.speech.look()
+    heard.speech.hear(b"step 2: val loss 0.49, acc 0.3\n", is_out=True)
+    heard.speech.finish()
+    assert heard.rows == [
+        (1, {"val_loss": 0.51, "acc": 0.2}, MetricSource.STDOUT),
+        (100, {"val_loss": 0.5123}, MetricSource.REPORTED),
+        (2, {"acc": 0.3}, MetricSource.STDOUT),
+    ]
+    last: dict[str, float] = {}
+    for _, _, metrics in heard.steps:
+        last |= metrics
+    assert last == {"val_loss": 0.5123, "acc": 0.3}
+    assert [step for step, _, _ in heard.steps] == [1, 1, 2]
+
+
+def test_steps_in_files_are_progress_if_the_output_says_nothing(heard: Heard) -> None:
+    (heard.out / "metrics.csv").write_text("step,val_loss\n100,0.5\n200,0.25\n")
+    heard.speech.finish()
+    assert heard.steps == [(200, None, {"val_loss": 0.25})]
+
+
+def test_what_the_contract_reports_is_not_taken_from_files(heard: Heard) -> None:
+    heard.speech.hear(b'{"kind":"step","step":3,"metrics":{"val_loss":0.5}}\n', is_out=True)
+    (heard.out / "metrics.csv").write_text("epoch,val_loss,acc\n1,0.25,0.75\n")
+    heard.speech.finish()
+    assert [row[:2] for row in heard.rows] == [(3, {"val_loss": 0.5}), (1, {"acc": 0.75})]
 
 
 def test_lines_of_the_contract_are_reported_as_such(heard: Heard) -> None:

@@ -14,7 +14,8 @@ import re
 import shutil
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from stoker.core.frozen import frozen
@@ -52,15 +53,24 @@ class FoundCheckpoint:
 class CheckpointFinder:
     """Looks for checkpoints that are new since it was made, in folders that are known by a place."""
 
-    def __init__(self, folders: Mapping[str, str]) -> None:
+    def __init__(
+        self, folders: Mapping[str, str], *, acting: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """Make it; `acting` gives the block in which files are read."""
         self._folders = folders
-        self._known = {path: signature_of(path) for path, _ in self._candidates()}
+        self._acting = acting
+        with acting():
+            self._known = {path: signature_of(path) for path, _ in self._candidates()}
         """How each was when it was last taken, or lay there before."""
         self._seen: dict[str, Signature] = {}
         """How each that is not known to be whole was at the last look."""
 
     def look(self) -> FoundCheckpoint | None:
         """Return the newest checkpoint that is whole and was not returned before."""
+        with self._acting():
+            return self._look()
+
+    def _look(self) -> FoundCheckpoint | None:
         found: list[tuple[bool, int, str, str]] = []
         seen: dict[str, Signature] = {}
         for path, place in self._candidates():

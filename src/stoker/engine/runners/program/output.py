@@ -19,6 +19,7 @@ from stoker.core.text import lazy_pattern
 from stoker.engine.metrics.attempt_metrics import note_last
 from stoker.engine.metrics.metrics_file import MetricSource
 from stoker.engine.metrics.printed import NOTHING, PrintedLine, PrintedMetrics
+from stoker.engine.metrics.written import WrittenMetrics
 from stoker.engine.runners.program.found_checkpoints import LOOK_EVERY_S, CheckpointFinder
 from stoker.engine.runners.program.trainer_lines import (
     FAULTS_TOLD,
@@ -56,6 +57,8 @@ def _may_say(text: bytes) -> bool:
         return True
     lowered = text.lower()
     return any(sign in lowered for sign in _OTHER_SIGNS)
+
+
 _CHECKPOINT_SHARE = 10.0
 """How many times as long as keeping a found checkpoint takes, none is kept after it."""
 _CONTROLS = (b'"saved"', b'"done"', b'"failed"', b'"contract"')
@@ -261,19 +264,27 @@ class ProgramOutput:
         clock: Clock,
         checkpoints: ProgramCheckpointStore,
         metrics: Sequence[str] = (),
+        written: WrittenMetrics | None = None,
         finder: CheckpointFinder | None = None,
     ) -> None:
-        """Make it; `metrics` are those of `Program`, `finder` looks for checkpoints that are not reported."""
+        """Make it; `metrics` are those of `Program`, `written` reads its files, `finder` looks for its checkpoints."""
         self._finder = finder
         self._next_found_s = clock.monotonic_s() + LOOK_EVERY_S
         self._emit = emit
         self._checkpoints = checkpoints
         self._clock = clock
+        self._written = written
         self._talk = TrainerParser()
         self._streams = {is_out: (OutputLines(clock), PrintedMetrics(metrics)) for is_out in (True, False)}
         self._control_rest = b""
         self._steps = OutputSteps()
         self._step = 0
+        self._has_step = False
+        """Its output had something to say: then its files don't say how far it is."""
+        self._reported: set[str] = set()
+        """Names of metrics that it reports itself."""
+        self._in_files: set[str] = set()
+        """Names of metrics that are in its files."""
         self._of: int | None = None
         self._untold: dict[str, float] = {}
         self._has_news = False
@@ -291,9 +302,11 @@ class ProgramOutput:
         self._hear_lines(lines.feed(data), printed, is_out=is_out)
 
     def look(self) -> None:
-        """Take in what was passed over in a flood of lines that has paused."""
+        """Take in what was passed over in a flood of lines that has paused, and what it wrote to files."""
         for is_out in self._streams:
             self.hear(b"", is_out=is_out)
+        if self._written is not None:
+            self._take_written(self._written.look())
         now_s = self._clock.monotonic_s()
         if now_s >= self._next_found_s and not self._checkpoints.is_busy:
             self._next_found_s = now_s + max(LOOK_EVERY_S, _CHECKPOINT_SHARE * self._checkpoints.took_s)
@@ -330,6 +343,9 @@ class ProgramOutput:
         """Take in a last line that has no end, and say what was left out. After a success no checkpoint is needed."""
         for is_out, (lines, printed) in self._streams.items():
             self._hear_lines(lines.finish(), printed, is_out=is_out)
+        if self._written is not None:
+            for rows in self._written.rest():
+                self._take_written(rows)
         self._tell_progress(even_early=True)
         if not is_success:
             self._keep_found()
@@ -377,7 +393,9 @@ class ProgramOutput:
     def _report_plain(self, said: PrintedLine) -> None:
         if said.values:
             place = self._steps.place_plain(said)
-            self._report(place, said.of, said.values, is_kept=False, source=MetricSource.STDOUT)
+            # A file has more digits, and its own steps.
+            values = {name: value for name, value in said.values.items() if name not in self._in_files}
+            self._report(place, said.of, values, is_kept=False, source=MetricSource.STDOUT)
         elif said.step is not None:
             self._report(said.step, said.of, {}, is_kept=False)
 
@@ -392,10 +410,26 @@ class ProgramOutput:
     ) -> None:
         if metrics and not is_kept:
             self._emit({"row": step, "metrics": metrics, "source": source})
+        if source is MetricSource.REPORTED:
+            self._reported.update(metrics)
         self._step = step
+        self._has_step = True
         self._of = of if of is not None else self._of
         note_last(self._untold, metrics)
         self._has_news = True
+        self._tell_progress()
+
+    def _take_written(self, rows: Sequence[tuple[int, dict[str, float]]]) -> None:
+        for step, values in rows:
+            metrics = {name: value for name, value in values.items() if name not in self._reported}
+            if not metrics:
+                continue
+            self._emit({"row": step, "metrics": metrics, "source": MetricSource.REPORTED})
+            self._in_files.update(metrics)
+            note_last(self._untold, metrics)
+            self._has_news = True
+            if not self._has_step:
+                self._step = max(self._step, step)
         self._tell_progress()
 
     def _tell_progress(self, *, even_early: bool = False) -> None:

@@ -20,7 +20,8 @@ from stoker.core.digests import Digest
 from stoker.core.errors import InternalError, ProcessLost, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.retry import FailureCause
-from stoker.core.text import format_size
+from stoker.core.text import METRICS_OFF, format_size, is_metric_pattern
+from stoker.engine.metrics.written import WrittenMetrics
 from stoker.engine.program import DeclaredOutputs, Program, output_locks, split_gang_words, tidy_out
 from stoker.engine.runners.program.found_checkpoints import CheckpointFinder, put_back
 from stoker.engine.runners.program.launch import Launch, ProgramContext, find_launch, render_launch
@@ -173,7 +174,8 @@ class _ProgramAttempt:
                 outputs = DeclaredOutputs(program.folder, program.outputs)
                 resume = self._resume_from(scratch, program)
                 launch = render_launch(program, work, self._around, mark=mark, scratch=scratch.path, resume=resume)
-                seen = self._see_through(launch, mark, program, scratch)
+                speech = self._output_of(program, scratch, resumes=resume is not None)
+                seen = self._see_through(launch, mark, program, scratch, speech)
                 return _STOPPED_EARLY if seen is None else self._judge(launch, seen, program, outputs)
         finally:
             scratch.leave()
@@ -204,10 +206,38 @@ class _ProgramAttempt:
     def _finder(self, program: Program) -> CheckpointFinder:
         declared = [os.path.normpath(one) for one in program.outputs]
         folders = {f"folder/{one}": os.path.join(program.folder, one) for one in declared if one != os.curdir}
-        with self._as_program():
-            return CheckpointFinder({"out": self._work.out, **folders})
+        return CheckpointFinder({"out": self._work.out, **folders}, acting=self._as_program)
 
-    def _see_through(self, launch: Launch, mark: str, program: Program, scratch: Scratch) -> _Seen | None:
+    def _written_metrics(self, program: Program, *, resumes: bool) -> WrittenMetrics | None:
+        """Return what reads the program's files, as they are before it starts."""
+        if METRICS_OFF in program.metrics:
+            return None
+        named = [one for one in program.metrics if not is_metric_pattern(one)]
+        return WrittenMetrics(
+            [self._work.out, *(os.path.join(program.folder, one) for one in program.outputs)],
+            [os.path.join(program.folder, one) for one in named],
+            self._clock,
+            log=self._tell,
+            acting=self._as_program,
+            resumes=resumes,
+        )
+
+    def _output_of(self, program: Program, scratch: Scratch, *, resumes: bool) -> ProgramOutput:
+        """Return what hears the program and reads its files, as they are before it starts."""
+        checkpoints = ProgramCheckpointStore(
+            folder=program.folder,
+            scratch=scratch.path,
+            resume_key=self._work.resume_key,
+            tell=self._tell,
+            acting=self._as_program,
+        )
+        written = self._written_metrics(program, resumes=resumes)
+        finder = self._finder(program)
+        return ProgramOutput(self._work.emit, self._clock, checkpoints, program.metrics, written, finder)
+
+    def _see_through(
+        self, launch: Launch, mark: str, program: Program, scratch: Scratch, speech: ProgramOutput
+    ) -> _Seen | None:
         """Start the program and listen until it is gone; nothing if it was stopped before."""
         work = self._work
         limits = ContainmentLimits(memory_bytes=work.memory_bytes, uses_gpu=bool(work.devices))
@@ -222,7 +252,7 @@ class _ProgramAttempt:
             try:
                 box.took_in(child.identity)
                 work.started(child.identity)
-                return self._listen(child, box, program, log=log, scratch=scratch)
+                return self._listen(child, box, program, log=log, scratch=scratch, speech=speech)
             finally:
                 # Whatever went wrong on our side, the program does not go on alone.
                 if child.poll() is None:
@@ -251,16 +281,17 @@ class _ProgramAttempt:
         user = self._around.user
         return nullcontext() if user is None else acting_as(user.uid, user.gid)
 
-    def _listen(self, child: Child, box: ContainedGroup, program: Program, *, log: LogFile, scratch: Scratch) -> _Seen:
+    def _listen(
+        self,
+        child: Child,
+        box: ContainedGroup,
+        program: Program,
+        *,
+        log: LogFile,
+        scratch: Scratch,
+        speech: ProgramOutput,
+    ) -> _Seen:
         work = self._work
-        checkpoints = ProgramCheckpointStore(
-            folder=program.folder,
-            scratch=scratch.path,
-            resume_key=work.resume_key,
-            tell=self._tell,
-            acting=self._as_program,
-        )
-        speech = ProgramOutput(work.emit, self._clock, checkpoints, program.metrics, self._finder(program))
         control = work.folders.control_of(work.node, work.attempt)
         watch = ProgramWatch(
             speech=speech,
