@@ -111,7 +111,7 @@ class _Label:
     needs_decimal: bool = False
     """Only a number with a decimal point is a value of it."""
     needs_place: bool = False
-    """It counts only in a line that says a step or an epoch: `epoch 3, train: 0.98, val: 0.97`."""
+    """It counts only in a line with a step, an epoch or a measure: `epoch 3, train: 0.98, val: 0.97`."""
     has_split: bool = False
     line_split: str = ""
     """`val` or `test`, where it stands for the rest of the line as well: `test set: average loss: …, accuracy: …`."""
@@ -130,7 +130,7 @@ class _Found:
     places: dict[str, int] = fresh(factory=dict)
     of: dict[str, int] = fresh(factory=dict)
     unplaced: dict[str, float] = fresh(factory=dict)
-    """Values that need a place."""
+    """Values that need a place or another value."""
 
 
 class PrintedMetrics:
@@ -211,9 +211,9 @@ class PrintedMetrics:
         epoch = places.pop(EPOCH, None)
         if epoch is not None:
             self._epoch = epoch
-        if places or epoch is not None:
+        if places or values or epoch is not None:
             values.update(found.unplaced)
-        elif not values:
+        else:
             return NOTHING
         step, of = next(
             ((places[name], found.of.get(name)) for name in (*STEPS, _LINE) if name in places), (None, None)
@@ -448,7 +448,7 @@ def _other_of(pair: str, two_words: str, separator: str) -> _Label | None:
     for spelt in (two_words, last):
         name = "_".join(spelt.lower().strip("'\"").split())
         if name in _ALONGSIDE:
-            return _Label(_Kind.VALUE, name, spelt, has_split=True)
+            return _Label(_Kind.VALUE, name, spelt, needs_place=True, has_split=True)
     if two_words.lower() in SPLITS and SPLITS[two_words.lower()] != "avg":
         split = SPLITS[two_words.lower()]
         return _Label(_Kind.VALUE, split, two_words, needs_decimal=True, needs_place=True, has_split=True)
