@@ -24,14 +24,12 @@ html_theme = "furo"
 html_copy_source = False
 html_show_copyright = False
 
-NAVIGATION = {
-    "README": [
-        *("docs/tutorial", "docs/guides/README", "examples/README", "docs/reference/README", "docs/glossary"),
-        *("docs/hydra-differences", "docs/decisions/README", "benchmarks/README", "benchmarks/RESULTS"),
-        *("ARCHITECTURE", "CONTRIBUTING", "SECURITY", "CHANGELOG"),
-    ],
-}
-"""The pages below a page. A `README` in a folder has those of its folder, in the order of its links."""
+SECTIONS = [
+    *("docs/tutorial", "docs/guides/README", "examples/README", "docs/reference/README", "docs/glossary"),
+    *("docs/hydra-differences", "docs/decisions/README", "benchmarks/README"),
+    *("ARCHITECTURE", "CONTRIBUTING", "SECURITY", "CHANGELOG"),
+]
+"""The navigation of the start page. That of a folder's `README.md` has the pages of the folder to which it links."""
 
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
 
@@ -46,7 +44,11 @@ def _prepare(_app: Sphinx, name: str, content: list[str]) -> None:
     """Make links to folders lead to their pages, and add the navigation."""
     folder = (ROOT / name).parent
     text = _LINK.sub(lambda link: _page_of(folder, link[0]), content[0])
-    below = NAVIGATION.get(name, _linked(folder, text) if Path(name).name == "README" else [])
+    below: list[str] = []
+    if name == root_doc:
+        below = SECTIONS
+    elif Path(name).name == "README":
+        below = _linked(folder, text)
     if below:
         lines = "\n".join(f"/{page}" for page in below)
         text += f"\n```{{toctree}}\n:hidden:\n\n{lines}\n```\n"

@@ -269,3 +269,11 @@ def test_values_are_refused_from_the_first_object_on(made_before: int) -> None:
         Small(number=number)
     with pytest.raises(ValueError, match="-1 is not positive"):
         Small(number=-1)
+
+
+def test_fields_are_found_where_annotations_are_evaluated_later() -> None:
+    """As in a module without the future import: Python 3.14 then has no `__annotations__` in the namespace."""
+    source = "@frozen\nclass Small:\n    number: int\n    word: str = 'x'\n"
+    names: dict[str, type] = {}
+    exec(compile(source, "small.py", "exec", dont_inherit=True), {"frozen": frozen, "__name__": "small"}, names)
+    assert fields_of(names["Small"](number=1)) == {"number": 1, "word": "x"}
