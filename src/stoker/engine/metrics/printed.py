@@ -45,6 +45,8 @@ _FILLERS = frozenset({
     "info", "debug", "epoch", "step", "iter", "iteration", "batch", "round",
 })  # fmt: skip
 _DATA_WORDS = frozenset({"set", "data", "split", "results"})
+_CONFIGURATION = (b"=None", b"=True", b"=False", b"='", b'="')
+"""Signs of a line that shows a configuration, such as the arguments of a program."""
 _LABELS_REMEMBERED = 2048
 _LABEL_CHARACTERS = 200
 _LINE_COLUMNS = 64
@@ -113,6 +115,8 @@ class _Label:
     needs_place: bool = False
     """It counts only in a line with a step, an epoch or a measure: `epoch 3, train: 0.98, val: 0.97`."""
     has_split: bool = False
+    is_any_name: bool = False
+    """Of a `name=number` without a measure: no value in a line that shows a configuration."""
     line_split: str = ""
     """`val` or `test`, where it stands for the rest of the line as well: `test set: average loss: …, accuracy: …`."""
 
@@ -192,7 +196,8 @@ class PrintedMetrics:
             if label.line_split:
                 split = label.line_split
             if kind is _Kind.VALUE:
-                _take_value(found, label, line, number, end, split)
+                if not label.is_any_name or not any(sign in line for sign in _CONFIGURATION):
+                    _take_value(found, label, line, number, end, split)
             elif kind is _Kind.BARE:
                 _take_bare(found, line, number, start, end)
             else:
@@ -441,7 +446,7 @@ def _other_of(pair: str, two_words: str, separator: str) -> _Label | None:
     """Return a name without a measure: of `name=number`, a word for data, or one that often stands beside measures."""
     if pair:
         is_none = pair.lower() in NOT_MEASURES or not NOT_MEASURES.isdisjoint(words_of(pair))
-        return None if is_none else _Label(_Kind.VALUE, clean_name(pair), pair, has_split=True)
+        return None if is_none else _Label(_Kind.VALUE, clean_name(pair), pair, has_split=True, is_any_name=True)
     if not separator:
         return None
     last = two_words.rsplit(maxsplit=1)[-1] if two_words else ""
