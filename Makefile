@@ -34,7 +34,8 @@ export UV_SYSTEM_CERTS := 1
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: $(STAMPS)/run ## make .venv with the `stoker` command in it
+setup: $(STAMPS)/run ## make .venv with the `stoker` command in it, and shell completion where there is a place for it
+	@$(BIN)/stoker completion --install 2>/dev/null || true
 
 run: setup ## show it all on this machine: a coordinator, two workers, a manifest (ARGS=…)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/15_a_fleet_on_one_machine/run.sh $(ARGS)

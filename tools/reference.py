@@ -1,6 +1,6 @@
 """Write the reference pages from the code, or check that they are what the code says.
 
-python tools/reference.py            writes docs/reference/*.md and openapi.json
+python tools/reference.py            writes docs/reference, and the words of shell completion
 python tools/reference.py --check    changes nothing; says which page is out of date and exits with 1
 """
 
@@ -19,7 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.commands import ALIASES, COMMANDS, top_help
+from stoker.cli.commands import ALIASES, COMMANDS, EVERYWHERE, top_help
+from stoker.cli.completion import table
 from stoker.cli.grammar import Grammar
 from stoker.config.cluster_file import GPU, NODE, USER
 from stoker.config.manifest_file import HOST, JOB, HostEntry, JobEntry
@@ -146,6 +147,8 @@ def main() -> int:
         "files.md": files_page,
         "http-api.md": routes_page,
         "openapi.json": openapi_document,
+        "stoker.1": man_page,
+        "../../src/stoker/cli/completion_table.json": completion_table,
     }
     stale = []
     for name, make in pages.items():
@@ -181,6 +184,69 @@ def commands_page() -> list[str]:
     lines += ["", "## Words of earlier tools", "", "They keep working.", "", "| word | is |", "|---|---|"]
     lines += [f"| `stoker {' '.join(old)}` | `stoker {' '.join(new)}` |" for old, new in ALIASES]
     return lines
+
+
+def completion_table() -> list[str]:
+    """Return the table as JSON with a line for each argument and option."""
+    commands = []
+    for words, grammar in table().items():
+        parts = [f"  {json.dumps(name)}: {_json_rows(value)}" for name, value in grammar.items()]
+        commands.append(f" {json.dumps(words)}: {{\n{_NEXT.join(parts)}\n }}")
+    return ["{", _NEXT.join(commands), "}"]
+
+
+_NEXT = ",\n"
+
+
+def _json_rows(value: object) -> str:
+    if not isinstance(value, list | dict) or not value:
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        rows = [f"   {json.dumps(key)}: {json.dumps(one, ensure_ascii=False)}" for key, one in value.items()]
+        return f"{{\n{_NEXT.join(rows)}\n  }}"
+    return f"[\n{_NEXT.join(f'   {json.dumps(one, ensure_ascii=False)}' for one in value)}\n  ]"
+
+
+def man_page() -> list[str]:
+    """Return the manual page `stoker(1)`."""
+    lines = [
+        '.\\" Made by tools/reference.py: change the code and run `make docs`.',
+        '.TH STOKER 1 "" "Stoker" "User Commands"',
+        ".SH NAME",
+        "stoker \\- run trainings on the machines that you own",
+        ".SH SYNOPSIS",
+        ".B stoker",
+        "COMMAND [TARGET] [key=value ...] [options] [\\-\\- PROGRAM ...]",
+        ".SH DESCRIPTION",
+        "Stoker runs a recipe or any program on this machine (stoker run), or on the machines of a fleet (stoker",
+        "submit). Results are kept: the same work is not done twice.",
+        ".SH GLOBAL OPTIONS",
+    ]
+    for name, text in EVERYWHERE:
+        lines += [".TP", f".B {_roff(name)}", _roff(text)]
+    lines.append(".SH COMMANDS")
+    for command in COMMANDS:
+        grammar: Grammar = getattr(import_module(command.module), command.grammar)
+        lines += [f".SS {_roff(grammar.usage().replace(grammar.words, command.words, 1))}", _roff(grammar.about)]
+        rows = [(argument.label, argument.help) for argument in grammar.positionals]
+        rows += [(option.label, option.help) for option in grammar.options]
+        for label, text in rows if grammar.words == command.words else ():
+            lines += [".TP", f".B {_roff(label)}", _roff(text)]
+        if grammar.words == command.words:
+            lines += [".PP", "Examples:", ".nf", *(f"    {_roff(one)}" for one in grammar.examples), ".fi"]
+    lines.append(".SH EXIT STATUS")
+    for code, meaning in MEANINGS.items():
+        lines += [".TP", f".B {code}", _roff(meaning)]
+    lines += [".SH ENVIRONMENT", ".TP", ".B STOKER_HOME"]
+    lines += [_roff("folder of results, jobs and state (default: $XDG_DATA_HOME/stoker, else ~/.local/share/stoker)")]
+    lines += [".TP", ".B STOKER_COORDINATOR", _roff("address of the coordinator")]
+    return lines
+
+
+def _roff(text: str) -> str:
+    """Return a text in which troff reads no command."""
+    text = text.replace("\\", "\\e").replace("-", "\\-").replace("…", "...").replace('"', "\\(dq")
+    return f"\\&{text}" if text.startswith((".", "'")) else text
 
 
 def exit_codes_page() -> list[str]:

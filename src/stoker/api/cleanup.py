@@ -37,7 +37,7 @@ ABANDONED_S = 86400.0
 """How long an unfinished download of another program must have rested before it counts as abandoned."""
 
 # In the folder of states, what is only a memory of something that lies elsewhere.
-_MADE_AGAIN = ("cookbooks.json", "code.json")
+_MADE_AGAIN = ("cookbooks.json", "code.json", "seen.json")
 
 
 def home_places(store: StorePaths, settings: AppSettings) -> dict[str, tuple[str, ...]]:

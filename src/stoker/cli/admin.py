@@ -70,7 +70,7 @@ TOKENS_MAKE_GRAMMAR = Grammar(
     ),
     positionals=(Positional("NAME", help="name of the holder; recorded with each action"),),
     options=(
-        Option("--role", value="ROLE", read=role_of_people, help="read, submit, operate or admin"),
+        Option("--role", value="ROLE", read=role_of_people, help="read, submit, operate or admin", completes=PEOPLE),
         Option("--for", value="TIME", read=_life, help="lifetime, such as 30d, or never (default: 365d)"),
         AT,
     ),

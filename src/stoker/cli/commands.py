@@ -84,6 +84,7 @@ COMMANDS = (
     Command("config", "things", "show a configuration with the origin of each value", "config"),
     Command("config show", "things", "show a configuration with the origin of each value", "config"),
     Command("check", "things", "verify downloads; check cluster files, manifests and adapters files", "check"),
+    Command("completion", "things", "print or install completion for bash, zsh or fish", "completion"),
     Command("store", "things", "show disk usage of the store", "store:du"),
     Command("store du", "things", "show disk usage of the store", "store:du"),
     Command("store put", "things", "store a file or a folder under a name", "store:put"),
@@ -122,6 +123,9 @@ COMMANDS = (
         "simulate",
     ),
 )
+
+COMPLETE = "__complete"
+"""The word by which scripts of `stoker completion` ask for words. Help and suggestions do not list it."""
 
 EVERYWHERE = (
     ("--json", "write only JSON to standard output"),
@@ -228,7 +232,7 @@ class Flags:
         self.version = False
 
 
-_FLAGS = {
+GLOBAL_FLAGS = {
     "--json": "json",
     "--quiet": "quiet",
     "-q": "quiet",
@@ -247,8 +251,8 @@ def take_flags(argv: list[str]) -> tuple[list[str], Flags]:
     for position, word in enumerate(argv):
         if word == "--":
             return [*words, *argv[position:]], flags
-        if word in _FLAGS:
-            setattr(flags, _FLAGS[word], True)
+        if word in GLOBAL_FLAGS:
+            setattr(flags, GLOBAL_FLAGS[word], True)
         else:
             words.append(word)
     return words, flags

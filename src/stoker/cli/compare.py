@@ -45,7 +45,11 @@ GRAMMAR = Grammar(
     ),
     positionals=(
         Positional(
-            "NAME", key="names", help="a job (a name, `last`, an id), or one of its trials (`last/3`)", is_many=True
+            "NAME",
+            key="names",
+            help="a job (a name, `last`, an id), or one of its trials (`last/3`)",
+            is_many=True,
+            completes="job",
         ),
     ),
     options=(

@@ -23,8 +23,21 @@ GRAMMAR = Grammar(
         "and line, variable or argument). `--why KEY` shows all layers of one value."
     ),
     positionals=(
-        Positional("RECIPE", key="target", help="a recipe; omit it if a program follows --", is_required=False),
-        Positional("key=value", key="values", help="settings, as for `stoker run`", is_many=True, is_required=False),
+        Positional(
+            "RECIPE",
+            key="target",
+            help="a recipe; omit it if a program follows --",
+            is_required=False,
+            completes="recipe",
+        ),
+        Positional(
+            "key=value",
+            key="values",
+            help="settings, as for `stoker run`",
+            is_many=True,
+            is_required=False,
+            completes="setting",
+        ),
     ),
     options=(
         Option("--config", value="FILE", help="YAML or TOML file; may be repeated, later ones win", is_many=True),

@@ -56,6 +56,7 @@ GRAMMAR = Grammar(
             read=read_words,
             is_many=True,
             help=f"fail if one of these is not usable: {', '.join(WORDS)}",
+            completes=tuple(WORDS),
         ),
         Option("--deep", help="also query torch in a child process, even without signs of a device"),
         Option("--smoke", help="run a small computation on the CPU and on each device, and compare the results"),
@@ -150,7 +151,12 @@ GPU_PREFLIGHT_GRAMMAR = Grammar(
     ),
     options=(
         Option("--require", help="fail with exit code 1 if there is none"),
-        Option("--format", value="HOW", help="text or json; json is the same as --json (default: text)"),
+        Option(
+            "--format",
+            value="HOW",
+            help="text or json; json is the same as --json (default: text)",
+            completes=("text", "json"),
+        ),
     ),
     examples=("stoker gpu-preflight", "stoker gpu-preflight --require --format json"),
 )

@@ -57,7 +57,7 @@ GRAMMAR = Grammar(
         f"how many fit at once. Families of models: {', '.join(families())}."
     ),
     positionals=(
-        Positional("MODEL", help="a config.json, a folder with one, a downloaded hub model, or tiny"),
+        Positional("MODEL", help="a config.json, a folder with one, a downloaded hub model, or tiny", completes="file"),
         Positional(
             "KEY=VALUE",
             help="settings of the training run, by the keys below",

@@ -28,7 +28,7 @@ GRAMMAR = Grammar(
         "code. Needs the role operate; the job's history records each session. The command is stopped with the job, "
         "or when this program exits."
     ),
-    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix", completes="job"),),
     options=(Option("--no-tty", help="allocate no terminal"), AT),
     examples=("stoker exec resnet -- nvidia-smi", "stoker exec resnet", "stoker exec resnet/3 -- sh -c 'ls $DATA'"),
     takes_program=True,

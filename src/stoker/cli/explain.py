@@ -33,7 +33,12 @@ GRAMMAR = Grammar(
         "what would change them."
     ),
     positionals=(
-        Positional("NAME[/STAGE]", key="target", help="a job (a name, `last`, an id), or one stage or trial of it"),
+        Positional(
+            "NAME[/STAGE]",
+            key="target",
+            help="a job (a name, `last`, an id), or one stage or trial of it",
+            completes="job",
+        ),
         Positional("KEY", help="a setting of the job: show all layers of its value", is_required=False),
     ),
     options=(AT,),

@@ -28,10 +28,18 @@ _LIKENESS = 0.7
 """How alike a misspelt option must be to a known one, at most 1."""
 
 
-class Option:
-    """An option; with `value` it takes one, and `is_many` collects several. `sets` names the field of a job it sets."""
+def _completes(label: str, completes: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """Return what shells complete: the declared words or kinds, or else files or folders if the label says so."""
+    return completes or {"FILE": "file", "PATH": "file", "DIR": "folder"}.get(label, "")
 
-    __slots__ = ("help", "is_many", "key", "names", "read", "sets", "value")
+
+class Option:
+    """An option; with `value` it takes one, and `is_many` collects several. `sets` names the field of a job it sets.
+
+    Shells complete its value by `completes`: the words, or kinds such as `job` or `recipe file` (`completion_words`).
+    """
+
+    __slots__ = ("completes", "help", "is_many", "key", "names", "read", "sets", "value")
 
     def __init__(
         self,
@@ -41,6 +49,7 @@ class Option:
         read: Callable[[str], Any] = str,
         is_many: bool = False,
         sets: str = "",
+        completes: str | tuple[str, ...] = "",
     ) -> None:
         self.names = names
         self.help = help
@@ -48,6 +57,7 @@ class Option:
         self.read = read
         self.is_many = is_many
         self.sets = sets
+        self.completes = _completes(value, completes)
         self.key = names[-1].lstrip("-").replace("-", "_")
 
     @property
@@ -68,11 +78,14 @@ AT = Option(
 
 
 class Positional:
-    """A positional argument; the last one may take many words, and help lists the `keys` of its key=value."""
+    """A positional argument; the last one may take many words, and help lists the `keys` of its key=value.
 
-    __slots__ = ("help", "is_many", "is_required", "key", "keys", "label")
+    Shells complete it by `completes`, as the value of an `Option`.
+    """
 
-    def __init__(
+    __slots__ = ("completes", "help", "is_many", "is_required", "key", "keys", "label")
+
+    def __init__(  # noqa: PLR0913 - a declaration says everything at once
         self,
         label: str,
         *,
@@ -81,6 +94,7 @@ class Positional:
         is_required: bool = True,
         is_many: bool = False,
         keys: Mapping[str, str] | None = None,
+        completes: str | tuple[str, ...] = "",
     ) -> None:
         self.label = label
         self.help = help
@@ -88,6 +102,7 @@ class Positional:
         self.is_required = is_required
         self.is_many = is_many
         self.keys = keys or {}
+        self.completes = _completes(label, completes)
 
 
 class Grammar:

@@ -34,7 +34,10 @@ LOGS_GRAMMAR = Grammar(
     ),
     positionals=(
         Positional(
-            "NAME[/STAGE]", key="target", help="a job (a name, `last`, an id), one stage of it, or a trial (`last/3`)"
+            "NAME[/STAGE]",
+            key="target",
+            help="a job (a name, `last`, an id), one stage of it, or a trial (`last/3`)",
+            completes="job",
         ),
     ),
     options=(
@@ -109,7 +112,7 @@ CANCEL_GRAMMAR = Grammar(
         "running one on this machine is stopped. For a fleet job, the cancel request is durable before the command "
         "returns."
     ),
-    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix", completes="job"),),
     options=(Option("--no-wait", help="for a fleet job: do not wait until it has stopped"), AT),
     examples=("stoker cancel last", "stoker cancel resnet/3", "stoker cancel resnet --no-wait"),
 )
@@ -172,6 +175,7 @@ GET_GRAMMAR = Grammar(
             "NAME",
             help="a job's name, `last`, or an id prefix; `last/3` for the third trial of a sweep; or the name or "
             "digest prefix of a stored tree",
+            completes="job ref",
         ),
         Positional("DIR", help="target folder (default: the job's name)", is_required=False),
     ),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.api.job import LocalJobView, job_story, view_as_json
 from stoker.api.job_lists import JobFilter, list_jobs
 from stoker.api.local_job import LocalJob
+from stoker.cli.completion_words import remember
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
 from stoker.cli.screens import LineScreen, LiveScreen, Screen
@@ -52,10 +53,16 @@ GRAMMAR = Grammar(
     ),
     options=(
         Option(
-            "--status", value="STATE", read=_states, help="only jobs in these states, comma-separated: pending,running"
+            "--status",
+            value="STATE",
+            read=_states,
+            help="only jobs in these states, comma-separated: pending,running",
+            completes=tuple(JobState),
         ),
-        Option("--recipe", value="NAME", help="only jobs of this recipe"),
-        Option("--machine", value="NAME", help="only jobs of this machine; `here` is the local one"),
+        Option("--recipe", value="NAME", help="only jobs of this recipe", completes="recipe"),
+        Option(
+            "--machine", value="NAME", help="only jobs of this machine; `here` is the local one", completes="machine"
+        ),
         Option("--limit", value="N", read=whole(1), help=f"maximum number of jobs (default: {_LISTED})"),
         Option("--all", help="list all jobs"),
         AT,
@@ -81,6 +88,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     jobs = list_jobs(settings.runs, client, wanted, here=host_name(settings.environment)[0], page=page)
     count = 0
     while listed := list(islice(jobs, _AT_ONCE if given["all"] else limit)):
+        if client is not None and not count:
+            remember(settings.state, "jobs", (view.name for view in listed if not isinstance(view, LocalJobView)))
         _show(call, listed, client)
         count += len(listed)
         if not given["all"]:
@@ -122,7 +131,7 @@ def _print_none(call: CommandContext, wanted: JobFilter, client: FleetClient | N
 JOBS_SHOW_GRAMMAR = Grammar(
     "jobs show",
     about="Show one job: its arguments, its state, and each of its stages.",
-    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix", completes="job"),),
     options=(AT,),
     examples=("stoker jobs show last", "stoker jobs show resnet/3", "stoker jobs show last --json"),
 )
@@ -288,7 +297,7 @@ JOBS_WAIT_GRAMMAR = Grammar(
         "Wait until a job, or all points of a sweep, have ended. Exit code 0 if all completed; 1 if one did not, or "
         "after the timeout."
     ),
-    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix", completes="job"),),
     options=(
         Option("--timeout", value="TIME", read=duration, help="maximum wait, such as 90s, 15m, 8h (default: none)"),
         AT,
@@ -342,7 +351,7 @@ JOBS_RM_GRAMMAR = Grammar(
         "Delete the journal and logs of a job of this machine. Results stay in the store and in the result folder. "
         "Fleet jobs can't be deleted."
     ),
-    positionals=(Positional("NAME", help="a job's name, `last`, or an id prefix"),),
+    positionals=(Positional("NAME", help="a job's name, `last`, or an id prefix", completes="job"),),
     examples=("stoker jobs rm last",),
 )
 
@@ -364,7 +373,7 @@ PRIORITY_GRAMMAR = Grammar(
         "continues; the priority counts if it is queued again. Write a negative number after --."
     ),
     positionals=(
-        Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),
+        Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix", completes="job"),
         Positional("N", key="priority", help=f"from -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}"),
     ),
     options=(AT,),
@@ -405,7 +414,7 @@ REQUEUE_GRAMMAR = Grammar(
         "Start a fleet job again that failed, completed or was cancelled: a new attempt under a higher epoch, so that "
         "late writes of older attempts are rejected. For a sweep, all points that did not complete."
     ),
-    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix"),),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or an id prefix", completes="job"),),
     options=(Option("--all", help="for a sweep, also completed points"), AT),
     examples=("stoker jobs requeue resnet/3", "stoker jobs requeue resnet", "stoker jobs requeue gbt --json"),
 )

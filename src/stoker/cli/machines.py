@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.admin import PEOPLE, role_of_people
+from stoker.cli.completion_words import remember
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, duration
 from stoker.config.cluster_file import node_as_json, write_cluster
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 # Arguments of drain, cordon, open and forget.
 
-MACHINE = Positional("NAME", help="a machine's name, from `stoker machines`")
+MACHINE = Positional("NAME", help="a machine's name, from `stoker machines`", completes="machine")
 DEVICE = Option("--device", value="UUID", help="only this device; may be repeated", is_many=True)
 WHY = Option("--why", value="TEXT", help="reason, shown by status and explain")
 FOR = Option("--for", value="TIME", read=duration, help="duration, such as 30m or 2h (default: until opened)")
@@ -156,6 +157,7 @@ INVITE_GRAMMAR = Grammar(
             value="ROLE",
             read=role_of_people,
             help=f"role of the user: {', '.join(PEOPLE)} (default: operate)",
+            completes=PEOPLE,
         ),
         Option("--name", value="NAME", help="the only name allowed (default: any free name)"),
         Option("--for", value="TIME", read=duration, help="lifetime of the code (default: 15m)"),
@@ -238,6 +240,7 @@ def perform_listing(call: CommandContext, given: dict[str, Any]) -> int:
 def _list_fleet(call: CommandContext, client: FleetClient) -> None:
     out, now_s = call.out, call.parts.clock.wall_s()
     machines = client.machines()
+    remember(call.parts.settings.state, "machines", (one.name for one in machines), is_all=True)
     for machine in machines:
         out.object({**machine.model_dump(mode="json"), "is_here": False})
     out.line(f"\nfleet of {client.url}" + ("" if machines else ": no machines"))
@@ -266,7 +269,9 @@ def _row(capability: Capability) -> list[str]:
 SHOW_GRAMMAR = Grammar(
     "machines show",
     about="Show the detected properties of a machine, each with its source. With --json, one object.",
-    positionals=(Positional("NAME", help="machine name (default: this machine)", is_required=False),),
+    positionals=(
+        Positional("NAME", help="machine name (default: this machine)", is_required=False, completes="machine"),
+    ),
     options=(AT,),
     examples=("stoker machines show", "stoker machines show lab1", "stoker machines show --json"),
 )

@@ -10,7 +10,7 @@ import os
 import sys
 
 from stoker import __version__
-from stoker.cli.commands import expand, take_flags, top_help
+from stoker.cli.commands import COMPLETE, expand, take_flags, top_help
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 def run_command_line(argv: list[str], *, build: Callable[[], AppParts]) -> int:
     """Perform a command line; return the exit code. `build` is called only if the parts are needed."""
+    if argv[:1] == [COMPLETE]:
+        from stoker.cli.completion_words import answer_shell
+
+        return answer_shell(argv[1:])
     words, flags = take_flags(argv)
     words = expand(words)
     if words[:1] == ["help"]:

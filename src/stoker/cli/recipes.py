@@ -22,7 +22,14 @@ _CATEGORIES = ("data_prep", "pretrain", "train", "eval", "gate", "export", "pipe
 RECIPES_GRAMMAR = Grammar(
     "recipes",
     about="List all recipes of the installed cookbooks, ordered by category.",
-    options=(Option("--category", value="NAME", help=f"only this category: {', '.join(_CATEGORIES)}"),),
+    options=(
+        Option(
+            "--category",
+            value="NAME",
+            help=f"only this category: {', '.join(_CATEGORIES)}",
+            completes=_CATEGORIES,
+        ),
+    ),
     examples=("stoker recipes", "stoker recipes --category train", "stoker recipes show tabular/gbt"),
 )
 
@@ -63,7 +70,7 @@ def list_entries(call: CommandContext, entries: list[RecipeEntry]) -> None:
 RECIPES_SHOW_GRAMMAR = Grammar(
     "recipes show",
     about="Show a recipe's purpose, its arguments (type, default, limits), and a command that runs it.",
-    positionals=(Positional("RECIPE", help="a recipe's name, or its last part if it is unique"),),
+    positionals=(Positional("RECIPE", help="a recipe's name, or its last part if it is unique", completes="recipe"),),
     examples=("stoker recipes show tabular/gbt", "stoker recipes show tabular/gbt --json"),
 )
 
@@ -96,7 +103,7 @@ def perform_recipes_show(call: CommandContext, given: dict[str, Any]) -> int:
 RECIPES_SWAPS_GRAMMAR = Grammar(
     "recipes swaps",
     about="List the recipes with the same input and output kinds, which can replace a recipe.",
-    positionals=(Positional("RECIPE", help="a recipe's name, or its last part if it is unique"),),
+    positionals=(Positional("RECIPE", help="a recipe's name, or its last part if it is unique", completes="recipe"),),
     examples=("stoker recipes swaps tabular/gbt",),
 )
 

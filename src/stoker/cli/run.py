@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 MOST_UNASKED = 1_000
 MOST_TRIALS = 100_000
+_CONTAINMENTS = ("systemd", "cgroup2", "cgroup1", "address_space", "watchdog", "bare")
 UNNAMED = "the recipe's last word, or the script's name"
 
 
@@ -82,7 +83,8 @@ def running(unnamed: str) -> tuple[Option, ...]:
         Option(
             "--contain",
             value="HOW",
-            help="limit memory by this mechanism: systemd, cgroup2, cgroup1, address_space, watchdog, bare",
+            help=f"limit memory by this mechanism: {', '.join(_CONTAINMENTS)}",
+            completes=_CONTAINMENTS,
         ),
         Option(
             "--wandb",
@@ -116,6 +118,7 @@ GRAMMAR = Grammar(
             key="target",
             help="what to run: `stoker recipes` lists the recipes; omit it if a program follows --",
             is_required=False,
+            completes="recipe file",
         ),
         Positional(
             "key=value",
@@ -124,6 +127,7 @@ GRAMMAR = Grammar(
             "lr=log:1e-4:1e-1:4, n=range:1:10:2, x=lin:0:1:5 sweeps",
             is_many=True,
             is_required=False,
+            completes="setting",
         ),
     ),
     options=(
@@ -131,7 +135,10 @@ GRAMMAR = Grammar(
             "--config", value="FILE", help="YAML or TOML file with settings; repeat it: later ones win", is_many=True
         ),
         Option(
-            "--failed", value="JOB", help="run the failed and unfinished part of an earlier job of this folder again"
+            "--failed",
+            value="JOB",
+            help="run the failed and unfinished part of an earlier job of this folder again",
+            completes="job",
         ),
         Option(
             "--ranks",
@@ -434,6 +441,7 @@ ADAPTERS_RUN_GRAMMAR = Grammar(
             "arguments of language/lora",
             is_many=True,
             is_required=False,
+            completes="setting language/lora",
         ),
     ),
     options=running("the file's name"),

@@ -380,6 +380,7 @@ PIN_GRAMMAR = Grammar(
             key="target",
             help="a local or fleet job (a name, `last`, an id), or one stage of it; or the name or digest of a stored "
             "tree",
+            completes="job ref",
         ),
     ),
     options=(Option("--remove", help="remove the pin"), AT),
@@ -452,7 +453,7 @@ REFS_GRAMMAR = Grammar(
         "List stored trees by name, or the files of one. A name protects its tree from pruning; without it, the next "
         "prune deletes the files that nothing else uses."
     ),
-    positionals=(Positional("NAME", help="a name, or a digest prefix", is_required=False),),
+    positionals=(Positional("NAME", help="a name, or a digest prefix", is_required=False, completes="ref"),),
     options=(Option("--remove", help="remove the name"),),
     examples=("stoker store refs", "stoker store refs base", "stoker store refs base --remove"),
 )
@@ -530,7 +531,7 @@ ADOPT_GRAMMAR = Grammar(
         "Reuse the result of a job's stage for the current code and files, after a change that you know to have no "
         "effect. User, time and reason are recorded with the result."
     ),
-    positionals=(Positional("NAME/STAGE", key="target", help="a stage of a job"),),
+    positionals=(Positional("NAME/STAGE", key="target", help="a stage of a job", completes="job"),),
     options=(
         Option("--reason", value="TEXT", help="why the change has no effect (required)"),
         Option("--from", value="KEY", help="use the result under this key or key prefix"),

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.api.submission import check_environments, preview_submission, send_submission
+from stoker.cli.completion_words import remember
 from stoker.cli.context import CommandContext
 from stoker.cli.screens import Amount, watched
 from stoker.cli.submission_lines import (
@@ -150,6 +151,7 @@ def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmis
         # A user who was asked has seen the preview already.
         is_checked=asks,
     )
+    remember(call.parts.settings.state, "jobs", (job.shown for job in done.jobs))
     _print_json(call, prepared, done)
     if not asks:
         _show(call, prepared, done)

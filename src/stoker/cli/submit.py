@@ -91,6 +91,7 @@ GRAMMAR = Grammar(
             key="target",
             help="a manifest (.toml, .yaml) or a recipe; omit it if a program follows --",
             is_required=False,
+            completes="recipe file",
         ),
         Positional(
             "key=value",
@@ -98,6 +99,7 @@ GRAMMAR = Grammar(
             help="settings, as in `stoker help run`; a comma or a range makes a sweep",
             is_many=True,
             is_required=False,
+            completes="setting",
         ),
     ),
     options=(
@@ -135,9 +137,15 @@ GRAMMAR = Grammar(
             sets="after",
             help="start after this job has completed; may be repeated",
             is_many=True,
+            completes="job",
         ),
         Option(
-            "--host", value="NAME", sets="allowed_hosts", help="run only on this machine; may be repeated", is_many=True
+            "--host",
+            value="NAME",
+            sets="allowed_hosts",
+            help="run only on this machine; may be repeated",
+            is_many=True,
+            completes="machine",
         ),
         Option(
             "--secret",
