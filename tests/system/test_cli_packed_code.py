@@ -171,3 +171,102 @@ def test_pins_that_name_no_code_are_refused_at_the_start(shell: Shell) -> None:
     done = shell.stoker("work", "--join", "http://127.0.0.1:9", "--accept-code", "main")
     assert done.code == 2
     assert "not the digest of a tree" in done.err
+
+
+READS = """
+import os
+with open(os.path.join("data", "corpus", "rows.bin")) as file:
+    print("read", file.read())
+with open(os.path.join("data", "corpus", "labels.cache"), "w") as file:
+    file.write("made beside the data")
+with open(os.path.join("data", "corpus", "rows.bin"), "w") as file:
+    file.write("changed")
+print("has", sorted(os.listdir(os.path.join("data", "corpus"))))
+"""
+
+
+@pytest.fixture
+def reader(served: tuple[Shell, Path]) -> Shell:
+    """A shell in the folder of a program whose data git ignores."""
+    shell, _ = served
+    corpus = shell.folder / "data" / "corpus"
+    if not corpus.exists():
+        corpus.mkdir(parents=True)
+        (corpus / "prepare.py").write_text("# tracked\n")
+        (shell.folder / "reads.py").write_text(READS)
+        (shell.folder.parent / ".gitignore").write_text("*.bin\n")
+        git(shell.folder, "add", "-A")
+        git(shell.folder, "commit", "-q", "-m", "a reader")
+        (corpus / "rows.bin").write_text("rows")
+    return shell
+
+
+def test_submit_names_what_stays_behind_and_the_failure_names_it_again(reader: Shell) -> None:
+    shell = reader
+    named = "note: reads.py names data/corpus/rows.bin, which stays behind"
+    words = "--include data/corpus/, or --data data/corpus=data/corpus"
+    seen = shell.stoker("submit", "--dry-run", "--", "python", "reads.py")
+    assert named in seen.err
+    assert f"note: to send data/corpus/: {words}" in seen.err
+    body = loads(shell.stoker("submit", "--dry-run", "--json", "--", "python", "reads.py").out.splitlines()[0])
+    assert body["left_behind"]["named"] == [
+        {"where": "reads.py", "text": "rows.bin", "path": "data/corpus/rows.bin"},
+    ]
+    done = shell.stoker("submit", "--name", "lacks", "--watch", "--", "python", "reads.py")
+    assert done.code == 1
+    hint = (
+        "hint: data/corpus/rows.bin is in the folder that the job was submitted from, and was not sent: "
+        f"submit with {words}"
+    )
+    assert named in done.err
+    assert hint in done.err
+    assert hint in shell.stoker("logs", "lacks").err
+    assert hint in shell.stoker("explain", "lacks").out
+    assert hint in shell.stoker("jobs", "show", "lacks").out
+    shown = loads(shell.stoker("jobs", "show", "lacks", "--json").out)
+    assert shown["hint"] == hint.removeprefix("hint: ")
+
+
+def test_data_appears_at_a_path_and_is_not_changed_by_the_program(reader: Shell) -> None:
+    shell = reader
+    words = ("submit", "--data", "data/corpus=data/corpus", "--name", "has", "--watch", "--", "python", "reads.py")
+    done = shell.stoker(*words)
+    assert done.code == 0, done.err
+    assert "stays behind" not in done.err
+    lines = shell.stoker("logs", "has").out
+    assert "read rows" in lines
+    assert "has ['labels.cache', 'prepare.py', 'rows.bin']" in lines
+    assert sorted(os.listdir(shell.folder / "data" / "corpus")) == ["prepare.py", "rows.bin"]
+    assert (shell.folder / "data" / "corpus" / "rows.bin").read_text() == "rows"
+    assert "data    data/corpus tree" in shell.stoker("jobs", "show", "has").out
+    again = shell.stoker("submit", "x=2", *words[1:])
+    assert again.code == 0, again.err
+    assert "read rows" in shell.stoker("logs", "has").out
+
+
+def test_data_at_a_path_comes_from_a_manifest_and_the_store_and_is_refused_elsewhere(reader: Shell) -> None:
+    shell = reader
+    put = shell.stoker("store", "put", "data/corpus/rows.bin", "--as", "rows")
+    assert put.code == 0, put.err
+    text = '[[jobs]]\nname = "put"\ncommand = "cat new/place/rows.bin"\ndata = { "new/place" = "stoker:rows" }\n'
+    (shell.folder / "placed.toml").write_text(text)
+    done = shell.stoker("submit", "placed.toml", "-y", "--watch")
+    assert done.code == 0, done.err
+    assert "rows" in shell.stoker("logs", "put").out
+    for place, message in (
+        ("../x", "data can't be placed at '../x'"),
+        ("/etc/x", "data can't be placed at '/etc/x'"),
+        ("./reads.py", "would replace jobs/reads.py"),
+    ):
+        refused = shell.stoker("submit", "--data", f"{place}=data/corpus/rows.bin", "--", "python", "reads.py")
+        assert refused.code == 2, refused.err
+        assert message in refused.err
+    refused = shell.stoker("submit", "--in-place", "--data", "a/b=data", "--", "true")
+    assert "--in-place makes no copy of the folder" in refused.err
+    here = shell.stoker("run", "--data", "a/b=data", "--", "true")
+    assert here.code == 2
+    assert "the program runs in this folder, and nothing is there" in here.err
+    (shell.folder / "a").mkdir()
+    (shell.folder / "a" / "b").symlink_to(shell.folder / "data")
+    here = shell.stoker("run", "--data", "a/b=data", "--", "true")
+    assert here.code == 0, here.err

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,6 +37,7 @@ from stoker.host.durable import translated
 from stoker.host.folders import name_fault, shown_name
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import GrowingLines
+from stoker.jobs.pack.left_behind import missing_file_hint
 from stoker.jobs.trials import Trial, TrialEnd
 from stoker.protocol.client import FleetClient
 from stoker.protocol.view_messages import AttemptView, DoneView, JobDetails, JobView
@@ -64,6 +66,7 @@ _PIECE_BYTES = 4 * 1024 * 1024
 _MOST_BYTES = 8 << 30
 _MOST_FILES = 20_000
 _FIRST = "job.json"
+_LAST_LINES = 30
 _SUBMITTED = "as submitted"
 _ASK = "contact the coordinator's operator"
 
@@ -129,7 +132,17 @@ class FleetJob(Job):
 
         It continues by offset: across attempts on other machines, and across restarts of the coordinator.
         """
-        stage, story, name = stage or self.stage, self.story, self.view.name
+        tail: deque[str] = deque(maxlen=_LAST_LINES)
+        for one in self._log_lines(stage or self.stage, attempt, follow=follow):
+            yield one
+            tail.append(one if isinstance(one, str) else one.text)
+        if follow and not JobState(self.view.state).is_terminal:
+            self.story = self.client.job(self.view.id)
+        if hint := self.hint(reversed(tail)):
+            yield f"hint: {hint}"
+
+    def _log_lines(self, stage: str, attempt: int | None, *, follow: bool) -> Iterator[StageLogLine | str]:
+        story, name = self.story, self.view.name
         if self.is_sweep:
             points = self.points()
             if attempt is not None and len(points) > 1:
@@ -330,7 +343,15 @@ class FleetJob(Job):
         stages = self.stages() if found.job.id == self.view.id and JobState(found.job.state).is_terminal else []
         if self.stage:
             stages = nodes_named({one.node: one for one in stages}, self.stage, self.ref)
-        return JobReasons(view=found.job, stages=stages, placement=found)
+        hint = self.hint() if found.job.id == self.view.id else ""
+        return JobReasons(view=found.job, stages=stages, placement=found, hint=hint)
+
+    def hint(self, lines: Iterable[str] = ()) -> str:
+        """Return what this machine knows of the reason of a failure; `lines` are the last of its output."""
+        story = self.story
+        if story.job.state != JobState.FAILED:
+            return ""
+        return missing_file_hint(story.spec, (story.job.why, str(story.error.get("message") or ""), *lines))
 
     def layers_of(self, key: str) -> tuple[Layers, list[str], set[str]]:
         """Return what `Job.layers_of` returns. The coordinator has the values, not the files that they came from."""

@@ -180,6 +180,8 @@ class JobReasons:
     """Why there are no forecasts."""
     placement: JobExplanation | None = None
     """Of a fleet's job: the reason of every machine."""
+    hint: str = ""
+    """Of a fleet's job that failed: what this machine knows of the reason."""
 
     @property
     def verdict(self) -> str:
@@ -189,7 +191,11 @@ class JobReasons:
     @property
     def body(self) -> dict[str, Any]:
         """What JSON shows of it beside its stages."""
-        return {} if self.placement is None else {**self.placement.model_dump(mode="json"), "where": "fleet"}
+        return (
+            {}
+            if self.placement is None
+            else {**self.placement.model_dump(mode="json"), "where": "fleet", "hint": self.hint}
+        )
 
     def forecast_of(self, node: NodeHistory) -> NodeForecast | None:
         """Return the forecast of a node; instances of a fan-out share one."""

@@ -156,6 +156,8 @@ def _explain_fleet_job(call: CommandContext, job: FleetJob) -> int:
         return 0
     if reasons.placement is not None:
         out.lines(explanation_lines(reasons.placement, now_s=now_s, columns=out.columns))
+    if reasons.hint:
+        out.line(f"hint: {reasons.hint}")
     if job.story.attempts:
         out.line()
         out.table([attempt_row(attempt, now_s) for attempt in job.story.attempts], header=ATTEMPT_HEADER)

@@ -217,9 +217,12 @@ def _show_fleet_job(call: CommandContext, job: FleetJob) -> int:
 
     story, out, now_s = job.story, call.out, call.parts.clock.wall_s()
     stages, args = job.stages(), masked_args(story.spec.recipe, story.spec.args)
-    more = {"args": args, "where": "fleet", "stages": [one.to_json() for one in stages]}
+    hint = job.hint()
+    more = {"args": args, "where": "fleet", "stages": [one.to_json() for one in stages], "hint": hint}
     out.object({**story.model_dump(mode="json"), **more})
     out.lines(job_lines(story, _shown_args(story.spec), now_s, paint=out.paint))
+    if hint:
+        out.line(f"hint: {hint}")
     if story.attempts:
         out.line()
         out.table([attempt_row(attempt, now_s) for attempt in story.attempts], header=ATTEMPT_HEADER)

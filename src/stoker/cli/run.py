@@ -30,6 +30,7 @@ from stoker.core.job import JobState
 from stoker.core.text import did_you_mean, is_metric_source
 from stoker.engine.plan import Plan
 from stoker.engine.types import MAX_IN_FLIGHT
+from stoker.host.folders import placed_path
 from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import Continuation
 from stoker.jobs.program import FOUND
@@ -56,6 +57,15 @@ METRICS = Option(
     help="where a program's metrics are read from, beside what it prints and the files in its outputs: a pattern with "
     "groups for name and number, such as 'loss_(\\w+): (\\S+)', or for a number alone; a folder or file of "
     "TensorBoard, W&B, MLflow, Transformers or CSV, such as runs/; off: nowhere; repeat it for several",
+    is_many=True,
+)
+
+
+DATA = Option(
+    "--data",
+    value="PATH=SOURCE",
+    help="data that appears at PATH below a program's folder, such as data/corpus or ./train.bin: a file or folder of "
+    "this machine, stoker:NAME or org/repo; NAME=SOURCE: variable NAME holds its path; may be repeated",
     is_many=True,
 )
 
@@ -148,6 +158,7 @@ GRAMMAR = Grammar(
             "per GPU, at least 1. See `stoker help gang run`",
         ),
         METRICS,
+        DATA,
         *running(UNNAMED),
     ),
     examples=(
@@ -400,8 +411,12 @@ def read_request(given: dict[str, Any], grammar: Grammar) -> JobRequest:
             f"--metrics: {', '.join(map(repr, wrong))} can't be used as a pattern",
             hint="a regular expression with one or two groups, and no repetition inside a repetition",
         )
+    data = read_data(given.get("data") or ())
+    if data and given["program"] is None:
+        raise Usage("--data is for programs", hint=f"stoker {verb} --data {given['data'][0]} -- PROGRAM")
     return JobRequest(
         metrics=metrics,
+        data=data,
         target=target,
         overrides=tuple(values),
         files=tuple(given["config"]),
@@ -410,6 +425,22 @@ def read_request(given: dict[str, Any], grammar: Grammar) -> JobRequest:
         at_once=given.get("jobs") or 1,
         fields=grammar.job_fields(given),
     )
+
+
+def read_data(words: Sequence[str]) -> dict[str, str]:
+    """Parse `--data PATH=SOURCE`. Raises `Usage` for another form, `BadInput` for a path that leads elsewhere."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, _, source = word.partition("=")
+        if not source or not ("/" in name or (name.isidentifier() and name.isascii())):
+            raise Usage(
+                f"--data {word}: not PATH=SOURCE", hint="--data data/corpus=../corpus, or --data DATA=../corpus"
+            )
+        name = placed_path(name) if "/" in name else name
+        if name in found:
+            raise Usage(f"--data {word}: {name} is already {found[name]}", hint="give each path once")
+        found[name] = source
+    return found
 
 
 def refuse_words(values: Sequence[str], hint: str) -> None:

@@ -206,6 +206,7 @@ def add_code(
                 "uncommitted": packed.uncommitted,
                 "commit": packed.commit,
                 "project": packed.project.identity,
+                "left_behind": packed.left.to_json(),
             }
         )
 
@@ -222,7 +223,7 @@ def add_data(call: CommandContext, summary: SubmitSummary, orders: PreparedSubmi
         # Several inputs are named by their purpose.
         size = f"{outside(one.what) if len(shipments) > 1 else 'data'} {format_size(tree.size_bytes)}"
         if digest not in sent:
-            summary.add(f"{size}: read in place")
+            summary.add(f"{size}: {'copied once on this machine' if '/' in one.what else 'read in place'}")
             continue
         view = client.want_tree(digest, files=len(tree.entries), size_bytes=tree.size_bytes)
         summary.add(f"{size}: {data_text(view, machines)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional, duration, whole
-from stoker.cli.run import METRICS, UNNAMED, job_options, program_settings, read_request
+from stoker.cli.run import DATA, METRICS, UNNAMED, job_options, program_settings, read_request
 from stoker.config.config_file import SUFFIXES
 from stoker.core.errors import (
     Cancelled,
@@ -118,6 +118,7 @@ GRAMMAR = Grammar(
         ),
         *job_options(UNNAMED),
         METRICS,
+        DATA,
         Option(
             "--ranks",
             value="N",
@@ -204,6 +205,7 @@ GRAMMAR = Grammar(
         "stoker submit vram=6G memory=8G --priority 5 -- python train.py",
         "stoker submit --env uv.lock python=3.11 -- python train.py",
         "stoker submit --include configs/local.yaml -- python train.py",
+        "stoker submit --data data/corpus=../corpus -- python train.py",
         "stoker submit --notify 'mail -s done me' -- python train.py",
     ),
     takes_program=True,
@@ -224,7 +226,7 @@ GRAMMAR = Grammar(
         Cancelled,
     ),
 )
-_OF_ONE_JOB = frozenset({"config", "name", "ranks", "env", "metrics"})
+_OF_ONE_JOB = frozenset({"config", "name", "ranks", "env", "metrics", "data"})
 """Options that a manifest sets for each job, beside those that set a field."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from stoker.core.errors import StokerError
 from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
 from stoker.core.text import counted
+from stoker.jobs.pack.left_behind import missing_file_hint
 from stoker.views.stage_lines import metrics_text
 from stoker.views.text_tables import ASCII, UNICODE, span
 
@@ -68,6 +70,8 @@ class JobWatcher:
         """Base names of unfinished jobs by id."""
         self._views: dict[str, JobView] = {}
         self._counts: dict[JobState, int] = {}
+        self._hint: str | None = None
+        """What this machine knows of the first failure."""
         self._stuck: dict[str, str] = {}
         """Jobs that can't run, by name, and what they wait for."""
         self._is_noted = False
@@ -119,7 +123,7 @@ class JobWatcher:
         if total > 1:
             self._out.line(f"{total:,} jobs: {listed}")
         if not is_good:
-            self._out.note("hint: stoker jobs --status failed, then stoker logs NAME")
+            self._out.note(f"hint: {self._hint or 'stoker jobs --status failed, then stoker logs NAME'}")
         if not self._left:
             return 0 if is_good else 1
         count, why = len(self._left), " and ".join(dict.fromkeys(self._stuck.values()))
@@ -229,6 +233,9 @@ class JobWatcher:
                 self._screen.lasting(f"{self._sign(state)} {name}  {state}")
                 return
         self._screen.lasting(f"{self._sign(state)} {ended_text(view, state)}")
+        if state is JobState.FAILED and self._hint is None:
+            with suppress(StokerError):
+                self._hint = missing_file_hint(self._client.job(job).spec, (view.why,))
 
     def _count(self, state: JobState) -> None:
         self._counts[state] = self._counts.get(state, 0) + 1

@@ -46,7 +46,7 @@ from stoker.config.manifest_rules import KnownNames, check_manifest
 from stoker.config.positions import LocatedValue
 from stoker.config.sweep import Sweep
 from stoker.core.device import COMPUTE_BACKENDS, GIB, Backend
-from stoker.core.errors import InvalidManifest
+from stoker.core.errors import BadInput, InvalidManifest
 from stoker.core.frozen import changed, frozen
 from stoker.core.leases import Partition
 from stoker.core.machine import (
@@ -67,6 +67,7 @@ from stoker.core.text import (
     is_node_name,
     parse_duration,
 )
+from stoker.host.folders import placed_path
 
 # Types of the manifest: jobs, and policy about machines, as in the file.
 #
@@ -289,6 +290,13 @@ def _is_inside(path: str) -> bool:
     return not path.startswith(("/", "~")) and ".." not in path.split("/") and path.isprintable()
 
 
+def _is_placed(path: str) -> bool:
+    try:
+        return bool(placed_path(path))
+    except BadInput:
+        return False
+
+
 def _is_time(text: str, most_s: float = sys.float_info.max) -> bool:
     try:
         return text.strip()[-1:].isalpha() and 0 < parse_duration(text) <= most_s
@@ -303,6 +311,11 @@ def _is_expected(text: str) -> bool:
 _NODES = ListOf(Text("a machine's name", fits=is_node_name, hint=NODE_NAME_RULE), is_set=True)
 _GIB = NumberField(most=_MOST_GIB, unit_bytes=GIB)
 _VARIABLE_NAME = Text("a variable's name", fits=lambda text: _VARIABLE.fullmatch(text) is not None)
+_DATA_NAME = Text(
+    "a variable's name, or a path below the working folder with a /",
+    fits=lambda text: _is_placed(text) if "/" in text else _VARIABLE.fullmatch(text) is not None,
+    hint="DATA, data/corpus or ./train.bin",
+)
 _PATH = Text("a path")
 _WORD = Text(fits=str.isprintable)
 _TIME = Text("a time such as 90s, 30m or 8h", fits=_is_time)
@@ -364,8 +377,9 @@ JOB = MapSchema(
         ),
         Field(
             "data",
-            MapOf(_PATH, _VARIABLE_NAME),
-            "files and folders, stoker:NAME, org/repo; the variable of that name holds the path",
+            MapOf(_PATH, _DATA_NAME),
+            "files and folders, stoker:NAME, org/repo; the variable of that name holds the path; with a / in its name, "
+            "it appears at that path below the working folder",
         ),
         Field(
             "outputs",

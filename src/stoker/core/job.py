@@ -39,7 +39,10 @@ class JobInput:
     """Something that a job reads and that has to be on its machine before it starts."""
 
     where: str
-    """What gets its path: `env:DATA`, a variable; `arg:data` or `arg:inputs.0`, an argument of the recipe."""
+    """What gets its path: `env:DATA`, a variable; `arg:data` or `arg:inputs.0`, an argument of the recipe.
+
+    `at:data/corpus`: it appears at that path below the program's folder.
+    """
     kind: InputKind
     tree: str = ""
     name: str = ""

@@ -270,6 +270,19 @@ _DEVICES = frozenset(
 )
 
 
+def placed_path(text: str) -> str:
+    """Return a path below a folder in its normal form, which always has a `/`: `data/corpus`, `./train.bin`.
+
+    Raises `BadInput` for a path that leads elsewhere, and for a name that is unsafe to write under.
+    """
+    path = os.path.normpath(text) if text else ""
+    fault = "it names the folder itself" if path in ("", ".") else name_fault(path)
+    if fault:
+        hint = "a path below the folder that the program runs in, such as data/corpus or ./train.bin"
+        raise BadInput(f"data can't be placed at {shown_name(text)}: {fault}", hint=hint)
+    return path if "/" in path else f"./{path}"
+
+
 def check_name(path: str) -> str:
     """Return a name of our own if it is safe to write under. Raises `BadInput` with the reason."""
     fault = name_fault(path)

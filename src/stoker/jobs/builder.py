@@ -8,6 +8,7 @@ specs. All faults of a request are in one error. `compose` is cheap: it counts t
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -189,6 +190,8 @@ class JobBuilder:
     def build_composed(self, job: ComposedJob) -> JobBuild:
         """Build every trial of a composed configuration, and the plan that they share."""
         made = self.trial_specs(job)
+        for name, source in made.specs[0].args["data"].items() if job.request.data else ():
+            self._check_placed(name, source)
         build = self.build_trials(job.recipe, made.specs, self._plans(job.recipe, made.specs))
         build = changed(
             build,
@@ -340,6 +343,8 @@ class JobBuilder:
             unfilled = job.program.faults(flat(params), job.schema.leaves)
             if unfilled:
                 raise InvalidProgram(str(unfilled[0]), faults=tuple(unfilled))
+            if job.request.data:
+                settings["data"] = {**settings.get("data", {}), **job.request.data}
             texts = {**job.texts, **{path: choice.text for path, choice in point.choices if not choice.refers}}
             values = job.program.args(settings, params, texts, files)
         checked, faults = recipe.args.check(values, owner=recipe.name)
@@ -347,6 +352,20 @@ class JobBuilder:
             headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} errors in the arguments of {recipe.name}"
             raise InvalidArgs(headline, faults=tuple(faults), hint=f"stoker recipes show {recipe.name}")
         return recipe.args.with_paths(checked, self.from_here) if recipe.args.paths_in(checked) else checked
+
+    def _check_placed(self, name: str, source: str) -> None:
+        """Raise `BadInput` unless placed data is already at its path: a program that runs here runs in its folder."""
+        place = self.from_here(name)
+        if "/" not in name or (os.path.exists(place) and os.path.realpath(place) == os.path.realpath(source)):
+            return
+        if not os.path.exists(source):
+            raise BadInput(f"--data {name}: no file or folder {source}", hint="a path; stoker submit takes other data")
+        if not os.path.exists(place) or self.digest(place) != self.digest(source):
+            lacks = "other data is there" if os.path.exists(place) else "nothing is there"
+            raise BadInput(
+                f"--data {name}: the program runs in this folder, and {lacks}",
+                hint=f"put it there: ln -s {shlex.quote(source)} {shlex.quote(name)}; stoker submit does it in a copy",
+            )
 
     def _plans(self, recipe: Recipe, specs: Sequence[JobSpec]) -> list[Plan]:
         plans, faulty = [], TrialDiagnostics()

@@ -17,21 +17,23 @@ from stoker.config.values import fill_text
 from stoker.core.device import Needs
 from stoker.core.errors import BadInput, Diagnostic, InvalidArgs, InvalidInput, StokerError
 from stoker.core.frozen import fields_of
-from stoker.core.job import EnvironmentChoice, JobIds, JobSpec, job_id
+from stoker.core.job import EnvironmentChoice, JobIds, JobInput, JobSpec, job_id
 from stoker.core.machine import DevicePreference, Requirements
 from stoker.core.text import parse_duration
 from stoker.engine.program import fill_some
 from stoker.engine.recipe import Recipe
-from stoker.host.interpreter import missing_script, no_script
+from stoker.host.folders import placed_path
+from stoker.host.interpreter import is_bare_python, missing_script, no_script
 from stoker.jobs.builder import ComposedJob, JobBuilder, TrialSpecs
 from stoker.jobs.manifest_checks import CheckedJob
 from stoker.jobs.pack.code_tree import SubmittedCode
-from stoker.jobs.pack.data_inputs import DataInput, DataInputs, typed_inputs
+from stoker.jobs.pack.data_inputs import DataInput, DataInputs, refuse_replaced, typed_inputs
 from stoker.jobs.pack.environment_choices import EnvironmentChoices, JobEnvironmentChoices
+from stoker.jobs.pack.environment_files import FoundEnvironment, find_environment
 from stoker.jobs.program import FOUND, PLACES, ProgramFiles, ProgramWords, flat
 from stoker.jobs.recipe_specs import Note, Shared, with_all
 from stoker.jobs.requirements import PlanShapes, required_of_entry, required_of_program
-from stoker.protocol.job_checks import DATA, PROJECT, RANKS
+from stoker.protocol.job_checks import AT, DATA, PROJECT, RANKS, data_where
 from stoker.protocol.job_messages import checked_spec, spec_alike
 
 _FILES = "uv.lock, pyproject.toml, or requirements as .txt or .in"
@@ -141,6 +143,9 @@ class ProgramSpecBuilder:
         # Ten thousand jobs name the same few files: each is read once.
         self._digests: dict[str, str] = {}
         self._environments = EnvironmentChoices(builder.folder)
+        self._found: tuple[FoundEnvironment | None] | None = None
+        # Placed data that was compared with the code.
+        self._placed: set[tuple[Any, ...]] = set()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -159,8 +164,11 @@ class ProgramSpecBuilder:
             script = missing_script(values["argv"], self._builder.folder)
             if script and code.get("code_tree") and "{" not in script and not script.startswith(("/", "..")):
                 raise no_script(script, self._builder.folder)
+            if code.get("code_tree") and not chosen.choices and not values.get("python"):
+                self._offer_environment(values["argv"], "--env {}")
             values["folder"] = code["project"]
             data, inputs = typed_inputs(self._inputs, values, self._builder.folder)
+            self._refuse_replaced(code, inputs)
             shape = self._shapes.of(recipe, values, settings)
             if shape.faults:
                 raise _refused(recipe, shape.faults)
@@ -190,7 +198,7 @@ class ProgramSpecBuilder:
         chosen = self._check_entry(entry, note)
         requirements = required_of_entry(entry, checked.job.given.values, Needs())
         settings = _settings(entry, {name: one.body.path for name, one in data.items()}, requirements)
-        code = self._code_of(entry, chosen, note)
+        code = self._code_of(entry, chosen, [one.body for one in data.values()], note)
         if code is None:
             return
         shared = {**shared, **code, "requirements": requirements, "mode": checked.mode}
@@ -276,6 +284,14 @@ class ProgramSpecBuilder:
             **fields,
         )
 
+    def _refuse_replaced(self, code: Mapping[str, Any], inputs: Sequence[JobInput]) -> None:
+        """Raise `BadInput` if placed data would replace a file of the code."""
+        key = (code.get("code_tree", ""), *((one.where, one.tree) for one in inputs if one.where.startswith(AT)))
+        if key[1:] and key not in self._placed:
+            tree = self._code.tree(key[0]) if key[0] else None
+            refuse_replaced(tree, code.get("code_folder", ""), inputs, self._inputs.shipments)
+            self._placed.add(key)
+
     def _refuse_outside(self, argv: Sequence[str]) -> None:
         """Refuse a relative path that names a file here, but outside of what is sent: no worker would find it."""
         for text in (text for word in argv if ".." in word for text in (word, word.partition("=")[2])):
@@ -303,24 +319,35 @@ class ProgramSpecBuilder:
             self._files[folder] = ProgramFiles(folder)
         return self._files[folder]
 
-    def _code_of(self, entry: JobEntry, chosen: JobEnvironmentChoices, note: Note) -> dict[str, Any] | None:
+    def _code_of(
+        self, entry: JobEntry, chosen: JobEnvironmentChoices, inputs: Sequence[JobInput], note: Note
+    ) -> dict[str, Any] | None:
         """Return the fields that name a job's code; None after calling `note` for its faults."""
+        key = ""
         try:
             is_in_place = entry.code is CodePlace.IN_PLACE
-            return self._code.of(include=entry.include, needed=chosen.files, is_in_place=is_in_place)
+            code = self._code.of(include=entry.include, needed=chosen.files, is_in_place=is_in_place)
+            if code.get("code_tree") and not chosen.choices and not entry.python:
+                self._offer_environment(entry.command, 'env = "{}"')
+            key = "data"
+            self._refuse_replaced(code, inputs)
+            return code
         except InvalidInput as error:
             for fault in error.faults:
                 note(Diagnostic("", str(fault), fault.hint or error.hint))
         except StokerError as error:
-            note(Diagnostic("include" if error.message.startswith("include:") else "", error.message, error.hint))
+            note(Diagnostic("include" if error.message.startswith("include:") else key, error.message, error.hint))
         return None
 
     def _data(self, entry: JobEntry, note: Note) -> dict[str, DataInput]:
-        """Return each thing that a job reads, by its variable."""
-        found = {}
+        """Return each thing that a job reads, by its variable or its path."""
+        found: dict[str, DataInput] = {}
         for name, text in entry.data.items():
             try:
-                found[name] = self._inputs.of(f"env:{name}", text)
+                known = placed_path(name) if "/" in name else name
+                if known in found:
+                    raise BadInput("this path is given twice")
+                found[known] = self._inputs.of(data_where(known), text)
             except StokerError as error:
                 note(Diagnostic(f"data.{name}", error.message, error.hint))
         return found
@@ -333,6 +360,19 @@ class ProgramSpecBuilder:
         if script and "{" not in script:
             self._notes[f"{entry.name}: there is no {script} in {self._builder.folder}"] = None
         return chosen
+
+    def _offer_environment(self, argv: Sequence[str], words: str) -> None:
+        """Note the file with a Python program's packages, which no machine installs unless the job names it."""
+        if self._found is None:
+            self._found = (find_environment(self._builder.folder),)
+        found = self._found[0]
+        if found is None or not is_bare_python(argv[0]):
+            return
+        if found.hint:
+            text = f"can't be built on machines: {found.hint}, and {words.format('requirements.txt')}"
+        else:
+            text = f"is not installed on machines: {words.format(found.path)} builds it on each"
+        self._notes[f"{found.path} {text}"] = None
 
     def _digest(self, path: str) -> str:
         if path not in self._digests:

@@ -67,6 +67,8 @@ class JobRequest:
     """Programs run in the folder itself, on machines that have it; no code is sent."""
     include: tuple[str, ...] = ()
     """Untracked files that are sent with a program's code."""
+    data: Mapping[str, str] = fresh(factory=dict)
+    """A program's data by variable, or by the path at which it appears: that has a `/`."""
 
     @property
     def is_plan_file(self) -> bool:

@@ -24,8 +24,9 @@ from stoker.engine.catalogue import Catalogue
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs.builder import ComposedJob, JobBuilder, TrialSpecs, check_name
 from stoker.jobs.manifest_checks import CheckedJob, JobChecks, RecipeForm, count_of, note_value_fault
-from stoker.jobs.pack.code_tree import PreparedSubmission, SubmittedCode, code_shipments
+from stoker.jobs.pack.code_tree import PackedProject, PreparedSubmission, SubmittedCode, code_shipments
 from stoker.jobs.pack.data_inputs import DataInputs
+from stoker.jobs.pack.left_behind import find_left_behind
 from stoker.jobs.program_specs import ProgramSpecBuilder
 from stoker.jobs.recipe_specs import RecipeJobTemplate, RecipeSpecBuilder, Shared
 from stoker.jobs.request import JobRequest
@@ -102,6 +103,7 @@ class _SubmissionBuilder:
 
     def __init__(self, builder: JobBuilder, code: CodeIdentity, request: JobRequest) -> None:
         self.builder = builder
+        self._is_manifest = request.is_manifest
         self.code = SubmittedCode(builder, request)
         self.inputs = DataInputs(builder)
         shapes = PlanShapes(builder, code)
@@ -120,7 +122,7 @@ class _SubmissionBuilder:
             raise _refused(job, [fault])
         else:
             jobs = self._recipe_jobs(job, made, of_each)
-        return self.prepared(jobs, notes=made.notes, source=_command_line(job.request))
+        return self.prepared(jobs, notes=(*made.notes, *self.programs.notes), source=_command_line(job.request))
 
     def prepared(
         self,
@@ -131,15 +133,21 @@ class _SubmissionBuilder:
         hosts: tuple[HostPolicy, ...] = (),
     ) -> PreparedSubmission:
         """Return jobs with all that has to be sent before them."""
-        packed = self.code.packed
+        packed = tuple(self._with_left(one, jobs) for one in self.code.packed)
+        left = [line for one in packed for line in one.left.lines(is_manifest=self._is_manifest)]
         return PreparedSubmission(
             jobs=tuple(jobs),
             hosts=hosts,
-            notes=(*notes, *(note for one in packed for note in one.notes)),
+            notes=(*notes, *(note for one in packed for note in one.notes), *left),
             source=source,
             packed=packed,
             shipments=(*code_shipments(packed), *self.inputs.shipments),
         )
+
+    def _with_left(self, packed: PackedProject, jobs: Sequence[JobSpec]) -> PackedProject:
+        own = [job for job in jobs if job.code_tree == packed.digest]
+        left = find_left_behind(packed.project, packed.tree, own, ours=self.builder.own_folders)
+        return changed(packed, left=left)
 
     def _recipe_jobs(self, job: ComposedJob, made: TrialSpecs, of_each: list[dict[str, Any]]) -> list[JobSpec]:
         form = RecipeForm(job.recipe)

@@ -22,8 +22,10 @@ from functools import lru_cache
 from typing import Any
 
 from stoker.core.digests import Digest, Tree, TreeEntry, encode
+from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.core.job import InputKind, JobInput, JobSpec, contents_of, is_content, job_id
+from stoker.host.folders import placed_path
 
 PROGRAM = "command"
 """The recipe of programs: part of their identity is not among their identity arguments."""
@@ -32,6 +34,8 @@ DATA = "(data)"
 PROJECT = "project"
 """Key of the project in the identity: the argument `folder` of an undeclared program."""
 RANKS = "ranks"
+ENV, ARG, AT = "env:", "arg:", "at:"
+"""Beginnings of `JobInput.where`."""
 _PLAIN = frozenset({str, int, bool, type(None)})
 _LISTS = (list, tuple)
 _MISSING = object()
@@ -119,10 +123,12 @@ def _inputs_fault(job: JobSpec) -> str:
     data = found if isinstance(found, dict) else {}
     for one in job.inputs:
         place, _, name = one.where.partition(":")
-        if place == "env" and not _is_input(one, data.get(name)):
+        if place != "arg" and not _is_input(one, data.get(name)):
             return f"input {one.where} differs from the data in the id"
+        if place == "at" and (fault := _place_fault(job, name)):
+            return fault
     places = {one.where for one in job.inputs}
-    missing = next((name for name in data if f"env:{name}" not in places), "")
+    missing = next((name for name in data if data_where(name) not in places), "")
     if missing:
         return f"data {missing} is part of the id and not among the inputs"
     for name, given in _inputs_by_arg(job).items():
@@ -133,6 +139,21 @@ def _inputs_fault(job: JobSpec) -> str:
         if len(wanted) < len(given) or (len(wanted) == len(given) and not _are_inputs(given, wanted)):
             return f"input arg:{name} differs from the content in the id"
     return ""
+
+
+def _place_fault(job: JobSpec, name: str) -> str:
+    """Return why data can't appear at a path; empty: it can."""
+    try:
+        if placed_path(name) != name:
+            return f"{name!r} is not a path in its normal form"
+    except BadInput as error:
+        return error.message
+    return "" if job.code_tree else f"data can't be placed at {name}: the job has no copy of its code"
+
+
+def data_where(name: str) -> str:
+    """Return `JobInput.where` of data by its name: a path has a `/`, a variable has none."""
+    return f"{AT}{name}" if "/" in name else f"{ENV}{name}"
 
 
 def _inputs_by_arg(job: JobSpec) -> dict[str, list[JobInput]]:
@@ -216,7 +237,6 @@ _FLAGS = re.compile(r"-[uBOqEs]+")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PATH = re.compile(r"(\./)?[A-Za-z0-9_@+=,-][^{}\0\\]*")
 _DATA = re.compile(r"([A-Z0-9]+_)*DATA[0-9]*")
-_ENV, _ARG = "env:", "arg:"
 _INPUTS = {"inputs", "data", "code"}
 
 
@@ -254,8 +274,8 @@ def code_of(job: Mapping[str, Any] | object) -> tuple[str, str]:
     tree, args = str(_of(job, "code_tree")), _of(job, "args") or {}
     start = start_of(args.get("argv") or ())
     wheres = [str(_of(one, "where")) for one in _of(job, "inputs")]
-    variables = [where.removeprefix(_ENV) for where in wheres if where.startswith(_ENV)]
-    places = {where.removeprefix(_ARG).partition(".")[0] for where in wheres if where.startswith(_ARG)}
+    variables = [where.removeprefix(ENV) for where in wheres if where.startswith(ENV)]
+    places = {where.removeprefix(ARG).partition(".")[0] for where in wheres if where.startswith(ARG)}
     pythons = [_of(one, "path") for one in _of(job, "environment") if _of(one, "kind") == "python"]
     refused = {
         "runs in a folder, whose code is unknown": not tree,
@@ -263,6 +283,8 @@ def code_of(job: Mapping[str, Any] | object) -> tuple[str, str]:
         "names an interpreter (python=)": args.get("python") or "python" in places or any(pythons),
         "sets variables (env.NAME=)": args.get("env"),
         "replaces an argument other than its inputs by a file": places - _INPUTS,
+        # It may be a module that the program imports.
+        "places data beside its code": any(where.startswith(AT) for where in wheres),
         "names data by a variable other than DATA or …_DATA": not all(
             _DATA.fullmatch(name) for name in (*variables, *(args.get("data") or {}))
         ),

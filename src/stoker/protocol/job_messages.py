@@ -98,7 +98,7 @@ RequirementsBody = Annotated[
 InputBody = Annotated[
     JobInput,
     Checked(
-        where=Annotated[str, Field(pattern=r"^(env|arg):[A-Za-z0-9_.-]{1,200}$")],
+        where=Annotated[str, Field(pattern=r"^((env|arg):[A-Za-z0-9_.-]{1,200}|at:[^\x00-\x1f\x7f]{1,1024})$")],
         tree=Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")],
         name=Annotated[str, Field(max_length=255), AfterValidator(_plain_name)],
         size_bytes=Bytes,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import BadInput
-from stoker.jobs.pack.environment_files import gather, named, without_folders
+from stoker.jobs.pack.environment_files import find_environment, gather, named, without_folders
 
 PYPROJECT = '[project]\nname = "study"\nversion = "1"\nrequires-python = ">=3.10"\ndependencies = ["alpha"]\n'
 LOCK = """\
@@ -185,3 +185,45 @@ def test_no_file_of_the_machine_itself_is_included(tmp_path: Path, line: str) ->
     (tmp_path / "requirements.txt").write_text(f"{line}\n")
     with pytest.raises(BadInput, match="is not supported"):
         gather(str(tmp_path), "requirements.txt")
+
+
+POETRY = '[tool.poetry]\nname = "x"\n[tool.poetry.dependencies]\npython = "^3.11"\ntorch = "^2.5"\n'
+CONDA = "name: x\nchannels:\n  - conda-forge\ndependencies:\n  - python=3.11\n  - pytorch\n  - pip:\n      - wandb\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "hint"),
+    [
+        ({}, "", ""),
+        ({"uv.lock": "", "requirements.txt": "", "poetry.lock": ""}, "uv.lock", ""),
+        ({"requirements.txt": "torch", "environment.yml": CONDA}, "requirements.txt", ""),
+        ({"poetry.lock": "", "pyproject.toml": POETRY}, "poetry.lock", "poetry export"),
+        ({"Pipfile.lock": "{}"}, "Pipfile.lock", "pipenv requirements"),
+        ({"environment.yml": CONDA}, "environment.yml", "python=PATH"),
+        ({"environment.yaml": CONDA}, "environment.yaml", "python=PATH"),
+        ({"pyproject.toml": '[project]\nname = "x"\ndependencies = ["torch"]\n'}, "pyproject.toml", ""),
+        ({"pyproject.toml": POETRY}, "pyproject.toml", "poetry lock"),
+        ({"pyproject.toml": '[project]\nname = "x"\n'}, "", ""),
+        ({"pyproject.toml": "[tool.ruff]\n"}, "", ""),
+        ({"pyproject.toml": "project = 3\ntool = 4\n"}, "", ""),
+        ({"pyproject.toml": "[project\n"}, "", ""),
+        ({"pyproject.toml": "\ufeff\udcff"}, "", ""),
+    ],
+    ids=str,
+)
+def test_the_file_with_a_projects_packages_is_found(
+    tmp_path: Path, files: dict[str, str], path: str, hint: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
+    found = find_environment(str(tmp_path))
+    assert (found.path if found else "") == path
+    assert found is None or (hint in found.hint and bool(found.hint) == bool(hint))
+
+
+@pytest.mark.parametrize(("path", "hint"), [("poetry.lock", "poetry export"), ("environment.yml", "requirements.txt")])
+def test_a_file_of_another_tool_is_refused_with_what_to_do(tmp_path: Path, path: str, hint: str) -> None:
+    (tmp_path / path).write_text("")
+    with pytest.raises(BadInput, match="is not an environment file") as raised:
+        gather(str(tmp_path), path)
+    assert hint in raised.value.hint

@@ -19,6 +19,7 @@ from stoker.jobs.builder import JobBuilder
 from stoker.jobs.pack.code_tree import PreparedSubmission
 from stoker.jobs.request import JobRequest
 from stoker.jobs.submission import prepare
+from stoker.protocol.job_checks import identity_fault
 from tests.unit.jobs.conftest import Office
 
 
@@ -373,3 +374,64 @@ def test_each_manifest_is_read_with_the_code_as_it_is_then(drawer: Drawer) -> No
     for module, known in drawer.code._known.items():
         drawer.code._known[module] = changed(known, code={**known.code, OWN: "an earlier text"})
     assert drawer.one(text).code == before
+
+
+def test_data_at_a_path_is_part_of_the_id_and_no_variable(drawer: Drawer) -> None:
+    (drawer.folder / "x.py").write_text("")
+    (drawer.folder / "corpus").mkdir()
+    (drawer.folder / "corpus" / "a").write_text("one")
+    (drawer.folder / ".stokerignore").write_text("corpus/\n")
+    plain = MINE + "hyper = { lr = 1 }\n"
+    first = drawer.one(plain + 'data = { "data/x" = "corpus" }')
+    assert [one.where for one in first.inputs] == ["at:data/x"]
+    assert first.identity["(data)"].keys() == {"data/x"}
+    assert is_honest(first)
+    assert identity_fault(first) == ""
+    same = drawer.one(plain + 'data = { "./data//x/" = "corpus" }')
+    assert same.id == first.id
+    assert drawer.one(plain + 'data = { "data/y" = "corpus" }').id != first.id
+    (drawer.folder / "corpus" / "a").write_text("two")
+    assert drawer.one(plain + 'data = { "data/x" = "corpus" }').id != first.id
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        ('{ "../x" = "corpus" }', "'../x' is not a variable's name, or a path below the working folder with a /"),
+        ('{ "/x" = "corpus" }', "'/x' is not a variable's name"),
+        ('{ "a-b" = "corpus" }', "'a-b' is not a variable's name"),
+        ('{ "./x.py" = "corpus" }', "./x.py would replace x.py"),
+        ('{ "./corpus" = "other" }', "./corpus would replace corpus/a"),
+        ('{ "a/b" = "corpus", "./a/b" = "other" }', "this path is given twice"),
+    ],
+)
+def test_data_at_a_path_that_can_not_be_is_refused(drawer: Drawer, data: str, fault: str) -> None:
+    (drawer.folder / "x.py").write_text("")
+    for name in ("corpus", "other"):
+        (drawer.folder / name).mkdir()
+        (drawer.folder / name / "a").write_text(name)
+    (found,) = drawer.faults(MINE + f"hyper = {{ lr = 1 }}\ndata = {data}")
+    assert fault in found
+    assert "jobs[0].data" in found
+
+
+def test_data_at_a_path_needs_a_copy_of_the_folder(drawer: Drawer) -> None:
+    (drawer.folder / "corpus").mkdir()
+    (found,) = drawer.faults(MINE + 'hyper = { lr = 1 }\ncode = "in-place"\ndata = { "a/b" = "corpus" }')
+    assert "--in-place makes no copy of the folder" in found
+
+
+@pytest.mark.parametrize(
+    ("file", "note"),
+    [
+        ("uv.lock", 'uv.lock is not installed on machines: env = "uv.lock" builds it on each'),
+        ("poetry.lock", "poetry.lock can't be built on machines: write requirements.txt: poetry export"),
+    ],
+)
+def test_an_environment_that_is_not_used_is_offered(drawer: Drawer, file: str, note: str) -> None:
+    (drawer.folder / file).write_text("")
+    (drawer.folder / "x.py").write_text("")
+    plain = MINE + "hyper = { lr = 1 }\n"
+    assert any(one.startswith(note) for one in drawer.read(plain).notes)
+    assert not any(file in one for one in drawer.read(plain + 'python = "3.11"\n').notes)
+    assert not any(file in one for one in drawer.read(plain.replace("python", "sh")).notes)

@@ -180,3 +180,7 @@ def test_a_job_may_name_data_inputs_and_an_environment_of_its_tree() -> None:
 @pytest.mark.parametrize("word", ["main", "abc", "", "g" * 64, "a" * 65, COMMIT])
 def test_words_that_name_no_tree(word: str) -> None:
     assert not is_tree(word)
+
+
+def test_data_that_is_placed_beside_the_code_may_be_code() -> None:
+    assert code_of(job(inputs=(given("at:data/corpus"),))) == ("", "places data beside its code")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.core.digests import Digest, Tree, TreeEntry
+from stoker.core.frozen import changed
 from stoker.core.job import JobSpec, job_id
 from stoker.protocol.job_checks import found_args, identity_fault, unproven_args
 from stoker.protocol.job_messages import JOB_BODY
@@ -139,3 +140,21 @@ def test_a_programs_data_folder_and_ranks_are_those_of_its_identity() -> None:
     assert fault(identity, args, tree("env:DATA", B), recipe="command")
     assert fault(identity, args, data, tree("env:LD_PRELOAD", A), recipe="command")
     assert fault({**identity, "(data)": ["DATA"]}, args, recipe="command")
+
+
+def placed(name: str, *, digest: str = A, code: str = C) -> str:
+    order = made({"(data)": {name: f"tree:{A}"}}, {}, tree(f"at:{name}", digest), recipe="command")
+    return identity_fault(changed(order, code_tree=code))
+
+
+def test_placed_data_agrees_with_the_id_and_stays_below_the_copy_of_the_code() -> None:
+    assert placed("data/corpus") == placed("./rows.csv") == ""
+    assert placed("data/corpus", digest=B) == "input at:data/corpus differs from the data in the id"
+    assert "no copy of its code" in placed("data/corpus", code="")
+    missing = made({"(data)": {"data/corpus": f"tree:{A}"}}, {}, recipe="command")
+    assert identity_fault(missing) == "data data/corpus is part of the id and not among the inputs"
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "./data/x", "data/x/", "a//b", "./.", "a:b/c"])
+def test_a_path_that_leads_elsewhere_or_has_another_form_is_refused(name: str) -> None:
+    assert placed(name)

@@ -57,7 +57,9 @@ class ProgramArgs:
     )
     params: dict[str, Plain] = arg({}, help="parameters that filled the arguments; the program can read them")
     env: dict[str, str] = arg({}, help="environment variables")
-    data: dict[str, InputPath] = arg({}, help="variables with paths that it reads; their content is part of the key")
+    data: dict[str, InputPath] = arg(
+        {}, help="variables with paths that it reads, or places of data; their content is part of the key"
+    )
     outputs: tuple[str, ...] = arg((), help="files and folders below `folder` that belong to the result")
     python: str = arg("", help="interpreter for `python`", runtime=True)
     silence_s: float | None = arg(None, help="maximum time without output", gt=0, runtime=True)
@@ -96,7 +98,7 @@ def _program(job: StageContext, args: OpenProgramArgs | KnownProgramArgs) -> Pro
         argv=argv,
         folder=args.workspace or args.folder,
         python=args.python,
-        env={**args.env, **args.data},
+        env={**args.env, **{name: path for name, path in args.data.items() if "/" not in name}},
         params=args.params,
         outputs=args.outputs,
         silence_s=args.silence_s,

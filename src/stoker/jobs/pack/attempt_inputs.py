@@ -1,6 +1,7 @@
 """Inputs in a job's arguments: paths of this machine in place of those of the submitting machine.
 
 env:DATA        a program's variable
+at:data/corpus  a path below a program's folder, where it is placed
 arg:data        an argument that is a path
 arg:inputs.1    of an argument that holds several paths, the second
 """
@@ -12,18 +13,18 @@ from typing import Any
 
 from stoker.core.errors import BadInput
 from stoker.engine.recipe import Recipe
+from stoker.protocol.job_checks import ARG, AT, ENV
 
-ENV, ARG = "env:", "arg:"
 DATA = "data"
-"""The argument of programs that has the variables of their data."""
+"""The argument of programs that has their data: by variable, or by the path at which it is placed."""
 
 
 def with_inputs(recipe: Recipe, args: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments with this machine's paths. An argument without a local path stays unchanged."""
     made = dict(args)
-    variables = {where.removeprefix(ENV): path for where, path in paths.items() if where.startswith(ENV)}
-    if variables:
-        made[DATA] = {**made.get(DATA, {}), **variables}
+    data = {where.partition(":")[2]: path for where, path in paths.items() if where.startswith((ENV, AT))}
+    if data:
+        made[DATA] = {**made.get(DATA, {}), **data}
     for name, value in args.items():
         own = {where: path for where, path in paths.items() if where.partition(".")[0] == f"{ARG}{name}"}
         if own:

@@ -23,6 +23,7 @@ from stoker.core.text import counted, format_size
 from stoker.host.durable import open_regular, stamp_of, translated
 from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.jobs.builder import JobBuilder
+from stoker.jobs.pack.left_behind import LeftBehind
 from stoker.jobs.pack.project import IGNORE_FILE, MOST_BYTES, Project, ProjectFiles, find_project, list_files
 from stoker.jobs.request import JobRequest
 from stoker.protocol.client import FleetClient
@@ -52,6 +53,8 @@ class PackedProject:
     """`HASH`, or `HASH+3` with so many uncommitted changes; empty: nothing was ever committed."""
     uncommitted: int = 0
     notes: tuple[str, ...] = ()
+    left: LeftBehind = LeftBehind()
+    """What the folder of its programs has, and the tree has not."""
 
     @property
     def files(self) -> int:
@@ -233,6 +236,10 @@ class SubmittedCode:
         packed = self._pack((*self._request.include, *include), needed)
         fields |= {"code_tree": packed.digest, "code_folder": self.project.folder}
         return fields | ({"commit": packed.commit} if packed.commit else {})
+
+    def tree(self, digest: str) -> Tree:
+        """Return a tree that was packed."""
+        return next(one.tree for one in self.packed if one.digest == digest)
 
     def _pack(self, include: tuple[str, ...], needed: tuple[str, ...]) -> PackedProject:
         key = (include, needed)

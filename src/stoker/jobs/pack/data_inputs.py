@@ -1,15 +1,17 @@
 """What jobs read, on its way: files and folders as trees, things of the store, repositories of the hub.
 
-    data = { DATA = "corpus", BASE = "stoker:9f2c…", WEIGHTS = "org/name@main" }
+    data = { DATA = "corpus", BASE = "stoker:9f2c…", WEIGHTS = "org/name@main", "data/corpus" = "../corpus" }
 
-Each is known by what it holds. A path is read once (the memo) and travels as a tree; a worker of this same machine
-reads it where it lies. A repository is the commit that its revision is now, and every machine fetches it itself.
+A name with a `/` is a path below the program's folder, at which the data appears; any other is a variable. Each is
+known by what it holds. A path is read once (the memo) and travels as a tree; a worker of this same machine reads a
+variable's data where it lies. A repository is the commit that its revision is now, and every machine fetches it itself.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from stoker.core.digests import Tree, is_digest
@@ -20,6 +22,7 @@ from stoker.core.text import one_line
 from stoker.jobs.builder import JobBuilder
 from stoker.jobs.pack.code_tree import Shipment
 from stoker.jobs.pack.data_trees import read_tree, unread_bytes
+from stoker.protocol.job_checks import AT, data_where
 from stoker.store.records import Record
 
 STORE = "stoker:"
@@ -177,13 +180,44 @@ def _is_elsewhere(text: str, folder: str) -> bool:
     return bool(_REPOSITORY.fullmatch(text)) and not os.path.isdir(os.path.join(folder, first))
 
 
+def refuse_replaced(code: Tree | None, folder: str, inputs: Iterable[JobInput], shipments: Iterable[Shipment]) -> None:
+    """Raise `BadInput` if data that is placed below `folder` of the code would replace a file of it, or other data.
+
+    `code` is None if the program runs in its folder itself, where nothing is placed. The same file twice is no
+    conflict: a folder of data may have files that git tracks. What only a machine knows, it checks itself.
+    """
+    placed = [one for one in inputs if one.where.startswith(AT)]
+    if placed and code is None:
+        place = placed[0].where.removeprefix(AT)
+        raise BadInput(f"data can't be placed at {place}: --in-place makes no copy of the folder")
+    trees = {one.digest: one.tree for one in shipments}
+    files = {entry.path: (entry.sha256, entry.link_to) for entry in code.entries} if code is not None and placed else {}
+    folders = {above for path in files for above in _above(path)}
+    for one in placed:
+        place = os.path.normpath(os.path.join(folder, one.where.removeprefix(AT)))
+        for entry in trees[one.tree].entries if one.tree in trees else ():
+            path = place if one.kind is InputKind.FILE else f"{place}/{entry.path}"
+            content = (entry.sha256, entry.link_to)
+            above = _above(path)
+            if files.setdefault(path, content) != content or path in folders or any(up in files for up in above):
+                message = f"{one.where.removeprefix(AT)} would replace {path}, which the job has with other content"
+                raise BadInput(message, hint="place it at another path, or exclude that file in .stokerignore")
+            folders.update(above)
+
+
+def _above(path: str) -> list[str]:
+    """Return all folders above a path."""
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
 def typed_inputs(inputs: DataInputs, values: dict[str, Any], folder: str) -> tuple[dict[str, str], list[JobInput]]:
     """Return a program's inputs from the command line (`data.NAME=…`, `inputs=…`): digests, and the trees to send.
 
     Its `data` then has local paths only. Raises `StokerError`.
     """
     own = os.path.join(folder, "")
-    found = {name: inputs.of(f"env:{name}", path.removeprefix(own)) for name, path in values["data"].items()}
+    found = {name: inputs.of(data_where(name), path.removeprefix(own)) for name, path in values["data"].items()}
     values["data"] = {name: one.body.path for name, one in found.items() if one.body.path}
     declared = [inputs.at(f"arg:inputs.{number}", path).body for number, path in enumerate(values["inputs"])]
     return {name: one.digest for name, one in found.items()}, [*(one.body for one in found.values()), *declared]

@@ -18,7 +18,7 @@ from typing import Any
 
 from stoker.core.digests import digest_bytes, digest_value
 from stoker.core.errors import BadInput
-from stoker.core.frozen import frozen
+from stoker.core.frozen import frozen, frozen_by_position
 from stoker.host.durable import read_regular
 from stoker.host.folders import names_in
 
@@ -59,6 +59,41 @@ class EnvironmentSources:
     """For requirements: the `pyproject.toml` files of local packages, whose dependencies are installed too."""
 
 
+# Files of tools that Stoker does not run, with what makes of them a file that it can install.
+_FOREIGN = {
+    "poetry.lock": "write requirements.txt: poetry export -o requirements.txt",
+    "Pipfile.lock": "write requirements.txt: pipenv requirements > requirements.txt",
+    "environment.yml": "list its packages in requirements.txt, or use an interpreter of the machines: python=PATH",
+}
+_FOREIGN |= dict.fromkeys(("environment.yaml", "conda-lock.yml", "pixi.lock"), _FOREIGN["environment.yml"])
+
+
+@frozen_by_position
+class FoundEnvironment:
+    """A file of a project's folder that lists the packages of its programs."""
+
+    path: str
+    hint: str = ""
+    """What to do with a file that no environment is built from."""
+
+
+def find_environment(folder: str) -> FoundEnvironment | None:
+    """Return the file that lists a program's packages, or None: the most exact one that can be installed first."""
+    for name in ("uv.lock", "requirements.txt", *_FOREIGN):
+        if os.path.isfile(os.path.join(folder, name)):
+            return FoundEnvironment(name, _FOREIGN.get(name, ""))
+    try:
+        said = tomllib.loads(read_regular(os.path.join(folder, "pyproject.toml"), _LARGEST_TEXT_BYTES).decode())
+    except (OSError, ValueError):
+        return None
+    project, tool = said.get("project"), said.get("tool")
+    if isinstance(project, dict) and project.get("dependencies"):
+        return FoundEnvironment("pyproject.toml")
+    if isinstance(tool, dict) and "poetry" in tool:
+        return FoundEnvironment("pyproject.toml", f"it is Poetry's: poetry lock, then {_FOREIGN['poetry.lock']}")
+    return None
+
+
 def named(text: str) -> tuple[str, tuple[str, ...]]:
     """Parse `uv.lock[cuda,plots]` into the path and the extras."""
     found = _WITH_EXTRAS.fullmatch(text.strip())
@@ -77,9 +112,8 @@ def kind_of(path: str) -> str:
         return PYPROJECT
     if name.endswith((".txt", ".in")):
         return REQUIREMENTS
-    raise BadInput(
-        f"{path or '(no name)'} is not an environment file", hint="uv.lock, requirements.txt or pyproject.toml"
-    )
+    hint = _FOREIGN.get(name, "uv.lock, requirements.txt or pyproject.toml")
+    raise BadInput(f"{path or '(no name)'} is not an environment file", hint=hint)
 
 
 def gather(project: str, path: str, *, python: str = "", extras: Sequence[str] = ()) -> EnvironmentSources:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from stoker.core.errors import BadInput, Diagnostic, InvalidInput, LocalFile
 from stoker.core.frozen import fresh, frozen
@@ -58,6 +58,13 @@ _MOST_NAMED = 3
 def is_rubbish(name: str) -> bool:
     """Return True if a file or folder of this name is left out silently."""
     return name in _RUBBISH or name.endswith((".pyc", ".egg-info"))
+
+
+def is_left_out_folder(path: str, ours: Collection[str]) -> bool:
+    """Return True if a folder is a Python environment, or one of `ours` by its real path."""
+    if any(os.path.lexists(os.path.join(path, mark)) for mark in _ENVIRONMENTS):
+        return True
+    return bool(ours) and os.path.realpath(path) in ours
 
 
 def walk_folder(
@@ -119,7 +126,7 @@ class _Walk(FolderWalk):
         if is_rubbish(entry.name):
             return
         if entry.is_dir(follow_symlinks=False):
-            if not self._ignored.leaves_out_folder(path) and not self._is_ours(entry.path):
+            if not self._ignored.leaves_out_folder(path) and not is_left_out_folder(entry.path, self._ours):
                 self._enter(path)
         elif self._ignored and self._ignored.leaves_out(path):
             return
@@ -130,11 +137,6 @@ class _Walk(FolderWalk):
         else:
             kind = stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode)
             self._odd.append(f"{path} ({_SORTS.get(kind, 'a device')})")
-
-    def _is_ours(self, path: str) -> bool:
-        if any(os.path.lexists(os.path.join(path, mark)) for mark in _ENVIRONMENTS):
-            return True
-        return bool(self._ours) and os.path.realpath(path) in self._ours
 
     def _too_many(self) -> BadInput:
         counts: dict[str, int] = {}
@@ -243,7 +245,7 @@ def list_files(
     `folder`. `ours` are Stoker's own folders, which are never sent. Raises `BadInput` if a pattern matches nothing or
     leaves the project, if there is far too much, or if git fails; `InvalidInput` with every invalid name.
     """
-    ignored = IgnorePatterns(_text_of(os.path.join(project.root, IGNORE_FILE)))
+    ignored = IgnorePatterns(read_ignore_file(project.root))
     named = _named(project, include, needed, ours)
     if project.is_git:
         listed = _list_tracked(project, ignored, named, environment)
@@ -379,7 +381,9 @@ def _is_text(path: str) -> bool:
     return True
 
 
-def _text_of(path: str) -> str:
+def read_ignore_file(root: str) -> str:
+    """Return the text of a project's `.stokerignore`; empty if it has none."""
+    path = os.path.join(root, IGNORE_FILE)
     try:
         with translated(path):
             return read_regular(path, _LARGEST_IGNORE_BYTES).decode(errors="surrogateescape")

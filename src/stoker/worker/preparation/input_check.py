@@ -19,7 +19,7 @@ from stoker.host.users import OtherUser
 from stoker.jobs.pack.data_trees import known_tree
 from stoker.jobs.program import RECIPE
 from stoker.protocol.environment_messages import PYTHON
-from stoker.protocol.job_checks import code_of, start_of, why_not_accepted, why_not_in_tree
+from stoker.protocol.job_checks import AT, code_of, start_of, why_not_accepted, why_not_in_tree
 from stoker.protocol.lease_messages import Grant
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
@@ -30,7 +30,7 @@ from stoker.transfer.hub.repository import RepoRequest, fetch_repository, first_
 from stoker.transfer.trees.holdings import held_tree
 from stoker.worker.environments.environment_builder import Maker, gather_choice
 from stoker.worker.environments.environment_cache import EnvironmentImpossible, EnvironmentReady
-from stoker.worker.preparation.workspaces import NEW, REPOSITORY, DataCache, Workspaces
+from stoker.worker.preparation.workspaces import NEW, REPOSITORY, DataCache, Workspaces, place_data
 
 # What a job needs and this machine lacks. Pure: checks and fetches are elsewhere.
 
@@ -247,6 +247,9 @@ class LocalInputs:
             )
             with translated(workspace):
                 os.makedirs(os.path.join(workspace, grant.spec.code_folder), exist_ok=True)
+        for where, path in paths.items():
+            if where.startswith(AT):
+                place_data(workspace, grant.spec.code_folder, where.removeprefix(AT), path)
         ready = held.environment if isinstance(held.environment, EnvironmentReady) else None
         return PreparedInputs(workspace=workspace, paths=paths, ready=ready)
 
@@ -284,7 +287,8 @@ class LocalInputs:
             is_here = os.path.isdir(self._data().place(repository_name(needed.repo)))
             return InputStatus.HELD if is_here else InputStatus.ABSENT
         is_unsure = False
-        if self._may_read_in_place and self.is_unread(needed):
+        # Files of placed data may be links: a program would change the submitter's own files through them.
+        if self._may_read_in_place and not needed.where.startswith(AT) and self.is_unread(needed):
             if needed.where in verified:
                 return InputStatus.IN_PLACE
             known = known_tree(needed.path, needed.name, memo=self._store().memo)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import filecmp
 import itertools
 import os
 import secrets
+import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import NoReturn
 
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, TreeEntry, is_digest
-from stoker.core.errors import StokerError
+from stoker.core.errors import BadInput, StokerError
 from stoker.core.jsontext import dumps
 from stoker.host.durable import NO_STEP, remove_tree, translated, write_file
-from stoker.host.folders import make_passed_through, names_in
+from stoker.host.folders import make_passed_through, names_in, placed_path
 from stoker.host.identity import ProcessIdentity, of_pid
 from stoker.host.locks import living_marks
 from stoker.jobs.job_folder import JobFolder
+from stoker.store.links import copy_bytes
 from stoker.store.local_store import LocalStore
 from stoker.store.memo import note_file
 from stoker.store.put import StagingCopy, put_key
@@ -256,6 +260,83 @@ class DataCache:
 def _is_left(name: str) -> bool:
     pid = name.removeprefix(NEW).partition("-")[0]
     return pid.isdecimal() and of_pid(int(pid)) is None
+
+
+_MOST_COPIED_BYTES = 256 << 20
+
+
+def place_data(workspace: str, folder: str, place: str, source: str) -> None:
+    """Make data appear at a path below a program's folder in its workspace.
+
+    Folders are real, so that a program may add files. Its files are copies that it may change; those of larger data are
+    symlinks to shared, read-only files. A file of the code with the same content stays. Raises `BadInput` for a path
+    that leads out of the workspace, and if it would replace a file.
+    """
+    if not workspace:
+        raise BadInput(f"data can't be placed at {place}: the job has no copy of its code")
+    target = os.path.normpath(os.path.join(folder, placed_path(place)))
+    with translated(workspace):
+        files = {path: os.lstat(path) for path in _files_below(source)}
+        is_copied = sum(info.st_size for info in files.values()) <= _MOST_COPIED_BYTES
+        made: set[str] = set()
+        for path, info in files.items():
+            inner = os.path.normpath(os.path.join(target, os.path.relpath(path, source)))
+            _make_real_folders(workspace, os.path.dirname(inner), made)
+            try:
+                _place_file(path, info, os.path.join(workspace, inner), is_copied=is_copied)
+            except FileExistsError:
+                if not _is_same_file(path, os.path.join(workspace, inner)):
+                    raise BadInput(f"data can't be placed at {inner}: the job has another file there") from None
+        if os.path.isdir(source):
+            _make_real_folders(workspace, target, made)
+
+
+def _files_below(source: str) -> Iterator[str]:
+    """Return a file, or all files and symlinks of a folder."""
+    if not os.path.isdir(source):
+        yield source
+        return
+    for where, folders, files in os.walk(source, onerror=_raise):
+        links = [name for name in folders if os.path.islink(os.path.join(where, name))]
+        yield from (os.path.join(where, name) for name in (*files, *links))
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _make_real_folders(workspace: str, folder: str, made: set[str]) -> None:
+    """Make a folder below a workspace. Raises `BadInput` if the code has a file or a link in its place."""
+    if folder in made:
+        return
+    path = workspace
+    for part in folder.split("/") if folder else ():
+        path = os.path.join(path, part)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if os.path.islink(path) or not os.path.isdir(path):
+                raise BadInput(f"data can't be placed in {folder}: {part} is no folder in the code") from None
+    made.add(folder)
+
+
+def _place_file(source: str, info: os.stat_result, target: str, *, is_copied: bool) -> None:
+    """Copy or link a file. Raises `FileExistsError`."""
+    if stat.S_ISLNK(info.st_mode):
+        os.symlink(os.readlink(source), target)
+    elif not is_copied:
+        os.symlink(source, target)
+    else:
+        mode = 0o755 if info.st_mode & stat.S_IXUSR else 0o644
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(source, "rb", buffering=0) as original, open(os.open(target, flags, mode), "wb") as copy:
+            copy_bytes(original, copy)
+
+
+def _is_same_file(source: str, target: str) -> bool:
+    if os.path.islink(source) or os.path.islink(target):
+        return os.path.realpath(source) == os.path.realpath(target)
+    return os.path.isfile(target) and filecmp.cmp(source, target, shallow=False)
 
 
 def take_in(path: str, name: str, tree: str, store: LocalStore, *, clock: Clock, heed: Heed) -> bool:
