@@ -148,6 +148,8 @@ def test_every_thread_may_report(place: Place) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_forked_process_reports_what_it_says_itself_and_nothing_twice(place: Place) -> None:
     ran = place.run("""
+        import warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # since Python 3.12: fork beside a thread
         t.step(1, parent=1.0)
         for number in (1, 2):
             if os.fork() == 0:

@@ -193,6 +193,6 @@ def test_an_unused_code_is_withdrawn_by_its_first_part(fleet: Fleet, stoker: Sto
 
 
 def test_where_nothing_was_joined_the_hint_says_how(stoker: Stoker):
-    done = stoker("work")
+    done = stoker("work", "--for", "1s")
     assert done.code == 34
     assert "stoker join CODE@HOST" in done.err
