@@ -134,12 +134,12 @@ $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev
 	@$(BIN)/python -m pip install --quiet -r requirements/torch.txt
 	@touch $@
 
-# Programs that tests use beside our own: the pages' examples are pasted into zsh, JSON goes through jq, certificates come
+# Programs that tests use beside our own: the pages' examples are pasted into zsh, fish completes words, JSON goes through jq, certificates come
 # from openssl, the queue is tested on PostgreSQL, which gets no database of its own and so starts no service. nginx only
 # where nobody minds a web server that starts with the machine. Only whoever may installs them,
 # and nothing fails where they can't be had: the tests that need them skip and say so. Tried again the next time if the
 # packages were out of reach.
-PROGRAMS := zsh jq openssl postgres $(if $(CI),nginx)
+PROGRAMS := zsh fish jq openssl postgres $(if $(CI),nginx)
 NO_CLUSTER := /etc/postgresql-common/createcluster.conf
 APT = env DEBIAN_FRONTEND=noninteractive UCF_FORCE_CONFFOLD=1 RUNLEVEL=1 apt-get -q=2 -o Acquire::Retries=1 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=60
 

@@ -223,3 +223,11 @@ def test_a_folder_that_is_gone_is_told_as_that(shell: Shell) -> None:
     done = subprocess.run(["bash", "-c", script], env=shell.env, capture_output=True, text=True, check=False)
     assert done.returncode == 16
     assert "the current folder no longer exists" in done.stderr
+
+
+def test_another_programs_word_for_an_argument_gets_its_name_and_changes_nothing(shell: Shell) -> None:
+    done = shell.stoker("run", "tabular/mlp", "learning_rate=0.1", "batch_size=8")
+    assert done.code == 28
+    assert "learning_rate: there is no such key (did you mean 'lr'?" in done.err
+    assert "batch_size: there is no such key (did you mean 'batch'?" in done.err
+    assert not (shell.home / "runs").exists()

@@ -188,7 +188,8 @@ class Vocabulary:
         self._suggested += 1
         if self._suggested > _MOST_SUGGESTED:
             return ""
-        return did_you_mean_path(path, [*self.leaves, *self.branches, *also])
+        aliases = {name: leaf.aliases for name, leaf in self.leaves.items()}
+        return did_you_mean_path(path, [*self.leaves, *self.branches, *also], aliases)
 
     def of_another(self, path: str, text: str) -> str:
         """Return the one other leaf that accepts a word which this one, a choice of words, does not, as a hint."""

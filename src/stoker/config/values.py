@@ -250,6 +250,8 @@ class DeclaredLeaf:
     """Not part of the identity: threads, verbosity."""
     is_list: bool = False
     """One value of it is a list."""
+    aliases: tuple[str, ...] = ()
+    """Other words for it, for hints."""
 
     @property
     def is_required(self) -> bool:

@@ -6,7 +6,7 @@ Inside, sizes are integer bytes and durations are seconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, AnyStr, cast
 
 
@@ -146,12 +146,65 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {candidate!r}?" if candidate else ""
 
 
-def did_you_mean_path(name: str, known: Sequence[str]) -> str:
-    """Give the same hint for dotted names, of which people often type only the last part: `depth` for `model.depth`."""
+def did_you_mean_path(name: str, known: Sequence[str], aliases: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return the same hint for dotted names, of which people often type only the last part: `depth` for `model.depth`.
+
+    Another word for a known name comes first: one of its declared `aliases`, by known name, or a word that other
+    programs use for it (`learning_rate` for `lr`).
+    """
     ends = {path.rpartition(".")[2]: path for path in reversed(known)}
-    candidate = nearest(name, known) if "." in name else None
+    candidate = _by_alias(name, known, aliases or {}) or _by_synonym(name, ends)
+    candidate = candidate or (nearest(name, known) if "." in name else None)
     candidate = candidate or ends.get(nearest(name.rpartition(".")[2], ends) or "")
     return f"did you mean {candidate!r}?" if candidate else ""
+
+
+def _plain_word(name: str) -> str:
+    return name.rpartition(".")[2].lower().replace("-", "_")
+
+
+def _by_alias(name: str, known: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> str | None:
+    return next((path for path in known if _plain_word(name) in map(_plain_word, aliases.get(path, ()))), None)
+
+
+def _by_synonym(name: str, ends: Mapping[str, str]) -> str | None:
+    """Return the only known path whose last part is another word for the same setting."""
+    word = _plain_word(name)
+    found = {
+        ends[end] for words in SYNONYMS if word in words.split() for end in ends if _plain_word(end) in words.split()
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+SYNONYMS = (
+    "lr learning_rate learningrate base_lr init_lr initial_lr eta",
+    "batch batch_size batchsize bs minibatch_size train_batch_size per_device_train_batch_size",
+    "epochs epoch n_epochs nepochs num_epochs max_epochs num_train_epochs",
+    "steps max_steps n_steps num_steps iters max_iters max_iter n_iter num_iters iterations",
+    "weight_decay wd l2",
+    "seed random_seed random_state manual_seed",
+    "dropout dropout_rate dropout_prob drop_rate",
+    "width hidden hidden_size hidden_dim d_model n_embd embed_dim",
+    "layers n_layers num_layers n_layer nlayers num_hidden_layers",
+    "heads n_heads num_heads n_head nhead num_attention_heads",
+    "clip grad_clip clip_grad max_grad_norm gradient_clip_val",
+    "accumulate accumulation_steps grad_accum gradient_accumulation_steps accumulate_grad_batches",
+    "max_seq_len max_seq_length max_length seq_len sequence_length context_length block_size",
+    "optimizer optimiser optim",
+    "patience early_stopping early_stopping_patience early_stopping_rounds",
+    "trees n_trees num_trees n_estimators num_boost_round",
+    "depth max_depth tree_depth",
+    "neighbours neighbors n_neighbours n_neighbors k",
+    "rank r lora_r lora_rank",
+    "alpha lora_alpha",
+    "folds n_folds n_splits cv",
+    "target target_column label_column y",
+    "data dataset data_path data_dir train_file",
+    "threads n_threads num_threads n_jobs num_workers",
+    "gpus n_gpus num_gpus ngpus devices",
+    "memory mem ram",
+)
+"""Words that programs use for the same setting, each line for one."""
 
 
 # Numbers: the one rule by which every schema reads a whole number, whatever its file or message.

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import operator
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -81,6 +81,7 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
     read_first: bool = False,
     each: bool = False,
     measured_on: bool = False,
+    aliases: Sequence[str] = (),
     ge: float | None = None,
     le: float | None = None,
     gt: float | None = None,
@@ -91,6 +92,7 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
     Files that are `read_first`, as a program's code is, may change while the work runs. A folder that is for `each`
     trial is written to: where several trials name one, each gets its own below it. What is `measured_on` decides what
     the metrics are taken from, as held-out data does: trials that differ in it are not ranked against each other.
+    `aliases` are other words for it, which the message about an unknown argument answers with its name.
     """
     bounds = Bounds(ge=ge, le=le, gt=gt, lt=lt)
     metadata = {
@@ -99,6 +101,7 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
         "read_first": read_first,
         "each": each,
         "measured_on": measured_on,
+        "aliases": tuple(aliases),
         "bounds": bounds,
     }
     if isinstance(default, list | dict):
@@ -123,6 +126,7 @@ class ArgSpec:
     is_read_first: bool = False
     is_each: bool = False
     is_measured_on: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def is_required(self) -> bool:
@@ -185,7 +189,9 @@ class ArgsSchema:
         values: dict[str, Any] = {}
         for name in given:
             if name not in self.specs:
-                hint = did_you_mean_path(str(name), list(dict(self.leaves()))) or self._known()
+                leaves = dict(self.leaves())
+                aliases = {path: spec.aliases for path, spec in leaves.items()}
+                hint = did_you_mean_path(str(name), list(leaves), aliases) or self._known()
                 faults.append(Diagnostic(f"{owner}.{name}", "unknown argument", hint))
         for name, spec in self.specs.items():
             value, found = _checked(spec, given.get(name, REQUIRED), f"{owner}.{name}")
@@ -230,6 +236,7 @@ class ArgsSchema:
                     default=NOTHING if spec.is_required else _copy_of(spec.default),
                     is_runtime=spec.is_runtime,
                     is_list=_is_list(spec.type),
+                    aliases=spec.aliases,
                 )
                 for path, spec in self.leaves()
             }
@@ -414,6 +421,7 @@ def _spec_of(field: dataclasses.Field[Any], annotation: Any, around: tuple[type,
         is_read_first=field.metadata.get("read_first", False),
         is_each=field.metadata.get("each", False),
         is_measured_on=field.metadata.get("measured_on", False),
+        aliases=field.metadata.get("aliases", ()),
     )
     # In its normal form, or a default of 1 and a given 1 would be two values of a float field.
     return spec if spec.is_required else changed(spec, default=spec.check(default))

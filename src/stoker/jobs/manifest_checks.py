@@ -81,7 +81,8 @@ class RecipeForm:
         if self._suggested > _MOST_SUGGESTED:
             return ""
         known = list(self.schema.leaves)
-        return did_you_mean_path(name, known) or (f"known: {', '.join(known)}" if known else "it takes none")
+        aliases = {path: leaf.aliases for path, leaf in self.schema.leaves.items()}
+        return did_you_mean_path(name, known, aliases) or (f"known: {', '.join(known)}" if known else "it takes none")
 
     def base_identity(self) -> dict[str, Any]:
         """Return what of the defaults belongs to every job's id; a path among them is of each job's own."""

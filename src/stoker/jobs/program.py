@@ -16,7 +16,7 @@ from stoker.core.device import Capacity
 from stoker.core.digests import Digest, digest_value
 from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen
-from stoker.core.text import did_you_mean, lazy_pattern, nearest
+from stoker.core.text import did_you_mean_path, lazy_pattern, nearest
 from stoker.engine.code_identity import files_behind
 from stoker.engine.program import RESUME, fill_some, places_in, required_in
 from stoker.store.memo import may_read
@@ -205,7 +205,8 @@ class ProgramWords:
             else Diagnostic(
                 f"{{{place}}}",
                 "nothing gives it a value",
-                did_you_mean(place, known) or f"set {place}=VALUE before --, or write {{{{{place}}}}} for plain braces",
+                did_you_mean_path(place, sorted(known))
+                or f"set {place}=VALUE before --, or write {{{{{place}}}}} for plain braces",
             )
             for place in dict.fromkeys(place for word in self.argv for place in required_in(word))
             if place not in known

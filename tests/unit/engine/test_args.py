@@ -412,3 +412,13 @@ def test_a_size_without_a_unit_is_asked_about(text: str, said: str) -> None:
 def test_a_number_from_a_file_is_no_duration() -> None:
     _, faults = ArgsSchema(MeasuredArgs).check({"limit": 30}, owner="x")
     assert [str(fault) for fault in faults] == ["x.limit: 30 of what? A duration has a unit: 30m"]
+
+
+def test_an_alias_is_a_hint_and_no_argument() -> None:
+    schema = declared(float, 0.1, aliases=("speed", "learning-rate"))
+    for word in ("speed", "learning_rate"):
+        values, faults = schema.check({word: 0.5}, owner="o")
+        assert str(faults[0]) == f"o.{word}: unknown argument (did you mean 'x'?)"
+        assert values["x"] == 0.1
+    assert schema.declared().leaves["x"].aliases == ("speed", "learning-rate")
+    assert "aliases" not in json.dumps(schema.schema())
