@@ -35,9 +35,10 @@ from stoker.store.results import SIDECAR, files_written
 
 UNTRACKED, EXCLUDED = "not tracked by git", f"excluded by {IGNORE_FILE}"
 _MOST_SEEN = 100_000
-_MOST_LEFT = 20_000
+_MOST_LEFT = 10_000
 _MOST_LISTED = 3
 _MOST_READ = 50
+_MOST_WORDS = 1000
 _SMALL_BYTES = 1 << 20
 _LARGEST_READ_BYTES = 1 << 20
 _QUOTED = lazy_pattern(r"""["']([\w./ +@,=-]{2,200})["']""")
@@ -73,7 +74,7 @@ class LeftGroup:
             as_data, include = f'data = {{ "{place}" = "{path}" }}', f'include = ["{self.path}"]'
         else:
             as_data, include = f"--data {shlex.quote(f'{place}={path}')}", f"--include {shlex.quote(self.path)}"
-        is_code = not self.is_link and self.size_bytes <= MOST_BYTES and self.files <= MOST_FILES
+        is_code = not self.is_link and self.size_bytes <= MOST_BYTES and self.files < MOST_FILES
         return f"{include}, or {as_data}" if is_code else as_data
 
 
@@ -113,7 +114,7 @@ class LeftBehind:
             return
         at_least = "" if self.is_complete else "at least "
         listed = [_group_text(one, at_least) for one in shown]
-        is_small = not named and sum(one.size_bytes for one in shown) < _SMALL_BYTES
+        is_small = self.is_complete and not named and sum(one.size_bytes for one in shown) < _SMALL_BYTES
         is_small = is_small and not any(one.is_link for one in shown)
         include = "include" if is_manifest else "--include"
         yield f"not sent: {outside(some_of(listed, _MOST_LISTED))}{f'; {include} sends them' if is_small else ''}"
@@ -337,7 +338,7 @@ class _LeftIndex:
 
 
 def _texts_of(words: Iterable[str]) -> Iterator[str]:
-    for word in sorted(words):
+    for word in sorted(words)[:_MOST_WORDS]:
         yield word
         yield word.partition("=")[2]
 
