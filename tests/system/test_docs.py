@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from functools import cache
@@ -48,6 +49,14 @@ def _anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as the hosts of repositories and the site make them."""
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower().strip() for heading in HEADING.findall(text)]
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def test_headings_skip_no_level() -> None:
+    for page in PAGES:
+        headings = re.findall(r"^(#+) ", FENCED.sub("", page.read_text("utf-8")), re.MULTILINE)
+        levels = [len(marks) for marks in headings]
+        skipped = [pair for pair in itertools.pairwise(levels) if pair[1] > pair[0] + 1]
+        assert (levels[0], skipped) == (1, []), name_of(page)
 
 
 def test_every_guide_and_reference_page_is_listed() -> None:
