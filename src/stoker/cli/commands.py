@@ -32,6 +32,7 @@ GROUPS = ("work", "watch", "machines", "things", "prove")
 COMMANDS = (
     Command("run", "work", "run a recipe or a program on this machine", "run"),
     Command("submit", "work", "submit a manifest, a recipe or a program to the fleet", "submit"),
+    Command("init", "work", "write a manifest and a sweep for a training script", "init"),
     Command("gang", "work", "run several processes that start and stop together", "gang:gang_help"),
     Command("gang run", "work", "run a script as several ranks, like torchrun; reports the first failure", "gang:gang"),
     Command("adapters", "work", "adapters over one base model, trained together", "admin:adapters"),

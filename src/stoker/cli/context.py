@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.commands import Flags, verbs_of
-from stoker.core.errors import BadAnswer, Forbidden, LocalFile, MissingExtra, NoCoordinator
+from stoker.core.errors import BadAnswer, Cancelled, Forbidden, LocalFile, MissingExtra, NoCoordinator
 from stoker.core.text import json_printable, printable
 from stoker.host.durable import translate
 
@@ -254,13 +254,24 @@ class CliOutput:
 
     def asks(self, question: str, *, by_default: bool = False) -> bool:
         """Ask a yes-or-no question on a terminal; elsewhere return False. `by_default` is the meaning of Enter."""
-        if not self.is_terminal or sys.stdin is None or not sys.stdin.isatty():
+        if not self.can_ask:
             return False
-        sys.stderr.write(f"{question} [{'Y/n' if by_default else 'y/N'}] ")
-        sys.stderr.flush()
-        answer = sys.stdin.readline()
+        answer = _answer_to(f"{question} [{'Y/n' if by_default else 'y/N'}] ")
         # An end of input is not Enter.
         return answer.strip().lower() in ("y", "yes") or (by_default and answer == "\n")
+
+    def ask(self, question: str, by_default: str) -> str:
+        """Ask for a line of text on a terminal; Enter means `by_default`. Raises `Cancelled` at the end of input."""
+        answer = _answer_to(f"{printable(question)} [{printable(by_default)}] ")
+        if not answer:
+            sys.stderr.write("\n")
+            raise Cancelled("end of input; nothing was written")
+        return answer.strip() or by_default
+
+    @property
+    def can_ask(self) -> bool:
+        """True if there is a terminal that can answer questions."""
+        return self.is_terminal and sys.stdin is not None and sys.stdin.isatty()
 
     def paint(self, text: str, colour: str) -> str:
         """Return the text in a colour, if the terminal has colours."""
@@ -295,6 +306,12 @@ class CliOutput:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1 if self._json_fd < 0 else self._json_fd)
         os.close(null)
+
+
+def _answer_to(question: str) -> str:
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
