@@ -184,3 +184,25 @@ def test_hostile_names_and_texts_do_not_leave_their_places(work: Shell) -> None:
     assert [(one["jobs"], one["hosts"]) for one in checked] == [(1, 0)]
     assert "--data {data_}" in manifest(work).read_text()
     assert "rm -rf" not in done.out + manifest(work).read_text()
+
+
+@pytest.mark.parametrize(
+    ("files", "key", "message"),
+    [
+        ({}, "", "no list found"),
+        ({"requirements.txt": "numpy\n"}, 'env = "requirements.txt"', "requirements.txt"),
+        ({"pyproject.toml": "[project]\nname = 'x'\ndependencies = ['numpy']\n"}, 'env = "pyproject.toml"', "pyproject.toml"),
+        ({"requirements.txt": "-r none.txt\n"}, "", "requirements.txt (file not found: none.txt"),
+        ({"poetry.lock": ""}, "", "poetry export"),
+        ({"environment.yml": ""}, "", "environment.yml (list its packages"),
+    ],
+)  # fmt: skip
+def test_the_environment_of_the_project_is_named(work: Shell, files: dict[str, str], key: str, message: str) -> None:
+    for name, text in files.items():
+        (work.folder / name).write_text(text)
+    done = work.stoker("init", "--yes")
+    assert done.code == 0, done.err
+    assert message in done.err
+    lines = [line for line in manifest(work).read_text().splitlines() if line.startswith("env =")]
+    assert lines == [key] * bool(key)
+    assert work.stoker("check", "stoker.toml").code == 0

@@ -636,7 +636,7 @@ def _annotations(node: ast.expr | None) -> list[ast.expr]:
 
 
 def _type_name(node: ast.expr | None, depth: int = 0) -> str:
-    """Return the name of a type: of `Optional[float]`, `float | None`, `Annotated[float, …]` it is `float`."""
+    """Return the name of a type, without what makes it optional or annotates it: `float | None` is `float`."""
     if node is None or depth > _MOST_NESTED:
         return ""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
