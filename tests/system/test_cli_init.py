@@ -191,7 +191,7 @@ def test_hostile_names_and_texts_do_not_leave_their_places(work: Shell) -> None:
     [
         ({}, "", "no list found"),
         ({"requirements.txt": "numpy\n"}, 'env = "requirements.txt"', "requirements.txt"),
-        ({"pyproject.toml": "[project]\nname = 'x'\ndependencies = ['numpy']\n"}, 'env = "pyproject.toml"', "pyproject.toml"),
+        ({"pyproject.toml": "[project]\ndependencies = ['numpy']\n"}, 'env = "pyproject.toml"', "pyproject.toml"),
         ({"requirements.txt": "-r none.txt\n"}, "", "requirements.txt (file not found: none.txt"),
         ({"poetry.lock": ""}, "", "poetry export"),
         ({"environment.yml": ""}, "", "environment.yml (list its packages"),
