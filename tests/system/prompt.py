@@ -42,6 +42,7 @@ class Prompt:
     """An interactive shell that has read the completion script of `stoker`."""
 
     def __init__(self, shell: str, folder: Path, env: dict[str, str]) -> None:
+        self.shell = shell
         self._master, slave = pty.openpty()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _ON_ITS_TERMINAL, *_COMMANDS[shell]],

@@ -272,6 +272,20 @@ def test_hostile_names_stay_inside_of_an_open_quote(prompt: Prompt, shell: Shell
     assert not (shell.folder / "pwned").exists()
 
 
+def test_only_a_program_of_its_name_is_called(prompt: Prompt, shell: Shell) -> None:
+    (shell.folder / "other").write_text("#!/bin/sh\ntouch pwned\n")
+    (shell.folder / "other").chmod(0o755)
+    prompt.run(
+        {
+            "bash": "complete -o nospace -F _stoker other",
+            "zsh": "compdef _stoker other",
+            "fish": "complete -c other -f -a '(__stoker_complete)'",
+        }[prompt.shell]
+    )
+    assert prompt.complete("./other ru").rstrip(" ") == "./other run"
+    assert not (shell.folder / "pwned").exists()
+
+
 def test_a_failing_program_leaves_the_prompt_alone(prompt: Prompt, shell: Shell) -> None:
     (shell.folder / "stoker").write_text("#!/bin/sh\necho out; echo broken >&2; exit 3\n")
     (shell.folder / "stoker").chmod(0o755)

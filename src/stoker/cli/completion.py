@@ -25,7 +25,11 @@ _BASH = r"""# bash completion of stoker, made by `stoker completion bash`
 _stoker() {
     local line kind="" program=$1 i
     COMPREPLY=()
-    case $program in "~/"*) program=$HOME/${program#"~/"} ;; esac
+    case $program in
+        "~/"*/stoker) program=$HOME/${program#"~/"} ;;
+        */stoker) ;;
+        *) program=stoker ;;
+    esac
     {
         IFS= read -r kind
         while IFS= read -r line; do COMPREPLY+=("$line"); done
@@ -65,6 +69,7 @@ _ZSH = r"""#compdef stoker
 _stoker() {
     local program=${(Q)words[1]} kind line
     local -a typed lines more more_shown whole whole_shown
+    [[ ${program:t} == stoker ]] || program=stoker
     program=${program/#\~\//$HOME/}
     typed=("${(@Q)words[2,CURRENT-1]}" "${(Q)PREFIX}")
     lines=("${(@f)$(command $program __complete zsh "${(@)typed}" 2>/dev/null </dev/null)}")
@@ -102,8 +107,17 @@ _FISH = r"""# fish completion of stoker, made by `stoker completion fish`
 function __stoker_complete
     set -l words (commandline -opc)
     set -l token (commandline -ct)
-    set -l program (string replace -r '^~/' "$HOME/" -- $words[1])
-    set -e words[1]
+    set -l program stoker
+    set -l first 1
+    # Another program may come before it, such as sudo; an alias has another name.
+    for i in (seq (count $words))
+        if string match -qr '(^|/)stoker$' -- $words[$i]
+            set first $i
+            set program (string replace -r '^~/' "$HOME/" -- $words[$i])
+            break
+        end
+    end
+    set -e words[1..$first]
     set -l current (string unescape -- "$token")
     or set current (string trim -l -c '"\'' -- "$token")
     set -l lines (command $program __complete fish $words "$current" 2>/dev/null </dev/null)
