@@ -369,9 +369,9 @@ class ProgramSpecBuilder:
         if found is None or not is_bare_python(argv[0]):
             return
         if found.hint:
-            text = f"can't be built on machines: {found.hint}, and {words.format('requirements.txt')}"
+            text = f"can't be installed on machines: {found.hint}; then {words.format('requirements.txt')}"
         else:
-            text = f"is not installed on machines: {words.format(found.path)} builds it on each"
+            text = f"lists packages that machines do not install: {words.format(found.path)} installs them on each"
         self._notes[f"{found.path} {text}"] = None
 
     def _digest(self, path: str) -> str:

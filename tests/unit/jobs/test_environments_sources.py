@@ -202,7 +202,7 @@ CONDA = "name: x\nchannels:\n  - conda-forge\ndependencies:\n  - python=3.11\n  
         ({"environment.yml": CONDA}, "environment.yml", "python=PATH"),
         ({"environment.yaml": CONDA}, "environment.yaml", "python=PATH"),
         ({"pyproject.toml": '[project]\nname = "x"\ndependencies = ["torch"]\n'}, "pyproject.toml", ""),
-        ({"pyproject.toml": POETRY}, "pyproject.toml", "poetry lock"),
+        ({"pyproject.toml": POETRY}, "pyproject.toml", "Poetry: run poetry export"),
         ({"pyproject.toml": '[project]\nname = "x"\n'}, "", ""),
         ({"pyproject.toml": "[tool.ruff]\n"}, "", ""),
         ({"pyproject.toml": "project = 3\ntool = 4\n"}, "", ""),

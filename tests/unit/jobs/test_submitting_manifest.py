@@ -424,8 +424,8 @@ def test_data_at_a_path_needs_a_copy_of_the_folder(drawer: Drawer) -> None:
 @pytest.mark.parametrize(
     ("file", "note"),
     [
-        ("uv.lock", 'uv.lock is not installed on machines: env = "uv.lock" builds it on each'),
-        ("poetry.lock", "poetry.lock can't be built on machines: write requirements.txt: poetry export"),
+        ("uv.lock", 'uv.lock lists packages that machines do not install: env = "uv.lock" installs them on each'),
+        ("poetry.lock", "poetry.lock can't be installed on machines: run poetry export"),
     ],
 )
 def test_an_environment_that_is_not_used_is_offered(drawer: Drawer, file: str, note: str) -> None:

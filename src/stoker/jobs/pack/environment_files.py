@@ -61,9 +61,9 @@ class EnvironmentSources:
 
 # Files of tools that Stoker does not run, with what makes of them a file that it can install.
 _FOREIGN = {
-    "poetry.lock": "write requirements.txt: poetry export -o requirements.txt",
-    "Pipfile.lock": "write requirements.txt: pipenv requirements > requirements.txt",
-    "environment.yml": "list its packages in requirements.txt, or use an interpreter of the machines: python=PATH",
+    "poetry.lock": "run poetry export -o requirements.txt",
+    "Pipfile.lock": "run pipenv requirements > requirements.txt",
+    "environment.yml": "use an interpreter of each machine (python=PATH), or list the packages in requirements.txt",
 }
 _FOREIGN |= dict.fromkeys(("environment.yaml", "conda-lock.yml", "pixi.lock"), _FOREIGN["environment.yml"])
 
@@ -90,7 +90,7 @@ def find_environment(folder: str) -> FoundEnvironment | None:
     if isinstance(project, dict) and project.get("dependencies"):
         return FoundEnvironment("pyproject.toml")
     if isinstance(tool, dict) and "poetry" in tool:
-        return FoundEnvironment("pyproject.toml", f"it is Poetry's: poetry lock, then {_FOREIGN['poetry.lock']}")
+        return FoundEnvironment("pyproject.toml", f"it is a project of Poetry: {_FOREIGN['poetry.lock']}")
     return None
 
 
