@@ -48,6 +48,7 @@ NAMES = (
     "program",
     "metrics",
     "printed",
+    "first_hour",
     "transfer",
     "small_files",
     "bundle",
