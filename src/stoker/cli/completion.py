@@ -168,7 +168,7 @@ GRAMMAR = Grammar(
     ),
     examples=(
         "stoker completion bash",
-        "stoker completion fish | source",
+        "stoker completion fish",
         "stoker completion --install",
         "stoker completion --remove",
     ),
