@@ -194,7 +194,7 @@ def test_hostile_names_and_texts_do_not_leave_their_places(work: Shell) -> None:
         ({"pyproject.toml": "[project]\ndependencies = ['numpy']\n"}, 'env = "pyproject.toml"', "pyproject.toml"),
         ({"requirements.txt": "-r none.txt\n"}, "", "requirements.txt (file not found: none.txt"),
         ({"poetry.lock": ""}, "", "poetry export"),
-        ({"environment.yml": ""}, "", "environment.yml (list its packages"),
+        ({"environment.yml": ""}, "", "environment.yml (use an interpreter of each machine"),
     ],
 )  # fmt: skip
 def test_the_environment_of_the_project_is_named(work: Shell, files: dict[str, str], key: str, message: str) -> None:

@@ -75,7 +75,7 @@ def test_a_fault_in_a_file_is_told_and_nobody_starts_it_again(shell: Shell, syst
     faulty.write_text("nodes: 7\n")
     failed = shell.stoker("serve", "--listen", "127.0.0.1:0", "--cluster", faulty, "--install", "--yes")
     assert failed.code == 16
-    assert "ended with 23: cluster file" in failed.err
+    assert "ended with 23: invalid cluster file" in failed.err
     unit = next(name for name in units(tmp_path) if "serve" in name)
     assert systemd.value(unit, "ActiveState") == "failed"
     assert systemd.value(unit, "ExecMainStatus") == "23"

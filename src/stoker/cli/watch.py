@@ -14,7 +14,6 @@ from stoker.core.errors import StokerError
 from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
 from stoker.core.text import counted
-from stoker.jobs.pack.left_behind import missing_file_hint
 from stoker.views.stage_lines import metrics_text
 from stoker.views.text_tables import ASCII, UNICODE, span
 
@@ -235,6 +234,8 @@ class JobWatcher:
         self._screen.lasting(f"{self._sign(state)} {ended_text(view, state)}")
         if state is JobState.FAILED and self._hint is None:
             with suppress(StokerError):
+                from stoker.jobs.pack.left_behind import missing_file_hint
+
                 self._hint = missing_file_hint(self._client.job(job).spec, (view.why,))
 
     def _count(self, state: JobState) -> None:

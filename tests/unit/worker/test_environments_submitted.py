@@ -74,7 +74,8 @@ def test_a_manifest_s_environment_goes_with_every_point_of_its_sweep(office: Off
     ways = [[(way.kind, way.python) for way in one.environment] for one in made.jobs]
     assert ways == [[("requirements", "3.11")]] * 3 + [[]]
     assert made.jobs[3].args["python"] == "/usr/bin/python3"
-    assert made.notes == ()
+    # The folder holds what the fixture laid there, too.
+    assert [note for note in made.notes if not note.startswith("not sent: ")] == []
 
 
 def test_an_attempt_runs_in_its_environment_and_tells_with_which_packages(office: Office, tmp_path: Path) -> None:
