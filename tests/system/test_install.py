@@ -157,8 +157,10 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the unpacked source archive."""
     folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(built(ROOT, folder / "made", "sdist")) as archive:
-        # It is ours. Early releases of 3.11 know no filter.
-        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        # It is ours, and early releases of 3.11 know no filter.
+        if hasattr(tarfile, "data_filter"):
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)  # noqa: S202
     (project,) = folder.glob("stoker-*")
     return project
 
