@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.api.fleet_job import FleetResult, fetch_result
+from stoker.api.fleet_attempt import FleetResult, fetch_result
 from stoker.core.capability import Capability
 from stoker.core.clock import SystemClock
 from stoker.core.errors import Conflict, Forbidden, NotFound, StaleLease

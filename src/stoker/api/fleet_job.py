@@ -1,21 +1,25 @@
-"""A job of a fleet: the attempts that the coordinator mirrors, their logs, its end, its result, its trials.
-
-Whatever a coordinator sends is checked before it touches a file here: names, sizes, digests.
-"""
+"""A job of a fleet, by its name: its logs, its end, its result, its trials, asked of the coordinator."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from stoker.api.fleet_attempt import (
+    FIRST_FILE,
+    AttemptLog,
+    FleetResult,
+    SyncedAttempt,
+    TrialHeading,
+    fetch_result,
+    folder_name,
+    story_files,
+)
 from stoker.api.job import (
     Job,
-    JobLogReader,
     JobReasons,
     JobStop,
     Layers,
@@ -27,23 +31,14 @@ from stoker.api.job import (
     value_layers,
 )
 from stoker.core.clock import Clock
-from stoker.core.digests import is_digest
-from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, Refused, StokerError, Usage
-from stoker.core.frozen import changed, frozen
+from stoker.core.errors import InvalidTransition, NotFound, Refused, StokerError, Usage
+from stoker.core.frozen import changed
 from stoker.core.job import JobSpec, JobState, TrialNodes
-from stoker.core.text import format_size, one_line
 from stoker.devices.this_machine import submitter_name
-from stoker.host.durable import translated
-from stoker.host.folders import name_fault, shown_name
-from stoker.jobs.job_folder import JobFolder
-from stoker.jobs.job_history import GrowingLines
 from stoker.jobs.pack.left_behind import missing_file_hint
 from stoker.jobs.trials import Trial, TrialEnd
 from stoker.protocol.client import FleetClient
 from stoker.protocol.view_messages import AttemptView, DoneView, JobDetails, JobView
-from stoker.store.local_store import LocalStore
-from stoker.store.results import ResultPart
-from stoker.store.trees import Heed
 
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
@@ -57,18 +52,10 @@ _BEAT_S = 15.0
 _SHORTEST_BEAT_S = 0.05
 _PAGE = 1000
 _ENDS = frozenset(state.value for state in JobState if state.is_terminal)
-_BESIDE = ("preparing", "output")
-"""Logs that no stage wrote; `output` is what a worker of system A sent, whose attempts have no job folder."""
 _MANY_POINTS = 500
 """Each is fetched with all its curves: for more of them a note says what takes so long."""
-_PIECE_BYTES = 4 * 1024 * 1024
-# More than a correct coordinator keeps of one attempt.
-_MOST_BYTES = 8 << 30
-_MOST_FILES = 20_000
-_FIRST = "job.json"
 _LAST_LINES = 30
 _SUBMITTED = "as submitted"
-_ASK = "contact the coordinator's operator"
 
 
 class FleetJob(Job):
@@ -190,7 +177,7 @@ class FleetJob(Job):
             yield f"attempt {attempt.number}, on {attempt.machine}"
         # A coordinator may start again while its jobs are followed; what was shown is not shown twice.
         client = self.client.more_patient()
-        with closing(_AttemptLog(client, self.view.id, attempt.number, stage, self._parts)) as log:
+        with closing(AttemptLog(client, self.view.id, attempt.number, stage, self._parts)) as log:
             while True:
                 yield from log.read_on(wait_s=_WAIT_S if follow else 0.0)
                 if not follow or log.is_over:
@@ -203,19 +190,19 @@ class FleetJob(Job):
         """Return what the last attempt of every point printed."""
         if not any(point.attempt for point in points):
             raise NotFound(f"nothing has run of {self.ref} yet", hint=f"stoker explain {self.ref}")
-        heading = _TrialHeading()
+        heading = TrialHeading()
         for point in points:
             if not point.attempt:
                 yield f"note: nothing has run of {point.name} yet"
                 continue
-            with closing(_AttemptLog(self.client, point.id, point.attempt, stage, self._parts)) as log:
+            with closing(AttemptLog(self.client, point.id, point.attempt, stage, self._parts)) as log:
                 yield from heading.over(point, log.read_on())
                 yield from heading.over(point, log.finish(is_growing=True))
 
     def _follow_points(self, stage: str) -> Iterator[StageLogLine | str]:
         """Return what all points print, as it arrives, until each has ended."""
-        client, heading, clock = self.client.more_patient(), _TrialHeading(), self._parts.clock
-        open_logs: dict[str, _AttemptLog] = {}
+        client, heading, clock = self.client.more_patient(), TrialHeading(), self._parts.clock
+        open_logs: dict[str, AttemptLog] = {}
         ended: set[str] = set()
         try:
             while True:
@@ -225,7 +212,7 @@ class FleetJob(Job):
                 for point in points:
                     log = open_logs.get(point.id)
                     if log is None and point.attempt:
-                        log = _AttemptLog(client, point.id, point.attempt, stage, self._parts)
+                        log = AttemptLog(client, point.id, point.attempt, stage, self._parts)
                     if log is not None:
                         open_logs[point.id] = log
                         yield from heading.over(point, log.read_on())
@@ -233,7 +220,7 @@ class FleetJob(Job):
                             yield from heading.over(point, log.finish(is_growing=False))
                             log.close()
                             yield f"{point.name}: attempt {log.number + 1}"
-                            open_logs[point.id] = _AttemptLog(client, point.id, log.number + 1, stage, self._parts)
+                            open_logs[point.id] = AttemptLog(client, point.id, log.number + 1, stage, self._parts)
                             continue
                     if JobState(point.state).is_terminal and (log is None or log.is_over):
                         if log is not None:
@@ -440,7 +427,7 @@ class FleetJob(Job):
         )
         self._opened.append(mirror)
         mirror.pull()
-        if not mirror.has(_FIRST):
+        if not mirror.has(FIRST_FILE):
             raise NotFound(f"nothing of {view.name} has arrived at the coordinator yet", hint="try again in a moment")
         return JobFacts(mirror.folder, self._parts.store)
 
@@ -473,76 +460,6 @@ class FleetJob(Job):
 def no_trial(ref: str, trial: str) -> NotFound:
     """Return the error of a trial that a job does not have."""
     return NotFound(f"job {ref} has no trial {trial!r}", hint=f"stoker jobs show {ref} lists them")
-
-
-class _AttemptLog:
-    """What one attempt of a job printed, read from where the last look ended."""
-
-    def __init__(self, client: FleetClient, job: str, number: int, stage: str, parts: AppParts) -> None:
-        self.number = number
-        self.has_come = False
-        """Whether the last look found anything."""
-        self._stage = stage
-        self._parts = parts
-        self._mirror = SyncedAttempt(client, job, number, wants=log_files)
-        self._reading: JobLogReader | None = None
-        self._beside = {
-            name: GrowingLines(os.path.join(self._mirror.folder.log_folder, f"{name}.log"))
-            for name in _BESIDE
-            if stage in ("", name)
-        }
-        self._shown = ""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the attempt has ended and all of it was returned."""
-        return self._mirror.is_over and not self.has_come
-
-    def close(self) -> None:
-        self._mirror.close()
-
-    def read_on(self, wait_s: float = 0.0) -> Iterator[StageLogLine | str]:
-        """Return what was printed since the last look, waiting for it if there is nothing."""
-        mirror = self._mirror
-        self.has_come = mirror.pull(wait_s=wait_s)
-        if self._reading is None and mirror.has(_FIRST):
-            self._beside.pop("output", None)
-            self._reading = JobLogReader(mirror.folder, self._stage, self._parts)
-        for name, log in self._beside.items():
-            for line in log.fresh() if mirror.has(f"logs/{name}.log") else ():
-                heading = "" if self._shown == name else name
-                self._shown = name
-                yield StageLogLine(node=name, text=line.decode(errors="backslashreplace"), heading=heading)
-        if self._reading is not None:
-            yield from self._reading.read_on()
-
-    def finish(self, *, is_growing: bool) -> Iterator[StageLogLine | str]:
-        """Return last lines without an end, and why there is nothing if there is nothing."""
-        if self._reading is not None:
-            yield from self._reading.finish()
-        elif is_growing and not self._shown:
-            yield f"note: nothing of attempt {self.number} has arrived yet"
-
-
-class _TrialHeading:
-    """Names the lines of a sweep's points as those of a local sweep: by the number of the trial and its stage."""
-
-    def __init__(self) -> None:
-        self._shown = ""
-
-    def over(self, point: JobView, lines: Iterable[StageLogLine | str]) -> Iterator[StageLogLine | str]:
-        for line in lines:
-            if isinstance(line, str):
-                text = line.removeprefix("note: ")
-                yield f"{'note: ' if text != line else ''}{point.name}: {text}"
-                continue
-            node = f"{point.name.rpartition('/')[2]}.{line.node}"
-            is_other, before = node != self._shown, self._shown
-            self._shown = node
-            heading = f"{node} ({point.label})" if point.label else node
-            yield StageLogLine(
-                node=node, text=line.text, heading=heading if is_other else "", has_gap=is_other and bool(before)
-            )
 
 
 def as_point(one: TrialFacts, point: JobView) -> TrialFacts:
@@ -644,159 +561,3 @@ def points_of(client: FleetClient, name: str) -> list[JobView]:
         after = page.next
         if not after:
             return [found[number] for number in sorted(found)]
-
-
-# An attempt's folder, copied from where the coordinator mirrors it, so that everything that reads one can.
-
-
-def story_files(path: str) -> bool:
-    """Return True if a file tells how the job went: all but logs and metrics."""
-    return not path.startswith(("logs/", "metrics/", "code/"))
-
-
-def log_files(path: str) -> bool:
-    """Return True if a file is needed to show what was printed."""
-    return not path.startswith(("metrics/", "code/"))
-
-
-class SyncedAttempt:
-    """A copy of one attempt's folder in a temporary folder. Files only grow; only what is new is fetched."""
-
-    def __init__(self, client: FleetClient, job: str, attempt: int, *, wants: Callable[[str], bool]) -> None:
-        self._client = client
-        self._job = job
-        self.attempt = attempt
-        self._wants = wants
-        self._top = tempfile.mkdtemp(prefix="stoker-fleet-")
-        self.folder = JobFolder(os.path.join(self._top, f"{job[:12]}-{attempt}"))
-        self._sizes: dict[str, int] = {}
-        self._came_bytes = 0
-        self._newest = ""
-        self._has_looked = False
-        self.is_over = False
-        """The attempt has ended and everything of it is here."""
-        with translated(self.folder.path):
-            os.makedirs(self.folder.log_folder)
-
-    def pull(self, wait_s: float = 0.0) -> bool:
-        """Fetch what is new, waiting for it if there is nothing; return whether anything came."""
-        has_come = False
-        if wait_s and self._has_looked and not self.is_over:
-            # Whatever grew last is the likeliest to grow next.
-            has_come = self._take(self._newest or _FIRST, wait_s=wait_s) > 0
-        listed = self._client.files(self._job, attempt=self.attempt)
-        self._has_looked = True
-        if len(listed.files) > _MOST_FILES:
-            raise BadAnswer(f"the coordinator lists {len(listed.files):,} files of one attempt", hint=_ASK)
-        for file in listed.files:
-            while self._wants(file.path) and self._sizes.get(file.path, 0) < file.size_bytes:
-                if not self._take(file.path):
-                    break
-                has_come = True
-        self.is_over = listed.is_over
-        return has_come
-
-    def has(self, path: str) -> bool:
-        """Return True if anything of a file is here."""
-        return path in self._sizes
-
-    def close(self) -> None:
-        """Remove the copy."""
-        shutil.rmtree(self._top, ignore_errors=True)
-
-    def _take(self, path: str, wait_s: float = 0.0) -> int:
-        at = self._sizes.get(path, 0)
-        piece = self._client.read_file(
-            self._job, path, attempt=self.attempt, offset=at, limit=_PIECE_BYTES, wait_s=wait_s
-        )
-        if piece.data:
-            self._came_bytes += len(piece.data)
-            if self._came_bytes > _MOST_BYTES:
-                raise BadAnswer(f"the coordinator sends more than {format_size(_MOST_BYTES)} of one attempt", hint=_ASK)
-            self._append(path, piece.data)
-            self._sizes[path] = at + len(piece.data)
-            self._newest = path
-        return len(piece.data)
-
-    def _append(self, path: str, data: bytes) -> None:
-        parts = path.split("/")
-        if path.startswith("/") or any(part in ("", ".", "..") or "\0" in part for part in parts):
-            # A coordinator has no business anywhere else on this computer.
-            raise BadAnswer(f"the coordinator lists a file that leads elsewhere: {one_line(path, 200)!r}")
-        target = os.path.join(self.folder.path, *parts)
-        with translated(target):
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            with open(target, "ab") as file:
-                file.write(data)
-
-
-# A fleet job's result is fetched as a tree into this machine's store: resumed after a break, every file verified. No
-# path of it can lead out of a folder. A second `get` fetches nothing.
-
-
-@frozen
-class FleetResult:
-    """A result that a coordinator has, as a job's details describe it."""
-
-    name: str
-    """Of the job."""
-    job: str
-    """The job's id."""
-    tree: str
-    size_bytes: int
-    """Of its files."""
-    recipe: str = ""
-    machine: str = ""
-
-    @classmethod
-    def of(cls, name: str, job: str, bundle: dict[str, Any], *, recipe: str = "", machine: str = "") -> FleetResult:
-        """Read `JobDetails.bundle`. `NotFound` if the job has no result, or its bytes were pruned."""
-        if not bundle:
-            raise NotFound(f"job {name} has no result", hint=f"stoker jobs show {name}")
-        if bundle.get("pruned_s") is not None:
-            raise NotFound(f"the result of {name} was pruned", hint=f"stoker jobs requeue {name} makes it again")
-        tree = str(bundle.get("tree", ""))
-        if not is_digest(tree):
-            raise BadAnswer(f"the coordinator sent no digest of the result of {name}", hint=_ASK)
-        size_bytes = int(bundle.get("size_bytes", 0))
-        return cls(name=name, job=job, tree=tree, size_bytes=size_bytes, recipe=recipe, machine=machine)
-
-
-def folder_name(name: str) -> str:
-    """Return a name for a folder, checked: a coordinator may name nothing outside the folder that was asked for."""
-    fault = name_fault(name)
-    if fault:
-        message = f"the coordinator has a job that no folder can be called by: {shown_name(name)}: {fault}"
-        raise BadAnswer(message, hint=_ASK)
-    return name
-
-
-def fetch_result(
-    client: FleetClient, wanted: FleetResult, store: LocalStore, *, clock: Clock, heed: Heed = lambda _size_bytes: None
-) -> ResultPart:
-    """Fetch a result into this machine's store, verified; `heed` is called with the size of everything that arrives.
-
-    Raises what `receive_tree` raises; the same call continues from there.
-    """
-    from stoker.transfer.download.types import DownloadStop
-    from stoker.transfer.trees.tree_download import receive_tree
-    from stoker.transfer.trees.tree_sources import CoordinatorSource
-
-    try:
-        source = CoordinatorSource(client)
-        record = receive_tree(source, wanted.tree, store, stop=DownloadStop(), clock=clock, heed=heed)
-    except NotFound as error:
-        hint = f"stoker jobs requeue {wanted.name} makes it again"
-        raise NotFound(f"the coordinator lacks files of the result of {wanted.name}: {error}", hint=hint) from None
-    sidecar = {
-        "node": wanted.name,
-        "kind": "",
-        "version": None,
-        "digest": record.digest,
-        "stage": wanted.recipe,
-        "key": record.key,
-        "made_at": record.body.get("made_at"),
-        "job": wanted.job,
-        "machine": wanted.machine,
-    }
-    return ResultPart(record=record, folder="", sidecar=sidecar)

@@ -16,7 +16,6 @@ from stoker.core.text import counted, some_of
 from stoker.host.durable import create_file, write_file
 from stoker.host.interpreter import FolderInterpreter, find_python, no_script
 from stoker.jobs.pack.environment_files import FoundEnvironment, find_environment, gather
-from stoker.jobs.script_options import TrainingScript, read_script
 from stoker.jobs.starter_manifest import (
     FILL_IN,
     RESERVED,
@@ -25,6 +24,7 @@ from stoker.jobs.starter_manifest import (
     suggested_sweep,
     values_text,
 )
+from stoker.jobs.training_script import TrainingScript, read_script
 
 MANIFEST = "stoker.toml"
 _SCRIPTS = ("train.py", "main.py", "run.py", "finetune.py", "src/train.py", "scripts/train.py")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.config.config_file import read_config
@@ -28,22 +28,21 @@ from stoker.core.text import one_line
 from stoker.jobs.script_syntax import (
     UNKNOWN,
     ModuleSyntax,
+    annotations,
     argument,
     called,
-    printed_metrics,
-    read_modules,
+    decorators,
+    literal_choices,
+    receiver,
+    type_name,
 )
 
-_MOST_OPTIONS = 500
+MOST_OPTIONS = 500
 _MOST_NESTED = 8
 _LONGEST_HELP = 60
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _FLAG = re.compile(r"-{1,2}[A-Za-z][\w.-]*", re.ASCII)
 _OPEN = re.compile(r"[\w./-]{1,200}\.py", re.ASCII)
-_DEVICE_NAMES = frozenset({
-    "cuda", "cuda:0", "accelerator", "Accelerator", "Trainer", "Seq2SeqTrainer", "SFTTrainer", "gpu", "gpus",
-})  # fmt: skip
-"""Names and texts of scripts that run on a GPU if there is one."""
 _COMMANDS = ("train", "fit", "main", "run")
 """Names of the command to choose where a script has several."""
 
@@ -79,86 +78,11 @@ class ScriptOption:
         return tuple(word.replace(f"{{{self.name}}}", text) for word in self.words)
 
 
-@frozen
-class TrainingScript:
-    """What was found in a script."""
-
-    style: str
-    """How it declares its options; empty if none were found."""
-    options: tuple[ScriptOption, ...] = ()
-    words: tuple[str, ...] = ()
-    """What comes before the options: the command of a script with several, and switches that it needs."""
-    metrics: tuple[str, ...] = ()
-    """Metrics that it seems to print, the likeliest to rank by first."""
-    folders: tuple[str, ...] = ()
-    """Folders that it makes by a fixed name, below the current one."""
-    uses_device: bool = False
-    """It seems to run on a GPU if there is one."""
-
-    def find(self, name: str) -> ScriptOption | None:
-        return next((option for option in self.options if name == option.name), None)
-
-    @property
-    def output(self) -> ScriptOption | None:
-        """The option that says where results are written."""
-        by_key = {option.key: option for option in reversed(self.options) if _takes_path(option)}
-        return next((by_key[key] for key in _OUTPUTS if key in by_key), None)
-
-
-_OUTPUTS = (
-    "output_dir", "out_dir", "outdir", "outputdir", "output_folder", "output_path", "save_dir", "save_folder",
-    "results_dir", "result_dir", "run_dir", "exp_dir", "experiment_dir", "work_dir", "workdir", "model_dir",
-    "save_model_dir", "checkpoint_dir", "ckpt_dir", "default_root_dir", "log_dir", "logdir", "dir", "out", "output",
-    "outf", "save_path", "checkpoint_path", "save",
-)  # fmt: skip
-
-
-def _takes_path(option: ScriptOption) -> bool:
-    return option.type in ("", "str") and not option.is_switch and (option.key != "dir" or option.name == _RUN_DIR)
-
-
-def read_script(script: str, *, shown: str, folder: str, reserved: Collection[str] = ()) -> TrainingScript:
-    """Find the options of a script, which is called `shown` in messages.
-
-    `folder` is where it will run; modules are looked for there and beside the script. A parameter never gets one of the
-    `reserved` names.
-
-    Raises `LocalFile` or `NoPermission` if the script can't be read or parsed.
-    """
-    modules = read_modules(script, shown=shown, roots=[folder, os.path.join(folder, "src")])
-    readers = (_Reader(module, modules, os.path.dirname(script), frozenset(reserved)) for module in modules)
-    nothing: tuple[str, FoundOptions] = ("", ([], ()))
-    style, (found, words) = next((one for one in map(_Reader.read, readers) if one[0]), nothing)
-    options = {option.name: option for option in reversed(found[:_MOST_OPTIONS])}
-    return TrainingScript(
-        style=style,
-        options=tuple(reversed(options.values())),
-        words=words,
-        metrics=printed_metrics(modules),
-        folders=tuple(dict.fromkeys(_folders(modules[0]))),
-        uses_device=any(not _DEVICE_NAMES.isdisjoint(module.names) for module in modules),
-    )
-
-
-def _folders(module: ModuleSyntax) -> Iterator[str]:
-    for call in module.calls:
-        name = called(call.func)
-        made = call.args[0] if call.args else None
-        if name == "mkdir" and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call):
-            # As in Path("runs").mkdir().
-            made = call.func.value.args[0] if call.func.value.args else None
-        elif name not in ("os.makedirs", "os.mkdir", "makedirs"):
-            continue
-        text = module.value(made)
-        if isinstance(text, str) and re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", text, re.ASCII) and ".." not in text:
-            yield os.path.normpath(text)
-
-
 FoundOptions = tuple[list[ScriptOption], tuple[str, ...]]
 """Options, and the words before them."""
 
 
-class _Reader:
+class OptionReader:
     """Reads the options of one module, in whatever way it declares them."""
 
     def __init__(
@@ -212,7 +136,7 @@ class _Reader:
         found: dict[str, list[ScriptOption]] = {}
         for call in self.module.calls:
             if isinstance(call.func, ast.Attribute) and call.func.attr in ("add_argument", "add_option"):
-                command = parsers.get(_receiver(call.func.value), "")
+                command = parsers.get(receiver(call.func.value), "")
                 found.setdefault(command, []).extend(self._argument(call))
         commands = [command for command in found if command]
         chosen = _chosen(commands)
@@ -230,7 +154,7 @@ class _Reader:
             if call.func.attr == "add_parser":
                 parsers[called(target)] = self.module.text(call, "name", 0)
             elif call.func.attr in ("add_argument_group", "add_mutually_exclusive_group"):
-                parsers[called(target)] = parsers.get(_receiver(call.func.value), "")
+                parsers[called(target)] = parsers.get(receiver(call.func.value), "")
         return parsers
 
     def _argument(self, call: ast.Call) -> list[ScriptOption]:
@@ -246,7 +170,7 @@ class _Reader:
             name,
             flag if flag and is_switch else f"{flag} {{}}" if flag else "{}",
             default=self.module.keyword(call, "default"),
-            type="bool" if is_switch else _type_name(argument(call, "type")),
+            type="bool" if is_switch else type_name(argument(call, "type")),
             choices=_choices(self.module.keyword(call, "choices")),
             help=self.module.text(call, "help"),
             is_required=self.module.keyword(call, "required") is True if flag else not is_optional_place,
@@ -260,7 +184,7 @@ class _Reader:
         found: dict[str, list[ScriptOption]] = {}
         commands: dict[str, str] = {}
         for name, function in self.module.functions.items():
-            for call in _decorators(function):
+            for call in decorators(function):
                 last = called(call.func).rpartition(".")[2]
                 if last in ("option", "argument"):
                     found.setdefault(name, []).extend(self._click_option(call, is_place=last == "argument"))
@@ -284,7 +208,7 @@ class _Reader:
             name,
             flag if is_switch else "{}" if is_place else f"{flag} {{}}",
             default=self.module.keyword(call, "default"),
-            type="bool" if is_switch else _type_name(kind),
+            type="bool" if is_switch else type_name(kind),
             choices=_choices(choices),
             help=self.module.text(call, "help"),
             is_required=self.module.keyword(call, "required") is True or (is_place and not has_default),
@@ -295,7 +219,7 @@ class _Reader:
             return [], ()
         commands: dict[str, str] = {}
         for name, function in self.module.functions.items():
-            for call in _decorators(function):
+            for call in decorators(function):
                 if called(call.func).endswith(".command"):
                     commands[name] = self.module.text(call, "name", 0) or name.replace("_", "-")
         for call in self.module.calls:
@@ -320,8 +244,8 @@ class _Reader:
         return [option for one, default in pairs if one.arg not in ("self", "cls") for option in make(one, default)]
 
     def _typer_option(self, parameter: ast.arg, default: ast.expr | None) -> list[ScriptOption]:
-        declared = next(filter(_is_typer, (default, *_annotations(parameter.annotation))), None)
-        if _type_name(parameter.annotation) == "Context":
+        declared = next(filter(_is_typer, (default, *annotations(parameter.annotation))), None)
+        if type_name(parameter.annotation) == "Context":
             return []
         value = self.module.value(default)
         has_default = default is not None
@@ -337,7 +261,7 @@ class _Reader:
                 value = self.module.value(first)
                 # typer.Option(...) means that it is required.
                 has_default = first is not None and not (isinstance(first, ast.Constant) and first.value is ...)
-        kind = _type_name(parameter.annotation)
+        kind = type_name(parameter.annotation)
         is_switch = (kind or type(value).__name__) == "bool" and not is_place
         flag = _longest_flag([one.partition("/")[0] for one in flags]) or f"--{parameter.arg.replace('_', '-')}"
         return self.option(
@@ -345,7 +269,7 @@ class _Reader:
             flag if is_switch else "{}" if is_place else f"{flag} {{}}",
             default=value,
             type=kind,
-            choices=_literal_choices(parameter.annotation),
+            choices=literal_choices(parameter.annotation),
             help=help_text,
             is_required=not has_default,
         )
@@ -400,8 +324,8 @@ class _Reader:
             parameter.arg,
             form.format(name=parameter.arg),
             default=self.module.value(default),
-            type=_type_name(parameter.annotation),
-            choices=_literal_choices(parameter.annotation),
+            type=type_name(parameter.annotation),
+            choices=literal_choices(parameter.annotation),
             is_required=default is None,
         )
 
@@ -466,7 +390,7 @@ class _Reader:
         for statement in node.body:
             if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
                 continue
-            field, kind = f"{prefix}{statement.target.id}", _type_name(statement.annotation)
+            field, kind = f"{prefix}{statement.target.id}", type_name(statement.annotation)
             if is_nested and kind in self.classes:
                 yield from self._fields(kind, form, f"{field}.", is_nested=True, depth=depth + 1)
                 continue
@@ -480,7 +404,7 @@ class _Reader:
                 form.format(name=field),
                 default=self.module.value(default),
                 type=kind,
-                choices=_literal_choices(statement.annotation),
+                choices=literal_choices(statement.annotation),
                 help=help_text,
                 is_required=not has_default,
             )
@@ -497,7 +421,7 @@ class _Reader:
 
     def hydra(self) -> FoundOptions:
         for function in self.module.functions.values():
-            for call in _decorators(function):
+            for call in decorators(function):
                 if called(call.func) != "hydra.main":
                     continue
                 folder = os.path.join(self.folder, self.module.text(call, "config_path", 0))
@@ -513,7 +437,7 @@ class _Reader:
                     )
                 ]
                 found = found or [*self._stored_fields(name)]
-                return ([*found, *self.option(_RUN_DIR, f"{_RUN_DIR}={{}}", type="str")], ()) if found else ([], ())
+                return ([*found, *self.option(RUN_DIR, f"{RUN_DIR}={{}}", type="str")], ()) if found else ([], ())
         return [], ()
 
     def _stored_fields(self, name: str) -> Iterator[ScriptOption]:
@@ -525,7 +449,7 @@ class _Reader:
                 yield from self._fields(called(node) if node is not None else "", "{name}={{}}", is_nested=True)
 
 
-_RUN_DIR = "hydra.run.dir"
+RUN_DIR = "hydra.run.dir"
 _ABSL = {
     "DEFINE_float": "float", "DEFINE_integer": "int", "DEFINE_string": "str", "DEFINE_bool": "bool",
     "DEFINE_boolean": "bool", "DEFINE_enum": "str", "DEFINE_config_file": "str",
@@ -552,7 +476,7 @@ def _hydra_values(folder: str, name: str) -> dict[str, Any]:
     tree = _yaml(os.path.join(folder, f"{name}.yaml"))
     defaults = tree.pop("defaults", [])
     values: dict[str, Any] = {}
-    for entry in defaults[:_MOST_OPTIONS] if isinstance(defaults, list) else ():
+    for entry in defaults[:MOST_OPTIONS] if isinstance(defaults, list) else ():
         for group, option in entry.items() if isinstance(entry, dict) else ():
             if _NAME.fullmatch(group) and isinstance(option, str) and re.fullmatch(r"[\w-]+", option, re.ASCII):
                 values |= dict(_leaves(_yaml(os.path.join(folder, group, f"{option}.yaml")), f"{group}."))
@@ -578,10 +502,6 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterat
             yield f"{prefix}{key}", value
 
 
-def _decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Call]:
-    return (node for node in function.decorator_list if isinstance(node, ast.Call))
-
-
 def _is_typer(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Call) and called(node.func).rpartition(".")[2] in ("Option", "Argument")
 
@@ -597,13 +517,6 @@ def _is_exec_of_file(node: ast.expr) -> bool:
         return False
     texts = (one.value for one in ast.walk(node.args[0]) if isinstance(one, ast.Constant))
     return any(isinstance(text, str) and _OPEN.fullmatch(text) for text in texts)
-
-
-def _receiver(node: ast.expr) -> str:
-    """Return the variable on which a method is called, also through a call in between."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        node = node.func.value
-    return called(node)
 
 
 def _chosen(names: Sequence[str]) -> str:
@@ -626,37 +539,3 @@ def _choices(value: Any) -> tuple[Any, ...]:
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
         yield from value if isinstance(value, list) else [value]
-
-
-def _annotations(node: ast.expr | None) -> list[ast.expr]:
-    """Return the parts of `Annotated[…]`."""
-    if isinstance(node, ast.Subscript) and called(node.value).endswith("Annotated"):
-        return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    return []
-
-
-def _type_name(node: ast.expr | None, depth: int = 0) -> str:
-    """Return the name of a type, without what makes it optional or annotates it: `float | None` is `float`."""
-    if node is None or depth > _MOST_NESTED:
-        return ""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value if node.value.isidentifier() else ""
-    if isinstance(node, ast.BinOp):
-        return _type_name(node.left, depth + 1)
-    if isinstance(node, ast.Subscript):
-        if called(node.value).rpartition(".")[2] not in ("Optional", "Annotated"):
-            return ""
-        inner = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
-        return _type_name(inner, depth + 1)
-    name = called(node.func) if isinstance(node, ast.Call) else called(node)
-    return {"IntRange": "int", "FloatRange": "float", "INT": "int", "FLOAT": "float"}.get(
-        name.rpartition(".")[2], name.rpartition(".")[2]
-    )
-
-
-def _literal_choices(node: ast.expr | None) -> tuple[Any, ...]:
-    """Return the values of `Literal[…]`."""
-    if not isinstance(node, ast.Subscript) or not called(node.value).endswith("Literal"):
-        return ()
-    items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    return tuple(one.value for one in items if isinstance(one, ast.Constant) and type(one.value) in (int, float, str))

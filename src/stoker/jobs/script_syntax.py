@@ -302,3 +302,49 @@ def _as_formatted(spec: str, number: str) -> str:
     if spec.endswith(("d", "i", ",", ".0f")):
         return _WHOLE
     return _DECIMAL if spec.endswith(("f", "e", "g", "%")) else number
+
+
+def decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Call]:
+    """Return the calls among a function's decorators."""
+    return (node for node in function.decorator_list if isinstance(node, ast.Call))
+
+
+def receiver(node: ast.expr) -> str:
+    """Return the variable on which a method is called, also through a call in between."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return called(node)
+
+
+def annotations(node: ast.expr | None) -> list[ast.expr]:
+    """Return the parts of `Annotated[…]`."""
+    if isinstance(node, ast.Subscript) and called(node.value).endswith("Annotated"):
+        return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return []
+
+
+def type_name(node: ast.expr | None, depth: int = 0) -> str:
+    """Return the name of a type, without what makes it optional or annotates it: `float | None` is `float`."""
+    if node is None or depth > _MOST_NESTED:
+        return ""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value if node.value.isidentifier() else ""
+    if isinstance(node, ast.BinOp):
+        return type_name(node.left, depth + 1)
+    if isinstance(node, ast.Subscript):
+        if called(node.value).rpartition(".")[2] not in ("Optional", "Annotated"):
+            return ""
+        inner = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
+        return type_name(inner, depth + 1)
+    name = called(node.func) if isinstance(node, ast.Call) else called(node)
+    return {"IntRange": "int", "FloatRange": "float", "INT": "int", "FLOAT": "float"}.get(
+        name.rpartition(".")[2], name.rpartition(".")[2]
+    )
+
+
+def literal_choices(node: ast.expr | None) -> tuple[Any, ...]:
+    """Return the values of `Literal[…]`."""
+    if not isinstance(node, ast.Subscript) or not called(node.value).endswith("Literal"):
+        return ()
+    items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return tuple(one.value for one in items if isinstance(one, ast.Constant) and type(one.value) in (int, float, str))

@@ -25,7 +25,8 @@ from stoker.core.text import did_you_mean_path, is_job_name, one_line
 from stoker.engine.metrics.metric_names import known_direction
 from stoker.jobs.pack.environment_files import FoundEnvironment
 from stoker.jobs.program import PLACES, program_name
-from stoker.jobs.script_options import ScriptOption, TrainingScript
+from stoker.jobs.script_options import ScriptOption
+from stoker.jobs.training_script import TrainingScript
 
 RESERVED = (*PLACES, "zip", "repeat", "concat", "axes", "exclude", "sample")
 """Names that a parameter can't have, beside the settings of a program: places, and the words of a sweep."""

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from stoker.core.errors import LocalFile, NoPermission, StokerError
-from stoker.jobs.script_options import ScriptOption, TrainingScript, read_script
+from stoker.jobs.script_options import ScriptOption
 from stoker.jobs.script_syntax import LARGEST_BYTES
 from stoker.jobs.starter_manifest import suggested_sweep, suggested_values
+from stoker.jobs.training_script import TrainingScript, read_script
 
 RESERVED = ("data", "out", "sample")
 

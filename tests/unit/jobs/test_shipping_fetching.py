@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from stoker.api.fleet_job import FleetResult, fetch_result
+from stoker.api.fleet_attempt import FleetResult, fetch_result
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Tree, TreeEntry, digest_bytes

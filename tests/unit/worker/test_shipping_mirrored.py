@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from stoker.api.fleet_job import SyncedAttempt, log_files, story_files
+from stoker.api.fleet_attempt import SyncedAttempt, log_files, story_files
 from stoker.core.errors import BadAnswer
 from stoker.protocol.client import FilePiece, FleetClient
 from stoker.protocol.view_messages import FileList, FileView
