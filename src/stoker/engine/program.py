@@ -221,16 +221,20 @@ def output_locks(root: str, folder: str, declared: Sequence[str]) -> list[FileLo
     return [FileLock(os.path.join(root, f"{digest_bytes(os.fsencode(place))}.lock"), purpose=place) for place in places]
 
 
-def tidy_out(folder: str) -> tuple[str, ...]:
+_LINKED_LOG = re.compile(r"(?:.*/)?wandb/(?:.*/)?debug[\w.-]*\.log", re.ASCII | re.DOTALL)
+"""W&B links its logs in the user's home into each of its folders."""
+
+
+def tidy_out(folder: str) -> dict[str, str]:
     """Make a folder that a program wrote a result that can be kept, as far as its meaning allows.
 
-    Absolute links that lead within it become relative, since it will lie elsewhere. Sockets, pipes
-    and devices are no results: they are removed, and given by name.
+    Absolute links that lead within it become relative, since it will lie elsewhere. Sockets, pipes, devices and W&B's
+    links to logs outside are removed; return why, by path.
     """
     if not os.path.isdir(folder) or os.path.islink(folder):
-        return ()
+        return {}
     homes = tuple(os.path.join(home, "") for home in dict.fromkeys((folder, os.path.realpath(folder))))
-    removed: list[str] = []
+    removed: dict[str, str] = {}
     left = [folder]
     while left:
         where = left.pop()
@@ -238,24 +242,29 @@ def tidy_out(folder: str) -> tuple[str, ...]:
             with os.scandir(where) as found:
                 entries = list(found)
             for entry in entries:
+                path = os.path.relpath(entry.path, folder)
                 if entry.is_dir(follow_symlinks=False):
                     left.append(entry.path)
                 elif entry.is_symlink():
-                    _tell_from_here(entry.path, where, homes)
+                    if not _lead_within(entry.path, where, homes) and _LINKED_LOG.fullmatch(path):
+                        os.unlink(entry.path)
+                        removed[path] = "it is a link to a log outside"
                 elif not entry.is_file(follow_symlinks=False):
                     os.unlink(entry.path)
-                    removed.append(os.path.relpath(entry.path, folder))
+                    removed[path] = "it is neither a file, a folder nor a link"
         except OSError as error:
             raise translate(error, error.filename or where) from error
-    return tuple(sorted(removed))
+    return dict(sorted(removed.items()))
 
 
-def _tell_from_here(link: str, where: str, homes: tuple[str, ...]) -> None:
+def _lead_within(link: str, where: str, homes: tuple[str, ...]) -> bool:
+    """Make an absolute link relative if it leads into the folder; return False if it leads elsewhere."""
     leads_to = os.readlink(link)
     home = next((home for home in homes if f"{leads_to}/".startswith(home)), "")
     if home:
         os.unlink(link)
         os.symlink(os.path.relpath(homes[0] + leads_to[len(home) :], where), link)
+    return bool(home) or not os.path.isabs(leads_to)
 
 
 def checked_output(text: str) -> str:

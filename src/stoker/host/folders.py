@@ -10,7 +10,7 @@ import stat
 import sys
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -268,6 +268,35 @@ _DEVICES = frozenset(
     # Windows takes the three superscript digits for digits here.
     | {f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789¹²³"}
 )
+
+
+class BoundedWalk:
+    """Entries of folders that somebody else writes to, up to a number of them in all. No link is followed."""
+
+    def __init__(self, most_entries: int, *, deepest: int) -> None:
+        """Make a walk over `most_entries` at most, through `deepest` levels of each folder."""
+        self.left = most_entries
+        """0: there may be more than was seen."""
+        self._deepest = deepest
+
+    def entries(self, top: str, *, enters: Callable[[os.DirEntry[str]], bool]) -> Iterator[os.DirEntry[str]]:
+        """Return what lies below a folder, level by level; of a folder, what is in it if the walk `enters` it.
+
+        What can't be listed, or is gone meanwhile, is left out.
+        """
+        folders = [top]
+        for _ in range(self._deepest):
+            deeper: list[str] = []
+            for folder in folders:
+                with suppress(OSError), os.scandir(folder) as found:
+                    for entry in found:
+                        if self.left <= 0:
+                            return
+                        self.left -= 1
+                        if entry.is_dir(follow_symlinks=False) and enters(entry):
+                            deeper.append(entry.path)
+                        yield entry
+            folders = deeper
 
 
 def placed_path(text: str) -> str:

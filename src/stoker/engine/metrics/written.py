@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from stoker.core.clock import Clock
@@ -21,6 +21,7 @@ from stoker.core.errors import StokerError
 from stoker.core.text import format_size
 from stoker.engine.metrics.metric_names import normal_name
 from stoker.engine.metrics.metrics_file import clean_name
+from stoker.host.folders import BoundedWalk
 
 if TYPE_CHECKING:
     from stoker.engine.metrics.written_formats import MetricReader, WrittenRow
@@ -175,7 +176,7 @@ class WrittenMetrics:
 
     def _find(self) -> None:
         """Look for files that are new or have changed."""
-        entries_left = _ENTRIES
+        walk = BoundedWalk(_ENTRIES, deepest=_DEPTH)
         for root, is_named in self._roots.items():
             try:
                 info = os.lstat(root)
@@ -185,32 +186,13 @@ class WrittenMetrics:
                 if is_named or _is_metric_file(os.path.basename(root)):
                     self._note_file(root, info, is_named=is_named)
                 continue
-            # Level by level: what lies near goes before what lies deep.
-            folders = [root]
-            for _ in range(_DEPTH):
-                deeper: list[str] = []
-                for folder in folders:
-                    entries_left = self._find_in(folder, deeper, entries_left)
-                folders = deeper
-        if entries_left <= 0:
-            self._note(f"more than {_ENTRIES:,} files and folders; not all were searched")
-
-    def _find_in(self, folder: str, deeper: list[str], entries_left: int) -> int:
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entries_left <= 0:
-                        break
-                    entries_left -= 1
-                    if entry.is_dir(follow_symlinks=False):
-                        if not entry.name.startswith("."):
-                            deeper.append(entry.path)
-                    elif entry.path in self._files or _is_metric_file(entry.name) or _mlflow_name(entry.path):
+            for entry in walk.entries(root, enters=lambda entry: not entry.name.startswith(".")):
+                is_file = not entry.is_dir(follow_symlinks=False)
+                if is_file and (entry.path in self._files or _is_metric_file(entry.name) or _mlflow_name(entry.path)):
+                    with suppress(OSError):
                         self._note_file(entry.path, entry.stat(follow_symlinks=False), is_named=False)
-        except OSError:
-            # It is gone, or is not for us to read.
-            pass
-        return entries_left
+        if not walk.left:
+            self._note(f"more than {_ENTRIES:,} files and folders; not all were searched")
 
     def _note_file(self, path: str, info: os.stat_result, *, is_named: bool) -> None:
         if not stat.S_ISREG(info.st_mode):

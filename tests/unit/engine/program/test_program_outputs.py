@@ -208,7 +208,7 @@ def test_links_that_lead_within_the_result_by_its_full_name_are_told_from_where_
     for name, leads_to in leads.items():
         (out / name).symlink_to(leads_to)
     (out / "through").symlink_to(tmp_path / "near/ckpt-9")
-    assert tidy_out(str(out)) == ()
+    assert tidy_out(str(out)) == {}
     assert {name: os.readlink(out / name) for name in (*leads, "through")} == {
         "latest": "ckpt-9",
         "deep/er/model": "../../ckpt-9/model",
@@ -226,7 +226,7 @@ def test_a_result_that_is_reached_through_a_link_has_two_full_names(out: Path, t
     (tmp_path / "near").symlink_to(tmp_path)
     for name, home in (("one", out), ("two", tmp_path / "near" / "out")):
         (out / name).symlink_to(home / "model")
-    assert tidy_out(str(tmp_path / "near" / "out")) == ()
+    assert tidy_out(str(tmp_path / "near" / "out")) == {}
     assert (os.readlink(out / "one"), os.readlink(out / "two")) == ("model", "model")
 
 
@@ -235,16 +235,28 @@ def test_what_is_neither_a_file_a_folder_nor_a_link_is_removed_and_named(out: Pa
     os.mkfifo(out / "deep/pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(out / "s"))
-    assert tidy_out(str(out)) == ("deep/pipe", "s")
+    assert list(tidy_out(str(out))) == ["deep/pipe", "s"]
     assert inside(out) == {"deep/model": "1"}
+
+
+def test_links_of_wandb_to_its_logs_outside_are_removed_and_no_others(out: Path, tmp_path: Path) -> None:
+    log = tmp_path / "home/core-debug.log"
+    put(log, "text")
+    links = {"wandb/run-1/logs/debug-core.log": log, "wandb/latest-run": "run-1", "model.log": log, "wandb/m.pt": log}
+    for name, leads_to in links.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).symlink_to(leads_to)
+    assert tidy_out(str(out)) == {"wandb/run-1/logs/debug-core.log": "it is a link to a log outside"}
+    assert {name for name in links if (out / name).is_symlink()} == {"wandb/latest-run", "model.log", "wandb/m.pt"}
+    assert log.read_text() == "text"
 
 
 def test_nothing_outside_is_tidied(out: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (out / "up").symlink_to(tmp_path)
-    assert tidy_out(str(out)) == ()
+    assert tidy_out(str(out)) == {}
     out.rename(tmp_path / "moved")
-    assert tidy_out(str(out)) == ()
+    assert tidy_out(str(out)) == {}
     out.symlink_to(tmp_path)
-    assert tidy_out(str(out)) == ()
+    assert tidy_out(str(out)) == {}
     assert (tmp_path / "pipe").exists()

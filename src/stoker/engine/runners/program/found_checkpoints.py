@@ -19,10 +19,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from stoker.core.frozen import frozen
+from stoker.host.folders import BoundedWalk
 
 LOOK_EVERY_S = 2.0
 _MOST_ENTRIES = 4000
-_DEEPEST = 5
+_DEEPEST = 6
 _ZIPPED = (".pt", ".pth", ".ckpt", ".pth.tar", ".keras", ".npz")
 _FILES = (*_ZIPPED, ".safetensors", ".h5")
 _FOLDER = re.compile(r"(?:checkpoint|ckpt|global_step|step|epoch)[-_=]?\d+", re.IGNORECASE)
@@ -89,28 +90,16 @@ class CheckpointFinder:
         return FoundCheckpoint(path=path, place=place, step=_step_of(os.path.basename(path)), size_bytes=size_bytes)
 
     def _candidates(self) -> Iterator[tuple[str, str]]:
-        left = _MOST_ENTRIES
+        walk = BoundedWalk(_MOST_ENTRIES, deepest=_DEEPEST)
         for place, top in self._folders.items():
-            waiting = [(top, place, 0)]
-            while waiting and left > 0:
-                folder, inside, depth = waiting.pop()
-                try:
-                    entries = list(os.scandir(folder))
-                except OSError:
-                    # A declared output may be a file itself.
-                    if depth == 0 and top.endswith(_FILES):
-                        yield top, place
-                    continue
-                for entry in entries[:left]:
-                    name = f"{inside}/{entry.name}"
-                    if entry.is_dir(follow_symlinks=False):
-                        if _FOLDER.fullmatch(entry.name):
-                            yield entry.path, name
-                        elif depth < _DEEPEST:
-                            waiting.append((entry.path, name, depth + 1))
-                    elif entry.name.endswith(_FILES) and entry.is_file(follow_symlinks=False):
-                        yield entry.path, name
-                left -= len(entries)
+            if top.endswith(_FILES) and not os.path.isdir(top):
+                # A declared output may be a file itself.
+                yield top, place
+                continue
+            for entry in walk.entries(top, enters=lambda entry: _FOLDER.fullmatch(entry.name) is None):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if _FOLDER.fullmatch(entry.name) if is_folder else entry.name.endswith(_FILES):
+                    yield entry.path, os.path.join(place, os.path.relpath(entry.path, top))
 
 
 def signature_of(path: str) -> Signature:

@@ -339,8 +339,8 @@ class _ProgramAttempt:
         if failed is not None:
             return failed
         with self._as_program():
-            for name in tidy_out(work.out):
-                self._tell(f"{name} is not part of the result: it is neither a file, a folder nor a link")
+            for name, reason in tidy_out(work.out).items():
+                self._tell(f"{name} is not part of the result: {reason}")
             collected = outputs.collect(work.out)
             for stale in collected.stale:
                 self._tell(f"nothing is new in {stale}")
