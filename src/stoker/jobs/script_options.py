@@ -28,7 +28,7 @@ from stoker.core.text import one_line
 from stoker.jobs.script_syntax import (
     UNKNOWN,
     ModuleSyntax,
-    annotations,
+    annotated_parts,
     argument,
     called,
     decorators,
@@ -244,7 +244,7 @@ class OptionReader:
         return [option for one, default in pairs if one.arg not in ("self", "cls") for option in make(one, default)]
 
     def _typer_option(self, parameter: ast.arg, default: ast.expr | None) -> list[ScriptOption]:
-        declared = next(filter(_is_typer, (default, *annotations(parameter.annotation))), None)
+        declared = next(filter(_is_typer, (default, *annotated_parts(parameter.annotation))), None)
         if type_name(parameter.annotation) == "Context":
             return []
         value = self.module.value(default)

@@ -316,7 +316,7 @@ def receiver(node: ast.expr) -> str:
     return called(node)
 
 
-def annotations(node: ast.expr | None) -> list[ast.expr]:
+def annotated_parts(node: ast.expr | None) -> list[ast.expr]:
     """Return the parts of `Annotated[…]`."""
     if isinstance(node, ast.Subscript) and called(node.value).endswith("Annotated"):
         return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]

@@ -107,8 +107,8 @@ def test_nothing_is_left_when_it_is_closed():
 
 
 def test_a_coordinator_can_not_fill_the_disk(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("stoker.api.fleet_job._MOST_BYTES", 10)
-    monkeypatch.setattr("stoker.api.fleet_job._MOST_FILES", 3)
+    monkeypatch.setattr("stoker.api.fleet_attempt._MOST_BYTES", 10)
+    monkeypatch.setattr("stoker.api.fleet_attempt._MOST_FILES", 3)
     with closing(_mirror(Coordinator({"job.json": b"0123456789!"}))) as mirror, pytest.raises(BadAnswer, match="more"):
         mirror.pull()
     many = Coordinator({f"logs/{number}": b"" for number in range(4)})

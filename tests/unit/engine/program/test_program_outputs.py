@@ -242,7 +242,12 @@ def test_what_is_neither_a_file_a_folder_nor_a_link_is_removed_and_named(out: Pa
 def test_links_of_wandb_to_its_logs_outside_are_removed_and_no_others(out: Path, tmp_path: Path) -> None:
     log = tmp_path / "home/core-debug.log"
     put(log, "text")
-    links = {"wandb/run-1/logs/debug-core.log": log, "wandb/latest-run": "run-1", "model.log": log, "wandb/m.pt": log}
+    links: dict[str, Path | str] = {
+        "wandb/run-1/logs/debug-core.log": log,
+        "wandb/latest-run": "run-1",
+        "model.log": log,
+        "wandb/m.pt": log,
+    }
     for name, leads_to in links.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).symlink_to(leads_to)
