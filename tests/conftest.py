@@ -17,6 +17,7 @@ from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 from stoker.host import linux
+from tests.lengths import examples
 from tests.others import folder_for_all
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 # What random examples find is for whoever went looking, not for whoever changes something else that day.
 # Nor how long one took: every stall of a machine would fail some property.
-settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("steady", max_examples=examples(20, 40), derandomize=True, deadline=None)
 settings.register_profile("seeking", deadline=None)
 settings.load_profile("steady")
 

@@ -134,7 +134,7 @@ ARCHIVES = {
 }
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(120, 300))
 @given(**ARCHIVES)
 def test_no_archive_does_harm(members, harm, is_squeezed: bool, cut) -> None:
     assert_harmless(members, harm, is_squeezed, cut)

@@ -21,6 +21,7 @@ from stoker.config.yaml_file import read_yaml
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.jsontext import loads
 from tests.fakes.overrides import identity_at, parse_overrides
+from tests.lengths import examples
 
 FREE = Schema(leaves={}, is_open=True)
 
@@ -68,7 +69,7 @@ def test_json_that_we_write_reads_back_as_the_same_values(values: dict[str, Any]
     assert same(loads(to_json(values)), values)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(24, 60))
 @given(st.lists(TREES, min_size=1, max_size=4))
 def test_files_over_each_other_are_a_deep_merge_and_every_leaf_knows_its_file(trees: list[dict[str, Any]]) -> None:
     model: dict[str, Any] = {}
@@ -96,7 +97,7 @@ def sorted_tree(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60, 150))
 @given(st.binary(max_size=60), st.sampled_from(["a.yaml", "a.toml"]))
 @example(b"a: &a [*a]", "a.yaml")
 @example(b"\xef\xbb\xbfa: 1", "a.yaml")
@@ -122,7 +123,7 @@ LINES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60, 150))
 @given(LINES)
 def test_whatever_lines_stand_together_every_place_is_one_of_the_file(lines: list[str]) -> None:
     text = "\n".join(lines)
@@ -165,7 +166,7 @@ TOML_LINES = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, 200))
 @given(st.lists(TOML_LINES, max_size=6))
 def test_every_place_in_toml_is_where_the_key_and_the_value_stand(lines: list[str]) -> None:
     text = "\n".join(lines)
@@ -214,7 +215,7 @@ REFERRING = st.dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60, 150))
 @given(REFERRING)
 def test_references_always_end_in_values_or_in_faults_that_name_them(values: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -241,7 +242,7 @@ CHOICES = st.lists(st.sampled_from(["1", "2.5", "x", "true", "[1,2]", "'3'", "nu
 WORDS = st.dictionaries(st.sampled_from(["a", "b", "c.d", "c.e", "f.g.h"]), CHOICES, min_size=1, max_size=3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(24, 60))
 @given(WORDS, st.booleans())
 def test_a_trial_is_what_composing_its_choices_alone_gives(words: dict[str, list[str]], refers: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -291,7 +292,7 @@ ANY_WORDS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, 200))
 @given(ANY_WORDS)
 def test_whatever_words_stand_together_they_compose_or_are_faults(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -16,8 +16,9 @@ from stoker.config.value_grammar import Unreadable, read_value, split_items, spl
 from stoker.config.values import same, text_of
 from stoker.core.digests import encode
 from tests.fakes.overrides import parse_override
+from tests.lengths import examples
 
-bounded = settings(max_examples=120, deadline=None)
+bounded = settings(max_examples=examples(48, 120), deadline=None)
 
 SIGNS = st.text(alphabet="ab01.,:=[]{}()'\"\\$ \t+-~@/_eé\n", max_size=30)
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -24,8 +24,9 @@ from stoker.config.sweep import (
 )
 from stoker.config.sweep_ranges import spaced
 from stoker.config.values import same
+from tests.lengths import examples
 
-bounded = settings(max_examples=100, deadline=None)
+bounded = settings(max_examples=examples(40, 100), deadline=None)
 
 VALUES = st.sampled_from([0, 1, 2, 1.0, 0.5, True, None, "a", "1", "a b", [1], [], {"k": 1}])
 Row = tuple[tuple[str, Any], ...]

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stoker.core.digests import encode
+from tests.lengths import examples
 
 # Values that careless encodings confuse, kept few so that two draws often meet.
 CONFUSABLE = st.sampled_from(
@@ -48,7 +49,9 @@ CONFUSABLE_VALUES = nested(CONFUSABLE, st.sampled_from(["", "a", "b", "ab", "s1:
 VALUES = nested(ANY_LEAF | CONFUSABLE, st.text(max_size=4))
 
 bounded = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(60, 150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 

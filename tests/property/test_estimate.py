@@ -11,6 +11,7 @@ from stoker.devices.estimate.model_shapes import ModelShape, families, read_shap
 from stoker.devices.estimate.tape import MIB, AllocatorBlock, CachingAllocator
 from stoker.devices.estimate.terms import estimate
 from stoker.devices.estimate.training_setup import Attention, Method, Optimiser, TrainingSpec, Width
+from tests.lengths import examples
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 40 * MIB)), max_size=80)
 
@@ -54,7 +55,7 @@ def trainings(draw) -> TrainingSpec:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(20, 30), deadline=None)
 @given(trainings())
 def test_every_training_has_an_estimate_that_holds_at_least_its_states(training):
     told = estimate(training, context_bytes=0)

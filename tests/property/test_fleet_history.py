@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.coordinator.database.history import check_job
 from stoker.core.leases import Budgets
+from tests.lengths import examples
 from tests.unit.coordinator.histories import SHA, SIZE, Life
 
 PLENTY = Budgets(user=100, lost=100, poisoned=100)
@@ -39,7 +40,7 @@ def is_clean(life: Life) -> bool:
     return check_job(life.history(), budgets=PLENTY, has_object={SHA: SIZE}.get) == ()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(32, 80), deadline=None)
 @given(lives())
 def test_every_legal_life_is_clean(life: Life):
     assert is_clean(life)
@@ -102,7 +103,7 @@ CORRUPTIONS: dict[str, Callable[[Life, Callable[[int], int]], bool]] = {
 }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80, 200), deadline=None)
 @given(lives(), st.sampled_from(sorted(CORRUPTIONS)), st.data())
 def test_every_corruption_is_found(life: Life, name: str, data: st.DataObject):
     before = copy.deepcopy(life.history())

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from stoker.host.http.http_errors import Ended, Malformed
 from stoker.host.http.streams import CancelHandle, Framing, Wire, body
+from tests.lengths import examples
 
 CHUNKED = Framing(is_chunked=True)
 bodies = st.lists(st.binary(min_size=1, max_size=300), max_size=8)
@@ -52,7 +53,7 @@ def _received(sent: bytes, cuts: list[int], frame: Framing, piece_bytes: int) ->
         far.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 @given(bodies, st.lists(st.integers(0, 2500), max_size=6), st.sampled_from([1, 7, 4096]), st.booleans())
 def test_a_whole_body_comes_out_as_it_went_in(pieces, cuts, piece_bytes, is_chunked):
     whole = b"".join(pieces)
@@ -60,7 +61,7 @@ def test_a_whole_body_comes_out_as_it_went_in(pieces, cuts, piece_bytes, is_chun
     assert _received(sent, cuts, frame, piece_bytes) == (whole, True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 @given(bodies.filter(bool), st.data(), st.sampled_from([7, 4096]), st.booleans())
 def test_a_cut_body_gives_a_beginning_of_it_and_is_never_said_to_be_all(pieces, data, piece_bytes, is_chunked):
     whole = b"".join(pieces)
@@ -71,7 +72,7 @@ def test_a_cut_body_gives_a_beginning_of_it_and_is_never_said_to_be_all(pieces, 
     assert whole.startswith(got)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 @given(st.binary(max_size=200))
 def test_rubbish_instead_of_chunks_always_comes_to_an_end(rubbish):
     _received(rubbish, [], CHUNKED, 4096)

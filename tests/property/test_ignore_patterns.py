@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stoker.jobs.pack.ignore import IgnorePatterns
+from tests.lengths import examples
 
 NAMES = ("a", "b", "ab", "a.log", "[x]", "!b", "#c", "a b", "-", "é", "a]")
 FILES = tuple(
@@ -82,7 +83,7 @@ LINES = st.lists(PIECES, min_size=1, max_size=5).map("".join)
 @example(["/", "!", "//", "/*"])
 @example(["[b-a]", "[a-]", "[--a]", "[!]a]", "[[:digit]", "[[:nothing:]]"])
 @given(st.lists(LINES, min_size=1, max_size=4))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(24, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_same_files_are_left_out_as_by_git(repository: Path, lines: list[str]) -> None:
     text = "\n".join(lines)
     patterns = IgnorePatterns(text)

@@ -19,6 +19,7 @@ from stoker.core.leases import AttemptToken
 from stoker.host.writers import LogFile
 from stoker.transfer.mirror import AttemptFolderSync, AttemptFolderSyncSettings
 from tests.fakes.fleet_line import KeptLine
+from tests.lengths import examples
 
 JOB = digest_bytes(b"a job")
 TOKEN = AttemptToken(job=JOB, attempt=1, epoch=1, generation=1)
@@ -31,7 +32,7 @@ SENDING = st.lists(st.one_of(PIECE, st.just("restart")), max_size=60)
 
 
 @given(sending=SENDING)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 def test_pieces_in_any_order_and_number_never_make_anything_but_a_beginning_of_the_stream(sending):
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         files = AttemptFiles(folder)
@@ -64,7 +65,7 @@ HAPPENING = st.one_of(
 
 
 @given(happenings=st.lists(HAPPENING, max_size=50), turn_over=st.integers(20, 400))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 def test_a_mirror_is_the_folder_whatever_happens_on_the_way(happenings, turn_over):
     """Logs turn over at a random size; a power cut takes the last bytes from the coordinator; the line breaks."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as top:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lengths import examples
+
 np = pytest.importorskip("numpy")
 
 from stoker.cookbooks.language.examples import (  # noqa: E402 - numpy may be missing
@@ -86,7 +88,7 @@ def test_what_no_row_can_hold_is_refused(length):
         pack([3, length], WIDEST)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20, 50))
 @given(lengths_of_examples, st.integers(1, 5), st.integers(0, 3), st.booleans(), st.data())
 def test_every_epoch_has_every_example_once_and_as_many_batches(lengths, batch, seed, is_packed, data):
     held_out = data.draw(st.integers(0, len(lengths) - 1))
@@ -106,7 +108,7 @@ def test_every_epoch_has_every_example_once_and_as_many_batches(lengths, batch, 
         assert sorted(pieces) == wanted
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20, 50))
 @given(lengths_of_examples, st.integers(1, 5), st.booleans())
 def test_a_label_is_the_next_token_of_the_same_example_or_ignored(lengths, batch, is_packed):
     examples = _examples(lengths)
@@ -128,7 +130,7 @@ def test_a_label_is_the_next_token_of_the_same_example_or_ignored(lengths, batch
     assert total == int(examples.trained.sum() - examples.trained[firsts].sum())
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(20, 50))
 @given(lengths_of_examples, st.integers(1, 5), st.integers(0, 12), st.booleans())
 def test_a_cursor_goes_on_where_another_stopped(lengths, batch, steps, is_packed):
     examples = _examples(lengths)

@@ -14,6 +14,7 @@ from stoker.authoring import StageInputError
 from stoker.cookbooks.language.bundled import base_files
 from stoker.cookbooks.language.reading import InvalidLines, Layout, read_lines
 from stoker.cookbooks.language.safetensors import DamagedHeader, pinch, read_header
+from tests.lengths import examples
 
 _KEYS = st.sampled_from(["text", "prompt", "completion", "messages", "role", "content", "type", "assistant", "x"])
 _VALUES = st.recursive(
@@ -29,7 +30,7 @@ def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("strangers") / "file"
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20, 40))
 @given(lines=st.lists(_LINES, max_size=6), layout=st.sampled_from(["jsonl", "text"]))
 def test_any_data_file_gives_examples_and_faults_of_its_own_lines(place, lines, layout: Layout):
     content = b"\n".join(lines)
@@ -59,7 +60,7 @@ _TENSORS = st.dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20, 40))
 @given(told=_TENSORS | _VALUES, length=st.none() | st.integers(0, 2**64 - 1), body=st.binary(max_size=40))
 def test_any_weight_file_is_whole_or_damaged(place, told, length, body):
     text = json.dumps(told).encode()

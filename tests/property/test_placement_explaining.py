@@ -14,6 +14,7 @@ from stoker.scheduler.explain import NodeGroups, explain, judge_node
 from stoker.scheduler.fit import choose, shape_of
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase, Sharing
 from stoker.scheduler.reasons import obstacles
+from tests.lengths import examples
 
 sizes = st.integers(1, 30 * 1024).map(lambda mib: mib * MIB)
 
@@ -87,7 +88,7 @@ wanted = st.builds(
     ),
     allowed_hosts=st.sampled_from([(), (), ("a",), ("z",)]),
 )
-few = settings(max_examples=120, deadline=None)
+few = settings(max_examples=examples(48, 120), deadline=None)
 
 
 @few
@@ -180,7 +181,7 @@ def test_what_is_shown_is_never_more_than_what_is_there(size: int) -> None:
     assert shown_bytes(size) <= size
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 @given(job=wanted, fleet=fleets, copies=st.integers(1, 3))
 def test_nodes_in_equal_states_are_told_of_as_if_each_had_been_looked_at(
     job: SchedulableJob, fleet: list[NodeOffer], copies: int

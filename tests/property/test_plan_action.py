@@ -60,7 +60,7 @@ def test_different_keys_have_a_difference_and_equal_ones_have_none(one: Action, 
     assert len(told) == len(differences(other, one))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(48, 120), deadline=None)
 @given(actions())
 def test_the_stored_pre_image_gives_back_the_key(action: Action) -> None:
     again = Action.from_json(loads(dumps(action.to_json())))
@@ -68,7 +68,7 @@ def test_the_stored_pre_image_gives_back_the_key(action: Action) -> None:
     assert differences(action, again) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(actions(), st.randoms(use_true_random=False))
 def test_the_order_of_a_pre_images_maps_is_nothing(action: Action, chance: random.Random) -> None:
     def shuffled(value: Any) -> Any:

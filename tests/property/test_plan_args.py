@@ -13,6 +13,7 @@ from stoker.core.digests import encode
 from stoker.core.jsontext import dumps, loads
 from stoker.engine.arg_types import arg_type_of
 from stoker.engine.args import ArgsSchema
+from tests.lengths import examples
 
 TYPES = [
     bool, int, float, str, InputPath, Literal["a", 1], int | None, list[int], tuple[float, ...], dict[str, int | None],
@@ -24,7 +25,7 @@ ANYTHING = st.recursive(
     max_leaves=5,
 )
 SHAPES = st.fixed_dictionaries({}, optional={"width": st.integers(-1, 9) | st.text(max_size=2), "file": st.text()})
-bounded = settings(max_examples=150, deadline=None)
+bounded = settings(max_examples=examples(60, 150), deadline=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

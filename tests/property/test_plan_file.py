@@ -19,6 +19,7 @@ from stoker.core.json_places import find_places
 from stoker.core.jsontext import dumps, loads
 from stoker.engine.plan import Plan
 from stoker.engine.plan_file import plan_from, plan_to_json, read_plan
+from tests.lengths import examples
 from tests.unit.engine.stages import NumberArgs, add, count, double, number, pair, read
 
 STAGES = {stage.name: stage for stage in (number, add, double, count, pair, read)}
@@ -89,7 +90,7 @@ def needs(draw: st.DrawFn) -> Needs:
 
 
 bounded = settings(
-    max_examples=150,
+    max_examples=examples(60, 150),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

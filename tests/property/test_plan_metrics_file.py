@@ -22,6 +22,7 @@ from stoker.engine.metrics.metrics_file import (
     read_frames,
     read_metrics,
 )
+from tests.lengths import examples
 
 STEPS = st.integers(-(2**63), 2**63 - 1)
 ROWS = st.builds(
@@ -54,7 +55,7 @@ def expected(batches: list[tuple[list[MetricRow], MetricSource, int]]) -> list[s
     return [repr(row._replace(source=source)) for rows, source, _ in batches for row in rows]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 @given(BATCHES)
 def test_everything_comes_back(path: str, batches: list[tuple[list[MetricRow], MetricSource, int]]) -> None:
     Path(path).write_bytes(b"".join(written(batches)))
@@ -62,7 +63,7 @@ def test_everything_comes_back(path: str, batches: list[tuple[list[MetricRow], M
     assert [frame.lost for frame in read_frames(path)] == [lost for _, _, lost in batches]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 @given(BATCHES, st.data())
 def test_a_file_cut_anywhere_gives_the_frames_before_the_cut(
     path: str, batches: list[tuple[list[MetricRow], MetricSource, int]], data: st.DataObject
@@ -81,7 +82,7 @@ def test_a_file_cut_anywhere_gives_the_frames_before_the_cut(
     assert sum(damage.size_bytes for damage in damages) == cut - at
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(BATCHES, st.lists(JUNK, min_size=6, max_size=6), st.data())
 def test_junk_and_flipped_bits_cost_no_other_frame(
     path: str, batches: list[tuple[list[MetricRow], MetricSource, int]], junk: list[bytes], data: st.DataObject
@@ -106,7 +107,7 @@ def test_junk_and_flipped_bits_cost_no_other_frame(
     assert sum(damage.size_bytes for damage in damages) == Path(path).stat().st_size - kept
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 @given(st.binary(max_size=200) | JUNK)
 def test_hostile_bytes_give_no_rows_and_no_error(path: str, hostile: bytes) -> None:
     Path(path).write_bytes(hostile)
@@ -115,7 +116,7 @@ def test_hostile_bytes_give_no_rows_and_no_error(path: str, hostile: bytes) -> N
     assert sum(damage.size_bytes for damage in damages) == len(hostile)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 @given(st.lists(st.tuples(st.integers(-5, 300), st.floats()), max_size=400), st.integers(20, 60))
 def test_thinning_keeps_ends_and_extremes(points: list[tuple[int, float]], limit: int) -> None:
     exact = sorted(dict(points).items())
@@ -132,7 +133,7 @@ def test_thinning_keeps_ends_and_extremes(points: list[tuple[int, float]], limit
         assert any(not math.isfinite(value) for _, value in found) == (len(finite) < len(exact))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(BATCHES)
 def test_curves_agree_with_the_rows(path: str, batches: list[tuple[list[MetricRow], MetricSource, int]]) -> None:
     Path(path).write_bytes(b"".join(written(batches)))

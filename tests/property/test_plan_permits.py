@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stoker.core.device import GIB, Capacity, Needs
 from stoker.engine.permits import PermitGrant, Permits, Shortage
+from tests.lengths import examples
 
 CAPACITY = Capacity(cpu=4, network=3, disk=2, memory_bytes=8 * GIB)
 NEEDS = st.builds(
@@ -71,4 +72,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestPermits = Machine.TestCase
-TestPermits.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPermits.settings = settings(max_examples=examples(24, 60), stateful_step_count=40, deadline=None)

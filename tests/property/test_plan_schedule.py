@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.engine.execution.schedule import ENDED, NodeState, Schedule
+from tests.lengths import examples
 
 
 @st.composite
@@ -94,7 +95,7 @@ class Run:
             assert self.schedule.state(then) is NodeState.WAITING
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(120, 300), deadline=None)
 @given(graphs(), st.integers(0, 2**32))
 def test_every_run_ends_with_every_node_accounted_for(graph: list[set[int]], seed: int) -> None:
     run = Run(graph, seed)
@@ -112,7 +113,7 @@ def test_every_run_ends_with_every_node_accounted_for(graph: list[set[int]], see
     assert not run.parked
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(graphs())
 def test_one_at_a_time_goes_in_an_order_that_respects_the_plan(graph: list[set[int]]) -> None:
     schedule = build(graph)

@@ -24,6 +24,7 @@ from stoker.engine.runners.program.trainer_lines import (
     parse_control,
     parse_line,
 )
+from tests.lengths import examples
 
 # Pieces of what programs print, so that draws often come near to something that means something.
 PIECES = st.sampled_from(
@@ -75,7 +76,7 @@ OUTPUT = st.lists(PIECES | st.binary(max_size=6), max_size=40).map(b"".join)
 NAMES = st.text(min_size=1, max_size=20)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 150), deadline=None)
 @given(OUTPUT)
 @example(b'{"kind":"step","step":1,"metrics":{"a":1e999}}')
 def test_any_line_is_read_as_something_and_can_be_heard(line: bytes) -> None:
@@ -87,7 +88,7 @@ def test_any_line_is_read_as_something_and_can_be_heard(line: bytes) -> None:
             assert len(said.shown) <= 200
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(32, 80), deadline=None)
 @given(OUTPUT, st.lists(st.integers(1, 50), min_size=1, max_size=10))
 def test_where_chunks_end_changes_nothing(output: bytes, sizes: list[int]) -> None:
     whole = OutputLines(FakeClock())
@@ -105,7 +106,7 @@ def test_where_chunks_end_changes_nothing(output: bytes, sizes: list[int]) -> No
     assert expected == [line for line in lines if any(sign in line.lower() for sign in signs)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(32, 80), deadline=None)
 @given(st.integers(-(2**63) + 1, 2**63 - 1), st.dictionaries(NAMES, st.floats(), max_size=5))
 def test_what_is_written_as_json_is_read_back(step: int, metrics: dict[str, float]) -> None:
     line = {"kind": "step", "step": step, "metrics": metrics}
@@ -118,7 +119,7 @@ def test_what_is_written_as_json_is_read_back(step: int, metrics: dict[str, floa
         assert sorted(map(repr, said.metrics.values())) == sorted(map(repr, metrics.values()))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(
     st.dictionaries(
         st.from_regex(r"q[a-z_]{0,8}([/.@-][a-z0-9_]{1,5})?", fullmatch=True), st.floats(), min_size=1, max_size=5
@@ -172,7 +173,7 @@ def test_time_is_linear_in_a_hostile_line(unit: bytes) -> None:
     assert seconds(LINE_BYTES - 16) < 20 * seconds(LINE_BYTES // 8) + 0.01
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(st.lists(OUTPUT, max_size=6))
 def test_the_last_word_stands_whatever_follows(lines: list[bytes]) -> None:
     talk = TrainerParser()

@@ -19,6 +19,7 @@ from stoker.devices.probes.others import read as read_speaker
 from stoker.devices.probes.visibility import DetectedMachineFacts, VisibilityDevice, read_list, visible_answers
 from stoker.host.command_runner import ProbeFailure, ProbeOutput, Reply
 from tests.fakes.asker import RECORDINGS
+from tests.lengths import examples
 
 READERS: dict[str, Callable[[Reply], ProbeResult]] = {
     "nvidia-smi": nvidia.read_nvidia_smi,
@@ -149,7 +150,7 @@ FACTS = DetectedMachineFacts(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60, 150))
 @given(statements=STATEMENTS, environment=ENVIRONMENTS)
 def test_whatever_probes_say_the_answer_holds_together(
     statements: list[ProbeResult], environment: dict[str, str]

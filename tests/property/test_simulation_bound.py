@@ -13,6 +13,7 @@ from stoker.scheduler.fit import shape_of
 from stoker.scheduler.prices import run_options
 from stoker.scheduler.simulation.simulation_report import lower_bound
 from stoker.scheduler.simulation.workload import JobShape, WorkloadBatch
+from tests.lengths import examples
 from tests.unit.scheduler.fleets import node_types_of
 from tests.unit.scheduler.simulation.auditor import ON_CPU, SPEEDS, Held
 
@@ -65,7 +66,7 @@ def jobs(draw: st.DrawFn) -> list[tuple[Requirements, float]]:
 
 
 @given(fleets(), jobs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(24, 60), deadline=None)
 def test_no_schedule_beats_the_bound(nodes: list[Node], wanted: list[tuple[Requirements, float]]) -> None:
     shapes = [
         JobShape(wanted=SchedulableJob(name="job", requirements=one), expected_s=work, weight=1.0)

@@ -9,6 +9,7 @@ from stoker.scheduler.offers import offer_of
 from stoker.scheduler.simulation.simulation_report import lower_bound
 from stoker.scheduler.simulation.simulator import NOWHERE, Simulator
 from stoker.scheduler.simulation.workload import make_batch, make_nodes, make_shapes, mixes
+from tests.lengths import examples
 from tests.unit.scheduler.simulation.auditor import audit
 
 
@@ -20,7 +21,7 @@ from tests.unit.scheduler.simulation.auditor import audit
     backlog=st.sampled_from([None, 1, 20]),
     is_equal=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 def test_any_fleet_works_off_any_queue(
     name: str, seed: int, nodes: int, jobs: int, backlog: int | None, is_equal: bool
 ) -> None:

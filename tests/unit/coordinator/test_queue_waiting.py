@@ -12,6 +12,7 @@ from stoker.coordinator.queue.queue_state import ReadyJobEntry, ReadyJobs
 from stoker.core.machine import Requirements, SchedulableJob
 from stoker.scheduler.ready_queue import ReadyHead
 from stoker.scheduler.scheduler import Scheduler
+from tests.lengths import examples
 
 
 class Table:
@@ -141,7 +142,7 @@ MOVES = st.lists(
 
 
 @given(start=st.integers(0, 80), moves=MOVES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(24, 60))
 def test_the_line_always_shows_the_first_of_every_level(start: int, moves: list[tuple[str, int, int]]) -> None:
     line, table = line_of([ready(seq, 1 + seq % 2, seq % 3) for seq in range(1, start + 1)])
     newest = 1000

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.core.jsontext import dumps, loads
+from tests.lengths import examples
 
 # Text whose surrogates stand alone; two halves side by side would read back as the one character they make.
 TEXT = st.text(max_size=8) | st.sampled_from(["$", "$$", "$float", "$$float", '"$', "nan", "\ud800", "a\udcff"])
@@ -26,7 +27,7 @@ def typed(value):
     return (type(value), repr(value))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 150), deadline=None)
 @given(value=VALUES, indent=st.sampled_from([None, 2]), sort_keys=st.booleans())
 @example(value={"$float": "nan"}, indent=None, sort_keys=False)
 @example(value={"$float": math.nan, "float": 1}, indent=None, sort_keys=False)
@@ -38,7 +39,7 @@ def test_reading_gives_back_exactly_what_was_written(value, indent, sort_keys):
     assert typed(loads(text.encode())) == typed(value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 150), deadline=None)
 @given(value=VALUES)
 def test_what_is_written_is_json_to_the_strictest_reader(value):
     def refuse(name):
@@ -79,7 +80,7 @@ def test_indented_text_says_the_same_in_more_room():
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(value=st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.integers() | st.text(), max_size=6))
 @example(value={})
 @example(value={"a": "b,\n  c", "d": "}"})

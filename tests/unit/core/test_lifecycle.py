@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from stoker.core.errors import InvalidTransition
 from stoker.core.job import JobHistoryEntry, JobLife, JobState, JobTransition, move
+from tests.lengths import examples
 
 # pending → claimed → running → completed | failed | cancelled; back to pending by release, expiry or retry;
 # a terminal state is left only by requeue. Who holds a job may fail it; a person may cancel it until it has ended.
@@ -96,7 +97,7 @@ def test_a_requeue_and_the_claim_after_it_each_raise_the_epoch():
     assert move(life, JobTransition.CLAIM, at_s=5.0).epoch == 3
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 150), deadline=None)
 @given(verbs=MOVES)
 def test_epochs_only_rise_and_no_two_claims_share_one(verbs):
     lives = [JobLife()]
@@ -113,7 +114,7 @@ def test_epochs_only_rise_and_no_two_claims_share_one(verbs):
     assert len(lives[-1].story) == len(lives) - 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 150), deadline=None)
 @given(verbs=MOVES)
 def test_a_terminal_state_is_left_only_by_requeue_whatever_is_tried(verbs):
     life = JobLife()

@@ -13,6 +13,7 @@ from stoker.core.retry import (
     RetryPolicy,
     decide_retry,
 )
+from tests.lengths import examples
 
 NEVER: set[str] = set()
 OUT_OF_MEMORY = {"transient", "all", "out_of_memory", "interrupted"}
@@ -80,7 +81,7 @@ def test_a_policy_without_pause_never_pauses():
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(backoff_s=st.floats(min_value=0, max_value=1e308), attempts=st.integers(min_value=2, max_value=3000))
 def test_a_pause_never_shrinks_and_never_passes_the_cap(backoff_s, attempts):
     policy = RetryPolicy(attempts=attempts, backoff_s=backoff_s)

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.core.text import format_duration, format_size, parse_duration, parse_size
+from tests.lengths import examples
 
-bounded = settings(max_examples=100, deadline=None)
+bounded = settings(max_examples=examples(40, 100), deadline=None)
 TIB = 1024**4
 
 
