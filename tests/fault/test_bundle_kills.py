@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import random
 import subprocess
@@ -25,6 +24,7 @@ from tests.fault.test_store_kills import (
     memory,
     survives,
 )
+from tests.lengths import moments
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.store.hostile_archives import file, packed, squeezed, tar
 from tests.unit.store.real_stores import BIG, clock_of_now, fill, make_store, put_contents
@@ -46,7 +46,7 @@ def test_putting_an_archive_killed_at_any_step_leaves_all_or_nothing_and_can_be_
     (memory / "tree/link").symlink_to("sub/data")
     bundle, archive = packed(memory / "tree")
     (memory / "a.tar.zst").write_bytes(archive)
-    for moment in itertools.count():
+    for moment in moments():
         root = memory / str(moment)
         make_store(root).close()
 

@@ -12,6 +12,7 @@ import pytest
 from stoker.host.writers import BLOCK_BYTES
 from tests.fault.download_lab import random_bytes
 from tests.fault.download_parent import Downloads
+from tests.lengths import moments
 from tests.servers import habits as bad
 from tests.servers.faulty import Answer, Asked, FaultyServer, Habit, Version, well
 from tests.unit.host.real_processes import wait_until
@@ -97,7 +98,7 @@ def test_a_download_past_the_page_cache_that_dies_at_any_call_can_be_repeated(tm
 @pytest.mark.parametrize("had", [0, 50_000], ids=["fresh", "resumed"])
 def test_a_download_killed_at_every_step_leaves_all_or_nothing_and_can_be_repeated(memory, version, had):
     with FaultyServer(version) as server, Downloads(server, memory) as downloads:
-        for moment in itertools.count():
+        for moment in moments():
             downloads.into(memory / str(moment))
             # A digest every other time: the steps are the same.
             wanted = version if moment % 2 else None
@@ -121,7 +122,7 @@ def test_a_replacement_killed_at_every_step_shows_the_old_file_or_the_new_one(me
     """What was there stays until the new bytes are whole, checked and durable."""
     old = random_bytes(90_000, 7)
     with FaultyServer(LARGE) as server, Downloads(server, memory) as downloads:
-        for moment in itertools.count():
+        for moment in moments():
             downloads.into(memory / str(moment))
             downloads.path.write_bytes(old)
             code = downloads.run(LARGE, at={"left": moment, "does": "SIGKILL"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import threading
 import time
@@ -11,6 +10,7 @@ import pytest
 
 from tests.fault.download_lab import HALF, NAME, ONE
 from tests.fault.download_parent import Downloads
+from tests.lengths import moments
 from tests.servers import habits as bad
 from tests.servers.faulty import Answer, Asked, FaultyServer, Habit, Line, Version, well
 
@@ -100,7 +100,7 @@ def test_a_signal_while_another_holds_the_lock_ends_the_wait(memory):
 
 def test_a_signal_at_every_step_leaves_all_or_nothing_and_can_be_repeated(memory):
     with FaultyServer(ONE) as server, Downloads(server, memory) as downloads:
-        for moment in itertools.count():
+        for moment in moments():
             downloads.into(memory / str(moment))
             code = downloads.run(ONE, at={"left": moment, "does": "SIGINT"})
             # Too late to stop is no harm: then the file is there, and it is said to be.

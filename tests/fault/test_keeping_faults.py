@@ -31,6 +31,7 @@ from tests.fakes.fleet_line import KeptLine
 from tests.fakes.trees import MemoryTrees
 from tests.fault.test_store_disks import use_up
 from tests.fault.test_store_kills import Countdown, survives
+from tests.lengths import moments
 from tests.unit.host.real_mounts import small_disk
 
 JOB = digest_bytes(b"a job")
@@ -131,7 +132,7 @@ def die_in_the_middle_of_a_write(countdown: Countdown) -> None:
 
 
 def test_killed_at_every_step_a_mirror_is_a_beginning_and_an_end_means_all_of_it(memory):
-    for moment in itertools.count():
+    for moment in moments():
         folder = memory / str(moment)
 
         def until(folder: Path = folder, moment: int = moment) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import random
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from stoker.store.local_store import LocalStore
 from stoker.store.objects import ObjectStore, PutOutcome, Upload
 from stoker.store.records import seal, unseal
 from tests.fault.test_store_kills import Countdown, assert_nothing_is_torn, memory, survives
+from tests.lengths import moments
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import clock_of_now, make_store
 
@@ -48,7 +48,7 @@ def killed_at_every_step(
     folder: Path, before: Callable[[LocalStore], str], act: Callable[[LocalStore, str, Countdown], object]
 ):
     """Do it in a child that is killed one step later each time; gives the store after every kill."""
-    for moment in itertools.count():
+    for moment in moments():
         root = folder / str(moment)
         store = make_store(root)
         upload_id = before(store)

@@ -22,6 +22,7 @@ from stoker.store.prune import GRACE_S, all_records, candidates, carry_out, deci
 from stoker.store.records import Record
 from stoker.store.results import SIDECAR, ResultPart, lay_out
 from stoker.store.tree_views import open_view
+from tests.lengths import moments
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
     BIG,
@@ -136,7 +137,7 @@ def prune_everything(store: LocalStore) -> None:
     "before", [_before_nothing, _before_shared_blob, _before_other_result, _before_tombstone], ids=lambda f: f.__name__
 )
 def test_a_commit_killed_at_any_step_leaves_all_or_nothing_and_can_be_repeated(memory, before, replace):
-    for moment in itertools.count():
+    for moment in moments():
         root = memory / str(moment)
         store = make_store(root)
         before(store)
@@ -195,7 +196,7 @@ def test_commits_killed_at_any_moment_leave_a_store_without_a_torn_file(tmp_path
 
 
 def test_a_prune_killed_at_any_call_leaves_every_record_with_its_bytes_or_a_tombstone(memory):
-    for moment in itertools.count():
+    for moment in moments():
         root = memory / str(moment)
         store = make_store(root)
         for name in ("a", "b", "c"):
@@ -240,7 +241,7 @@ def test_a_laying_out_killed_at_any_call_shows_whole_files_and_can_be_repeated(m
     store = make_store(memory / "store")
     for files in (ONE, TWO, THREE):
         commit(store, tuple(files.items()), files)
-    for moment in itertools.count():
+    for moment in moments():
         out = memory / "out" / str(moment)
         lay(store, out, ONE)
         (out / "mine").write_bytes(b"mine")

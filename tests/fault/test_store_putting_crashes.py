@@ -26,6 +26,7 @@ from stoker.store.refs import find_ref, list_refs, remove_ref
 from tests.fault.test_store_disks import use_up
 from tests.fault.test_store_kills import Countdown, assert_nothing_is_torn, assert_rubbish_is_swept, memory, survives
 from tests.fault.test_store_races import all_at_once
+from tests.lengths import moments
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
@@ -75,7 +76,7 @@ def _before_the_same(store: LocalStore, folder: Path) -> None:
     "before", [_before_nothing, _before_another, _before_result, _before_the_same], ids=lambda one: one.__name__
 )
 def test_a_put_killed_at_any_step_leaves_all_or_nothing_and_can_be_repeated(memory, before):
-    for moment in itertools.count():
+    for moment in moments():
         root, folder = memory / str(moment), memory / f"data-{moment}"
         fill(folder, NEW)
         store = make_store(root)

@@ -181,7 +181,7 @@ class PrintedMetrics:
     def _read_labels(self, line: bytes, pattern: re.Pattern[bytes]) -> PrintedLine:
         found = None
         labels, end, split = self._labels, 0, ""
-        is_configuration: bool | None = None
+        is_configuration = b"=" in line and any(sign in line for sign in _CONFIGURATION)
         parts = iter(pattern.split(line))
         for key, number in zip(parts, parts, strict=False):
             start = end + len(key)
@@ -197,12 +197,8 @@ class PrintedMetrics:
             if label.line_split:
                 split = label.line_split
             if kind is _Kind.VALUE:
-                if label.is_any_name:
-                    if is_configuration is None:
-                        is_configuration = any(sign in line for sign in _CONFIGURATION)
-                    if is_configuration:
-                        continue
-                _take_value(found, label, line, number, end, split)
+                if not (label.is_any_name and is_configuration):
+                    _take_value(found, label, line, number, end, split)
             elif kind is _Kind.BARE:
                 _take_bare(found, line, number, start, end)
             else:
