@@ -6,15 +6,16 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src"
+from tests.house.conftest import SourceModule
+
 _CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _PLAIN = re.compile(r"([A-Za-z_][\w.]*)(?:\(.*\))?")
 _CLASS = re.compile(r"(?<![-\w])_?[A-Z]+[a-z]\w*(?![-\w])")
 _FILE = re.compile(r"\.(gguf\.part|jsonl?|lock|py|safetensors|stat|kill|toml|txt|zst)$")
+_NAMELESS = (ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 EXCEPTIONS = {
     # Headers of HTTP.
     *("Authorization", "Date", "Host", "Location"),
@@ -42,22 +43,21 @@ class Source:
         self.prose: list[tuple[str, int, str]] = []
         """Docstrings and comments, each with its module and line."""
 
-    def read(self, path: Path) -> None:
+    def read(self, module: SourceModule) -> None:
         """Add a module."""
-        text = path.read_text(encoding="utf-8")
-        place = path.relative_to(SOURCE)
-        parts = [part for part in place.with_suffix("").parts if part != "__init__"]
+        place = str(module.path)
+        parts = [part for part in module.path.with_suffix("").parts if part != "__init__"]
         names: set[str] = set()
-        self._walk(ast.parse(text), str(place), (names,))
+        self._walk(module.tree, place, (names,))
         for start in range(len(parts)):
             self.modules.setdefault(".".join(parts[start:]), set()).update(names)
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(module.text.splitlines(), 1):
             _, mark, comment = line.partition("# ")
             if mark and "`" in comment:
-                self.prose.append((str(place), number, comment))
+                self.prose.append((place, number, comment))
 
     def _walk(self, parent: ast.AST, place: str, owners: tuple[set[str], ...]) -> None:
-        for node in ast.iter_child_nodes(parent):
+        for node in _children(parent):
             inner: tuple[set[str], ...] = owners
             names: tuple[str, ...] = ()
             match node:
@@ -80,7 +80,8 @@ class Source:
                     self.prose.append((place, node.lineno, text))
             for owner in owners if names else ():
                 owner.update(names)
-            self._walk(node, place, inner)
+            if not isinstance(node, ast.Name):
+                self._walk(node, place, inner)
 
     def _imported(self, node: ast.Import | ast.ImportFrom) -> tuple[str, ...]:
         names = tuple((alias.asname or alias.name).split(".")[0] for alias in node.names)
@@ -112,11 +113,23 @@ class Source:
         return name in self.members[owner] or any(self.is_member(base, name) for base in self.bases[owner])
 
 
+def _children(parent: ast.AST) -> list[ast.AST]:
+    """Return the nodes below one, as `ast.iter_child_nodes` does, without those that have no name in them."""
+    found: list[ast.AST] = []
+    for field in parent._fields:
+        value = getattr(parent, field, None)
+        if isinstance(value, list):
+            found += value
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return [node for node in found if isinstance(node, ast.AST) and not isinstance(node, _NAMELESS)]
+
+
 @pytest.fixture(scope="module")
-def source() -> Source:
+def source(modules: tuple[SourceModule, ...]) -> Source:
     found = Source()
-    for path in sorted(SOURCE.rglob("*.py")):
-        found.read(path)
+    for module in modules:
+        found.read(module)
     return found
 
 
