@@ -80,8 +80,7 @@ class Source:
                     self.prose.append((place, node.lineno, text))
             for owner in owners if names else ():
                 owner.update(names)
-            if not isinstance(node, ast.Name):
-                self._walk(node, place, inner)
+            self._walk(node, place, inner)
 
     def _imported(self, node: ast.Import | ast.ImportFrom) -> tuple[str, ...]:
         names = tuple((alias.asname or alias.name).split(".")[0] for alias in node.names)

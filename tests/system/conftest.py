@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from tests.system.shell import Shell
+from tests.system.warm import is_warm_run, make_warm_programs
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +20,11 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def shell(tmp_path: Path, index: Path) -> Shell:
     return Shell(tmp_path, index=index)
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs for a shell: those of the interpreter that runs the tests, with a warm `stoker`."""
+    if not is_warm_run():
+        return Path(sysconfig.get_path("scripts"))
+    return make_warm_programs(tmp_path_factory.mktemp("warm"))

@@ -23,6 +23,7 @@ SHELLS = {
     "zsh": ("zsh", "-f", "-i", "-o", "no_prompt_sp", "-o", "no_prompt_cr", "-s"),
 }
 PATIENCE_S = 60.0
+OWN_PROGRAMS = Path(sys.executable).parent
 
 # Every program is one that can't be found, and whoever is not found writes down the words it was called with.
 _STUBS = """
@@ -69,8 +70,11 @@ def words_of(shell: str, text: str, folder: Path) -> Understood:
     return Understood(commands=sorted(found), complaints=complaints)
 
 
-def live_through(shell: str, blocks: Iterable[Block], folder: Path) -> list[list[Ran]]:
-    """Run the examples of a page in order, in one session; give for each block how each of its steps went."""
+def live_through(shell: str, blocks: Iterable[Block], folder: Path, programs: Path = OWN_PROGRAMS) -> list[list[Ran]]:
+    """Run the examples of a page in order, in one session; give for each block how each of its steps went.
+
+    `stoker` is that of the folder `programs`.
+    """
     work = _make_home(folder)
     lines = ["exec 2>&1", "ended() { printf '\\036%s\\036' \"$1\"; }", "failed() { printf '\\035%s\\035' \"$1\"; }"]
     lines += [f"trap 'failed $?' {'ZERR' if shell == 'zsh' else 'ERR'}", "ended 0"]
@@ -86,7 +90,7 @@ def live_through(shell: str, blocks: Iterable[Block], folder: Path) -> list[list
         for text in texts:
             lines += [text.rstrip("\n"), "ended $?"]
     env = {
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "PATH": os.pathsep.join([str(programs), "/usr/local/bin", "/usr/bin", "/bin"]),
         "HOME": str(work.parent),
         "LANG": "C.UTF-8",
         "TERM": "dumb",

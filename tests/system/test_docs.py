@@ -122,20 +122,20 @@ LIVES = [
 
 
 @pytest.mark.parametrize(("page", "shell"), LIVES)
-def test_examples_do_what_their_page_says(page: Path, shell: str, tmp_path: Path) -> None:
+def test_examples_do_what_their_page_says(page: Path, shell: str, programs: Path, tmp_path: Path) -> None:
     if not has(shell):
         pytest.skip(f"there is no {shell} here")
     blocks = [block for block in blocks_of(page) if block.is_run or block.file]
-    wrong = _live_through(shell, blocks, tmp_path / shell)
+    wrong = _live_through(shell, blocks, tmp_path / shell, programs)
     assert not wrong, "\n\n".join([*wrong, "what a page shows is written anew by: make docs"])
 
 
-def _live_through(shell: str, blocks: list[Block], folder: Path) -> list[str]:
+def _live_through(shell: str, blocks: list[Block], folder: Path, programs: Path) -> list[str]:
     """Run a page's examples; give what went otherwise than the page says."""
     folder.mkdir()
     run = [block for block in blocks if block.is_run]
     wrong = []
-    for block, steps in zip(run, live_through(shell, blocks, folder), strict=True):
+    for block, steps in zip(run, live_through(shell, blocks, folder, programs), strict=True):
         if steps[-1].code != block.exit_code:
             wrong.append(f"{shell}: {block.text}ended with {steps[-1].code}: {steps[-1].printed}")
         elif block.language == "bash":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("example", NUMBERED, ids=lambda path: path.name)
-def test_an_example_runs_as_it_stands(example: Path, home: Path, tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def test_an_example_runs_as_it_stands(example: Path, home: Path, programs: Path, tmp_path: Path) -> None:
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     ended = subprocess.run(
         ["bash", str(example / "run.sh")],
         cwd=tmp_path,

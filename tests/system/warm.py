@@ -1,6 +1,7 @@
 """Commands that start in a hundredth of a second: forks of a process that has imported everything already.
 
-They are processes like any other, except for how they begin; `make soak` begins each of them anew.
+They are processes like any other, except for how they begin; `make soak` begins each of them anew. Python starts them
+as `WarmCommand`, a shell by the `stoker` of a folder of programs (`make_warm_programs`).
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,13 +23,19 @@ from typing import IO, Any
 from hypothesis import settings
 
 _SCRIPT = Path(__file__).with_name("warm_process.py")
+_CLIENT = Path(__file__).with_name("warm_client.py")
 # What an interpreter, or the C library below it, reads while it starts. PYTHONPATH is followed in the fork.
 _READ_AT_START = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "TZ")
 
 
 def starts_warm(env: Mapping[str, str]) -> bool:
     """Return whether a command starts warm: not where tests seek, nor where it would begin with something else."""
-    return settings.get_current_profile_name() == "steady" and may_start_warm(env)
+    return is_warm_run() and may_start_warm(env)
+
+
+def is_warm_run() -> bool:
+    """Return whether commands start warm where that makes no difference."""
+    return settings.get_current_profile_name() == "steady"
 
 
 def may_start_warm(env: Mapping[str, str]) -> bool:
@@ -81,6 +90,34 @@ class WarmCommand(subprocess.Popen[str]):
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(ended)
         return self.returncode
+
+
+def make_warm_programs(folder: Path) -> Path:
+    """Make an environment like that of the tests, whose `stoker` is a warm one; return its folder of programs."""
+    cold = Path(sysconfig.get_path("scripts"))
+    programs = folder / "bin"
+    programs.mkdir()
+    for program in cold.iterdir():
+        (programs / program.name).symlink_to(program)
+    # An interpreter looks for its environment beside the name that it was started by.
+    if (described := Path(sys.prefix, "pyvenv.cfg")).exists():
+        shutil.copy(described, folder)
+        (folder / "lib").symlink_to(Path(sys.prefix, "lib"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(str(folder / "door"))
+        door.listen(64)
+        socket.send_fds(_warm()[0], [json.dumps({"door": True}).encode()], [door.fileno()])
+    given = {
+        "door": str(folder / "door"),
+        "cold": str(cold / "stoker"),
+        "read_at_start": _READ_AT_START,
+        "at_start": _read_at_start(_own()),
+    }
+    command = programs / "stoker"
+    command.unlink()
+    command.write_text(f"#!{sys.executable} -IS\n{_CLIENT.read_text('utf-8')}\n\nmain(**{given!r})\n", "utf-8")
+    command.chmod(0o755)
+    return programs
 
 
 @cache

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module, invalidate_caches
 
 # Rooms whose modules commands import as they go. Not cookbooks: what is imported of those is a part of their identity.
@@ -52,10 +53,14 @@ def main() -> None:
     gc.freeze()
     # Ctrl-C is for whoever runs the tests, and ends this without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    asked = _serve(socket.socket(fileno=int(sys.argv[1])))
+    asked = _Forks(socket.socket(fileno=int(sys.argv[1]))).serve()
     if asked is None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in asked.get("ignored", ()):
+        signal.signal(number, signal.SIG_IGN)
+    if "umask" in asked:
+        os.umask(asked["umask"])
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["env"])
@@ -86,34 +91,76 @@ def _import_packages() -> None:
                 import_module(module.name)
 
 
-def _serve(control: socket.socket) -> dict | None:
-    """Return in every fork what was asked of it; in the first process nothing, at the end."""
-    statuses: dict[int, tuple[int, int]] = {}
-    while True:
-        poll = select.poll()
-        for descriptor in (control.fileno(), *statuses):
-            poll.register(descriptor, select.POLLIN)
-        ready = [descriptor for descriptor, _ in poll.poll()]
-        for watched in [one for one in ready if one in statuses]:
-            pid, status = statuses.pop(watched)
-            _, ended = os.waitpid(pid, 0)
+class _Forks:
+    """The commands that run, and where to say what came of each."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._doors: dict[int, socket.socket] = {}
+        """Sockets at which clients ask (`warm_client`), by their descriptors."""
+        self._running: dict[int, tuple[int, int]] = {}
+        """Process and the place for its status, by the descriptor that tells of its end."""
+        self._clients: dict[int, int] = {}
+        """Process, by the connection of the client that waits for it."""
+
+    def serve(self) -> dict | None:
+        """Return in every fork what was asked of it; in the first process nothing, at the end."""
+        while True:
+            poll = select.poll()
+            for descriptor in (self._control.fileno(), *self._doors, *self._running, *self._clients):
+                poll.register(descriptor, select.POLLIN)
+            for ready, _ in poll.poll():
+                if ready in self._running:
+                    self._end(ready)
+                elif ready in self._clients:
+                    # Its client was killed, in the place of the command.
+                    os.kill(self._clients.pop(ready), signal.SIGKILL)
+                elif (message := self._message(ready)) is not None:
+                    return message or None
+
+    def _end(self, descriptor: int) -> None:
+        pid, status = self._running.pop(descriptor)
+        self._clients.pop(status, None)
+        _, ended = os.waitpid(pid, 0)
+        with suppress(BrokenPipeError):
             os.write(status, b"%d\n" % ended)
-            os.close(watched)
-            os.close(status)
-        if control.fileno() not in ready:
-            continue
-        message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 4)
-        if not message:
+        os.close(descriptor)
+        os.close(status)
+
+    def _message(self, descriptor: int) -> dict | None:
+        """Take a message; return it in a fork, nothing here, and an empty one if no other can come."""
+        if descriptor in self._doors:
+            connection, _ = self._doors[descriptor].accept()
+            message, streams, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 3)
+            status = connection.detach()
+            if not message:
+                os.close(status)
+                return None
+        elif descriptor == self._control.fileno():
+            message, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 4)
+            if not message:
+                return {}
+            *streams, status = descriptors
+        else:
+            # A client whose command has just ended.
             return None
-        *streams, status = descriptors
+        asked: dict = json.loads(message)
+        if asked.get("door"):
+            self._doors[status] = socket.socket(fileno=status)
+            return None
         pid = os.fork()
         if not pid:
-            _take(streams, [control.detach(), status, *statuses, *(status for _, status in statuses.values())])
-            return json.loads(message)
-        for descriptor in streams:
-            os.close(descriptor)
+            others = [door.detach() for door in self._doors.values()]
+            others += [*self._running, *(other for _, other in self._running.values())]
+            _take(streams, [self._control.detach(), status, *others])
+            return asked
+        for stream in streams:
+            os.close(stream)
         os.write(status, b"%d\n" % pid)
-        statuses[os.pidfd_open(pid)] = pid, status
+        self._running[os.pidfd_open(pid)] = pid, status
+        if descriptor in self._doors:
+            self._clients[status] = pid
+        return None
 
 
 def _take(streams: Sequence[int], foreign: Sequence[int]) -> None:
