@@ -92,7 +92,38 @@ def test_the_best_one_is_no_place_to_resume_from_if_there_is_another(tmp_path: P
     finder = CheckpointFinder({"out": str(tmp_path)})
     zipped(tmp_path / "last.pt")
     os.utime(zipped(tmp_path / "best.pt"), (time.time() + 5, time.time() + 5))
+    assert [found(finder) for _ in range(3)] == [("out/last.pt", None), None, None]
+    os.utime(zipped(tmp_path / "best.pt", 2), (time.time() + 9, time.time() + 9))
+    assert found(finder) is None, "the one that was kept before goes before it"
+
+
+def test_the_best_one_is_taken_if_there_is_no_other(tmp_path: Path) -> None:
+    finder = CheckpointFinder({"out": str(tmp_path)})
+    zipped(tmp_path / "best.pt")
+    assert found(finder) == ("out/best.pt", None)
+    zipped(tmp_path / "last.pt")
     assert found(finder) == ("out/last.pt", None)
+
+
+def test_of_several_that_come_at_once_only_the_newest_is_taken(tmp_path: Path) -> None:
+    finder = CheckpointFinder({"out": str(tmp_path)})
+    for age_s, step in ((3, 100), (1, 300), (2, 200)):
+        os.utime(zipped(tmp_path / f"step-{step}.pt"), (time.time() - age_s, time.time() - age_s))
+    assert [found(finder) for _ in range(4)] == [("out/step-300.pt", 300), None, None, None]
+    zipped(tmp_path / "step-400.pt")
+    assert found(finder) == ("out/step-400.pt", 400)
+
+
+def test_folders_of_accelerate_and_sharded_ones_of_the_trainer_are_judged_by_their_files(tmp_path: Path) -> None:
+    finder = CheckpointFinder({"out": str(tmp_path)})
+    safetensors(tmp_path / "checkpoint_1" / "model.safetensors")
+    (tmp_path / "checkpoint_1" / "random_states_0.pkl").write_bytes(b"\x80\x04.")
+    assert [found(finder) for _ in range(2)] == [None, ("out/checkpoint_1", 1)]
+    safetensors(tmp_path / "checkpoint-2" / "model-00001-of-00002.safetensors")
+    zipped(tmp_path / "checkpoint-2" / "training_args.bin")
+    assert [found(finder) for _ in range(3)] == [None] * 3
+    (tmp_path / "checkpoint-2" / "trainer_state.json").write_text("{}")
+    assert [found(finder) for _ in range(2)] == [None, ("out/checkpoint-2", 2)]
 
 
 def test_links_and_pipes_are_none(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ _FOLDER = re.compile(r"(?:checkpoint|ckpt|global_step|step|epoch)[-_=]?\d+", re.
 _STEP = re.compile(r"(?:step|iter|checkpoint|ckpt)[-_=]?(\d{1,18})", re.IGNORECASE)
 _LAST_FILE = "trainer_state.json"
 """What the Hugging Face Trainer writes into a checkpoint's folder behind weights and optimizer."""
-_HUGGING_FACE = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "optimizer.pt", "rng_state.pth")
+_HUGGING_FACE = ("training_args.bin", "optimizer.pt", "rng_state.pth", "rng_state_0.pth")
+"""Other files that the Trainer writes; Accelerate and `save_pretrained` write none of them."""
 _PICKLED = b"\x80"
 """How files of PyTorch before 1.6 begin."""
 _ZIP_END_BYTES = 22
@@ -65,29 +66,33 @@ class CheckpointFinder:
         """How each was when it was last taken, or lay there before."""
         self._seen: dict[str, Signature] = {}
         """How each that is not known to be whole was at the last look."""
+        self._taken = (False, 0)
+        """The rank of the one that was returned last."""
 
     def look(self) -> FoundCheckpoint | None:
-        """Return the newest checkpoint that is whole and was not returned before."""
+        """Return the newest whole checkpoint if it is newer than the one before; a `best` only if there is no other."""
         with self._acting():
             return self._look()
 
     def _look(self) -> FoundCheckpoint | None:
-        found: list[tuple[bool, int, str, str]] = []
+        newest: FoundCheckpoint | None = None
         seen: dict[str, Signature] = {}
         for path, place in self._candidates():
             signature = signature_of(path)
             if not signature or self._known.get(path) == signature:
                 continue
-            seen[path] = signature
-            if is_whole(path, is_unchanged=self._seen.get(path) == signature):
-                found.append(("best" not in os.path.basename(path).lower(), _newest_ns(signature), path, place))
+            if not is_whole(path, is_unchanged=self._seen.get(path) == signature):
+                seen[path] = signature
+                continue
+            self._known[path] = signature
+            rank = ("best" not in os.path.basename(path).lower(), _newest_ns(signature))
+            if rank > self._taken:
+                self._taken = rank
+                size_bytes = sum(file_bytes for _, _, file_bytes, _ in signature)
+                step = _step_of(os.path.basename(path))
+                newest = FoundCheckpoint(path=path, place=place, step=step, size_bytes=size_bytes)
         self._seen = seen
-        if not found:
-            return None
-        _, _, path, place = max(found)
-        self._known[path] = seen[path]
-        size_bytes = sum(file_bytes for _, _, file_bytes, _ in seen[path])
-        return FoundCheckpoint(path=path, place=place, step=_step_of(os.path.basename(path)), size_bytes=size_bytes)
+        return newest
 
     def _candidates(self) -> Iterator[tuple[str, str]]:
         walk = BoundedWalk(_MOST_ENTRIES, deepest=_DEEPEST)
