@@ -80,6 +80,16 @@ def test_the_manifest_is_valid_and_the_printed_command_runs_the_sweep(work: Shel
     assert "6 jobs" in preview.out
 
 
+def test_what_is_left_to_fill_in_and_names_that_are_taken_are_named(work: Shell) -> None:
+    text = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()\n"
+    (work.folder / "train.py").write_text(text)
+    done = work.stoker("init", "--yes")
+    assert "data_: Stoker has settings of these names" in done.err
+    assert "replace FILL-IN first, in stoker.toml and below: data_" in done.out
+    submitted = work.stoker("submit", "--dry-run", "stoker.toml")
+    assert "note: train: replace FILL-IN by the value of data_" in submitted.err
+
+
 def test_answers_at_a_terminal_decide_what_is_written(work: Shell) -> None:
     answers = b"sed\nlr=log:1e-3:1e-1:3 seed\n/etc\nruns\ntrain_loss\n"
     done = work.at_a_terminal("init", when=lambda seen: answers if b"sweep [" in seen else None)

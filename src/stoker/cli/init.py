@@ -75,19 +75,20 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
             hint="take the default answers: stoker init --yes; print the manifest: stoker init --dry-run",
         )
     settings = [name.rstrip("=") for name, _ in program_settings()]
-    found = read_script(
-        os.path.join(folder, script), shown=script, folder=folder, reserved=frozenset({*settings, *RESERVED})
-    )
+    reserved = frozenset({*settings, *RESERVED})
+    found = read_script(os.path.join(folder, script), shown=script, folder=folder, reserved=reserved)
     python = find_python("", folder=folder, environment=call.parts.settings.environment, own_prefix=sys.prefix)
     job = StarterJob(
         script=script,
         found=found,
         sweep={name: values_text(values) for name, values in suggested_sweep(found.options).items()},
-        output=found.output.name if found.output is not None else "",
+        output=found.output,
         metric=found.metrics[0] if found.metrics else "",
         environment=_environment(folder),
     )
     _introduce(call, job, python)
+    if renamed := [one.name for one in found.options if one.name.partition(".")[0][:-1] in reserved]:
+        call.out.note(f"{', '.join(renamed)}: Stoker has settings of these names, so the parameters end with _")
     if is_asked:
         job = _answered(call, job)
     text = job.manifest_text()
@@ -179,9 +180,8 @@ def _answered(call: CommandContext, job: StarterJob) -> StarterJob:
         suggested = " ".join(f"{name}={text}" for name, text in job.sweep.items())
         out.note(f"\n1. Which options to sweep? Names, or name=values; {_NONE} for none.")
         job = changed(job, sweep=_ask_sweep(call, suggested or _NONE, found))
-    usual = found.find(job.output)
     out.note(f"\n2. Where does it write results? An option, or a folder such as runs; {_NONE} for neither.")
-    output = _ask_output(call, usual.name if usual is not None else _NONE, found)
+    output = _ask_output(call, job.output or _NONE, found)
     out.note(f"\n3. Which metric ranks the trials? {_NONE} to choose it later.")
     metric = out.ask("metric", job.metric or _NONE)
     job = changed(job, output=output, metric="" if metric == _NONE else metric)

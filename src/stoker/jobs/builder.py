@@ -362,9 +362,12 @@ class JobBuilder:
             raise BadInput(f"--data {name}: no file or folder {source}", hint="a path; stoker submit takes other data")
         if not os.path.exists(place) or self.digest(place) != self.digest(source):
             lacks = "other data is there" if os.path.exists(place) else "nothing is there"
+            link = f"ln -s {shlex.quote(source)} {shlex.quote(name)}"
+            if not os.path.isdir(os.path.dirname(place)):
+                link = f"mkdir -p {shlex.quote(os.path.dirname(name))} && {link}"
             raise BadInput(
                 f"--data {name}: the program runs in this folder, and {lacks}",
-                hint=f"put it there: ln -s {shlex.quote(source)} {shlex.quote(name)}; stoker submit does it in a copy",
+                hint=f"put it there: {link}; stoker submit does it in a copy",
             )
 
     def _plans(self, recipe: Recipe, specs: Sequence[JobSpec]) -> list[Plan]:

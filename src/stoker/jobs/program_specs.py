@@ -33,6 +33,7 @@ from stoker.jobs.pack.environment_files import FoundEnvironment, find_environmen
 from stoker.jobs.program import FOUND, PLACES, ProgramFiles, ProgramWords, flat
 from stoker.jobs.recipe_specs import Note, Shared, with_all
 from stoker.jobs.requirements import PlanShapes, required_of_entry, required_of_program
+from stoker.jobs.starter_manifest import FILL_IN
 from stoker.protocol.job_checks import AT, DATA, PROJECT, RANKS, data_where
 from stoker.protocol.job_messages import checked_spec, spec_alike
 
@@ -359,6 +360,8 @@ class ProgramSpecBuilder:
         script = missing_script(entry.command, self._builder.folder)
         if script and "{" not in script:
             self._notes[f"{entry.name}: there is no {script} in {self._builder.folder}"] = None
+        for name in [name for name, value in entry.hyper.items() if value == FILL_IN]:
+            self._notes[f"{entry.name}: replace {FILL_IN} by the value of {name}"] = None
         return chosen
 
     def _offer_environment(self, argv: Sequence[str], words: str) -> None:

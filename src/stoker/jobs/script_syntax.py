@@ -11,15 +11,12 @@ import errno
 import math
 import operator as operators
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from stoker.core.errors import LocalFile, StokerError
 from stoker.core.text import one_line
-from stoker.engine.metrics.metric_names import is_measure, normal_name, preference, words_of
-from stoker.engine.metrics.printed import PrintedMetrics
 from stoker.host.durable import read_regular, translate
 
 LARGEST_BYTES = 1 << 20
@@ -232,76 +229,6 @@ def called(node: ast.expr) -> str:
         parts.append(node.attr)
         node = node.value
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else parts[0] if parts else ""
-
-
-# Metrics: the texts of a script's output, with numbers in their places, read as the program's output is.
-
-_PERCENT = re.compile(r"%[-+ #0-9.*]*[a-zA-Z]")
-_FIELD = re.compile(r"\{[^{}]*\}")
-_LOGGING = frozenset({"info", "warning", "print", "write", "set_description", "log_metric"})
-_TRAINERS = frozenset({"Trainer", "Seq2SeqTrainer", "SFTTrainer"})
-_WHOLE, _DECIMAL = "3", "0.5"
-
-
-def printed_metrics(modules: Iterable[ModuleSyntax]) -> tuple[str, ...]:
-    """Return the metrics that a script seems to print, the likeliest to rank by first."""
-    found: dict[str, None] = {}
-    for module in modules:
-        for call in module.calls:
-            # A number without a format may be either.
-            for line in (*_printed_lines(call, _WHOLE), *_printed_lines(call, _DECIMAL)):
-                values = PrintedMetrics().read(line[:_LONGEST_TEXT].encode(errors="replace")).values
-                found.update(dict.fromkeys(name for name in values if any(map(is_measure, words_of(name)))))
-        if module.is_importing("transformers", "trl") and not _TRAINERS.isdisjoint(module.names):
-            # What the library itself prints: {'loss': 2.3, …}, {'eval_loss': 2.1, …}
-            found.update(dict.fromkeys(["loss", normal_name("eval_loss")]))
-    return tuple(sorted(found, key=preference))
-
-
-def _printed_lines(call: ast.Call, number: str) -> list[str]:
-    """Return what a call may print; `number` is any number without a format."""
-    name = called(call.func).rpartition(".")[2]
-    if name == "set_postfix":
-        return [" ".join(f"{keyword.arg}={number}" for keyword in call.keywords if keyword.arg)]
-    if name == "log" and len(call.args) > 1:
-        # Lightning's self.log("val_loss", …)
-        return [f"{_shown(call.args[0], number)}={number}"]
-    if name not in _LOGGING:
-        return []
-    texts = [_shown(one, number) for one in call.args]
-    if len(texts) > 1 and "%" in texts[0]:
-        texts = [_with_numbers(_PERCENT, texts[0], number)]
-    return " ".join(texts).splitlines()
-
-
-def _shown(node: ast.expr, number: str, depth: int = 0) -> str:
-    """Return an expression as it may be printed: texts as they are, anything else as a number."""
-    shown = number
-    if depth > _MOST_NESTED:
-        return shown
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        shown = node.value
-    elif isinstance(node, ast.JoinedStr):
-        shown = "".join(_shown(part, number, depth + 1) for part in node.values)
-    elif isinstance(node, ast.FormattedValue) and isinstance(node.format_spec, ast.JoinedStr):
-        shown = _as_formatted(_shown(node.format_spec, number, depth + 1), number)
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        shown = _shown(node.left, number, depth + 1) + _shown(node.right, number, depth + 1)
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-        shown = _with_numbers(_PERCENT, _shown(node.left, number, depth + 1), number)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        shown = _with_numbers(_FIELD, _shown(node.func.value, number, depth + 1), number)
-    return shown
-
-
-def _with_numbers(place: re.Pattern[str], text: str, number: str) -> str:
-    return place.sub(lambda match: _as_formatted(match[0].rstrip("}"), number), text)
-
-
-def _as_formatted(spec: str, number: str) -> str:
-    if spec.endswith(("d", "i", ",", ".0f")):
-        return _WHOLE
-    return _DECIMAL if spec.endswith(("f", "e", "g", "%")) else number
 
 
 def decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Call]:

@@ -199,8 +199,9 @@ def test_hydra_keys_are_those_of_its_file_and_of_the_chosen_groups(tmp_path: Pat
         "hydra.run.dir": ("hydra.run.dir={hydra.run.dir}", None),
     }
     assert [option.name for option in found.options if option.is_required] == ["root"]
-    assert found.output is not None
-    assert found.output.filled("{out}") == ("hydra.run.dir={out}",)
+    option = found.find(found.output)
+    assert option is not None
+    assert option.filled("{out}") == ("hydra.run.dir={out}",)
 
 
 def test_a_stored_class_is_a_hydra_configuration_as_well(tmp_path: Path) -> None:
@@ -340,8 +341,7 @@ def test_constants_that_a_configurator_overrides(tmp_path: Path) -> None:
         "steps": ("--steps={steps}", 40),
     }
     assert found.metrics == ("val_loss", "train_loss")
-    assert found.output is not None
-    assert found.output.name == "out_dir"
+    assert found.output == "out_dir"
     assert suggested_sweep(found.options) == {"learning_rate": (0.0002, 0.0006, 0.002)}
 
 
@@ -375,6 +375,8 @@ def test_options_and_prints_of_modules_beside_the_script_count(tmp_path: Path) -
         ("logger.info('step %d: ppl %f', 3, p)", ("ppl",)),
         ("bar.set_postfix(loss=l)", ("loss",)),
         ("self.log('val_loss', l, prog_bar=True)", ("val_loss",)),
+        ("import keras\nmodel.fit(x, y, validation_split=0.1)", ("val_loss", "loss")),
+        ("import keras\nmodel.fit(x, y)", ("loss",)),
         ("print('listening on port', port, 'with', 3, 'workers')", ()),
     ],
 )
@@ -391,6 +393,8 @@ def test_folders_with_a_fixed_name_are_found(tmp_path: Path) -> None:
         os.makedirs("/etc/x"); os.makedirs("../up"); os.makedirs(where)
     """
     assert read(tmp_path, text).folders == ("runs/a", "checkpoints")
+    found = read(tmp_path, "import lightning as L\nL.Trainer(max_epochs=1).fit(model)")
+    assert (found.folders, found.output, found.uses_device) == (("lightning_logs",), "lightning_logs/", True)
 
 
 @pytest.mark.parametrize(
