@@ -80,7 +80,7 @@ def serving(
             if not line:
                 raise RuntimeError(f"stoker serve does not start:\n{(home / 'serve.log').read_text()[-2000:]}")
             url = json.loads((home / "state" / "serve.json").read_text())["url"]
-            yield Coordinator(url=url, pid=program.pid, home=home)
+            yield Coordinator(url=url, pid=json.loads(line)["pid"], home=home)
         finally:
             program.send_signal(signal.SIGTERM)
             try:

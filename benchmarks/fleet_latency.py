@@ -60,7 +60,7 @@ def starts(bench: Benchmark, peer: Installed) -> None:
     home = bench.home("starts")
     count = 1 if bench.quick else 20
     with fleet.serving(peer, home) as coordinator, working(peer, coordinator, "waits"):
-        _wait_for_machines(coordinator, 1)
+        _wait_for_machines(coordinator, 1, quick=bench.quick)
         asked, commanded = [], []
         side = str(harness.SIDES / "fleet_submit.py")
         command = [str(peer.python), side, coordinator.url, str(coordinator.token), str(home), str(count)]
@@ -78,7 +78,7 @@ def starts(bench: Benchmark, peer: Installed) -> None:
             subprocess.run([*program, sys.executable, "-c", STAMP, str(mark)], check=True, cwd=project,
                            stdout=_NOBODY, env=harness.environment_with(coordinator.environment))  # fmt: skip
             commanded.append(_read(mark) - started_s)
-            _wait_for_idle(coordinator)
+            _wait_for_idle(coordinator, quick=bench.quick)
     goal = Figure(best=GOAL_S, median=GOAL_S, runs=1)
     for words, value, most in (
         ("median", _at(asked, 0.5), 1.0),
@@ -110,20 +110,20 @@ def deaths(bench: Benchmark, peer: Installed) -> None:
         took = []
         for number in range(3):
             with working(peer, coordinator, f"dies{number}") as dying:
-                _wait_for_machines(coordinator, 1)
+                _wait_for_machines(coordinator, 1, quick=bench.quick)
                 mark = home / f"mark{number}"
                 program = [str(peer.program("stoker")), "submit", "--yes", "--quiet", "--name", f"long{number}", "--"]
                 subprocess.run([*program, sys.executable, "-c", STAY, str(mark)], check=True, cwd=project,
                                stdout=_NOBODY, env=harness.environment_with(coordinator.environment))  # fmt: skip
                 _read(mark)
                 with working(peer, coordinator, f"lives{number}"):
-                    _wait_for_machines(coordinator, 2)
+                    _wait_for_machines(coordinator, 2, quick=bench.quick)
                     mark.unlink()
                     killed_s = time.time()
                     _kill_family(dying.pid)
                     took.append(_read(mark) - killed_s)
                     coordinator_cancel(peer, coordinator, f"long{number}")
-            _wait_for_idle(coordinator)
+            _wait_for_idle(coordinator, quick=bench.quick)
     goal = Figure(best=LEASE_S + 5, median=LEASE_S + 5, runs=1)
     bench.rows.append(
         Row(
@@ -179,22 +179,24 @@ def _kill_family(pid: int) -> None:
             continue
 
 
-def _wait_for_machines(coordinator: Coordinator, count: int) -> None:
+def _wait_for_machines(coordinator: Coordinator, count: int, *, quick: bool) -> None:
     _until(
         lambda: sum(one["state"] in ("ready", "busy") for one in coordinator.get("/v1/machines")["machines"]) >= count,
         ASKING_PAUSE_S,
     )
     # A worker keeps a process warm for its next job; one that has waited a moment has it.
-    time.sleep(2)
+    if not quick:
+        time.sleep(2)
 
 
-def _wait_for_idle(coordinator: Coordinator) -> None:
+def _wait_for_idle(coordinator: Coordinator, *, quick: bool) -> None:
     def is_idle() -> bool:
         jobs = coordinator.get("/v1/status")["jobs"]
         return not any(jobs.get(state) for state in ("pending", "claimed", "running"))
 
     _until(is_idle, ASKING_PAUSE_S)
-    time.sleep(1)
+    if not quick:
+        time.sleep(1)
 
 
 def _read(mark: Path) -> float:

@@ -49,14 +49,16 @@ def _measured(bench: Benchmark, peer: Installed) -> dict[str, list[float]]:
     project = _project(bench.home("project"), bench)
     took: dict[str, list[float]] = {"bare": [], "full": []}
     with fleet.serving(peer, home) as coordinator, working(peer, coordinator, "waits"):
-        _wait_for_machines(coordinator, 1)
+        _wait_for_machines(coordinator, 1, quick=bench.quick)
         for number in range(1 if bench.quick else 1 + ROUNDS):
             for way, seconds in took.items():
-                seconds.append(_submitted(peer, coordinator, project, way, number))
+                seconds.append(_submitted(bench, peer, coordinator, project, way, number))
     return took if bench.quick else {way: seconds[1:] for way, seconds in took.items()}
 
 
-def _submitted(peer: Installed, coordinator: Coordinator, project: Path, way: str, number: int) -> float:
+def _submitted(
+    bench: Benchmark, peer: Installed, coordinator: Coordinator, project: Path, way: str, number: int
+) -> float:
     mark = coordinator.home / f"{way}{number}"
     manifest = project / "manifest.toml"
     brought = 'env = "requirements.txt"\ndata = { DATA = "data.bin" }' if way == "full" else 'code = "in-place"'
@@ -72,7 +74,7 @@ def _submitted(peer: Installed, coordinator: Coordinator, project: Path, way: st
         env=harness.environment_with(coordinator.environment),
     )
     took = _read(mark) - started_s
-    _wait_for_idle(coordinator)
+    _wait_for_idle(coordinator, quick=bench.quick)
     return took
 
 

@@ -31,7 +31,8 @@ from tests.servers.unix_http import UnixConnection
 
 PATIENCE_S = 180.0
 WARM = 5
-ATTACKERS = ("nice", "-n", "10")
+ATTACKERS: tuple[str, ...] = ("nice", "-n", "10")
+"""What attackers are started by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,14 +113,26 @@ def ask(target: Target, requests: Sequence[Mapping[str, Any]]) -> None:
             connection.close()
 
 
-def flood(target: Target, seconds: float, most_bytes: int, sorts: Sequence[str] = tuple(FLOODS)) -> None:
-    """Pour each sort for a while, on a new connection when one is cut; say how much was taken of the longest."""
-    for sort in sorts:
+def flood(
+    target: Target, seconds: float, most_bytes: int, sorts: Sequence[str] = tuple(FLOODS), *, at_once: bool = False
+) -> None:
+    """Pour each sort for a while, on a new connection when one is cut; say how much was taken of the longest.
+
+    One sort after the other, or all at once.
+    """
+    # Most attackers need no pool, and many are started.
+    from concurrent.futures import ThreadPoolExecutor
+
+    def one(sort: str) -> dict[str, Any]:
         until_s, longest_bytes, count = time.monotonic() + seconds, 0, 0
         while count == 0 or (time.monotonic() < until_s and longest_bytes < most_bytes):
             longest_bytes = max(longest_bytes, pour(target, FLOODS[sort](host_of(target).encode()), most_bytes))
             count += 1
-        say({"sort": sort, "connections": count, "longest_bytes": longest_bytes})
+        return {"sort": sort, "connections": count, "longest_bytes": longest_bytes}
+
+    with ThreadPoolExecutor(len(sorts) if at_once else 1) as pool:
+        for came in pool.map(one, sorts):
+            say(came)
 
 
 def pour(target: Target, pieces: Iterator[bytes], most_bytes: int) -> int:
