@@ -43,6 +43,7 @@ class Prompt:
 
     def __init__(self, shell: str, folder: Path, env: dict[str, str]) -> None:
         self.shell = shell
+        self.folder = folder
         self._master, slave = pty.openpty()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _ON_ITS_TERMINAL, *_COMMANDS[shell]],

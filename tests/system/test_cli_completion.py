@@ -220,10 +220,12 @@ def test_names_are_remembered_newest_first_and_not_without_a_home(tmp_path: Path
 # Real shells.
 
 
-@pytest.fixture(params=["bash", "zsh", "fish"])
-def prompt(request: pytest.FixtureRequest, shell: Shell) -> Iterator[Prompt]:
+@pytest.fixture(scope="module", params=["bash", "zsh", "fish"])
+def prompt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, index: Path) -> Iterator[Prompt]:
+    """A prompt of each shell, for all tests: each of them leaves an empty line."""
     if shutil.which(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
+    shell = Shell(tmp_path_factory.mktemp(request.param), index=index)
     for number, name in enumerate(["resnet", *HOSTILE, *UNPRINTABLE]):
         add_job(shell, name, number)
     (shell.folder / "train.py").touch()
@@ -255,26 +257,26 @@ def test_tab_completes_at_a_real_prompt(prompt: Prompt, typed: str, line: str) -
     assert prompt.complete(typed).rstrip(" ") == line
 
 
-def test_hostile_names_reach_the_program_as_they_are_and_run_nothing(prompt: Prompt, shell: Shell) -> None:
+def test_hostile_names_reach_the_program_as_they_are_and_run_nothing(prompt: Prompt) -> None:
     for name, begin in HOSTILE.items():
         typed = "".join(char if char.isalnum() else f"\\{char}" for char in begin)
         line = prompt.complete(f"stoker logs {typed}").removeprefix("stoker logs ")
         shown = prompt.run(f"printf '[%s]' {line}")
         assert f"[{name}]" in shown, (name, line)
-    assert not (shell.folder / "pwned").exists()
+    assert not (prompt.folder / "pwned").exists()
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])
-def test_hostile_names_stay_inside_of_an_open_quote(prompt: Prompt, shell: Shell, quote: str) -> None:
+def test_hostile_names_stay_inside_of_an_open_quote(prompt: Prompt, quote: str) -> None:
     begin = {"'": "$(", '"': "\\$("}[quote]
     line = prompt.complete(f"stoker logs {quote}{begin}").removeprefix("stoker logs ")
     assert "[$(touch pwned)]" in prompt.run(f"printf '[%s]' {line}")
-    assert not (shell.folder / "pwned").exists()
+    assert not (prompt.folder / "pwned").exists()
 
 
-def test_only_a_program_of_its_name_is_called(prompt: Prompt, shell: Shell) -> None:
-    (shell.folder / "other").write_text("#!/bin/sh\ntouch pwned\n")
-    (shell.folder / "other").chmod(0o755)
+def test_only_a_program_of_its_name_is_called(prompt: Prompt) -> None:
+    (prompt.folder / "other").write_text("#!/bin/sh\ntouch pwned\n")
+    (prompt.folder / "other").chmod(0o755)
     prompt.run(
         {
             "bash": "complete -o nospace -F _stoker other",
@@ -283,12 +285,12 @@ def test_only_a_program_of_its_name_is_called(prompt: Prompt, shell: Shell) -> N
         }[prompt.shell]
     )
     assert prompt.complete("./other ru").rstrip(" ") == "./other run"
-    assert not (shell.folder / "pwned").exists()
+    assert not (prompt.folder / "pwned").exists()
 
 
-def test_a_failing_program_leaves_the_prompt_alone(prompt: Prompt, shell: Shell) -> None:
-    (shell.folder / "stoker").write_text("#!/bin/sh\necho out; echo broken >&2; exit 3\n")
-    (shell.folder / "stoker").chmod(0o755)
+def test_a_failing_program_leaves_the_prompt_alone(prompt: Prompt) -> None:
+    (prompt.folder / "stoker").write_text("#!/bin/sh\necho out; echo broken >&2; exit 3\n")
+    (prompt.folder / "stoker").chmod(0o755)
     assert "broken" not in prompt.complete("./stoker run x")
     assert "broken" not in prompt.seen.rpartition("./stoker")[2]
 
