@@ -4,7 +4,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 STOKER_HOME=$(mktemp -d)
 export STOKER_HOME
 mkdir -p served fetched
-head -c 15000000 /dev/urandom > served/model.bin
+head -c 7000000 /dev/urandom > served/model.bin
 coproc SERVER { cd served && exec python3 "$here/serve.py"; }
 trap 'kill "$SERVER_PID" 2>/dev/null || true; rm -rf "$STOKER_HOME"' EXIT
 read -r address <&"${SERVER[0]}"

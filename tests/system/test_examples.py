@@ -10,6 +10,12 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBERED = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and path.name[:2].isdigit())
+SLOW = {
+    # `test_cli_run.py` and `test_cli_store.py` have its commands on a recipe that imports nothing.
+    "06_why_did_it_run",
+    # `test_cli_language.py` and `test_cli_adapters.py` have its commands on smaller trainings.
+    "18_adapters",
+}
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +24,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-@pytest.mark.parametrize("example", NUMBERED, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, id=path.name, marks=pytest.mark.slow if path.name in SLOW else ()) for path in NUMBERED],
+)
 def test_an_example_runs_as_it_stands(example: Path, home: Path, programs: Path, tmp_path: Path) -> None:
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     ended = subprocess.run(
