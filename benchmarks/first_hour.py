@@ -1,9 +1,14 @@
 """Does somebody else's training program show curves, a best trial and a resume after kill -9, unchanged?
 
 Each program runs as a sweep of two trials, then once more alone: that run is killed with its `stoker` by kill -9 in the
-middle, and the same line is given again. `--sources DIR` names a folder with the checkouts of the programs, by the
-names below; one that is not there is said to be missing. Without it, and in the smoke run, a miniature of our own is
-tried. Programs that need libraries run with `--python` (default: the interpreter that runs this).
+middle, and the same line is given again. Then it goes to a coordinator with one worker: there its process is killed
+with kill -9, of one program also the whole worker, which is started again. The job has to be retried, to resume and to
+end with a result by itself. A program without checkpoints is submitted as the sweep.
+
+`--sources DIR` names a folder with the checkouts of the programs, by the names below; one that is not there is said to
+be missing. Without it, and in the smoke run, a miniature of our own is tried. `first_hour_programs/` has what a user of
+a library would write after its own pages. Programs that need libraries run with `--python` (default: the interpreter
+that runs this), and one whose libraries it lacks is said to be missing.
 
     DIR/nanoGPT          github.com/karpathy/nanoGPT
     DIR/examples         github.com/pytorch/examples
@@ -12,47 +17,59 @@ tried. Programs that need libraries run with `--python` (default: the interprete
 from __future__ import annotations
 
 import array
-import importlib.util
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import fleet
 import harness
+from fleet import Coordinator
 from harness import Benchmark, Figure, Row
 from peers import Installed
 
 PROGRAMS = Path(__file__).resolve().parent / "first_hour_programs"
 TEXT = "the quick brown fox jumps over the lazy dog and runs through the forest again. "
-LIMIT_S = 600.0
+LIMIT_S = 180.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Two programs run at a time, one here and one on the fleet."""
+HEADS = ["program", "commit", "curves", "best of the sweep", "after kill -9", "on the fleet", "needs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A program: what its sweep and its long run are given after `stoker run`."""
+    """A program: what its sweep and its long run are given after `stoker run`, and `stoker submit`."""
 
     name: str
-    folder: str
+    folder: str = ""
     """In the sources; empty: one of ours."""
     script: str
     sweep: tuple[str, ...]
     long: tuple[str, ...] = ()
     """Empty: it has no checkpoints to resume from."""
     kill_at: str = ""
-    """The log of the long run has this when it is killed."""
-    resumed: str = ""
-    """The log of the run after it has this."""
-    needs: str = ""
-    prepare: Callable[[Path], None] = lambda _folder: None
+    """The log of the long run has this when it is killed; empty: as soon as there is a checkpoint."""
+    fleet: tuple[str, ...] = ()
+    """What only `submit` needs."""
+    kills: tuple[str, ...] = ("process",)
+    """What is killed on the fleet, each in a job of its own."""
+    needs: tuple[str, ...] = ()
+    """Distributions; the first one names the library."""
+    options: str = ""
+    """What a user has to add to the program's own line, and why."""
+    prepare: Callable[[Path, str], None] = lambda _folder, _python: None
 
 
-def _shakespeare(folder: Path) -> None:
+def _shakespeare(folder: Path, _python: str) -> None:
     """Write a small data set of our own text where nanoGPT's own script would put its."""
     place, text = folder / "data" / "shakespeare_char", TEXT * 3000
     place.mkdir(parents=True, exist_ok=True)
@@ -64,11 +81,18 @@ def _shakespeare(folder: Path) -> None:
     (place / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(number), "itos": names, "stoi": number}))
 
 
-def _corpus(folder: Path) -> None:
+def _corpus(folder: Path, _python: str) -> None:
     place = folder / "own_text"
     place.mkdir(exist_ok=True)
     for name in ("train", "valid", "test"):
         (place / f"{name}.txt").write_text(f"{TEXT}\n" * 100)
+
+
+def _sine_waves(folder: Path, python: str) -> None:
+    """Write what the program's own script writes, with fewer and shorter waves."""
+    waves = "numpy.sin((numpy.arange(100) + 9 * numpy.arange(10)[:, None]) / 20)"
+    code = f"import numpy, torch; torch.save({waves}, open('traindata.pt', 'wb'))"
+    subprocess.run([python, "-c", code], cwd=folder, check=True, capture_output=True)
 
 
 _NANO = (
@@ -79,12 +103,10 @@ _NANO = (
 _WORDS = ("--data", "own_text", "--epochs", "1", "--emsize", "16", "--nhid", "16", "--nlayers", "1", "--bptt", "10")
 MINIATURE = Case(
     name="a miniature of our own",
-    folder="",
     script="miniature.py",
     sweep=("lr=0.1,1", "--", "python", "miniature.py", "--lr", "{lr}", "--steps", "10"),
-    long=("outputs=runs/", "--", "python", "miniature.py", "--steps", "100", "--init_from={resume?resume:scratch}"),
-    kill_at="step 20:",
-    resumed="resumes from runs/ckpt.pt",
+    long=("outputs=runs/", "--", "python", "miniature.py", "--steps", "50", "--init_from={resume?resume:scratch}"),
+    kill_at="step 10:",
 )
 CASES = (
     MINIATURE,
@@ -95,8 +117,11 @@ CASES = (
         sweep=("lr=1e-3,1e-2", "--", *_NANO, "--max_iters=40", "--learning_rate={lr}"),
         long=("outputs=runs/", "--", *_NANO, "--max_iters=600", "--init_from={resume?resume:scratch}"),
         kill_at="step 60:",
-        resumed="Resuming training from runs",
-        needs="torch",
+        fleet=("--data", "data/shakespeare_char=data/shakespeare_char"),
+        kills=("process", "worker"),
+        needs=("torch", "numpy"),
+        options="`--init_from={resume?resume:scratch}`: the program resumes only if asked to; "
+        "`--data` on the fleet: git ignores its data",
         prepare=_shakespeare,
     ),
     Case(
@@ -104,59 +129,156 @@ CASES = (
         folder="examples/regression",
         script="main.py",
         sweep=("n=1,2", "--", "python", "main.py"),
-        needs="torch",
+        needs=("torch",),
     ),
     Case(
         name="PyTorch word_language_model",
         folder="examples/word_language_model",
         script="main.py",
         sweep=("lr=20,2", "--", "python", "main.py", *_WORDS, "--lr", "{lr}", "--save", "{out}/model.pt"),
-        needs="torch",
+        needs=("torch",),
         prepare=_corpus,
     ),
     Case(
+        name="PyTorch time_sequence_prediction",
+        folder="examples/time_sequence_prediction",
+        script="train.py",
+        sweep=(
+            *("steps=1,2", "env.TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"),
+            *("--", "python", "train.py", "--steps", "{steps}"),
+        ),
+        needs=("torch", "numpy", "matplotlib"),
+        options="`env.TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1`: it does not run with torch ≥ 2.6 otherwise, "
+        "with Stoker or without",
+        prepare=_sine_waves,
+    ),
+    Case(
         name="Hugging Face Trainer",
-        folder="",
         script="hf_trainer.py",
         sweep=("lr=1e-4,1e-3", "--", "python", "hf_trainer.py", "--lr", "{lr}", "--output_dir", "{out}"),
         long=(
-            *("outputs=runs/", "--", "python", "hf_trainer.py", "--steps", "3000"),
+            *("outputs=runs/", "--", "python", "hf_trainer.py", "--steps", "300"),
             *("--resume_from_checkpoint", "{resume}"),
         ),
         kill_at="'eval_loss'",
-        resumed="resumes from runs/checkpoint-",
-        needs="transformers",
+        needs=("transformers", "torch", "accelerate"),
+        options="`--resume_from_checkpoint {resume}`: the program resumes only if asked to",
+    ),
+    Case(
+        name="TRL SFT",
+        script="trl_sft.py",
+        sweep=("lr=1e-4,1e-2", "--", "python", "trl_sft.py", "--learning_rate", "{lr}", "--output_dir", "{out}"),
+        long=(
+            *("outputs=runs/", "--", "python", "trl_sft.py", "--max_steps", "300"),
+            *("--resume_from_checkpoint", "{resume}"),
+        ),
+        kill_at="'eval_loss'",
+        needs=("trl", "transformers", "datasets", "torch", "accelerate"),
+        options="`--resume_from_checkpoint {resume}`: the same",
+    ),
+    Case(
+        name="Lightning",
+        script="lightning_fit.py",
+        sweep=("lr=1e-4,1e-2", "--", "python", "lightning_fit.py", "--lr", "{lr}", "--log_dir", "{out}"),
+        long=("outputs=logs/", "--", "python", "lightning_fit.py", "--max_epochs", "30", "--ckpt_path", "{resume}"),
+        needs=("lightning", "torch"),
+        options="`--ckpt_path {resume}`: the same",
+    ),
+    Case(
+        name="Keras on torch",
+        script="keras_fit.py",
+        sweep=("lr=1e-3,1e-1", "--", "python", "keras_fit.py", "--lr", "{lr}", "--checkpoints", "{out}"),
+        long=("outputs=runs/", "--", "python", "keras_fit.py", "--epochs", "40", "--resume", "{resume}"),
+        kill_at="Epoch 3/",
+        needs=("keras", "torch"),
+        options="`--resume {resume}`: the same",
+    ),
+    Case(
+        name="XGBoost",
+        script="xgboost_fit.py",
+        sweep=("eta=0.01,0.3", "--", "python", "xgboost_fit.py", "--eta", "{eta}", "--checkpoints", "{out}"),
+        long=("outputs=runs/", "--", "python", "xgboost_fit.py", "--rounds", "1000", "--xgb_model", "{resume}"),
+        kill_at="[30]",
+        needs=("xgboost", "scikit-learn"),
+        options="`--xgb_model {resume}`: the same",
+    ),
+    Case(
+        name="LightGBM",
+        script="lightgbm_train.py",
+        sweep=("lr=0.01,0.3", "--", "python", "lightgbm_train.py", "--learning_rate", "{lr}"),
+        needs=("lightgbm", "numpy"),
     ),
     Case(
         name="scikit-learn, verbose",
-        folder="",
         script="sklearn_verbose.py",
         sweep=("lr=0.01,0.1", "--", "python", "sklearn_verbose.py", "{lr}"),
-        needs="sklearn",
+        needs=("scikit-learn",),
+    ),
+    Case(
+        name="Ultralytics",
+        script="ultralytics_train.py",
+        sweep=("lr0=0.001,0.01", "--", "python", "ultralytics_train.py", "--lr0", "{lr0}", "--project", "{out}"),
+        long=("outputs=runs/", "--", "python", "ultralytics_train.py", "--epochs", "20", "--resume", "{resume}"),
+        kill_at="3/20",
+        needs=("ultralytics", "torch"),
+        options="`--resume {resume}`: the same",
     ),
 )
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """A program in a folder of its own, and the commands that are typed there."""
+
+    case: Case
+    folder: Path
+    home: Path
+    words: tuple[str, ...]
+    """Given to `stoker run` and `stoker submit` alike."""
+    stoker: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.stoker, *words], cwd=self.folder, env=self._settings(), capture_output=True, text=True,
+            timeout=LIMIT_S + 60, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(
+            [self.stoker, *words], cwd=self.folder, env=self._settings(), stdin=quiet, stdout=quiet, stderr=quiet,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def _settings(self) -> dict[str, str]:
+        return harness.environment_with({"STOKER_HOME": str(self.home), **ONE_THREAD, **self.environment})
 
 
 def main() -> int:
     parser = harness.options(__doc__)
     parser.add_argument("--sources", type=Path, help="folder with checkouts of the programs")
     parser.add_argument("--python", default=sys.executable, help="interpreter with the libraries that they need")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="try only programs so named")
     asked = parser.parse_args()
     bench = harness.begin("first_hour", __doc__.splitlines()[0], asked)
     stoker = bench.peer("stoker")
     if not isinstance(stoker, Installed):
         return bench.finish()
-    bench.verdicts = [["program", "commit", "curves", "best of the sweep", "after kill -9"]]
+    bench.verdicts = [HEADS]
     faults = 0
-    for case in (MINIATURE,) if bench.quick else CASES:
-        why = _why_not(case, asked.sources)
-        if why:
-            bench.verdicts.append([case.name, why, "", "", ""])
-            continue
-        bench.say(case.name)
-        line = _try(bench, stoker, case, asked.sources, asked.python)
-        faults += any(word.startswith("none") for word in line)
-        bench.verdicts.append(line)
+    cases = [case for case in CASES if not asked.only or any(name in case.name for name in asked.only)]
+    with _fleet(stoker, bench.home("fleet")) as ours:
+        for case in (MINIATURE,) if bench.quick else cases:
+            why = _why_not(bench, case, asked.sources, asked.python)
+            if why:
+                bench.verdicts.append([case.name, why, *[""] * (len(HEADS) - 2)])
+                continue
+            begun_s = time.monotonic()
+            line = _try(bench, stoker, ours, case, asked.sources, asked.python)
+            bench.say(f"{' | '.join(line)}  ({time.monotonic() - begun_s:.0f} s)")
+            faults += any("none" in word for word in line)
+            bench.verdicts.append(line)
     bench.rows.append(
         Row(
             question="programs that lack something",
@@ -170,74 +292,216 @@ def main() -> int:
     return bench.finish()
 
 
-def _why_not(case: Case, sources: Path | None) -> str:
+def _why_not(bench: Benchmark, case: Case, sources: Path | None, python: str) -> str:
+    """Return why a program can't be tried here, or nothing; the versions of its libraries are reported."""
     if case.folder and (sources is None or not (sources / case.folder / case.script).exists()):
         return "not in --sources"
-    return f"{case.needs} is not installed" if case.needs and importlib.util.find_spec(case.needs) is None else ""
+    for name in case.needs:
+        if name not in bench.versions:
+            code = f"from importlib.metadata import version; print(version({name!r}))"
+            done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+            if done.returncode:
+                return f"{name} is not installed"
+            bench.versions[name] = done.stdout.strip()
+    return ""
 
 
-def _try(bench: Benchmark, stoker: Installed, case: Case, sources: Path | None, python: str) -> list[str]:
+def _try(bench: Benchmark, stoker: Installed, ours: Fleet, case: Case, sources: Path | None, python: str) -> list[str]:
+    """Return the line of one program in the table."""
     home = bench.home(case.name.replace(" ", "_"))
     folder = home / "work"
-    original = PROGRAMS if not case.folder else (sources or PROGRAMS) / case.folder
-    folder.mkdir()
-    for path in original.iterdir():
-        if path.name not in (".git", "runs", "stoker-out"):
-            (folder / path.name).symlink_to(path)
-    # What is written here must not be written there.
-    (folder / "data").unlink(missing_ok=True)
-    case.prepare(folder)
-    env = {**os.environ, "STOKER_HOME": str(home / "home"), "STOKER_LEDGER": str(home / "ledger")}
-    command = [str(stoker.python.parent / "stoker"), "run", "--name", "case", f"python={python}"]
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-
-    swept = run(*command, *case.sweep)
-    if swept.returncode != 0:
-        return [case.name, _commit(original), f"none: {swept.stderr.strip().splitlines()[-1][:80]}", "", ""]
-    compared = run(command[0], "compare", "case", "--no-plots", "--json")
-    trials = [json.loads(line) for line in compared.stdout.splitlines()]
-    names = sorted({name for trial in trials for name in trial.get("metrics", {})})
-    best = next((line for line in swept.stdout.splitlines() if "Best " in line), "none").strip()
-    resumed = "no checkpoints" if not case.long else _killed(case, command, folder, env, home / "home", run)
-    return [case.name, _commit(original), ", ".join(names) or "none", best.partition("Best ")[2] or best, resumed]
-
-
-def _killed(
-    case: Case,
-    command: list[str],
-    folder: Path,
-    env: dict[str, str],
-    home: Path,
-    run: Callable[..., subprocess.CompletedProcess[str]],
-) -> str:
-    """Kill the long run in the middle with everything of it, give the same line again, and say whether it went on."""
-    known = set(home.glob("runs/*"))
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(
-        [*command, *case.long], cwd=folder, env=env, stdout=quiet, stderr=quiet, start_new_session=True
+    original = sources / case.folder if case.folder and sources else PROGRAMS
+    if case.folder:
+        shutil.copytree(original, folder, ignore=shutil.ignore_patterns("runs", "stoker-out", "wikitext-2"))
+    else:
+        folder.mkdir()
+        shutil.copy(original / case.script, folder)
+    case.prepare(folder, python)
+    shutil.copytree(folder, home / "submitted")
+    trial = Trial(
+        case=case,
+        folder=folder,
+        home=home / "home",
+        words=("--name", folder.parent.name, f"python={python}"),
+        stoker=str(stoker.program("stoker")),
+        environment={"STOKER_LEDGER": str(home / "ledger")},
     )
-    limit_s = time.monotonic() + LIMIT_S
-    while time.monotonic() < limit_s and process.poll() is None:
-        logs = [log for job in set(home.glob("runs/*")) - known for log in job.glob("logs/run.log")]
-        if any(case.kill_at in log.read_text(errors="replace") for log in logs):
-            break
-        time.sleep(0.2)
-    # Long enough for a checkpoint to be seen.
-    time.sleep(5)
+    swept = trial.run("run", *trial.words, *case.sweep)
+    if swept.returncode != 0:
+        return [case.name, _commit(original), f"none: {_last_line(swept)}", "", "", "", case.options]
+    best = next((line for line in swept.stdout.splitlines() if "Best " in line), "none").strip()
+    curves = _curves(trial) or "none"
+    # Most of either is waiting.
+    with ThreadPoolExecutor(2) as both:
+        here = both.submit(_after_kill, trial) if case.long else None
+        there = both.submit(_on_the_fleet, trial, ours)
+        return [
+            case.name,
+            _commit(original),
+            curves,
+            best.partition("Best ")[2] or best,
+            here.result() if here else "no checkpoints",
+            there.result(),
+            case.options,
+        ]
+
+
+def _curves(trial: Trial) -> str:
+    compared = trial.run("compare", trial.folder.parent.name, "--no-plots", "--json")
+    trials = [json.loads(line) for line in compared.stdout.splitlines()]
+    return ", ".join(sorted({name for trial in trials for name in trial.get("metrics", {})}))
+
+
+def _after_kill(trial: Trial) -> str:
+    """Kill the long run in the middle with everything of it, give the same line again, and say whether it resumed."""
+    name = trial.folder.parent.name
+    process = trial.start("run", *trial.words, *trial.case.long)
+    reached = _until(lambda: _has_checkpoint(trial.home, name, trial.case.kill_at) or process.poll() is not None)
+    if process.poll() is not None:
+        return "none: it ended before a checkpoint was seen"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    again = run(*command, *case.long)
+    if not reached:
+        return "none: no checkpoint was seen"
+    again = trial.run("run", *trial.words, *trial.case.long)
     if again.returncode != 0:
-        return f"none: {again.stderr.strip().splitlines()[-1][:80]}"
-    log = run(command[0], "logs", "case").stdout
-    return "resumed" if case.resumed in log else "none: it began again"
+        return f"none: {_last_line(again)}"
+    return _resumed(trial.run("logs", name).stdout)
+
+
+def _resumed(log: str) -> str:
+    line = next((line for line in log.splitlines() if line.startswith("resumes from ")), "")
+    return f"resumed from {line.split()[2].rstrip(':')}" if line else "none: it began again"
+
+
+@dataclass(slots=True, kw_only=True)
+class Fleet:
+    """A coordinator and its one worker."""
+
+    coordinator: Coordinator
+    worker_home: Path
+    stoker: str
+    worker: subprocess.Popen[bytes] | None = None
+
+    def start_worker(self) -> None:
+        self.worker_home.mkdir(exist_ok=True)
+        with (self.worker_home / "work.log").open("ab") as log:
+            self.worker = subprocess.Popen(
+                [self.stoker, "work", "--join", self.coordinator.url, "--name", "bench", "--slots", "1"],
+                env=harness.environment_with({"STOKER_HOME": str(self.worker_home), **ONE_THREAD}),
+                cwd=self.worker_home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def stop_worker(self) -> None:
+        if self.worker is not None:
+            self.worker.send_signal(signal.SIGTERM)
+            self.worker.wait(60)
+
+
+@contextmanager
+def _fleet(stoker: Installed, home: Path) -> Iterator[Fleet]:
+    with fleet.serving(stoker, home) as coordinator:
+        ours = Fleet(coordinator=coordinator, worker_home=home / "worker", stoker=str(stoker.program("stoker")))
+        ours.start_worker()
+        try:
+            yield ours
+        finally:
+            ours.stop_worker()
+
+
+def _on_the_fleet(trial: Trial, ours: Fleet) -> str:
+    """Submit the long run once for each thing that is killed, or the sweep of a program without checkpoints."""
+    there = Trial(
+        case=trial.case,
+        folder=trial.folder.with_name("submitted"),
+        home=ours.coordinator.home,
+        words=trial.words,
+        stoker=trial.stoker,
+    )
+    if not trial.case.long:
+        return _submitted(there, trial.folder.parent.name, trial.case.sweep)
+    found = [_killed_there(there, ours, what) for what in trial.case.kills]
+    return "; ".join(found)
+
+
+def _submitted(trial: Trial, name: str, words: tuple[str, ...]) -> str:
+    submitted = trial.run("submit", "--yes", *trial.words, "--name", name, *trial.case.fleet, *words)
+    if submitted.returncode != 0:
+        return f"none: {_last_line(submitted)}"
+    waited = trial.run("jobs", "wait", name, "--timeout", f"{LIMIT_S:.0f}s")
+    return "completed" if waited.returncode == 0 else f"none: {_last_line(waited)}"
+
+
+def _killed_there(trial: Trial, ours: Fleet, what: str) -> str:
+    """Kill a job's process, or its worker with everything below, and return how the job ended."""
+    name = f"{trial.folder.parent.name}-{what}"
+    # A job of its own, although the program is the same: the setting makes the difference.
+    words = (*trial.words, "--name", name, f"killed={what}", *trial.case.fleet, *trial.case.long)
+    submitted = trial.run("submit", "--yes", *words)
+    if submitted.returncode != 0:
+        return f"none: {_last_line(submitted)}"
+    if not _until(lambda: _has_checkpoint(ours.worker_home, name, trial.case.kill_at)):
+        return "none: no checkpoint was seen"
+    processes = _processes_of(name)
+    if what == "worker":
+        assert ours.worker is not None
+        ours.worker.kill()
+        ours.worker.wait()
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+    if what == "worker":
+        ours.start_worker()
+    waited = trial.run("jobs", "wait", name, "--timeout", f"{LIMIT_S:.0f}s")
+    if waited.returncode != 0:
+        return f"none: {_last_line(waited)}"
+    return f"{what} killed: {_resumed(trial.run('logs', name).stdout)}"
+
+
+def _has_checkpoint(home: Path, name: str, printed: str) -> bool:
+    """Return True if a job's running program has printed something, and a checkpoint of it was kept."""
+    for process in _processes_of(name):
+        settings = _environment_of(process)
+        log = Path(settings.get("STOKER_METRICS", "")).parents[1] / "logs" / "run.log"
+        kept = Path(settings.get("STOKER_SCRATCH", "")) / "checkpoints.json"
+        if log.is_relative_to(home) and kept.exists() and printed in log.read_text(errors="replace"):
+            return True
+    return False
+
+
+def _processes_of(name: str) -> list[int]:
+    """Return the processes of a job's program, seen from outside."""
+    return [
+        int(folder.name)
+        for folder in Path("/proc").iterdir()
+        if folder.name.isdigit() and _environment_of(int(folder.name)).get("STOKER_JOB_NAME") == name
+    ]
+
+
+def _environment_of(process: int) -> dict[str, str]:
+    try:
+        words = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _until(is_so: Callable[[], bool]) -> bool:
+    limit_s = time.monotonic() + LIMIT_S
+    while not is_so():
+        if time.monotonic() > limit_s:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return lines[-1][:120] if lines else f"exit {done.returncode}"
 
 
 def _commit(folder: Path) -> str:
     done = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout[:12] or "-"
+    return done.stdout[:12] if folder != PROGRAMS and done.returncode == 0 else "-"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ if asked.init_from == "resume":
 os.makedirs(asked.out_dir, exist_ok=True)
 while step < asked.steps:
     step += 1
-    time.sleep(0.1)
+    time.sleep(0.1 if step > 10 else 0.01)
     loss = 1 / (1 + asked.lr * step)
     print(f"iter {step}: loss {loss:.4f}, time 100.00ms")
     if step % 10 == 0:

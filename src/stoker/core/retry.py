@@ -213,7 +213,9 @@ def _after_loss(spent: BudgetUsage, budgets: Budgets, randomness: float) -> JobR
     if spent.workers_lost >= budgets.poisoned:
         return JobFailure(cause=POISON, why=f"{spent.workers_lost} different workers went away while they ran it")
     if spent.lost >= budgets.lost:
-        return JobFailure(cause=FailureCause.LOST, why=f"its worker was lost {spent.lost} times of {budgets.lost}")
-    # The worker is lost, the job is not at fault: the first retry is immediate.
+        return JobFailure(
+            cause=FailureCause.LOST, why=f"its process or worker was lost {spent.lost} times of {budgets.lost}"
+        )
+    # The job is not at fault: the first retry is immediate.
     again_s = 0.0 if spent.lost <= 1 else pause_after(spent.lost - 1, randomness)
-    return JobRetry(pause_s=again_s, why=f"its worker was lost, {spent.lost} of {budgets.lost}")
+    return JobRetry(pause_s=again_s, why=f"its process or worker was lost, {spent.lost} of {budgets.lost}")

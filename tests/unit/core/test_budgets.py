@@ -43,9 +43,11 @@ def test_what_would_fail_again_is_not_tried_again(cause: str) -> None:
 
 
 def test_a_lost_worker_is_charged_to_a_budget_of_its_own() -> None:
-    assert decided("lost", BudgetUsage(lost=1)) == JobRetry(pause_s=0.0, why="its worker was lost, 1 of 3")
+    assert decided("lost", BudgetUsage(lost=1)) == JobRetry(pause_s=0.0, why="its process or worker was lost, 1 of 3")
     assert isinstance(decided("lost", BudgetUsage(lost=2, user_failures=9)), JobRetry)
-    assert decided("lost", BudgetUsage(lost=3)) == JobFailure(cause="lost", why="its worker was lost 3 times of 3")
+    assert decided("lost", BudgetUsage(lost=3)) == JobFailure(
+        cause="lost", why="its process or worker was lost 3 times of 3"
+    )
 
 
 def test_two_different_workers_lost_under_a_job_make_it_poison() -> None:

@@ -78,6 +78,10 @@ def test_a_name_suggests_which_way_is_better(name: str, direction: Direction | N
         (("samples_per_second", "loss"), "loss", SMALLER),
         (("balanced_accuracy", "log_loss", "cv_balanced_accuracy", "loss"), "cv_balanced_accuracy", LARGER),
         (("zeta", "alpha"), "alpha", SMALLER),
+        (("val_0_logloss", "val_1_logloss", "val_0_auc", "val_1_auc"), "val_1_auc", LARGER),
+        (("val_9_loss", "val_10_loss"), "val_10_loss", SMALLER),
+        (("val_top1", "val_top5"), "val_top1", LARGER),
+        (("val_box_loss", "val_precision_b", "val_map50_b", "val_map50_95_b"), "val_map50_95_b", LARGER),
     ],
 )
 def test_scores_go_before_losses_and_held_out_rows_before_those_trained_on(

@@ -139,8 +139,10 @@ def test_a_workers_line_says_no_more_than_there_is(kind: str, fields: dict[str, 
 def test_an_event_is_a_line():
     event = {"kind": "job_expired", "name": "resnet/2", "machine": "lab1", "cause": "lost"}
     assert event_text(event) == "resnet/2 interrupted on lab1: lost"
-    back = {**event, "why": "its worker was lost, 1 of 3", "to": "pending"}
-    told = "resnet/2 interrupted on lab1, back in the queue: its worker was lost, 1 of 3; not a failed attempt"
+    back = {**event, "why": "its process or worker was lost, 1 of 3", "to": "pending"}
+    told = (
+        "resnet/2 interrupted on lab1, back in the queue: its process or worker was lost, 1 of 3; not a failed attempt"
+    )
     assert event_text(back) == told
     assert event_text({"kind": "machine_joined", "machine": "lab1"}) == "lab1 joined"
     changed = {"kind": "job_changed", "name": "a", "by": "ann (ann@laptop)", "changes": ["priority"]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 
 from stoker.core.text import lazy_pattern
 
@@ -67,6 +68,8 @@ _WORDS_AND_DIGITS = lazy_pattern(r"[a-z]+[0-9]*|[0-9]+")
 _WORDS_OR_DIGITS = lazy_pattern(r"[a-z]+|[0-9]+")
 _CAMEL = lazy_pattern(r"(?<=[a-z])(?=[A-Z][a-z])")
 _PARTS = lazy_pattern(r"[\s_/()-]+")
+_ULTRALYTICS = lazy_pattern(r"metrics/(?=.+\([BMP]\)$|accuracy_top[15]$)")
+"""How names begin of what Ultralytics measures on validation images: of boxes, masks and poses, or of classes."""
 
 
 def words_of(name: str) -> list[str]:
@@ -83,6 +86,7 @@ def normal_name(spelt: str) -> str:
     """Return the name of a curve: if it is a measure's, in lower case and with the word for its data first."""
     if not any(is_measure(word) for word in words_of(spelt)):
         return spelt
+    spelt = _ULTRALYTICS.sub("val/", spelt)
     front: list[str] = []
     rest: list[str] = []
     is_before = True
@@ -110,11 +114,12 @@ def known_direction(metric: str) -> Direction | None:
     return Direction.LARGER if (larger or (-1,))[0] > (smaller or (-1,))[0] else Direction.SMALLER
 
 
-def preference(name: str) -> tuple[int, int, int, str]:
+def preference(name: str) -> tuple[int, int, int, int, str]:
     """Order metrics by how likely they are what matters.
 
     Scores and losses of rows that were held out go first, then those that do not say or are of the test rows, then
     those of the rows that were trained on, then speed and the rest. `test` is for the end: a plain name goes before it.
+    Of numbered sets the last goes first, as in early stopping of XGBoost: `validation_0` is often what was trained on.
     """
     words = _words(name)
     direction = known_direction(name)
@@ -129,7 +134,8 @@ def preference(name: str) -> tuple[int, int, int, str]:
         kind = (0 if held_out < _HELD_OUT.index("test") else 2) + (direction is Direction.SMALLER)
     of_kind = _found(words, _LARGER if direction is Direction.LARGER else _SMALLER)
     place = -1 if held_out == len(_HELD_OUT) else held_out
-    return kind, place, of_kind[1] if of_kind else 0, name
+    numbers = [int(number) for word, number in pairwise(words) if word in SPLITS and number.isdigit()]
+    return kind, place, of_kind[1] if of_kind else 0, -max(numbers, default=0), name
 
 
 def without_split(name: str) -> tuple[str, ...]:

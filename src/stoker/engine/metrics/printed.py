@@ -45,8 +45,10 @@ _FILLERS = frozenset({
     "info", "debug", "epoch", "step", "iter", "iteration", "batch", "round",
 })  # fmt: skip
 _DATA_WORDS = frozenset({"set", "data", "split", "results"})
-_CONFIGURATION = (b"=None", b"=True", b"=False", b"='", b'="')
-"""Signs of a line that shows a configuration, such as the arguments of a program."""
+_CONFIGURATION = (b"=None", b"=True", b"=False", b"='", b'="', b"Warning: ")
+"""Signs of a line that shows a configuration, such as the arguments of a program, or is about one."""
+_MOST_SIGNS = 2
+"""With more of them, a line has no values at all, not even of measures: `iou=0.7` is a setting there."""
 _LABELS_REMEMBERED = 2048
 _LABEL_CHARACTERS = 200
 _LINE_COLUMNS = 64
@@ -77,7 +79,8 @@ _PAIR = lazy_pattern(r"(?:^|[\s(\[{,;:|])([A-Za-z_\x80-\U0010ffff][\w.@/\x80-\U0
 _HARD = lazy_pattern(r"[,;|(){}\[\]<>\t]|\s{2,}|\s[-–—•·]\s")
 _COLUMNS = lazy_pattern(rb"\t|\s{2,}")
 _OF_DATA = lazy_pattern(r"([A-Za-z]+)\((train|val|valid|validation|eval|test)\)", re.IGNORECASE)
-_PROGRESS_TAIL = lazy_pattern(rb":?\s{0,8}\d{1,3}%\|.*")
+_PROGRESS_TAIL = lazy_pattern(rb":?\s{0,8}\d{1,3}%(?:\|| \xe2\x94[\x80\x81]).*")
+_PROSE = lazy_pattern(r"(?:\b(?:at|for|from|got|of|to|using|with) |\w\()[A-Za-z_][\w.]{0,99}=$")
 
 
 @frozen
@@ -117,6 +120,8 @@ class _Label:
     has_split: bool = False
     is_any_name: bool = False
     """Of a `name=number` without a measure: no value in a line that shows a configuration."""
+    is_prose: bool = False
+    """Of a pair in a sentence or a call: `with nc=1`, `SGD(lr=0.1)`."""
     line_split: str = ""
     """`val` or `test`, where it stands for the rest of the line as well: `test set: average loss: …, accuracy: …`."""
 
@@ -181,7 +186,7 @@ class PrintedMetrics:
     def _read_labels(self, line: bytes, pattern: re.Pattern[bytes]) -> PrintedLine:
         found = None
         labels, end, split = self._labels, 0, ""
-        is_configuration = b"=" in line and any(sign in line for sign in _CONFIGURATION)
+        pairs: list[tuple[_Label, bytes, int]] = []
         parts = iter(pattern.split(line))
         for key, number in zip(parts, parts, strict=False):
             start = end + len(key)
@@ -197,13 +202,17 @@ class PrintedMetrics:
             if label.line_split:
                 split = label.line_split
             if kind is _Kind.VALUE:
-                if not (label.is_any_name and is_configuration):
+                if label.is_any_name:
+                    pairs.append((label, number, end))
+                else:
                     _take_value(found, label, line, number, end, split)
             elif kind is _Kind.BARE:
                 _take_bare(found, line, number, start, end)
             else:
                 _take_place(found, label, line, number, end)
-        return NOTHING if found is None else self._placed(found)
+        if found is None or (pairs and not _take_pairs(found, line, pairs)):
+            return NOTHING
+        return self._placed(found)
 
     def _learn(self, key: bytes) -> _Label:
         if len(self._labels) >= _LABELS_REMEMBERED:
@@ -268,6 +277,9 @@ class PrintedMetrics:
         for column, cell in zip(self._columns, cells, strict=True):
             number = _CELL.match(cell)
             if number is None:
+                if column.kind is _Kind.PLACE:
+                    # `all` below `Epoch`: a row of a table whose head was not seen.
+                    return None
                 continue
             if column.kind is _Kind.VALUE and _ends_value(cell, number.end()):
                 found.values[column.name] = float(number[0])
@@ -307,6 +319,20 @@ def _take_value(found: _Found, label: _Label, line: bytes, number: bytes, end: i
     found.spelt[name] = label.spelt
 
 
+def _take_pairs(found: _Found, line: bytes, pairs: Sequence[tuple[_Label, bytes, int]]) -> bool:
+    """Take pairs without a measure, unless they are settings; return False if the whole line shows settings."""
+    signs = sum(map(line.count, _CONFIGURATION))
+    if signs:
+        return signs <= _MOST_SIGNS
+    for label, number, end in pairs:
+        _take_value(found, label, line, number, end, "")
+    if any(label.is_prose for label, _, _ in pairs):
+        # Values in a line that has a step or a measure, else settings.
+        names = {label.name for label, _, _ in pairs} & found.values.keys()
+        found.unplaced.update((name, found.values.pop(name)) for name in names)
+    return True
+
+
 def _take_place(found: _Found, label: _Label, line: bytes, number: bytes, end: int) -> None:
     """Take a number behind `step` or `epoch`, with the last one behind a slash. A part of an epoch is a value."""
     ratio = _RATIO.match(line, end)
@@ -336,7 +362,7 @@ def _take_bare(found: _Found, line: bytes, number: bytes, start: int, end: int) 
 
 def _without_bar(line: bytes) -> bytes:
     """Return a line without the progress bar at its end."""
-    return _PROGRESS_TAIL.sub(b"", line) if b"%|" in line else line
+    return _PROGRESS_TAIL.sub(b"", line) if b"%|" in line or b"% \xe2\x94" in line else line
 
 
 def _ends_value(line: bytes, end: int) -> bool:
@@ -383,7 +409,11 @@ def _label_of(label: bytes) -> _Label:
     if not tail:
         return _NO_LABEL if any(char.isalpha() for char in stripped) else _BARE
     split = SPLITS.get(of_data[2].lower(), "") if of_data is not None else ""
-    return _place_of(tail, split) or _value_of(tail, pair[1] if pair else "", separator) or _NO_LABEL
+    return (
+        _place_of(tail, split)
+        or _value_of(tail, pair[1] if pair else "", separator, is_prose=_PROSE.search(text) is not None)
+        or _NO_LABEL
+    )
 
 
 def _place_of(tail: str, split: str) -> _Label | None:
@@ -395,14 +425,14 @@ def _place_of(tail: str, split: str) -> _Label | None:
     return _Label(_Kind.PLACE, name, tail, line_split="" if split == "train" else split) if name else None
 
 
-def _value_of(tail: str, pair: str, separator: str) -> _Label | None:
+def _value_of(tail: str, pair: str, separator: str, *, is_prose: bool) -> _Label | None:
     tokens = tail.replace(":", " : ").split()
     while tokens and (tokens[-1].lower() in _FILLERS or tokens[-1] == ":"):
         tokens.pop()
     last = tokens.pop() if tokens else ""
     measures = [word for word in words_of(last) if is_measure(word)]
     if not measures:
-        return _other_of(pair, f"{tokens[-1]} {last}" if tokens else last, separator)
+        return _other_of(pair, f"{tokens[-1]} {last}" if tokens else last, separator, is_prose=is_prose)
     spelt, line_split = _phrase_of(last, tokens, is_pair=bool(pair))
     name = normal_name(spelt)
     words = set(words_of(name))
@@ -443,11 +473,13 @@ def _phrase_of(last: str, before: list[str], *, is_pair: bool) -> tuple[str, str
     return " ".join(kept).strip("'\"."), line_split
 
 
-def _other_of(pair: str, two_words: str, separator: str) -> _Label | None:
+def _other_of(pair: str, two_words: str, separator: str, *, is_prose: bool) -> _Label | None:
     """Return a name without a measure: of `name=number`, a word for data, or one that often stands beside measures."""
     if pair:
         is_none = pair.lower() in NOT_MEASURES or not NOT_MEASURES.isdisjoint(words_of(pair))
-        return None if is_none else _Label(_Kind.VALUE, clean_name(pair), pair, has_split=True, is_any_name=True)
+        if is_none:
+            return None
+        return _Label(_Kind.VALUE, clean_name(pair), pair, has_split=True, is_any_name=True, is_prose=is_prose)
     if not separator:
         return None
     last = two_words.rsplit(maxsplit=1)[-1] if two_words else ""

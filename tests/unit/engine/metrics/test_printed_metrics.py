@@ -73,10 +73,26 @@ def test_pairs_are_found_wherever_they_stand(line: str, values: dict[str, float]
         "x=nano x=infra x=0x10 x=1e x=1_000 x=- x=.",
         "x=1e5.5",
         "key=value",
+        "Overriding model.yaml nc=80 with nc=1",
+        "optimizer: SGD(lr=0.01, momentum=0.937)",
+        "trainer: amp=True, angle=1.0, batch=8, iou=0.7, cfg=None, half=False",
+        "/lib/rnn.py:109: UserWarning: non-zero dropout expects num_layers greater than 1, but got dropout=0.2",
     ],
 )
 def test_what_only_looks_like_a_pair_is_none(line: str) -> None:
     assert read(line) is NOTHING
+
+
+def test_a_pair_in_a_sentence_counts_where_the_line_has_a_step_or_a_measure() -> None:
+    assert read("epoch 3 ended with quality=0.7").values == {"quality": 0.7}
+    assert read("loss=0.5 with quality=0.7").values == {"loss": 0.5, "quality": 0.7}
+
+
+def test_a_row_without_a_number_below_the_step_is_of_another_table() -> None:
+    printed = PrintedMetrics()
+    printed.read(b"epoch   loss   acc")
+    assert printed.read(b"1       0.5    0.9").values == {"loss": 0.5, "acc": 0.9}
+    assert printed.read(b"all     16     0.9") is NOTHING
 
 
 def test_nan_is_kept() -> None:
@@ -138,6 +154,9 @@ def test_the_guide_lists_every_word() -> None:
         ("dev_acc", "val_acc"),
         ("training loss", "train_loss"),
         ("test_accuracy", "test_accuracy"),
+        ("metrics/mAP50-95(B)", "val_map50_95_b"),
+        ("metrics/accuracy_top1", "val_accuracy_top1"),
+        ("metrics/loss", "metrics_loss"),
         ("average loss", "avg_loss"),
         ("gamma", "gamma"),
     ],

@@ -125,7 +125,7 @@ def test_csv_that_gets_a_column_is_not_read_twice(written: Written) -> None:
 def test_csv_of_ultralytics_padded_or_not(tmp_path: Path) -> None:
     rows = read_all(tmp_path, "ultralytics")
     assert curve(rows, "val_box_loss") == {1: 1.6, 2: 1.26667, 3: 0.933333}
-    assert curve(rows, "metrics_map50_95_b") == {1: 0.1, 2: 0.211111, 3: 0.322222}
+    assert curve(rows, "val_map50_95_b") == {1: 0.1, 2: 0.211111, 3: 0.322222}
     assert "time" not in names(rows)
     other = tmp_path / "other"
     other.mkdir()

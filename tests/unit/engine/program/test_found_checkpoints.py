@@ -67,15 +67,16 @@ def test_garbage_is_not_whole(tmp_path: Path, data: bytes) -> None:
     assert not is_whole(str(path), is_unchanged=True)
 
 
-def test_a_file_without_a_sign_of_its_end_is_taken_when_it_does_not_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["weights.h5", "model_10.ubj"])
+def test_a_file_without_a_sign_of_its_end_is_taken_when_it_does_not_change(tmp_path: Path, name: str) -> None:
     finder = CheckpointFinder({"out": str(tmp_path)})
-    path = tmp_path / "weights.h5"
+    path = tmp_path / name
     path.write_bytes(b"\x89HDF" + b"1" * 100)
     assert found(finder) is None
     with path.open("ab") as file:
         file.write(b"more")
     assert found(finder) is None
-    assert found(finder) == ("out/weights.h5", None)
+    assert found(finder) == (f"out/{name}", None)
 
 
 def test_a_folder_is_one_checkpoint_and_the_last_file_tells_that_it_is_whole(tmp_path: Path) -> None:

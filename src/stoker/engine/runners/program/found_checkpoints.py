@@ -25,7 +25,7 @@ LOOK_EVERY_S = 2.0
 _MOST_ENTRIES = 4000
 _DEEPEST = 6
 _ZIPPED = (".pt", ".pth", ".ckpt", ".pth.tar", ".keras", ".npz")
-_FILES = (*_ZIPPED, ".safetensors", ".h5")
+_FILES = (*_ZIPPED, ".safetensors", ".h5", ".ubj")
 _FOLDER = re.compile(r"(?:checkpoint|ckpt|global_step|step|epoch)[-_=]?\d+", re.IGNORECASE)
 _STEP = re.compile(r"(?:step|iter|checkpoint|ckpt)[-_=]?(\d{1,18})", re.IGNORECASE)
 _LAST_FILE = "trainer_state.json"
