@@ -119,8 +119,10 @@ class CsvReader(_LineReader):
         return CsvReader(counts_rows=self._counts_rows, before=before)
 
     def _read_line(self, line: bytes) -> None:
+        # Not `utf-8-sig`: its codec would be imported here, with the rights of the job's user.
+        text = line.decode("utf-8", "replace").removeprefix("\ufeff")
         try:
-            cells = [cell.strip() for cell in next(csv.reader([line.decode("utf-8-sig", "replace")]), [])]
+            cells = [cell.strip() for cell in next(csv.reader([text]), [])]
         except csv.Error as error:
             self._note(str(error))
             return
