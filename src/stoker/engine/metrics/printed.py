@@ -278,7 +278,7 @@ class PrintedMetrics:
             number = _CELL.match(cell)
             if number is None:
                 if column.kind is _Kind.PLACE:
-                    # `all` below `Epoch`: a row of a table whose head was not seen.
+                    # `all` below `epoch`: a row of a table whose head was not seen.
                     return None
                 continue
             if column.kind is _Kind.VALUE and _ends_value(cell, number.end()):
