@@ -21,10 +21,10 @@ from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides, side_of
 from stoker.jobs.trials import trial_numbered
 from stoker.views.charts import Chart, curves_chart, metrics_chart
 from stoker.views.comparison_lines import (
-    METRICS_SHOWN,
     best_line,
     csv_rows,
     headline,
+    hidden_line,
     measure_line,
     side_lines,
     trial_table,
@@ -137,9 +137,9 @@ def _show_trials(call: CommandContext, comparison: Comparison, limit: int) -> No
     left = len(comparison.rows) - limit
     if left > 0:
         out.note(f"note: {left} more trials are not listed; --limit {len(comparison.rows)} lists all")
-    hidden = comparison.metrics[METRICS_SHOWN:]
+    hidden = hidden_line(comparison)
     if hidden:
-        out.note(f"note: more metrics in --json, --csv and the HTML page: {', '.join(hidden)}")
+        out.note(hidden)
 
 
 def _compare_jobs(call: CommandContext, given: dict[str, Any], names: Sequence[str]) -> None:

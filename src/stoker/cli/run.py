@@ -27,7 +27,7 @@ from stoker.core.errors import (
     Usage,
 )
 from stoker.core.job import JobState
-from stoker.core.text import did_you_mean, is_metric_source
+from stoker.core.text import did_you_mean, metric_source_fault
 from stoker.engine.plan import Plan
 from stoker.engine.types import MAX_IN_FLIGHT
 from stoker.host.folders import placed_path
@@ -58,6 +58,10 @@ METRICS = Option(
     "groups for name and number, such as 'loss_(\\w+): (\\S+)', or for a number alone; a folder or file of "
     "TensorBoard, W&B, MLflow, Transformers or CSV, such as runs/; off: nowhere; repeat it for several",
     is_many=True,
+)
+_METRICS_HINT = (
+    r"a pattern has one or two groups: 'loss_(\w+): (\S+)'; \S+ or [^:]* is faster than .*, and ^ than a search; "
+    "a path with a ( begins with ./"
 )
 
 
@@ -405,12 +409,9 @@ def read_request(given: dict[str, Any], grammar: Grammar) -> JobRequest:
     metrics = tuple(given.get("metrics") or ())
     if metrics and given["program"] is None:
         raise Usage("--metrics is for programs", hint=f"stoker {verb} --metrics {metrics[0]} -- PROGRAM")
-    wrong = [one for one in metrics if not is_metric_source(one)]
-    if wrong:
-        raise Usage(
-            f"--metrics: {', '.join(map(repr, wrong))} can't be used as a pattern",
-            hint="a regular expression with one or two groups, and no repetition inside a repetition",
-        )
+    for one in metrics:
+        if fault := metric_source_fault(one):
+            raise Usage(f"--metrics {one!r} can't be used: {fault}", hint=_METRICS_HINT)
     data = read_data(given.get("data") or ())
     if data and given["program"] is None:
         raise Usage("--data is for programs", hint=f"stoker {verb} --data {given['data'][0]} -- PROGRAM")

@@ -20,7 +20,7 @@ from stoker.jobs.program import RECIPE
 from stoker.jobs.sweep_end import count_ends, has_best
 from stoker.jobs.trials import TrialEnd
 from stoker.views.adapter_lines import SharedProcessRunView, end_text, ranking_lines
-from stoker.views.recipe_lines import not_compared_text
+from stoker.views.recipe_lines import no_finite_text, not_compared_text
 from stoker.views.stage_lines import number
 from stoker.views.text_tables import near_path, span, table
 
@@ -207,5 +207,5 @@ def best_text(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> str:
     if len(grounds) > 1:
         return f"No overall best: {not_compared_text(metric, grounds)}."
     if best is None:
-        return ""
+        return f"No best: {no_finite_text(metric)}."
     return f"Best {best.end.trial.spec.label} ({metric} {number(best.metrics[metric])})."

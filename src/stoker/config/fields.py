@@ -231,9 +231,10 @@ class Text:
         says: str = "text",
         *,
         fits: Callable[[str], bool] | None = None,
-        hint: str = "",
+        hint: str | Callable[[str], str] = "",
         may_be_empty: bool = False,
     ) -> None:
+        """Make it; `hint` is for texts that do not fit, or returns it for one of them."""
         self.says = says
         self._fits = fits
         self._hint = hint
@@ -249,7 +250,8 @@ class Text:
         if len(text) > _LONGEST_TEXT or not _can_be_written(text):
             return reading.refuse(node, key, f"{shown(text)} has characters that can't be printed")
         if self._fits is not None and not self._fits(text):
-            return reading.refuse(node, key, f"{shown(text)} is not {self.says}", self._hint)
+            hint = self._hint if isinstance(self._hint, str) else self._hint(text)
+            return reading.refuse(node, key, f"{shown(text)} is not {self.says}", hint)
         return text
 
 

@@ -65,6 +65,7 @@ from stoker.core.text import (
     is_job_name,
     is_metric_source,
     is_node_name,
+    metric_source_fault,
     parse_duration,
 )
 from stoker.host.folders import placed_path
@@ -388,7 +389,13 @@ JOB = MapSchema(
         ),
         Field(
             "metrics",
-            ListOf(Text("a pattern with a group for the number, a path, or off", fits=is_metric_source)),
+            ListOf(
+                Text(
+                    "a pattern with a group for the number, a path, or off",
+                    fits=is_metric_source,
+                    hint=metric_source_fault,
+                )
+            ),
             "where a program's metrics are read from beside its output, as --metrics does",
         ),
         Field(

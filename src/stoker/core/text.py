@@ -5,6 +5,7 @@ Inside, sizes are integer bytes and durations are seconds.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, AnyStr, cast
@@ -293,34 +294,127 @@ def format_duration(seconds: float) -> str:
 # Where metrics of programs are read from: patterns for their output, paths, or `off`.
 
 METRICS_OFF = "off"
-_OFTEN = frozenset({"MAX_REPEAT", "MIN_REPEAT"})
+PATTERN_BYTES = 500
+"""How much of a line a pattern sees."""
+_MOST_TRIES = 10**7
+_REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
+_ANY_BYTE = frozenset(range(256))
 
 
 def is_metric_source(text: str) -> bool:
     """Return True if a text is `off`, a path, or a pattern that can be used: with a group, and fast on any line."""
-    if text == METRICS_OFF or not is_metric_pattern(text):
-        return bool(text)
-    try:
-        parsed = re._parser.parse(text.encode())  # noqa: SLF001 - nothing else parses one
-        return parsed.state.groups > 1 and not _may_explode(parsed, is_inside=False)
-    except (re.error, OverflowError, RecursionError):
-        return False
+    return not metric_source_fault(text)
 
 
 def is_metric_pattern(text: str) -> bool:
-    """Return True if a text is a pattern: it has a group."""
-    return "(" in text
+    """Return True if a text is a pattern: it has a group, and does not begin as a path does."""
+    return "(" in text and not text.startswith(("/", "./", "../"))
+
+
+def metric_source_fault(text: str) -> str:
+    """Return why a text can't say where metrics are read from; "" if it can."""
+    if not is_metric_pattern(text):
+        return "" if text else "it is empty"
+    try:
+        parsed = re._parser.parse(text.encode())  # noqa: SLF001 - nothing else parses one
+        has_group, may_explode = parsed.state.groups > 1, _may_explode(parsed, is_inside=False)
+        is_slow = has_group and _tries(parsed) > _MOST_TRIES
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"it is no regular expression: {first_line(error)}"
+    if not has_group:
+        return "it has no group for the number"
+    if may_explode:
+        return "it repeats what repeats or has alternatives itself, so one line may take for ever"
+    return "several of its repetitions match the same text, so one line may take seconds" if is_slow else ""
 
 
 def _may_explode(parsed: Any, *, is_inside: bool) -> bool:
     """Return True if a pattern repeats something that repeats or branches itself: its time may be exponential."""
     for operation, argument in parsed:
         name = str(operation)
-        if is_inside and (name in _OFTEN or name == "BRANCH"):
+        if is_inside and (name in _REPEATS or name == "BRANCH"):
             return True
-        parts = argument if isinstance(argument, tuple | list) else (argument,)
-        is_repeated = is_inside or (name in _OFTEN and argument[1] > 1)
-        inner = [part for part in parts for part in (part if isinstance(part, list) else [part])]
-        if any(_may_explode(part, is_inside=is_repeated) for part in inner if hasattr(part, "getwidth")):
+        is_repeated = is_inside or (name in _REPEATS and argument[1] > 1)
+        if any(_may_explode(part, is_inside=is_repeated) for part in _parts(argument)):
             return True
     return False
+
+
+def _tries(parsed: Any) -> float:
+    """Return about how many ways a search in the worst line has to try before it fails."""
+    operations = [(str(operation), argument) for operation, argument in parsed]
+    first, argument = operations[0]
+    literals = next((at for at, (name, _) in enumerate(operations) if name != "LITERAL"), len(operations))
+    is_anchored = first == "AT" and "BEGINNING" in str(argument)
+    choices = [1 if is_anchored else PATTERN_BYTES // (literals + 1), *_Choices(parsed).counts]
+    # Long repetitions share the bytes of the line.
+    shared = sum(count > PATTERN_BYTES // 10 for count in choices)
+    return math.prod(choices) / max(1, shared) ** shared
+
+
+class _Choices:
+    r"""In how many places each repetition of a pattern may end with a chance for what comes behind it.
+
+    A repetition of bytes with which its continuation can't begin, such as `\d+` before a blank, ends in one place. So
+    does one with a continuation that can't fail, such as the last one.
+    """
+
+    def __init__(self, parsed: Any, follow: frozenset[int] = frozenset(), *, may_fail: bool = False) -> None:
+        """Read a pattern; `follow` are the bytes that its continuation begins with."""
+        self.counts: list[int] = []
+        self.follow = follow
+        """With what the pattern begins, or its continuation if the pattern may be empty."""
+        self.may_fail = may_fail
+        for operation, argument in reversed(list(parsed)):
+            name = str(operation)
+            if name in _REPEATS:
+                self._repeat(*argument)
+            elif name in ("SUBPATTERN", "ATOMIC_GROUP", "BRANCH"):
+                self._group(_parts(argument))
+            else:
+                for part in _parts(argument):
+                    # A look ahead or behind, or a condition.
+                    self.counts += _Choices(part, _ANY_BYTE, may_fail=True).counts
+                self.follow = _bytes_of(name, argument)
+                self.may_fail = True
+
+    def _repeat(self, least: int, most: int, body: Any) -> None:
+        inner = _Choices(body, self.follow, may_fail=self.may_fail)
+        if self.may_fail and not inner.follow.isdisjoint(self.follow):
+            self.counts.append(1 + min(int(most) - least, PATTERN_BYTES))
+        self.counts += inner.counts
+        self.follow = inner.follow if least else inner.follow | self.follow
+        self.may_fail = self.may_fail or (least > 0 and inner.may_fail)
+
+    def _group(self, alternatives: list[Any]) -> None:
+        found = [_Choices(one, self.follow, may_fail=self.may_fail) for one in alternatives]
+        self.counts += max((one.counts for one in found), key=math.prod)
+        self.counts.append(len(found))
+        self.follow = frozenset().union(*(one.follow for one in found))
+        self.may_fail = any(one.may_fail for one in found)
+
+
+def _parts(argument: Any) -> list[Any]:
+    """Return the patterns inside of one."""
+    parts = argument if isinstance(argument, tuple | list) else (argument,)
+    flat = [part for part in parts for part in (part if isinstance(part, list) else [part])]
+    return [part for part in flat if hasattr(part, "getwidth")]
+
+
+def _bytes_of(name: str, argument: Any) -> frozenset[int]:
+    """Return the bytes that one operation of a pattern may begin with, upper and lower case being the same."""
+    found = _ANY_BYTE
+    if name == "LITERAL":
+        found = frozenset({argument})
+    elif name == "RANGE":
+        found = frozenset(range(argument[0], argument[1] + 1))
+    elif name == "CATEGORY":
+        letter = {"DIGIT": "d", "SPACE": "s", "WORD": "w"}.get(str(argument).rpartition("_")[2], "")
+        letter = letter.upper() if "_NOT_" in str(argument) else letter
+        found = frozenset(re.sub(rf"[^\{letter}]".encode(), b"", bytes(range(256)))) if letter else _ANY_BYTE
+    elif name == "IN":
+        inner = [(str(operation), value) for operation, value in argument]
+        is_negated = inner[0][0] == "NEGATE"
+        found = frozenset().union(*(_bytes_of(*one) for one in inner[is_negated:]))
+        found = _ANY_BYTE - found if is_negated else found
+    return found | frozenset(bytes(found).swapcase())

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 from stoker.core.errors import NotFound
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean
-from stoker.engine.metrics.metric_names import Direction, known_direction, preference, without_split
+from stoker.engine.metrics.metric_names import (
+    Direction,
+    known_direction,
+    preference,
+    without_split,
+    words_of,
+)
 
 
 @frozen
@@ -52,6 +59,13 @@ T = TypeVar("T", bound=RankableTrial)
 
 _NAMING = ("rank_by", "monitor", "metric", "objective")
 """Parameters by which recipes and programs name the metric that they watch themselves."""
+_NOT_GUESSED = frozenset({
+    "epoch", "epochs", "step", "steps", "iter", "iters", "iteration", "iterations", "lr", "learning_rate", "gnorm",
+    "grad_norm", "gradient_norm",
+})  # fmt: skip
+"""Words of metrics that say where a trial is or how it is trained, not how good it is."""
+_SPEED = preference("throughput")[0]
+"""The first kind of metric that does not measure quality."""
 
 
 def measure_for(
@@ -61,8 +75,9 @@ def measure_for(
     by: str = "",
     direction: Direction | None = None,
 ) -> Measure | None:
-    """Choose what to rank by: what is asked for, else what names suggest; nothing if there are no metrics.
+    """Choose what to rank by: what is asked for, else what names suggest; nothing if no metric can be guessed.
 
+    Where every measure of quality is NaN or infinite in all trials, one of these is chosen, not a metric of speed.
     `params` are the values of the configuration: a recipe that says `rank_by=f1` has named its main score.
     """
     counts = _counts(trials)
@@ -76,12 +91,10 @@ def measure_for(
             return Measure(metric=by, direction=direction, why="")
         why = "by its name" if known is not None else "its name does not tell"
         return Measure(metric=by, direction=known or Direction.SMALLER, why=why)
-    if not counts:
+    guess = _named_by(params, counts) or _guess(counts)
+    if guess is None:
         return None
-    most = max(counts.values())
-    # A metric that few trials have would leave most of them unranked.
-    usual = [name for name, count in counts.items() if 2 * count >= most]
-    metric, why = _guess(usual, params)
+    metric, why = guess
     return Measure(metric=metric, direction=direction or known_direction(metric) or Direction.SMALLER, why=why)
 
 
@@ -98,14 +111,37 @@ def _counts(trials: Sequence[RankableTrial]) -> dict[str, int]:
     return counts
 
 
-def _guess(names: Sequence[str], params: Mapping[str, Any]) -> tuple[str, str]:
+def _named_by(params: Mapping[str, Any], counts: Mapping[str, int]) -> tuple[str, str] | None:
     for naming in _NAMING:
         wanted = params.get(naming)
-        named = [name for name in names if isinstance(wanted, str) and without_split(name) == without_split(wanted)]
+        named = [
+            name for name in _usual(counts) if isinstance(wanted, str) and without_split(name) == without_split(wanted)
+        ]
         if named:
             return min(named, key=preference), f"it is what {naming} names"
-    metric = min(names, key=preference)
+    return None
+
+
+def _guess(counts: Mapping[str, int]) -> tuple[str, str] | None:
+    known = {name: count for name, count in counts.items() if not _is_setting(name)}
+    measures = {name: count for name, count in known.items() if preference(name)[0] < _SPEED}
+    metric = min(_usual(known if any(measures.values()) else measures or known), key=preference, default="")
+    if not metric:
+        return None
     return metric, "guessed by its name" if known_direction(metric) is not None else "the first of them"
+
+
+def _usual(counts: Mapping[str, int]) -> list[str]:
+    """Return the metrics that many trials have: others would leave most of them unranked."""
+    most = max(counts.values(), default=0)
+    return [name for name, count in counts.items() if 2 * count >= most]
+
+
+def _is_setting(name: str) -> bool:
+    """Return True if a metric is a counter of training or a setting of it."""
+    words = words_of(name)
+    pairs = map("_".join, pairwise(words))
+    return known_direction(name) is None and not _NOT_GUESSED.isdisjoint([*words, *pairs])
 
 
 def _place(trial: RankableTrial, measure: Measure | None) -> tuple[int, float, int]:

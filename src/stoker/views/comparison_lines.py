@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stoker.core.text import counted, format_size, one_line
+from stoker.core.text import counted, format_size, one_line, some_of
 from stoker.jobs.comparison import COSTS, Comparison, TrialRow
 from stoker.jobs.job_diff import SECTIONS, ComparisonSide, Fact
-from stoker.views.recipe_lines import ground_text, not_compared_text, value_text
+from stoker.views.recipe_lines import ground_text, no_finite_text, not_compared_text, value_text
 from stoker.views.stage_lines import number
 from stoker.views.text_tables import Signs, span, table
 
@@ -20,6 +20,8 @@ COST_HEADS = ("time", "memory", "GPU memory")
 _LABEL = "label"
 _LONGEST_VALUE = 24
 _BESTS_SHOWN = 5
+_HIDDEN_NAMED = 10
+_LONGEST_HIDDEN = 60
 _LONGEST_MESSAGE = 160
 
 
@@ -35,7 +37,15 @@ def measure_line(comparison: Comparison) -> str:
     """Return the metric of the ranking, why it was chosen, and how to change it."""
     measure = comparison.measure
     if measure is None:
-        return "not ranked: no trial reported a metric"
+        what = (
+            "no metric says how good a trial is; name one with --by"
+            if comparison.metrics
+            else "no trial reported a metric"
+        )
+        return f"not ranked: {what}"
+    values = [row.metrics[measure.metric] for row in comparison.rows if measure.metric in row.metrics]
+    if not any(map(math.isfinite, values)):
+        return f"not ranked: {no_finite_text(measure.metric)}"
     guess = f" ({measure.why}; change it with --by NAME, --min or --max)" if measure.why else ""
     grounds = comparison.grounds
     apart = f"; {not_compared_text(measure.metric, grounds)}" if len(grounds) > 1 else ""
@@ -54,6 +64,12 @@ def best_line(comparison: Comparison, near: str) -> str:
             texts.append(f"{best.label or comparison.job}  {measure.metric} {value}{where}")
     more = f" and {len(texts) - _BESTS_SHOWN} more" if len(texts) > _BESTS_SHOWN else ""
     return f"best: {' · '.join(texts[:_BESTS_SHOWN])}{more}" if texts else ""
+
+
+def hidden_line(comparison: Comparison) -> str:
+    """Return some names of metrics that the table does not show; "" if it shows all."""
+    names = [one_line(name, _LONGEST_HIDDEN) for name in comparison.metrics[METRICS_SHOWN:]]
+    return f"note: more metrics in --json, --csv and the HTML page: {some_of(names, _HIDDEN_NAMED)}" if names else ""
 
 
 def trial_table(comparison: Comparison, *, rows: int, columns: int, signs: Signs) -> list[str]:

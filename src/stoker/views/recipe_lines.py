@@ -123,6 +123,11 @@ def ground_value(value: Any, near: str) -> str:
     return near_path(value, near) if is_path else value_text(value)
 
 
+def no_finite_text(metric: str) -> str:
+    """Return why there is no best trial if all values of a metric are NaN or infinite."""
+    return f"no trial has a finite {metric}"
+
+
 def not_compared_text(metric: str, grounds: Sequence[ComparableTrials[Any]]) -> str:
     """Return why trials of several groups are not ranked against each other."""
     names = list(grounds[0].told_by)

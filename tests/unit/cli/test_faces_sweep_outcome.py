@@ -33,7 +33,15 @@ def test_where_there_is_nothing_to_compare_nothing_is_best() -> None:
     assert best_text([end(1, loss=0.5)], {}) == ""
     assert best_text([end(1), end(2)], {}) == ""
     assert best_text([end(1, loss=0.5), end(2, "failed", loss=0.1)], {}) == ""
-    assert best_text([end(1, loss=math.nan), end(2, loss=math.inf)], {}) == ""
+    assert best_text([end(1, epoch=2, lr=0.1), end(2, epoch=3, lr=0.2)], {}) == ""
+
+
+def test_trials_that_all_diverged_have_no_best_and_are_not_ranked_by_their_epoch_or_speed() -> None:
+    assert best_text([end(1, loss=math.nan), end(2, loss=math.inf)], {}) == "No best: no trial has a finite loss."
+    ends = [end(n, epoch=2.0, grad_norm=1.0, samples_per_second=9.0, loss=1.0 * n) for n in (1, 2)]
+    assert best_text(ends, {}) == "Best lr=1 (loss 1)."
+    ends = [end(n, epoch=2.0, samples_per_second=9.0, loss=math.nan, val_loss=math.nan) for n in (1, 2)]
+    assert best_text(ends, {}) == "No best: no trial has a finite val_loss."
 
 
 def test_a_value_that_is_none_never_wins() -> None:

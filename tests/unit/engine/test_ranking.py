@@ -104,6 +104,25 @@ def test_a_metric_that_few_trials_have_is_not_guessed() -> None:
     assert measure.metric == "loss"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["epoch", "train/epoch", "global_step", "lr", "lr-AdamW", "learning_rate", "train/learning_rate", "grad_norm"],
+)
+def test_where_a_trial_is_and_how_it_is_trained_is_not_guessed_but_may_be_asked_for(name: str) -> None:
+    assert measure_for(some(name), {}) is None
+    assert chosen(name, "zeta") == ("zeta", SMALLER)
+    assert measure_for(some(name), {}, by=name) is not None
+    assert chosen(name, "loss", rank_by=name) == (name, SMALLER)
+
+
+def test_a_loss_that_is_nan_everywhere_is_not_replaced_by_speed_or_by_any_name() -> None:
+    diverged = [One(n, {"val_loss": math.nan, "loss": math.inf, "tokens_per_second": 5.0, "zeta": 1.0}) for n in (1, 2)]
+    measure = measure_for(diverged, {})
+    assert measure is not None
+    assert measure.metric == "val_loss"
+    assert chosen("tokens_per_second", "zeta") == ("tokens_per_second", LARGER)
+
+
 def test_what_is_asked_for_is_not_a_guess() -> None:
     trials = some("loss", "accuracy", "odd")
     asked = measure_for(trials, {}, by="odd", direction=LARGER)

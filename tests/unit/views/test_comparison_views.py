@@ -17,11 +17,13 @@ from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides
 from stoker.jobs.trial_settings import JobSetting
 from stoker.views.charts import metrics_chart
 from stoker.views.comparison_lines import (
+    METRICS_SHOWN,
     best_line,
     change_text,
     csv_rows,
     fact_text,
     headline,
+    hidden_line,
     measure_line,
     side_lines,
     trial_table,
@@ -117,9 +119,21 @@ def test_the_lines_above_say_how_many_what_by_and_who_is_best() -> None:
     assert "(guessed by its name; change it with --by NAME, --min or --max)" in measure_line(guessed)
     assert best_line(found, "/f") == "best: trial 2  loss 0.25"
     nothing = changed(found, measure=None)
-    assert measure_line(nothing) == "not ranked: no trial reported a metric"
+    assert measure_line(nothing) == "not ranked: no metric says how good a trial is; name one with --by"
+    assert measure_line(changed(nothing, metrics=())) == "not ranked: no trial reported a metric"
+    assert measure_line(comparison([row(1, loss=math.nan)])) == "not ranked: no trial has a finite loss"
     assert best_line(nothing, "/f") == ""
     assert best_line(comparison([row(1, loss=math.nan)]), "/f") == ""
+
+
+def test_metrics_beside_the_table_are_named_in_one_short_line() -> None:
+    names = tuple(f"m{n}" for n in range(5000))
+    line = hidden_line(changed(sweep(), metrics=(*names[:METRICS_SHOWN], "lo\nss\x1b[31m", "x" * 300, *names)))
+    assert line.startswith("note: more metrics in --json, --csv and the HTML page: lo ss [31m, xxx")
+    assert line.endswith(", m7 and 4,992 more")
+    assert len(line) < 200
+    assert line.isprintable()
+    assert hidden_line(sweep()) == ""
 
 
 def test_trials_on_different_data_stand_apart_and_each_data_has_its_best() -> None:
