@@ -27,7 +27,7 @@ from stoker.core.errors import (
     Usage,
 )
 from stoker.core.job import JobState
-from stoker.core.text import did_you_mean, metric_source_fault
+from stoker.core.text import did_you_mean, metric_source_fault, outside
 from stoker.engine.plan import Plan
 from stoker.engine.types import MAX_IN_FLIGHT
 from stoker.host.folders import placed_path
@@ -60,8 +60,7 @@ METRICS = Option(
     is_many=True,
 )
 _METRICS_HINT = (
-    r"a pattern has one or two groups: 'loss_(\w+): (\S+)'; \S+ or [^:]* is faster than .*, and ^ than a search; "
-    "a path with a ( begins with ./"
+    r"write a pattern such as 'loss_(\w+): (\S+)', with \S+ or [^:]* instead of .*; begin a path that has a ( with ./"
 )
 
 
@@ -409,9 +408,7 @@ def read_request(given: dict[str, Any], grammar: Grammar) -> JobRequest:
     metrics = tuple(given.get("metrics") or ())
     if metrics and given["program"] is None:
         raise Usage("--metrics is for programs", hint=f"stoker {verb} --metrics {metrics[0]} -- PROGRAM")
-    for one in metrics:
-        if fault := metric_source_fault(one):
-            raise Usage(f"--metrics {one!r} can't be used: {fault}", hint=_METRICS_HINT)
+    _check_metrics(metrics)
     data = read_data(given.get("data") or ())
     if data and given["program"] is None:
         raise Usage("--data is for programs", hint=f"stoker {verb} --data {given['data'][0]} -- PROGRAM")
@@ -426,6 +423,13 @@ def read_request(given: dict[str, Any], grammar: Grammar) -> JobRequest:
         at_once=given.get("jobs") or 1,
         fields=grammar.job_fields(given),
     )
+
+
+def _check_metrics(sources: Sequence[str]) -> None:
+    for one in sources:
+        fault = metric_source_fault(one)
+        if fault:
+            raise Usage(f"--metrics '{outside(one)}' can't be used: {fault}", hint=_METRICS_HINT)
 
 
 def read_data(words: Sequence[str]) -> dict[str, str]:

@@ -13,11 +13,12 @@ labels again and again, so what a label means is worked out once and remembered.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from stoker.core.frozen import fresh, frozen, frozen_by_position
-from stoker.core.text import METRICS_OFF, is_metric_pattern, is_metric_source, lazy_pattern
+from stoker.core.text import METRICS_OFF, PATTERN_BYTES, is_metric_pattern, is_metric_source, lazy_pattern, outside
 from stoker.engine.metrics.metric_names import NOT_MEASURES, SPLITS, is_measure, normal_name, words_of
 from stoker.engine.metrics.metrics_file import clean_name
 
@@ -53,8 +54,8 @@ _LABELS_REMEMBERED = 2048
 _LABEL_CHARACTERS = 200
 _LINE_COLUMNS = 64
 _LINE_BYTES = 8192
-_PATTERN_BYTES = 1000
-"""What patterns of a user see of a line: their time may grow with its square or cube."""
+_PATTERN_S = 0.05
+"""A pattern of a user that needs longer for one line is not used further."""
 _STEP_DIGITS = 19
 
 # A digit that belongs to a word is none of a number: `map50`, `top-5`, `hits@10`, `2026-01-02`. The test stands behind
@@ -145,8 +146,9 @@ class _Found:
 class PrintedMetrics:
     """Reads the lines of one stream in order."""
 
-    def __init__(self, sources: Sequence[str] = ()) -> None:
-        """Make it; `sources` may be patterns of the user, and `off`."""
+    def __init__(self, sources: Sequence[str] = (), log: Callable[[str], None] = lambda _: None) -> None:
+        """Make it; `sources` may be patterns of the user, and `off`; `log` gets a line if a pattern is too slow."""
+        self._log = log
         self._is_off = METRICS_OFF in sources
         self._patterns = [
             re.compile(one.encode()) for one in sources if is_metric_pattern(one) and is_metric_source(one)
@@ -290,8 +292,9 @@ class PrintedMetrics:
 
     def _read_patterns(self, line: bytes, found: PrintedLine) -> PrintedLine:
         values, spelt = dict(found.values), dict(found.spelt)
-        for pattern in self._patterns:
-            for match in pattern.finditer(line[:_PATTERN_BYTES]):
+        for pattern in tuple(self._patterns):
+            begun_s = time.thread_time()
+            for match in pattern.finditer(line[:PATTERN_BYTES]):
                 groups = match.groups()
                 name, number = groups[:2] if len(groups) > 1 else (b"value", groups[0] if groups else match[0])
                 whole = _CELL.fullmatch(number or b"")
@@ -299,6 +302,10 @@ class PrintedMetrics:
                     shown = (name or b"value").decode("utf-8", "replace")
                     values[clean_name(shown)] = float(whole[0])
                     spelt[clean_name(shown)] = shown
+            if time.thread_time() - begun_s > _PATTERN_S:
+                self._patterns.remove(pattern)
+                text = outside(pattern.pattern.decode())
+                self._log(f"--metrics '{text}' is not used further: it took more than {_PATTERN_S:g} s for one line")
         if not values and found is NOTHING:
             return NOTHING
         return PrintedLine(step=found.step, of=found.of, is_epoch=found.is_epoch, values=values, spelt=spelt)

@@ -172,12 +172,35 @@ def test_a_pattern_of_the_user_adds_to_what_is_read() -> None:
 
 
 def test_a_pattern_that_may_take_for_ever_is_not_used() -> None:
-    for text in (r"((a+)+)", r"((?:ab|cd)+)x", "(", "()(", r"(x*)*", "(a{2,}){3,}"):
+    for text in (r"((a+)+)", r"((?:ab|cd)+)x", "(", "()(", r"(x*)*", "(a{2,}){3,}", r"(\w*)(\w*)(\w*)(\w*)y"):
         assert not is_metric_source(text), text
         assert PrintedMetrics([text]).read(b"a" * 60 + b" loss=1").values == {"loss": 1.0}
     for text in (r"loss_(\w+): (\S+)", r"^(?:step|iter) \d+ (\d+)", r"x=(\d+|nan)", "off", "runs/"):
         assert is_metric_source(text), text
     assert PrintedMetrics(["off"]).read(b"loss=1") is NOTHING
+
+
+class _ThreadTime:
+    """Advances by a quarter of a second with each look at it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 0.25
+        return self.now_s
+
+
+def test_a_pattern_that_took_long_for_one_line_is_not_used_further_and_that_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged: list[str] = []
+    printed = PrintedMetrics([r"quality (\S+)"], logged.append)
+    assert printed.read(b"quality 6").values == {"value": 6.0}
+    monkeypatch.setattr(time, "thread_time", _ThreadTime())
+    assert printed.read(b"quality 7").values == {"value": 7.0}
+    assert printed.read(b"quality 8").values == {}
+    assert logged == [r"--metrics 'quality (\S+)' is not used further: it took more than 0.05 s for one line"]
 
 
 @pytest.mark.timing

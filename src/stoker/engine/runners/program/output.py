@@ -275,7 +275,10 @@ class ProgramOutput:
         self._clock = clock
         self._written = written
         self._talk = TrainerParser()
-        self._streams = {is_out: (OutputLines(clock), PrintedMetrics(metrics)) for is_out in (True, False)}
+        self._streams = {
+            is_out: (OutputLines(clock), PrintedMetrics(metrics, lambda text: emit({"log": text})))
+            for is_out in (True, False)
+        }
         self._control_rest = b""
         self._steps = OutputSteps()
         self._step = 0
