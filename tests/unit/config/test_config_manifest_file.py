@@ -223,8 +223,10 @@ def test_a_program_is_of_the_recipe_command(drawer: Drawer) -> None:
         ),
         (
             "command = 'x'\nmetrics = ['(.*)(.*)(.*)(.*)y']",
-            "4:12: jobs[0].metrics[0]: '(.*)(.*)(.*)(.*)y' is not a pattern with a group for the number, a path, or off "
-            "(several of its repetitions match the same text, so one line may take seconds)",
+            (
+                "4:12: jobs[0].metrics[0]: '(.*)(.*)(.*)(.*)y' is not a pattern with a group for the number, a path, "
+                "or off (several of its repetitions match the same text, so one line may take seconds)"
+            ),
         ),
         ('model = "m"\nshares = true', "4:10: jobs[0].shares: job j shares its device without a limit"),
         ('model = "m"\nbase = "b"', "4:8: jobs[0].base: job j has base without base_gib"),
