@@ -9,6 +9,7 @@ all. A machine that was called and does not ask within `ANSWER_S` is not counted
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from stoker.scheduler.fit import is_wished
@@ -375,13 +376,26 @@ class WaitingMachines:
                 self._pending &= ~one.bits
                 continue
             need = self._ready.type_counts[index]
-            for number in self._preferred_types(one):
-                if number in self._open and self._tables.tables[number].count:
-                    need -= self._call_some(number, one.bits, need, seen, now_s)
-                    if not need:
-                        break
+            for number in self._open_types(one):
+                need -= self._call_some(number, one.bits, need, seen, now_s)
+                if not need:
+                    break
             if need == self._ready.type_counts[index]:
                 self._pending &= ~one.bits
+
+    def _open_types(self, one: JobType) -> Iterator[int]:
+        """Return the node types of machines that wait for a job type, preferred ones first.
+
+        Those of which every machine declined something lately come last: it may take this job.
+        """
+        uncounted = []
+        for number in self._preferred_types(one):
+            if number in self._open:
+                if self._tables.tables[number].count:
+                    yield number
+                else:
+                    uncounted.append(number)
+        yield from uncounted
 
     def _call_some(self, number: int, bits: int, most: int, seen: dict[int, tuple[int, bool]], now_s: float) -> int:
         """Call machines of a node type that could start a job and have not asked since; return how many are called.

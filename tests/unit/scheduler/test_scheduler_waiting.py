@@ -21,6 +21,25 @@ def test_a_machine_that_waits_stays_known_when_a_job_names_its_host() -> None:
     assert fleet.ask("a") == (7, StartReason.OLDEST)
 
 
+def test_a_machine_that_declined_something_lately_is_called_for_another_job() -> None:
+    fleet = Fleet([node("only", "RTX 4090")], device(8))
+    assert fleet.ask("only") is None
+    fleet.scheduler.doubt("only", is_doubted=True)
+    assert fleet.called() == []
+    fleet.come(0)
+    assert fleet.called() == ["only"]
+    assert fleet.ask("only") == (0, StartReason.OLDEST)
+
+
+def test_machines_that_declined_something_lately_are_called_last() -> None:
+    fleet = Fleet([board("slow"), node("fast", "RTX 4090")], device(8, hours=None))
+    assert fleet.ask("slow") is None
+    assert fleet.ask("fast") is None
+    fleet.scheduler.doubt("fast", is_doubted=True)
+    fleet.come(0)
+    assert fleet.called() == ["slow"]
+
+
 def limited() -> Fleet:
     """Return two machines, of which the first runs a job of a user who may have one job at once; a third job runs."""
     fleet = Fleet([node("a", "RTX 4090"), node("b", "A100", "A100"), node("c")], device(8), cpu())
