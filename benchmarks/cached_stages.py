@@ -25,7 +25,7 @@ ROUNDS = {"redun": 3, "snakemake": 5}
 
 def main() -> int:
     bench = harness.start("cached_stages", __doc__.splitlines()[0])
-    count = 5 if bench.quick else 1000
+    count = 2 if bench.quick else 1000
     for shape, way, at_most in IN_PROCESS[:2] if bench.quick else IN_PROCESS:
         in_process(bench, Case(count=count, shape=shape, way=way), at_most=at_most)
     for shape, names in AS_COMMAND[:1] if bench.quick else AS_COMMAND:
