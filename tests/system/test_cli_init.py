@@ -104,6 +104,14 @@ def test_answers_at_a_terminal_decide_what_is_written(work: Shell) -> None:
     assert work.stoker("check", "stoker.toml").code == 0
 
 
+def test_codes_in_an_answer_are_not_printed(work: Shell) -> None:
+    answers = b"-\n-\nlo\x1b[31mss\n"
+    done = work.at_a_terminal("init", when=lambda seen: answers if b"sweep [" in seen else None)
+    assert done.code == 0, done.out
+    assert r"stoker compare train --by 'lo\x1b[31mss'" in done.out
+    assert "lo\x1b" not in done.out
+
+
 def test_without_a_terminal_the_answers_are_taken_only_with_yes(work: Shell) -> None:
     done = work.stoker("init")
     assert done.code == 2
@@ -190,10 +198,55 @@ def test_hostile_names_and_texts_do_not_leave_their_places(work: Shell) -> None:
     done = work.stoker("init", "--yes")
     assert done.code == 0, done.err
     assert "\x1b" not in done.out + done.err + manifest(work).read_text()
+    assert len(done.out.partition("next:\n")[2].splitlines()) == 3
     checked = work.stoker("check", "stoker.toml", "--json").objects()
     assert [(one["jobs"], one["hosts"]) for one in checked] == [(1, 0)]
     assert "--data {data_}" in manifest(work).read_text()
     assert "rm -rf" not in done.out + manifest(work).read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bad\udcff.py", "it is not Unicode text"),
+        ("{lr}.py", "it has braces, which stand for parameters"),
+        ("{resume}.py", "it has braces, which stand for parameters"),
+        ("a\nb.py", "it has a control character"),
+        ("a\x1b[31m.py", "it has a control character"),
+        ("a\\b.py", "it has a backslash"),
+        ("a\u202eb.py", "it has a character that turns the text around"),
+    ],
+)
+def test_a_script_that_a_manifest_cannot_name_is_refused_whether_it_is_given_or_found(
+    work: Shell, name: str, message: str
+) -> None:
+    (work.folder / "train.py").rename(work.folder / name)
+    for words in ([name], []):
+        done = work.stoker("init", "--yes", *words)
+        assert (done.code, done.out) == (2, "")
+        assert f"a manifest can't name this script: {message}" in done.err
+        assert "\x1b" not in done.err
+        assert not manifest(work).exists()
+
+
+def test_a_command_of_the_script_with_braces_is_refused(work: Shell) -> None:
+    (work.folder / "train.py").write_text(
+        "import argparse\np = argparse.ArgumentParser().add_subparsers().add_parser('train {lr} {out}')\n"
+        "p.add_argument('--lr', type=float, default=0.1)\n"
+    )
+    done = work.stoker("init", "--yes")
+    assert done.code == 2
+    assert "train.py: the command 'train {lr} {out}' has braces, which stand for parameters" in done.err
+    assert not manifest(work).exists()
+
+
+def test_a_script_whose_name_begins_as_an_option_runs(work: Shell) -> None:
+    (work.folder / "-x.py").write_text("print('loss', 0.5)\n")
+    done = work.stoker("init", "--yes", "--", "-x.py")
+    assert done.code == 0, done.err
+    assert "stoker.toml  job x\n" in done.out
+    assert "  stoker run -- python ./-x.py\n" in done.out
+    assert work.stoker("run", "--", "python", "./-x.py").code == 0
 
 
 @pytest.mark.parametrize(

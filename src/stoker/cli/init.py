@@ -12,8 +12,9 @@ from stoker.cli.grammar import Grammar, Option, Positional
 from stoker.cli.run import program_settings
 from stoker.config.values import scalar
 from stoker.core.errors import BadInput, InvalidConfig, InvalidManifest, LocalFile, ProgramNotFound, Usage
-from stoker.core.text import counted, some_of
+from stoker.core.text import counted, outside, some_of
 from stoker.host.durable import create_file, write_file
+from stoker.host.folders import name_fault
 from stoker.host.interpreter import FolderInterpreter, find_python, no_script
 from stoker.jobs.pack.environment_files import FoundEnvironment, find_environment, gather
 from stoker.jobs.starter_manifest import (
@@ -66,7 +67,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     out, folder = call.out, call.parts.settings.folder
     path = os.path.join(folder, MANIFEST)
     is_dry, is_asked = given["dry_run"], not (given["yes"] or given["dry_run"])
-    script = _script(call, given["script"])
+    script = _safe_script(_script(call, given["script"]))
     if not is_dry and not given["force"] and os.path.lexists(path):
         raise _exists(path)
     if is_asked and not out.can_ask:
@@ -77,6 +78,11 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     settings = [name.rstrip("=") for name, _ in program_settings()]
     reserved = frozenset({*settings, *RESERVED})
     found = read_script(os.path.join(folder, script), shown=script, folder=folder, reserved=reserved)
+    if any("{" in word or "}" in word for word in found.words):
+        command = outside(" ".join(found.words))
+        raise Usage(
+            f"{script}: the command '{command}' has braces, which stand for parameters", hint="rename the command"
+        )
     python = find_python("", folder=folder, environment=call.parts.settings.environment, own_prefix=sys.prefix)
     job = StarterJob(
         script=script,
@@ -136,6 +142,17 @@ def _script(call: CommandContext, name: str) -> str:
     return script
 
 
+def _safe_script(script: str) -> str:
+    """Return the script as a command names it. Raises `Usage` if its name can't stand in a manifest."""
+    fault = name_fault(script)
+    if not fault and ("{" in script or "}" in script):
+        fault = "it has braces, which stand for parameters"
+    if fault:
+        raise Usage(f"{outside(script)}: a manifest can't name this script: {fault}", hint="rename the script")
+    # A word that begins with - would be an option of Python.
+    return f"./{script}" if script.startswith("-") else script
+
+
 def _usual_script(folder: str) -> str:
     usual = next((name for name in _SCRIPTS if os.path.lexists(os.path.join(folder, name))), "")
     if usual:
@@ -157,7 +174,7 @@ def _introduce(call: CommandContext, job: StarterJob, python: FolderInterpreter)
     else:
         note(f"{job.script}: no options found")
     if found.metrics:
-        note(f"metrics in its output: {some_of(found.metrics, _MOST_SHOWN)}")
+        note(f"metrics in its output: {outside(some_of(found.metrics, _MOST_SHOWN))}")
     environment, packages = job.environment, "no list found"
     if environment is not None:
         packages = f"{environment.path} ({environment.hint})" if environment.hint else environment.path
@@ -267,4 +284,4 @@ def _show(call: CommandContext, job: StarterJob, text: str, python: FolderInterp
         out.line(f"replace {FILL_IN} first, in {MANIFEST} and below: {', '.join(missing)}")
     out.line("next:")
     for line in (job.run_line(), job.compare_line(), f"stoker submit {MANIFEST} --dry-run"):
-        out.line(f"  {line}")
+        out.line(f"  {outside(line)}")

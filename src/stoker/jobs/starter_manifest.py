@@ -56,7 +56,7 @@ class StarterJob:
 
     @property
     def name(self) -> str:
-        name = program_name(("python", os.path.basename(self.script)))
+        name = program_name(("python", self.script))
         return name if is_job_name(name) else "train"
 
     @property
