@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -334,3 +335,38 @@ def test_scripts_are_installed_only_where_a_place_exists(shell: Shell, tmp_path:
     assert fish.read_text() == "# another's\n"
     assert not zsh.exists()
     assert not bash.exists()
+
+
+def test_a_pipe_or_a_device_in_the_place_of_a_shells_file_neither_blocks_nor_fills_memory(
+    shell: Shell, tmp_path: Path
+) -> None:
+    user = tmp_path / "user"
+    (user / ".zfunc").mkdir(parents=True)
+    env = {"HOME": str(user), "XDG_CONFIG_HOME": "", "FPATH": ""}
+    os.mkfifo(user / ".zshrc")
+    (user / ".zshenv").symlink_to("/dev/zero")
+    os.mkfifo(user / ".zfunc" / "_stoker")
+    done = shell.stoker("completion", "zsh", "--install", **env)
+    assert (done.code, done.out) == (0, "completion of zsh: not installed, because there is no folder for it\n")
+
+    (user / ".zshrc").unlink()
+    (user / "dotfile").write_text("fpath+=~/.zfunc\n")
+    (user / ".zshrc").symlink_to("dotfile")
+    assert "not changed" in shell.stoker("completion", "zsh", "--install", **env).out
+    (user / ".zfunc" / "_stoker").unlink()
+    assert "zsh: installed" in shell.stoker("completion", "zsh", "--install", **env).out
+
+
+def test_folders_that_variables_name_count_only_if_they_are_absolute_and_fpath_only_below_the_home(
+    shell: Shell, tmp_path: Path
+) -> None:
+    user, elsewhere = tmp_path / "user", tmp_path / "elsewhere"
+    user.mkdir()
+    elsewhere.mkdir()
+    (shell.folder / "relative" / "fish").mkdir(parents=True)
+    relative = dict.fromkeys(("BASH_COMPLETION_USER_DIR", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), "relative")
+    env = {"HOME": str(user), "FPATH": f"{user}/../elsewhere", **relative}
+    paths = [one["path"] for one in shell.stoker("completion", "--install", "--json", **env).objects()]
+    assert [path for path in paths if path and not path.startswith(f"{user}/.local/")] == []
+    assert list(elsewhere.iterdir()) == []
+    assert [path for path in (shell.folder / "relative").rglob("*") if path.is_file()] == []

@@ -15,7 +15,7 @@ from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional
 from stoker.core.errors import Usage
 from stoker.core.text import did_you_mean
-from stoker.host.durable import translated, write_file
+from stoker.host.durable import read_regular, translated, write_file
 
 _MADE = "made by `stoker completion "
 """In the first lines of every script. A file without it is not overwritten or removed."""
@@ -205,6 +205,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
 _NOT_OURS = "not changed, because the file has another origin"
 _BASH_COMPLETION = ("/usr/share", "/usr/local/share", "/opt/homebrew/share", "/etc/profile.d")
+_LARGEST_BYTES = 1 << 20
 _ZSH_FOLDERS = (".local/share/zsh/site-functions", ".zsh/completions", ".zsh/completion", ".zfunc")
 
 
@@ -219,7 +220,7 @@ def _place(shell: str, environment: Mapping[str, str]) -> str:
     if shell == "zsh":
         folder = _zsh_folder(home, environment)
         return folder and os.path.join(folder, "_stoker")
-    fish = os.path.join(environment.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"), "fish")
+    fish = os.path.join(_absolute(environment, "XDG_CONFIG_HOME") or os.path.join(home, ".config"), "fish")
     return os.path.join(fish, "completions", "stoker.fish") if os.path.isdir(fish) else ""
 
 
@@ -227,14 +228,20 @@ def _bash_folder(home: str, environment: Mapping[str, str]) -> str:
     names = ("bash-completion/bash_completion", "bash_completion.sh")
     if not any(os.path.exists(os.path.join(folder, name)) for folder in _BASH_COMPLETION for name in names):
         return ""
-    data = environment.get("XDG_DATA_HOME") or os.path.join(home, ".local", "share")
-    return environment.get("BASH_COMPLETION_USER_DIR") or os.path.join(data, "bash-completion")
+    data = _absolute(environment, "XDG_DATA_HOME") or os.path.join(home, ".local", "share")
+    return _absolute(environment, "BASH_COMPLETION_USER_DIR") or os.path.join(data, "bash-completion")
+
+
+def _absolute(environment: Mapping[str, str], name: str) -> str:
+    """Return the folder that a variable names; "" if it names none, or one relative to the current folder."""
+    folder = environment.get(name, "")
+    return folder if os.path.isabs(folder) else ""
 
 
 def _zsh_folder(home: str, environment: Mapping[str, str]) -> str:
     """Return the first folder below the home that is in FPATH, or that exists and is named in the files of zsh."""
-    for folder in environment.get("FPATH", "").split(":"):
-        if folder.startswith(f"{home}/") and os.access(folder, os.W_OK):
+    for folder in map(os.path.normpath, environment.get("FPATH", "").split(":")):
+        if folder.startswith(os.path.join(os.path.normpath(home), "")) and os.access(folder, os.W_OK):
             return folder
     for name in _ZSH_FOLDERS:
         folder = os.path.join(home, name)
@@ -246,9 +253,9 @@ def _zsh_folder(home: str, environment: Mapping[str, str]) -> str:
 
 
 def _text(path: str) -> str:
+    """Return the text of a file, which a link may name; "" if it is no regular file, or too large."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        return read_regular(os.path.realpath(path), _LARGEST_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 
