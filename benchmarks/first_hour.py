@@ -42,7 +42,7 @@ TEXT = "the quick brown fox jumps over the lazy dog and runs through the forest 
 LIMIT_S = 180.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Two programs run at a time, one here and one on the fleet."""
-HEADS = ["program", "commit", "curves", "best of the sweep", "after kill -9", "on the fleet", "needs"]
+HEADS = ["program", "commit", "curves", "best of the sweep", "after kill -9", "on the fleet", "options that it needs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def _corpus(folder: Path, _python: str) -> None:
 
 def _sine_waves(folder: Path, python: str) -> None:
     """Write what the program's own script writes, with fewer and shorter waves."""
-    waves = "numpy.sin((numpy.arange(100) + 9 * numpy.arange(10)[:, None]) / 20)"
+    waves = "numpy.sin((numpy.arange(40) + 9 * numpy.arange(6)[:, None]) / 20)"
     code = f"import numpy, torch; torch.save({waves}, open('traindata.pt', 'wb'))"
     subprocess.run([python, "-c", code], cwd=folder, check=True, capture_output=True)
 
@@ -105,7 +105,7 @@ MINIATURE = Case(
     name="a miniature of our own",
     script="miniature.py",
     sweep=("lr=0.1,1", "--", "python", "miniature.py", "--lr", "{lr}", "--steps", "10"),
-    long=("outputs=runs/", "--", "python", "miniature.py", "--steps", "50", "--init_from={resume?resume:scratch}"),
+    long=("outputs=runs/", "--", "python", "miniature.py", "--steps", "40", "--init_from={resume?resume:scratch}"),
     kill_at="step 10:",
 )
 CASES = (
@@ -115,7 +115,7 @@ CASES = (
         folder="nanoGPT",
         script="train.py",
         sweep=("lr=1e-3,1e-2", "--", *_NANO, "--max_iters=40", "--learning_rate={lr}"),
-        long=("outputs=runs/", "--", *_NANO, "--max_iters=600", "--init_from={resume?resume:scratch}"),
+        long=("outputs=runs/", "--", *_NANO, "--max_iters=400", "--init_from={resume?resume:scratch}"),
         kill_at="step 60:",
         fleet=("--data", "data/shakespeare_char=data/shakespeare_char"),
         kills=("process", "worker"),
@@ -268,7 +268,7 @@ def main() -> int:
     bench.verdicts = [HEADS]
     faults = 0
     cases = [case for case in CASES if not asked.only or any(name in case.name for name in asked.only)]
-    with _fleet(stoker, bench.home("fleet")) as ours:
+    with _fleet(stoker, bench.home("fleet"), is_thorough=not bench.quick) as ours:
         for case in (MINIATURE,) if bench.quick else cases:
             why = _why_not(bench, case, asked.sources, asked.python)
             if why:
@@ -326,28 +326,25 @@ def _try(bench: Benchmark, stoker: Installed, ours: Fleet, case: Case, sources: 
         stoker=str(stoker.program("stoker")),
         environment={"STOKER_LEDGER": str(home / "ledger")},
     )
-    swept = trial.run("run", *trial.words, *case.sweep)
-    if swept.returncode != 0:
-        return [case.name, _commit(original), f"none: {_last_line(swept)}", "", "", "", case.options]
-    best = next((line for line in swept.stdout.splitlines() if "Best " in line), "none").strip()
-    curves = _curves(trial) or "none"
     # Most of either is waiting.
     with ThreadPoolExecutor(2) as both:
-        here = both.submit(_after_kill, trial) if case.long else None
-        there = both.submit(_on_the_fleet, trial, ours)
-        return [
-            case.name,
-            _commit(original),
-            curves,
-            best.partition("Best ")[2] or best,
-            here.result() if here else "no checkpoints",
-            there.result(),
-            case.options,
-        ]
+        here, there = both.submit(_here, trial), both.submit(_on_the_fleet, trial, ours)
+        return [case.name, _commit(original), *here.result(), there.result(), case.options]
 
 
-def _curves(trial: Trial) -> str:
-    compared = trial.run("compare", trial.folder.parent.name, "--no-plots", "--json")
+def _here(trial: Trial) -> tuple[str, str, str]:
+    """Return the curves of the sweep, its best trial, and what follows after the kill of the long run."""
+    swept = trial.run("run", *trial.words, *trial.case.sweep)
+    if swept.returncode != 0:
+        return f"none: {_last_line(swept)}", "none", "none"
+    best = next((line for line in swept.stdout.splitlines() if "Best " in line), "none").strip()
+    curves = _curves(trial, trial.folder.parent.name) or "none"
+    after_kill = _after_kill(trial) if trial.case.long else "no checkpoints"
+    return curves, best.partition("Best ")[2] or best, after_kill
+
+
+def _curves(trial: Trial, name: str) -> str:
+    compared = trial.run("compare", name, "--no-plots", "--json")
     trials = [json.loads(line) for line in compared.stdout.splitlines()]
     return ", ".join(sorted({name for trial in trials for name in trial.get("metrics", {})}))
 
@@ -381,6 +378,8 @@ class Fleet:
     coordinator: Coordinator
     worker_home: Path
     stoker: str
+    is_thorough: bool
+    """Results are copied from it as well."""
     worker: subprocess.Popen[bytes] | None = None
 
     def start_worker(self) -> None:
@@ -392,6 +391,10 @@ class Fleet:
                 cwd=self.worker_home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
+    def is_idle(self) -> bool:
+        jobs = self.coordinator.get("/v1/status")["jobs"]
+        return not any(jobs.get(state) for state in ("pending", "claimed", "running"))
+
     def stop_worker(self) -> None:
         if self.worker is not None:
             self.worker.send_signal(signal.SIGTERM)
@@ -399,9 +402,14 @@ class Fleet:
 
 
 @contextmanager
-def _fleet(stoker: Installed, home: Path) -> Iterator[Fleet]:
+def _fleet(stoker: Installed, home: Path, *, is_thorough: bool) -> Iterator[Fleet]:
     with fleet.serving(stoker, home) as coordinator:
-        ours = Fleet(coordinator=coordinator, worker_home=home / "worker", stoker=str(stoker.program("stoker")))
+        ours = Fleet(
+            coordinator=coordinator,
+            worker_home=home / "worker",
+            stoker=str(stoker.program("stoker")),
+            is_thorough=is_thorough,
+        )
         ours.start_worker()
         try:
             yield ours
@@ -428,8 +436,16 @@ def _submitted(trial: Trial, name: str, words: tuple[str, ...]) -> str:
     submitted = trial.run("submit", "--yes", *trial.words, "--name", name, *trial.case.fleet, *words)
     if submitted.returncode != 0:
         return f"none: {_last_line(submitted)}"
-    waited = trial.run("jobs", "wait", name, "--timeout", f"{LIMIT_S:.0f}s")
-    return "completed" if waited.returncode == 0 else f"none: {_last_line(waited)}"
+    return _ended(trial, name) or "completed"
+
+
+def _ended(trial: Trial, name: str) -> str:
+    """Wait until a job, or all of a sweep, has ended; return what it lacks then."""
+    waited = trial.run("jobs", "wait", name, "--timeout", f"{LIMIT_S:.0f}s", "--json")
+    jobs = [json.loads(line) for line in waited.stdout.splitlines()]
+    if waited.returncode != 0:
+        return f"none: {'; '.join(job['says'] or job['state'] for job in jobs) or _last_line(waited)}"
+    return "" if all(job["metrics"] for job in jobs) else "none: it has no curves"
 
 
 def _killed_there(trial: Trial, ours: Fleet, what: str) -> str:
@@ -440,8 +456,9 @@ def _killed_there(trial: Trial, ours: Fleet, what: str) -> str:
     submitted = trial.run("submit", "--yes", *words)
     if submitted.returncode != 0:
         return f"none: {_last_line(submitted)}"
-    if not _until(lambda: _has_checkpoint(ours.worker_home, name, trial.case.kill_at)):
-        return "none: no checkpoint was seen"
+    _until(lambda: _has_checkpoint(ours.worker_home, name, trial.case.kill_at) or ours.is_idle())
+    if ours.is_idle():
+        return "none: it ended before a checkpoint was seen"
     processes = _processes_of(name)
     if what == "worker":
         assert ours.worker is not None
@@ -451,9 +468,13 @@ def _killed_there(trial: Trial, ours: Fleet, what: str) -> str:
         os.kill(process, signal.SIGKILL)
     if what == "worker":
         ours.start_worker()
-    waited = trial.run("jobs", "wait", name, "--timeout", f"{LIMIT_S:.0f}s")
-    if waited.returncode != 0:
-        return f"none: {_last_line(waited)}"
+    lacks = _ended(trial, name)
+    if lacks:
+        return lacks
+    if ours.is_thorough:
+        got = trial.run("get", name, str(trial.folder.with_name(name)))
+        if got.returncode != 0 or not any(trial.folder.with_name(name).rglob("*.*")):
+            return f"none: no result: {_last_line(got)}"
     return f"{what} killed: {_resumed(trial.run('logs', name).stdout)}"
 
 
@@ -490,7 +511,7 @@ def _until(is_so: Callable[[], bool]) -> bool:
     while not is_so():
         if time.monotonic() > limit_s:
             return False
-        time.sleep(0.1)
+        time.sleep(0.25)
     return True
 
 

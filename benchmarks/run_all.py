@@ -4,6 +4,7 @@
     python benchmarks/run_all.py --quick         # a smoke run of all in two minutes: installs and judges nothing
     python benchmarks/run_all.py --record        # also write RESULTS.md
     python benchmarks/run_all.py startup race    # only these
+    python benchmarks/run_all.py first_hour --options '--sources DIR'
 
 Each benchmark runs in a process of its own and is stopped after `--limit` seconds. One that fails or is stopped is
 recorded as failed, and the next one follows. With `--record`, every answer is written down as soon as it is there.
@@ -17,10 +18,12 @@ import argparse
 import ast
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,10 +91,13 @@ def main() -> int:
     parser.add_argument(
         "--bench", type=Path, default=peers.DEFAULT_BENCH, help="folder for environments and scratch data"
     )
+    parser.add_argument("--options", default="", metavar="WORDS", help="options of the one benchmark that is named")
     asked = parser.parse_args()
     names = tuple(asked.names) or NAMES
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"no such benchmark: {', '.join(unknown)}")
+    if asked.options and len(names) > 1:
+        parser.error("--options are those of one benchmark; name it")
     if asked.record and asked.quick:
         parser.error("--quick gives no figures to keep; leave out --record")
     # asked to end, it ends as after Ctrl-C, and takes the benchmark that runs with it
@@ -99,7 +105,7 @@ def main() -> int:
     is_met = True
     for name in names:
         begun_s = time.monotonic()
-        answer = ask(name, asked.bench, limit_s=asked.limit, quick=asked.quick)
+        answer = ask(name, asked.bench, shlex.split(asked.options), limit_s=asked.limit, quick=asked.quick)
         if isinstance(answer, str):
             print(f"{name}: failed: {answer}", file=sys.stderr, flush=True)
         else:
@@ -119,7 +125,7 @@ def _record(name: str, answer: results.Answer | str) -> None:
     results.record_failure(name, asks, datetime.now(UTC).isoformat(timespec="minutes"), answer)
 
 
-def ask(name: str, bench: Path, *, limit_s: float, quick: bool) -> results.Answer | str:
+def ask(name: str, bench: Path, options: Sequence[str], *, limit_s: float, quick: bool) -> results.Answer | str:
     """Run one benchmark in a process of its own; return its answer, or why it has none."""
     command = [
         sys.executable,
@@ -128,6 +134,7 @@ def ask(name: str, bench: Path, *, limit_s: float, quick: bool) -> results.Answe
         "--bench",
         str(bench),
         *(["--quick"] if quick else []),
+        *options,
     ]
     # a session of its own: what it started is stopped with it
     program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)

@@ -43,6 +43,11 @@ def test_jobs_are_listed_found_by_name_prefix_and_last_and_forgotten(used: Shell
     assert used.stoker("run", "toy/text", "value=3", "--no-out").out.startswith("all 2 stages were cached")
 
 
+def test_the_words_of_a_program_are_shown_as_it_gets_them(shell: Shell) -> None:
+    assert shell.stoker("run", "--", "echo", "{resume?a:b}", '{"a":{"b":1}}', "{out}").code == 0
+    assert 'argv=[echo,{resume?a:b},{"a":{"b":1}},{out}]' in shell.stoker("jobs", "show", "last").out
+
+
 def test_a_bare_command_says_how_things_stand(used: Shell) -> None:
     done = used.stoker()
     assert done.code == 0

@@ -190,10 +190,12 @@ def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
 
 def _shown_args(spec: JobSpec) -> dict[str, Any]:
     """Return the arguments of a job to show, by path: without those that Stoker found out for a program."""
-    from stoker.jobs.program import is_found
+    from stoker.jobs.program import RECIPE, is_found, shown_argv
     from stoker.jobs.secret_mask import masked_args
 
     args = flat(masked_args(spec.recipe, spec.args))
+    if spec.recipe == RECIPE:
+        args["argv"] = shown_argv(args["argv"])
     return {name: value for name, value in args.items() if not is_found(spec.recipe, name)}
 
 

@@ -178,6 +178,11 @@ def is_found(recipe: str, name: str) -> bool:
     return recipe == RECIPE and name.partition(".")[0] in FOUND and not name.startswith(("argv", "params"))
 
 
+def shown_argv(argv: Sequence[str]) -> list[str]:
+    """Return the words of a job's program for people: in the job, braces that are no places are doubled."""
+    return [word.replace("{{", "{").replace("}}", "}") for word in argv]
+
+
 @frozen
 class ProgramWords:
     """A program as it was given, its places unfilled."""
