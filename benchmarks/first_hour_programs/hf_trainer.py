@@ -21,7 +21,7 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=1e-3)
-parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--output_dir", default="runs")
 parser.add_argument("--resume_from_checkpoint")
 asked = parser.parse_args()
@@ -39,5 +39,7 @@ arguments = TrainingArguments(
     report_to=[],
     use_cpu=True,
 )
-trainer = Trainer(model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows())
+trainer = Trainer(
+    model=model, args=arguments, train_dataset=Rows(), eval_dataset=torch.utils.data.Subset(Rows(), range(32))
+)
 trainer.train(resume_from_checkpoint=asked.resume_from_checkpoint)

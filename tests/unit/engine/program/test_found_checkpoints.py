@@ -89,6 +89,17 @@ def test_a_folder_is_one_checkpoint_and_the_last_file_tells_that_it_is_whole(tmp
     assert [found(finder) for _ in range(3)] == [None, ("folder/out/checkpoint-500", 500), None]
 
 
+def test_a_folder_with_all_files_of_transformers_is_taken_at_once(tmp_path: Path) -> None:
+    finder = CheckpointFinder({"folder/out": str(tmp_path)})
+    folder = tmp_path / "checkpoint-20"
+    for name in ("model.safetensors", "optimizer.pt", "rng_state.pth"):
+        (safetensors if name.endswith(".safetensors") else zipped)(folder / name)
+    (folder / "trainer_state.json").write_text('{"step": 2')
+    assert found(finder) is None
+    (folder / "trainer_state.json").write_text('{"step": 20}')
+    assert [found(finder) for _ in range(2)] == [("folder/out/checkpoint-20", 20), None]
+
+
 def test_the_best_one_is_no_place_to_resume_from_if_there_is_another(tmp_path: Path) -> None:
     finder = CheckpointFinder({"out": str(tmp_path)})
     zipped(tmp_path / "last.pt")

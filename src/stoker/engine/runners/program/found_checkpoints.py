@@ -30,7 +30,8 @@ _FOLDER = re.compile(r"(?:checkpoint|ckpt|global_step|step|epoch)[-_=]?\d+", re.
 _STEP = re.compile(r"(?:step|iter|checkpoint|ckpt)[-_=]?(\d{1,18})", re.IGNORECASE)
 _LAST_FILE = "trainer_state.json"
 """What the Hugging Face Trainer writes into a checkpoint's folder behind weights and optimizer."""
-_HUGGING_FACE = ("training_args.bin", "optimizer.pt", "rng_state.pth", "rng_state_0.pth")
+_RANDOM_STATE = "rng_state.pth"
+_HUGGING_FACE = ("training_args.bin", "optimizer.pt", _RANDOM_STATE, "rng_state_0.pth")
 """Other files that the Trainer writes; Accelerate and `save_pretrained` write none of them."""
 _PICKLED = b"\x80"
 """How files of PyTorch before 1.6 begin."""
@@ -136,13 +137,22 @@ def is_whole(path: str, *, is_unchanged: bool) -> bool:
         said = _says_whole(path)
         return is_unchanged if said is None else said
     names = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-    if not is_unchanged or not names:
+    bare = {os.path.basename(name) for name in names}
+    if not bare.isdisjoint(_HUGGING_FACE):
+        if _LAST_FILE not in bare:
+            return False
+        # Older releases write the state of the random numbers behind the last file.
+        is_unchanged = is_unchanged or (_RANDOM_STATE in bare and _is_json(os.path.join(path, _LAST_FILE)))
+    return is_unchanged and bool(names) and all(_says_whole(name) is not False for name in names)
+
+
+def _is_json(path: str) -> bool:
+    try:
+        with open(path, "rb", opener=_open_plain) as file:
+            json.loads(file.read(_LARGEST_HEADER_BYTES))
+    except (OSError, ValueError, RecursionError):
         return False
-    if any(os.path.basename(name) in _HUGGING_FACE for name in names) and not os.path.exists(
-        os.path.join(path, _LAST_FILE)
-    ):
-        return False
-    return all(_says_whole(name) is not False for name in names)
+    return True
 
 
 def _says_whole(path: str) -> bool | None:
