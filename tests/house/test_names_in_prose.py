@@ -6,6 +6,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -114,7 +115,7 @@ class Source:
 
 def _children(parent: ast.AST) -> list[ast.AST]:
     """Return the nodes below one, as `ast.iter_child_nodes` does, without those that have no name in them."""
-    found: list[ast.AST] = []
+    found: list[Any] = []
     for field in parent._fields:
         value = getattr(parent, field, None)
         if isinstance(value, list):

@@ -66,7 +66,7 @@ def _in_a_shell(shell: Shell, programs: Path, line: str) -> subprocess.Completed
 def test_a_signal_to_a_warm_program_reaches_the_command(
     shell: Shell, warm_programs: Path, number: signal.Signals, code: int
 ) -> None:
-    words = [warm_programs / "stoker", "serve", "--listen", "127.0.0.1:0", "--json"]
+    words = [str(warm_programs / "stoker"), "serve", "--listen", "127.0.0.1:0", "--json"]
     with subprocess.Popen(words, cwd=shell.folder, env=shell.env, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         served = json.loads(program.stdout.readline())["pid"]
@@ -93,7 +93,7 @@ def test_a_warm_program_keeps_what_its_shell_ignores(shell: Shell, warm_programs
 def test_an_environment_that_an_interpreter_reads_makes_a_warm_program_start_anew(
     shell: Shell, warm_programs: Path
 ) -> None:
-    words = [warm_programs / "stoker", "serve", "--listen", "127.0.0.1:0", "--json"]
+    words = [str(warm_programs / "stoker"), "serve", "--listen", "127.0.0.1:0", "--json"]
     env = {**shell.env, "PYTHONUTF8": "1"}
     with subprocess.Popen(words, cwd=shell.folder, env=env, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None

@@ -46,10 +46,10 @@ def main(*, door: str, cold: str, read_at_start: tuple[str, ...], at_start: dict
             signal.signal(number, lambda number, _: _forward(pid, number))
     status = int(_read(connection))
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        ending = os.WTERMSIG(status)
+        if ending != signal.SIGKILL:
+            signal.signal(ending, signal.SIG_DFL)
+        os.kill(os.getpid(), ending)
     os._exit(os.WEXITSTATUS(status))
 
 
