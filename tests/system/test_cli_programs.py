@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -367,6 +368,55 @@ def test_a_program_that_reports_nothing_resumes_from_its_newest_whole_checkpoint
     assert log[1].startswith("resumes from runs/ckpt.pt: ")
     assert log[2] == f"begins at 5 ['--from', '{path}', 'end'] {path}"
     assert run(work, *words).code != 0, "its work is done, so it begins again"
+
+
+def test_trials_that_share_a_folder_resume_from_their_own_checkpoints(work: Shell) -> None:
+    _script(
+        work.folder / "train.py",
+        """
+        import os, sys, zipfile
+        resume = os.environ.get("STOKER_RESUME")
+        print("from", zipfile.ZipFile(resume).read("lr").decode() if resume else "nothing")
+        os.makedirs("runs", exist_ok=True)
+        if not resume:
+            open("runs/first", "w").close()
+        with zipfile.ZipFile("runs/ckpt.pt", "w") as file:
+            file.writestr("lr", "trial " + sys.argv[1])
+        sys.exit(0 if resume else 1)
+        """,
+    )
+    words = ("lr=1,2", "outputs=runs/", "--", "python", "train.py", "{lr}")
+    assert run(work, *words).code != 0
+    assert run(work, *words).code == 0
+    log = work.stoker("logs", "last").out
+    assert "from trial 1" in log
+    assert "from trial 2" in log
+    assert "another runs/ckpt.pt was there: it is now ckpt.pt.before-resume" in log
+    assert [path.name for path in (work.folder / "stoker-out/train/lr=1/runs").iterdir()] == ["ckpt.pt"]
+    assert zipfile.ZipFile(work.folder / "runs/ckpt.pt.before-resume").read("lr") == b"trial 2"
+
+
+def test_what_an_interrupted_run_wrote_is_in_the_result_of_the_one_that_continues_it(work: Shell) -> None:
+    _script(
+        work.folder / "train.py",
+        """
+        import os, sys, zipfile
+        os.makedirs("runs", exist_ok=True)
+        if not os.environ.get("STOKER_RESUME"):
+            open("runs/history", "w").close()
+            with zipfile.ZipFile("runs/ckpt.pt", "w") as file:
+                file.writestr("step", "1")
+            sys.exit(1)
+        """,
+    )
+    (work.folder / "runs").mkdir()
+    (work.folder / "runs/old").touch()
+    words = ("outputs=runs/", "--", "python", "train.py")
+    assert run(work, *words).code != 0
+    assert run(work, *words).code == 0
+    kept = work.folder / "stoker-out/train/runs"
+    assert sorted(path.name for path in kept.iterdir()) == ["ckpt.pt", "history"]
+    assert not list((work.home / "scratch" / ".locks").glob("*.json"))
 
 
 def test_after_kill_9_the_same_line_goes_on_from_the_last_checkpoint(work: Shell) -> None:

@@ -13,12 +13,14 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from stoker.core.digests import digest_bytes
-from stoker.core.errors import BadInput
+from stoker.core.errors import BadInput, StokerError
 from stoker.core.frozen import fresh, frozen
-from stoker.host.durable import translate
+from stoker.core.jsontext import dumps, loads
+from stoker.host.durable import read_regular, translate, write_file
 from stoker.host.locks import FileLock
 
 GANG = ("stoker", "gang", "run")
@@ -131,6 +133,9 @@ def _doubled(text: str) -> str:
 
 
 _Look = tuple[int, int, int]
+_LARGEST_NOTE_BYTES = 256 << 20
+PUT_ASIDE = ".before-resume"
+"""In the names of what lay where a checkpoint was put back; it is no output of the attempt."""
 
 
 @frozen
@@ -146,14 +151,34 @@ class CollectedOutputs:
 
 
 class DeclaredOutputs:
-    """The declared outputs of one attempt, as they looked before it started."""
+    """The declared outputs of one attempt, as they looked before its work began.
 
-    def __init__(self, folder: str, declared: Sequence[str]) -> None:
+    Work that is interrupted leaves a note of that for each output, beside the output's lock. The attempt that continues
+    it takes what the first one wrote as new, too; unless other work had the output meanwhile.
+    """
+
+    def __init__(self, folder: str, declared: Sequence[str], *, notes: str = "", resume_key: str = "") -> None:
+        """Look at the outputs; `notes` is the folder of the locks, which are held."""
         self._folder = folder
         self._declared = list(dict.fromkeys(checked_output(one) for one in declared))
         # Links that are there before the program are its owner's, and lead where the owner wants.
         self._links = {one: os.path.realpath(path) for one in self._declared if os.path.islink(path := self._at(one))}
+        self._notes = [_place_file(notes, place, "json") for place in _places(folder, declared)] if notes else []
+        before = [_noted(note, resume_key) for note in self._notes]
+        self.is_continued = bool(before) and all(one is not None for one in before)
+        """True if the same work was interrupted here, and no other had the outputs since."""
+        if self.is_continued:
+            self._before = {path: look for one in before if one is not None for path, look in one.items()}
+            return
         self._before = {path: look for one in self._declared for path, _, look in self._files(one)}
+        for note in self._notes:
+            write_file(note, dumps({"resume_key": resume_key, "before": self._before}).encode("ascii"))
+
+    def forget(self) -> None:
+        """Delete the notes: the work is done."""
+        for note in self._notes:
+            with suppress(FileNotFoundError):
+                os.unlink(note)
 
     def collect(self, into: str) -> CollectedOutputs:
         """Copy what is new or changed, unless there is no folder to copy to any more: the store has words for that."""
@@ -162,7 +187,7 @@ class DeclaredOutputs:
         missing, stale, twice = [], [], []
         taken: dict[str, str] = {}
         for one in self._declared:
-            found = list(self._files(one))
+            found = [file for file in self._files(one) if PUT_ASIDE not in file[0]]
             fresh = [(path, where) for path, where, look in found if path == one or self._before.get(path) != look]
             taken.update(fresh)
             if not found:
@@ -217,8 +242,26 @@ def output_locks(root: str, folder: str, declared: Sequence[str]) -> list[FileLo
 
     Locks lie below `root`, which every run of this user shares, and stand in an order in which all take them.
     """
-    places = sorted({os.path.realpath(os.path.join(folder, checked_output(one))) for one in declared})
-    return [FileLock(os.path.join(root, f"{digest_bytes(os.fsencode(place))}.lock"), purpose=place) for place in places]
+    return [FileLock(_place_file(root, place, "lock"), purpose=place) for place in _places(folder, declared)]
+
+
+def _places(folder: str, declared: Sequence[str]) -> list[str]:
+    return sorted({os.path.realpath(os.path.join(folder, checked_output(one))) for one in declared})
+
+
+def _place_file(root: str, place: str, suffix: str) -> str:
+    return os.path.join(root, f"{digest_bytes(os.fsencode(place))}.{suffix}")
+
+
+def _noted(note: str, resume_key: str) -> dict[str, _Look] | None:
+    """Return how the files looked before the work with this key began; None if no such work was interrupted there."""
+    try:
+        noted = loads(read_regular(note, _LARGEST_NOTE_BYTES))
+        if noted["resume_key"] != resume_key:
+            return None
+        return {path: (int(a), int(b), int(c)) for path, (a, b, c) in noted["before"].items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, StokerError):
+        return None
 
 
 _LINKED_LOG = re.compile(r"(?:.*/)?wandb/(?:.*/)?debug[\w.-]*\.log", re.ASCII | re.DOTALL)

@@ -27,6 +27,7 @@ import math
 import os
 import shutil
 import signal
+import stat
 import struct
 import sys
 import threading
@@ -382,7 +383,11 @@ def keep_checkpoint(source: str, step: int | None, root: str, key: str, place: s
     linked = dict(_files(os.path.join(root, known[-1]["file"]))) if known else {}
     overwritten = any(os.path.samefile(file, linked.get(name, root)) for name, file in _files(source))
     copied = bool(place) or overwritten or any(entry.get("copied") for entry in known)
-    sha256, size_bytes = _bring(source, target, copied=copied)
+    try:
+        sha256, size_bytes = _bring(source, target, copied=copied)
+    except BaseException:
+        _remove(target)
+        raise
     if overwritten and known[-1].get("sha256") != sha256:
         known.pop()  # it was kept by a link, and has been written over
     entry = {"file": f"checkpoints/{name}", "step": step, "sha256": sha256, "size_bytes": size_bytes}
@@ -394,9 +399,16 @@ def keep_checkpoint(source: str, step: int | None, root: str, key: str, place: s
     os.replace(index + ".new", index)
     _sync(root)
     for old in set(os.listdir(folder)) - {os.path.basename(one["file"]) for one in kept}:
-        where = os.path.join(folder, old)
-        shutil.rmtree(where) if os.path.isdir(where) else os.unlink(where)
+        _remove(os.path.join(folder, old))
     return target
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def _files(path: str) -> list[tuple[str, str]]:
@@ -407,18 +419,28 @@ def _files(path: str) -> list[tuple[str, str]]:
     return sorted((os.path.relpath(file, path), file) for file in found)
 
 
+def _copy(source: str, target: str, size_bytes: int) -> None:
+    """Copy so many bytes: what is no real file may have no end."""
+    with open(source, "rb") as read, open(target, "wb") as written:
+        while size_bytes > 0 and (block := read.read(min(size_bytes, 1 << 20))):
+            written.write(block)
+            size_bytes -= len(block)
+
+
 def _bring(source: str, target: str, *, copied: bool) -> tuple[str, int]:
     """Put a checkpoint under a name of ours, durably; return its digest and size."""
     digests, size_bytes = [], 0
     for name, file in _files(source):
         to, before = os.path.join(target, name) if name else target, os.stat(file)
+        if not stat.S_ISREG(before.st_mode):
+            raise OSError(f"{name or file} is not a regular file")
         os.makedirs(os.path.dirname(to), exist_ok=True)
         try:
             if copied or before.st_size < _COPIED_BELOW_BYTES:
                 raise OSError("a link would not do")
             os.link(os.path.realpath(file), to)
         except OSError:
-            shutil.copyfile(file, to)
+            _copy(file, to, before.st_size)
         _sync(to)
         digest = hashlib.sha256()
         with open(to, "rb") as data:

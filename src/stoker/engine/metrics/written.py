@@ -35,7 +35,7 @@ _LAST_S = 5.0
 _LAST_BYTES = 64 << 20
 _WHOLE_BYTES = 8 << 20
 """A file that has to be read as a whole is not larger."""
-_ENTRIES = 5000
+_ENTRIES = 50_000
 _DEPTH = 8
 _FILES = 1000
 _NAMES = 4096
@@ -88,6 +88,9 @@ class WrittenMetrics:
         """Paths with a fault, and faults that are of no path."""
         self._unlogged: list[str] = []
         self._next_s = clock.monotonic_s() + LOOK_EVERY_S
+        if acting is not nullcontext:
+            # Another user may not be allowed to read the modules of this Python.
+            from stoker.engine.metrics import written_formats  # noqa: F401, PLC0415
         try:
             with acting():
                 for path in (*folders, *named):
@@ -176,6 +179,10 @@ class WrittenMetrics:
 
     def _find(self) -> None:
         """Look for files that are new or have changed."""
+        for path in list(self._files):
+            # However many others there are.
+            with suppress(OSError):
+                self._note_file(path, os.lstat(path), is_named=False)
         walk = BoundedWalk(_ENTRIES, deepest=_DEPTH)
         for root, is_named in self._roots.items():
             try:
@@ -188,7 +195,7 @@ class WrittenMetrics:
                 continue
             for entry in walk.entries(root, enters=lambda entry: not entry.name.startswith(".")):
                 is_file = not entry.is_dir(follow_symlinks=False)
-                if is_file and (entry.path in self._files or _is_metric_file(entry.name) or _mlflow_name(entry.path)):
+                if is_file and (_is_metric_file(entry.name) or _mlflow_name(entry.path)):
                     with suppress(OSError):
                         self._note_file(entry.path, entry.stat(follow_symlinks=False), is_named=False)
         if not walk.left:

@@ -10,6 +10,7 @@ continues behind it if the format says where that is.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import struct
@@ -24,6 +25,8 @@ from stoker.engine.metrics.printed import EPOCH, STEPS
 WrittenRow = tuple[int, dict[str, float]]
 """A step, and values by name as the file spells them."""
 
+# Loaded now: a user for whom files are read later may not be allowed to read this module of Python.
+codecs.lookup("utf-8-sig")
 PART_BYTES = 256 << 10
 """Readers get so much at a time, as long as there is as much."""
 _LINE_BYTES = 64 << 10

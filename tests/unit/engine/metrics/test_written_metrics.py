@@ -358,7 +358,8 @@ def test_an_output_of_another_kind_is_passed_over(tmp_path: Path) -> None:
     assert "null" in log[0]
 
 
-def test_entries_names_and_bytes_are_bounded(written: Written) -> None:
+def test_entries_names_and_bytes_are_bounded(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.engine.metrics.written._ENTRIES", 100)
     many = ",".join(f"x{number}" for number in range(1000))
     for number in range(6):
         header = many.replace("x", f"y{number}_")
@@ -366,9 +367,10 @@ def test_entries_names_and_bytes_are_bounded(written: Written) -> None:
     rows = written.rest()
     assert len(names(rows)) <= 4096
     assert any("names" in line for line in written.log)
-    for number in range(6000):
+    for number in range(200):
         (written.folder / f"f{number}").touch()
-    written.rest()
+    written.write("0/metrics.csv", "step,y0_1\n2,5\n")
+    assert written.rest() == [(2, {"y0_1": 5.0})], "a file that is known is read though"
     assert any("not all were searched" in line for line in written.log)
 
 

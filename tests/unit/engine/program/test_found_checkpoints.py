@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from stoker.engine.program import fill_resume
-from stoker.engine.runners.program.found_checkpoints import CheckpointFinder, is_whole, put_back
+from stoker.engine.runners.program.found_checkpoints import CheckpointFinder, KeptCheckpoint, is_whole, put_back
+from stoker.engine.scratch import digest_checkpoint
 from stoker.trainer.stoker_trainer import keep_checkpoint
 
 
@@ -139,15 +140,56 @@ def test_folders_of_accelerate_and_sharded_ones_of_the_trainer_are_judged_by_the
 
 
 def test_links_and_pipes_are_none(tmp_path: Path) -> None:
-    finder = CheckpointFinder({"out": str(tmp_path / "out")})
+    logged: list[str] = []
+    finder = CheckpointFinder({"out": str(tmp_path / "out")}, log=logged.append)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "link.pt").symlink_to(zipped(tmp_path / "elsewhere.pt"))
     os.mkfifo(tmp_path / "out" / "pipe.pt")
     folder = tmp_path / "out" / "checkpoint-1"
     folder.mkdir()
-    (folder / "a.pt").symlink_to(tmp_path / "elsewhere.pt")
+    zipped(folder / "a.pt")
+    (folder / "base").symlink_to(tmp_path)
     (tmp_path / "out" / "loop").symlink_to(tmp_path / "out")
     assert [found(finder) for _ in range(3)] == [None] * 3
+    assert logged == [
+        "checkpoint checkpoint-1 is not kept: it has a link to a folder, a pipe or a device, or too many files"
+    ]
+    (folder / "base").unlink()
+    (folder / "b.pt").symlink_to(tmp_path / "elsewhere.pt")
+    assert [found(finder) for _ in range(2)] == [None, ("out/checkpoint-1", 1)], "a link to a file counts as the file"
+
+
+def test_checkpoints_are_found_behind_very_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.engine.runners.program.found_checkpoints._MOST_ENTRIES", 20)
+    logged: list[str] = []
+    finder = CheckpointFinder({"out": str(tmp_path)}, log=logged.append)
+    zipped(tmp_path / "ck" / "model.pt", 1)
+    assert found(finder) == ("out/ck/model.pt", None)
+    for number in range(50):
+        (tmp_path / f"{number}.png").touch()
+    zipped(tmp_path / "ck" / "model.pt", 2)
+    assert found(finder) == ("out/ck/model.pt", None), "one that is known is looked at first"
+    assert found(finder) is None
+    assert logged == ["more than 20 files and folders; not all were searched for checkpoints"]
+
+
+def test_deep_folders_and_large_headers_cost_little(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-1"
+    (folder / "/".join("d" * 300)).mkdir(parents=True)
+    zipped(folder / "a.pt")
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", 90 << 20) + b"{" + b" " * (90 << 20))
+    begun_s = time.process_time()
+    assert not is_whole(str(tmp_path / "m.safetensors"), is_unchanged=False)
+    assert is_whole(str(folder), is_unchanged=True)
+    assert time.process_time() - begun_s < 1
+
+
+def put(
+    kept: Path, place: str, folders: dict[str, str], *, at_s: float | None = None, is_continued: bool = True
+) -> tuple[str, str]:
+    digest, _ = digest_checkpoint(str(kept))
+    one = KeptCheckpoint(path=str(kept), place=place, at_s=time.time() if at_s is None else at_s, digest=digest)
+    return put_back(one, folders, is_continued=is_continued)
 
 
 def test_what_was_kept_is_put_back_over_a_half_written_file(tmp_path: Path) -> None:
@@ -158,21 +200,45 @@ def test_what_was_kept_is_put_back_over_a_half_written_file(tmp_path: Path) -> N
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
     assert Path(kept).read_bytes() == whole, "it is a copy, so that the program may write over its own"
-    folders = {"folder": str(tmp_path / "work"), "out": str(tmp_path / "out")}
-    assert put_back(kept, time.time(), "folder/out-x/ckpt.pt", folders) == str(path)
+    folders = {"folder/out-x": str(path.parent), "out": str(tmp_path / "out")}
+    assert put(Path(kept), "folder/out-x/ckpt.pt", folders) == (str(path), "")
     assert path.read_bytes() == whole
     assert os.listdir(path.parent) == ["ckpt.pt"]
-    elsewhere = put_back(kept, time.time(), "out/deep/ckpt.pt", folders)
+    elsewhere, _ = put(Path(kept), "out/deep/ckpt.pt", folders)
     assert Path(elsewhere).read_bytes() == whole
 
 
 def test_a_newer_whole_one_stays(tmp_path: Path) -> None:
     kept, path = zipped(tmp_path / "kept.pt", 1), zipped(tmp_path / "work" / "ckpt.pt", 2)
     newer = path.read_bytes()
-    put_back(str(kept), path.stat().st_mtime - 1, "folder/ckpt.pt", {"folder": str(path.parent)})
+    folders, time_s = {"folder/w": str(path.parent)}, path.stat().st_mtime
+    assert put(kept, "folder/w/ckpt.pt", folders, at_s=time_s - 1) == (str(path), "")
     assert path.read_bytes() == newer
-    put_back(str(kept), path.stat().st_mtime + 1, "folder/ckpt.pt", {"folder": str(path.parent)})
-    assert path.read_bytes() == kept.read_bytes()
+    aside = f"{path}.before-resume"
+    assert put(kept, "folder/w/ckpt.pt", folders, at_s=time_s + 1) == (str(path), aside)
+    assert (path.read_bytes(), Path(aside).read_bytes()) == (kept.read_bytes(), newer)
+
+
+def test_what_other_work_or_the_user_wrote_is_put_aside(tmp_path: Path) -> None:
+    kept, path = zipped(tmp_path / "kept.pt", 1), zipped(tmp_path / "work" / "ckpt.pt", 2)
+    folders, other = {"folder/w": str(path.parent)}, path.read_bytes()
+    assert put(kept, "folder/w/ckpt.pt", folders, at_s=0.0, is_continued=False)[1] == f"{path}.before-resume"
+    assert Path(f"{path}.before-resume").read_bytes() == other
+    hand = path.with_name("m.h5")
+    hand.write_bytes(b"made by hand")
+    (tmp_path / "kept.h5").write_bytes(b"older")
+    assert put(tmp_path / "kept.h5", "folder/w/m.h5", folders, at_s=0.0)[1] == f"{hand}.before-resume"
+    assert Path(f"{hand}.before-resume").read_bytes() == b"made by hand"
+
+
+def test_what_is_the_same_stays_with_all_that_a_copy_lacks(tmp_path: Path) -> None:
+    kept, place = tmp_path / "kept", tmp_path / "work" / "checkpoint-5"
+    for folder in (kept, place):
+        zipped(folder / "optimizer.pt").touch()
+        (folder / "optimizer.pt").write_bytes(b"same")
+    (place / "empty").mkdir()
+    assert put(kept, "folder/w/checkpoint-5", {"folder/w": str(place.parent)}, is_continued=False)[1] == ""
+    assert sorted(os.listdir(place)) == ["empty", "optimizer.pt"]
 
 
 def test_a_folder_is_put_back_whole(tmp_path: Path) -> None:
@@ -180,17 +246,30 @@ def test_a_folder_is_put_back_whole(tmp_path: Path) -> None:
     zipped(kept / "optimizer.pt")
     zipped(place / "optimizer.pt").write_bytes(b"PK\x03\x04")
     (place / "stray").touch()
-    put_back(str(kept), time.time() + 9, "folder/checkpoint-5", {"folder": str(place.parent)})
+    put(kept, "folder/w/checkpoint-5", {"folder/w": str(place.parent)}, at_s=time.time() + 9)
     assert os.listdir(place) == ["optimizer.pt"]
     assert is_whole(str(place / "optimizer.pt"), is_unchanged=True)
 
 
-@pytest.mark.parametrize("place", ["", "out", "other/a.pt", "out/../a.pt", "out//a.pt", "/etc/a.pt", "out/./a.pt"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "",
+        "out",
+        "other/a.pt",
+        "folder/train.py",
+        "folder/wx/a.pt",
+        "out/../a.pt",
+        "out//a.pt",
+        "/etc/a.pt",
+        "out/./a.pt",
+    ],
+)
 def test_a_place_outside_is_refused(tmp_path: Path, place: str) -> None:
     kept = zipped(tmp_path / "kept.pt")
     (tmp_path / "out").mkdir()
     before = sorted(map(str, tmp_path.rglob("*")))
-    assert put_back(str(kept), 0.0, place, {"out": str(tmp_path / "out")}) == ""
+    assert put(kept, place, {"out": str(tmp_path / "out"), "folder/w": str(tmp_path / "w")}) == ("", "")
     assert sorted(map(str, tmp_path.rglob("*"))) == before
 
 

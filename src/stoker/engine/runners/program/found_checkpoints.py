@@ -8,6 +8,7 @@ fact that it does not change.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -15,15 +16,23 @@ import shutil
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
+from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen
+from stoker.core.text import one_line
+from stoker.engine.program import PUT_ASIDE
+from stoker.engine.scratch import digest_checkpoint
 from stoker.host.folders import BoundedWalk
 
 LOOK_EVERY_S = 2.0
-_MOST_ENTRIES = 4000
+_MOST_ENTRIES = 50_000
 _DEEPEST = 6
+_MOST_CANDIDATES = 1000
+_MOST_PARTS = 4000
+_MOST_LOGGED = 5
+_DEEPEST_PART = 20
 _ZIPPED = (".pt", ".pth", ".ckpt", ".pth.tar", ".keras", ".npz")
 _FILES = (*_ZIPPED, ".safetensors", ".h5", ".ubj")
 _FOLDER = re.compile(r"(?:checkpoint|ckpt|global_step|step|epoch)[-_=]?\d+", re.IGNORECASE)
@@ -37,7 +46,7 @@ _PICKLED = b"\x80"
 """How files of PyTorch before 1.6 begin."""
 _ZIP_END_BYTES = 22
 _LARGEST_COMMENT_BYTES = 1 << 16
-_LARGEST_HEADER_BYTES = 100 << 20
+_LARGEST_HEADER_BYTES = 8 << 20
 Signature = tuple[tuple[str, int, int, int], ...]
 """Of each file: its name within the checkpoint, its inode, size and time."""
 
@@ -53,22 +62,42 @@ class FoundCheckpoint:
     size_bytes: int
 
 
+@frozen
+class KeptCheckpoint:
+    """A copy of a checkpoint in a scratch folder."""
+
+    path: str
+    place: str
+    """Where the program left it, as `FoundCheckpoint.place`; said by a file that the program may write."""
+    at_s: float
+    """When it was kept."""
+    digest: str
+
+
 class CheckpointFinder:
     """Looks for checkpoints that are new since it was made, in folders that are known by a place."""
 
     def __init__(
-        self, folders: Mapping[str, str], *, acting: Callable[[], AbstractContextManager[None]] = nullcontext
+        self,
+        folders: Mapping[str, str],
+        *,
+        log: Callable[[str], None] = lambda _text: None,
+        acting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Make it; `acting` gives the block in which files are read."""
+        """Make it; `acting` returns the block in which files are read, `log` gets what keeps it from finding one."""
         self._folders = folders
+        self._log = log
         self._acting = acting
+        self._places: dict[str, str] = {}
+        """Every candidate that was met, with its place: these are looked at first, however many files come later."""
         with acting():
             self._known = {path: signature_of(path) for path, _ in self._candidates()}
-        """How each was when it was last taken, or lay there before."""
+        """How each was when it was last judged, or lay there before."""
         self._seen: dict[str, Signature] = {}
-        """How each that is not known to be whole was at the last look."""
+        """How each that has yet to show that it does not change was at the last look."""
         self._taken = (False, 0)
         """The rank of the one that was returned last."""
+        self._logged: set[str] = set()
 
     def look(self) -> FoundCheckpoint | None:
         """Return the newest whole checkpoint if it is newer than the one before; a `best` only if there is no other."""
@@ -80,10 +109,17 @@ class CheckpointFinder:
         seen: dict[str, Signature] = {}
         for path, place in self._candidates():
             signature = signature_of(path)
+            if not signature:
+                self._explain(path)
             if not signature or self._known.get(path) == signature:
                 continue
-            if not is_whole(path, is_unchanged=self._seen.get(path) == signature):
-                seen[path] = signature
+            was_seen = self._seen.get(path) == signature
+            if not is_whole(path, is_unchanged=was_seen):
+                if was_seen:
+                    # It is judged again when it changes.
+                    self._known[path] = signature
+                else:
+                    seen[path] = signature
                 continue
             self._known[path] = signature
             rank = ("best" not in os.path.basename(path).lower(), _newest_ns(signature))
@@ -96,39 +132,67 @@ class CheckpointFinder:
         return newest
 
     def _candidates(self) -> Iterator[tuple[str, str]]:
+        yield from list(self._places.items())
         walk = BoundedWalk(_MOST_ENTRIES, deepest=_DEEPEST)
         for place, top in self._folders.items():
             if top.endswith(_FILES) and not os.path.isdir(top):
                 # A declared output may be a file itself.
-                yield top, place
+                yield from self._met(top, place)
                 continue
             for entry in walk.entries(top, enters=lambda entry: _FOLDER.fullmatch(entry.name) is None):
                 is_folder = entry.is_dir(follow_symlinks=False)
                 if _FOLDER.fullmatch(entry.name) if is_folder else entry.name.endswith(_FILES):
-                    yield entry.path, os.path.join(place, os.path.relpath(entry.path, top))
+                    yield from self._met(entry.path, os.path.join(place, os.path.relpath(entry.path, top)))
+        if not walk.left:
+            self._log_once("", f"more than {_MOST_ENTRIES:,} files and folders; not all were searched for checkpoints")
+
+    def _explain(self, path: str) -> None:
+        """Log why a folder is no checkpoint that could be kept; an empty one may be filled later."""
+        if os.path.isdir(path) and not os.path.islink(path) and os.listdir(path):
+            shown = one_line(os.path.basename(path))
+            fault = "it has a link to a folder, a pipe or a device, or too many files"
+            self._log_once(path, f"checkpoint {shown} is not kept: {fault}")
+
+    def _log_once(self, key: str, text: str) -> None:
+        if key not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(key)
+            self._log(text)
+
+    def _met(self, path: str, place: str) -> Iterator[tuple[str, str]]:
+        if path in self._places:
+            return
+        if len(self._places) >= _MOST_CANDIDATES:
+            # Old ones are gone, as a rule.
+            self._places = {path: place for path, place in self._places.items() if os.path.lexists(path)}
+        if len(self._places) < _MOST_CANDIDATES:
+            self._places[path] = place
+        yield path, place
 
 
 def signature_of(path: str) -> Signature:
-    """Return what changes when a checkpoint is written; empty if it is gone, or is not made of plain files."""
+    """Return what changes when a checkpoint is written; empty if it is gone, or can't be copied as it is.
+
+    A link to a file counts as the file. One to a folder, a pipe or a device is nothing that a copy could have.
+    """
     try:
-        info = os.lstat(path)
-        if stat.S_ISREG(info.st_mode):
-            return (("", info.st_ino, info.st_size, info.st_mtime_ns),)
-        if not stat.S_ISDIR(info.st_mode):
+        if os.path.islink(path):
             return ()
-        parts = []
-        for folder, _, names in os.walk(path):
-            for name in names:
-                file = os.path.join(folder, name)
-                info = os.lstat(file)
-                if not stat.S_ISREG(info.st_mode):
-                    return ()
-                parts.append((os.path.relpath(file, path), info.st_ino, info.st_size, info.st_mtime_ns))
-                if len(parts) > _MOST_ENTRIES:
-                    return ()
-    except OSError:
+        if not os.path.isdir(path):
+            return (_signature_of_file("", path),)
+        walk = BoundedWalk(_MOST_PARTS, deepest=_DEEPEST_PART)
+        entries = walk.entries(path, enters=lambda _entry: True)
+        files = [entry.path for entry in entries if not entry.is_dir(follow_symlinks=False)]
+        parts = [_signature_of_file(os.path.relpath(file, path), file) for file in files]
+    except (OSError, ValueError):
         return ()
-    return tuple(sorted(parts))
+    return tuple(sorted(parts)) if walk.left else ()
+
+
+def _signature_of_file(name: str, path: str) -> tuple[str, int, int, int]:
+    info = os.stat(path)
+    if not stat.S_ISREG(info.st_mode):
+        raise ValueError(f"{name} is not a regular file")
+    return name, info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def is_whole(path: str, *, is_unchanged: bool) -> bool:
@@ -136,14 +200,14 @@ def is_whole(path: str, *, is_unchanged: bool) -> bool:
     if not os.path.isdir(path):
         said = _says_whole(path)
         return is_unchanged if said is None else said
-    names = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
+    names = [name for name, *_ in signature_of(path)]
     bare = {os.path.basename(name) for name in names}
     if not bare.isdisjoint(_HUGGING_FACE):
         if _LAST_FILE not in bare:
             return False
         # Older releases write the state of the random numbers behind the last file.
         is_unchanged = is_unchanged or (_RANDOM_STATE in bare and _is_json(os.path.join(path, _LAST_FILE)))
-    return is_unchanged and bool(names) and all(_says_whole(name) is not False for name in names)
+    return is_unchanged and bool(names) and all(_says_whole(os.path.join(path, name)) is not False for name in names)
 
 
 def _is_json(path: str) -> bool:
@@ -182,17 +246,19 @@ def _is_whole_zip(file: Any, size_bytes: int) -> bool:
     return bool(end + _ZIP_END_BYTES + int.from_bytes(tail[end + 20 : end + 22], "little") == len(tail))
 
 
-def _is_whole_safetensors(file: Any, size_bytes: int) -> bool:
+def _is_whole_safetensors(file: Any, size_bytes: int) -> bool | None:
     (header_bytes,) = struct.unpack("<Q", file.read(8))
-    if not 0 < header_bytes <= min(size_bytes - 8, _LARGEST_HEADER_BYTES):
+    if not 0 < header_bytes <= size_bytes - 8:
         return False
+    if header_bytes > _LARGEST_HEADER_BYTES:
+        return None
     header = json.loads(file.read(header_bytes))
     ends = [int(one["data_offsets"][1]) for name, one in header.items() if name != "__metadata__"]
     return bool(8 + header_bytes + max(ends, default=0) == size_bytes)
 
 
 def _open_plain(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _newest_ns(signature: Signature) -> int:
@@ -204,31 +270,57 @@ def _step_of(name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def put_back(kept: str, at_s: float, place: str, folders: Mapping[str, str]) -> str:
-    """Put a checkpoint where the program left it, and return that path; "" if the place is none of these folders'.
+def put_back(kept: KeptCheckpoint, folders: Mapping[str, str], *, is_continued: bool) -> tuple[str, str]:
+    """Put a checkpoint where the program left it; return that path, and where what lay there is now.
 
-    What lies there stays if it is newer than the one that was kept at `at_s`, and its format says that it is whole.
+    The path is empty if the place is in none of these folders. What lies there stays if it is the same; or if it is
+    newer and its format says that it is whole, and the work `is_continued`: no other had the folder meanwhile. What is
+    broken is replaced, all else is put aside.
     """
-    top, _, rest = place.partition("/")
-    names = rest.split("/")
-    if top not in folders or any(name in ("", ".", "..") for name in names):
-        return ""
-    path = os.path.join(folders[top], *names)
-    signature = signature_of(path)
-    is_newer = bool(signature) and _newest_ns(signature) / 1e9 > at_s
-    if is_newer and (is_whole(path, is_unchanged=True) if os.path.isdir(path) else _says_whole(path)):
-        return path
+    top = next((top for top in folders if f"{kept.place}/".startswith(f"{top}/")), "")
+    rest = kept.place[len(top) + 1 :]
+    path = os.path.join(folders[top], rest) if top and rest else folders.get(top, "")
+    is_output_itself = kept.place == top and not os.path.isdir(path) and not os.path.isdir(kept.path)
+    if not top or not (is_output_itself or all(name not in ("", ".", "..") for name in rest.split("/"))):
+        return "", ""
+    signature, aside = signature_of(path), ""
+    if signature:
+        with suppress(OSError, StokerError):
+            if digest_checkpoint(path)[0] == kept.digest:
+                return path, ""
+        is_broken = _is_broken(path)
+        if is_continued and _newest_ns(signature) / 1e9 > kept.at_s and is_broken is False:
+            return path, ""
+        aside = "" if is_broken and is_continued else path
+    elif os.path.lexists(path):
+        aside = path
     os.makedirs(os.path.dirname(path), exist_ok=True)
     fresh = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.stoker")
     _remove(fresh)
-    if os.path.isdir(kept):
-        shutil.copytree(kept, fresh)
+    if os.path.isdir(kept.path):
+        shutil.copytree(kept.path, fresh)
     else:
-        shutil.copyfile(kept, fresh)
+        shutil.copyfile(kept.path, fresh)
+    if aside:
+        aside = _free_name(f"{path}{PUT_ASIDE}")
+        os.rename(path, aside)
     # A folder is not replaced by a file, nor one that holds something by another.
     _remove(path)
     os.replace(fresh, path)
-    return path
+    return path, aside
+
+
+def _is_broken(path: str) -> bool | None:
+    """Return whether a checkpoint is incomplete by its format; None if that does not say."""
+    if os.path.isdir(path):
+        return not is_whole(path, is_unchanged=True)
+    said = _says_whole(path)
+    return None if said is None else not said
+
+
+def _free_name(path: str) -> str:
+    numbered = (path if number == 1 else f"{path}-{number}" for number in itertools.count(1))
+    return next(name for name in numbered if not os.path.lexists(name))
 
 
 def _remove(path: str) -> None:

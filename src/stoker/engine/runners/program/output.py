@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from stoker.core.clock import Clock
-from stoker.core.text import lazy_pattern
+from stoker.core.text import lazy_pattern, one_line
 from stoker.engine.metrics.attempt_metrics import note_last
 from stoker.engine.metrics.metrics_file import MetricSource
 from stoker.engine.metrics.printed import NOTHING, PrintedLine, PrintedMetrics
@@ -59,6 +59,8 @@ def _may_say(text: bytes) -> bool:
     return any(sign in lowered for sign in _OTHER_SIGNS)
 
 
+_LOOK_SHARE = 20.0
+"""Between two looks for checkpoints there is at least so many times the time that the last one took."""
 _CHECKPOINT_SHARE = 10.0
 """How many times as long as keeping a found checkpoint takes, none is kept after it."""
 _CONTROLS = (b'"saved"', b'"done"', b'"failed"', b'"contract"')
@@ -243,12 +245,13 @@ class ProgramCheckpointStore:
                 path = os.path.abspath(os.path.join(self._folder, saved.path))
                 with self._acting():
                     keep_checkpoint(path, saved.step, self._scratch, self._resume_key, saved.place)
-                self.took_s = time.monotonic() - begun_s
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 if saved.place and getattr(error, "errno", None) in (None, errno.ENOENT):
                     # The program wrote over it or removed it meanwhile, and the next look finds what it has then.
                     continue
-                self._tell(f"checkpoint {saved.path} is not kept: {error}")
+                self._tell(f"checkpoint {one_line(saved.path)} is not kept: {error}")
+            finally:
+                self.took_s = time.monotonic() - begun_s
 
 
 TELL_EVERY_S = 0.5
@@ -312,12 +315,21 @@ class ProgramOutput:
             self._take_written(self._written.look())
         now_s = self._clock.monotonic_s()
         if now_s >= self._next_found_s and not self._checkpoints.is_busy:
-            self._next_found_s = now_s + max(LOOK_EVERY_S, _CHECKPOINT_SHARE * self._checkpoints.took_s)
             self._keep_found()
+            look_s = self._clock.monotonic_s() - now_s
+            rest_s = max(LOOK_EVERY_S, _CHECKPOINT_SHARE * self._checkpoints.took_s, _LOOK_SHARE * look_s)
+            self._next_found_s = now_s + rest_s
 
     def _keep_found(self) -> None:
         """Keep the newest checkpoint that the program wrote, unless it reports them itself."""
-        found = self._finder.look() if self._finder is not None else None
+        if self._finder is None:
+            return
+        try:
+            found = self._finder.look()
+        except Exception as error:  # noqa: BLE001 - whatever lies in its folders, the program is not to blame for it
+            self._finder = None
+            self._emit({"log": f"its checkpoints are no longer looked for: {type(error).__name__}: {error}"})
+            return
         if found is None:
             return
         if self._checkpoints.has_room(found.size_bytes):

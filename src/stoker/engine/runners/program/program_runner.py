@@ -20,10 +20,10 @@ from stoker.core.digests import Digest
 from stoker.core.errors import InternalError, ProcessLost, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.retry import FailureCause
-from stoker.core.text import METRICS_OFF, format_size, is_metric_pattern
+from stoker.core.text import METRICS_OFF, format_size, is_metric_pattern, one_line
 from stoker.engine.metrics.written import WrittenMetrics
 from stoker.engine.program import DeclaredOutputs, Program, output_locks, split_gang_words, tidy_out
-from stoker.engine.runners.program.found_checkpoints import CheckpointFinder, put_back
+from stoker.engine.runners.program.found_checkpoints import CheckpointFinder, KeptCheckpoint, put_back
 from stoker.engine.runners.program.launch import Launch, ProgramContext, find_launch, render_launch
 from stoker.engine.runners.program.output import ProgramCheckpointStore, ProgramOutput
 from stoker.engine.runners.program.program_end import (
@@ -168,11 +168,11 @@ class _ProgramAttempt:
                 give_to(self._around.user, scratch.path, keeps=OURS)
             mark = f"{work.folders.run_id}-{os.urandom(4).hex()}"
             with ExitStack() as held:
-                if program.outputs:
-                    for lock in output_locks(_locks_of(work), program.folder, program.outputs):
-                        held.enter_context(lock)
-                outputs = DeclaredOutputs(program.folder, program.outputs)
-                resume = self._resume_from(scratch, program)
+                locks = _locks_of(work) if program.outputs else ""
+                for lock in output_locks(locks, program.folder, program.outputs):
+                    held.enter_context(lock)
+                outputs = DeclaredOutputs(program.folder, program.outputs, notes=locks, resume_key=work.resume_key)
+                resume = self._resume_from(scratch, program, is_continued=outputs.is_continued)
                 launch = render_launch(program, work, self._around, mark=mark, scratch=scratch.path, resume=resume)
                 speech = self._output_of(program, scratch, resumes=resume is not None)
                 seen = self._see_through(launch, mark, program, scratch, speech)
@@ -180,7 +180,7 @@ class _ProgramAttempt:
         finally:
             scratch.leave()
 
-    def _resume_from(self, scratch: Scratch, program: Program) -> str | None:
+    def _resume_from(self, scratch: Scratch, program: Program, *, is_continued: bool) -> str | None:
         with self._as_program():
             choice = choose_checkpoint(scratch.path, Digest(self._work.resume_key))
         for why in choice.refused:
@@ -190,23 +190,30 @@ class _ProgramAttempt:
         at = "" if choice.checkpoint.step is None else f" (step {choice.checkpoint.step})"
         place, at_s = choice.said.get("place"), choice.said.get("at")
         if isinstance(place, str) and place and isinstance(at_s, float):
-            folders = {"out": self._work.out, "folder": program.folder}
+            kept = KeptCheckpoint(path=choice.checkpoint.path, place=place, at_s=at_s, digest=choice.said["sha256"])
             try:
                 with self._as_program():
-                    path = put_back(choice.checkpoint.path, at_s, place, folders)
-            except (OSError, ValueError) as error:
-                self._tell(f"checkpoint can't be put back at {place}: {error}")
+                    path, aside = put_back(kept, self._checkpoint_folders(program), is_continued=is_continued)
+            except (OSError, ValueError, RecursionError, StokerError) as error:
+                self._tell(f"checkpoint can't be put back at {one_line(place)}: {error}")
             else:
+                shown = one_line(place.partition("/")[2])
+                if aside:
+                    self._tell(f"another {shown} was there: it is now {one_line(os.path.basename(aside))}")
                 if path:
-                    self._tell(f"resumes from {place.partition('/')[2]}{at}: {scratch.why}")
+                    self._tell(f"resumes from {shown}{at}: {scratch.why}")
                     return path
-        self._tell(f"resumes from {os.path.basename(choice.checkpoint.path)}{at}: {scratch.why}")
+        self._tell(f"resumes from {one_line(os.path.basename(choice.checkpoint.path))}{at}: {scratch.why}")
         return choice.checkpoint.path
 
-    def _finder(self, program: Program) -> CheckpointFinder:
+    def _checkpoint_folders(self, program: Program) -> dict[str, str]:
+        """Return the folders that are searched for checkpoints, by the place that checkpoints in them have."""
         declared = [os.path.normpath(one) for one in program.outputs]
         folders = {f"folder/{one}": os.path.join(program.folder, one) for one in declared if one != os.curdir}
-        return CheckpointFinder({"out": self._work.out, **folders}, acting=self._as_program)
+        return {"out": self._work.out, **folders}
+
+    def _finder(self, program: Program) -> CheckpointFinder:
+        return CheckpointFinder(self._checkpoint_folders(program), log=self._tell, acting=self._as_program)
 
     def _written_metrics(self, program: Program, *, resumes: bool) -> WrittenMetrics | None:
         """Return what reads the program's files, as they are before it starts."""
@@ -348,6 +355,7 @@ class _ProgramAttempt:
             if failed is not None:
                 return failed
             work.stage.output.check_folder(work.out)
+        outputs.forget()
         return StageSuccess(usage=usage, manifest=manifest_of_program(launch, work))
 
     def _tell(self, text: str) -> None:
