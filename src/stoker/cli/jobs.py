@@ -194,7 +194,7 @@ def _shown_args(spec: JobSpec) -> dict[str, Any]:
     from stoker.jobs.secret_mask import masked_args
 
     args = flat(masked_args(spec.recipe, spec.args))
-    if spec.recipe == RECIPE:
+    if spec.recipe == RECIPE and "argv" in args:
         args["argv"] = shown_argv(args["argv"])
     return {name: value for name, value in args.items() if not is_found(spec.recipe, name)}
 
