@@ -40,3 +40,18 @@ def test_files_become_curves_while_they_are_written(shell: Shell) -> None:
         found = curves([str(path)])
         assert found["val_acc"] == [(step, lr * step) for step in range(10)]
         assert [step for step, _ in found["val_loss"]] == list(range(0, 50, 5))
+
+
+def test_sources_of_metrics_that_cannot_be_read_are_named_at_the_terminal(shell: Shell) -> None:
+    program = ("--", "sh", "-c", "echo loss=1")
+    for source, fault in (
+        ("", "it is empty"),
+        ("/dev/zero", "--metrics /dev/zero is neither a file nor a folder"),
+        (r"(\w*)(\w*)(\w*)(\w*)y", r"'(\w*)(\w*)(\w*)(\w*)y' can't be used: several of its repetitions match the same"),
+    ):
+        done = shell.stoker("run", "--metrics", source, *program)
+        assert done.code == 2
+        assert fault in done.err
+    done = shell.stoker("run", "--metrics", "./no(such/", *program)
+    assert done.code == 0, done.err
+    assert "note: no metrics were read from ./no(such/: no such file or folder" in done.err

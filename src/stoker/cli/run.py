@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from stoker.core.errors import (
     Usage,
 )
 from stoker.core.job import JobState
-from stoker.core.text import did_you_mean, metric_source_fault, outside
+from stoker.core.text import METRICS_OFF, did_you_mean, is_metric_pattern, metric_source_fault, outside
 from stoker.engine.plan import Plan
 from stoker.engine.types import MAX_IN_FLIGHT
 from stoker.host.folders import placed_path
@@ -195,6 +196,10 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Run, or show the plan."""
+    metric_paths = _metric_paths(call, given)
+    for typed, path in metric_paths.items():
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            raise Usage(f"--metrics {typed} is neither a file nor a folder", hint=_METRICS_HINT)
     fetcher = CommandInputFetcher(call, is_dry=given["dry_run"])
     if given["failed"] is not None:
         build, going_on = _build_failed(call, fetcher, given)
@@ -208,7 +213,17 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         nodes = nodes_to_rerun(build.plan, words_of(given["rerun"]))
         going_on = _continue(call, build, afresh=bool(nodes))
     _refuse_shared_outputs(build, given)
-    return carry_out(call, build, going_on, given, nodes, fetcher)
+    code = carry_out(call, build, going_on, given, nodes, fetcher)
+    for typed, path in metric_paths.items():
+        if not given["dry_run"] and not os.path.exists(path):
+            call.out.note(f"note: no metrics were read from {typed}: no such file or folder")
+    return code
+
+
+def _metric_paths(call: CommandContext, given: dict[str, Any]) -> dict[str, str]:
+    """Return the files and folders that `--metrics` names, as typed and whole."""
+    typed = (one for one in given["metrics"] if one != METRICS_OFF and not is_metric_pattern(one))
+    return {outside(one): os.path.join(call.parts.settings.folder, one) for one in typed if one}
 
 
 def _continue(call: CommandContext, build: JobBuild, *, afresh: bool) -> Continuation:

@@ -291,11 +291,11 @@ def _prepare(call: CommandContext, given: dict[str, Any], client: FleetClient | 
 
 
 def _builder(call: CommandContext) -> JobBuilder:
-    """Return the job builder; it shows its progress with large data."""
+    """Return the job builder; it shows its progress with data that takes long."""
     from stoker.cli.screens import under_way
 
     @contextmanager
-    def reading(what: str, size_bytes: int) -> Iterator[Heed]:
+    def reading(what: str, size_bytes: int | None) -> Iterator[Heed]:
         with under_way(call, what, size_bytes) as amount:
             yield amount.heed
 

@@ -268,5 +268,5 @@ class DataPlaces:
     find_file: Callable[[str, str], str] = _no_file
     """Has one small file of `org/name@commit` in this machine's cache; gives the folder that it is in. Raises
     `StokerError`."""
-    reading: Callable[[str, int], AbstractContextManager[Heed]] = _silently
-    """Opens a display for what is read: its name, and how many bytes."""
+    reading: Callable[[str, int | None], AbstractContextManager[Heed]] = _silently
+    """Opens a display for what is read: its name, and how many bytes if that is known."""

@@ -84,22 +84,19 @@ def test_what_no_tree_can_keep_is_refused(office: Office, inputs: DataInputs):
         inputs.of("env:DATA", "odd")
 
 
-def test_large_data_is_shown_while_it_is_read_and_is_known_the_second_time(
-    office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_data_is_shown_while_it_is_listed_and_read_and_is_known_the_second_time(office: Office, tmp_path: Path):
     import contextlib
 
-    monkeypatch.setattr("stoker.jobs.pack.data_inputs._SHOWN_FROM_BYTES", 10)
     file = tmp_path / "large"
     file.write_bytes(b"x" * 3000)
     os.utime(file, (1, 1))
     read: list[object] = []
 
     @contextlib.contextmanager
-    def reading(what: str, size_bytes: int):
+    def reading(what: str, size_bytes: int | None):
         read.append((what, size_bytes))
         yield read.append
 
     builder = changed(office.builder, data=DataPlaces(reading=reading))
     DataInputs(builder).of("env:DATA", str(file))
-    assert read == [("reading DATA", 3000), 3000]
+    assert read == [("listing DATA", None), 3000, ("reading DATA", 3000), 3000]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stoker.core.frozen import changed
 from stoker.core.job import InputKind, JobInput, JobSpec
 from stoker.jobs.pack import left_behind
 from stoker.jobs.pack.left_behind import EXCLUDED, UNTRACKED, LeftBehind, find_left_behind, missing_file_hint
@@ -123,6 +124,26 @@ def test_ignored_files_links_and_hostile_names_are_listed_and_never_followed(off
     assert [one.why for one in seen.groups if one.path == "data/chars/"] == [UNTRACKED, EXCLUDED]
     assert "\x1b" not in "".join(seen.lines())
     (folder / "closed").chmod(0o700)
+
+
+@pytest.mark.parametrize("odd", ["pipe", "link out", "absolute link", "name"])
+def test_what_data_refuses_is_not_offered_as_data(office: Office, folder: Path, odd: str) -> None:
+    chars = folder / "data" / "chars"
+    (chars / "inside").symlink_to("val.bin")
+    assert left(office, folder).groups[1].words() == "--include data/chars/, or --data data/chars=data/chars"
+    made = chars / ("odd\udcff" if odd == "name" else "odd")
+    if odd == "pipe":
+        os.mkfifo(made)
+    elif odd == "name":
+        made.write_text("x")
+    else:
+        made.symlink_to("../../notes.txt" if odd == "link out" else "/etc/hostname")
+    group = left(office, folder).groups[1]
+    assert group.words() == "--include data/chars/"
+    huge = changed(group, size_bytes=1 << 40)
+    assert huge.words() == ""
+    refused = list(LeftBehind(groups=(huge,)).lines())[1]
+    assert refused.startswith("--data can't send data/chars/: data/chars/odd")
 
 
 def test_caches_environments_and_results_are_not_looked_at(office: Office, folder: Path, tmp_path: Path) -> None:

@@ -73,14 +73,14 @@ def test_data_may_lie_beside_files_of_the_code_and_repeat_them_but_not_replace_t
     refuse(code, "at:./data", tree(prepare="p", rows="r"))
     refuse(code, "at:data/rows", tree(x="r"), InputKind.FILE)
     refuse(code, "env:DATA", tree(prepare="other"))
-    for where, data, kind in (
-        ("at:./data", tree(prepare="other"), InputKind.TREE),
-        ("at:./data", tree(x="r"), InputKind.FILE),
-        ("at:./train", tree(rows="r"), InputKind.TREE),
-        ("at:data/prepare/deep", tree(rows="r"), InputKind.TREE),
-        ("at:./train", tree(x="other"), InputKind.FILE),
+    for where, data, kind, replaced in (
+        ("at:./data", tree(prepare="other"), InputKind.TREE, "data/prepare"),
+        ("at:./data", tree(x="r"), InputKind.FILE, "data"),
+        ("at:./train", tree(rows="r"), InputKind.TREE, "train"),
+        ("at:data/prepare/deep", tree(rows="r"), InputKind.TREE, "data/prepare"),
+        ("at:./train", tree(x="other"), InputKind.FILE, "train"),
     ):
-        with pytest.raises(BadInput, match="would replace"):
+        with pytest.raises(BadInput, match=f" would replace {replaced}, "):
             refuse(code, where, data, kind)
     with pytest.raises(BadInput, match="sub/train"):
         refuse(tree(sub__train="t"), "at:./train", tree(x="o"), InputKind.FILE, folder="sub")

@@ -251,6 +251,10 @@ class TrainerStateReader(MetricReader):
 # Binary formats: records with a length and a checksum, which hold messages of protobuf.
 
 
+_LARGEST_RECORD_BYTES = 1 << 31
+"""No message of Protocol Buffers is larger."""
+
+
 class EventFileReader(MetricReader):
     """TensorBoard's event files: length, its masked CRC-32C, an `Event` message, its masked CRC-32C.
 
@@ -271,7 +275,7 @@ class EventFileReader(MetricReader):
         while at + 12 <= len(part):
             size: int
             size, check = struct.unpack_from("<QI", part, at)
-            if masked_crc(part[at : at + 8]) != check:
+            if masked_crc(part[at : at + 8]) != check or size >= _LARGEST_RECORD_BYTES:
                 # Nothing says where the next record begins.
                 self._note(f"damaged at byte {start + at}; the rest is not read")
                 return at

@@ -27,8 +27,6 @@ from stoker.store.records import Record
 
 STORE = "stoker:"
 _REPOSITORY = re.compile(r"(datasets/|spaces/|models/)?[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./+=#%,~-]+)?")
-_SHOWN_FROM_BYTES = 64 << 20
-"""Reading more than this is reported."""
 
 
 @frozen
@@ -98,13 +96,11 @@ class DataInputs:
             # Its name is part of its tree, and the tree of the job's id: it must be sent unchanged.
             raise LocalFile(f"file name with unprintable characters: {one_line(name, 255)}", path=real)
         memo = builder.memo
-        unread = unread_bytes(real, memo=memo)
         shown = where.partition(":")[2]
-        if unread > _SHOWN_FROM_BYTES:
-            with builder.data.reading(f"reading {shown}", unread) as heed:
-                tree = read_tree(real, name, memo=memo, clock=builder.clock, heed=heed)
-        else:
-            tree = read_tree(real, name, memo=memo, clock=builder.clock)
+        with builder.data.reading(f"listing {shown}", None) as heed:
+            unread = unread_bytes(real, memo=memo, heed=heed)
+        with builder.data.reading(f"reading {shown}", unread) as heed:
+            tree = read_tree(real, name, memo=memo, clock=builder.clock, heed=heed)
         digest = str(tree.digest())
         body = JobInput(
             where=where,
@@ -199,8 +195,10 @@ def refuse_replaced(code: Tree | None, folder: str, inputs: Iterable[JobInput], 
             path = place if one.kind is InputKind.FILE else f"{place}/{entry.path}"
             content = (entry.sha256, entry.link_to)
             above = _above(path)
-            if files.setdefault(path, content) != content or path in folders or any(up in files for up in above):
-                message = f"{one.where.removeprefix(AT)} would replace {path}, which the job has with other content"
+            file_above = next((up for up in above if up in files), "")
+            if file_above or files.setdefault(path, content) != content or path in folders:
+                replaced = file_above or path
+                message = f"{one.where.removeprefix(AT)} would replace {replaced}, which the job has with other content"
                 raise BadInput(message, hint="place it at another path, or exclude that file in .stokerignore")
             folders.update(above)
 

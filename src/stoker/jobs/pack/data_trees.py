@@ -42,8 +42,8 @@ def known_tree(path: str, name: str, *, memo: Memo) -> Tree | None:
         return None
 
 
-def unread_bytes(path: str, *, memo: Memo) -> int:
-    """Return how many bytes must be read to know the tree."""
+def unread_bytes(path: str, *, memo: Memo, heed: Heed = lambda _: None) -> int:
+    """Return how many bytes must be read to know the tree; `heed` is called with the size of each file."""
     found = 0
 
     def count(file: str) -> tuple[Digest, int]:
@@ -52,6 +52,7 @@ def unread_bytes(path: str, *, memo: Memo) -> int:
             info = os.stat(file)
         if recall_file(file, info, memo=memo) is None:
             found += info.st_size
+        heed(info.st_size)
         return Digest(""), info.st_size
 
     tree_at(path, "", count)

@@ -65,9 +65,11 @@ class LeftGroup:
     size_bytes: int
     is_link: bool = False
     """A symlink, whose target is not looked at."""
+    refused: str = ""
+    """A path below it that data can't have, such as a pipe or a link out of the folder."""
 
     def words(self, *, is_manifest: bool = False) -> str:
-        """Return the options that send it, or the keys of a manifest."""
+        """Return the options that send it, or the keys of a manifest; "" if nothing can."""
         path = self.path.rstrip("/")
         place = path if "/" in path else f"./{path}"
         if is_manifest:
@@ -75,7 +77,7 @@ class LeftGroup:
         else:
             as_data, include = f"--data {shlex.quote(f'{place}={path}')}", f"--include {shlex.quote(self.path)}"
         is_code = not self.is_link and self.size_bytes <= MOST_BYTES and self.files < MOST_FILES
-        return f"{include}, or {as_data}" if is_code else as_data
+        return ", or ".join([include] * is_code + [as_data] * (not self.refused))
 
 
 @frozen
@@ -120,7 +122,12 @@ class LeftBehind:
         yield f"not sent: {outside(some_of(listed, _MOST_LISTED))}{f'; {include} sends them' if is_small else ''}"
         if is_small:
             return
-        yield f"to send {outside(shown[0].path)}: {outside(shown[0].words(is_manifest=is_manifest))}"
+        words, path = shown[0].words(is_manifest=is_manifest), outside(shown[0].path)
+        if words:
+            yield f"to send {path}: {outside(words)}"
+        else:
+            fault = "is neither a file with a Unicode name nor a link inside of the folder"
+            yield f"--data can't send {path}: {outside(shown[0].refused)} {fault}"
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
@@ -159,7 +166,7 @@ def find_left_behind(project: Project, tree: Tree, jobs: Sequence[JobSpec], *, o
     words = {word for job in jobs for word in map(str, job.args.get("argv", ()))}
     scripts = {name for job in jobs for name in job.code if not name.startswith(("/", "../"))}
     return LeftBehind(
-        groups=tuple(_groups(walk.sizes, walk.links, is_excluded)),
+        groups=tuple(_groups(walk, is_excluded)),
         named=tuple(_named(folder, words, sorted(scripts)[:_MOST_READ], walk.sizes)) if walk.sizes else (),
         is_complete=walk.is_complete,
     )
@@ -221,7 +228,10 @@ class _LeftWalk:
     def __init__(self, folder: str, given: Collection[str], ours: Sequence[str]) -> None:
         self.sizes: dict[str, int] = {}
         """Every file that is not sent, below the folder."""
-        self.links: set[str] = set()
+        self.links: dict[str, str] = {}
+        """Symlinks among them, and their targets."""
+        self.odd: list[str] = []
+        """What can't be sent: pipes and the like, and names that are no Unicode."""
         self.is_complete = True
         self._folder = folder
         self._given = given
@@ -266,31 +276,48 @@ class _LeftWalk:
         try:
             if entry.is_symlink():
                 if os.path.realpath(entry.path) not in self._given:
-                    self.links.add(path)
+                    self.links[path] = os.readlink(entry.path)
                     self.sizes[path] = 0
             elif entry.is_file(follow_symlinks=False):
                 self.sizes[path] = entry.stat(follow_symlinks=False).st_size
+            if path not in self.sizes or path.encode(errors="replace").decode() != path:
+                self.odd.append(path)
         except OSError:
             return
 
 
-def _groups(sizes: Mapping[str, int], links: Collection[str], is_excluded: Mapping[str, bool]) -> list[LeftGroup]:
+def _groups(walk: _LeftWalk, is_excluded: Mapping[str, bool]) -> list[LeftGroup]:
     by_top: dict[tuple[str, str], list[str]] = {}
-    for path in sizes:
+    for path in walk.sizes:
         top, slash, _ = path.partition("/")
         why = EXCLUDED if is_excluded.get(path) else UNTRACKED
         by_top.setdefault((top + slash, why), []).append(path)
-    groups = [
-        LeftGroup(
-            path=_folder_of_all(paths) if top.endswith("/") else top,
-            why=why,
-            files=len(paths),
-            size_bytes=sum(sizes[path] for path in paths),
-            is_link=top in links,
+    may_be_refused: dict[str, list[str]] = {}
+    for path in (*walk.links, *walk.odd):
+        may_be_refused.setdefault(path.partition("/")[0] + "/", []).append(path)
+    groups = []
+    for (top, why), paths in by_top.items():
+        path = _folder_of_all(paths) if top.endswith("/") else top
+        refused = (one for one in may_be_refused.get(top, ()) if _is_refused_below(path, one, walk.links.get(one)))
+        groups.append(
+            LeftGroup(
+                path=path,
+                why=why,
+                files=len(paths),
+                size_bytes=sum(walk.sizes[path] for path in paths),
+                is_link=top in walk.links,
+                refused=next(refused, ""),
+            )
         )
-        for (top, why), paths in by_top.items()
-    ]
     return sorted(groups, key=lambda one: (-one.size_bytes, not one.is_link, one.path))
+
+
+def _is_refused_below(folder: str, path: str, link_to: str | None) -> bool:
+    """Return True if the data of a folder can't have what is at a path: a link out of it, or no file."""
+    if link_to is None:
+        return path.startswith(folder)
+    target = os.path.normpath(os.path.join(os.path.dirname(path), link_to))
+    return path.startswith(folder) and not f"{target}/".startswith(folder)
 
 
 def _folder_of_all(paths: Sequence[str]) -> str:

@@ -273,6 +273,16 @@ def _varint(number: int) -> bytes:
     return bytes([number & 127 | 128]) + _varint(number >> 7) if number > 127 else bytes([number])
 
 
+def test_a_record_that_claims_to_be_larger_than_any_can_be_is_damaged(written: Written) -> None:
+    data = EVENTS.read_bytes()
+    length = struct.pack("<Q", 1 << 63)
+    written.write(EVENTS.name, data + length + struct.pack("<I", masked_crc(length)) + data)
+    assert written.rest()
+    assert written.log == [
+        f"metrics in files: '{EVENTS.name}': damaged at byte {len(data)}; the rest is not read",
+    ]
+
+
 def test_behind_a_damaged_block_of_wandb_reading_continues(written: Written) -> None:
     data = bytearray(WANDB.read_bytes())
     block_bytes = 32 << 10
