@@ -328,18 +328,19 @@ def _try(bench: Benchmark, stoker: Installed, ours: Fleet, case: Case, sources: 
     )
     # Most of either is waiting.
     with ThreadPoolExecutor(2) as both:
-        here, there = both.submit(_here, trial), both.submit(_on_the_fleet, trial, ours)
+        here = both.submit(_here, trial, is_thorough=ours.is_thorough)
+        there = both.submit(_on_the_fleet, trial, ours)
         return [case.name, _commit(original), *here.result(), there.result(), case.options]
 
 
-def _here(trial: Trial) -> tuple[str, str, str]:
+def _here(trial: Trial, *, is_thorough: bool) -> tuple[str, str, str]:
     """Return the curves of the sweep, its best trial, and what follows after the kill of the long run."""
     swept = trial.run("run", *trial.words, *trial.case.sweep)
     if swept.returncode != 0:
         return f"none: {_last_line(swept)}", "none", "none"
     best = next((line for line in swept.stdout.splitlines() if "Best " in line), "none").strip()
     curves = _curves(trial, trial.folder.parent.name) or "none"
-    after_kill = _after_kill(trial) if trial.case.long else "no checkpoints"
+    after_kill = "no checkpoints" if not trial.case.long else _after_kill(trial) if is_thorough else "left out"
     return curves, best.partition("Best ")[2] or best, after_kill
 
 
@@ -379,7 +380,7 @@ class Fleet:
     worker_home: Path
     stoker: str
     is_thorough: bool
-    """Results are copied from it as well."""
+    """No smoke run: results are copied from it as well, and the program is killed here, too."""
     worker: subprocess.Popen[bytes] | None = None
 
     def start_worker(self) -> None:
