@@ -1,8 +1,9 @@
 """What does it cost to read metrics from what a program prints, and is a program that prints very much slowed down?
 
 The lines are those of well-known trainers, as `tests/recordings/printed_metrics.txt` has them, every one with a number;
-beside them lines without any. The second question is asked of a program that prints lines with a number as quickly as
-it can: its own time from start to end as a stage, with reading and with `--metrics off`, in turns.
+beside them lines without any. The second question is asked of two programs that print as quickly as they can, one of
+them lines with a number and the other lines that look as if they named columns: their own time from start to end as a
+stage, with reading and with `--metrics off`, in turns.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from harness import Case, Figure, Row, Run, Side
 from peers import Installed
 
 PER_LINE_S = {"numbers": 15e-6, "plain": 2e-6}
+FLOODS = {
+    "lines with numbers": 'f"iter {step}: loss {1 / (step + 1):.4f}, time 12.3ms, mfu 1.2%\\n"',
+    "lines with two spaces": '"    indented text of a log with  two spaces and loss in it\\n"',
+}
 PROGRAM = """
 import sys, time
 begun = time.perf_counter()
 for step in range({count}):
-    sys.stdout.write(f"iter {{step}}: loss {{1 / (step + 1):.4f}}, time 12.3ms, mfu 1.2%\\n")
+    sys.stdout.write({line})
 sys.stdout.flush()
 open(sys.argv[1], "w").write(repr(time.perf_counter() - begun))
 """
@@ -33,7 +38,9 @@ def main() -> int:
         return bench.finish()
     folder = bench.home("flood")
     count, lines = (200, 2_000) if bench.quick else (200_000, 1_000_000)
-    (folder / "flood.py").write_text(PROGRAM.format(count=lines))
+    programs = {flood: folder / f"flood{number}.py" for number, flood in enumerate(FLOODS)}
+    for flood, program in programs.items():
+        program.write_text(PROGRAM.format(count=lines, line=FLOODS[flood]))
     sides = [
         Side(
             name=way,
@@ -44,7 +51,8 @@ def main() -> int:
         for way in PER_LINE_S
     ]
     sides += [
-        Side(name=name, once=lambda options=options: _flood(stoker, folder, options))  # type: ignore[misc]
+        Side(name=f"{flood}, {name}", once=lambda program=program, options=options: _flood(stoker, program, options))  # type: ignore[misc]
+        for flood, program in programs.items()
         for name, options in (("read", ()), ("off", ("--metrics", "off")))
     ]
     runs = bench.in_turns(sides, rounds=7)
@@ -58,23 +66,25 @@ def main() -> int:
                 at_most=1.0,
             )
         )
-    bench.rows.append(
-        Row(
-            question=f"a program that prints {lines:,} lines as quickly as it can",
-            against="--metrics off",
-            ours=harness.seconds_of(runs["read"]),
-            theirs=harness.seconds_of(runs["off"]),
-            at_most=1.05,
+    for flood in FLOODS:
+        bench.rows.append(
+            Row(
+                question=f"a program that prints {lines:,} {flood} as quickly as it can",
+                against="--metrics off",
+                ours=harness.seconds_of(runs[f"{flood}, read"]),
+                theirs=harness.seconds_of(runs[f"{flood}, off"]),
+                at_most=1.05,
+            )
         )
-    )
     return bench.finish()
 
 
-def _flood(stoker: Installed, folder: Path, options: tuple[str, ...]) -> Run:
+def _flood(stoker: Installed, flood: Path, options: tuple[str, ...]) -> Run:
     """Run the program as a stage; its own time counts, not that of Stoker's start and end."""
+    folder = flood.parent
     command = [stoker.python.parent / "stoker", "run", "--no-out", *options, "--"]
     told = folder / "seconds"
-    program = [sys.executable, folder / "flood.py", told]
+    program = [sys.executable, flood, told]
     environment = {
         "STOKER_HOME": str(folder / "home"),
         "STOKER_LEDGER": str(folder / "ledger"),

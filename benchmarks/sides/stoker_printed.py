@@ -10,7 +10,14 @@ from pathlib import Path
 from stoker.engine.metrics.printed import PrintedMetrics
 
 RECORDED = Path(__file__).resolve().parents[2] / "tests" / "recordings" / "printed_metrics.txt"
-PLAIN = [b"saving the checkpoint to its folder", b"loading the dataset from the cache, which takes a moment", b"done"]
+PLAIN = [
+    b"saving the checkpoint to its folder",
+    b"loading the dataset from the cache, which takes a moment",
+    b"    text with  two spaces",
+    b"| a | b | c |",
+    b"\tat the end of a call",
+    b"done",
+]
 
 
 def main() -> None:

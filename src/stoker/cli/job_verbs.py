@@ -82,23 +82,26 @@ def perform_logs(call: CommandContext, given: dict[str, Any]) -> int:
 def _metric_lines(spec: JobSpec) -> Callable[[StageLogLine], Iterator[tuple[dict[str, Any], str]]]:
     """Return a function that returns what was read from a line of a program, as JSON and as text."""
     from stoker.engine.metrics.printed import PrintedMetrics
+    from stoker.engine.runners.program.trainer_lines import OutputSteps
 
-    printed: dict[str, PrintedMetrics] = {}
+    readers: dict[str, tuple[PrintedMetrics, OutputSteps]] = {}
 
     def explain(line: StageLogLine) -> Iterator[tuple[dict[str, Any], str]]:
-        reader = printed.setdefault(line.node, PrintedMetrics(spec.args.get("metrics", ())))
+        if line.node not in readers:
+            readers[line.node] = PrintedMetrics(spec.args.get("metrics", ())), OutputSteps()
+        printed, steps = readers[line.node]
         for part in line.text.split("\r"):
-            found = reader.read(part.encode())
-            if not found.values:
+            found = printed.read(part.encode())
+            place = steps.place_plain(found) if found.values or found.step is not None else None
+            if place is None or not found.values:
                 continue
-            read = {"step": found.step, "metrics": found.values, "spelt": found.spelt}
+            read = {"step": place[0], "metrics": found.values, "spelt": found.spelt}
             values = [
                 f"{name} = {value:.6g}" + (f" ({spelt})" if spelt != name else "")
                 for name, value in found.values.items()
                 for spelt in [found.spelt.get(name, name)]
             ]
-            step = "" if found.step is None else f"{'epoch' if found.is_epoch else 'step'} {found.step}: "
-            yield {"node": line.node, "line": part, **read}, f"{part}\n    → {step}{', '.join(values)}"
+            yield {"node": line.node, "line": part, **read}, f"{part}\n    → step {place[0]}: {', '.join(values)}"
 
     return explain
 

@@ -91,7 +91,7 @@ def measure_for(
             return Measure(metric=by, direction=direction, why="")
         why = "by its name" if known is not None else "its name does not tell"
         return Measure(metric=by, direction=known or Direction.SMALLER, why=why)
-    guess = _named_by(params, counts) or _guess(counts)
+    guess = _named_by(params, counts) or _guess(counts, trials)
     if guess is None:
         return None
     metric, why = guess
@@ -122,10 +122,14 @@ def _named_by(params: Mapping[str, Any], counts: Mapping[str, int]) -> tuple[str
     return None
 
 
-def _guess(counts: Mapping[str, int]) -> tuple[str, str] | None:
+def _guess(counts: Mapping[str, int], trials: Sequence[RankableTrial]) -> tuple[str, str] | None:
     known = {name: count for name, count in counts.items() if not _is_setting(name)}
     measures = {name: count for name, count in known.items() if preference(name)[0] < _SPEED}
-    metric = min(_usual(known if any(measures.values()) else measures or known), key=preference, default="")
+    names = _usual(known if any(measures.values()) else measures or known)
+    # A metric that is the same in all trials ranks nothing, and may be a setting that they print.
+    of_quality = [name for name in names if name in measures] or names
+    differing = [name for name in of_quality if len({one.metrics[name] for one in trials if name in one.metrics}) > 1]
+    metric = min(differing or names, key=preference, default="")
     if not metric:
         return None
     return metric, "guessed by its name" if known_direction(metric) is not None else "the first of them"

@@ -123,6 +123,16 @@ def test_a_loss_that_is_nan_everywhere_is_not_replaced_by_speed_or_by_any_name()
     assert chosen("tokens_per_second", "zeta") == ("tokens_per_second", LARGER)
 
 
+def test_a_metric_that_is_the_same_in_all_trials_is_not_guessed() -> None:
+    trials = [One(n, {"accuracy": 0.95, "loss": 1.0 / n}) for n in range(1, 4)]
+    measure = measure_for(trials, {})
+    assert measure is not None
+    assert measure.metric == "loss"
+    same = measure_for([One(n, {"accuracy": 0.95, "loss": 1.0}) for n in range(1, 4)], {})
+    assert same is not None
+    assert same.metric == "accuracy"
+
+
 def test_what_is_asked_for_is_not_a_guess() -> None:
     trials = some("loss", "accuracy", "odd")
     asked = measure_for(trials, {}, by="odd", direction=LARGER)

@@ -241,7 +241,9 @@ def read_leaderboard(
         raise NotFound(
             f"no completed job has a metric {metric!r}", hint=did_you_mean(metric, known) or f"there are: {listed}"
         )
-    metric = metric or known[0]
+    # A metric that is the same in all of them ranks nothing.
+    differing = (key for key in known if len({metrics[key] for _, metrics in jobs if key in metrics}) > 1)
+    metric = metric or next(differing, known[0])
     is_lower_better = known_direction(metric) is not Direction.LARGER
     ranked = [(seq, metrics) for seq, metrics in jobs if math.isfinite(metrics.get(metric, math.nan))]
     # Stable: among equals the newest stays first.

@@ -24,8 +24,8 @@ class Direction(StrEnum):
 _LARGER = (
     "balanced_accuracy", "accuracy", "acc", "top1", "f1", "fbeta", "auc", "auroc", "auprc", "roc_auc",
     "average_precision", "map", "ap", "r2", "score", "reward", "rewards", "rew", "return", "returns", "bleu", "rouge",
-    "rougel", "meteor", "chrf", "iou", "miou", "dice", "precision", "recall", "correct", "win_rate", "psnr", "ssim",
-    "ndcg", "mrr", "kappa", "mcc", "correlation", "pearson", "spearman", "likelihood", "elbo", "top5",
+    "rougel", "meteor", "chrf", "iou", "miou", "dice", "precision", "prec", "recall", "correct", "win_rate", "psnr",
+    "ssim", "ndcg", "mrr", "kappa", "mcc", "correlation", "pearson", "spearman", "likelihood", "elbo", "top5",
 )  # fmt: skip
 _SMALLER = (
     "loss", "losses", "error", "errors", "err", "merror", "rmse", "rmsle", "mse", "mae", "mape", "smape", "nll",
@@ -39,13 +39,13 @@ _SPEED = {
     "latency": Direction.SMALLER, "time": Direction.SMALLER, "seconds": Direction.SMALLER, "ms": Direction.SMALLER,
     "throughput": Direction.LARGER, "per": Direction.LARGER, "fps": Direction.LARGER,
 }  # fmt: skip
-_HELD_OUT = ("cv", "val", "valid", "validation", "dev", "eval", "evaluation", "holdout", "test")
-
 MEASURES = frozenset(
     {word for word in (*_LARGER, *_SMALLER) if "_" not in word and word not in _NO_PLAIN_MEASURES} | {"entropy"}
 )
-"""Words that mean a measure; followed by digits (`map50`, `hits@10`) as well."""
-NOT_MEASURES = frozenset({
+"""Words that mean a measure; followed by digits (`map50`) as well."""
+_STEMS = frozenset(word.rstrip("0123456789").encode() for word in MEASURES)
+_NO_LETTERS = bytes(byte if chr(byte).isalpha() and byte < 128 else 32 for byte in range(256))
+COUNTERS = frozenset({
     "best", "scale", "scaler", "weight", "weights", "time", "times", "sec", "secs", "second", "seconds", "ms",
     "minutes", "hours", "eta", "elapsed", "remaining", "runtime", "duration", "speed", "throughput", "per", "size",
     "sizes", "bytes", "kb", "mb", "gb", "mem", "memory", "gpu_mem", "count", "counts", "num", "number", "nums", "id",
@@ -55,14 +55,33 @@ NOT_MEASURES = frozenset({
     "flos", "params", "parameters", "layers", "heads", "dim", "dims", "vocab", "devices", "gpus", "cores", "nodes",
     "fn", "function",
 })  # fmt: skip
-"""Words that make a name none of a measure: counters, sizes, times, settings. `best` repeats an earlier value."""
+"""Words of counters, sizes and times. `best` repeats an earlier value."""
+NOT_MEASURES = COUNTERS | frozenset({
+    "coef", "coeff", "coefficient", "thr", "target", "goal", "baseline", "chance", "expected",
+    "estimated", "initial", "delta", "lambda", "decay", "smoothing", "ratio", "margin", "std", "wall", "skipped",
+    "free", "reader", "http", "wps", "ups", "wpb", "bsz", "syslen", "reflen", "bp", "max",
+})  # fmt: skip
+"""Words that make a name none of a measure in what is printed: those, and settings."""
 SPLITS = {
-    "val": "val", "valid": "val", "validation": "val", "eval": "val", "evaluation": "val", "dev": "val",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val", "eval": "val", "evaluation": "val",
+    "holdout": "val", "validate": "val", "validating": "val", "evaluate": "val", "evaluating": "val",
     "train": "train", "training": "train", "trn": "train", "tr": "train", "learn": "train",
     "test": "test", "testing": "test",
     "avg": "avg", "average": "avg", "mean": "avg",
 }  # fmt: skip
 """Words for the data of a measure, and how a curve's name spells them."""
+DATA = frozenset({"train", "val", "test"})
+_TEST = tuple(word for word, split in SPLITS.items() if split == "test")
+_HELD_OUT = ("cv", *(word for word, split in SPLITS.items() if split == "val"), *_TEST)
+
+STEPS = (
+    "global_step", "total_timesteps", "num_timesteps", "num_updates", "training_iteration", "step", "iteration", "iter",
+    "update", "round", "batch", "episode",
+)  # fmt: skip
+"""Words for the place of a line or row, the most telling first."""
+EPOCH = "epoch"
+NO_METRICS = frozenset({*STEPS, EPOCH, "steps", "iterations", "epochs"})
+"""Names of places, in files as well."""
 
 _WORDS_AND_DIGITS = lazy_pattern(r"[a-z]+[0-9]*|[0-9]+")
 _WORDS_OR_DIGITS = lazy_pattern(r"[a-z]+|[0-9]+")
@@ -82,6 +101,11 @@ def is_measure(word: str) -> bool:
     return word in MEASURES or word.rstrip("0123456789") in MEASURES
 
 
+def may_name_measure(lowered: bytes) -> bool:
+    """Return False if a text in lower case has no measure in it; quickly."""
+    return not _STEMS.isdisjoint(lowered.translate(_NO_LETTERS).split())
+
+
 def normal_name(spelt: str) -> str:
     """Return the name of a curve: if it is a measure's, in lower case and with the word for its data first."""
     if not any(is_measure(word) for word in words_of(spelt)):
@@ -94,9 +118,9 @@ def normal_name(spelt: str) -> str:
         bare = part.strip(".'\"()")
         is_before = is_before and not any(is_measure(word) for word in words_of(bare))
         split = SPLITS.get(bare, "")
-        if split and split != "avg":
+        if split in DATA:
             front.append(split)
-        elif bare:
+        elif bare and not (bare == "set" and front and not rest):
             rest.append(split if split and is_before else bare)
     return "_".join([*dict.fromkeys(front), *rest])
 
@@ -131,7 +155,7 @@ def preference(name: str) -> tuple[int, int, int, int, str]:
     elif any(SPLITS.get(word) == "train" for word in words):
         kind = 4
     else:
-        kind = (0 if held_out < _HELD_OUT.index("test") else 2) + (direction is Direction.SMALLER)
+        kind = (0 if held_out < _HELD_OUT.index(_TEST[0]) else 2) + (direction is Direction.SMALLER)
     of_kind = _found(words, _LARGER if direction is Direction.LARGER else _SMALLER)
     place = -1 if held_out == len(_HELD_OUT) else held_out
     numbers = [int(number) for word, number in pairwise(words) if word in SPLITS and number.isdigit()]

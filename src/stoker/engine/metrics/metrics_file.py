@@ -57,7 +57,7 @@ class MetricSource(IntEnum):
     REPORTED = 0
     """The program or stage itself, on purpose."""
     STDOUT = 1
-    """Read off a program's output: shown as "from stdout"."""
+    """Read off a program's output, of either stream."""
 
 
 class MetricRow(NamedTuple):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from stoker.core.clock import Clock
 from stoker.core.errors import StokerError
 from stoker.core.text import format_size
-from stoker.engine.metrics.metric_names import normal_name
+from stoker.engine.metrics.metric_names import NO_METRICS, normal_name
 from stoker.engine.metrics.metrics_file import clean_name
 from stoker.host.folders import BoundedWalk
 
@@ -46,8 +46,7 @@ _COMPARED_BYTES = 64
 _CSV_NAMES = frozenset({"metrics.csv", "results.csv", "progress.csv", "log.csv", "history.csv"})
 """Names that loggers give to their tables. Any other table has to be named by the user."""
 _NO_METRICS = frozenset({
-    "", "step", "steps", "global_step", "total_timesteps", "iteration", "iterations", "iter", "epoch", "epochs",
-    "batch", "time", "times", "timestamp", "wall_time", "walltime", "runtime", "hp_metric",
+    "", *NO_METRICS, "time", "times", "timestamp", "wall_time", "walltime", "runtime", "hp_metric",
 })  # fmt: skip
 """Of a name, behind the last `/`: places and times. `hp_metric` is a constant of Lightning."""
 _NO_METRICS_BEGIN = ("_", "system/", "time/")

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from stoker.core.text import lazy_pattern
-from stoker.engine.metrics.metric_names import NOT_MEASURES, words_of
-from stoker.engine.metrics.printed import EPOCH, STEPS
+from stoker.engine.metrics.metric_names import COUNTERS, DATA, EPOCH, SPLITS, STEPS, words_of
 
 WrittenRow = tuple[int, dict[str, float]]
 """A step, and values by name as the file spells them."""
@@ -239,7 +238,7 @@ class TrainerStateReader(MetricReader):
         values = {}
         for name, value in raw.items():
             # Its own times and counters stand among the metrics.
-            if NOT_MEASURES.isdisjoint(words_of(name)):
+            if COUNTERS.isdisjoint(words_of(name)):
                 if type(value) in (int, float):
                     values[name] = _float(value)
                 else:
@@ -312,10 +311,7 @@ class EventFileReader(MetricReader):
         of_tag = f"{tag.replace('/', '_')}_"
         if self._writer.startswith(of_tag):
             return f"{tag}/{self._writer.removeprefix(of_tag)}"
-        return f"{self._writer}/{tag}" if self._writer.lower() in _WRITERS else tag
-
-
-_WRITERS = ("train", "validation", "val", "eval", "test")
+        return f"{self._writer}/{tag}" if SPLITS.get(self._writer.lower()) in DATA else tag
 
 
 def _scalars(summary: bytes) -> Iterator[tuple[str, float]]:

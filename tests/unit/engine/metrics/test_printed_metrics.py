@@ -3,16 +3,21 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from stoker.core.clock import FakeClock
 from stoker.core.text import is_metric_source
 from stoker.engine.metrics.metric_names import MEASURES, NOT_MEASURES, SPLITS, normal_name
 from stoker.engine.metrics.printed import NOTHING, PrintedLine, PrintedMetrics
+from stoker.engine.runners.program.output import ProgramOutput
 
 RECORDED = Path(__file__).parents[3] / "recordings" / "printed_metrics.txt"
-"""What well-known trainers print, with a line `→ @STEP name=value …` behind each that says something."""
+"""What well-known trainers print, with a line `→ @STEP name=value …` behind each that becomes a row of curves."""
 TRAINERS = dict(re.findall(r"^# (.+)\n((?:.+\n)+)", RECORDED.read_text(encoding="utf-8"), re.MULTILINE))
 
 
@@ -20,18 +25,37 @@ def read(line: str | bytes) -> PrintedLine:
     return PrintedMetrics().read(line if isinstance(line, bytes) else line.encode())
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_what_trainers_print_is_read(trainer: str) -> None:
-    printed, shown = PrintedMetrics(), ""
-    for line in TRAINERS[trainer].splitlines():
+def recorded_rows(trainer: str, lines: Sequence[str]) -> str:
+    """Return lines as a recording has them: with the rows that are reported for each."""
+    shown = ""
+    reports: list[dict[str, Any]] = []
+    for line in lines:
         if line.startswith("→ "):
             continue
+        if not shown or trainer == "each line alone":
+            output = ProgramOutput(reports.append, FakeClock(), Mock())
+        # Progress bars are on standard error.
+        output.hear(f"{line}\n".encode(), is_out="%|" not in line)
+        rows = [one for one in reports if "row" in one]
+        reports.clear()
+        shown += f"{line}\n"
+        for row in rows:
+            values = " ".join(f"{name}={value!r}" for name, value in row["metrics"].items())
+            shown += f"→ @{row['row']} {values}\n"
+    return shown
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_trainers_print_becomes_rows_of_curves(trainer: str) -> None:
+    assert recorded_rows(trainer, TRAINERS[trainer].splitlines()) == TRAINERS[trainer]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_each_value_comes_with_its_spelling(trainer: str) -> None:
+    printed = PrintedMetrics()
+    for line in TRAINERS[trainer].splitlines():
         found = printed.read(line.encode())
-        values = [f"{name}={value!r}" for name, value in found.values.items()]
-        words = ([] if found.step is None else [f"@{found.step}"]) + values
-        shown += f"{line}\n" + (f"→ {' '.join(words)}\n" if words else "")
         assert found.spelt.keys() >= found.values.keys() - {"epoch"}
-    assert shown == TRAINERS[trainer]
 
 
 @pytest.mark.parametrize(
@@ -40,16 +64,17 @@ def test_what_trainers_print_is_read(trainer: str) -> None:
         ("loss=0.5", {"loss": 0.5}),
         ("[00:05<00:05, 99.5it/s, loss=0.5, acc=0.9]", {"loss": 0.5, "acc": 0.9}),
         ("INFO:root:loss=0.25", {"loss": 0.25}),
-        ("2026-01-01 10:00:00 | train | loss=.5;lr=5.", {"loss": 0.5, "lr": 5.0}),
+        ("2026-01-01 10:00:00 | train | loss=.5;lr=5.", {"train_loss": 0.5, "lr": 5.0}),
+        ("lr=5. loss=1", {"loss": 1.0, "lr": 5.0}),
         ("val/loss=1e-3 top-5=2E+2 hits@10=3 a.b_c=-4", {"val_loss": 1e-3, "top-5": 200.0, "hits@10": 3, "a.b_c": -4}),
         ("acc=91.2% done.", {"acc": 91.2}),
         ("the loss=0.5.", {"loss": 0.5}),
         ("(loss=0.5) {acc=1}", {"loss": 0.5, "acc": 1.0}),
-        ("x=inf y=-Infinity z=+INF", {"x": math.inf, "y": -math.inf, "z": math.inf}),
-        ("x=1 x=2", {"x": 2.0}),
+        ("loss=inf y=-Infinity z=+INF", {"loss": math.inf, "y": -math.inf, "z": math.inf}),
+        ("loss=1 loss=2", {"loss": 2.0}),
         ("\x1b[32mloss=0.5\x1b[0m", {"loss": 0.5}),
-        ("größe=3", {"größe": 3.0}),
-        ("a=1,b=2", {"a": 1.0, "b": 2.0}),
+        ("step=1 größe=3", {"größe": 3.0}),
+        ("step=1,a=1,b=2", {"a": 1.0, "b": 2.0}),
     ],
 )
 def test_pairs_are_found_wherever_they_stand(line: str, values: dict[str, float]) -> None:
@@ -77,6 +102,8 @@ def test_pairs_are_found_wherever_they_stand(line: str, values: dict[str, float]
         "optimizer: SGD(lr=0.01, momentum=0.937)",
         "trainer: amp=True, angle=1.0, batch=8, iou=0.7, cfg=None, half=False",
         "/lib/rnn.py:109: UserWarning: non-zero dropout expects num_layers greater than 1, but got dropout=0.2",
+        "hidden=128, dropout=0.5",
+        "--loss 3",
     ],
 )
 def test_what_only_looks_like_a_pair_is_none(line: str) -> None:
@@ -129,8 +156,8 @@ def test_a_step_that_is_only_an_epoch_says_so() -> None:
 
 
 def test_a_name_too_long_for_a_curve_is_none() -> None:
-    assert read(b"a" * 101 + b"=1") is NOTHING
-    assert read(b"a" * 100 + b"=1").values == {"a" * 100: 1.0}
+    assert read(b"loss=1 " + b"a" * 101 + b"=1").values == {"loss": 1.0}
+    assert read(b"loss=1 " + b"a" * 100 + b"=1").values == {"loss": 1.0, "a" * 100: 1.0}
 
 
 def test_the_guide_lists_every_word() -> None:
@@ -171,6 +198,12 @@ def test_a_pattern_of_the_user_adds_to_what_is_read() -> None:
     assert printed.read(b"quality high").values == {}
 
 
+def test_a_named_group_of_a_pattern_names_the_curve() -> None:
+    printed = PrintedMetrics([r"quality is (?P<quality>\S+)", r"(?P<depth>\d+) deep, (?P<width>\d+) wide"])
+    assert printed.read(b"quality is 7").values == {"quality": 7.0}
+    assert printed.read(b"3 deep, 4 wide").values == {"depth": 3.0, "width": 4.0}
+
+
 def test_a_pattern_that_may_take_for_ever_is_not_used() -> None:
     for text in (r"((a+)+)", r"((?:ab|cd)+)x", "(", "()(", r"(x*)*", "(a{2,}){3,}", r"(\w*)(\w*)(\w*)(\w*)y"):
         assert not is_metric_source(text), text
@@ -205,7 +238,21 @@ def test_a_pattern_that_took_long_for_one_line_is_not_used_further_and_that_is_l
 
 @pytest.mark.timing
 @pytest.mark.parametrize(
-    "unit", [b"1 ", b"loss: ", b"loss 1 ", b"a=1 ", b"1/", b"  x", b"|", b"loss 1/2 (", b"nan ", b"-"]
+    "unit",
+    [
+        b"1 ",
+        b"loss: ",
+        b"loss 1 ",
+        b"a=1 ",
+        b"1/",
+        b"  x",
+        b"|",
+        b"loss 1/2 (",
+        b"nan ",
+        b"-",
+        b"    text with  two spaces",
+        b"| a | b | c |",
+    ],
 )
 def test_time_is_linear_in_the_line(unit: bytes) -> None:
     def spent_s(size: int) -> float:

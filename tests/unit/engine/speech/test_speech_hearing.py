@@ -58,23 +58,23 @@ def heard(tmp_path: Path) -> Heard:
 
 def test_pairs_are_reported_as_read_off_the_output(heard: Heard) -> None:
     heard.speech.hear(
-        b"epoch=0 step=0 loss=2\nepoch=0 acc=1\nepoch=1 step=0 loss=1\nnothing to say\nval=3", is_out=True
+        b"epoch=0 step=0 loss=2\nepoch=0 acc=1\nepoch=1 step=0 loss=1\nnothing to say\nacc=3", is_out=True
     )
     heard.speech.finish()
     assert heard.rows == [
         (0, {"epoch": 0.0, "loss": 2.0}, MetricSource.STDOUT),
         (0, {"acc": 1.0}, MetricSource.STDOUT),
         (1, {"epoch": 1.0, "loss": 1.0}, MetricSource.STDOUT),
-        (1, {"val": 3.0}, MetricSource.STDOUT),
+        (1, {"acc": 3.0}, MetricSource.STDOUT),
     ]
 
 
 def test_values_in_files_are_reported_and_go_before_those_on_the_output(heard: Heard) -> None:
-    heard.speech.hear(b"step 1: val loss 0.51, acc 0.2\n", is_out=True)
+    heard.speech.hear(b"step 1: acc 0.2, val loss 0.51\n", is_out=True)
     (heard.out / "metrics.csv").write_text("step,val_loss\n100,0.5123\n")
     heard.clock.advance(LOOK_EVERY_S)
     heard.speech.look()
-    heard.speech.hear(b"step 2: val loss 0.49, acc 0.3\n", is_out=True)
+    heard.speech.hear(b"step 2: acc 0.3, val loss 0.49\n", is_out=True)
     heard.speech.finish()
     assert heard.rows == [
         (1, {"val_loss": 0.51, "acc": 0.2}, MetricSource.STDOUT),
@@ -148,7 +148,7 @@ def test_progress_that_waits_is_told_in_a_pause(heard: Heard) -> None:
 
 
 def test_however_many_names_there_are_a_told_step_holds_some(heard: Heard) -> None:
-    heard.speech.hear(b"".join(b"m%d=1\n" % name for name in range(3000)), is_out=True)
+    heard.speech.hear(b"".join(b"step=1 m%d=1\n" % name for name in range(3000)), is_out=True)
     heard.speech.finish()
     assert all(len(metrics) <= LAST_KEPT for _, _, metrics in heard.steps)
     assert len(heard.rows) == 3000

@@ -9,10 +9,11 @@ from stoker.engine.runners.program.output import CONTROLS_PER_WINDOW, WINDOW_S, 
 from stoker.engine.runners.program.trainer_lines import LINE_BYTES
 
 
-def test_lines_that_may_name_columns_are_given_and_count_little() -> None:
-    lines = OutputLines(FakeClock(), lines_per_window=2)
-    output = b"epoch  loss\n1  0.5\na  header\nloss: nan\n2  0.4\n"
-    assert lines.feed(b"hello\n\n" + output + b"bye\n") == output.splitlines()
+def test_lines_without_a_number_are_given_if_they_may_name_columns_or_are_not_finite() -> None:
+    lines = OutputLines(FakeClock())
+    output = b"epoch  loss\n1  0.5\n| val_acc | time |\nloss: nan\n2  0.4\n"
+    others = b"hello\n\na  line of\ttext | without a measure\nINFO: a loss\nbye\n"
+    assert lines.feed(others + output + others) == output.splitlines()
     assert lines.lost == 0
 
 

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
-from stoker.engine.metrics.printed import PrintedMetrics
+from stoker.engine.metrics.printed import NOTHING, PrintedMetrics
 from stoker.engine.runners.program.trainer_lines import OutputSteps
 
 
-def placed(*lines: bytes) -> list[int]:
+def placed(*lines: bytes) -> list[int | None]:
+    return [place if place is None else place[0] for place in places(*lines)]
+
+
+def places(*lines: bytes) -> list[tuple[int, int | None] | None]:
     steps = OutputSteps()
     printed = PrintedMetrics()
     return [steps.place_plain(printed.read(line)) for line in lines]
@@ -53,3 +57,47 @@ def test_epochs_are_steps_where_there_are_no_others() -> None:
 
 def test_a_program_may_go_back_to_an_earlier_step() -> None:
     assert placed(b"step=5 loss=1", b"step=3 loss=1") == [5, 3]
+
+
+def test_a_line_that_only_names_its_step_places_those_behind_it() -> None:
+    assert placed(b"STEP: 10", b"loss: 1", b"test loss: 2", b"STEP: 20", b"loss: 1") == [10, 10, 10, 20, 20]
+    assert placed(b"Epoch 3/24", b"loss: 1", b"Epoch 4/24", b"loss: 1") == [3, 3, 4, 4]
+
+
+def test_epochs_that_are_named_in_lines_of_their_own_are_put_one_behind_the_other_too() -> None:
+    assert placed(b"Epoch 1", b"step 100 loss 1", b"step 200 loss 1", b"Epoch 2", b"step 100 loss 1")[-1] == 300
+
+
+def test_bars_of_epochs_follow_each_other_whatever_the_first_epoch_is_called() -> None:
+    for first in (0, 1):
+        lines = [
+            b"Epoch %d: 50%%|##| %d/100 [loss=1]" % (epoch, at) for epoch in (first, first + 1) for at in (50, 100)
+        ]
+        assert placed(*lines) == [50, 100, 150, 200]
+    assert places(b"Epoch 1/5", b"40/100 loss: 1") == [(1, 5), (40, 500)]
+
+
+def test_a_bar_of_another_length_stands_at_the_last_step() -> None:
+    train, check = b"50%|##| 50/100 [loss=1]", b"Evaluating: 10%|#| 1/10 [loss=2]"
+    assert placed(train, check, train) == [50, 50, 50]
+    # Without a word for its data, it would be taken for the training's.
+    assert placed(b"Epoch 1/5", train, b"7/10 - loss: 1", b"Epoch 2/5", b"7/10 - loss: 1")[1:] == [50, None, 50, 17]
+
+
+def test_bars_without_epochs_follow_each_other() -> None:
+    lines = [b"50%|##| 50/100 [loss=1]", b"100%|####| 100/100 [loss=1]", b"10%|#| 10/100 [loss=1]"]
+    assert places(*lines) == [(50, 100), (100, 100), (110, None)]
+
+
+def test_a_bar_on_the_other_stream_places_what_is_printed_beside_it() -> None:
+    done, shown = b"100%|####| 500/500 [00:01<00:00]", b" 1%|#| 10/1000 [00:01<00:00]"
+    assert placed(done, shown, b"{'loss': 1}", shown.replace(b"10/", b"20/"), b"{'loss': 1}") == [
+        None,
+        None,
+        10,
+        20,
+        20,
+    ]
+    # That of a download is over before anything is measured, and others have a title.
+    assert placed(done, b"loss: 1", b"loss: 1") == [None, 0, 1]
+    assert PrintedMetrics().read(b"Map: 50%|##| 50/100 [00:01<00:00]") is NOTHING

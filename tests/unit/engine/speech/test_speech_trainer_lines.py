@@ -131,8 +131,8 @@ def test_a_metric_line_controls_nothing() -> None:
 
 
 def test_a_long_line_is_plain_output_and_no_number_is_cut_in_two() -> None:
-    line = b"x=1 " + b"a" * (LINE_BYTES - 8) + b" y=123456"
-    assert parsed(line) == PrintedLine(values={"x": 1.0}, spelt={"x": "x"})
+    line = b"loss=1 " + b"a" * (LINE_BYTES - 8) + b" y=123456"
+    assert parsed(line) == PrintedLine(values={"loss": 1.0}, spelt={"loss": "loss"})
 
 
 def test_a_long_line_of_the_control_file_is_malformed() -> None:

@@ -17,8 +17,9 @@ from typing import Any
 from stoker.core.clock import Clock
 from stoker.core.text import lazy_pattern, one_line
 from stoker.engine.metrics.attempt_metrics import note_last
+from stoker.engine.metrics.metric_names import EPOCH
 from stoker.engine.metrics.metrics_file import MetricSource
-from stoker.engine.metrics.printed import NOTHING, PrintedLine, PrintedMetrics
+from stoker.engine.metrics.printed import NOTHING, PrintedLine, PrintedMetrics, may_say
 from stoker.engine.metrics.written import WrittenMetrics
 from stoker.engine.runners.program.found_checkpoints import LOOK_EVERY_S, CheckpointFinder
 from stoker.engine.runners.program.trainer_lines import (
@@ -44,21 +45,8 @@ LINES_PER_WINDOW = 4000
 CONTROLS_PER_WINDOW = 1000
 _LONG_LINE_BYTES = 256
 """A longer line counts as several."""
-_WITHOUT_NUMBER = 0.125
-"""What a line without a digit and `{` counts: it takes hardly any time."""
 _NUMBER_OR_JSON = lazy_pattern(rb"[0-9{]")
 _LAST_BYTES = LINE_BYTES
-_OTHER_SIGNS = (b"  ", b"\t", b"|", b"nan", b"inf")
-"""Of lines that say something without a digit: the names of a table's columns, and numbers that are not finite."""
-
-
-def _may_say(text: bytes) -> bool:
-    if _NUMBER_OR_JSON.search(text) is not None:
-        return True
-    lowered = text.lower()
-    return any(sign in lowered for sign in _OTHER_SIGNS)
-
-
 _LOOK_SHARE = 20.0
 """Between two looks for checkpoints there is at least so many times the time that the last one took."""
 _CHECKPOINT_SHARE = 10.0
@@ -133,16 +121,15 @@ class OutputLines:
 
     def _choose(self, body: bytes) -> list[bytes]:
         # Most output says nothing to us; then its lines are not even taken apart.
-        if not _may_say(body):
+        if b"{" not in body and not may_say(body):
             return []
         if self._left <= 0:
             return self._pass_over(body)
-        lines = [line for line in body.split(b"\n") if _may_say(line)]
+        lines = [line for line in body.split(b"\n") if b"{" in line or may_say(line)]
         for at, line in enumerate(lines):
             if self._left <= 0:
                 return [*lines[:at], *self._pass_over(b"\n".join(lines[at:]))]
-            cost = 1 if _NUMBER_OR_JSON.search(line) else _WITHOUT_NUMBER
-            self._left -= cost * (1 + len(line) // _LONG_LINE_BYTES)
+            self._left -= 1 + len(line) // _LONG_LINE_BYTES
         return lines
 
     def _pass_over(self, body: bytes) -> list[bytes]:
@@ -278,10 +265,9 @@ class ProgramOutput:
         self._clock = clock
         self._written = written
         self._talk = TrainerParser()
-        self._streams = {
-            is_out: (OutputLines(clock), PrintedMetrics(metrics, lambda text: emit({"log": text})))
-            for is_out in (True, False)
-        }
+        self._streams = {is_out: OutputLines(clock) for is_out in (True, False)}
+        # One for both: the names of a table's columns may be on the other stream.
+        self._printed = PrintedMetrics(metrics, lambda text: emit({"log": text}))
         self._control_rest = b""
         self._steps = OutputSteps()
         self._step = 0
@@ -304,8 +290,7 @@ class ProgramOutput:
 
     def hear(self, data: bytes, *, is_out: bool) -> None:
         """Take in what was printed to one of the two streams."""
-        lines, printed = self._streams[is_out]
-        self._hear_lines(lines.feed(data), printed, is_out=is_out)
+        self._hear_lines(self._streams[is_out].feed(data), is_out=is_out)
 
     def look(self) -> None:
         """Take in what was passed over in a flood of lines that has paused, and what it wrote to files."""
@@ -356,8 +341,8 @@ class ProgramOutput:
 
     def finish(self, *, is_success: bool = False) -> None:
         """Take in a last line that has no end, and say what was left out. After a success no checkpoint is needed."""
-        for is_out, (lines, printed) in self._streams.items():
-            self._hear_lines(lines.finish(), printed, is_out=is_out)
+        for is_out, lines in self._streams.items():
+            self._hear_lines(lines.finish(), is_out=is_out)
         if self._written is not None:
             for rows in self._written.rest():
                 self._take_written(rows)
@@ -371,14 +356,14 @@ class ProgramOutput:
             self._emit(
                 {"log": f"{self._talk.lost} values were dropped by the program: it measured faster than it could write"}
             )
-        lost = sum(lines.lost for lines, _ in self._streams.values())
+        lost = sum(lines.lost for lines in self._streams.values())
         if lost:
             self._emit({"log": f"{lost} lines of its output came too quickly to be read for metrics"})
 
-    def _hear_lines(self, lines: list[bytes], printed: PrintedMetrics, *, is_out: bool) -> None:
+    def _hear_lines(self, lines: list[bytes], *, is_out: bool) -> None:
         for line in lines:
             # The contract is for standard output: whatever else writes to the other stream can't break it.
-            said = parse_line(line, printed) if is_out else printed.read(line)
+            said = parse_line(line, self._printed) if is_out else self._printed.read(line)
             if said is not NOTHING:
                 self._tell(said, self._talk.hear(said), is_kept=False)
         self._tell_progress()
@@ -405,14 +390,16 @@ class ProgramOutput:
             case PrintedLine() if not self._talk.speaks:
                 self._report_plain(said)
 
-    def _report_plain(self, said: PrintedLine) -> None:
-        if said.values:
-            place = self._steps.place_plain(said)
-            # A file has more digits, and its own steps.
-            values = {name: value for name, value in said.values.items() if name not in self._in_files}
-            self._report(place, said.of, values, is_kept=False, source=MetricSource.STDOUT)
-        elif said.step is not None:
-            self._report(said.step, said.of, {}, is_kept=False)
+    def _report_plain(self, line: PrintedLine) -> None:
+        place = self._steps.place_plain(line)
+        if place is None:
+            return
+        # A file has more digits, and its own steps.
+        values = {name: value for name, value in line.values.items() if name not in self._in_files}
+        if values and line.is_bar and self._steps.epoch is not None:
+            # Keras names it in a line of its own.
+            values.setdefault(EPOCH, float(self._steps.epoch))
+        self._report(*place, values, is_kept=False, source=MetricSource.STDOUT)
 
     def _report(
         self,

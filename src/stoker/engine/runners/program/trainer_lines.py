@@ -13,10 +13,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.core.frozen import fresh, frozen
+from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.text import lazy_pattern, whole_number
+from stoker.engine.metrics.metric_names import EPOCH, STEPS
 from stoker.engine.metrics.metrics_file import clean_name
-from stoker.engine.metrics.printed import EPOCH, NOTHING, STEPS, PrintedLine, PrintedMetrics
+from stoker.engine.metrics.printed import NOTHING, PrintedLine, PrintedMetrics
 
 STEP_NAMES = (*STEPS, EPOCH)
 """What may say where a line stands, the most telling first; the others of a line are metrics like any other."""
@@ -371,7 +372,8 @@ class OutputSteps:
     A line says so itself; or it stands where the last one did that had something to say there; or, as long as no line
     says anything of the kind, lines are counted. A line that tells an epoch only, among others that tell steps, stands
     at the last of those. Where `step` restarts with every `epoch`, the epochs are put one behind the other: `epoch=2
-    step=0` comes after the last step of epoch 1.
+    step=0` comes after the last step of epoch 1. So are the progress bars of epochs, by their length. A bar of another
+    length, of an evaluation, stands at the last step.
     """
 
     def __init__(self) -> None:
@@ -379,8 +381,14 @@ class OutputSteps:
         self._counted = -1
         self._has_steps = False
         """A line had a step, and not just an epoch."""
-        self._epoch = -math.inf
         self._shift = 0
+        self.epoch: int | None = None
+        """The last one of the training."""
+        self._first_epoch = 0
+        self._epochs: int | None = None
+        self._step_epoch: int | None = None
+        """The epoch of the last step."""
+        self._bar = _Bar()
 
     def place(self, step: int | None) -> int:
         """Place a line that was meant for us."""
@@ -391,15 +399,72 @@ class OutputSteps:
             return self._counted
         return self._last
 
-    def place_plain(self, said: PrintedLine) -> int:
-        """Place a line of plain output that holds values."""
-        if said.step is None or (said.is_epoch and self._has_steps):
-            return self.place(None)
-        if said.is_epoch:
-            return self.place(said.step)
-        epoch = said.values.get("epoch", self._epoch)
-        if self._has_steps and self._last is not None and epoch > self._epoch:
-            self._shift = max(self._shift, self._last + 1 - said.step)
+    def place_plain(self, line: PrintedLine) -> tuple[int, int | None] | None:
+        """Return the step of a line of plain output, and the last step if it is known; None if it has no place."""
+        if line.epoch is not None and line.split in ("", "train"):
+            self._take_epoch(line.epoch, line.of if line.is_epoch else None)
+        if line.is_bar:
+            return self._place_bar(line)
+        if line.step is None or (line.is_epoch and self._has_steps):
+            bar = self._bar
+            if line.values and bar.length and (bar.has_values or bar.at < bar.length):
+                # The bar is on the other stream, as with transformers.
+                bar.has_values = self._has_steps = True
+                return self.place(bar.before + bar.at), None
+            return self.place(None), None
+        if line.is_epoch:
+            return self.place(line.step), line.of
+        if (
+            self._has_steps
+            and self._last is not None
+            and self._is_new_epoch()
+            and line.step + self._shift <= self._last
+        ):
+            self._shift = self._last + (line.step == 0)
         self._has_steps = True
-        self._epoch = epoch
-        return self.place(said.step + self._shift)
+        self._step_epoch = self.epoch
+        return self.place(line.step + self._shift), line.of
+
+    def _take_epoch(self, epoch: int, of: int | None) -> None:
+        if self.epoch is None:
+            # An attempt that resumes begins at a later one.
+            self._first_epoch = 1 if epoch == 1 or (epoch > 0 and of is not None) else 0
+        self.epoch, self._epochs = epoch, of or self._epochs
+
+    def _is_new_epoch(self) -> bool:
+        return self.epoch is not None and (self._step_epoch is None or self.epoch > self._step_epoch)
+
+    def _place_bar(self, line: PrintedLine) -> tuple[int, int | None] | None:
+        bar, at, length = self._bar, line.step or 0, line.of or 0
+        if length != bar.length:
+            is_next = line.split in ("", "train") and (
+                not bar.length or self._is_new_epoch() or (bar.at >= bar.length and not bar.has_values)
+            )
+            if not is_next:
+                # Without a word for its data it would be taken for the training's.
+                return None if self.epoch is not None and not line.split else (self.place(None), None)
+            bar = self._bar = _Bar(length=length)
+        if self.epoch is not None:
+            bar.before = (self.epoch - self._first_epoch) * length
+            of = None if self._epochs is None else (self._epochs - self._first_epoch + 1) * length
+        else:
+            bar.before += length if at < bar.at else 0
+            of = None if bar.before else length
+        bar.at = at
+        self._step_epoch = self.epoch
+        if not line.values and not bar.has_values:
+            return None
+        bar.has_values = self._has_steps = True
+        return self.place(bar.before + at), of
+
+
+@changeable
+class _Bar:
+    """The progress bar of the training."""
+
+    length: int = 0
+    at: int = 0
+    before: int = 0
+    """The steps of the bars before it."""
+    has_values: bool = False
+    """Values stood in it, or were printed while it was shown: it is no download's."""
