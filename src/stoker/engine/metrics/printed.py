@@ -310,7 +310,7 @@ class _LineReading:
         elif label.needs_decimal and b"." not in number and b"e" not in number:
             whole = _whole(number)
             if label.name in DATA and whole is not None and _BEFORE_RATIO.match(line, end) is not None:
-                # `Train: 1 [311/312`
+                # `train: 1 [311/312`
                 self._set_place(EPOCH, whole, None)
             return
         name = f"{self._split}_{label.name}" if self._split and not label.has_split else label.name

@@ -234,7 +234,7 @@ def _other_label(phrase: list[str], pair: str, *, has_separator: bool, is_list: 
     words = [word.lower() for word in phrase]
     split = SPLITS.get(words[0], "") if len(words) == 1 else ""
     if is_list or not has_separator:
-        # `Test: [39/40]`
+        # `test: [39/40]`
         return Label(kind=LabelKind.BARE) if is_list and split in DATA else None
     for name in ("_".join(words[-2:]), words[-1]):
         if name in _ALONGSIDE:
