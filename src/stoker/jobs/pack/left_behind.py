@@ -66,10 +66,10 @@ class LeftGroup:
     is_link: bool = False
     """A symlink, whose target is not looked at."""
     refused: str = ""
-    """A path below it that data can't have, such as a pipe or a link out of the folder."""
+    """A path below it that can't be sent, such as a pipe or a link out of the folder."""
 
     def words(self, *, is_manifest: bool = False) -> str:
-        """Return the options that send it, or the keys of a manifest; "" if nothing can."""
+        """Return the options that send it, or the keys of a manifest."""
         path = self.path.rstrip("/")
         place = path if "/" in path else f"./{path}"
         if is_manifest:
@@ -77,7 +77,7 @@ class LeftGroup:
         else:
             as_data, include = f"--data {shlex.quote(f'{place}={path}')}", f"--include {shlex.quote(self.path)}"
         is_code = not self.is_link and self.size_bytes <= MOST_BYTES and self.files < MOST_FILES
-        return ", or ".join([include] * is_code + [as_data] * (not self.refused))
+        return f"{include}, or {as_data}" if is_code else as_data
 
 
 @frozen
@@ -122,12 +122,12 @@ class LeftBehind:
         yield f"not sent: {outside(some_of(listed, _MOST_LISTED))}{f'; {include} sends them' if is_small else ''}"
         if is_small:
             return
-        words, path = shown[0].words(is_manifest=is_manifest), outside(shown[0].path)
-        if words:
-            yield f"to send {path}: {outside(words)}"
-        else:
-            fault = "is neither a file with a Unicode name nor a link inside of the folder"
-            yield f"--data can't send {path}: {outside(shown[0].refused)} {fault}"
+        refused = (
+            f", first remove {shown[0].refused} (no file with a Unicode name, or a link out of it)"
+            if shown[0].refused
+            else ""
+        )
+        yield outside(f"to send {shown[0].path}{refused}: {shown[0].words(is_manifest=is_manifest)}")
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
@@ -142,7 +142,7 @@ class LeftBehind:
                     "files": one.files,
                     "size_bytes": one.size_bytes,
                     "is_link": one.is_link,
-                    "send": one.words(),
+                    "send": "" if one.refused else one.words(),
                 }
                 for one in self.groups
             ],
@@ -313,7 +313,7 @@ def _groups(walk: _LeftWalk, is_excluded: Mapping[str, bool]) -> list[LeftGroup]
 
 
 def _is_refused_below(folder: str, path: str, link_to: str | None) -> bool:
-    """Return True if the data of a folder can't have what is at a path: a link out of it, or no file."""
+    """Return True if what is at a path keeps a folder from being sent: a link out of it, or no file."""
     if link_to is None:
         return path.startswith(folder)
     target = os.path.normpath(os.path.join(os.path.dirname(path), link_to))
