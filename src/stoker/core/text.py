@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, AnyStr, cast
 
 
@@ -294,7 +295,7 @@ def format_duration(seconds: float) -> str:
 # Where metrics of programs are read from: patterns for their output, paths, or `off`.
 
 METRICS_OFF = "off"
-PATTERN_BYTES = 500
+PATTERN_BYTES = 300
 """How much of a line a pattern sees."""
 _MOST_TRIES = 10**7
 _REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
@@ -318,7 +319,7 @@ def metric_source_fault(text: str) -> str:
     try:
         parsed = re._parser.parse(text.encode())  # noqa: SLF001 - nothing else parses one
         has_group, may_explode = parsed.state.groups > 1, _may_explode(parsed, is_inside=False)
-        is_slow = has_group and _tries(parsed) > _MOST_TRIES
+        is_slow = has_group and _is_slow(parsed)
     except (re.error, OverflowError, RecursionError) as error:
         return f"it is no regular expression: {first_line(error)}"
     if not has_group:
@@ -340,20 +341,28 @@ def _may_explode(parsed: Any, *, is_inside: bool) -> bool:
     return False
 
 
-def _tries(parsed: Any) -> float:
-    """Return about how many ways a search in the worst line has to try before it fails."""
+def _is_slow(parsed: Any) -> bool:
+    """Return True if a search in the worst line has to try very many ways before it fails."""
     operations = [(str(operation), argument) for operation, argument in parsed]
-    first, argument = operations[0]
-    literals = next((at for at, (name, _) in enumerate(operations) if name != "LITERAL"), len(operations))
-    is_anchored = first == "AT" and "BEGINNING" in str(argument)
-    choices = [1 if is_anchored else PATTERN_BYTES // (literals + 1), *_Choices(parsed).counts]
-    # Long repetitions share the bytes of the line.
-    shared = sum(count > PATTERN_BYTES // 10 for count in choices)
-    return math.prod(choices) / max(1, shared) ** shared
+    repeats = _Repeats(parsed)
+    literals = list(takewhile(lambda one: one[0] == "LITERAL", operations))
+    is_anchored = operations[0][0] == "AT" and "BEGINNING" in str(operations[0][1])
+    # If no repetition runs past another beginning, the line has room for one long attempt only.
+    is_crossed = repeats.bytes_repeated.issuperset(byte for _, byte in literals)
+    starts = 1 if is_anchored or not is_crossed else PATTERN_BYTES // (len(literals) + 1)
+    # Logarithms, because there may be more ways than a float can count.
+    tries, long = math.log(starts), int(starts > 1)
+    most = tries
+    for choices, scanned in reversed(repeats.costs):
+        most = max(most, tries + math.log(scanned) - math.lgamma(long + 1 + (scanned >= PATTERN_BYTES)))
+        tries += math.log(choices)
+        long += choices >= PATTERN_BYTES
+    # Long repetitions share the bytes of the line: each may end only behind the one before it.
+    return max(most, tries - math.lgamma(long + 1)) > math.log(_MOST_TRIES)
 
 
-class _Choices:
-    r"""In how many places each repetition of a pattern may end with a chance for what comes behind it.
+class _Repeats:
+    r"""The repetitions of a pattern: in how many places each may end, and how far it has to look for them.
 
     A repetition of bytes with which its continuation can't begin, such as `\d+` before a blank, ends in one place. So
     does one with a continuation that can't fail, such as the last one.
@@ -361,7 +370,9 @@ class _Choices:
 
     def __init__(self, parsed: Any, follow: frozenset[int] = frozenset(), *, may_fail: bool = False) -> None:
         """Read a pattern; `follow` are the bytes that its continuation begins with."""
-        self.counts: list[int] = []
+        self.costs: list[tuple[int, int]] = []
+        """Of each repetition, the last one first: the places where it may end, and the bytes that it looks at."""
+        self.bytes_repeated: frozenset[int] = frozenset()
         self.follow = follow
         """With what the pattern begins, or its continuation if the pattern may be empty."""
         self.may_fail = may_fail
@@ -374,24 +385,43 @@ class _Choices:
             else:
                 for part in _parts(argument):
                     # A look ahead or behind, or a condition.
-                    self.counts += _Choices(part, _ANY_BYTE, may_fail=True).counts
+                    self._add(_Repeats(part, _ANY_BYTE, may_fail=True))
                 self.follow = _bytes_of(name, argument)
                 self.may_fail = True
 
+    def _add(self, inner: _Repeats) -> None:
+        self.costs += inner.costs
+        self.bytes_repeated |= inner.bytes_repeated
+
     def _repeat(self, least: int, most: int, body: Any) -> None:
-        inner = _Choices(body, self.follow, may_fail=self.may_fail)
-        if self.may_fail and not inner.follow.isdisjoint(self.follow):
-            self.counts.append(1 + min(int(most) - least, PATTERN_BYTES))
-        self.counts += inner.counts
+        inner = _Repeats(body, self.follow, may_fail=self.may_fail)
+        if self.may_fail:
+            is_open = not inner.follow.isdisjoint(self.follow)
+            choices = min(int(most) - least + 1, PATTERN_BYTES) if is_open else 1
+            self.costs.append((choices, min(int(most), PATTERN_BYTES) or 1))
+        self._add(inner)
+        if most > 1:
+            self.bytes_repeated |= _bytes_in(body)
         self.follow = inner.follow if least else inner.follow | self.follow
         self.may_fail = self.may_fail or (least > 0 and inner.may_fail)
 
     def _group(self, alternatives: list[Any]) -> None:
-        found = [_Choices(one, self.follow, may_fail=self.may_fail) for one in alternatives]
-        self.counts += max((one.counts for one in found), key=math.prod)
-        self.counts.append(len(found))
+        found = [_Repeats(one, self.follow, may_fail=self.may_fail) for one in alternatives]
+        for one in found:
+            self._add(one)
+        if len(found) > 1:
+            self.costs.append((len(found), 1))
         self.follow = frozenset().union(*(one.follow for one in found))
         self.may_fail = any(one.may_fail for one in found)
+
+
+def _bytes_in(parsed: Any) -> frozenset[int]:
+    """Return the bytes that a pattern may match."""
+    found: frozenset[int] = frozenset()
+    for operation, argument in parsed:
+        parts = _parts(argument)
+        found |= frozenset().union(*map(_bytes_in, parts)) if parts else _bytes_of(str(operation), argument)
+    return found
 
 
 def _parts(argument: Any) -> list[Any]:

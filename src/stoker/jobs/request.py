@@ -251,7 +251,7 @@ def _no_file(repo: str, name: str) -> str:
     raise BadInput(f"there is no hub here to ask for {name} of {repo}")
 
 
-def _silently(_what: str, _size_bytes: int) -> AbstractContextManager[Heed]:
+def _silently(_what: str, _size_bytes: int | None) -> AbstractContextManager[Heed]:
     return nullcontext(lambda _: None)
 
 
