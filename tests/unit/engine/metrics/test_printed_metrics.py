@@ -29,10 +29,11 @@ def recorded_rows(trainer: str, lines: Sequence[str]) -> str:
     """Return lines as a recording has them: with the rows that are reported for each."""
     shown = ""
     reports: list[dict[str, Any]] = []
+    output = ProgramOutput(reports.append, FakeClock(), Mock())
     for line in lines:
         if line.startswith("→ "):
             continue
-        if not shown or trainer == "each line alone":
+        if trainer == "each line alone":
             output = ProgramOutput(reports.append, FakeClock(), Mock())
         # Progress bars are on standard error.
         output.hear(f"{line}\n".encode(), is_out="%|" not in line)
