@@ -80,3 +80,17 @@ def test_a_flood_of_last_words_is_bounded_too() -> None:
     given = lines.feed(b'{"kind":"done"}\n' * (3 * CONTROLS_PER_WINDOW))
     assert len(given) == 1 + CONTROLS_PER_WINDOW
     assert lines.feed(b'{"kind":"done"}\n') == []
+
+
+def test_fewer_lines_are_read_if_reading_takes_long() -> None:
+    clock = FakeClock()
+    lines = OutputLines(clock)
+    assert lines.feed(b"loss 1\nloss 2\n") == [b"loss 1", b"loss 2"]
+    lines.spent(0.01)
+    assert lines.feed(b"loss 3\n") == [b"loss 3"]
+    lines.spent(0.2)
+    clock.advance(2.0)
+    assert lines.feed(b"loss 4\nloss 5\n") == []
+    clock.advance(0.2)
+    assert lines.feed(b"loss 6\n") == [b"loss 5", b"loss 6"], "the last one is not lost"
+    assert lines.lost == 1

@@ -43,6 +43,8 @@ from stoker.engine.runners.program.trainer_lines import (
 WINDOW_S = 0.5
 LINES_PER_WINDOW = 4000
 CONTROLS_PER_WINDOW = 1000
+_READING_SHARE = 10.0
+"""Lines are read for at most a tenth of the time."""
 _LONG_LINE_BYTES = 256
 """A longer line counts as several."""
 _NUMBER_OR_JSON = lazy_pattern(rb"[0-9{]")
@@ -71,6 +73,8 @@ class OutputLines:
         self._lines_per_window = lines_per_window
         self._window_end_s = -1.0
         self._left = 0.0
+        self._spent_s = 0.0
+        """How long reading the lines of this window has taken."""
         self._controls_left = 0
         self._tail = b""
         """The beginning of a line whose end has not come."""
@@ -93,6 +97,13 @@ class OutputLines:
             self._grow(last)
         return given
 
+    def spent(self, seconds: float) -> None:
+        """Take in how long reading lines took: on a busy machine fewer are read, so that the program need not wait."""
+        self._spent_s += seconds
+        if self._spent_s > WINDOW_S / _READING_SHARE:
+            self._left = 0.0
+            self._window_end_s = max(self._window_end_s, self._clock.monotonic_s() + _READING_SHARE * self._spent_s)
+
     def finish(self) -> list[bytes]:
         """Return the last line, which had no end, and the last one that was passed over."""
         self._window_end_s = -1.0
@@ -103,6 +114,7 @@ class OutputLines:
         if now_s < self._window_end_s:
             return []
         self._window_end_s = now_s + WINDOW_S
+        self._spent_s = 0.0
         self._left, self._controls_left = self._lines_per_window, CONTROLS_PER_WINDOW
         if not self._unread:
             return []
@@ -290,7 +302,12 @@ class ProgramOutput:
 
     def hear(self, data: bytes, *, is_out: bool) -> None:
         """Take in what was printed to one of the two streams."""
-        self._hear_lines(self._streams[is_out].feed(data), is_out=is_out)
+        lines = self._streams[is_out]
+        given = lines.feed(data)
+        if given:
+            begun_s = self._clock.monotonic_s()
+            self._hear_lines(given, is_out=is_out)
+            lines.spent(self._clock.monotonic_s() - begun_s)
 
     def look(self) -> None:
         """Take in what was passed over in a flood of lines that has paused, and what it wrote to files."""
