@@ -58,6 +58,10 @@ class Case:
     """Empty: it has no checkpoints to resume from."""
     kill_at: str = ""
     """The log of the long run has this when it is killed; empty: as soon as there is a checkpoint."""
+    continued: str = ""
+    """The program itself prints this when it resumes; empty: `from_start` decides."""
+    from_start: str = ""
+    """The program prints this only when it starts from the beginning."""
     fleet: tuple[str, ...] = ()
     """What only `submit` needs."""
     kills: tuple[str, ...] = ("process",)
@@ -107,6 +111,7 @@ MINIATURE = Case(
     sweep=("lr=0.1,1", "--", "python", "miniature.py", "--lr", "{lr}", "--steps", "10"),
     long=("outputs=runs/", "--", "python", "miniature.py", "--steps", "40", "--init_from={resume?resume:scratch}"),
     kill_at="step 10:",
+    from_start="iter 1:",
 )
 CASES = (
     MINIATURE,
@@ -119,6 +124,7 @@ CASES = (
         kill_at="step 60:",
         fleet=("--data", "data/shakespeare_char=data/shakespeare_char"),
         kills=("process", "worker"),
+        continued="Resuming training from runs",
         needs=("torch", "numpy"),
         options="`--init_from={resume?resume:scratch}`: the program resumes only if asked to; "
         "`--data` on the fleet: git ignores its data",
@@ -157,10 +163,11 @@ CASES = (
         script="hf_trainer.py",
         sweep=("lr=1e-4,1e-3", "--", "python", "hf_trainer.py", "--lr", "{lr}", "--output_dir", "{out}"),
         long=(
-            *("outputs=runs/", "--", "python", "hf_trainer.py", "--steps", "200"),
+            *("outputs=runs/", "--", "python", "hf_trainer.py", "--steps", "400"),
             *("--resume_from_checkpoint", "{resume}"),
         ),
         kill_at="'eval_loss'",
+        from_start="'epoch': '0.3125'",
         needs=("transformers", "torch", "accelerate"),
         options="`--resume_from_checkpoint {resume}`: the program resumes only if asked to",
     ),
@@ -173,6 +180,7 @@ CASES = (
             *("--resume_from_checkpoint", "{resume}"),
         ),
         kill_at="'eval_loss'",
+        from_start="'epoch': '0.8333'",
         needs=("trl", "transformers", "datasets", "torch", "accelerate"),
         options="`--resume_from_checkpoint {resume}`: the same",
     ),
@@ -181,6 +189,7 @@ CASES = (
         script="lightning_fit.py",
         sweep=("lr=1e-4,1e-2", "--", "python", "lightning_fit.py", "--lr", "{lr}", "--log_dir", "{out}"),
         long=("outputs=logs/", "--", "python", "lightning_fit.py", "--max_epochs", "20", "--ckpt_path", "{resume}"),
+        continued="Restor",
         needs=("lightning", "torch"),
         options="`--ckpt_path {resume}`: the same",
     ),
@@ -190,6 +199,7 @@ CASES = (
         sweep=("lr=1e-3,1e-1", "--", "python", "keras_fit.py", "--lr", "{lr}", "--checkpoints", "{out}"),
         long=("outputs=runs/", "--", "python", "keras_fit.py", "--epochs", "15", "--resume", "{resume}"),
         kill_at="Epoch 2/",
+        continued="continuing after epoch",
         needs=("keras", "torch"),
         options="`--resume {resume}`: the same",
     ),
@@ -199,6 +209,7 @@ CASES = (
         sweep=("eta=0.01,0.3", "--", "python", "xgboost_fit.py", "--eta", "{eta}", "--checkpoints", "{out}"),
         long=("outputs=runs/", "--", "python", "xgboost_fit.py", "--rounds", "800", "--xgb_model", "{resume}"),
         kill_at="[30]",
+        continued="continuing after",
         needs=("xgboost", "scikit-learn"),
         options="`--xgb_model {resume}`: the same",
     ),
@@ -220,6 +231,7 @@ CASES = (
         sweep=("lr0=0.001,0.01", "--", "python", "ultralytics_train.py", "--lr0", "{lr0}", "--project", "{out}"),
         long=("outputs=runs/", "--", "python", "ultralytics_train.py", "--epochs", "12", "--resume", "{resume}"),
         kill_at="2/12",
+        continued="Resuming training",
         needs=("ultralytics", "torch"),
         options="`--resume {resume}`: the same",
     ),
@@ -364,12 +376,17 @@ def _after_kill(trial: Trial) -> str:
     again = trial.run("run", *trial.words, *trial.case.long)
     if again.returncode != 0:
         return f"none: {_last_line(again)}"
-    return _resumed(trial.run("logs", name).stdout)
+    return _resumed(trial.case, trial.run("logs", name).stdout)
 
 
-def _resumed(log: str) -> str:
+def _resumed(case: Case, log: str) -> str:
+    """Return what the program resumed from: Stoker offered it, and the program's own output shows that it was used."""
     line = next((line for line in log.splitlines() if line.startswith("resumes from ")), "")
-    return f"resumed from {line.split()[2].rstrip(':')}" if line else "none: it began again"
+    if not line:
+        return "none: no checkpoint was offered"
+    if case.continued not in log or (case.from_start and case.from_start in log):
+        return "none: it began again"
+    return f"resumed from {line.split()[2].rstrip(':')}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -476,7 +493,7 @@ def _killed_there(trial: Trial, ours: Fleet, what: str) -> str:
         got = trial.run("get", name, str(trial.folder.with_name(name)))
         if got.returncode != 0 or not any(trial.folder.with_name(name).rglob("*.*")):
             return f"none: no result: {_last_line(got)}"
-    return f"{what} killed: {_resumed(trial.run('logs', name).stdout)}"
+    return f"{what} killed: {_resumed(trial.case, trial.run('logs', name).stdout)}"
 
 
 def _has_checkpoint(home: Path, name: str, printed: str) -> bool:
