@@ -205,7 +205,7 @@ def _value_label(phrase: list[str], at: int, pair: str, *, has_separator: bool) 
         word = one.lower()
         if any(part in SPLITS for part in words_of(word)) or word == "best":
             kept.insert(0, word)
-        elif word in _FILLERS or len(kept) == _NAME_WORDS or not (word.isalpha() or is_measure(word)):
+        elif word in _FILLERS or len(kept) == _NAME_WORDS or not word.rstrip("-0123456789").isalpha():
             break
         elif word not in _DATA_WORDS:
             kept.insert(0, word)

@@ -68,6 +68,11 @@ def test_epochs_that_are_named_in_lines_of_their_own_are_put_one_behind_the_othe
     assert placed(b"Epoch 1", b"step 100 loss 1", b"step 200 loss 1", b"Epoch 2", b"step 100 loss 1")[-1] == 300
 
 
+def test_the_last_step_is_that_of_the_epoch_if_steps_restart_in_each() -> None:
+    lines = [b"Epoch [%d/5], Step [%d/600], Loss: 0.4" % (epoch, step) for epoch in (1, 2) for step in (300, 600)]
+    assert places(*lines) == [(300, 600), (600, 600), (900, 1200), (1200, 1200)]
+
+
 def test_bars_of_epochs_follow_each_other_whatever_the_first_epoch_is_called() -> None:
     for first in (0, 1):
         lines = [

@@ -423,7 +423,7 @@ class OutputSteps:
             self._shift = self._last + (line.step == 0)
         self._has_steps = True
         self._step_epoch = self.epoch
-        return self.place(line.step + self._shift), line.of
+        return self.place(line.step + self._shift), None if line.of is None else line.of + self._shift
 
     def _take_epoch(self, epoch: int, of: int | None) -> None:
         if self.epoch is None:
