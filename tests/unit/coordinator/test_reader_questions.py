@@ -156,6 +156,16 @@ def test_a_leaderboard_knows_which_way_is_better(reader: QueueReader):
     assert reader.leaderboard(recipe="never/run").rows == ()
 
 
+def test_a_leaderboard_is_not_by_a_metric_that_is_the_same_in_all_jobs(database_url: str):
+    fleet = Driven(database_url)
+    fleet.submit(order("a"), order("b"))
+    fleet.join("m1")
+    for grant, loss in zip(fleet.claim(most=2), (0.5, 0.25), strict=True):
+        fleet.finish(grant, loss=loss, accuracy=0.9)
+    assert fleet.reader.leaderboard().metric == "loss"
+    assert fleet.reader.leaderboard("accuracy").metric == "accuracy"
+
+
 def test_a_metric_that_nobody_has_is_refused_with_the_nearest(reader: QueueReader):
     with pytest.raises(NotFound) as caught:
         reader.leaderboard("los")
