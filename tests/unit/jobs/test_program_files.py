@@ -56,7 +56,7 @@ TRAIN = [
     [
         ("python", "train.py"),
         ("python3.12", "-u", "-X", "dev", "./train.py", "--lr", "1"),
-        ("/usr/bin/python", "train.py"),
+        ("/nowhere/bin/python", "train.py"),
         ("uv", "run", "train.py"),
         ("torchrun", "--nproc-per-node=2", "train.py"),
         ("accelerate", "launch", "--config_file=none.yaml", "train.py"),
