@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -134,6 +135,7 @@ def _doubled(text: str) -> str:
 
 _Look = tuple[int, int, int]
 _LARGEST_NOTE_BYTES = 256 << 20
+_BEAT_S = 1.0
 PUT_ASIDE = ".before-resume"
 """In the names of what lay where a checkpoint was put back; it is no output of the attempt."""
 
@@ -165,14 +167,25 @@ class DeclaredOutputs:
         self._links = {one: os.path.realpath(path) for one in self._declared if os.path.islink(path := self._at(one))}
         self._notes = [_place_file(notes, place, "json") for place in _places(folder, declared)] if notes else []
         before = [_noted(note, resume_key) for note in self._notes]
-        self.is_continued = bool(before) and all(one is not None for one in before)
-        """True if the same work was interrupted here, and no other had the outputs since."""
-        if self.is_continued:
+        self.interrupted_s: float | None = None
+        """When the same work was interrupted here; None if it was not, or if other work had the outputs since."""
+        self._next_beat_s = 0.0
+        if before and all(one is not None for one in before):
+            self.interrupted_s = max(os.stat(note).st_mtime for note in self._notes)
             self._before = {path: look for one in before if one is not None for path, look in one.items()}
             return
         self._before = {path: look for one in self._declared for path, _, look in self._files(one)}
         for note in self._notes:
             write_file(note, dumps({"resume_key": resume_key, "before": self._before}).encode("ascii"))
+
+    def beat(self) -> None:
+        """Note that the program runs: what is written to its outputs later, when it has been killed, is not its own."""
+        now_s = time.monotonic()
+        if now_s >= self._next_beat_s:
+            self._next_beat_s = now_s + _BEAT_S
+            for note in self._notes:
+                with suppress(OSError):
+                    os.utime(note)
 
     def forget(self) -> None:
         """Delete the notes: the work is done."""

@@ -185,11 +185,11 @@ def test_deep_folders_and_large_headers_cost_little(tmp_path: Path) -> None:
 
 
 def put(
-    kept: Path, place: str, folders: dict[str, str], *, at_s: float | None = None, is_continued: bool = True
+    kept: Path, place: str, folders: dict[str, str], *, at_s: float | None = None, interrupted_s: float | None = 4e9
 ) -> tuple[str, str]:
     digest, _ = digest_checkpoint(str(kept))
     one = KeptCheckpoint(path=str(kept), place=place, at_s=time.time() if at_s is None else at_s, digest=digest)
-    return put_back(one, folders, is_continued=is_continued)
+    return put_back(one, folders, interrupted_s=interrupted_s)
 
 
 def test_what_was_kept_is_put_back_over_a_half_written_file(tmp_path: Path) -> None:
@@ -222,8 +222,12 @@ def test_a_newer_whole_one_stays(tmp_path: Path) -> None:
 def test_what_other_work_or_the_user_wrote_is_put_aside(tmp_path: Path) -> None:
     kept, path = zipped(tmp_path / "kept.pt", 1), zipped(tmp_path / "work" / "ckpt.pt", 2)
     folders, other = {"folder/w": str(path.parent)}, path.read_bytes()
-    assert put(kept, "folder/w/ckpt.pt", folders, at_s=0.0, is_continued=False)[1] == f"{path}.before-resume"
+    assert put(kept, "folder/w/ckpt.pt", folders, at_s=0.0, interrupted_s=None)[1] == f"{path}.before-resume"
     assert Path(f"{path}.before-resume").read_bytes() == other
+    Path(f"{path}.before-resume").replace(path)
+    written_s = path.stat().st_mtime
+    assert put(kept, "folder/w/ckpt.pt", folders, at_s=0.0, interrupted_s=written_s - 9)[1] == f"{path}.before-resume"
+    assert Path(f"{path}.before-resume").read_bytes() == other, "it was written when the program was gone"
     hand = path.with_name("m.h5")
     hand.write_bytes(b"made by hand")
     (tmp_path / "kept.h5").write_bytes(b"older")
@@ -237,7 +241,7 @@ def test_what_is_the_same_stays_with_all_that_a_copy_lacks(tmp_path: Path) -> No
         zipped(folder / "optimizer.pt").touch()
         (folder / "optimizer.pt").write_bytes(b"same")
     (place / "empty").mkdir()
-    assert put(kept, "folder/w/checkpoint-5", {"folder/w": str(place.parent)}, is_continued=False)[1] == ""
+    assert put(kept, "folder/w/checkpoint-5", {"folder/w": str(place.parent)}, interrupted_s=None)[1] == ""
     assert sorted(os.listdir(place)) == ["empty", "optimizer.pt"]
 
 

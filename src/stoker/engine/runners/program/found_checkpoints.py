@@ -47,6 +47,8 @@ _PICKLED = b"\x80"
 _ZIP_END_BYTES = 22
 _LARGEST_COMMENT_BYTES = 1 << 16
 _LARGEST_HEADER_BYTES = 8 << 20
+_LAST_BEAT_S = 3.0
+"""A program may write for so long after it was last seen to run."""
 Signature = tuple[tuple[str, int, int, int], ...]
 """Of each file: its name within the checkpoint, its inode, size and time."""
 
@@ -82,11 +84,14 @@ class CheckpointFinder:
         folders: Mapping[str, str],
         *,
         log: Callable[[str], None] = lambda _text: None,
+        beat: Callable[[], None] = lambda: None,
         acting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Make it; `acting` returns the block in which files are read, `log` gets what keeps it from finding one."""
         self._folders = folders
         self._log = log
+        self.beat = beat
+        """Called again and again while the program runs."""
         self._acting = acting
         self._places: dict[str, str] = {}
         """Every candidate that was met, with its place: these are looked at first, however many files come later."""
@@ -270,12 +275,12 @@ def _step_of(name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def put_back(kept: KeptCheckpoint, folders: Mapping[str, str], *, is_continued: bool) -> tuple[str, str]:
+def put_back(kept: KeptCheckpoint, folders: Mapping[str, str], *, interrupted_s: float | None) -> tuple[str, str]:
     """Put a checkpoint where the program left it; return that path, and where what lay there is now.
 
     The path is empty if the place is in none of these folders. What lies there stays if it is the same; or if it is
-    newer and its format says that it is whole, and the work `is_continued`: no other had the folder meanwhile. What is
-    broken is replaced, all else is put aside.
+    newer, its format says that it is whole, and the program wrote it before it was interrupted, at `interrupted_s`
+    (None: other work had the folder meanwhile). What is broken is replaced, all else is put aside.
     """
     top = next((top for top in folders if f"{kept.place}/".startswith(f"{top}/")), "")
     rest = kept.place[len(top) + 1 :]
@@ -288,10 +293,11 @@ def put_back(kept: KeptCheckpoint, folders: Mapping[str, str], *, is_continued: 
         with suppress(OSError, StokerError):
             if digest_checkpoint(path)[0] == kept.digest:
                 return path, ""
-        is_broken = _is_broken(path)
-        if is_continued and _newest_ns(signature) / 1e9 > kept.at_s and is_broken is False:
+        is_broken, changed_s = _is_broken(path), _newest_ns(signature) / 1e9
+        is_own = interrupted_s is not None and changed_s <= interrupted_s + _LAST_BEAT_S
+        if is_own and changed_s > kept.at_s and is_broken is False:
             return path, ""
-        aside = "" if is_broken and is_continued else path
+        aside = "" if is_own and is_broken else path
     elif os.path.lexists(path):
         aside = path
     os.makedirs(os.path.dirname(path), exist_ok=True)

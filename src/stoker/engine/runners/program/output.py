@@ -316,6 +316,8 @@ class ProgramOutput:
         if self._written is not None:
             self._take_written(self._written.look())
         now_s = self._clock.monotonic_s()
+        if self._finder is not None:
+            self._finder.beat()
         if now_s >= self._next_found_s and not self._checkpoints.is_busy:
             self._keep_found()
             look_s = self._clock.monotonic_s() - now_s

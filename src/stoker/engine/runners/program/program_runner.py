@@ -172,15 +172,15 @@ class _ProgramAttempt:
                 for lock in output_locks(locks, program.folder, program.outputs):
                     held.enter_context(lock)
                 outputs = DeclaredOutputs(program.folder, program.outputs, notes=locks, resume_key=work.resume_key)
-                resume = self._resume_from(scratch, program, is_continued=outputs.is_continued)
+                resume = self._resume_from(scratch, program, interrupted_s=outputs.interrupted_s)
                 launch = render_launch(program, work, self._around, mark=mark, scratch=scratch.path, resume=resume)
-                speech = self._output_of(program, scratch, resumes=resume is not None)
+                speech = self._output_of(program, scratch, outputs, resumes=resume is not None)
                 seen = self._see_through(launch, mark, program, scratch, speech)
                 return _STOPPED_EARLY if seen is None else self._judge(launch, seen, program, outputs)
         finally:
             scratch.leave()
 
-    def _resume_from(self, scratch: Scratch, program: Program, *, is_continued: bool) -> str | None:
+    def _resume_from(self, scratch: Scratch, program: Program, *, interrupted_s: float | None) -> str | None:
         with self._as_program():
             choice = choose_checkpoint(scratch.path, Digest(self._work.resume_key))
         for why in choice.refused:
@@ -193,7 +193,7 @@ class _ProgramAttempt:
             kept = KeptCheckpoint(path=choice.checkpoint.path, place=place, at_s=at_s, digest=choice.said["sha256"])
             try:
                 with self._as_program():
-                    path, aside = put_back(kept, self._checkpoint_folders(program), is_continued=is_continued)
+                    path, aside = put_back(kept, self._checkpoint_folders(program), interrupted_s=interrupted_s)
             except (OSError, ValueError, RecursionError, StokerError) as error:
                 self._tell(f"checkpoint can't be put back at {one_line(place)}: {error}")
             else:
@@ -212,9 +212,6 @@ class _ProgramAttempt:
         folders = {f"folder/{one}": os.path.join(program.folder, one) for one in declared if one != os.curdir}
         return {"out": self._work.out, **folders}
 
-    def _finder(self, program: Program) -> CheckpointFinder:
-        return CheckpointFinder(self._checkpoint_folders(program), log=self._tell, acting=self._as_program)
-
     def _written_metrics(self, program: Program, *, resumes: bool) -> WrittenMetrics | None:
         """Return what reads the program's files, as they are before it starts."""
         if METRICS_OFF in program.metrics:
@@ -229,7 +226,9 @@ class _ProgramAttempt:
             resumes=resumes,
         )
 
-    def _output_of(self, program: Program, scratch: Scratch, *, resumes: bool) -> ProgramOutput:
+    def _output_of(
+        self, program: Program, scratch: Scratch, outputs: DeclaredOutputs, *, resumes: bool
+    ) -> ProgramOutput:
         """Return what hears the program and reads its files, as they are before it starts."""
         checkpoints = ProgramCheckpointStore(
             folder=program.folder,
@@ -239,7 +238,8 @@ class _ProgramAttempt:
             acting=self._as_program,
         )
         written = self._written_metrics(program, resumes=resumes)
-        finder = self._finder(program)
+        folders = self._checkpoint_folders(program)
+        finder = CheckpointFinder(folders, log=self._tell, beat=outputs.beat, acting=self._as_program)
         return ProgramOutput(self._work.emit, self._clock, checkpoints, program.metrics, written, finder)
 
     def _see_through(
