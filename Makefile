@@ -4,9 +4,9 @@
 PYTHON ?= python3
 # What follows a command: `make run ARGS="--dry-run"` (it goes to `stoker submit`), `make test ARGS="-k cache -x"`.
 ARGS ?=
-# How many tests at once. Three, for two cores: many wait for processes, leases and links of their own. Not more: some
+# How many tests at once. Four, for two cores: many wait for processes, leases and links of their own. Not more: some
 # watch the clock. Each process gets the tests of whole folders, which share servers, and takes from the others at the end.
-JOBS ?= 3
+JOBS ?= 4
 PARALLEL = -n $(JOBS) --dist worksteal
 
 # `make test ONLY=store`: the tests of one package, and those elsewhere that are named after it.
