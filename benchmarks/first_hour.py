@@ -120,7 +120,7 @@ CASES = (
         folder="nanoGPT",
         script="train.py",
         sweep=("lr=1e-3,1e-2", "--", *_NANO, "--max_iters=40", "--learning_rate={lr}"),
-        long=("outputs=runs/", "--", *_NANO, "--max_iters=300", "--init_from={resume?resume:scratch}"),
+        long=("outputs=runs/", "--", *_NANO, "--max_iters=1500", "--init_from={resume?resume:scratch}"),
         kill_at="step 60:",
         fleet=("--data", "data/shakespeare_char=data/shakespeare_char"),
         kills=("process", "worker"),
@@ -330,6 +330,8 @@ def _try(bench: Benchmark, stoker: Installed, ours: Fleet, case: Case, sources: 
         shutil.copy(original / case.script, folder)
     case.prepare(folder, python)
     shutil.copytree(folder, home / "submitted")
+    # A repository of its own, as a clone is: this folder may lie in one that ignores it.
+    subprocess.run(["git", "init", "-q", str(home / "submitted")], check=False)
     trial = Trial(
         case=case,
         folder=folder,
