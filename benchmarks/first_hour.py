@@ -331,7 +331,8 @@ def _try(bench: Benchmark, stoker: Installed, ours: Fleet, case: Case, sources: 
     case.prepare(folder, python)
     shutil.copytree(folder, home / "submitted")
     # A repository of its own, as a clone is: this folder may lie in one that ignores it.
-    subprocess.run(["git", "init", "-q", str(home / "submitted")], check=False)
+    for words in (("init", "-q"), ("add", "-A")):
+        subprocess.run(["git", *words], cwd=home / "submitted", check=False)
     trial = Trial(
         case=case,
         folder=folder,
