@@ -37,7 +37,7 @@ for step in range(20):
     with torch.no_grad():
         x -= 100 * x.grad
         x.grad.zero_()
-    print("step=%d loss=%.4f devices=%d" % (step, loss.item(), torch.cuda.device_count()))
+    print("stoker-metric: step=%d loss=%.4f devices=%d" % (step, loss.item(), torch.cuda.device_count()))
 """
 GREEDY = """
 import torch
