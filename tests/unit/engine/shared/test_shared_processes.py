@@ -89,8 +89,10 @@ def joined(folder: Path) -> list[str]:
     return sorted(name.partition(".")[0] for name in os.listdir(folder))
 
 
-def test_eight_attempts_share_one_process_and_each_has_its_own_result_steps_and_log(lab: Lab) -> None:
-    ran = lab.run(members(*counting(8)))
+def test_eight_attempts_share_one_process_and_each_has_its_own_result_steps_and_log(lab: Lab, tmp_path: Path) -> None:
+    flight, _ = _held_up(lab, tmp_path, 8)
+    (tmp_path / "go").touch()
+    ran = flight.land()
 
     assert set(ran.endings.values()) == {"ran"}
     assert len(processes_in(lab, ran)) == 1
@@ -127,11 +129,12 @@ def test_a_killed_shared_process_is_begun_anew_and_its_members_go_on_from_what_t
 ) -> None:
     flight, pid = _held_up(lab, tmp_path, 3)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: len(flight.events("stage_retrying")) == 3, "the members are not tried again")
+    until(lambda: len(flight.events("stage_retrying")) >= 3, "the members are not tried again")
     (tmp_path / "go").touch()
     ran = flight.land()
 
     assert set(ran.endings.values()) == {"ran"}
+    assert len(ran.of_kind("stage_retrying")) == 3, "whoever came to the killed process's socket joins the next one"
     assert pid not in processes_in(lab, ran)
     told = ran.of_kind("stage_retrying", "m0")[0]
     assert told["cause"] == "lost"
@@ -142,7 +145,7 @@ def test_a_shared_process_goes_with_its_keeper_and_its_members_are_tried_again(l
     flight, _ = _held_up(lab, tmp_path, 2)
     (keeper,) = processes_of(lab, "stoker-keeper")
     os.kill(keeper, signal.SIGKILL)
-    until(lambda: len(flight.events("stage_retrying")) == 2, "the members are not tried again")
+    until(lambda: len(flight.events("stage_retrying")) >= 2, "the members are not tried again")
     (tmp_path / "go").touch()
 
     assert set(flight.land().endings.values()) == {"ran"}
@@ -340,7 +343,8 @@ def test_members_on_a_device_are_charged_for_their_base_once(lab: Lab, tmp_path:
     assert {holder.entry.owner.pid for holder in device.holders} == {pid}
     assert device.available_bytes < 2 * GIB
     # All six have 20 GiB, and as much of what is never promised as those are of what is.
-    assert f"at most {20 * GIB * device.device.total_bytes // device.device.usable_bytes} bytes" in lab.log("m0")
+    ceiling = f"at most {20 * GIB * device.device.total_bytes // device.device.usable_bytes} bytes"
+    until(lambda: ceiling in lab.log("m0"), "no member is told how much all have")
     (tmp_path / "go").touch()
 
     assert set(flight.land().endings.values()) == {"ran"}

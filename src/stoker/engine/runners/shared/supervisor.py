@@ -64,6 +64,7 @@ class SharedProcessSupervisor:
         self._door = NamedSocket(order["folder"], order["name"])
         self._clock = SystemClock()
         self._tail = b""
+        self._had_members = False
         self._seen_s = self._check_at_s = self._clock.monotonic_s()
 
     def supervise(self) -> int:
@@ -71,7 +72,9 @@ class SharedProcessSupervisor:
         over: dict[str, Any] = {"over": True}
         try:
             ended = self._run()
-            if ended.number is not None or ended.status or ended.was_out_of_memory:
+            has_failed = ended.number is not None or ended.status or ended.was_out_of_memory
+            if has_failed and not self._had_members:
+                # A connection that came after the members' end joins the next process instead.
                 over["lost"] = fields_of(ended)
         except StokerError as error:
             over["refused"] = {"message": str(error), "hint": error.hint, "code": error.code}
@@ -96,6 +99,8 @@ class SharedProcessSupervisor:
                 # Its children may have left its process group, but not the containment.
                 box.kill_all()
                 status = child.wait(_KILL_WAIT_S)
+                # Members that lose their connection hold their locks until the exit file is written.
+                self._is_joined()
             ended = SharedProcessExit(
                 how=str(status),
                 status=status.status,
@@ -162,14 +167,20 @@ class SharedProcessSupervisor:
 
     def _is_abandoned(self, now_s: float) -> bool:
         """Return True if there was no member for longer than the timeout: the process hangs."""
-        try:
-            # Every living member holds a shared lock, by a file description of its own.
-            fcntl.flock(self._exit_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if self._is_joined():
             self._seen_s = now_s
             return False
-        fcntl.flock(self._exit_fd, fcntl.LOCK_UN)
         return bool(now_s - self._seen_s > self._order["patience_s"])
+
+    def _is_joined(self) -> bool:
+        """Return True if there is a member: every living one holds a shared lock, by a file description of its own."""
+        try:
+            fcntl.flock(self._exit_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._had_members = True
+            return True
+        fcntl.flock(self._exit_fd, fcntl.LOCK_UN)
+        return False
 
     def _answer_waiting(self, over: dict[str, Any]) -> None:
         """Send `over` to every connection that still waits."""
