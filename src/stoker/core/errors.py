@@ -438,6 +438,13 @@ class RendezvousFailed(Unavailable, code="meeting_failed", exit_code=57):
     """The hosts of a gang did not form: one did not arrive, gave up, or disconnected. `data` names it."""
 
 
+# Launching workers.
+
+
+class TicketRefused(Refused, code="ticket_refused", exit_code=64):
+    """A worker's ticket is invalid, expired, used, or of another fleet."""
+
+
 # Exit codes: the one table of what a shell sees.
 
 DONE = 0
@@ -494,6 +501,7 @@ MEANINGS: dict[int, str] = {
     55: "rank timed out",
     56: "rank's window is not as declared",
     57: "rendezvous of a gang's hosts failed",
+    64: "ticket of a worker refused",
     BUG: "a bug in Stoker",
     75: "drained or preempted: start it again",
     INTERRUPTED: "interrupted",

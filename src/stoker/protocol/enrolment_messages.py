@@ -8,6 +8,9 @@ third party can produce neither.
 The purpose of an invitation is sealed with the key as well: without the code a client learns neither the purpose nor
 whether the invitation exists. Older readers find a machine of any name in its place, which the first proof covers.
 
+A ticket is the invitation of a worker that a backend starts: it has the key itself, since nobody types it. The rest of
+the exchange is the same.
+
 A CA is exactly one certificate, and the bytes that were proven: a second one behind it, which a lenient reader would
 skip and a TLS library would trust, is refused here.
 """
@@ -19,13 +22,17 @@ import binascii
 import hashlib
 import hmac
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from stoker.core.digests import encode
+from stoker.core.errors import BadInput, TicketRefused
 from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
+from stoker.core.text import NODE_NAME_RULE, is_node_name, one_line, some_of, whole_number
+from stoker.host.http.addresses import read_address
 from stoker.protocol.codec import StrictRequest, WireMessage
 from stoker.protocol.lease_messages import Name, Seconds
 
@@ -283,6 +290,93 @@ def join_key(code: JoinCode) -> bytes:
         p=_SCRYPT_P,
         maxmem=_SCRYPT_BYTES,
         dklen=32,
+    )
+
+
+# Tickets: `{"v":1,"id":"7F3A2C","key":"…","url":"https://HOST:PORT","name":"a100-7f3a2c"}`, in a file of mode 0600.
+
+LARGEST_TICKET_BYTES = 4096
+_TICKET_VERSION = 1
+_TICKET_ID = re.compile(r"[0-9A-Z]{2,8}")
+_TICKET_KEY = re.compile(r"[0-9a-f]{64}")
+_TICKET_FIELDS = ("v", "id", "key", "url", "name")
+_MOST_NAMED = 5
+
+
+@frozen
+class Ticket:
+    """The right of one allocation's worker to join, once, under one name."""
+
+    id: str
+    """Of an invitation: the allocation's id in capitals."""
+    key: str
+    """32 random bytes in hex: the key of the proofs."""
+    url: str
+    """`https://HOST:PORT`"""
+    name: str
+
+    def __repr__(self) -> str:
+        return f"Ticket(id={self.id!r}, url={self.url!r}, name={self.name!r})"
+
+
+def ticket_to_text(ticket: Ticket) -> str:
+    """Return the content of a ticket's file."""
+    body = {"v": _TICKET_VERSION, "id": ticket.id, "key": ticket.key, "url": ticket.url, "name": ticket.name}
+    return dumps(body) + "\n"
+
+
+def read_ticket(data: bytes) -> Ticket:
+    """Parse a ticket. Raises `TicketRefused` with everything that is wrong with it, and never with its key."""
+    raw = _ticket_fields(data)
+    faults = [] if raw.get("v") == _TICKET_VERSION else [f"v is not {_TICKET_VERSION}"]
+    texts = {name: raw[name] if isinstance(raw.get(name), str) else "" for name in _TICKET_FIELDS[1:]}
+    if not _TICKET_ID.fullmatch(texts["id"]):
+        faults.append("id is not 2 to 8 digits and capitals")
+    if not _TICKET_KEY.fullmatch(texts["key"]):
+        faults.append("key is not 64 hexadecimal digits")
+    texts["url"] = _secure_origin(texts["url"])
+    if not texts["url"]:
+        faults.append("url is not https://HOST:PORT")
+    if not is_node_name(texts["name"]):
+        faults.append(f"name is not valid: {NODE_NAME_RULE}")
+    unknown = [one_line(name, 40) for name in raw if name not in _TICKET_FIELDS]
+    if unknown:
+        faults.append(f"unknown fields: {some_of(unknown, _MOST_NAMED)}")
+    if faults:
+        raise _invalid_ticket(*faults)
+    return Ticket(**texts)
+
+
+def _ticket_fields(data: bytes) -> dict[str, Any]:
+    if len(data) > LARGEST_TICKET_BYTES:
+        raise _invalid_ticket(f"larger than {LARGEST_TICKET_BYTES:,} bytes")
+    try:
+        raw = loads(data)
+    except ValueError:
+        raise _invalid_ticket("not JSON") from None
+    if not isinstance(raw, dict):
+        raise _invalid_ticket("not a JSON object")
+    version = whole_number(raw.get("v"))
+    if version is not None and version > _TICKET_VERSION:
+        raise _invalid_ticket(f"version {version} is newer than this Stoker")
+    return {**raw, "v": version}
+
+
+def _secure_origin(url: str) -> str:
+    """Return `https://HOST:PORT`; empty if the URL is anything else."""
+    try:
+        address = read_address(url)
+    except BadInput:
+        return ""
+    is_origin = address.origin.scheme == "https" and address.target == "/" and not address.authorization
+    return str(address.origin) if is_origin else ""
+
+
+def _invalid_ticket(*faults: str) -> TicketRefused:
+    return TicketRefused(
+        f"not a valid ticket: {'; '.join(faults)}",
+        hint="the launcher writes tickets; request another allocation",
+        faults=list(faults),
     )
 
 
