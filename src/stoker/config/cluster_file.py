@@ -11,6 +11,8 @@
     users:
       ada: { weight: 2 }
       "*": { most_jobs: 8 }
+    pools:
+      - { name: a100, backend: slurm, each: { cpu_cores: 8, ram_mb: 65536 }, wall: 4h, max: 8 }
 
 YAML, or TOML with the same keys (`[[nodes]]`, `[[nodes.gpus]]`). All faults of a file are reported at once: first of
 single values, then of their combination, node by node.
@@ -40,6 +42,7 @@ from stoker.config.fields import (
     Text,
     read_as,
 )
+from stoker.config.pools import POOL, check_pools, pool_of, write_pools
 from stoker.config.positions import LocatedValue
 from stoker.core.device import MIB, MemoryType
 from stoker.core.errors import InvalidCluster
@@ -209,6 +212,7 @@ CLUSTER = MapSchema(
             f"shares and limits by user, as `stoker jobs show` names the submitter; {ANY_USER}: users without an entry",
             may_be_null=True,
         ),
+        Field("pools", ListOf(POOL), "machines that can be started when jobs wait", may_be_null=True),
     ),
 )
 
@@ -225,18 +229,23 @@ def cluster_of(reading: FileDiagnostics, tree: LocatedValue | None) -> Cluster:
     """Build the nodes of an open file."""
     nodes: tuple[ParsedMap, ...] = ()
     users: Mapping[str, ParsedMap] = {}
+    pools: tuple[ParsedMap, ...] = ()
     if tree is not None:
         given: ParsedMap = CLUSTER.read(tree, "", reading)
         nodes, users = given.get("nodes", ()), given.get("users", {})
         listed = tree.value.get("nodes", tree)
-        # Machines that join need no entry, so a file may be about users alone.
-        if (listed is tree or not listed.value) and not given.says("users"):
+        # Machines that join need no entry, so a file may be about users or pools alone.
+        if (listed is tree or not listed.value) and not given.says("users") and not given.says("pools"):
             hint = "such as - {name: laptop, host: localhost}"
             reading.refuse(listed, "nodes", "a cluster has at least one node", hint)
         _Rules(reading).check(nodes)
+        pools = given.get("pools", ())
+        check_pools(reading, pools, {node.get("name", "") for node in nodes})
     reading.raise_any(InvalidCluster)
     return Cluster(
-        nodes=tuple(map(_node, nodes)), users={name: UserPolicy(**user.values) for name, user in users.items()}
+        nodes=tuple(map(_node, nodes)),
+        users={name: UserPolicy(**user.values) for name, user in users.items()},
+        pools=tuple(map(pool_of, pools)),
     )
 
 
@@ -339,6 +348,7 @@ def write_cluster(cluster: Cluster) -> str:
     for name, user in cluster.users.items():
         inside = ", ".join(f"{key}: {_text(value)}" for key, value in fields_of(user).items() if value is not None)
         lines.append(f"  {scalar_text(name)}: {{{inside}}}")
+    lines += write_pools(cluster.pools)
     return "".join(f"{line}\n" for line in lines)
 
 

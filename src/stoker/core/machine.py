@@ -8,10 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from stoker.core.device import GIB, MIB, Backend, MemoryType, usable_bytes
 from stoker.core.frozen import fresh, frozen
 from stoker.core.text import lazy_pattern
+
+if TYPE_CHECKING:
+    from stoker.core.pool import Pool
 
 
 class NodeTransport(StrEnum):
@@ -103,6 +107,8 @@ class Cluster:
     nodes: tuple[Node, ...]
     users: Mapping[str, UserPolicy] = fresh(factory=dict)
     """By name."""
+    pools: tuple[Pool, ...] = ()
+    """Machines that can be started when jobs wait."""
 
     @property
     def adapter_slots(self) -> int:

@@ -65,6 +65,8 @@ class Pool:
     backend: PoolBackend
     via: str = ""
     """The host with the backend's commands, over SSH; empty: this machine."""
+    hosts: tuple[str, ...] = ()
+    """Of an SSH pool: its machines, `USER@HOST` or `HOST`."""
     each: PoolShape = PoolShape()
     wall_s: float = DEFAULT_WALL_S
     """The time limit of an allocation."""

@@ -14,6 +14,7 @@ from stoker.coordinator.queue.commands import Answer, Command, Declare, QueueCom
 from stoker.core.errors import StokerError
 from stoker.core.frozen import fields_of
 from stoker.core.machine import Cluster, Node, UserPolicy
+from stoker.core.pool import Pool
 from stoker.core.text import counted, point_name
 from stoker.protocol.job_messages import JobSubmissionResult, Submission, SubmissionOutcome, SubmissionResponse
 from stoker.protocol.view_messages import NOTHING_GIVEN, DoneView
@@ -83,16 +84,17 @@ class CoordinatorFiles:
 
 
 def cluster_changes(before: Cluster | None, after: Cluster | None) -> tuple[str, ...]:
-    """Return what changed in a cluster file, a line per machine and per user."""
+    """Return what changed in a cluster file, a line per machine, user and pool."""
     if after is None:
         return ()
     before = before or Cluster(nodes=())
     old, new = ({node.name: node for node in cluster.nodes} for cluster in (before, after))
     old_users, new_users = ({f"user {name}": one for name, one in cluster.users.items()} for cluster in (before, after))
-    return (*_changes(old, new), *_changes(old_users, new_users))
+    old_pools, new_pools = ({f"pool {pool.name}": pool for pool in cluster.pools} for cluster in (before, after))
+    return (*_changes(old, new), *_changes(old_users, new_users), *_changes(old_pools, new_pools))
 
 
-def _changes(old: Mapping[str, Node | UserPolicy], new: Mapping[str, Node | UserPolicy]) -> list[str]:
+def _changes(old: Mapping[str, Node | UserPolicy | Pool], new: Mapping[str, Node | UserPolicy | Pool]) -> list[str]:
     lines = [f"{name}: new" for name in new if name not in old]
     lines += [f"{name}: no longer declared" for name in old if name not in new]
     lines += [
@@ -150,6 +152,6 @@ def _earlier(job: JobSubmissionResult) -> str:
     return f"; the one before, {job.instead_of[:_SHORT]}, stays until cancelled" if job.instead_of else ""
 
 
-def _differing(one: Node | UserPolicy, other: Node | UserPolicy) -> list[str]:
+def _differing(one: Node | UserPolicy | Pool, other: Node | UserPolicy | Pool) -> list[str]:
     mine, theirs = fields_of(one), fields_of(other)
     return [name for name in mine if mine[name] != theirs[name]]
