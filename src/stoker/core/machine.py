@@ -8,14 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from stoker.core.device import GIB, MIB, Backend, MemoryType, usable_bytes
 from stoker.core.frozen import fresh, frozen
+from stoker.core.pool import Pool
 from stoker.core.text import lazy_pattern
-
-if TYPE_CHECKING:
-    from stoker.core.pool import Pool
 
 
 class NodeTransport(StrEnum):
@@ -182,6 +179,20 @@ class SchedulableJob:
     """What its Python environments amount to, by one digest; empty: it has none of its own."""
     code: str = ""
     """The word for its code (`code_word`), where some machine asks about that; else empty."""
+
+
+@frozen
+class Demand:
+    """Waiting jobs with the same requirements that no free machine can take now."""
+
+    job: SchedulableJob
+    count: int
+    since_s: float
+    """Since when the first of them waits."""
+    names: tuple[str, ...] = ()
+    """The first few."""
+    takes_s: float | None = None
+    """Expected duration, where known."""
 
 
 def code_word(tree: str, commit: str) -> str:

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from stoker.core.frozen import fresh, frozen
-from stoker.core.machine import Gpu, Node, SchedulableJob
 
 LABEL = "stoker"
 """First part of an allocation's name at its backend."""
@@ -98,19 +97,6 @@ class Pool:
         """How long before the time limit a worker stops: for checkpoints to be saved and sent."""
         least_s = _LEAST_DRAIN_S if self.drain_s is None else self.drain_s
         return min(least_s, self.wall_s / 4)
-
-    def node(self, name: str) -> Node:
-        """Return one of its machines as a declared node."""
-        return Node(
-            name=name,
-            host=self.via or "localhost",
-            gpus=tuple(
-                Gpu(uuid=f"{name}-{number}", type=gpu.type, vram_mb=gpu.vram_mb)
-                for number, gpu in enumerate(self.each.gpus)
-            ),
-            cpu_cores=self.each.cpu_cores,
-            ram_mb=self.each.ram_mb,
-        )
 
 
 class AllocationState(StrEnum):
@@ -241,17 +227,3 @@ class PoolState:
     epoch: int = 0
     """Rises with every change of the watcher; a write of an older one is refused."""
     watched_until_s: float = 0.0
-
-
-@frozen
-class Demand:
-    """Waiting jobs with the same requirements that no free machine can take now."""
-
-    job: SchedulableJob
-    count: int
-    since_s: float
-    """Since when the first of them waits."""
-    names: tuple[str, ...] = ()
-    """The first few."""
-    takes_s: float | None = None
-    """Expected duration, where known."""
