@@ -127,8 +127,10 @@ class AllocationCause(StrEnum):
     """Its worker exited by itself: idle, or its time was over."""
     CANCELLED = "cancelled"
     """By the launcher or an operator of the fleet."""
+    CANCELLED_THERE = "cancelled_there"
+    """By somebody at the backend."""
     PREEMPTED = "preempted"
-    """By the backend, or by somebody there: costs its jobs nothing."""
+    """By the backend: for other work, at its time limit, with its node."""
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
     NEVER_JOINED = "never_joined"
@@ -137,6 +139,8 @@ class AllocationCause(StrEnum):
     REFUSED = "refused"
 
 
+FREE_CAUSES = frozenset({AllocationCause.CANCELLED, AllocationCause.CANCELLED_THERE, AllocationCause.PREEMPTED})
+"""Endings that cost the jobs of an allocation's machine nothing: they are preempted, not lost."""
 _ON_ITS_WAY = frozenset(
     {AllocationState.PLANNED, AllocationState.DOUBTFUL, AllocationState.SUBMITTED, AllocationState.WAITING}
 )
@@ -227,3 +231,5 @@ class PoolState:
     epoch: int = 0
     """Rises with every change of the watcher; a write of an older one is refused."""
     watched_until_s: float = 0.0
+    resumed_s: float = 0.0
+    """When an operator last resumed it: what happened before no longer counts against it."""
