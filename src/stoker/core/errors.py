@@ -438,7 +438,23 @@ class RendezvousFailed(Unavailable, code="meeting_failed", exit_code=57):
     """The hosts of a gang did not form: one did not arrive, gave up, or disconnected. `data` names it."""
 
 
-# Launching workers.
+# Launching workers: exit codes 60 to 64.
+
+
+class LaunchRefused(Refused, code="launch_refused", exit_code=60):
+    """A backend did not accept an allocation. The message has the backend's own text."""
+
+
+class LaunchDoubtful(Unavailable, code="launch_doubtful", exit_code=61):
+    """A backend's answer was lost: it may have accepted the allocations. A look at it shows whether it has."""
+
+
+class NoBackend(Unavailable, code="no_backend", exit_code=62):
+    """A backend can't be reached: its commands are missing, its host or its server does not respond."""
+
+
+class HostKeyChanged(Refused, code="host_key_changed", exit_code=63):
+    """A host has another key than the one known for it. `data` has both fingerprints."""
 
 
 class TicketRefused(Refused, code="ticket_refused", exit_code=64):
@@ -501,6 +517,10 @@ MEANINGS: dict[int, str] = {
     55: "rank timed out",
     56: "rank's window is not as declared",
     57: "rendezvous of a gang's hosts failed",
+    60: "allocation refused by its backend",
+    61: "answer of a backend lost: the allocation may exist",
+    62: "backend not reachable",
+    63: "host key changed",
     64: "ticket of a worker refused",
     BUG: "a bug in Stoker",
     75: "drained or preempted: start it again",

@@ -1,0 +1,143 @@
+"""Launchers: the backends that start a pool's workers, behind one seam.
+
+Everything is rendered before anything is done, and `submit` sends what `render` returned, byte for byte. A rendered
+text has a hole in the place of each ticket, so it can be shown and kept; `fill` puts the tickets in. A ticket is never
+in an argument, an environment variable or a script that a backend keeps.
+
+An allocation is found again by its label at the backend, which has the fleet's id and the allocation's: `submit` may
+have succeeded although its answer was lost.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from stoker.core.errors import InternalError
+from stoker.core.frozen import fresh, frozen
+from stoker.core.pool import LABEL, Allocation, AllocationCause, AllocationState, Pool
+from stoker.devices.checkup import Check
+
+MOST_TOGETHER = 100
+"""Allocations in one request: Slurm's comment, which names all of them, has at most 1,024 characters."""
+
+_HOLE = re.compile(r"\{ticket:([0-9a-f]+)\}")
+
+
+@frozen
+class Rendered:
+    """One request as it is submitted. `submit` first writes the files, then runs the command."""
+
+    where: str = ""
+    """The host on which the command runs, over SSH; empty: here."""
+    argv: tuple[str, ...]
+    stdin: str = ""
+    files: Mapping[str, str] = fresh(factory=dict)
+    """Content by absolute path, on the host of the command. Only their owner may read them (mode 0600)."""
+    ids: tuple[str, ...]
+    """The allocations requested, in order."""
+
+
+@frozen
+class Sighting:
+    """An allocation as its backend shows it now."""
+
+    id: str
+    """The allocation's id, from the label."""
+    backend_id: str
+    """As `submit` returned it."""
+    state: AllocationState
+    """`waiting`, `started` or `ended`."""
+    reason: str = ""
+    """The backend's own words about this state."""
+    cause: AllocationCause | None = None
+    """Why it ended, if it has. `preempted` also if it was cancelled: the backend does not know by whom."""
+    may_start_s: float | None = None
+    """When the backend expects to start it, if it waits."""
+    started_s: float | None = None
+    ends_s: float | None = None
+    """When its time limit ends it."""
+    ended_s: float | None = None
+
+
+class Launcher(Protocol):
+    """One backend. Thread-safe. Every call but `render` blocks, and returns or raises in bounded time.
+
+    Raises `NoBackend` if its commands or its host can't be reached, `HostKeyChanged` if that is another host now.
+    """
+
+    def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
+        """Return the request of one to `MOST_TOGETHER` allocations. Pure. Raises `InvalidCluster`."""
+
+    def check(self, pool: Pool) -> tuple[Check, ...]:
+        """Check whether the pool could start something now, without starting it. Raises only `InvalidCluster`."""
+
+    def submit(self, rendered: Rendered, tickets: Mapping[str, str]) -> Mapping[str, str]:
+        """Submit a request; return the backend's id of each allocation. `tickets` has the ticket's text by id.
+
+        Raises `LaunchRefused` if the backend refused it, `LaunchDoubtful` if it may have accepted it. Then `look` finds
+        the allocations, or they were not submitted.
+        """
+
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[str] = ()) -> tuple[Sighting, ...]:
+        """Return all allocations of this fleet and pool that the backend shows, ended ones as long as it shows them.
+
+        `known` are backend ids that should be among them. One that is not found in any way is over.
+        """
+
+    def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
+        """End allocations, and return without waiting for their ends. One that is over already is no error."""
+
+    def log(self, pool: Pool, allocation: Allocation) -> str:
+        """Return the end of what the allocation's worker and its backend printed; empty if there is none."""
+
+    def clean(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
+        """Remove the files of allocations that are over: tickets and logs. What still runs is left alone."""
+
+
+def ticket_hole(allocation: Allocation) -> str:
+    """Return the text that stands for an allocation's ticket."""
+    return f"{{ticket:{allocation.id}}}"
+
+
+def fill(text: str, tickets: Mapping[str, str]) -> str:
+    """Put tickets into their holes. Raises `InternalError` if one is missing."""
+
+    def ticket(found: re.Match[str]) -> str:
+        try:
+            return tickets[found[1]]
+        except KeyError:
+            raise InternalError(f"no ticket for allocation {found[1]}") from None
+
+    return _HOLE.sub(ticket, text)
+
+
+def label_of(fleet: str, ids: Sequence[str]) -> str:
+    """Return the label of allocations that are requested together."""
+    return f"{LABEL}:{fleet}:{','.join(ids)}"
+
+
+def ids_of(label: str, *, fleet: str) -> tuple[str, ...]:
+    """Return the ids in a label of this fleet; none if it is not one."""
+    mark, _, rest = label.partition(":")
+    owner, _, ids = rest.partition(":")
+    return tuple(ids.split(",")) if mark == LABEL and owner == fleet and ids else ()
+
+
+def worker_command(pool: Pool, ticket: str, *, python: str) -> str:
+    """Return the shell words that start an allocation's worker. `ticket` is the file as the shell reads it, quoted.
+
+    The name of the machine is in the ticket. `python` is the interpreter if the pool names none.
+    """
+    declared = [f"cores={pool.each.cpu_cores}", f"gpus={len(pool.each.gpus)}"]
+    if pool.each.ram_mb is not None:
+        declared.insert(1, f"ram={pool.each.ram_mb}MiB")
+    words = [
+        *(shlex.quote(pool.python or python), "-m", "stoker", "work", "--ticket", ticket),
+        *("--idle", f"{math.ceil(pool.idle_s)}s", "--for", f"{math.floor(pool.wall_s)}s"),
+        *("--declare", ",".join(declared)),
+    ]
+    return " ".join(words)

@@ -1,0 +1,40 @@
+"""The seam of launchers: tickets, labels, and the command of a worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.core.errors import InternalError
+from stoker.core.pool import Allocation, Pool, PoolBackend, PoolGpu, PoolShape
+from stoker.launch.launchers import MOST_TOGETHER, fill, ids_of, label_of, ticket_hole, worker_command
+
+
+def test_a_ticket_goes_into_its_hole_and_no_other() -> None:
+    first, second = Allocation(id="7f3a2c", pool="p"), Allocation(id="000001", pool="p")
+    text = f"a {ticket_hole(first)} b {ticket_hole(second)}"
+    assert fill(text, {"7f3a2c": "{ticket:000001}", "000001": "two"}) == "a {ticket:000001} b two"
+    with pytest.raises(InternalError):
+        fill(text, {"7f3a2c": "one"})
+
+
+def test_a_label_is_read_by_its_own_fleet_only() -> None:
+    label = label_of("4c1d", ["7f3a2c", "000001"])
+    assert label == "stoker:4c1d:7f3a2c,000001"
+    assert ids_of(label, fleet="4c1d") == ("7f3a2c", "000001")
+    assert ids_of(label, fleet="4c1e") == ()
+    for other in ("", "stoker", "stoker:4c1d", "stoker:4c1d:", "(null)", "other:4c1d:7f3a2c"):
+        assert ids_of(other, fleet="4c1d") == ()
+
+
+def test_a_label_of_the_most_allocations_fits_slurms_comment() -> None:
+    assert len(label_of("12345678", ["7f3a2c"] * MOST_TOGETHER)) < 1024
+
+
+def test_a_workers_command_has_the_pools_shape_and_limits() -> None:
+    shape = PoolShape(cpu_cores=8, ram_mb=65_536, gpus=(PoolGpu(type="a100", vram_mb=40_960),))
+    pool = Pool(name="a100", backend=PoolBackend.SLURM, each=shape, wall_s=3600.5, idle_s=0.2)
+    command = worker_command(pool, '"$RUN/x"', python="/opt/my python")
+    assert command == (
+        "'/opt/my python' -m stoker work --ticket \"$RUN/x\" --idle 1s --for 3600s"
+        " --declare cores=8,ram=65536MiB,gpus=1"
+    )
