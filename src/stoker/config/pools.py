@@ -130,6 +130,7 @@ _EACH = MapSchema(
         Field("cpu_cores", IntegerField(least=1, most=100_000), "cores of each machine (default: 1)"),
         Field("ram_mb", IntegerField(least=1, most=_MOST_MIB, unit_bytes=MIB), "memory of each in MiB"),
         Field("gpus", ListOf(_GPU), "its devices"),
+        Field("slots", IntegerField(least=1, most=100_000), "jobs at once (default: one per device, or one)"),
     ),
 )
 
@@ -247,7 +248,9 @@ def pool_of(given: ParsedMap) -> Pool:
             for gpu in each.get("gpus", ())
             for _ in range(gpu.get("count", 1))
         ]
-        values["each"] = PoolShape(cpu_cores=each.get("cpu_cores", 1), ram_mb=each.get("ram_mb"), gpus=tuple(gpus))
+        values["each"] = PoolShape(
+            cpu_cores=each.get("cpu_cores", 1), ram_mb=each.get("ram_mb"), gpus=tuple(gpus), slots=each.get("slots")
+        )
     if values["backend"] is PoolBackend.SSH:
         values.setdefault("max", max(1, len(values.get("hosts", ()))))
     return Pool(**values)
@@ -276,6 +279,8 @@ def _line(key: str, value: Any) -> str:
         if value.gpus:
             gpus = ", ".join(f"{{type: {scalar_text(gpu.type)}, vram_mb: {gpu.vram_mb}}}" for gpu in value.gpus)
             parts.append(f"gpus: [{gpus}]")
+        if value.slots is not None:
+            parts.append(f"slots: {value.slots}")
         return f"each: {{{', '.join(parts)}}}"
     if key == "options":
         inside = (f"{name}: {scalar_text(text) if text else 'true'}" for name, text in value.items())

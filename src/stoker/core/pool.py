@@ -54,6 +54,8 @@ class PoolShape:
     cpu_cores: int = 1
     ram_mb: int | None = None
     gpus: tuple[PoolGpu, ...] = ()
+    slots: int | None = None
+    """Jobs at once on each machine; None: one for each device, or one."""
 
 
 @frozen

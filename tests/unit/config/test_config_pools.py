@@ -13,7 +13,7 @@ pools:
   - name: a100
     backend: slurm
     via: login.example.org
-    each: { cpu_cores: 8, ram_mb: 65536, gpus: [{ type: a100, vram_mb: 40960, count: 2 }] }
+    each: { cpu_cores: 8, ram_mb: 65536, gpus: [{ type: a100, vram_mb: 40960, count: 2 }], slots: 4 }
     wall: 90m
     min: 1
     max: 8
@@ -32,7 +32,7 @@ def test_pools_are_read_with_their_defaults(drawer: Drawer) -> None:
         name="a100",
         backend=PoolBackend.SLURM,
         via="login.example.org",
-        each=PoolShape(cpu_cores=8, ram_mb=65536, gpus=(PoolGpu(type="a100", vram_mb=40960),) * 2),
+        each=PoolShape(cpu_cores=8, ram_mb=65536, gpus=(PoolGpu(type="a100", vram_mb=40960),) * 2, slots=4),
         wall_s=5400.0,
         min=1,
         max=8,

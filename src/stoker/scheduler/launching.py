@@ -1,0 +1,326 @@
+"""How many machines of which pool to start for jobs that wait, and which to cancel: a decision with its reasons.
+
+    decide(pools, demand, allocations, now_s=…, machines=…) -> LaunchDecision
+
+Waiting jobs are packed onto allocations that are on their way, then onto further machines of the pools, the cheapest
+first, by the same `fit` that grants jobs. A pool starts no machine that can't help: the job must fit it, within its
+time limit. Pure; the launcher, the dry run, `explain` and the simulation call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stoker.core.frozen import changeable, fresh, frozen
+from stoker.core.machine import Demand, Gpu, Node
+from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolState
+from stoker.core.text import counted, format_duration
+from stoker.scheduler.fit import PlacementShape
+from stoker.scheduler.node_index import NodeIndex
+from stoker.scheduler.offers import NodeOffer, offer_of
+from stoker.scheduler.reasons import obstacles
+
+MOST_UNJOINED = 3
+"""Allocations in a row whose worker never joined, before a pool pauses."""
+MOST_REFUSED = 5
+MOST_CANCELLED = 3
+"""Allocations that somebody cancelled at the backend within `CANCELLED_WITHIN_S`."""
+CANCELLED_WITHIN_S = 600.0
+MOST_USELESS = 2
+"""Machines in a row that ended without a job, before a pool starts no more for such jobs."""
+_DAY_S = 86400.0
+_NAMED = 3
+
+
+@frozen
+class StartAllocations:
+    """Request machines of a pool."""
+
+    pool: str
+    count: int
+    jobs: int
+    """Waiting jobs that they would take at once; 0: they are the pool's minimum."""
+    wanted: tuple[str, ...]
+    """Names of the first of these jobs."""
+    why: str
+
+
+@frozen
+class CancelAllocation:
+    """Withdraw a request that no job needs any more."""
+
+    pool: str
+    id: str
+    why: str
+
+
+@frozen
+class PausePool:
+    """Start nothing more until an operator resumes the pool."""
+
+    pool: str
+    why: str
+
+
+@frozen
+class LaunchHold:
+    """Why a pool starts no machine, or no further one, for waiting jobs."""
+
+    pool: str
+    jobs: tuple[str, ...]
+    why: str
+
+
+@frozen
+class LaunchDecision:
+    """What to do now, and why no more."""
+
+    starts: tuple[StartAllocations, ...] = ()
+    cancels: tuple[CancelAllocation, ...] = ()
+    pauses: tuple[PausePool, ...] = ()
+    holds: tuple[LaunchHold, ...] = ()
+    unplaced: int = 0
+    """Waiting jobs for which no machine is on its way, or will be."""
+
+
+def decide(
+    pools: Sequence[PoolState],
+    demand: Sequence[Demand],
+    allocations: Iterable[Allocation],
+    *,
+    now_s: float,
+    machines: int = 1,
+) -> LaunchDecision:
+    """Decide. `demand` is in the order of the queue; `machines` is the number of machines in the fleet now."""
+    by_pool: dict[str, list[Allocation]] = {state.pool.name: [] for state in pools}
+    for one in allocations:
+        if one.pool in by_pool:
+            by_pool[one.pool].append(one)
+    budgets = [_Budget.of(state, by_pool[state.pool.name], now_s) for state in pools]
+    planning = _Packing(budgets)
+    unmet = [(one, planning.onto_allocations(one)) for one in demand]
+    in_order = sorted(budgets, key=lambda budget: budget.pool.cost_per_hour)
+    holds: list[LaunchHold] = []
+    unplaced = 0
+    for one, count in unmet:
+        left = count
+        for budget in in_order:
+            if left:
+                left, why = planning.onto_new(one, left, budget, now_s=now_s, has_machines=machines > 0)
+                if left and why:
+                    holds.append(LaunchHold(pool=budget.pool.name, jobs=one.names, why=why))
+        unplaced += left
+    for budget in budgets:
+        budget.fill_up()
+    return LaunchDecision(
+        starts=tuple(start for budget in in_order if (start := budget.start()) is not None),
+        cancels=tuple(cancel for budget in budgets for cancel in budget.cancels(planning.used, now_s)),
+        pauses=tuple(PausePool(pool=one.pool.name, why=one.brake) for one in budgets if one.brake and not one.paused),
+        holds=tuple(holds),
+        unplaced=unplaced,
+    )
+
+
+def offer_for(pool: Pool, name: str) -> NodeOffer:
+    """Return what an idle machine of a pool would offer, by its declaration."""
+    gpus = [
+        Gpu(uuid=f"{name}-{number}", type=gpu.type, vram_mb=gpu.vram_mb) for number, gpu in enumerate(pool.each.gpus)
+    ]
+    node = Node(
+        name=name,
+        host=pool.via or "localhost",
+        gpus=tuple(gpus),
+        cpu_cores=pool.each.cpu_cores,
+        ram_mb=pool.each.ram_mb,
+        slots=pool.each.slots,
+    )
+    return offer_of(node)
+
+
+def why_unfit(pool: Pool, job: Demand, shape: PlacementShape) -> str:
+    """Return why no machine of a pool could ever take such a job; empty if one could."""
+    time_s = pool.wall_s - pool.end_margin_s
+    if job.takes_s is not None and job.takes_s > time_s:
+        return f"needs {format_duration(job.takes_s)}; its time limit leaves {format_duration(time_s)}"
+    return "; ".join(one.why for one in obstacles(shape, offer_for(pool, pool.name)))
+
+
+@changeable
+class _Budget:
+    """What one pool may start now."""
+
+    pool: Pool
+    paused: str
+    brake: str
+    """Why it pauses now."""
+    allocations: list[Allocation]
+    live: int
+    waiting: int
+    hours: float
+    """Machine hours in the last day."""
+    new: int = 0
+    jobs: int = 0
+    wanted: list[str] = fresh(factory=list)
+
+    @classmethod
+    def of(cls, state: PoolState, allocations: list[Allocation], now_s: float) -> _Budget:
+        live = [one for one in allocations if not one.is_over]
+        return cls(
+            pool=state.pool,
+            paused=state.paused,
+            brake=_brake(allocations, now_s, since_s=state.resumed_s),
+            allocations=allocations,
+            live=len(live),
+            waiting=sum(one.is_on_its_way for one in live),
+            hours=_hours(allocations, now_s),
+        )
+
+    def why_full(self) -> str:
+        """Return why it may request no further machine; empty if it may."""
+        pool = self.pool
+        if self.paused or self.brake:
+            return f"paused: {self.paused or self.brake}"
+        if self.live + self.new >= pool.max:
+            return f"all {counted(pool.max, 'machine')} of it requested"
+        if self.waiting + self.new >= pool.backlog:
+            return f"{counted(self.waiting + self.new, 'allocation')} waiting already (backlog {pool.backlog})"
+        if pool.max_hours is not None and self.hours >= pool.max_hours:
+            return f"{self.hours:.1f} of {pool.max_hours:g} hours a day used"
+        return ""
+
+    def fill_up(self) -> None:
+        """Request machines up to the pool's minimum."""
+        while self.live + self.new < self.pool.min and not self.why_full():
+            self.new += 1
+
+    def start(self) -> StartAllocations | None:
+        if not self.new:
+            return None
+        names = tuple(self.wanted[:_NAMED])
+        others = self.jobs - 1
+        like = f" and {others} more" if others else ""
+        why = f"for {names[0]}{like}: no free machine fits" if names else f"its minimum is {self.pool.min}"
+        return StartAllocations(pool=self.pool.name, count=self.new, jobs=self.jobs, wanted=names, why=why)
+
+    def cancels(self, used: set[str], now_s: float) -> list[CancelAllocation]:
+        """Return requests without a job, in excess of the minimum, that are older than the pool's patience."""
+        spare = [
+            one
+            for one in self.allocations
+            if one.state in (AllocationState.SUBMITTED, AllocationState.WAITING)
+            and one.machine not in used
+            and now_s - one.planned_s > self.pool.patience_s
+        ]
+        most = max(0, self.live + self.new - self.pool.min)
+        why = "no waiting job needs it"
+        return [CancelAllocation(pool=self.pool.name, id=one.id, why=why) for one in spare[::-1][:most]]
+
+
+class _Packing:
+    """Waiting jobs on machines that are not there yet."""
+
+    def __init__(self, budgets: Sequence[_Budget]) -> None:
+        self.used: set[str] = set()
+        """Allocations, by their machine's name, that have a job."""
+        self._nodes = NodeIndex(
+            offer_for(budget.pool, one.machine) for budget in budgets for one in budget.allocations if one.is_idle_room
+        )
+        self._machines = [
+            (budget.pool, one.machine) for budget in budgets for one in budget.allocations if one.is_idle_room
+        ]
+
+    def onto_allocations(self, demand: Demand) -> int:
+        """Place jobs on machines that are on their way; return how many are left."""
+        shape = self._nodes.shape_of(demand.job)
+        left = demand.count
+        for pool, machine in self._machines:
+            if demand.takes_s is None or demand.takes_s <= pool.wall_s - pool.end_margin_s:
+                left -= self._fill(machine, shape, left)
+        return left
+
+    def onto_new(
+        self, demand: Demand, count: int, budget: _Budget, *, now_s: float, has_machines: bool
+    ) -> tuple[int, str]:
+        """Place jobs on further machines of a pool; return how many are left, and why."""
+        shape = self._nodes.shape_of(demand.job)
+        pool, left = budget.pool, count
+        # Machines that are new in this decision may have room.
+        for number in range(budget.new):
+            left -= self._fill(_new_name(pool, number), shape, left)
+        if not left:
+            return 0, ""
+        why = why_unfit(pool, demand, shape) or _useless(budget.allocations, demand)
+        waited_s = now_s - demand.since_s
+        if not why and has_machines and waited_s < pool.patience_s:
+            why = f"waits for a machine here first, {format_duration(pool.patience_s - waited_s)} more"
+        while left and not why:
+            why = budget.why_full()
+            if not why:
+                name = _new_name(pool, budget.new)
+                self._nodes.put(offer_for(pool, name))
+                placed = self._fill(name, shape, left)
+                if not placed:
+                    why = "does not fit a machine of it"
+                    self._nodes.remove(name)
+                    continue
+                budget.new += 1
+                left -= placed
+        if left < count:
+            budget.jobs += count - left
+            budget.wanted += demand.names
+        return left, why
+
+    def _fill(self, machine: str, shape: PlacementShape, most: int) -> int:
+        placed = 0
+        while placed < most and self._nodes.place_on(machine, shape) is not None:
+            placed += 1
+        if placed:
+            self.used.add(machine)
+        return placed
+
+
+def _new_name(pool: Pool, number: int) -> str:
+    return f"{pool.name}-new-{number}"
+
+
+def _brake(allocations: Sequence[Allocation], now_s: float, *, since_s: float) -> str:
+    """Return why a pool has to pause, by how its last allocations ended; empty if it has not to."""
+    ended = sorted((one for one in allocations if one.is_over), key=lambda one: one.ended_s or 0.0)
+    ended = [one for one in ended if (one.ended_s or 0.0) > since_s]
+    for cause, most, what in (
+        (AllocationCause.NEVER_JOINED, MOST_UNJOINED, "workers never joined"),
+        (AllocationCause.REFUSED, MOST_REFUSED, "requests were refused"),
+    ):
+        last = [one for one in ended if one.cause is not AllocationCause.CANCELLED][-most:]
+        if len(last) == most and all(one.cause is cause for one in last):
+            said = next((one.message or one.reason for one in reversed(last) if one.message or one.reason), "")
+            return f"{most} {what} in a row{f': {said}' if said else ''}"
+    there = [
+        one
+        for one in ended
+        if one.cause is AllocationCause.CANCELLED_THERE and now_s - (one.ended_s or 0.0) < CANCELLED_WITHIN_S
+    ]
+    if len(there) >= MOST_CANCELLED:
+        within = format_duration(CANCELLED_WITHIN_S)
+        return f"{len(there)} allocations were cancelled at the backend within {within}"
+    return ""
+
+
+def _useless(allocations: Sequence[Allocation], demand: Demand) -> str:
+    """Return why further machines would not help: the last ones, requested for such jobs, ended without any."""
+    ended = [one for one in allocations if one.is_over and one.serving_s is not None]
+    last = sorted(ended, key=lambda one: one.ended_s or 0.0)[-MOST_USELESS:]
+    names = set(demand.names)
+    if len(last) == MOST_USELESS and all(not one.grants and names.intersection(one.wanted) for one in last):
+        return f"the last {MOST_USELESS} machines of it got no job: what they have differs from the declaration"
+    return ""
+
+
+def _hours(allocations: Iterable[Allocation], now_s: float) -> float:
+    """Return the machine hours of the last day."""
+    spans = (
+        (max(one.started_s, now_s - _DAY_S), min(now_s, one.ended_s if one.ended_s is not None else now_s))
+        for one in allocations
+        if one.started_s is not None
+    )
+    return sum(max(0.0, end_s - start_s) for start_s, end_s in spans) / 3600

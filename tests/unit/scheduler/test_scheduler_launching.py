@@ -1,0 +1,233 @@
+"""How many machines a pool starts for waiting jobs: enough, never too many, and always with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.core.device import GIB
+from stoker.core.frozen import changed
+from stoker.core.machine import Demand, DevicePreference, Requirements, SchedulableJob
+from stoker.core.pool import (
+    Allocation,
+    AllocationCause,
+    AllocationState,
+    Pool,
+    PoolBackend,
+    PoolGpu,
+    PoolShape,
+    PoolState,
+)
+from stoker.scheduler.launching import LaunchDecision, decide
+
+NOW_S = 100_000.0
+CPU = Pool(name="cpu", backend=PoolBackend.SLURM, each=PoolShape(cpu_cores=4, slots=2), max=8, backlog=8)
+GPU = Pool(
+    name="gpu",
+    backend=PoolBackend.SLURM,
+    each=PoolShape(cpu_cores=8, ram_mb=65536, gpus=(PoolGpu(type="a100", vram_mb=40960),)),
+    max=8,
+    backlog=8,
+)
+
+
+def jobs(count: int = 1, *, name: str = "train", waited_s: float = 60.0, **requires: object) -> Demand:
+    requirements = Requirements(ram_bytes=GIB, **requires)  # type: ignore[arg-type]
+    takes_s = None
+    return Demand(
+        job=SchedulableJob(name=name, requirements=requirements),
+        count=count,
+        since_s=NOW_S - waited_s,
+        names=(f"{name}/1", f"{name}/2", f"{name}/3")[:count],
+        takes_s=takes_s,
+    )
+
+
+def on_gpu(count: int = 1, gib: int = 10) -> Demand:
+    return jobs(count, name="resnet", wish=DevicePreference.REQUIRE, vram_bytes=gib * GIB)
+
+
+def ended(cause: AllocationCause, *, ago_s: float = 60.0, number: int = 0, **fields: object) -> Allocation:
+    state = AllocationState.REFUSED if cause is AllocationCause.REFUSED else AllocationState.ENDED
+    return Allocation(
+        id=f"e{number:05}",
+        pool="cpu",
+        state=state,
+        cause=cause,
+        planned_s=NOW_S - ago_s - 10,
+        ended_s=NOW_S - ago_s,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def live(state: AllocationState, *, number: int = 0, pool: str = "cpu", age_s: float = 60.0) -> Allocation:
+    return Allocation(id=f"a{number:05}", pool=pool, state=state, planned_s=NOW_S - age_s)
+
+
+def decided(
+    demand: Sequence[Demand] = (),
+    allocations: Sequence[Allocation] = (),
+    *pools: Pool,
+    machines: int = 1,
+    **state: object,
+) -> LaunchDecision:
+    states = [PoolState(pool=pool, **state) for pool in pools or (CPU,)]  # type: ignore[arg-type]
+    return decide(states, demand, allocations, now_s=NOW_S, machines=machines)
+
+
+def test_as_many_machines_start_as_the_jobs_fill() -> None:
+    (start,) = decided([jobs(5)]).starts
+    assert (start.pool, start.count, start.jobs) == ("cpu", 3, 5)
+    assert start.why == "for train/1 and 4 more: no free machine fits"
+
+
+def test_nothing_starts_without_demand() -> None:
+    assert decided() == LaunchDecision()
+
+
+def test_machines_on_their_way_count() -> None:
+    coming = [live(AllocationState.WAITING), live(AllocationState.STARTED, number=1)]
+    decision = decided([jobs(5)], coming)
+    assert [one.count for one in decision.starts] == [1]
+    assert decision.cancels == ()
+
+
+def test_machines_that_serve_do_not_count_as_room_but_count_against_the_maximum() -> None:
+    serving = [live(AllocationState.SERVING, number=number) for number in range(7)]
+    decision = decided([jobs(100)], serving)
+    assert [one.count for one in decision.starts] == [1]
+    assert [(one.pool, one.why) for one in decision.holds] == [("cpu", "all 8 machines of it requested")]
+    assert decision.unplaced == 98
+
+
+def test_a_backlog_limits_what_waits() -> None:
+    decision = decided([jobs(100)], [live(AllocationState.WAITING)], changed(CPU, backlog=2))
+    assert [one.count for one in decision.starts] == [1]
+    assert decision.holds[0].why == "2 allocations waiting already (backlog 2)"
+
+
+def test_jobs_wait_for_a_machine_of_the_fleet_first_unless_it_has_none() -> None:
+    fresh = [jobs(1, waited_s=2.0)]
+    held = decided(fresh)
+    assert (held.starts, held.holds[0].why) == ((), "waits for a machine here first, 8.0s more")
+    assert len(decided(fresh, machines=0).starts) == 1
+
+
+def test_a_job_that_fits_no_machine_of_a_pool_starts_none() -> None:
+    decision = decided([on_gpu(gib=60)], (), CPU, GPU)
+    assert decision.starts == ()
+    assert [one.pool for one in decision.holds] == ["cpu", "gpu"]
+    assert "60.0 GiB" in decision.holds[1].why
+
+
+def test_a_job_that_takes_longer_than_the_time_limit_starts_none() -> None:
+    long = changed(jobs(), takes_s=5 * 3600.0)
+    assert decided([long]).holds[0].why == "needs 5h00m; its time limit leaves 3h58m"
+
+
+def test_the_cheapest_pool_comes_first() -> None:
+    cheap, dear = changed(CPU, name="cheap", max=1, cost_per_hour=1.0), changed(CPU, name="dear", cost_per_hour=2.0)
+    decision = decided([jobs(4)], (), dear, cheap)
+    assert [(one.pool, one.count) for one in decision.starts] == [("cheap", 1), ("dear", 1)]
+
+
+def test_a_request_that_no_job_needs_is_cancelled_once_it_is_old() -> None:
+    decision = decided((), [live(AllocationState.WAITING), live(AllocationState.WAITING, number=1, age_s=5.0)])
+    assert [(one.id, one.why) for one in decision.cancels] == [("a00000", "no waiting job needs it")]
+    assert decided((), [live(AllocationState.WAITING)], changed(CPU, min=1)).cancels == ()
+
+
+def test_a_minimum_is_kept() -> None:
+    (start,) = decided((), [live(AllocationState.SERVING)], changed(CPU, min=3)).starts
+    assert (start.count, start.why) == (2, "its minimum is 3")
+
+
+def test_a_paused_pool_starts_nothing_and_says_why() -> None:
+    decision = decided([jobs()], paused="by ada: maintenance")
+    assert (decision.starts, decision.holds[0].why) == ((), "paused: by ada: maintenance")
+
+
+@pytest.mark.parametrize(
+    ("cause", "count", "message", "why"),
+    [
+        (AllocationCause.NEVER_JOINED, 3, "no route to host", "3 workers never joined in a row: no route to host"),
+        (AllocationCause.REFUSED, 5, "Invalid account", "5 requests were refused in a row: Invalid account"),
+        (
+            AllocationCause.CANCELLED_THERE,
+            3,
+            "",
+            "3 allocations were cancelled at the backend within 10m00s",
+        ),
+    ],
+)
+def test_a_pool_pauses_by_itself(cause: AllocationCause, count: int, message: str, why: str) -> None:
+    past = [ended(cause, number=number, ago_s=100.0 - number, message=message) for number in range(count)]
+    assert decided([jobs()], past[1:]).pauses == ()
+    decision = decided([jobs()], past)
+    assert [(one.pool, one.why) for one in decision.pauses] == [("cpu", why)]
+    assert decision.starts == ()
+    assert len(decided([jobs()], past, resumed_s=NOW_S - 1.0).starts) == 1, "what was before counts no more"
+
+
+def test_old_cancellations_do_not_pause() -> None:
+    past = [ended(AllocationCause.CANCELLED_THERE, number=number, ago_s=3600.0) for number in range(5)]
+    assert decided([jobs()], past).pauses == ()
+
+
+def test_machines_that_got_no_job_are_not_started_again_for_such_jobs() -> None:
+    useless = [
+        ended(AllocationCause.FINISHED, number=number, serving_s=NOW_S - 65, wanted=("train/1",)) for number in range(2)
+    ]
+    assert "got no job" in decided([jobs()], useless).holds[0].why
+    assert len(decided([jobs(name="other")], useless).starts) == 1
+    useful = [useless[0], changed(useless[1], grants=1)]
+    assert len(decided([jobs()], useful).starts) == 1
+
+
+def test_hours_a_day_are_a_limit() -> None:
+    used = [ended(AllocationCause.FINISHED, ago_s=0.0, started_s=NOW_S - 5 * 3600.0)]
+    limited = changed(CPU, max_hours=4.0)
+    assert decided([jobs()], used, limited).holds[0].why == "5.0 of 4 hours a day used"
+
+
+STATES = st.sampled_from([state for state in AllocationState if state is not AllocationState.REFUSED])
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), max_size=4),
+    states=st.lists(st.tuples(STATES, st.booleans()), max_size=12),
+    most=st.integers(1, 6),
+    least=st.integers(0, 3),
+    backlog=st.integers(1, 6),
+    machines=st.integers(0, 1),
+)
+def test_a_decision_keeps_every_limit(
+    counts: list[int], states: list[tuple[AllocationState, bool]], most: int, least: int, backlog: int, machines: int
+) -> None:
+    pools = [
+        changed(CPU, max=most, min=min(least, most), backlog=backlog),
+        changed(GPU, max=most, backlog=backlog),
+    ]
+    allocations = [
+        Allocation(id=f"a{number:05}", pool="gpu" if is_gpu else "cpu", state=state, planned_s=NOW_S - 60)
+        for number, (state, is_gpu) in enumerate(states)
+    ]
+    demand = [on_gpu(count) if number % 2 else jobs(count) for number, count in enumerate(counts) if count]
+    decision = decide([PoolState(pool=pool) for pool in pools], demand, allocations, now_s=NOW_S, machines=machines)
+
+    for pool in pools:
+        mine = [one for one in allocations if one.pool == pool.name and not one.is_over]
+        new = sum(start.count for start in decision.starts if start.pool == pool.name)
+        assert new == 0 or len(mine) + new <= pool.max
+        assert new == 0 or sum(one.is_on_its_way for one in mine) + new <= pool.backlog
+        gone = [one.id for one in decision.cancels if one.pool == pool.name]
+        assert len(mine) + new - len(gone) >= min(pool.min, len(mine))
+        assert not (new and gone and not pool.min), "a pool does not start and cancel at once"
+    if sum(counts) == 0:
+        assert all(start.jobs == 0 for start in decision.starts)
+    placed = sum(start.jobs for start in decision.starts)
+    assert placed + decision.unplaced <= sum(counts)
+    assert decision.unplaced == 0 or decision.holds, "what is not placed has its reason"
