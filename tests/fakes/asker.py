@@ -26,7 +26,7 @@ class ScriptedAsker:
         self.asked: list[Sequence[str]] = []
         self.limits_s: list[float] = []
 
-    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S) -> Reply:
+    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S, stdin: str = "") -> Reply:
         self.asked.append(argv)
         self.limits_s.append(limit_s)
         script = next((os.path.basename(word) for word in argv[1:] if word.endswith(".py")), "")

@@ -1,8 +1,8 @@
 """Programs that are run for their output and may hang, flood, crash or not exist. A reply always comes in time.
 
-Each program runs as a child in a session of its own, with an empty standard input and the language `C`. What it prints
-is kept up to a limit. At its timeout it is killed with all that it started. Several programs run in parallel, so two
-that hang cost the time of one. Nothing here raises, whatever the program does.
+Each program runs as a child in a session of its own, with the given text as its standard input, or none, and the
+language `C` by default. What it prints is kept up to a limit. At its timeout it is killed with all that it started.
+Several programs run in parallel, so two that hang cost the time of one. Nothing here raises, whatever the program does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import IO, Protocol
 
 from stoker.core.clock import SystemClock
@@ -61,7 +62,7 @@ Reply = ProbeOutput | ProbeFailure
 class CommandRunner(Protocol):
     """Anything that runs such programs."""
 
-    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S) -> Reply:
+    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S, stdin: str = "") -> Reply:
         """Run a program and return its output. Never raises."""
 
     def ask_all(self, commands: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:
@@ -71,19 +72,26 @@ class CommandRunner(Protocol):
 class SubprocessRunner:
     """Runs real programs, found on the `PATH` of the given environment."""
 
-    def __init__(self, environment: Mapping[str, str], *, most_bytes: int = MOST_BYTES) -> None:
-        self._environment = {**environment, "LC_ALL": "C", "LANG": "C", "LANGUAGE": ""}
+    def __init__(
+        self, environment: Mapping[str, str], *, most_bytes: int = MOST_BYTES, language: str | None = "C"
+    ) -> None:
+        """`language` None: that of the environment, for commands that start programs which outlive them."""
+        words = {} if language is None else {"LC_ALL": language, "LANG": language, "LANGUAGE": ""}
+        self._environment = {**environment, **words}
         self._clock = SystemClock()
         self._most_bytes = most_bytes
 
-    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S) -> Reply:
-        return self.ask_all([argv], limit_s=limit_s)[0]
+    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S, stdin: str = "") -> Reply:
+        return self._run([argv], limit_s, stdin)[0]
 
     def ask_all(self, commands: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:
+        return self._run(commands, limit_s, "")
+
+    def _run(self, commands: Sequence[Sequence[str]], limit_s: float, stdin: str) -> tuple[Reply, ...]:
         begun_s = self._clock.monotonic_s()
         running: list[_RunningCommand] = []
         try:
-            running.extend(_RunningCommand(argv, self._environment, self._most_bytes) for argv in commands)
+            running.extend(_RunningCommand(argv, self._environment, self._most_bytes, stdin) for argv in commands)
             self._listen(running, begun_s, limit_s)
         finally:
             # Also after an interrupt: nothing that we started stays behind.
@@ -115,14 +123,18 @@ class SubprocessRunner:
 class _RunningCommand:
     """One running program."""
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], most_bytes: int) -> None:
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], most_bytes: int, stdin: str) -> None:
         self.reply: Reply | None = None
         self._name = os.path.basename(argv[0])
         self._child: Child | None = None
         self._is_stuck = False
         self._streams: list[_Stream] = []
         try:
-            self._child = start(argv, cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            with ExitStack() as files:
+                source = files.enter_context(_file_of(stdin)) if stdin else subprocess.DEVNULL
+                self._child = start(
+                    argv, cwd="/", env=environment, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                )
         except StokerError as error:
             is_missing = error.data.get("errno") == "ENOENT"
             self.reply = ProbeFailure(
@@ -214,6 +226,20 @@ class _RunningCommand:
     def _text(self, number: int) -> str:
         # A NUL has no meaning in what these programs print; in broken output it would hide the rest.
         return bytes(self._streams[number].kept).decode("utf-8", "replace").replace("\0", "")
+
+
+def _file_of(text: str) -> IO[bytes]:
+    """Return an open file without a name, in memory if possible: the text may hold a secret. Caller closes."""
+    file: IO[bytes]
+    if sys.platform == "linux":
+        file = os.fdopen(os.memfd_create("stdin"), "w+b")
+    else:
+        import tempfile  # noqa: PLC0415 - milliseconds at every start
+
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(text.encode())
+    file.seek(0)
+    return file
 
 
 class _Stream:

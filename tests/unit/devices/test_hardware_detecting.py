@@ -32,7 +32,7 @@ class Scripted:
         self.reply = reply
         self.asked: list[tuple[tuple[str, ...], float]] = []
 
-    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S) -> Reply:
+    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S, stdin: str = "") -> Reply:
         self.asked.append((tuple(argv), limit_s))
         return self.reply
 

@@ -24,7 +24,7 @@ class Systemctl:
         self.err = ""
         self.is_missing = False
 
-    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S) -> Reply:
+    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S, stdin: str = "") -> Reply:
         if self.is_missing:
             return ProbeFailure(why="there is no program systemctl", code="probe_missing")
         words = tuple(argv)

@@ -52,6 +52,16 @@ def test_programs_speak_the_plain_language_and_read_nothing(ask: SubprocessRunne
     assert said.out == "C C []\n"
 
 
+def test_a_program_reads_the_text_it_is_given_however_long(ask: SubprocessRunner) -> None:
+    text = "line\n" * 100_000
+    assert ask.ask(["/usr/bin/env", "wc", "-c"], stdin=text).out.strip() == str(len(text))
+    unread = ask.ask(["/usr/bin/env", "true"], stdin=text)
+    assert isinstance(unread, ProbeOutput)
+    assert unread.exit_code == 0
+    with_language = SubprocessRunner({"PATH": os.environ["PATH"], "LANG": "de_DE.UTF-8"}, language=None)
+    assert with_language.ask(shell('echo "$LC_ALL $LANG"')).out == " de_DE.UTF-8\n"
+
+
 def test_a_program_that_is_missing_or_can_not_be_started_is_silent(ask: SubprocessRunner, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_bytes(b"\x7fELF nothing that can be run")

@@ -1,0 +1,131 @@
+"""Commands of a backend, here or on another host by the system's OpenSSH.
+
+Of OpenSSH the user's configuration counts: names, keys, agents, jump hosts. One connection per host is kept open for a
+minute, so that the next command takes milliseconds. Unknown host keys are accepted once and then remembered; a changed
+one is refused with both fingerprints. What a command reads is its standard input, never its arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from stoker.core.errors import HostKeyChanged, NoBackend
+from stoker.core.text import one_line
+from stoker.host.command_runner import CommandRunner, ProbeFailure, ProbeOutput, Reply
+
+LIMIT_S = 30.0
+CONNECT_S = 5
+LOST = "connection_lost"
+"""Code of a failure: the command may have run."""
+_KEPT_S = 60
+_MISSING = 127
+_SSH_FAILED = 255
+# What ssh prints if it never got as far as the command.
+_NOT_REACHED = re.compile(
+    r"Could not resolve hostname|Connection refused|No route to host|Network is unreachable|Host is down"
+    r"|Permission denied \(|Host key verification failed|connect to host|kex_exchange_identification"
+    r"|Bad owner or permissions|banner exchange|Too many authentication failures|Bad configuration option",
+)
+_CHANGED = "REMOTE HOST IDENTIFICATION HAS CHANGED"
+_SENT = re.compile(r"SHA256:[A-Za-z0-9+/=]+")
+_OFFENDING = re.compile(r"Offending \S+ key in (.+):(\d+)")
+# Names of variables that no backend needs: our settings, and whatever may hold a secret.
+_PRIVATE = re.compile(r"^STOKER|TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|APIKEY", re.IGNORECASE)
+
+
+def public_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a backend may see: Slurm keeps all of them with a job, and a worker inherits them."""
+    return {name: value for name, value in environment.items() if not _PRIVATE.search(name)}
+
+
+class HostCommands:
+    """Runs commands here and on hosts. Thread-safe."""
+
+    def __init__(self, runner: CommandRunner, *, control_folder: str, ssh: Sequence[str] = ("ssh",)) -> None:
+        """`control_folder` holds the sockets of connections; only this user may write there. A short path."""
+        self._runner = runner
+        self._control_folder = control_folder
+        self._ssh = tuple(ssh)
+
+    def run(self, where: str, argv: Sequence[str], *, stdin: str = "", limit_s: float = LIMIT_S) -> Reply:
+        """Run a command on a host, or here if `where` is empty. Blocks.
+
+        Raises `NoBackend` if it certainly did not run, `HostKeyChanged` if the host has another key.
+        """
+        words = [*self._ssh_words(), "--", where, shlex.join(argv)] if where else argv
+        reply = self._runner.ask(words, limit_s=limit_s, stdin=stdin)
+        if isinstance(reply, ProbeFailure):
+            if reply.code in ("probe_missing", "probe_not_started"):
+                raise NoBackend(f"{argv[0] if not where else 'ssh'} not found", hint=_path_hint(where), host=where)
+            return reply
+        if reply.exit_code == _MISSING:
+            message = f"{argv[0]} not found on {where or 'this machine'}: {one_line(reply.err, 200)}"
+            raise NoBackend(message, hint=_path_hint(where), host=where)
+        if where and reply.exit_code == _SSH_FAILED:
+            return self._on_ssh_failure(where, reply)
+        return reply
+
+    def read(self, where: str, argv: Sequence[str], *, stdin: str = "", limit_s: float = LIMIT_S) -> ProbeOutput:
+        """Run a command that changes nothing. Raises `NoBackend` also if its output was lost."""
+        reply = self.run(where, argv, stdin=stdin, limit_s=limit_s)
+        if isinstance(reply, ProbeFailure):
+            raise NoBackend(f"{argv[0]} on {where or 'this machine'}: {reply.why}", host=where)
+        return reply
+
+    def _ssh_words(self) -> tuple[str, ...]:
+        os.makedirs(self._control_folder, mode=0o700, exist_ok=True)
+        options = {
+            "BatchMode": "yes",
+            "ConnectTimeout": CONNECT_S,
+            "StrictHostKeyChecking": "accept-new",
+            "ServerAliveInterval": 5,
+            "ServerAliveCountMax": 3,
+            "ControlMaster": "auto",
+            "ControlPath": f"{self._control_folder}/%C",
+            "ControlPersist": f"{_KEPT_S}s",
+        }
+        return (*self._ssh, *(word for name, value in options.items() for word in ("-o", f"{name}={value}")))
+
+    def _on_ssh_failure(self, where: str, reply: ProbeOutput) -> Reply:
+        if _CHANGED in reply.err:
+            raise self._key_changed(where, reply.err)
+        if not _NOT_REACHED.search(reply.err):
+            why = f"connection to {where} lost: {one_line(reply.err, 200)}"
+            return ProbeFailure(why=why, code=LOST, out=reply.out, seconds=reply.seconds)
+        lines = [line for line in reply.err.splitlines() if _NOT_REACHED.search(line)]
+        text = one_line(lines[-1], 200)
+        raise NoBackend(f"{where} not reachable: {text}", hint=f"ssh {shlex.quote(where)}", host=where)
+
+    def _key_changed(self, where: str, text: str) -> HostKeyChanged:
+        sent = _SENT.search(text)
+        new = sent[0] if sent else "unknown"
+        offending = _OFFENDING.search(text)
+        file, line = (offending[1].strip(), int(offending[2])) if offending else ("~/.ssh/known_hosts", 0)
+        old = self._fingerprint(file, line)
+        name = where.rpartition("@")[2]
+        return HostKeyChanged(
+            f"{where} has another host key: {new}, known is {old} ({file}:{line})",
+            hint=f"if the host was installed anew: ssh-keygen -f {shlex.quote(file)} -R {shlex.quote(name)}",
+            host=where,
+            fingerprint=new,
+            known_fingerprint=old,
+            file=file,
+        )
+
+    def _fingerprint(self, file: str, line: int) -> str:
+        """Return the fingerprint of a line of `known_hosts`."""
+        try:
+            with open(os.path.expanduser(file), encoding="utf-8", errors="replace") as known:
+                text = known.read().splitlines()[line - 1]
+        except (OSError, IndexError):
+            return "unknown"
+        reply = self._runner.ask(["ssh-keygen", "-l", "-f", "-"], stdin=text + "\n")
+        found = _SENT.search(reply.out)
+        return found[0] if found else "unknown"
+
+
+def _path_hint(where: str) -> str:
+    return f"is it on the PATH there? ssh {shlex.quote(where)} 'echo $PATH'" if where else "is it on the PATH?"

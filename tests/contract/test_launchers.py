@@ -1,0 +1,197 @@
+"""What every launcher does, on real backends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker import __version__
+from stoker.core.errors import InvalidCluster, LaunchDoubtful, StokerError
+from stoker.core.frozen import changed
+from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend, PoolShape
+from stoker.devices.checkup import CheckStatus
+from stoker.host.command_runner import ProbeFailure, Reply, SubprocessRunner
+from stoker.launch.commands import HostCommands, public_environment
+from stoker.launch.hosts import HostLauncher
+from tests.contract.launcher_cases import FLEET, SECRET, LauncherCase, make_stand_in, tickets
+
+ENDED, STARTED = AllocationState.ENDED, AllocationState.STARTED
+
+
+class LosingCommands(HostCommands):
+    """Runs commands whose output does not come."""
+
+    def run(self, where: str, argv: object, **options: object) -> Reply:
+        super().run(where, argv, **options)  # type: ignore[arg-type]
+        return ProbeFailure(why="timed out after 30 s", code="probe_timeout")
+
+
+@pytest.fixture(params=["local"])
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LauncherCase]:
+    made: Callable[[Path], LauncherCase] = globals()[f"{request.param}_case"]
+    found = made(tmp_path)
+    yield found
+    live = [one for one in found.look().values() if one.state is not ENDED]
+    found.launcher.cancel(found.pool, [one.backend_id for one in live])
+    for one in live:
+        found.wait(one.id, ENDED, one.backend_id)
+
+
+def local_case(tmp_path: Path) -> LauncherCase:
+    runner = SubprocessRunner(public_environment({**os.environ, "STOKER_TOKEN": SECRET}), language=None)
+    python = str(make_stand_in(tmp_path / "stand-in", __version__))
+
+    def launcher(kind: type[HostCommands]) -> HostLauncher:
+        commands = kind(runner, control_folder=str(tmp_path / "control"))
+        return HostLauncher(commands, folder=str(tmp_path / "workers"), python="/none")
+
+    pool = Pool(name="small", backend=PoolBackend.LOCAL, python=python, wall_s=600, each=PoolShape(cpu_cores=1))
+    return LauncherCase(
+        launcher=launcher(HostCommands),
+        pool=pool,
+        folder=tmp_path / "stand-in",
+        break_answer=lambda: launcher(LosingCommands),
+    )
+
+
+def test_rendering_is_pure_and_shows_no_ticket(case: LauncherCase) -> None:
+    one = case.ids()
+    rendered = case.launcher.render(case.pool, one, fleet=FLEET)
+    assert rendered == case.launcher.render(case.pool, one, fleet=FLEET)
+    assert rendered.ids == (one[0].id,)
+    assert case.look() == {}
+    holes = rendered.stdin.count("{ticket:") + sum(text.count("{ticket:") for text in rendered.files.values())
+    assert holes == 1
+
+
+def test_a_submitted_allocation_is_found_by_its_label_and_runs_the_worker(case: LauncherCase) -> None:
+    one = case.ids()
+    made = case.submit(one)
+    assert list(made) == [one[0].id]
+    seen = case.wait(one[0].id, STARTED)
+    assert seen.backend_id == made[one[0].id]
+    assert seen.started_s is not None
+    assert seen.ends_s is not None
+    assert 500 < seen.ends_s - seen.started_s < 700
+    arguments = _arguments(case)
+    assert arguments[:4] == ["-m", "stoker", "work", "--ticket"]
+    assert arguments[5:9] == ["--idle", "300s", "--for", "600s"]
+    (ticket,) = case.folder.glob("ticket.*")
+    assert ticket.read_text() == tickets(one)[one[0].id]
+    assert case.look(fleet="000000") == {}, "another fleet's"
+
+
+def test_a_ticket_is_in_no_argument_and_no_environment(case: LauncherCase) -> None:
+    one = case.ids()
+    case.submit(one)
+    case.wait(one[0].id, STARTED)
+    assert SECRET not in "".join(_arguments(case))
+    (environment,) = case.folder.glob("environment.*")
+    assert SECRET not in environment.read_text()
+    assert SECRET.encode() not in b"".join(
+        path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
+    )
+
+
+def test_several_are_one_request_and_each_has_its_own_id(case: LauncherCase) -> None:
+    several = case.ids(2)
+    made = case.submit(several)
+    assert set(made) == {one.id for one in several}
+    assert len(set(made.values())) == 2
+    seen = case.look()
+    assert {id: one.backend_id for id, one in seen.items()} == made
+    case.launcher.cancel(case.pool, [made[several[0].id]])
+    case.wait(several[0].id, ENDED, made[several[0].id])
+    assert case.look()[several[1].id].state is not ENDED
+
+
+def test_a_cancelled_allocation_is_over_and_cancelling_again_is_no_error(case: LauncherCase) -> None:
+    one = case.ids()
+    made = case.submit(one)
+    case.wait(one[0].id, STARTED)
+    case.launcher.cancel(case.pool, list(made.values()))
+    ended = case.wait(one[0].id, ENDED, *made.values())
+    assert ended.cause is AllocationCause.PREEMPTED
+    case.launcher.cancel(case.pool, list(made.values()))
+
+
+def test_a_lost_answer_is_doubtful_and_a_look_finds_the_allocation(case: LauncherCase) -> None:
+    one = case.ids()
+    rendered = case.launcher.render(case.pool, one, fleet=FLEET)
+    with pytest.raises(LaunchDoubtful):
+        case.break_answer().submit(rendered, tickets(one))
+    assert one[0].id in case.look()
+
+
+def test_an_id_that_the_backend_does_not_know_is_over(case: LauncherCase) -> None:
+    (lost,) = case.launcher.look(case.pool, fleet=FLEET, known=["999999"])
+    assert (lost.backend_id, lost.state) == ("999999", ENDED)
+
+
+def test_a_worker_that_exits_ends_its_allocation_with_the_cause(case: LauncherCase) -> None:
+    (case.folder / "exit").write_text("0")
+    finished = case.ids()
+    made = case.submit(finished)
+    assert case.wait(finished[0].id, ENDED, *made.values()).cause is AllocationCause.FINISHED
+    (case.folder / "exit").write_text("3")
+    failed = case.ids()
+    made = case.submit(failed)
+    assert case.wait(failed[0].id, ENDED, *made.values()).cause is AllocationCause.FAILED
+
+
+def test_the_log_is_there_until_it_is_cleaned_up_and_then_nothing_is(case: LauncherCase) -> None:
+    (case.folder / "exit").write_text("0")
+    one = case.ids()
+    made = case.submit(one)
+    case.wait(one[0].id, ENDED, *made.values())
+    over = changed(one[0], backend_id=made[one[0].id])
+    assert "the worker started" in case.launcher.log(case.pool, over)
+    case.launcher.clean(case.pool, [over])
+    assert case.launcher.log(case.pool, over) == ""
+    left = [path for path in case.folder.parent.rglob("*") if path.is_file() and one[0].id in str(path)]
+    assert left == []
+
+
+def test_a_pools_setup_runs_first_and_a_failing_command_is_in_the_log(case: LauncherCase) -> None:
+    pool = changed(case.pool, setup=(f"echo set up > {case.folder}/setup", "echo \"a  b\" '$c'"))
+    one = case.ids()
+    rendered = case.launcher.render(pool, one, fleet=FLEET)
+    made = case.launcher.submit(rendered, tickets(one))
+    case.wait(one[0].id, STARTED)
+    _arguments(case)
+    assert (case.folder / "setup").read_text() == "set up\n"
+    assert "a  b $c" in case.launcher.log(pool, changed(one[0], backend_id=made[one[0].id]))
+
+
+def test_what_would_break_out_of_a_script_is_not_rendered(case: LauncherCase) -> None:
+    for bad in (changed(case.pool, name="x;id"), changed(case.pool, setup=("a\nb",))):
+        with pytest.raises(InvalidCluster):
+            case.launcher.render(bad, case.ids(), fleet=FLEET)
+
+
+def test_check_reports_what_works_and_starts_nothing(case: LauncherCase) -> None:
+    checks = case.launcher.check(case.pool)
+    assert [one for one in checks if one.verdict is CheckStatus.BAD] == []
+    assert {"reached", "python"} <= {one.name for one in checks}
+    assert case.look() == {}
+    (case.folder / "version").write_text("0.0.1")
+    checks = case.launcher.check(case.pool)
+    assert [one.name for one in checks if one.verdict is CheckStatus.BAD] == ["python"]
+
+
+def test_a_missing_backend_is_an_error_with_its_own_class(case: LauncherCase) -> None:
+    with pytest.raises(StokerError):
+        case.launcher.look(changed(case.pool, via="host.invalid", folder="/none"), fleet=FLEET)
+
+
+def _arguments(case: LauncherCase) -> list[str]:
+    """Return the stand-in's arguments once it has started."""
+    deadline_s = time.monotonic() + 60
+    while not (case.folder / "arguments").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return (case.folder / "arguments").read_text().splitlines()
