@@ -12,7 +12,8 @@ import pytest
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import NoSpace, NotFound
 from stoker.store.local_store import LocalStore
-from stoker.store.objects import Condition, ObjectStore, PutOutcome
+from stoker.store.objects.local import LocalObjects
+from stoker.store.objects.seam import Condition, PutOutcome
 from stoker.store.prune import GRACE_S
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.store.real_stores import (
@@ -26,8 +27,8 @@ DATA = random.Random(4).randbytes(1_500_000)
 DIGEST = digest_bytes(DATA)
 
 
-def objects_of(store: LocalStore) -> ObjectStore:
-    return ObjectStore(store, clock=clock_of_now(), free_bytes=lambda _: 1 << 50)
+def objects_of(store: LocalStore) -> LocalObjects:
+    return LocalObjects(store, clock=clock_of_now(), free_bytes=lambda _: 1 << 50)
 
 
 def test_a_disk_that_fills_up_leaves_nothing_half(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_an_upload_to_a_disk_that_fills_up_keeps_what_came(tmp_path: Path) -> No
 def test_there_is_no_room_that_the_disk_does_not_have(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "size=1m") as disk:
         store = make_store(disk / "store")
-        objects = ObjectStore(store, clock=clock_of_now())
+        objects = LocalObjects(store, clock=clock_of_now())
         for act in (
             lambda: objects.begin(DIGEST, len(DATA)),
             lambda: objects.put(DIGEST, io.BytesIO(), size_bytes=len(DATA)),
@@ -75,7 +76,7 @@ def test_there_is_no_room_that_the_disk_does_not_have(tmp_path: Path) -> None:
 def test_an_object_that_is_swept_while_somebody_reads_it_stays_whole(tmp_path: Path) -> None:
     clock = clock_of_now()
     store = make_store(tmp_path / "store", clock=clock)
-    objects = ObjectStore(store, clock=clock)
+    objects = LocalObjects(store, clock=clock)
     objects.put(DIGEST, io.BytesIO(DATA))
     with objects.open(DIGEST) as whole, objects.open(DIGEST, start=7, length=900_000) as part:
         first = whole.read(5)

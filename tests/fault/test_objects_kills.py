@@ -14,7 +14,8 @@ from stoker.core.digests import digest_bytes
 from stoker.core.errors import NotFound
 from stoker.host.durable import remove_tree
 from stoker.store.local_store import LocalStore
-from stoker.store.objects import ObjectStore, PutOutcome, Upload
+from stoker.store.objects.local import LocalObjects
+from stoker.store.objects.seam import PutOutcome, Upload
 from stoker.store.records import seal, unseal
 from tests.fault.test_store_kills import Countdown, assert_nothing_is_torn, memory, survives
 from tests.lengths import moments
@@ -28,8 +29,8 @@ DIGEST = digest_bytes(DATA)
 HALF = len(DATA) // 2
 
 
-def objects_of(store: LocalStore) -> ObjectStore:
-    return ObjectStore(store, clock=clock_of_now())
+def objects_of(store: LocalStore) -> LocalObjects:
+    return LocalObjects(store, clock=clock_of_now())
 
 
 class Stepping(io.BytesIO):

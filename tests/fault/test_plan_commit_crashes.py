@@ -14,7 +14,7 @@ from stoker.engine.key_leases import KeyLeases
 from stoker.engine.plan import Plan
 from stoker.jobs.upkeep import clear_rubbish, find_rubbish
 from stoker.store.local_store import RecordHit
-from stoker.store.objects import ObjectStore
+from stoker.store.objects.local import LocalObjects
 from stoker.store.prune import all_records
 from tests.unit.engine.lab import Lab, Ran, quick_folder
 from tests.unit.engine.stages import CountArgs, NumberArgs, add, blob, blob_sum, count, double
@@ -98,7 +98,7 @@ def _clear(home: Path) -> None:
     """What the dead left is found, and can be cleared without harm."""
     with Lab(home) as lab:
         leases = KeyLeases(lab.store.places.leases, clock=lab.clock)
-        objects = ObjectStore(lab.store, clock=lab.clock)
+        objects = LocalObjects(lab.store, clock=lab.clock)
         clear_rubbish(find_rubbish(lab.store, objects, leases, lab.clock), leases)
         assert lab.staged() == []
         assert [name for name in os.listdir(lab.store.places.leases) if not name.startswith(".")] == []

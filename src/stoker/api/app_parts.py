@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from stoker.launch.service import ServiceKind, SupervisedService
     from stoker.store.local_store import LocalStore
     from stoker.store.memo import Memo
-    from stoker.store.objects import ObjectStore
+    from stoker.store.objects.local import LocalObjects
     from stoker.transfer.download.receipts import Receipts
     from stoker.transfer.hub.listing import HubSettings
     from stoker.worker.worker_options import WorkOptions
@@ -178,7 +178,7 @@ class AppParts(Protocol):
         """The store's, before there is a store: nothing is made until it is asked."""
 
     @property
-    def objects(self) -> ObjectStore: ...
+    def objects(self) -> LocalObjects: ...
     @property
     def cache(self) -> Cache: ...
     @property

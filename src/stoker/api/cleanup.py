@@ -20,7 +20,7 @@ from stoker.host.locks import is_locked
 from stoker.host.resources import folder_bytes
 from stoker.jobs.upkeep import FORGOTTEN_S, CleanupResult, Rubbish, remove_all, sweep_uploads
 from stoker.store.local_store import LocalStore
-from stoker.store.objects import ObjectStore
+from stoker.store.objects.local import LocalObjects
 from stoker.store.places import StorePaths, list_quarantine, names_in
 from stoker.store.prune import PruneCandidate, PruneDecision, carry_out
 from stoker.store.refs import refuse_if_damaged, refuse_if_refs_damaged
@@ -165,7 +165,7 @@ def look_around(
 
 def clear(  # noqa: PLR0913 - every place, and what it takes to clear it up
     store: LocalStore,
-    objects: ObjectStore,
+    objects: LocalObjects,
     areas: Iterable[Area],
     found: Findings,
     *,

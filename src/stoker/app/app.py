@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stoker.launch.service import ServiceKind, SupervisedService
     from stoker.store.local_store import LocalStore
     from stoker.store.memo import Memo
-    from stoker.store.objects import ObjectStore
+    from stoker.store.objects.local import LocalObjects
     from stoker.transfer.download.receipts import Receipts
     from stoker.transfer.hub.listing import HubSettings
     from stoker.worker.worker_options import WorkOptions
@@ -105,10 +105,10 @@ class App:
         return LocalStore(self.settings.store, clock=self.clock)
 
     @cached_property
-    def objects(self) -> ObjectStore:
-        from stoker.store.objects import ObjectStore
+    def objects(self) -> LocalObjects:
+        from stoker.store.objects.local import LocalObjects
 
-        return ObjectStore(self.store, clock=self.clock)
+        return LocalObjects(self.store, clock=self.clock)
 
     @cached_property
     def cache(self) -> Cache:

@@ -23,7 +23,7 @@ from stoker.jobs.execution import stale_staging
 from stoker.jobs.job_folder import job_folders
 from stoker.jobs.job_history import tell
 from stoker.store.local_store import LocalStore
-from stoker.store.objects import ObjectStore
+from stoker.store.objects.local import LocalObjects
 from stoker.store.places import names_in
 from stoker.store.prune import GRACE_S, all_records
 from stoker.store.put import PutRequest, PutSurvey, StoredTree, StoreWriter
@@ -87,7 +87,7 @@ UPLOAD_GRACE_S = 7 * 86400.0
 
 
 def find_rubbish(
-    store: LocalStore, objects: ObjectStore, leases: KeyLeases, clock: Clock, *, scratch: str = ""
+    store: LocalStore, objects: LocalObjects, leases: KeyLeases, clock: Clock, *, scratch: str = ""
 ) -> Rubbish:
     """Look for what dead processes left behind, in the store and below the folder of `scratch` folders."""
     held = leases.held()
@@ -130,7 +130,7 @@ def remove_all(paths: Iterable[str]) -> CleanupResult:
     return CleanupResult(freed_bytes=freed_bytes, stuck=tuple(stuck))
 
 
-def sweep_uploads(store: LocalStore, objects: ObjectStore) -> int:
+def sweep_uploads(store: LocalStore, objects: LocalObjects) -> int:
     """Drop uploads that were not continued; return the bytes freed."""
     before_bytes = folder_bytes(store.places.uploads)
     objects.sweep_uploads(grace_s=UPLOAD_GRACE_S)

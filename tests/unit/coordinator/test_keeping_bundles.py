@@ -16,7 +16,7 @@ from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import BadInput, HashMismatch, NotFound, Refused, TooLarge, Unavailable
 from stoker.core.frozen import changed
 from stoker.store.archives.archive_members import listing_bytes
-from stoker.store.objects import PutOutcome
+from stoker.store.objects.seam import PutOutcome
 
 DATA = b"an archive" * 100
 SHA = hashlib.sha256(DATA).hexdigest()

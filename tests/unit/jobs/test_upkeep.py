@@ -14,7 +14,7 @@ from stoker.jobs.execution import clear_stale_staging
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import tell
 from stoker.jobs.upkeep import FORGOTTEN_S, clear_rubbish, find_rubbish, why_kept
-from stoker.store.objects import ObjectStore
+from stoker.store.objects.local import LocalObjects
 from stoker.store.refs import pin
 from stoker.store.verify import EVERYTHING, check_store
 from tests.unit.host.real_processes import code_of, fork
@@ -34,12 +34,12 @@ def test_what_dead_processes_left_is_found_and_cleared(office: Office) -> None:
 
     assert code_of(fork(die_at_work)) == 0
     mine_alone = store.new_staging("test-stage.mine")
-    rubbish = find_rubbish(store, ObjectStore(store, clock=office.lab.clock), leases(office), office.lab.clock)
+    rubbish = find_rubbish(store, LocalObjects(store, clock=office.lab.clock), leases(office), office.lab.clock)
     assert (len(rubbish.staging), rubbish.leases) == (1, (key,))
     clear_rubbish(rubbish, leases(office))
     assert os.listdir(store.places.staging) == [os.path.basename(mine_alone)]
     assert (
-        find_rubbish(store, ObjectStore(store, clock=office.lab.clock), leases(office), office.lab.clock).staging == ()
+        find_rubbish(store, LocalObjects(store, clock=office.lab.clock), leases(office), office.lab.clock).staging == ()
     )
 
 
@@ -49,8 +49,8 @@ def test_checkpoints_that_nobody_came_back_to_go_after_a_while(office: Office) -
     old = open_scratch(str(root / ("cd" * 32)), run_id="then", me=changed(mine(), start_ticks=1), clock=clock)
     Path(old.path, "model.pt").write_bytes(b"weights")
     later = FakeClock(start_s=clock.wall_s() + FORGOTTEN_S + 1)
-    assert find_rubbish(store, ObjectStore(store, clock=clock), leases(office), clock, scratch=str(root)).scratch == ()
-    rubbish = find_rubbish(store, ObjectStore(store, clock=later), leases(office), later, scratch=str(root))
+    assert find_rubbish(store, LocalObjects(store, clock=clock), leases(office), clock, scratch=str(root)).scratch == ()
+    rubbish = find_rubbish(store, LocalObjects(store, clock=later), leases(office), later, scratch=str(root))
     assert rubbish.scratch == (old.path,)
     clear_rubbish(rubbish, leases(office))
     assert [path.name for path in root.iterdir()] == [os.path.basename(mine_still.path)]
@@ -114,10 +114,10 @@ def test_young_blobs_without_a_name_are_left_for_their_record(office: Office) ->
     orphan.write_bytes(b"x" * 10)
     assert (
         find_rubbish(
-            office.lab.store, ObjectStore(office.lab.store, clock=office.lab.clock), leases(office), office.lab.clock
+            office.lab.store, LocalObjects(office.lab.store, clock=office.lab.clock), leases(office), office.lab.clock
         ).blobs
         == 0
     )
     later = FakeClock(os.stat(orphan).st_ctime + 7200)
-    found = find_rubbish(office.lab.store, ObjectStore(office.lab.store, clock=later), leases(office), later)
+    found = find_rubbish(office.lab.store, LocalObjects(office.lab.store, clock=later), leases(office), later)
     assert (found.blobs, found.blob_bytes) == (1, 10)

@@ -33,7 +33,7 @@ from stoker.host.resources import folder_bytes
 from stoker.jobs import upkeep
 from stoker.jobs.upkeep import FORGOTTEN_S, UPLOAD_GRACE_S, CleanupResult, find_rubbish, why_kept, why_let_go
 from stoker.store.local_store import LocalStore
-from stoker.store.objects import ObjectStore
+from stoker.store.objects.local import LocalObjects
 from stoker.store.places import set_aside
 from stoker.store.prune import candidates, decide_prune
 from stoker.store.refs import pin, remove_ref
@@ -62,8 +62,8 @@ class Home:
     def shelf(self, clock: FakeClock) -> EnvironmentCache:
         return EnvironmentCache(self.folders.envs, clock=clock)
 
-    def objects(self, clock: FakeClock) -> ObjectStore:
-        return ObjectStore(self.store, clock=clock)
+    def objects(self, clock: FakeClock) -> LocalObjects:
+        return LocalObjects(self.store, clock=clock)
 
     def look(
         self, *, ahead_s: float = 10.0, max_bytes: int | None = None, more: CleanupOptions = NO_MORE

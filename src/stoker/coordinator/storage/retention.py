@@ -25,7 +25,7 @@ from stoker.core.job import JobState
 from stoker.core.jsontext import loads
 from stoker.core.text import format_duration, point_name
 from stoker.host.background import RecurringTask
-from stoker.store.objects import ObjectStore
+from stoker.store.objects.seam import Objects
 
 NEWEST = "among the newest of its job"
 
@@ -433,7 +433,7 @@ EVERY_S = 3600.0
 class Chores(RecurringTask):
     """Removes idle uploads during a with-block: at once, then every hour. All else stays until a prune."""
 
-    def __init__(self, objects: ObjectStore, *, every_s: float = EVERY_S) -> None:
+    def __init__(self, objects: Objects, *, every_s: float = EVERY_S) -> None:
         super().__init__("chores", retry_s=every_s)
         self._objects = objects
         self._every_s = every_s

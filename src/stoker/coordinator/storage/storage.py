@@ -31,7 +31,8 @@ from stoker.core.text import format_size
 from stoker.host.durable import remove_tree
 from stoker.host.resources import free_bytes
 from stoker.store.local_store import LocalStore
-from stoker.store.objects import ObjectStore, PutOutcome, Upload
+from stoker.store.objects.local import LocalObjects
+from stoker.store.objects.seam import Objects, PutOutcome, Upload
 
 _REMEMBERED = 10_000
 
@@ -50,7 +51,7 @@ class Bundles:
 
     def __init__(
         self,
-        objects: ObjectStore,
+        objects: Objects,
         *,
         limits: CoordinatorStorageLimits | None = None,
         check_room: Callable[[int], None] = lambda _coming_bytes: None,
@@ -190,7 +191,7 @@ class CoordinatorStorage:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._store = LocalStore(os.path.join(folder, "store"), clock=clock)
         self._store.open()
-        self.objects = ObjectStore(self._store, clock=clock)
+        self.objects: Objects = LocalObjects(self._store, clock=clock)
         booted_s = clock.wall_s() - clock.boottime_s()
         self.attempt_files = AttemptFiles(os.path.join(folder, "attempts"), limits=self.limits, booted_s=booted_s)
         self.bundles = Bundles(self.objects, limits=self.limits, check_room=self.check_room)

@@ -39,7 +39,7 @@ from stoker.host.durable import open_regular, translated
 from stoker.protocol.tree_messages import HEAD_BYTES, PACKED_BYTES, head, in_packs, read_pack
 from stoker.store.archives.archive_members import check_tree, files_of, listing_bytes
 from stoker.store.archives.unpack import unpack
-from stoker.store.objects import ObjectStore
+from stoker.store.objects.seam import Objects
 
 _REMEMBERED = 1000
 _PIECE_BYTES = 128 << 10
@@ -356,9 +356,7 @@ class CoordinatorTrees:
 # Trees of files on the coordinator's own machine: code and data of its own manifest, results of system A's workers.
 
 
-def keep_own_tree(
-    contents: CoordinatorTrees, objects: ObjectStore, tree: Tree, open_file: OpenEntry, shown: str
-) -> None:
+def keep_own_tree(contents: CoordinatorTrees, objects: Objects, tree: Tree, open_file: OpenEntry, shown: str) -> None:
     """Store and name a tree whose files are on this machine. Raises what `keep_tree` raises, or `HashMismatch`.
 
     `shown` names it in the error if its files changed meanwhile.

@@ -27,7 +27,7 @@ from stoker.protocol.tree_messages import (
 )
 from stoker.store.archives.archive_members import listing_bytes
 from stoker.store.local_store import LocalStore
-from stoker.store.objects import ObjectStore
+from stoker.store.objects.local import LocalObjects
 from stoker.store.records import Record
 from stoker.transfer.download.partial import PART, SIDECAR, Sidecar, read_beside
 from stoker.transfer.trees.holdings import named_tree
@@ -50,7 +50,7 @@ class PeerFiles:
 
     def __init__(self, store: LocalStore, *, clock: Clock) -> None:
         self._store = store
-        self._objects = ObjectStore(store, clock=clock)
+        self._objects = LocalObjects(store, clock=clock)
         self._turn = threading.Lock()
         # Small files that are stored in a record and not in a file of their own, of trees that were requested lately.
         self._inline: OrderedDict[str, dict[str, bytes]] = OrderedDict()

@@ -28,7 +28,7 @@ from stoker.host.resources import check_space, free_bytes
 from stoker.protocol.tree_messages import MOST_LISTING_BYTES, PACKED_BYTES, in_packs
 from stoker.store.archives.archive_members import files_of, read_listing
 from stoker.store.local_store import LocalStore
-from stoker.store.objects import keep_small
+from stoker.store.objects.local import keep_small
 from stoker.store.records import Record
 from stoker.store.trees import Heed, WalkedEntry
 from stoker.transfer.download.download import fetch_file

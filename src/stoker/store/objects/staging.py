@@ -1,13 +1,7 @@
-"""Objects on this machine's disk: bytes under their plain SHA-256, the same blobs that records name, each of them once.
+"""Receives objects on this machine's disk: streams that are hashed meanwhile, and uploads in pieces that resume.
 
-Guarantees (`tests/contract/test_objects.py`): nothing is visible under a digest but the bytes that have it; an
-interrupted write leaves nothing under the name; equal objects may be put concurrently; an open object stays whole while
-it is removed. It knows no records: the caller removes an object only if no record names it. A text that is not a digest
-is `BadInput` everywhere, before it touches anything.
-
-An object is written in a staging folder, hashed meanwhile, synced, and renamed to its digest, read-only. A crash leaves
-a staging folder, which the cleanup removes, and never a name without its bytes. An object that no record names is swept
-like any blob, once it is older than the grace period of a prune.
+An object is written in a staging folder, hashed meanwhile, and named by the implementation (`_keep`). A crash leaves a
+staging folder, which the cleanup removes, and never a name without its bytes.
 
 An upload is a folder: its target (a file of `records.seal`), and the received bytes. The former also has the number of
 bytes known to be on the disk, and the boot in which that was written: within the same boot every written byte is there,
@@ -17,34 +11,30 @@ after a power cut only the durable ones are trusted. Bytes are checked when all 
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import StrEnum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from hashlib import sha256
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from stoker.core.clock import Clock
-from stoker.core.digests import Digest, TreeEntry, digest_bytes, is_digest
+from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import BadInput, HashMismatch, LocalFile, LockHeld, NoSpace, NotFound, Refused
-from stoker.core.frozen import changed, frozen
+from stoker.core.frozen import changed
 from stoker.core.text import format_size
-from stoker.host.durable import open_regular, read_regular, remove_tree, translated, write_all, write_file
-from stoker.host.folders import settle_files
+from stoker.host.durable import read_regular, remove_tree, translated, write_all, write_file
 from stoker.host.identity import mine
 from stoker.host.locks import FileLock
 from stoker.host.resources import free_bytes
 from stoker.store.local_store import LocalStore
+from stoker.store.objects.seam import PutOutcome, Upload, check_digest, wrong_bytes
 from stoker.store.places import names_in
-from stoker.store.prune import remove_untouched
 from stoker.store.records import seal, unseal
-from stoker.store.trees import HashLane, WalkedEntry, hash_file
+from stoker.store.trees import HashLane, hash_file
 
 _BLOCK_BYTES = 1 << 20
-_TOGETHER = 256
-"""Maximum number of open files."""
 _ID_BYTES = 16
 _HEX = frozenset("0123456789abcdef")
 _LONGEST_ABOUT_BYTES = 4096
@@ -54,48 +44,8 @@ _SYNCED_EVERY_BYTES = 64 << 20
 _OPEN_PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class PutOutcome(StrEnum):
-    """Result of a put."""
-
-    NEW = "new"
-    KNOWN = "known"
-    """It was there, whole, and is young again."""
-
-
-class Condition(StrEnum):
-    """Result of reading every byte of an object."""
-
-    WHOLE = "whole"
-    MISSING = "missing"
-    DAMAGED = "damaged"
-    """It had other bytes than its name; they are set aside, and a new put repairs it."""
-
-
-@frozen
-class StoredObject:
-    """One existing object."""
-
-    digest: Digest
-    size_bytes: int
-    touched_s: float
-    """When it was last put, as seconds since 1970."""
-
-
-@frozen
-class Upload:
-    """An upload of an object, over any number of connections and processes."""
-
-    id: str
-    digest: Digest
-    size_bytes: int
-    offset: int
-    """Number of bytes received and kept: the next `append` starts here."""
-    owner: str = ""
-    """The name of the client that began it. The caller checks it."""
-
-
-class ObjectStore:
-    """Objects by digest, of a local store. Safe from several threads and processes."""
+class StagedObjects(ABC):
+    """Objects that are received below a local store first."""
 
     def __init__(self, store: LocalStore, *, clock: Clock, free_bytes: Callable[[str], int] = free_bytes) -> None:
         self._store = store
@@ -103,33 +53,13 @@ class ObjectStore:
         self._clock = clock
         self._free_bytes = free_bytes
 
-    def size(self, digest: Digest) -> int | None:
-        """Return an object's size in bytes, or nothing if it is not there."""
-        _check_digest(digest)
-        info = self._look(digest)
-        if info is None:
-            return None
-        return info.st_size if self._store.holds(TreeEntry("an object", info.st_size, digest), info=info) else None
+    @abstractmethod
+    def _is_known(self, digest: Digest, size_bytes: int | None) -> bool:
+        """Return True if an object is there; it is young again then. `HashMismatch` if its size is another one."""
 
-    def open(self, digest: Digest, *, start: int = 0, length: int | None = None) -> BinaryIO:
-        """Open an object, or a range of it. Caller closes.
-
-        `NotFound` if it is not there. `BadInput` if it is shorter than `start`; a range may be longer than the rest.
-        """
-        size_bytes = self.size(digest)
-        if size_bytes is None:
-            raise _not_here(digest)
-        if not 0 <= start <= size_bytes or (length is not None and length < 0):
-            raise BadInput(f"object {digest[:12]} has {size_bytes} bytes: there is no range from {start}")
-        path = self._places.blob(digest)
-        with translated(path):
-            try:
-                file = open_regular(path)
-            except FileNotFoundError:
-                # Removed between two steps of ours.
-                raise _not_here(digest) from None
-        file.seek(start)
-        return file if length is None else io.BufferedReader(_Range(file, length))
+    @abstractmethod
+    def _keep(self, part: str, digest: Digest) -> None:
+        """Name a file of this machine whose bytes have the digest, durable on return. It may be moved."""
 
     def put(self, digest: Digest, stream: BinaryIO, *, size_bytes: int | None = None) -> PutOutcome:
         """Put an object, durable on return. The stream is not read if the object is known.
@@ -145,71 +75,15 @@ class ObjectStore:
             part = os.path.join(staging, "object")
             found, came_bytes = _receive(stream, part, at_most=size_bytes)
             if found != digest or size_bytes not in (None, came_bytes):
-                raise _wrong(digest, found, came_bytes, size_bytes)
+                raise wrong_bytes(digest, found, came_bytes, size_bytes)
             self._keep(part, digest)
         finally:
             remove_tree(staging)
         return PutOutcome.NEW
 
-    def put_all(self, objects: Iterable[tuple[str, bytes]]) -> int:
-        """Put small objects together, durable on return; return how many were new.
-
-        `HashMismatch` if one has other bytes than its digest: none of them is kept then.
-        """
-        wanted = dict(objects)
-        for name, data in wanted.items():
-            _check_digest(name)
-            if (found := digest_bytes(data)) != name:
-                raise _wrong(Digest(name), found, len(data), None)
-        new = [Digest(name) for name, data in wanted.items() if not self._is_known(Digest(name), len(data))]
-        if not new:
-            return 0
-        self._check_room(sum(len(wanted[digest]) for digest in new))
-        staging = self._store.new_staging("put")
-        try:
-            walked = []
-            for digest in new:
-                part = os.path.join(staging, digest)
-                with translated(part):
-                    with open(part, "wb", buffering=0) as file:
-                        write_all(file.fileno(), wanted[digest], 0)
-                    walked.append(_staged(part, digest))
-            keep_small(self._store, walked)
-        finally:
-            remove_tree(staging)
-        return len(new)
-
-    def list(self) -> Iterator[StoredObject]:
-        """Return all objects, in the order of their digests; concurrent changes may be among them."""
-        for name, _ in self._places.blob_files():
-            info = self._look(Digest(name)) if is_digest(name) else None
-            if info is not None:
-                yield StoredObject(digest=Digest(name), size_bytes=info.st_size, touched_s=info.st_ctime)
-
-    def remove(self, digest: Digest, *, grace_s: float = 0.0) -> bool:
-        """Remove an object that was not put for so long. Returns False if it stays, or is not there."""
-        _check_digest(digest)
-        info = self._look(digest)
-        # By ctime, as a prune does: a writer may bring in files with old times.
-        if info is None or self._clock.wall_s() - info.st_ctime < grace_s:
-            return False
-        path = self._places.blob(digest)
-        with translated(path):
-            if not remove_untouched(path, info):
-                return False
-        self._store.memo.forget(digest)
-        return True
-
-    def verify(self, digest: Digest) -> Condition:
-        """Read every byte of an object again. A damaged one is set aside: no longer served, and not lost."""
-        entry = self._entry(digest)
-        if entry is None:
-            return Condition.MISSING
-        return Condition.WHOLE if self._store.holds(entry, heed=lambda _: None) else Condition.DAMAGED
-
     def begin(self, digest: Digest, size_bytes: int, *, owner: str = "") -> Upload:
         """Begin an upload that may be interrupted, or end with its process, and be continued."""
-        _check_digest(digest)
+        check_digest(digest)
         if size_bytes < 0:
             raise BadInput(f"an object can't have {size_bytes} bytes")
         self._check_room(size_bytes)
@@ -289,7 +163,7 @@ class ObjectStore:
                         )
                     found, came_bytes = hash_file(part)
                     if found != upload.digest:
-                        raise _wrong(upload.digest, found, came_bytes, upload.size_bytes)
+                        raise wrong_bytes(upload.digest, found, came_bytes, upload.size_bytes)
                     self._keep(part, upload.digest)
                     outcome = PutOutcome.NEW
             except HashMismatch:
@@ -364,32 +238,6 @@ class ObjectStore:
     def _part(self, upload_id: str) -> str:
         return os.path.join(self._places.upload(upload_id), "part")
 
-    def _entry(self, digest: Digest) -> TreeEntry | None:
-        _check_digest(digest)
-        info = self._look(digest)
-        return None if info is None else TreeEntry("an object", info.st_size, digest)
-
-    def _look(self, digest: Digest) -> os.stat_result | None:
-        path = self._places.blob(digest)
-        with translated(path):
-            try:
-                return os.lstat(path)
-            except FileNotFoundError:
-                return None
-
-    def _is_known(self, digest: Digest, size_bytes: int | None) -> bool:
-        entry = self._entry(digest)
-        if entry is None or not self._store.renew(entry):
-            return False
-        if size_bytes not in (None, entry.size_bytes):
-            raise _wrong(digest, digest, entry.size_bytes, size_bytes)
-        return True
-
-    def _keep(self, part: str, digest: Digest) -> None:
-        with translated(part):
-            staged = _staged(part, digest)
-        self._store.keep([staged], {})
-
     def _check_room(self, size_bytes: int) -> None:
         root = self._places.root
         free = self._free_bytes(root)
@@ -399,39 +247,6 @@ class ObjectStore:
                 hint="free some space there, or choose another place",
                 path=root,
             )
-
-
-def keep_small(store: LocalStore, staged: Sequence[WalkedEntry]) -> None:
-    """Make files in a staging folder blobs, durable: step by step for all of them, not file by file."""
-    for start in range(0, len(staged), _TOGETHER):
-        settle_files([walked.path for walked in staged[start : start + _TOGETHER]], 0o444)
-    store.keep(staged, {}, are_settled=True)
-
-
-class _Range(io.RawIOBase):
-    """The next so many bytes of a file, which it owns."""
-
-    def __init__(self, file: BinaryIO, length: int) -> None:
-        self._file = file
-        self._left = length
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        view = memoryview(buffer)[: self._left]
-        count = self._file.readinto(view)  # type: ignore[attr-defined]  # every file that is opened to be read has it
-        self._left -= count
-        return int(count)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def _staged(part: str, digest: Digest) -> WalkedEntry:
-    info = os.lstat(part)
-    return WalkedEntry(TreeEntry("an object", info.st_size, digest), part, info)
 
 
 def _receive(stream: BinaryIO, part: str, *, at_most: int | None) -> tuple[Digest, int]:
@@ -451,26 +266,6 @@ def _receive(stream: BinaryIO, part: str, *, at_most: int | None) -> tuple[Diges
                 break
         lane.wait()
     return Digest(digest.hexdigest()), came_bytes
-
-
-def _wrong(digest: Digest, found: Digest, came_bytes: int, size_bytes: int | None) -> HashMismatch:
-    of_how_many = f" of {size_bytes}" if size_bytes is not None and size_bytes != came_bytes else ""
-    return HashMismatch(
-        f"object {digest[:12]}: other bytes received ({came_bytes}{of_how_many} bytes, sha256 {found[:12]})",
-        hint="send it again; nothing was kept",
-        expected=digest,
-        found=found,
-        size_bytes=came_bytes,
-    )
-
-
-def _not_here(digest: Digest) -> NotFound:
-    return NotFound(f"no object {digest[:12]} here", digest=digest)
-
-
-def _check_digest(digest: str) -> None:
-    if not is_digest(digest):
-        raise BadInput(f"not a digest: {digest[:80]!r}", hint="it is written as 64 lower-case hex digits")
 
 
 def _pour(stream: BinaryIO, file: BinaryIO, start: int, upload: Upload) -> None:
