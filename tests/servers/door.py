@@ -77,7 +77,7 @@ class Door:
         self.url = self.server.url
 
     def invitation(self) -> Invitation:
-        return Invitation(code=self.code, url=self.url)
+        return Invitation(id=self.code.id, key=self.key, url=self.url)
 
     @property
     def words(self) -> str:

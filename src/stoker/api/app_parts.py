@@ -274,5 +274,8 @@ class AppParts(Protocol):
     def make_state(self) -> None:
         """Make the folder for indexes and memos."""
 
+    def at_home(self, home: str) -> AppParts:
+        """Return the parts of a process with another home. Caller closes."""
+
     def close(self) -> None:
         """Close what was built."""

@@ -74,6 +74,11 @@ class App:
         """Build from this process's own environment."""
         return cls(read_settings(os.environ, os.getcwd()))
 
+    def at_home(self, home: str) -> App:
+        """Return the parts of a process with another home. Caller closes."""
+        environment = {**self.settings.environment, "STOKER_HOME": home}
+        return App(AppSettings(home=home, folder=self.settings.folder, environment=environment))
+
     def entropy(self) -> int:
         """Return fresh random bits, for ids."""
         return int.from_bytes(os.urandom(4))

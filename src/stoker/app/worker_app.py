@@ -37,7 +37,7 @@ from stoker.worker.attempt_process import Worker
 from stoker.worker.coordinator_calls import WorkerConnections
 from stoker.worker.daemon import keep
 from stoker.worker.machine_checks import LocalMachine, MachineOffer
-from stoker.worker.worker_options import workers_folder
+from stoker.worker.worker_options import within_allocation, workers_folder
 from stoker.worker.worker_state import STOP_GRACE_S, WorkerPolicy
 
 if TYPE_CHECKING:
@@ -127,7 +127,6 @@ _ONCE = RequestTimeouts(answer_s=20.0, retry_s=0.0)
 def work(house: AppParts, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
     """Work until there is a reason to end; give the exit code."""
     settings = house.settings
-    ends_s = None if options.for_s is None else house.clock.boottime_s() + options.for_s
     house.make_state()
     capability = house.detect()
     name = options.name or host_name(settings.environment)[0]
@@ -161,11 +160,12 @@ def work(house: AppParts, options: WorkOptions, tell: Callable[[str, dict[str, A
                 beside=0 if options.slots or users else _BESIDE,
                 is_once=options.is_once,
                 until_idle=options.until_idle,
-                ends_s=ends_s,
+                ends_s=options.ends_s,
+                idle_s=options.idle_s,
                 stop_grace_s=STOP_GRACE_S if options.stop_grace_s is None else options.stop_grace_s,
             ),
             slots=options.slots,
-            declared=dict(options.declared),
+            declared=within_allocation(options.declared, settings.environment),
             version=house.version,
             lines=lines,
             machine=machine,
@@ -305,7 +305,7 @@ def _keep_certificate(
 ) -> None:
     """Renew the certificate of an enrolled machine in time, over a connection of its own."""
     identity = options.identity
-    if identity is None or not identity.certificate_file:
+    if identity is None or not identity.certificate_file or not options.renews_certificate:
         return
     from stoker.worker.certificate_renewal import CertificateRenewal
 

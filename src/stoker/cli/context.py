@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,17 @@ class CommandContext:
             self.lookup.close()
         if self._parts is not None:
             self._parts.close()
+
+    @contextlib.contextmanager
+    def at_home(self, home: str) -> Iterator[None]:
+        """Use another home within the block; its parts are closed at the end."""
+        before = self.parts
+        self._parts = before.at_home(home)
+        try:
+            yield
+        finally:
+            self._parts.close()
+            self._parts = before
 
     def path(self, text: str) -> str:
         """Return the absolute path of a user's path, relative to the current folder; `~` is the home folder."""

@@ -76,7 +76,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     _show(call, found)
     bad = [check for check in found if check.verdict is CheckStatus.BAD]
     if bad:
-        call.out.object({"joined": False, "url": proven.url, "checks": [check.to_dict() for check in found]})
+        call.out.object({"joined": False, "url": proven.invitation.url, "checks": [check.to_dict() for check in found]})
         call.out.complain(f"stoker: not joined: {bad[0].name}: {bad[0].message}\nhint: the code is still valid")
         return 1
     return _joined(call, given, finish(proven, name, call.parts, state=call.parts.settings.state), found)
@@ -220,7 +220,7 @@ def join_here(call: CommandContext, url: str, name: str) -> Membership:
     if found is None:
         raise no_coordinator_known(call.parts.settings.state)
     invited = call.lookup.client_of(found).invite(InviteRequest(role=Role.WORKER, name=own, life_s=_OWN_CODE_S))
-    proven = begin(Invitation(code=read_code(invited.code), url=url.rstrip("/")), call.parts)
+    proven = begin(Invitation.of_code(read_code(invited.code), url.rstrip("/")), call.parts)
     return finish(proven, own, call.parts, state=call.parts.settings.state)
 
 

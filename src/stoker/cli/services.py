@@ -105,9 +105,13 @@ _PLAIN = ("join", "name", "run_as")
 _GRACE, _JOIN = "--grace", "--join"
 
 
+_NOT_OF_SERVICE = ("once", "until_idle", "until", "for", "idle", "ticket")
+"""Options of `stoker work` by which it ends or joins once."""
+
+
 def install_work(call: CommandContext, given: dict[str, Any]) -> int:
     """Install a worker's service."""
-    ending = [f"--{name.replace('_', '-')}" for name in ("once", "until_idle", "until", "for") if given[name]]
+    ending = [f"--{name.replace('_', '-')}" for name in _NOT_OF_SERVICE if given[name]]
     if ending:
         raise Usage(f"{', '.join(ending)} and --install exclude each other")
     # A service does not have this shell's variables.

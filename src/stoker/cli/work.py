@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, time, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, duration, whole
 from stoker.cli.services import INSTALL, UNINSTALL, YES, refuse_both
-from stoker.core.errors import BadInput, Forbidden, LockHeld, NetworkFailed, NoCoordinator, Usage, VersionSkew
+from stoker.core.errors import (
+    BadInput,
+    Conflict,
+    Forbidden,
+    LockHeld,
+    NetworkFailed,
+    NoCoordinator,
+    TicketRefused,
+    Usage,
+    VersionSkew,
+)
 from stoker.core.events import Event, event_line
+from stoker.core.frozen import changed
 from stoker.core.leases import MOST_LEFT_S
-from stoker.host.durable import read_regular, translated
-from stoker.protocol.discovery import CoordinatorEndpoint, MembershipKind
+from stoker.host.durable import read_regular, read_secret, translated
+from stoker.protocol.discovery import CoordinatorEndpoint, MembershipKind, read_joined
 from stoker.views.worker_lines import worker_line
 from stoker.worker.worker_options import WorkOptions, read_accepted, read_declared
+
+if TYPE_CHECKING:
+    from stoker.protocol.enrolment_messages import Ticket
 
 _LARGEST_LIST_BYTES = 1 << 20
 _CLOCK = re.compile(r"\d(\d)?:\d{2}(?::\d{2})?", re.ASCII)
@@ -43,7 +60,13 @@ GRAMMAR = Grammar(
             value="URL",
             help="the coordinator (default: STOKER_COORDINATOR, the one of this home, or the one joined)",
         ),
-        Option("--name", value="NAME", help="name of the worker (default: the machine's name)"),
+        Option(
+            "--ticket",
+            value="FILE",
+            help="join the fleet with the ticket in FILE, under its name, and remove FILE. Without STOKER_HOME the "
+            "worker's files are in a new folder below TMPDIR (default: /tmp), which is removed when it ends",
+        ),
+        Option("--name", value="NAME", help="name of the worker (default: the machine's name, or the ticket's)"),
         Option(
             "--slots",
             value="N",
@@ -84,6 +107,7 @@ GRAMMAR = Grammar(
             "longer are not started; jobs still running then are released with their checkpoints",
         ),
         Option("--for", value="TIME", read=_some_time, help="like --until, as a duration: 90m, 3h"),
+        Option("--idle", value="TIME", read=_some_time, help="exit after this time without a job: 5m"),
         INSTALL,
         UNINSTALL,
         YES,
@@ -94,17 +118,17 @@ GRAMMAR = Grammar(
         "stoker work --until-idle --json",
         "stoker work --until 18:00",
         "stoker work --for 3h",
+        "stoker work --ticket 7f3a2c.ticket --idle 5m --for 4h",
         "stoker work --slots 2 --run-as 60000-60001",
         "stoker work --accept-code @trees.txt",
         "stoker work --install",
     ),
-    errors=(Usage, NetworkFailed, LockHeld, Forbidden, NoCoordinator, VersionSkew),
+    errors=(Usage, NetworkFailed, LockHeld, Forbidden, NoCoordinator, VersionSkew, TicketRefused),
 )
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Run the worker, or install its service."""
-    out = call.out
     declared = read_declared(given["declare"])
     refuse_both(given)
     if given["install"] or given["uninstall"]:
@@ -112,7 +136,27 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
         return install_work(call, given) if given["install"] else uninstall_work(call, given)
     for_s = _time_left_s(given, call.parts.clock.wall_s())
-    found = _find(call, given["join"] or "", given["name"] or "", for_s)
+    options = WorkOptions(
+        name=given["name"] or "",
+        slots=given["slots"],
+        declared=declared,
+        is_once=given["once"],
+        until_idle=given["until_idle"],
+        ends_s=None if for_s is None else call.parts.clock.boottime_s() + for_s,
+        idle_s=given["idle"],
+        stop_grace_s=given["grace"],
+        run_as=given["run_as"] or "",
+        accepts=read_accepted(given["accept_code"], lambda path: _lines_of(call, path)),
+        keeps_workspaces=given["keep_workspace"],
+    )
+    if given["ticket"]:
+        return _work_with_ticket(call, given, options, for_s)
+    found = _find(call, given["join"] or "", options.name, for_s)
+    return _work(call, changed(options, url=found.url, identity=found.identity, name=found.name or options.name))
+
+
+def _work(call: CommandContext, options: WorkOptions) -> int:
+    out = call.out
     out.goes_on_unread = out.is_watched = True
     count = 0
 
@@ -125,21 +169,50 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
             now = call.parts.clock.now().astimezone()
             out.line(f"{now:%H:%M:%S} {worker_line(kind, fields)}")
 
-    options = WorkOptions(
-        url=found.url,
-        identity=found.identity,
-        name=found.name or given["name"] or "",
-        slots=given["slots"],
-        declared=declared,
-        is_once=given["once"],
-        until_idle=given["until_idle"],
-        for_s=for_s,
-        stop_grace_s=given["grace"],
-        run_as=given["run_as"] or "",
-        accepts=read_accepted(given["accept_code"], lambda path: _lines_of(call, path)),
-        keeps_workspaces=given["keep_workspace"],
-    )
     return call.parts.work(options, log)
+
+
+def _work_with_ticket(call: CommandContext, given: dict[str, Any], options: WorkOptions, for_s: float | None) -> int:
+    """Join with a ticket, remove its file, and work under its name in a home of its own."""
+    from stoker.protocol.enrolment_messages import LARGEST_TICKET_BYTES, read_ticket
+    from stoker.worker.enrolment import join_with_ticket
+
+    path = call.path(given["ticket"])
+    with translated(path):
+        ticket = read_ticket(read_secret(path, LARGEST_TICKET_BYTES))
+    if given["join"]:
+        raise Usage("--ticket and --join exclude each other", hint="omit --join: the ticket names the coordinator")
+    if options.name not in ("", ticket.name):
+        raise Usage(f"the ticket is for {ticket.name}, not for {options.name}", hint="omit --name")
+    with _home_of(call, ticket.name):
+        state = call.parts.settings.state
+        _refuse_other_membership(state, ticket)
+        joined = join_with_ticket(ticket, call.parts, state=state, limit_s=for_s, note=call.out.note)
+        with suppress(FileNotFoundError), translated(path):
+            os.unlink(path)
+        found = {"url": joined.url, "identity": joined.identity, "name": joined.name}
+        return _work(call, changed(options, **found, renews_certificate=False))
+
+
+@contextmanager
+def _home_of(call: CommandContext, name: str) -> Iterator[None]:
+    """Use the home that the environment names, else a new one on a disk of this machine, within the block."""
+    settings = call.parts.settings
+    if settings.environment.get("STOKER_HOME"):
+        yield
+        return
+    from stoker.worker.private_home import private_home
+
+    with private_home(name, settings.environment, call.parts.clock) as home, call.at_home(home):
+        yield
+
+
+def _refuse_other_membership(state: str, ticket: Ticket) -> None:
+    """Raise `Conflict` if a home belongs to another machine of a fleet, whose certificate would be replaced."""
+    before = read_joined(state, MembershipKind.WORKER)
+    if before is not None and (before.url, before.name) != (ticket.url, ticket.name):
+        hint = "unset STOKER_HOME: a worker with a ticket then has a home of its own"
+        raise Conflict(f"this home has joined {before.url} as {before.name}", hint=hint)
 
 
 def _time_left_s(given: dict[str, Any], now_s: float) -> float | None:

@@ -22,7 +22,7 @@ from stoker.devices.probes.readers import FAKE_VARIABLE, marked_objects
 from stoker.host.command_runner import CommandRunner, ProbeFailure, Reply
 from stoker.host.containment.mechanisms import ContainmentChoice
 from stoker.host.network import is_clock_synchronised, is_port_free
-from stoker.host.resources import SPARE_BYTES, FileSystem, existing_above, file_system_of
+from stoker.host.resources import NETWORK_FILE_SYSTEMS, SPARE_BYTES, FileSystem, existing_above, file_system_of
 
 # What Stoker needs of a machine beside its hardware: disks, containment, clock, ports.
 #
@@ -134,7 +134,7 @@ def _containing(contain: Callable[[], ContainmentChoice]) -> ContainmentSurvey:
 LITTLE_BYTES = 10 * GIB
 """Less free space than this is worth a warning: one model may take as much."""
 _FLEETING = frozenset({"tmpfs", "ramfs"})
-_REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "fuse.sshfs", "lustre", "beegfs", "ceph"})
+_REMOTE = NETWORK_FILE_SYSTEMS | {"9p", "afs"}
 _ELSEWHERE = "STOKER_HOME names another place"
 
 

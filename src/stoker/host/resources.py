@@ -295,6 +295,12 @@ class FileSystem:
     """We may make files where the path is, or will be."""
 
 
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "glusterfs", "gpfs", "fuse.sshfs", "beegfs"}
+)
+"""Their locks, renames and devices belong to another machine."""
+
+
 def file_system_of(path: str, proc: str = "/proc") -> FileSystem:
     """Return the file system of a path. Raises `OSError`."""
     place = os.path.realpath(existing_above(path))

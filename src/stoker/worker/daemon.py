@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from stoker.core.clock import Clock
 from stoker.core.errors import Cancelled, LockHeld, ProcessLost, StokerError, Terminated
 from stoker.core.leases import AttemptToken
 from stoker.host.durable import translated
@@ -19,7 +20,7 @@ from stoker.host.locks import FileLock
 from stoker.host.processes import stop_group
 from stoker.host.sockets import NotifySocket
 from stoker.jobs.job_folder import JobFolder
-from stoker.jobs.stop import stop_job
+from stoker.jobs.stop import PATIENCE_S, stop_job
 from stoker.protocol.lease_messages import Hello
 from stoker.protocol.operator_messages import EXEC
 from stoker.worker.actions import InstructionRunner, inherit
@@ -126,7 +127,9 @@ class Daemon:
     def run(self) -> int:
         """Run until the worker stops; return its exit code."""
         for written in self._inherited.ended:
-            self._end_left_behind(written)
+            about = {"job": written.grant.spec.shown, "run": written.run, "pid": written.child.pid}
+            self._worker.tell("left_behind", about)
+            end_left_behind(self._journal, written, runs=self._worker.runs, clock=self._clock)
         for lease in self._inherited.adopted:
             self._acting.adopt(lease)
             pid = None if lease.child is None else lease.child.pid
@@ -234,17 +237,6 @@ class Daemon:
         else:
             self.leave(Terminated, "terminal closed" if number == signal.SIGHUP else "stop requested")
 
-    def _end_left_behind(self, written: JournaledLease) -> None:
-        """Stop an attempt of an earlier worker process that must not continue."""
-        worker = self._worker
-        worker.tell("left_behind", {"job": written.grant.spec.shown, "run": written.run, "pid": written.child.pid})
-        # Without its lease file it stops by itself; it is stopped here too, before the worker continues.
-        self._journal.lease_file(written.run).remove()
-        with suppress(StokerError):
-            stop_job(JobFolder(os.path.join(worker.runs, written.run)), clock=self._clock)
-        with suppress(ProcessLost):
-            stop_group(written.child, clock=self._clock)
-
     def _hello_of(self, incarnation: str) -> Hello:
         worker, capability = self._worker, self._worker.machine.capability
         return Hello(
@@ -270,3 +262,15 @@ class Daemon:
 
     def _may_speak(self, token: AttemptToken) -> bool:
         return self._acting.may_speak(token)
+
+
+def end_left_behind(
+    journal: Journal, written: JournaledLease, *, runs: str, clock: Clock, patience_s: float = PATIENCE_S
+) -> None:
+    """Stop an attempt of a worker process that is gone; when this returns, nothing of it runs."""
+    # Without its lease file it stops by itself; it is stopped here too, before anything else happens.
+    journal.lease_file(written.run).remove()
+    with suppress(StokerError):
+        stop_job(JobFolder(os.path.join(runs, written.run)), clock=clock, patience_s=patience_s)
+    with suppress(ProcessLost):
+        stop_group(written.child, clock=clock)

@@ -27,15 +27,19 @@ from stoker.core.errors import (
     LocalFile,
     NetworkFailed,
     NoCoordinator,
+    NoPermission,
     NoSpace,
     Refused,
     StokerError,
+    TicketRefused,
     Unavailable,
     Usage,
+    VersionSkew,
 )
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
+from stoker.core.retry import pause_s
 from stoker.core.text import format_duration, is_node_name, one_line
 from stoker.devices.checkup import Check, CheckStatus, MachineSurvey, check_devices, check_machine, check_surroundings
 from stoker.host.durable import read_regular, write_file
@@ -63,6 +67,7 @@ from stoker.protocol.enrolment_messages import (
     JoinPurpose,
     NotACode,
     NotOneCertificate,
+    Ticket,
     begin_proof,
     fingerprint,
     finish_proof,
@@ -84,9 +89,16 @@ _HINT = "CODE@HOST[:PORT], as `stoker machines invite` printed it"
 class Invitation:
     """Where to join, and with what."""
 
-    code: JoinCode
+    id: str
+    key: bytes
+    """The key of the proofs."""
     url: str
     """`https://HOST:PORT`"""
+
+    @classmethod
+    def of_code(cls, code: JoinCode, url: str) -> Invitation:
+        """Return that of a code; slow, as `join_key` is."""
+        return cls(id=code.id, key=join_key(code), url=url)
 
     @property
     def host(self) -> str:
@@ -111,7 +123,7 @@ def read_invitation(text: str) -> Invitation:
         # What stands before a second @ may be a password: it is not repeated.
         raise Usage(f"{address.origin.host!r} is no host to join at as it stands", hint=_HINT)
     try:
-        return Invitation(code=read_code(code), url=str(address.origin))
+        return Invitation.of_code(read_code(code), str(address.origin))
     except NotACode as error:
         raise Usage(f"{code!r} is not a valid code: {error}", hint=_HINT) from None
 
@@ -211,10 +223,7 @@ class JoinTransport(Protocol):
 class VerifiedCoordinator:
     """A coordinator that has proven itself, and what it invites to."""
 
-    url: str
-    host: str
-    code: JoinCode
-    key: bytes
+    invitation: Invitation
     nonce: str
     server_nonce: str
     ca_pem: str
@@ -232,12 +241,12 @@ class VerifiedCoordinator:
 
 
 def begin(invitation: Invitation, door: JoinTransport) -> VerifiedCoordinator:
-    """Request the fleet's CA, and verify by the code that it is the right one."""
+    """Request the fleet's CA, and verify by the invitation's key that it is the right one."""
     nonce = secrets.token_hex(NONCE_BYTES)
     asked_s = door.clock.wall_s()
-    begun = _ask_begin(invitation, JoinBegin(id=invitation.code.id, nonce=nonce), door)
+    begun = _ask_begin(invitation, JoinBegin(id=invitation.id, nonce=nonce), door)
     heard_s = door.clock.wall_s()
-    key = join_key(invitation.code)
+    key = invitation.key
     try:
         expected = begin_proof(
             key, nonce=nonce, server_nonce=begun.nonce, ca_pem=begun.ca_pem, role=begun.role, name=begun.name
@@ -251,10 +260,7 @@ def begin(invitation: Invitation, door: JoinTransport) -> VerifiedCoordinator:
     if purpose.name and not is_node_name(purpose.name):
         raise no_coordinator_there(invitation.url, f"it invites {one_line(purpose.name, 100)!r}, which is no name")
     return VerifiedCoordinator(
-        url=invitation.url,
-        host=invitation.host,
-        code=invitation.code,
-        key=key,
+        invitation=invitation,
         nonce=nonce,
         server_nonce=begun.nonce,
         ca_pem=_pem(one_certificate(begun.ca_pem)),
@@ -275,23 +281,22 @@ def _purpose(begun: JoinBeginResponse, key: bytes, nonce: str) -> JoinPurpose | 
 
 
 def resume(invitation: Invitation, name: str, door: JoinTransport, *, state: str) -> Membership | None:
-    """Continue an attempt with this code that was cut off after its request was stored; None if there is none.
+    """Continue an attempt with this invitation that was cut off after its request was stored; None if there is none.
 
     Also None if the coordinator no longer accepts that request: the caller then begins again. `name` is the requested
     name; empty: any.
     """
-    pending = read_pending(state, invitation.code.id)
+    pending = read_pending(state, invitation.id)
     if pending is None or pending.url != invitation.url or name not in ("", pending.said.name):
         return None
-    said, key = pending.said, join_key(invitation.code)
-    proof = finish_proof(key, nonce=said.nonce, server_nonce=said.server_nonce, name=said.name, csr_pem=said.csr_pem)
+    said = pending.said
+    proof = finish_proof(
+        invitation.key, nonce=said.nonce, server_nonce=said.server_nonce, name=said.name, csr_pem=said.csr_pem
+    )
     if not is_same_proof(proof, said.proof):
         return None
     proven = VerifiedCoordinator(
-        url=invitation.url,
-        host=invitation.host,
-        code=invitation.code,
-        key=key,
+        invitation=invitation,
         nonce=said.nonce,
         server_nonce=said.server_nonce,
         ca_pem=pending.ca_pem,
@@ -310,23 +315,23 @@ def resume(invitation: Invitation, name: str, door: JoinTransport, *, state: str
 
 
 def finish(proven: VerifiedCoordinator, name: str, door: JoinTransport, *, state: str) -> Membership:
-    """Prove that we have the code, get what it is for, and keep it."""
+    """Prove that we have the invitation's key, get what it is for, and keep it."""
     from stoker.host.tls.certificates import make_csr, make_key  # noqa: PLC0415 - cryptography costs a tenth of a second
 
     is_machine = proven.role is Role.WORKER
     key_pem = make_key() if is_machine else ""
     csr_pem = make_csr(key_pem, name) if is_machine else ""
     said = JoinFinish(
-        id=proven.code.id,
+        id=proven.invitation.id,
         nonce=proven.nonce,
         server_nonce=proven.server_nonce,
         name=name,
         csr_pem=csr_pem,
         proof=finish_proof(
-            proven.key, nonce=proven.nonce, server_nonce=proven.server_nonce, name=name, csr_pem=csr_pem
+            proven.invitation.key, nonce=proven.nonce, server_nonce=proven.server_nonce, name=name, csr_pem=csr_pem
         ),
     )
-    pending = PendingJoin(url=proven.url, ca_pem=proven.ca_pem, role=proven.role, key_pem=key_pem, said=said)
+    pending = PendingJoin(url=proven.invitation.url, ca_pem=proven.ca_pem, role=proven.role, key_pem=key_pem, said=said)
     write_pending(state, pending, now_s=door.clock.wall_s())
     try:
         return _complete(proven, said, key_pem, door, state)
@@ -343,7 +348,7 @@ def _complete(
     joined = _with_client(proven, door, lambda client: client.finish_join(said))
     _check(joined, proven, said.name, said.csr_pem)
     member = Membership(
-        url=proven.url,
+        url=proven.invitation.url,
         name=joined.name,
         role=joined.role,
         fingerprint=proven.fingerprint,
@@ -360,6 +365,61 @@ def _complete(
     )
     drop_pending(state, said.id)
     return membership
+
+
+_TICKET_PATIENCE_S = 300.0
+"""How long a worker with a ticket tries to reach its coordinator."""
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 15.0
+
+
+def join_with_ticket(
+    ticket: Ticket, door: JoinTransport, *, state: str, limit_s: float | None, note: Callable[[str], None]
+) -> Membership:
+    """Join under a ticket's name. While the coordinator can't be reached, try again for 5 minutes, at most `limit_s`.
+
+    Raises `TicketRefused` with the coordinator's reason.
+    """
+    invitation = Invitation(id=ticket.id, key=bytes.fromhex(ticket.key), url=ticket.url)
+    ends_s = door.clock.boottime_s() + min(_TICKET_PATIENCE_S, _TICKET_PATIENCE_S if limit_s is None else limit_s)
+    count = 0
+    while True:
+        try:
+            return resume(invitation, ticket.name, door, state=state) or _join_as(ticket.name, invitation, door, state)
+        except StokerError as error:
+            again_s = pause_s(count, secrets.randbelow(1000) / 1000, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+            is_slow = isinstance(error, Refused) and error.data.get("reason") == "slow"
+            if not (is_slow or _is_passing(error)) or door.clock.boottime_s() + again_s > ends_s:
+                raise _ticket_error(error, ticket) from error
+            if not count:
+                note(f"note: not joined yet, trying again: {error}")
+        count += 1
+        door.clock.sleep(again_s)
+
+
+def _join_as(name: str, invitation: Invitation, door: JoinTransport, state: str) -> Membership:
+    proven = begin(invitation, door)
+    if proven.role is not Role.WORKER or proven.name != name:
+        raise Forbidden(f"the invitation is not for a machine with the name {name}", reason="name")
+    return finish(proven, name, door, state=state)
+
+
+def _ticket_error(error: StokerError, ticket: Ticket) -> StokerError:
+    """Return the error of a worker whose ticket is not accepted; an error that has another cause as it is."""
+    reason = error.data.get("reason")
+    if not isinstance(error, Refused) or isinstance(error, VersionSkew) or reason in _ON_THE_WAY:
+        return error
+    what = f"refused: {error.message}"
+    if reason == "unproven":
+        what = "is not known there (used, expired, or of another fleet), or the connection is intercepted"
+    return TicketRefused(
+        f"{ticket.url.removeprefix(SECURE)}: ticket {ticket.id} of {ticket.name} {what}",
+        hint=(
+            "a ticket works once, for one allocation; request another one: "
+            f"stoker launch {ticket.name.rpartition('-')[0] or 'POOL'}"
+        ),
+        reason=reason,
+    )
 
 
 def _ask_begin(invitation: Invitation, said: JoinBegin, door: JoinTransport) -> JoinBeginResponse:
@@ -380,10 +440,13 @@ def _with_client(
     proven: VerifiedCoordinator, door: JoinTransport, act: Callable[[FleetClient], JoinFinishResponse]
 ) -> JoinFinishResponse:
     identity = FleetIdentity(ca_pem=proven.ca_pem)
-    transport = door.open_transport(_ANSWER_S, direct=asked_directly(proven.url), fleet=identity)
+    transport = door.open_transport(_ANSWER_S, direct=asked_directly(proven.invitation.url), fleet=identity)
     with closing(transport):
         client = FleetClient(
-            transport, proven.url, clock=door.clock, patience=RequestTimeouts(answer_s=_ANSWER_S, retry_s=_ANSWER_S)
+            transport,
+            proven.invitation.url,
+            clock=door.clock,
+            patience=RequestTimeouts(answer_s=_ANSWER_S, retry_s=_ANSWER_S),
         )
         try:
             return act(client)
@@ -391,10 +454,15 @@ def _with_client(
             raise _untrusted(error, proven) from error
 
 
+def _is_passing(error: StokerError) -> bool:
+    """Return True if a later request may succeed: the coordinator is down, restarts, or has too many requests."""
+    is_other = isinstance(error, BadAnswer | NoSpace | NoPermission) or bool(error.data.get("is_lasting"))
+    return isinstance(error, Unavailable) and not is_other
+
+
 def _is_open(error: StokerError) -> bool:
     """Return True if the coordinator may have accepted the request despite this error: no response, no disk space."""
-    is_answer = isinstance(error, BadAnswer) or bool(error.data.get("is_lasting"))
-    return isinstance(error, LocalFile | NoSpace | Unavailable) and not is_answer
+    return _is_passing(error) or isinstance(error, LocalFile | NoSpace | NoPermission)
 
 
 def _check(joined: JoinFinishResponse, proven: VerifiedCoordinator, name: str, csr_pem: str) -> None:
@@ -403,7 +471,7 @@ def _check(joined: JoinFinishResponse, proven: VerifiedCoordinator, name: str, c
     # A token is sent in a header, and control characters in a name would reach a terminal.
     is_odd = joined.name != name or not (joined.token.isascii() and joined.token.isprintable())
     if lacks or is_odd or joined.role is not proven.role:
-        raise no_coordinator_there(proven.url, "it gave something else than the invitation was for")
+        raise no_coordinator_there(proven.invitation.url, "it gave something else than the invitation was for")
 
 
 def _unproven(invitation: Invitation) -> Forbidden:
@@ -436,24 +504,23 @@ def _untrusted(error: NoCoordinator, proven: VerifiedCoordinator) -> StokerError
     """Return the error for a server that lacks the certificate that was proven."""
     if error.data.get("reason") != Reason.CERTIFICATE:
         return error
-    code = error.data.get("verify_code")
+    code, host = error.data.get("verify_code"), proven.invitation.host
     if code in (_NOT_YET_VALID, _EXPIRED):
         off = "behind" if proven.offset_s < 0 else "ahead"
         return Forbidden(
-            f"this machine's clock is {abs(proven.offset_s):.0f} s {off}: certificates of {proven.host} don't hold now",
+            f"this machine's clock is {abs(proven.offset_s):.0f} s {off}: certificates of {host} don't hold now",
             hint="set the clock (`timedatectl set-ntp true`), then join again with the same code",
             reason="clock",
         )
     if code in _OTHER_NAME:
-        bare = proven.host.rpartition(":")[0]
+        bare = host.rpartition(":")[0]
         return Forbidden(
             f"the coordinator's certificate is not for {bare}",
             hint=f"join by a name that `stoker machines invite` printed, or `stoker serve --advertise {bare}` there",
             reason="host",
         )
     return Forbidden(
-        f"connection to {proven.host} is intercepted: its certificate is not from the fleet's CA; nothing was "
-        "sent to it",
+        f"connection to {host} is intercepted: its certificate is not from the fleet's CA; nothing was sent to it",
         hint="join from another network, or by another address of the coordinator",
         reason="intercepted",
     )

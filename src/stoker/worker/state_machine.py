@@ -20,6 +20,7 @@ from stoker.core.frozen import changed, frozen
 from stoker.core.job import JobState
 from stoker.core.leases import AttemptToken
 from stoker.core.retry import pause_s
+from stoker.core.text import format_duration
 from stoker.protocol.lease_messages import ExecCall, Grant, LeaseInstruction, LeaseInstructionKind
 from stoker.worker.assignment import AttemptEnd
 from stoker.worker.worker_options import PAUSED
@@ -251,11 +252,24 @@ def decide(keeping: WorkerState, happening: Happening) -> WorkerDecision:
         turn.end_leases()
     if not isinstance(happening, ClockTick):
         _TAKERS[type(happening)](turn, happening)
-    ends_s = turn.keeping.wishes.ends_s
-    if ends_s is not None and turn.now_s >= ends_s and turn.keeping.leaving is WorkerShutdownMode.NO:
-        _leave_softly(turn, 0, "time limit reached")
+    if turn.keeping.leaving is WorkerShutdownMode.NO:
+        _leave_in_time(turn)
     turn.look_around()
     return WorkerDecision(keeping=turn.keeping, instructions=tuple(turn.instructions))
+
+
+def _leave_in_time(turn: DecisionBuilder) -> None:
+    """Leave at the end of the worker's time, and after a long time without a lease, also if no coordinator answers."""
+    keeping, wishes = turn.keeping, turn.keeping.wishes
+    if wishes.ends_s is not None and turn.now_s >= wishes.ends_s:
+        _leave_softly(turn, 0, "time limit reached")
+        return
+    if wishes.idle_s is None:
+        return
+    since_s = turn.now_s if keeping.idle_since_s is None else keeping.idle_since_s
+    turn.now_knows(idle_since_s=None if keeping.leases else since_s)
+    if not keeping.leases and turn.now_s - since_s >= wishes.idle_s:
+        _leave_softly(turn, 0, f"idle for {format_duration(wishes.idle_s)}")
 
 
 def _take_greeting(turn: DecisionBuilder, greeted: HelloAnswered) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 
+from stoker.core.device import MIB
 from stoker.core.errors import Usage
 from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import dumps, loads
@@ -23,17 +24,21 @@ _HINT = "--declare cores=2,ram=4G,gpus=0"
 class WorkOptions:
     """The options of one worker."""
 
-    url: str
+    url: str = ""
     identity: FleetIdentity | None = None
     """The coordinator's socket on this machine; or, if the machine has joined, the fleet's CA and its certificate."""
+    renews_certificate: bool = True
+    """False: the certificate of a ticket, which ends with its allocation."""
     name: str = ""
     """Empty: the machine's own."""
     slots: int | None = None
     declared: dict[str, int | list[str]] = fresh(factory=dict)
     is_once: bool = False
     until_idle: bool = False
-    for_s: float | None = None
-    """How long it runs; None: until it is stopped."""
+    ends_s: float | None = None
+    """When it releases everything and stops, on the boot-time clock; None: when it is stopped."""
+    idle_s: float | None = None
+    """It stops after so long without a job; None: never."""
     stop_grace_s: float | None = None
     """Grace period of a job that is stopped; None: the default."""
     accepts: tuple[str, ...] = ()
@@ -60,6 +65,36 @@ def read_declared(words: Iterable[str]) -> dict[str, int | list[str]]:
         else:
             raise Usage(f"--declare: unknown key {name!r}", hint=_HINT)
     return found
+
+
+def within_allocation(
+    declared: Mapping[str, int | list[str]], environment: Mapping[str, str]
+) -> dict[str, int | list[str]]:
+    """Return what was declared, with cores and memory at most those of the Slurm allocation that this runs in.
+
+    Without cgroups a process sees the whole node, of which the rest belongs to other allocations.
+    """
+    if not environment.get("SLURM_JOB_ID"):
+        return dict(declared)
+    cpus, cpus_of_task, mib, mib_of_cpu = (
+        _number(environment, name)
+        for name in ("SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU")
+    )
+    cores = min(filter(None, (cpus, cpus_of_task)), default=0)
+    # `--mem-per-cpu` counts all CPUs on the node.
+    ram_bytes = (mib or mib_of_cpu * (cpus or cores)) * MIB
+    found = dict(declared)
+    for name, limit in (("cores", cores), ("ram_bytes", ram_bytes)):
+        value = declared.get(name, limit)
+        if limit and isinstance(value, int):
+            found[name] = min(value, limit)
+    return found
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    """Return a whole number of an environment; 0 if there is none. Slurm writes 0 where all of it is allocated."""
+    text = environment.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def read_accepted(words: Iterable[str], read_lines: Callable[[str], list[str]]) -> tuple[str, ...]:

@@ -125,6 +125,8 @@ class WorkerPolicy:
     """Between SIGTERM and SIGKILL of a program."""
     ends_s: float | None = None
     """When it releases everything and stops, on the boot-time clock; None: when it is stopped."""
+    idle_s: float | None = None
+    """It stops after so long without a lease; None: never."""
 
 
 @frozen
@@ -157,6 +159,8 @@ class WorkerState:
     """How many jobs it was given since it started."""
     closed: Mapping[str, str] = fresh(factory=dict)
     """Why it claims no jobs, by source: its owner, its disk, the coordinator."""
+    idle_since_s: float | None = None
+    """Since when it has no lease; None: it has one, or has just started."""
     leaving: WorkerShutdownMode = WorkerShutdownMode.NO
     exit_code: int = 0
 

@@ -17,6 +17,12 @@ def body(**fields: object) -> bytes:
     return json.dumps({**json.loads(ticket_to_text(TICKET)), **fields}).encode()
 
 
+def faults_of(error: TicketRefused) -> list[str]:
+    faults = error.data["faults"]
+    assert isinstance(faults, list)
+    return faults
+
+
 def test_a_ticket_is_one_json_object_with_a_version():
     assert json.loads(ticket_to_text(TICKET)) == {
         "v": 1,
@@ -58,14 +64,14 @@ def test_a_slash_behind_the_address_is_left_out():
 def test_each_field_is_checked(fields, fault):
     with pytest.raises(TicketRefused, match=fault) as caught:
         read_ticket(body(**fields))
-    assert len(caught.value.data["faults"]) == 1
+    assert len(faults_of(caught.value)) == 1
     assert caught.value.exit_code == 64
 
 
 def test_all_faults_are_reported_together_without_any_key():
     with pytest.raises(TicketRefused) as caught:
         read_ticket(json.dumps({"key": KEY + "0", "more": 1}).encode())
-    assert [fault.split()[0] for fault in caught.value.data["faults"]] == ["v", "id", "key", "url", "name", "unknown"]
+    assert [fault.split()[0] for fault in faults_of(caught.value)] == ["v", "id", "key", "url", "name", "unknown"]
     assert KEY not in str(caught.value.to_dict())
 
 

@@ -15,6 +15,8 @@ from stoker.worker.worker_state import (
     AttemptPhase,
     AttemptStarted,
     AttemptStopped,
+    ExitWorker,
+    FinalReportAccepted,
     FinalReportKind,
     Forget,
     LeaseLost,
@@ -24,6 +26,7 @@ from stoker.worker.worker_state import (
     StartAttempt,
     StartRefusal,
     StopAttempt,
+    WithdrawClaim,
     WorkerShutdownMode,
     WorkerStopRequested,
 )
@@ -291,3 +294,61 @@ def test_a_worker_that_is_told_to_end_after_its_time_ends_at_once():
     assert "leaving" in told.told
     told.take(WorkerStopRequested(now_s=told.now_s, exit_code=143, why="asked"))
     assert told.keeping.leaving is WorkerShutdownMode.NOW
+
+
+def test_a_worker_leaves_after_its_idle_time_without_a_lease():
+    told = Told(idle_s=60.0).join()
+    told.wait(59.0)
+    assert told.keeping.leaving is WorkerShutdownMode.NO
+    assert told.wait(1.0) == [WithdrawClaim()]
+    assert (told.keeping.leaving, told.keeping.exit_code) == (WorkerShutdownMode.SOFTLY, 0)
+    (line,) = [one for one in told.lines if one.kind == "leaving"]
+    assert line.fields["why"] == "idle for 1m00s"
+    assert told.give() == [ExitWorker(code=0)]
+
+
+def test_a_grant_that_meets_an_idle_worker_on_its_way_out_goes_back_unstarted():
+    told = Told(idle_s=60.0).join()
+    told.wait(60.0)
+    one = grant()
+    (sent,) = told.give(one)
+    assert isinstance(sent, SendResult)
+    assert (sent.last.word, sent.last.why) == (FinalReportKind.RELEASE, "the worker is leaving")
+    assert told.take(FinalReportAccepted(now_s=told.now_s, token=one.token()))[-1] == ExitWorker(code=0)
+
+
+def test_idle_time_counts_from_the_end_of_the_last_lease():
+    told = Told(idle_s=60.0).join()
+    told.wait(50.0)
+    token = told.run(grant())
+    told.answer()
+    told.wait(25.0)
+    told.answer()
+    told.wait(25.0)
+    told.take(AttemptEnded(now_s=told.now_s, token=token, end=COMPLETED))
+    told.answer()
+    told.wait(20.0)
+    assert told.keeping.leaving == "no", "its result is still being sent"
+    told.take(FinalReportAccepted(now_s=told.now_s, token=token))
+    told.wait(59.0)
+    assert told.keeping.leaving == "no"
+    told.wait(1.0)
+    assert told.keeping.leaving == "softly"
+
+
+def test_an_idle_worker_leaves_also_if_no_coordinator_has_ever_answered():
+    told = Told(idle_s=60.0)
+    told.wait(0.0)
+    assert told.wait(60.0) == [ExitWorker(code=0)]
+
+
+def test_a_worker_without_an_idle_time_stays():
+    told = Told().join()
+    told.wait(1e6)
+    assert told.keeping.leaving is WorkerShutdownMode.NO
+
+
+def test_of_idle_time_and_end_the_first_counts():
+    told = Told(idle_s=60.0, ends_s=1030.0).join()
+    told.wait(30.0)
+    assert [one.fields["why"] for one in told.lines if one.kind == "leaving"] == ["time limit reached"]

@@ -19,7 +19,7 @@ from stoker.jobs.job_folder import JobEnd
 from stoker.worker.actions import inherit
 from stoker.worker.assignment import Assignment, AttemptEnd, LeaseFile, end_of
 from stoker.worker.attempt_process import AttemptJournalTail, AttemptProgress
-from stoker.worker.worker_options import Pause, clear_pause, read_declared, read_pause, write_pause
+from stoker.worker.worker_options import Pause, clear_pause, read_declared, read_pause, within_allocation, write_pause
 from stoker.worker.worker_state import AttemptPhase, HeldLease, Journal, JournaledLease, Predecessor
 from tests.fakes.grants import grant_of
 
@@ -208,3 +208,29 @@ def test_an_assignment_comes_back_from_its_line_as_it_was():
     line = assignment.to_line()
     assert line.count(b"\n") == 1
     assert Assignment.from_line(line) == assignment
+
+
+SLURM = {"SLURM_JOB_ID": "12", "SLURM_CPUS_ON_NODE": "8", "SLURM_MEM_PER_NODE": "4096"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "declared", "limits"),
+    [
+        ({}, {}, {}),
+        ({"SLURM_CPUS_ON_NODE": "8"}, {}, {}),
+        (SLURM, {}, {"cores": 8, "ram_bytes": 4 << 30}),
+        ({**SLURM, "SLURM_CPUS_PER_TASK": "2"}, {}, {"cores": 2, "ram_bytes": 4 << 30}),
+        (SLURM, {"cores": 4, "ram_bytes": 8 << 30, "gpus": 0}, {"cores": 4, "ram_bytes": 4 << 30, "gpus": 0}),
+        (SLURM, {"gpus": ["GPU-1"]}, {"cores": 8, "ram_bytes": 4 << 30, "gpus": ["GPU-1"]}),
+        ({**SLURM, "SLURM_MEM_PER_NODE": "0"}, {}, {"cores": 8}),
+        (
+            {"SLURM_JOB_ID": "12", "SLURM_CPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "4", "SLURM_MEM_PER_CPU": "512"},
+            {},
+            {"cores": 4, "ram_bytes": 4 << 30},
+        ),
+        ({"SLURM_JOB_ID": "12", "SLURM_CPUS_ON_NODE": "8(x2)", "SLURM_MEM_PER_NODE": "-1"}, {"cores": 3}, {"cores": 3}),
+    ],
+    ids=range(9),
+)
+def test_a_worker_offers_no_more_than_its_allocation(variables, declared, limits):
+    assert within_allocation(declared, variables) == limits

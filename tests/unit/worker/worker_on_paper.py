@@ -58,7 +58,8 @@ class Told:
         self.keeping = decision.keeping
         self.done = [one for one in decision.instructions if not isinstance(one, LogLine) and one != LISTEN]
         self.listens = LISTEN in decision.instructions
-        self.told = [one.kind for one in decision.instructions if isinstance(one, LogLine)]
+        self.lines = [one for one in decision.instructions if isinstance(one, LogLine)]
+        self.told = [one.kind for one in self.lines]
         return self.done
 
     def join(self, **more: Any) -> Told:

@@ -27,7 +27,7 @@ from stoker.core.frozen import frozen
 from stoker.devices.ledger.reservations import LONGEST_BYTES, Reservation, Ticket
 from stoker.host.durable import NO_STEP, remove_tree, temp_name, translate, write_all
 from stoker.host.locks import FileLock
-from stoker.host.resources import file_system_of
+from stoker.host.resources import NETWORK_FILE_SYSTEMS, file_system_of
 
 # The bytes of one record and the name of its file.
 #
@@ -96,8 +96,6 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_RECORD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMP_PREFIX = ".stoker-tmp-"
-# Their locks, renames and devices belong to another machine.
-_NETWORKS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "glusterfs", "fuse.sshfs", "beegfs"})
 _HINT = "all users that share these devices must be able to write there; STOKER_LEDGER names another folder"
 
 
@@ -153,7 +151,7 @@ class LedgerFolder:
     def _check_file_system(self) -> None:
         if not self._is_local:
             kind = file_system_of(self.path).type
-            if kind in _NETWORKS:
+            if kind in NETWORK_FILE_SYSTEMS:
                 message = f"the ledger's folder is on a network ({kind}): {self.path}"
                 raise LocalFile(message, hint="STOKER_LEDGER names a folder on a disk of this machine", path=self.path)
             self._is_local = True

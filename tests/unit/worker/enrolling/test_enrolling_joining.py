@@ -89,7 +89,7 @@ def test_who_was_killed_before_the_answer_was_kept_gets_it_again_by_the_same_wor
 def test_another_code_or_name_does_not_go_on_with_an_attempt_that_was_cut_off(tmp_path, house, monkeypatch):
     with Door(tmp_path) as door:
         _cut_off(door, house, monkeypatch)
-        other = Invitation(code=JoinCode(id="K7", secret="0" * 10), url=door.url)
+        other = Invitation.of_code(JoinCode(id="K7", secret="0" * 10), door.url)
         assert resume(other, "", house, state=house.settings.state) is None
         assert resume(door.invitation(), "lab2", house, state=house.settings.state) is None
         assert len(door.finishes) == 1
@@ -129,7 +129,7 @@ def test_what_the_invitation_is_for_is_known_before_anything_is_asked(tmp_path, 
 
 def test_a_mistyped_code_is_found_out_before_anything_is_sent(tmp_path, house):
     with Door(tmp_path) as door, pytest.raises(Forbidden, match="can't prove") as caught:
-        begin(Invitation(code=JoinCode(id="K7", secret="0" * 10), url=door.url), house)
+        begin(Invitation.of_code(JoinCode(id="K7", secret="0" * 10), door.url), house)
     assert "check the code's letters" in caught.value.hint
     assert "connection is intercepted" in caught.value.hint
     assert door.finishes == []
@@ -137,7 +137,7 @@ def test_a_mistyped_code_is_found_out_before_anything_is_sent(tmp_path, house):
 
 def test_a_code_that_nobody_knows_is_refused_in_the_coordinators_words(tmp_path, house):
     with Door(tmp_path) as door, pytest.raises(Forbidden, match="nobody was invited") as caught:
-        begin(Invitation(code=JoinCode(id="ZZ", secret="0" * 10), url=door.url), house)
+        begin(Invitation.of_code(JoinCode(id="ZZ", secret="0" * 10), door.url), house)
     assert caught.value.data["reason"] == "unknown"
 
 
@@ -265,13 +265,13 @@ def test_where_nobody_listens_the_hint_says_how_a_coordinator_does(house):
     with LittleServer(lambda _got: Said()) as free:
         port = free.port
     with pytest.raises(NoCoordinator, match="no coordinator can be reached") as caught:
-        begin(Invitation(code=JoinCode(id="K7", secret="0" * 10), url=f"https://127.0.0.1:{port}"), house)
+        begin(Invitation.of_code(JoinCode(id="K7", secret="0" * 10), f"https://127.0.0.1:{port}"), house)
     assert "--listen" in caught.value.hint
 
 
 def test_a_server_without_tls_is_told_apart(house):
     with LittleServer(lambda _got: Said()) as plain, pytest.raises((NoCoordinator, Refused)) as caught:
-        begin(Invitation(code=JoinCode(id="K7", secret="0" * 10), url=f"https://127.0.0.1:{plain.port}"), house)
+        begin(Invitation.of_code(JoinCode(id="K7", secret="0" * 10), f"https://127.0.0.1:{plain.port}"), house)
     assert isinstance(caught.value, NoCoordinator)
 
 
