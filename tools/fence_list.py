@@ -525,8 +525,8 @@ FENCES = (
     Fence(
         "a worker leaves once when its time is over",
         "worker/state_machine.py",
-        "turn.now_s >= ends_s and turn.keeping.leaving is WorkerShutdownMode.NO",
-        "turn.now_s >= ends_s",
+        "    if turn.keeping.leaving is WorkerShutdownMode.NO:\n        _leave_in_time(turn)",
+        "    _leave_in_time(turn)",
         (DECIDING,),
     ),
     Fence(
