@@ -64,17 +64,24 @@ def _life(text: str) -> float | str:
 TOKENS_MAKE_GRAMMAR = Grammar(
     "admin tokens make",
     about=(
-        "Create an API token and print it once; only its digest is stored. The role (read, submit, operate, admin; "
-        "each includes those before it) decides what its holder may do. For users, `stoker machines invite "
-        "--operator` is easier: their computer gets the token and the coordinator's certificate."
+        "Create an API token and print it once; only its digest is stored. The role decides what its holder may do: "
+        "read; submit and launch, which include read; operate, which includes these; admin, which includes all. For "
+        "users, `stoker machines invite --operator` is easier: their computer gets the token and the coordinator's "
+        "certificate."
     ),
     positionals=(Positional("NAME", help="name of the holder; recorded with each action"),),
     options=(
-        Option("--role", value="ROLE", read=role_of_people, help="read, submit, operate or admin", completes=PEOPLE),
+        Option(
+            "--role", value="ROLE", read=role_of_people, help="read, submit, launch, operate or admin", completes=PEOPLE
+        ),
         Option("--for", value="TIME", read=_life, help="lifetime, such as 30d, or never (default: 365d)"),
         AT,
     ),
-    examples=("stoker admin tokens make ci --role submit --for 30d", "stoker admin tokens make wall --role read"),
+    examples=(
+        "stoker admin tokens make ci --role submit --for 30d",
+        "stoker admin tokens make wall --role read",
+        "stoker admin tokens make login-node --role launch",
+    ),
 )
 
 
@@ -83,7 +90,7 @@ def perform_tokens_make(call: CommandContext, given: dict[str, Any]) -> int:
     from stoker.protocol.enrolment_messages import TokenRequest
 
     if given["role"] is None:
-        raise Usage("--role is missing", hint="--role read, submit, operate or admin")
+        raise Usage("--role is missing", hint="--role read, submit, launch, operate or admin")
     made = call.lookup.client(given["at"]).make_token(
         TokenRequest(name=given["name"], role=given["role"], life_s=given["for"])
     )

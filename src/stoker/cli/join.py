@@ -10,7 +10,7 @@ from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional, duration
 from stoker.cli.services import INSTALL, YES, refuse_both
 from stoker.core.errors import BadInput, StokerError, Usage
-from stoker.core.leases import Role
+from stoker.core.leases import Principal, Role
 from stoker.core.text import LONGEST_NAME, NODE_NAME_RULE, format_duration, is_node_name
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.devices.this_machine import host_name, user_name
@@ -170,7 +170,7 @@ def _report(call: CommandContext, membership: Membership, checks: tuple[Check, .
     out.line(
         f"joined {membership.url} as {membership.name}, role {membership.role}; token until {day(membership.expires_s)}"
     )
-    may_submit = membership.role is not Role.READ
+    may_submit = Principal(name=membership.name, role=membership.role).may(Role.SUBMIT)
     out.note(f"next: {'stoker submit manifest.toml   or: ' if may_submit else ''}stoker status")
 
 

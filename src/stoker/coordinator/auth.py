@@ -24,6 +24,7 @@ from stoker.core.digests import digest_value, encode
 from stoker.core.errors import Damaged, Forbidden, LocalFile, RateLimited, Refused, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.leases import Principal, Role
+from stoker.core.pool import ID_CHARACTERS
 from stoker.host.durable import create_file, read_regular, read_secret, sync_descriptor, translated, write_file
 from stoker.host.tls.certificates import (
     MACHINE_LIFE_S,
@@ -89,6 +90,11 @@ class Invite:
     def is_live(self, now_s: float) -> bool:
         """Return True if it can still be used."""
         return self.used_s is None and bool(self.key) and now_s < self.expires_s
+
+    @property
+    def is_ticket(self) -> bool:
+        """True if it is the ticket of an allocation, whose id it has; codes of invitations have shorter ids."""
+        return len(self.id) == ID_CHARACTERS
 
     @property
     def is_withdrawn(self) -> bool:
@@ -192,9 +198,9 @@ class Revocations:
     def __init__(self, path: str = "") -> None:
         self._path = path
 
-    def add_certificate(self, serial: str) -> None:
-        """Store the revocation of a certificate."""
-        self._add(_CERTIFICATE, serial)
+    def add_certificates(self, serials: Iterable[str]) -> None:
+        """Store the revocation of certificates."""
+        self._add(_CERTIFICATE, *serials)
 
     def add_token(self, sha256: str) -> None:
         """Store the revocation of a token."""
@@ -209,7 +215,7 @@ class Revocations:
             elif kind == _TOKEN and (token := standing.tokens.get(id_)) is not None and token.revoked_s is None:
                 standing.tokens[id_] = changed(token, revoked_s=now_s)
 
-    def _add(self, kind: str, id: str) -> None:
+    def _add(self, kind: str, *ids: str) -> None:
         if not self._path:
             return
         with translated(self._path):
@@ -219,7 +225,7 @@ class Revocations:
             file = os.open(self._path, flags, 0o600)
             try:
                 # On its own line, also behind a truncated one.
-                os.write(file, f"\n{kind} {id}\n".encode())
+                os.write(file, "".join(f"\n{kind} {id}\n" for id in ids).encode())
                 sync_descriptor(file)
             finally:
                 os.close(file)
@@ -373,6 +379,8 @@ class InviteVerdict(StrEnum):
     """Used by the same request before: the response was lost."""
     WRONG = "wrong"
     """A wrong proof, which is counted."""
+    COPIED = "copied"
+    """A right proof with a ticket that another request has used."""
     REFUSE = "refuse"
     """Refused, but not a wrong code."""
 
@@ -449,6 +457,8 @@ def wrong_code() -> Forbidden:
 
 def _judge_purpose(invite: Invite, said: JoinFinish, now_s: float) -> InviteDecision:
     """Decide about a request with a right proof."""
+    if invite.is_ticket and invite.used_s is not None:
+        return InviteDecision(verdict=InviteVerdict.COPIED, error=not_invited(invite, now_s))
     if not invite.is_live(now_s):
         return _refused(not_invited(invite, now_s))
     if invite.name and invite.name != said.name:
@@ -484,9 +494,12 @@ class Enrolment:
     """Returns every known `HOST:PORT` of the coordinator, the best one first."""
     life_s: float = MACHINE_LIFE_S
 
-    def sign(self, csr_pem: str, name: str, *, now_s: float) -> tuple[str, IssuedCertificate]:
-        """Return a new certificate of a machine, and its record."""
-        signed = self.ca.signer.machine(csr_pem, name, now_s=now_s, life_s=self.life_s)
+    def sign(
+        self, csr_pem: str, name: str, *, now_s: float, until_s: float | None = None
+    ) -> tuple[str, IssuedCertificate]:
+        """Return a new certificate of a machine, and its record; with `until_s`, one that is valid no longer."""
+        life_s = self.life_s if until_s is None else min(self.life_s, until_s - now_s)
+        signed = self.ca.signer.machine(csr_pem, name, now_s=now_s, life_s=life_s)
         issued = IssuedCertificate(serial=signed.serial, name=name, issued_s=now_s, expires_s=signed.not_after_s)
         return signed.certificate_pem, issued
 

@@ -105,12 +105,14 @@ def pace_of(times: FleetTimes, machines: int, *, settling_s: float = 0.0) -> Lea
 
 
 class Role(StrEnum):
-    """What a principal may do. Each role of people includes those before it; a worker has its own."""
+    """What a principal may do. A role of people includes lower ones (`Principal.may`); a worker has its own."""
 
     READ = "read"
     """Read everything, change nothing."""
     SUBMIT = "submit"
     """Submit jobs and change one's own. This role runs code on the fleet's machines."""
+    LAUNCH = "launch"
+    """Start workers: read, write allocations, make their tickets. Submitting jobs is not included."""
     OPERATE = "operate"
     """Change other people's jobs, drain, invite machines, exec into running jobs."""
     ADMIN = "admin"
@@ -119,7 +121,14 @@ class Role(StrEnum):
     """A machine: claims work in its own name, and reports on that work alone."""
 
 
-_PEOPLE = (Role.READ, Role.SUBMIT, Role.OPERATE, Role.ADMIN)
+_INCLUDED = {
+    Role.READ: frozenset({Role.READ}),
+    Role.SUBMIT: frozenset({Role.READ, Role.SUBMIT}),
+    Role.LAUNCH: frozenset({Role.READ, Role.LAUNCH}),
+    Role.OPERATE: frozenset({Role.READ, Role.SUBMIT, Role.LAUNCH, Role.OPERATE}),
+    Role.ADMIN: frozenset({Role.READ, Role.SUBMIT, Role.LAUNCH, Role.OPERATE, Role.ADMIN}),
+    Role.WORKER: frozenset({Role.WORKER}),
+}
 
 
 @frozen
@@ -134,9 +143,7 @@ class Principal:
 
     def may(self, required: Role) -> bool:
         """Return True if the role includes the required one."""
-        if self.role is Role.WORKER or required is Role.WORKER:
-            return self.role is required
-        return _PEOPLE.index(self.role) >= _PEOPLE.index(required)
+        return required in _INCLUDED[self.role]
 
 
 def verified_name(recorded: str) -> str:

@@ -177,6 +177,8 @@ class Allocation:
 
     id: str
     pool: str
+    epoch: int = 0
+    """The pool's when it was planned."""
     state: AllocationState = AllocationState.PLANNED
     backend_id: str = ""
     """As the backend names it; `12_3` for a member of an array."""
@@ -226,6 +228,8 @@ class PoolState:
     """A pool with what the coordinator keeps about it."""
 
     pool: Pool
+    is_declared: bool = True
+    """False: the cluster file no longer has it, and some of its allocations have not ended."""
     paused: str = ""
     """Why it starts nothing; empty: it does."""
     watcher: str = ""

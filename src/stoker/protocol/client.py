@@ -38,6 +38,19 @@ from stoker.protocol.enrolment_messages import (
     TokenView,
 )
 from stoker.protocol.job_messages import Submission, SubmissionResponse, joined, parts_of
+from stoker.protocol.launch_messages import (
+    MOST_WANTED,
+    AllocationMove,
+    AllocationPlan,
+    LaunchView,
+    MoveRequest,
+    PlanRequest,
+    PlanResponse,
+    PoolRequest,
+    StopRequest,
+    WatchRequest,
+    WatchResponse,
+)
 from stoker.protocol.lease_messages import (
     Claim,
     ClaimResponse,
@@ -369,6 +382,50 @@ class FleetClient:
     def verdict(self, *, jobs: int = 20_000) -> HistoryCheck:
         """Run the history checker over the newest jobs."""
         return self._get("/v1/history/verdict", HistoryCheck, {"jobs": jobs}, waits_s=_VERDICT_S)
+
+    # -- pools and allocations
+
+    def launch_view(self) -> LaunchView:
+        """Return pools, allocations, and the jobs that no present machine has room for."""
+        return self._get("/v1/launch", LaunchView)
+
+    def watch_pools(self, watcher: str, pools: Sequence[str], for_s: float) -> dict[str, int]:
+        """Watch pools, or for longer, all or none; return their epochs. For 0 s: watch them no longer.
+
+        Raises `Conflict` if another launcher watches one of them.
+        """
+        asked = WatchRequest(watcher=watcher, pools=tuple(pools), for_s=for_s)
+        return self._ask("/v1/pools/watch", WatchResponse, asked).epochs
+
+    def plan_allocations(self, pool: str, epoch: int, plans: Sequence[tuple[str, Sequence[str]]]) -> dict[str, str]:
+        """Plan allocations (id, names of the jobs that they are for), all or none; return the keys of their tickets.
+
+        Idempotent. Raises `StaleLease` if the epoch is not the pool's, `Conflict` if an id is taken, `Refused` if the
+        pool is paused or full (`data["reason"]`).
+        """
+        made = tuple(AllocationPlan(id=id, wanted=tuple(wanted)[:MOST_WANTED]) for id, wanted in plans)
+        path = f"/v1/pools/{part(pool)}/allocations"
+        return self._ask(path, PlanResponse, PlanRequest(epoch=epoch, plans=made)).tickets
+
+    def move_allocations(self, pool: str, epoch: int, moves: Sequence[AllocationMove]) -> DoneView:
+        """Record what became of allocations; `data["refused"]` has the reason of each refused move, by id.
+
+        Raises `StaleLease` if the epoch is not the pool's.
+        """
+        asked = MoveRequest(epoch=epoch, moves=tuple(moves))
+        return self._ask(f"/v1/pools/{part(pool)}/moves", DoneView, asked)
+
+    def pause_pool(self, pool: str, why: str = "", *, by: str = "") -> DoneView:
+        """Start no more allocations of a pool."""
+        return self._ask(f"/v1/pools/{part(pool)}/pause", DoneView, PoolRequest(why=why, by=by))
+
+    def resume_pool(self, pool: str, *, by: str = "") -> DoneView:
+        """Start allocations of a pool again."""
+        return self._ask(f"/v1/pools/{part(pool)}/resume", DoneView, PoolRequest(by=by))
+
+    def stop_allocations(self, pool: str, ids: Sequence[str] = (), *, by: str = "") -> DoneView:
+        """Drain allocations, by default all of a pool; its launcher cancels them."""
+        return self._ask(f"/v1/pools/{part(pool)}/stop", DoneView, StopRequest(ids=tuple(ids), by=by))
 
     # -- webhooks
 

@@ -152,11 +152,18 @@ class Shares:
 
     def room(self, name: str) -> tuple[bool, int | None]:
         """Return whether a user may start a job at all, and on how many devices; None: any number."""
+        jobs, devices = self.left(name)
+        return jobs is None or jobs > 0, devices
+
+    def left(self, name: str) -> tuple[int | None, int | None]:
+        """Return how many jobs a user may still start, and on how many devices; None: any number."""
         user = self._users.get(name)
         policy = user.policy if user is not None else self._policy(name)
         jobs, devices = (user.jobs, user.devices) if user is not None else (0, 0)
-        is_open = policy.most_jobs is None or jobs < policy.most_jobs
-        return is_open, None if policy.most_devices is None else max(0, policy.most_devices - devices)
+        return (
+            None if policy.most_jobs is None else max(0, policy.most_jobs - jobs),
+            None if policy.most_devices is None else max(0, policy.most_devices - devices),
+        )
 
     def allowed(self, name: str, types: JobTypes, mask: int) -> int:
         """Return what the limits of a user leave of some job types."""

@@ -132,6 +132,11 @@ class ReadyQueue:
             for seq, class_id in sorted(found):
                 yield ReadyHead(class_id=class_id, priority=-negated, seq=seq, count=self._seqs[class_id, -negated][1])
 
+    def all_heads(self) -> Iterator[ReadyHead]:
+        """Return the first job of every class and priority, in no order."""
+        for (class_id, priority), (seq, count) in self._seqs.items():
+            yield ReadyHead(class_id, priority, seq, count)
+
     def head(self, class_id: int, priority: int) -> ReadyHead | None:
         """Return the first job of a class and priority."""
         known = self._seqs.get((class_id, priority))

@@ -38,6 +38,7 @@ from stoker.core.errors import InternalError
 from stoker.core.machine import DevicePreference, SchedulableJob, UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.calls import WaitingMachines
+from stoker.scheduler.demand import UnmetDemand, unmet_demand
 from stoker.scheduler.job_types import Durations, JobType, JobTypes
 from stoker.scheduler.leases import (
     HoldDecision,
@@ -285,6 +286,12 @@ class Scheduler:
         """When `calls` is due next if nothing happens before."""
         call_s, end_s = self.waiting.next_s, self.tables.next_end_s
         return call_s if end_s == inf else min(end_s, call_s if call_s is not None else inf)
+
+    def unmet(self, now_s: float) -> list[UnmetDemand]:
+        """Return the ready jobs that no present machine has room for now, in the order of the queue."""
+        self._note_time(now_s)
+        self._prepare(now_s)
+        return unmet_demand(self.types, self.machines, self.ready, self.shares, now_s)
 
     def offers(self) -> tuple[NodeOffer, ...]:
         """Return every machine with its load, in the order of joining."""

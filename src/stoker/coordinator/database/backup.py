@@ -13,7 +13,20 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from sqlalchemy import Connection, Select, String, Table, collate, delete, func, insert, select, text, update
+from sqlalchemy import (
+    Connection,
+    Select,
+    String,
+    Table,
+    collate,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    text,
+    update,
+)
 
 from stoker.coordinator.database.database import Database, DatabaseKind, PreparedStatement, WriterConnection, snapshot
 from stoker.coordinator.database.migrate import HEAD
@@ -28,6 +41,7 @@ from stoker.coordinator.database.tables import (
     MACHINES,
     META,
     METADATA,
+    POOLS,
     SUBMISSIONS,
 )
 from stoker.core.clock import Clock
@@ -288,6 +302,7 @@ def _empty(database: Database, connection: WriterConnection) -> None:
 
 # Restore a backup under a new generation: leases granted after the backup are stale.
 
+_UNWATCHED = {"watcher": "", "watched_until_s": 0.0}
 _BEGAN_S = 1_577_836_800
 """2020-01-01: generations count seconds from there, and fit into 31 bits until 2088."""
 
@@ -351,6 +366,10 @@ def _renew(database: Database, connection: WriterConnection, head: BackupHeader,
     connection.run(PreparedStatement(update(INVITES), dialect, ("key",)), [{"key": ""}])
     # Workers may have restarted since: an incarnation that the backup does not have is not an old one.
     connection.run(PreparedStatement(update(MACHINES), dialect, ("incarnation",)), [{"incarnation": ""}])
+    # A launcher may have watched a pool since: no epoch that it had is used again.
+    epoch = POOLS.c.epoch + literal_column(str(generation))
+    watched = update(POOLS).values({POOLS.c.epoch: epoch})
+    connection.run(PreparedStatement(watched, dialect, ("watcher", "watched_until_s")), [_UNWATCHED])
     live = connection.read(PreparedStatement(select(func.count()).select_from(LEASES), dialect))[0][0]
     newest = connection.read(PreparedStatement(select(func.max(EVENTS.c.id), func.max(EVENTS.c.at_s)), dialect))[0]
     event = {

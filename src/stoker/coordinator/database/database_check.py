@@ -49,22 +49,26 @@ from stoker.core.frozen import frozen
 from stoker.core.job import JobState
 from stoker.core.jsontext import loads
 from stoker.core.leases import Budgets
+from stoker.core.pool import AllocationCause, AllocationState
 from stoker.protocol.job_checks import identity_fault
 from stoker.protocol.job_messages import JOB_BODY
 
 _TOGETHER = 1000
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _STATES = frozenset(state.value for state in JobState)
+_ALLOCATION_STATES = frozenset(state.value for state in AllocationState)
 _JSON = frozenset(
     {
         "jobs.spec", "jobs.error", "jobs.metrics", "jobs.checkpoint", "classes.wanted", "leases.devices",
         "leases.progress", "attempts.devices", "attempts.facts", "events.fields", "machines.outdated",
         "machines.capability", "machines.declared", "machines.closed_devices", "machines.report", "policies.policy",
-        "claims.granted", "submissions.answer", "hooks.kinds", "hooks.jobs",
+        "claims.granted", "submissions.answer", "hooks.kinds", "hooks.jobs", "pools.pool", "allocations.wanted",
     }
 )  # fmt: skip
 """Columns with JSON, or empty."""
-_ALWAYS_JSON = frozenset({"jobs.spec", "classes.wanted", "policies.policy", "claims.granted", "submissions.answer"})
+_ALWAYS_JSON = frozenset(
+    {"jobs.spec", "classes.wanted", "policies.policy", "claims.granted", "submissions.answer", "pools.pool"}
+)
 _DIGESTS = frozenset(
     {
         "jobs.code", "jobs.tree", "jobs.archive_sha256", "attempts.tree", "bundles.tree", "bundles.archive_sha256",
@@ -74,8 +78,10 @@ _DIGESTS = frozenset(
 """Columns with a digest, or empty."""
 _WORDS: Mapping[str, frozenset[str]] = {
     "jobs.state": _STATES,
-    "events.from_state": _STATES | {""},
-    "events.to_state": _STATES | {""},
+    "events.from_state": _STATES | _ALLOCATION_STATES | {""},
+    "events.to_state": _STATES | _ALLOCATION_STATES | {""},
+    "allocations.state": _ALLOCATION_STATES,
+    "allocations.cause": frozenset(cause.value for cause in AllocationCause) | {""},
     "attempts.ending": frozenset({"", "completed", "failed", "cancelled", "released", "declined", "expired"}),
     "machines.closed": frozenset({"", "drained", "cordoned", "paused"}),
 }

@@ -37,6 +37,8 @@ EVENTS_FROM_S = "events_from_s"
 """A key of `meta`: events of jobs that had ended before this time may have been dropped."""
 EVENTS_DROPPED_TO = "events_dropped_to"
 """A key of `meta`: the newest event that was."""
+FLEET = "fleet"
+"""A key of `meta`: the fleet's id in the labels of its allocations at backends."""
 
 CLASSES = Table(
     "classes",
@@ -364,3 +366,45 @@ SYMPTOMS = Table(
     Column("hint", Text, nullable=False, server_default=""),
 )
 """Symptoms of machines and devices (`device` is empty for a whole machine), with an event once an hour at most."""
+
+POOLS = Table(
+    "pools",
+    METADATA,
+    Column("name", String(200), primary_key=True),
+    Column("pool", Text, nullable=False),
+    Column("is_declared", Boolean, nullable=False, server_default=text("true")),
+    Column("paused", Text, nullable=False, server_default=""),
+    Column("watcher", String(200), nullable=False, server_default=""),
+    Column("epoch", BigInteger, nullable=False, server_default="0"),
+    Column("watched_until_s", Double, nullable=False, server_default="0"),
+    Column("resumed_s", Double, nullable=False, server_default="0"),
+)
+"""`pool`: JSON, as in the cluster file; `paused`: why it starts nothing; `epoch`: rises with each change of `watcher`.
+A pool that is no longer declared stays until its last allocation has ended.
+"""
+
+ALLOCATIONS = Table(
+    "allocations",
+    METADATA,
+    Column("id", String(8), primary_key=True),
+    Column("pool", String(200), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("state", String(12), nullable=False),
+    Column("backend_id", String(200), nullable=False, server_default=""),
+    Column("reason", Text, nullable=False, server_default=""),
+    Column("wanted", Text, nullable=False, server_default=""),
+    Column("planned_s", Double, nullable=False),
+    Column("submitted_s", Double),
+    Column("started_s", Double),
+    Column("serving_s", Double),
+    Column("ends_s", Double),
+    Column("ended_s", Double),
+    Column("cause", String(40), nullable=False, server_default=""),
+    Column("message", Text, nullable=False, server_default=""),
+    Column("grants", Integer, nullable=False, server_default="0"),
+    # Those that have not ended, and the newest that have.
+    Index("allocations_by_end", "ended_s"),
+)
+"""What was requested of backends. `epoch`: the pool's when it was planned; `wanted`: JSON, names of jobs. The ticket of
+one is the row of `invites` with its id in capitals; it is deleted when the allocation ends.
+"""

@@ -51,7 +51,7 @@ _WORKERS = Need(is_workers=True)
 _WORKERS_OF_ANY_VERSION = Need(is_workers=True, is_any_version=True)
 _SUBMITTERS_AND_WORKERS = Need(Role.SUBMIT, is_workers=True)
 _READERS_AND_WORKERS = Need(Role.READ, is_workers=True)
-_BY_ROLE = {role: Need(role) for role in (Role.READ, Role.SUBMIT, Role.OPERATE, Role.ADMIN)}
+_BY_ROLE = {role: Need(role) for role in Role if role is not Role.WORKER}
 
 _SYSTEM_A = re.compile(r"/v1/(?:job/.*|model/.*|workers|manifest/reload)", re.DOTALL)
 _SYSTEM_A_READS = frozenset({"/v1/jobs", "/v1/workers"})
@@ -86,6 +86,9 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("POST", r"/v1/jobs/(?:[^/]+/)?(?:cancel|requeue|priority)", _BY_ROLE[Role.SUBMIT]),
     ("POST", r"/v1/jobs/.*", _BY_ROLE[Role.OPERATE]),
     ("POST", r"/v1/job/[^/]+/(?:cancel|requeue)", _BY_ROLE[Role.OPERATE]),
+    # Pausing is for launchers, too: it is their brake.
+    ("POST", r"/v1/pools/(?:watch|[^/]+/(?:allocations|moves|pause))", _BY_ROLE[Role.LAUNCH]),
+    ("POST", r"/v1/pools/[^/]+/(?:resume|stop)", _BY_ROLE[Role.OPERATE]),
     ("POST|DELETE", r"/v1/(?:machines|exec|invites|certificates)(?:/.*)?", _BY_ROLE[Role.OPERATE]),
     ("POST", r"/v1/(?:reload|manifest/reload|prune)", _BY_ROLE[Role.OPERATE]),
 )

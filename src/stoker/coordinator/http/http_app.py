@@ -47,6 +47,7 @@ from stoker.coordinator.http.http_messages import (
     say_error,
 )
 from stoker.coordinator.http.job_routes import CodeGate, JobRoutes
+from stoker.coordinator.http.launch_routes import LaunchRoutes
 from stoker.coordinator.http.member_routes import EnrolmentRoutes, TokenRoutes
 from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.http.reload import CoordinatorFiles, lines_of, trouble_of
@@ -380,6 +381,7 @@ class CoordinatorService:
             SystemARoutes(context, contents, rules.token or secrets.token_bytes(32)).router,
             EnrolmentRoutes(context, parts.enrolment).router,
             TokenRoutes(context).router,
+            LaunchRoutes(context, on_forgotten=sources.forget).router,
             ExecRoutes(context).router,
             WebhookRoutes(context, parts.notifier).router,
             HealthRoutes(context).router,

@@ -139,7 +139,8 @@ class EnrolmentRoutes:
 
     async def invites(self) -> Response:
         """List invitations, newest first; their codes are not stored."""
-        standing = (one for one in self._standing().invites.values() if not one.is_withdrawn)
+        invites = self._standing().invites.values()
+        standing = (one for one in invites if not one.is_withdrawn and not one.is_ticket)
         found = sorted(standing, key=lambda one: -one.made_s)
         return answer(InviteList(invites=tuple(InviteView.model_validate(one, from_attributes=True) for one in found)))
 
@@ -170,19 +171,22 @@ class EnrolmentRoutes:
 
     async def finish(self, said: JoinFinish, request: Request) -> Response:
         """Redeem an invitation with a proof of its code: a machine gets a certificate, a user a token."""
-        enrolment, now_s = self._opened(), self._context.clock.wall_s()
+        enrolment, now_s, address = self._opened(), self._context.clock.wall_s(), _peer(request).address
         invite = self._standing().invites.get(said.id)
         judged = judge_finish(enrolment.ca, invite, said, now_s)
         if judged.verdict is InviteVerdict.WRONG:
             self._count_wrong(said.id, request)
-            await self._context.ask(FailInvite(id=said.id, address=_peer(request).address))
+            await self._context.ask(FailInvite(id=said.id, address=address))
+        if judged.verdict is InviteVerdict.COPIED:
+            # Raises, too.
+            await self._context.ask(UseInvite(id=said.id, request=request_digest(said), answer="", address=address))
         if judged.error is not None or invite is None:
             raise judged.error or not_invited(invite, now_s)
         digest, role = request_digest(said), Role(invite.role)
         token = token_of(enrolment.ca.derive("stoker/join/token/1", digest)) if role is not Role.WORKER else ""
         if judged.verdict is InviteVerdict.REPEAT:
             return answer(_with_token(invite.answer, token))
-        use = self._welcomed(enrolment, said, role, token, now_s=now_s, address=_peer(request).address)
+        use = self._welcomed(enrolment, said, role, token, now_s=now_s, address=address)
         used: QueueCommandResult = await self._context.ask(use)
         return answer(_with_token(used.data["answer"], token))
 
@@ -231,7 +235,8 @@ class EnrolmentRoutes:
         digest = request_digest(said)
         joined = JoinFinishResponse(name=said.name, role=role, ca_pem=enrolment.ca.certificate_pem)
         if role is Role.WORKER:
-            signed, issued = enrolment.sign(said.csr_pem, said.name, now_s=now_s)
+            until_s = self._context.queue.certificate_end_s(said.name, now_s)
+            signed, issued = enrolment.sign(said.csr_pem, said.name, now_s=now_s, until_s=until_s)
             joined = joined.model_copy(update={"certificate_pem": signed, "expires_s": issued.expires_s})
             return UseInvite(
                 id=said.id, request=digest, answer=to_json(joined).decode(), certificate=issued, address=address

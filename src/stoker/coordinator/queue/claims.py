@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from stoker.coordinator.queue.allocations import count_grants
 from stoker.coordinator.queue.commands import MachineCloseMode
 from stoker.coordinator.queue.machines import known_machine, see, stay
 from stoker.coordinator.queue.queue_state import LiveLease, QueueClaimRecord, RegisteredMachine
@@ -78,6 +79,8 @@ def claim(transaction: WriterTransaction, asked: Claim) -> ClaimResponse:
                 )
             break
         grants.append(_grant(transaction, machine, decision))
+    if transaction.book.launch.allocations:
+        count_grants(transaction, machine.name, len(grants))
     granted = tuple((transaction.book.live[grant.job].job.seq, grant.epoch) for grant in grants)
     transaction.book.claims[asked.request_id] = QueueClaimRecord(asked.incarnation, transaction.now_s, granted)
     transaction.write(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from stoker.coordinator.queue.allocations import declare_pools, refuse_ended, serve
 from stoker.coordinator.queue.commands import Declare, QueueCommandResult
 from stoker.coordinator.queue.machines import hello, offer
 from stoker.coordinator.queue.queue_state import (
@@ -234,6 +235,7 @@ def declare(transaction: WriterTransaction, command: Declare) -> QueueCommandRes
     transaction.book.cluster = cluster
     users = cluster.users if cluster is not None else {}
     transaction.book.scheduler.set_policies(users)
+    declare_pools(transaction, cluster.pools if cluster is not None else ())
     moved = _spread(transaction)
     nodes = [] if cluster is None else [node.name for node in cluster.nodes]
     fields = {"source": plain(command.source), "machines": nodes, **telling({"users": list(users), "by": by})}
@@ -270,7 +272,9 @@ def _spread(transaction: WriterTransaction) -> int:
 
 def greet(transaction: WriterTransaction, message: Hello) -> Welcome:
     """Register a machine; with the first that runs only certain code, classes of programs get a code word."""
+    refuse_ended(transaction, message.worker)
     welcome = hello(transaction, message)
+    serve(transaction, transaction.book.machines[message.worker])
     if message.accepts and not transaction.book.is_code_in_classes:
         transaction.book.is_code_in_classes = True
         reclassify(transaction, frozenset({_PROGRAM}))

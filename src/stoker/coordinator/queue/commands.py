@@ -13,6 +13,7 @@ from stoker.core.frozen import fresh, frozen
 from stoker.core.leases import AttemptToken, Symptom
 from stoker.core.machine import Cluster, SchedulableJob
 from stoker.protocol.job_messages import Submission, SubmissionResponse
+from stoker.protocol.launch_messages import AllocationMove, LaunchView
 from stoker.protocol.lease_messages import (
     Claim,
     ClaimResponse,
@@ -223,6 +224,89 @@ class EndExec:
 
 
 ExecCommand: TypeAlias = BeginExec | EndExec
+
+
+# Pools and allocations. Answered by `QueueCommandResult`, and `InspectLaunch` by `LaunchView`.
+
+
+@frozen
+class WatchPools:
+    """Let a launcher watch pools, or for longer; refused while another one does. `data` has the epoch of each."""
+
+    watcher: str
+    pools: tuple[str, ...]
+    for_s: float
+    by: str = ""
+
+
+@frozen
+class PlannedTicket:
+    """An allocation to be planned, with the key of its ticket."""
+
+    id: str
+    wanted: tuple[str, ...]
+    key: str
+
+    def __repr__(self) -> str:
+        # The key must not appear in an error message.
+        return f"PlannedTicket({self.id})"
+
+
+@frozen
+class PlanAllocations:
+    """Plan allocations of a pool, before its backend gets them. `data` has the key of each ticket."""
+
+    pool: str
+    epoch: int
+    plans: tuple[PlannedTicket, ...]
+    by: str = ""
+
+
+@frozen
+class MoveAllocations:
+    """Record what a launcher found out. `data["refused"]` has the reason for each move that is not allowed."""
+
+    pool: str
+    epoch: int
+    moves: tuple[AllocationMove, ...]
+    by: str = ""
+
+
+@frozen
+class PausePool:
+    """Start no more allocations of a pool."""
+
+    pool: str
+    why: str = ""
+    by: str = ""
+
+
+@frozen
+class ResumePool:
+    """Start allocations of a pool again."""
+
+    pool: str
+    by: str = ""
+
+
+@frozen
+class StopAllocations:
+    """Drain allocations of a pool; its launcher cancels them."""
+
+    pool: str
+    ids: tuple[str, ...] = ()
+    """Empty: all."""
+    by: str = ""
+
+
+@frozen
+class InspectLaunch:
+    """Return pools, allocations and demand. Changes nothing."""
+
+
+LaunchCommand: TypeAlias = (
+    WatchPools | PlanAllocations | MoveAllocations | PausePool | ResumePool | StopAllocations | InspectLaunch
+)
 
 
 @frozen
@@ -451,6 +535,7 @@ Command: TypeAlias = (
     | TrustCommand
     | HealthCommand
     | ExecCommand
+    | LaunchCommand
 )
 Answer: TypeAlias = (
     SubmissionResponse
@@ -461,4 +546,5 @@ Answer: TypeAlias = (
     | QueueCommandResult
     | LeaseSweepResult
     | MachineInspection
+    | LaunchView
 )

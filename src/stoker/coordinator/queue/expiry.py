@@ -6,6 +6,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from stoker.coordinator.database.tables import EVENTS_DROPPED_TO, EVENTS_FROM_S
+from stoker.coordinator.queue.allocations import forget_old, say_goodbye
 from stoker.coordinator.queue.claims import order_for
 from stoker.coordinator.queue.commands import LeaseSweepResult, OpenMachine
 from stoker.coordinator.queue.endings import is_kept
@@ -36,6 +37,7 @@ def renew(transaction: WriterTransaction, renewal: Renewal) -> RenewalResponse:
     orders = [order for report in renewal.leases if (order := _renew_one(transaction, machine, report)) is not None]
     if renewal.is_leaving:
         leave(transaction, machine)
+        say_goodbye(transaction, machine.name)
     return RenewalResponse(
         lease_s=transaction.pace.lease_s,
         heartbeat_s=transaction.pace.heartbeat_s,
@@ -204,6 +206,7 @@ def sweep(transaction: WriterTransaction) -> LeaseSweepResult:
     _unbar(transaction)
     _forget_claims(transaction)
     _forget_submissions(transaction)
+    forget_old(transaction)
     drop_old(transaction)
     return done
 

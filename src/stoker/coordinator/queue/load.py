@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.coordinator.database.database import WriterConnection
-from stoker.coordinator.database.tables import EVENTS_DROPPED_TO, MACHINES
+from stoker.coordinator.database.tables import EVENTS_DROPPED_TO, FLEET, MACHINES
+from stoker.coordinator.queue.allocations import load_pools
 from stoker.coordinator.queue.classes import listed_words, user_of, wanted_from_dict
 from stoker.coordinator.queue.machines import away
 from stoker.coordinator.queue.members import load_standing
@@ -69,6 +70,8 @@ def load(
         _load_policies(connection, queries, book, old)
         book.standing = load_standing(connection, queries, time.now_s())
         setting.revocations.apply(book.standing, time.now_s())
+        book.launch.fleet = meta.get(FLEET, "")
+        load_pools(connection, queries, book)
         _load_machines(connection, queries, book, old)
         # Computing the machines' offers takes a while.
         leases = [LeaseRow(*row) for row in connection.read(queries.leases)]

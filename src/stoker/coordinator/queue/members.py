@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.coordinator.auth import (
@@ -32,10 +32,11 @@ from stoker.coordinator.queue.commands import (
 )
 from stoker.coordinator.queue.machines import named
 from stoker.coordinator.queue.sql import Queries, records
-from stoker.coordinator.queue.transaction import WriterTransaction, lose, plain, telling
+from stoker.coordinator.queue.transaction import WriterTransaction, forgive, lose, plain, telling
 from stoker.core.errors import Conflict, Forbidden, NotFound, RateLimited, Refused
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import changed, fields_of
+from stoker.core.retry import FailureCause
 from stoker.core.text import counted
 
 # Certificates of machines: issued, renewed, revoked.
@@ -49,6 +50,9 @@ def issue_certificate(transaction: WriterTransaction, asked: IssueCertificate) -
     standing, name = transaction.book.standing, asked.certificate.name
     # It was valid when the request arrived; it may have been revoked since.
     standing.machine(asked.present, name, transaction.now_s)
+    if transaction.book.launch.allocation_of(name) is not None:
+        hint = "it is valid until the allocation's time limit; exit then"
+        raise Refused(f"{name} belongs to an allocation: its certificate is not renewed", hint=hint, machine=name)
     if len(standing.certificates_of(name, transaction.now_s)) >= MOST_LIVE:
         hint = f"check that its folder is writable, or invite it again: `stoker machines invite --name {name}`"
         raise RateLimited(f"{name} has {MOST_LIVE} certificates already", hint=hint, retry_after_s=3600)
@@ -56,12 +60,9 @@ def issue_certificate(transaction: WriterTransaction, asked: IssueCertificate) -
     return QueueCommandResult(changed=(name,))
 
 
-def revoke_all(transaction: WriterTransaction, machine: str, *, why: str, by: str) -> int:
-    """Revoke all certificates of a machine, and return their number."""
-    found = transaction.book.standing.certificates_of(machine, transaction.now_s)
-    for one in found:
-        revoke(transaction, one, why, by)
-    return len(found)
+def revoke_all(transaction: WriterTransaction, machine: str, *, why: str, by: str) -> None:
+    """Revoke all certificates of a machine."""
+    revoke(transaction, transaction.book.standing.certificates_of(machine, transaction.now_s), why, by)
 
 
 def put_certificate(
@@ -73,12 +74,14 @@ def put_certificate(
     transaction.tell(FleetKinds.CERTIFICATE_ISSUED, machine=certificate.name, fields=telling(fields))
 
 
-def revoke(transaction: WriterTransaction, found: IssuedCertificate, why: str, by: str) -> None:
-    """Revoke a certificate."""
-    transaction.setting.revocations.add_certificate(found.serial)
-    _put(transaction, changed(found, revoked_s=transaction.now_s, why=plain(why)))
-    fields = {"serial": found.serial, "why": plain(why), "by": plain(by)}
-    transaction.tell(FleetKinds.CERTIFICATE_REVOKED, machine=found.name, fields=telling(fields))
+def revoke(transaction: WriterTransaction, certificates: Sequence[IssuedCertificate], why: str, by: str) -> None:
+    """Revoke certificates."""
+    if certificates:
+        transaction.setting.revocations.add_certificates([one.serial for one in certificates])
+    for one in certificates:
+        _put(transaction, changed(one, revoked_s=transaction.now_s, why=plain(why)))
+        fields = {"serial": one.serial, "why": plain(why), "by": plain(by)}
+        transaction.tell(FleetKinds.CERTIFICATE_REVOKED, machine=one.name, fields=telling(fields))
 
 
 def _put(transaction: WriterTransaction, certificate: IssuedCertificate) -> None:
@@ -181,10 +184,10 @@ def make_invite(transaction: WriterTransaction, asked: MakeInvite) -> QueueComma
     old = known.get(asked.invite.id)
     if old is not None and (old.is_live(now_s) or may_repeat(old, now_s)):
         raise Conflict("another invitation has this id", hint="use another one")
-    if sum(one.is_live(now_s) for one in known.values()) >= MOST_OPEN:
+    if sum(one.is_live(now_s) and not one.is_ticket for one in known.values()) >= MOST_OPEN:
         raise Refused(f"{MOST_OPEN} invitations are open already", hint="use them, or wait until they expire")
     made = changed(asked.invite, made_s=now_s, expires_s=now_s + asked.life_s, by=plain(asked.invite.by)[:200])
-    _put_invitation(transaction, made)
+    put_invitation(transaction, made)
     fields = {"invite": made.id, "role": made.role, "name": made.name, "expires_s": made.expires_s, "by": made.by}
     transaction.tell(FleetKinds.INVITED, fields=telling(fields))
     return QueueCommandResult(changed=(made.id,), data={"expires_s": made.expires_s})
@@ -193,11 +196,12 @@ def make_invite(transaction: WriterTransaction, asked: MakeInvite) -> QueueComma
 def fail_invite(transaction: WriterTransaction, asked: FailInvite) -> QueueCommandResult:
     """Count a wrong code; after `MOST_FAILURES` the invitation is closed."""
     found = transaction.book.standing.invites.get(asked.id)
-    if found is None or not found.is_live(transaction.now_s):
+    # A ticket's key can't be guessed: wrong ones must not close it.
+    if found is None or found.is_ticket or not found.is_live(transaction.now_s):
         return QueueCommandResult()
     failures = found.failures + 1
     is_over = failures >= MOST_FAILURES
-    _put_invitation(transaction, changed(found, failures=failures, key="" if is_over else found.key))
+    put_invitation(transaction, changed(found, failures=failures, key="" if is_over else found.key))
     fields = {"invite": found.id, "failures": failures, "is_over": is_over, "address": plain(asked.address)}
     transaction.tell(FleetKinds.JOIN_REFUSED, fields=fields)
     return QueueCommandResult(changed=(found.id,), data={"left": MOST_FAILURES - failures})
@@ -210,7 +214,7 @@ def withdraw_invite(transaction: WriterTransaction, asked: WithdrawInvite) -> Qu
         raise NotFound(f"there is no invitation {asked.id!r}", hint="the id is the first part of the code")
     if not found.is_live(transaction.now_s):
         return QueueCommandResult(notes=(f"invitation {found.id} is closed already",))
-    _put_invitation(transaction, changed(found, key=""))
+    put_invitation(transaction, changed(found, key=""))
     transaction.tell(
         FleetKinds.INVITE_WITHDRAWN, fields={"invite": found.id, **({"by": plain(asked.by)} if asked.by else {})}
     )
@@ -238,7 +242,9 @@ def use_invite(transaction: WriterTransaction, asked: UseInvite) -> QueueCommand
             _see_free(found, given.name, "person")
             revoke_tokens(transaction, given.name, by=found.by)
         put_token(transaction, changed(asked.token, by=found.by), address=asked.address)
-    _put_invitation(transaction, changed(found, used_s=now_s, key="", request=asked.request, answer=asked.answer))
+    # The key of a ticket stays, to recognise a second worker that has it.
+    key = found.key if found.is_ticket else ""
+    put_invitation(transaction, changed(found, used_s=now_s, key=key, request=asked.request, answer=asked.answer))
     return QueueCommandResult(changed=(given.name,), data={"answer": asked.answer})
 
 
@@ -259,7 +265,8 @@ def _see_free(invite: Invite, name: str, sort: str) -> None:
         )
 
 
-def _put_invitation(transaction: WriterTransaction, invite: Invite) -> None:
+def put_invitation(transaction: WriterTransaction, invite: Invite) -> None:
+    """Store an invitation."""
     transaction.book.standing.invites[invite.id] = invite
     transaction.write(transaction.statements.put_invite, **fields_of(invite))
 
@@ -268,7 +275,6 @@ TRUST_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult]] 
     MakeInvite: make_invite,
     FailInvite: fail_invite,
     WithdrawInvite: withdraw_invite,
-    UseInvite: use_invite,
     IssueCertificate: issue_certificate,
     MakeToken: make_token,
     RotateToken: rotate_token,
@@ -297,7 +303,7 @@ def forget_machine(transaction: WriterTransaction, asked: ForgetMachine) -> Queu
     if not transaction.book.standing.certificates_of(asked.machine, transaction.now_s):
         _see_gone(transaction, asked.machine, is_forced=asked.is_forced)
     revoke_all(transaction, asked.machine, why="forgotten", by=asked.by)
-    _remove(transaction, asked.machine, "the machine was forgotten", asked.by)
+    remove_machine(transaction, asked.machine, "the machine was forgotten", asked.by)
     return QueueCommandResult(changed=(asked.machine,))
 
 
@@ -309,9 +315,9 @@ def revoke_certificate(transaction: WriterTransaction, asked: RevokeCertificate)
         raise NotFound(f"there is no certificate {asked.serial[:12]}", hint="`stoker machines show` lists them")
     if found.revoked_s is not None:
         return QueueCommandResult(notes=(f"the certificate of {found.name} is revoked already",))
-    revoke(transaction, found, asked.why, asked.by)
+    revoke(transaction, [found], asked.why, asked.by)
     if not standing.certificates_of(found.name, transaction.now_s) and found.name in transaction.book.machines:
-        _remove(transaction, found.name, "its certificate was revoked", asked.by)
+        remove_machine(transaction, found.name, "its certificate was revoked", asked.by)
     return QueueCommandResult(changed=(found.name,))
 
 
@@ -334,13 +340,17 @@ def _see_gone(transaction: WriterTransaction, name: str, *, is_forced: bool) -> 
         )
 
 
-def _remove(transaction: WriterTransaction, name: str, why: str, by: str) -> None:
+def remove_machine(transaction: WriterTransaction, name: str, why: str, by: str, *, is_free: bool = False) -> None:
+    """Remove a machine; its leases end at once, and if `is_free` as preempted, without a charge."""
     book = transaction.book
     machine = book.machines.get(name)
     # Without a machine, it joined and never registered.
     if machine is not None:
         for live in list(machine.leases.values()):
-            lose(transaction, live, why)
+            if is_free:
+                forgive(transaction, live, why, cause=FailureCause.PREEMPTED.value)
+            else:
+                lose(transaction, live, why)
         del book.machines[name]
         book.scheduler.remove_machine(name)
         book.barred.pop(name, None)

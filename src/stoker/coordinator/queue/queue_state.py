@@ -23,6 +23,7 @@ from stoker.core.job import EnvironmentChoice
 from stoker.core.jsontext import loads
 from stoker.core.leases import AttemptToken, Budgets, FleetTimes
 from stoker.core.machine import Cluster, DevicePreference, SchedulableJob, code_word, environment_word
+from stoker.core.pool import ID_CHARACTERS, Allocation, PoolState
 from stoker.protocol.environment_messages import (
     EnvironmentStatus,
     environment_digest,
@@ -154,6 +155,11 @@ class ReadyJobs:
         """Return the job of a head."""
         level = self._levels[head.class_id, head.priority]
         return level.first[_place(level.first, head.seq)]
+
+    def known(self, head: ReadyHead, after: int, most: int) -> list[ReadyJobEntry]:
+        """Return jobs of a head's level behind the first so many, as far as they are in memory; at least its first."""
+        first = self._levels[head.class_id, head.priority].first
+        return first[after : after + most] or first[:1]
 
     def instead(self, head: ReadyHead, barred: Collection[int]) -> ReadyHead | None:
         """Return the first job of a head's level that is not barred; None if all in memory are."""
@@ -391,6 +397,24 @@ class EventDropProgress:
     """The newest deleted event."""
 
 
+@changeable
+class LaunchState:
+    """Pools and allocations."""
+
+    fleet: str = ""
+    """The fleet's id at backends; empty: it never had a pool."""
+    pools: dict[str, PoolState] = fresh(factory=dict)
+    allocations: dict[str, Allocation] = fresh(factory=dict)
+    """By id: all that have not ended, and some that have."""
+    next_tick_s: float = float("-inf")
+    """When old ones are next dropped, by the monotonic clock."""
+
+    def allocation_of(self, machine: str) -> Allocation | None:
+        """Return the allocation whose worker has this name."""
+        found = self.allocations.get(machine[-ID_CHARACTERS:])
+        return found if found is not None and found.machine == machine else None
+
+
 class JobKind(NamedTuple):
     """The key of a class: jobs of one user with equal requirements, recipe or program, and stated duration."""
 
@@ -453,6 +477,7 @@ class QueueState:
         self.policies: dict[str, HostPolicy] = {}
         self.listed: frozenset[str] = frozenset()
         """Words in the allow and deny lists of machines."""
+        self.launch = LaunchState()
         self.standing = TrustState()
         """The members of the fleet."""
         self.has_after = False
@@ -462,10 +487,7 @@ class QueueState:
         self.dropping = EventDropProgress()
         self.next_delay_s = float("inf")
         """When the first delayed job is ready."""
-        self.seq = 0
-        self.event_id = 0
-        self.bundle_id = 0
-        self.class_id = 0
+        self.seq = self.event_id = self.bundle_id = self.class_id = 0
 
     def put_class(self, class_id: int, kind: JobKind) -> None:
         """Register a class with the scheduler, before any of its jobs is ready or runs."""

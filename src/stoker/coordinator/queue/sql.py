@@ -29,6 +29,7 @@ from sqlalchemy.engine import Dialect
 from stoker.coordinator.database.database import PreparedStatement, one_of
 from stoker.coordinator.database.tables import (
     AFTER,
+    ALLOCATIONS,
     ATTEMPTS,
     BUNDLES,
     CERTIFICATES,
@@ -44,6 +45,7 @@ from stoker.coordinator.database.tables import (
     MACHINES,
     META,
     POLICIES,
+    POOLS,
     SUBMISSIONS,
     SYMPTOMS,
     TOKENS,
@@ -74,6 +76,8 @@ class Statements:
         self._all: list[PreparedStatement] = []
         self._make_jobs()
         self._make_attempts()
+        self._make_members()
+        self._make_launch()
         self._make_others()
         self.in_order = tuple(self._all)
         self.guarded = frozenset(self._guarded)
@@ -153,9 +157,6 @@ class Statements:
         self.put_report = self._write(update(MACHINES).where(machine), "report")
         self.drop_machine = self._write(delete(MACHINES).where(machine))
         self.put_policy = self._put(POLICIES, "name")
-        self.put_invite = self._put(INVITES, "id")
-        self.put_token = self._put(TOKENS, "id")
-        self.put_certificate = self._put(CERTIFICATES, "serial")
         self.put_symptom = self._put(SYMPTOMS, "machine", "device", "symptom")
         keys = ("machine", "device", "symptom")
         symptom = and_(*(SYMPTOMS.c[name] == bindparam(f"at_{name}") for name in keys))
@@ -172,6 +173,19 @@ class Statements:
         self.drop_event = self._write(delete(EVENTS).where(EVENTS.c.id == bindparam("at_id")))
         self.drop_events_of = self._write(delete(EVENTS).where(EVENTS.c.seq == bindparam("at_seq")))
         self.add_event = self._add(EVENTS)
+
+    def _make_members(self) -> None:
+        self.put_invite = self._put(INVITES, "id")
+        self.drop_invite = self._write(delete(INVITES).where(INVITES.c.id == bindparam("at_id")))
+        self.put_token = self._put(TOKENS, "id")
+        self.put_certificate = self._put(CERTIFICATES, "serial")
+        self.drop_certificate = self._write(delete(CERTIFICATES).where(CERTIFICATES.c.serial == bindparam("at_serial")))
+
+    def _make_launch(self) -> None:
+        self.put_pool = self._put(POOLS, "name")
+        self.drop_pool = self._write(delete(POOLS).where(POOLS.c.name == bindparam("at_name")))
+        self.put_allocation = self._put(ALLOCATIONS, "id")
+        self.drop_allocation = self._write(delete(ALLOCATIONS).where(ALLOCATIONS.c.id == bindparam("at_id")))
 
     def _write(self, statement: Any, *columns: str, is_distinct: bool = False) -> PreparedStatement:
         prepared = PreparedStatement(statement, self._dialect, columns, is_distinct=is_distinct)
@@ -382,6 +396,25 @@ class Queries:
         )
         self.machines = self._read(select(*MACHINES.columns))
         self.policies = self._read(select(POLICIES.c.policy))
+        self.pools = self._read(select(*POOLS.columns).order_by(POOLS.c.name))
+        self.live_allocations = self._read(
+            select(*ALLOCATIONS.columns).where(ALLOCATIONS.c.ended_s.is_(None)).order_by(ALLOCATIONS.c.planned_s)
+        )
+        self.ended_allocations = self._read(
+            select(*ALLOCATIONS.columns)
+            .where(ALLOCATIONS.c.ended_s > bindparam("after_s"))
+            .order_by(ALLOCATIONS.c.ended_s.desc())
+            .limit(bindparam("most"))
+        )
+        self.allocations_by_id = self._read(select(*ALLOCATIONS.columns).where(self._one_of(ALLOCATIONS.c.id, "ids")))
+        self.old_allocations = self._read(
+            select(ALLOCATIONS.c.id).where(ALLOCATIONS.c.ended_s < bindparam("before_s")).limit(bindparam("most"))
+        )
+        self.old_certificates = self._read(
+            select(CERTIFICATES.c.serial)
+            .where(CERTIFICATES.c.expires_s < bindparam("before_s"))
+            .limit(bindparam("most"))
+        )
         self.invites = self._read(select(*INVITES.columns))
         self.tokens = self._read(select(*TOKENS.columns))
         self.certificates = self._read(
@@ -448,6 +481,9 @@ class Queries:
         self.open_recipes = self._read(select(JOBS.c.recipe).where(is_open).distinct())
         called = self._one_of(JOBS.c.name, "names") | self._one_of(JOBS.c.recipe, "recipes")
         self.open_called = self._read(jobs.where(is_open, called).order_by(JOBS.c.seq))
+        self.names_by_seq = self._read(
+            select(JOBS.c.seq, JOBS.c.name, JOBS.c.number).where(self._one_of(JOBS.c.seq, "seqs"))
+        )
         self.names = self._read(
             select(JOBS.c.seq, JOBS.c.name, JOBS.c.number, JOBS.c.state).where(self._one_of(JOBS.c.name, "names"))
         )

@@ -466,12 +466,13 @@ def lose(transaction: WriterTransaction, live: LiveLease, why: str) -> None:
             machine.late_until_tick_s = float("inf")
 
 
-def forgive(transaction: WriterTransaction, live: LiveLease, why: str) -> None:
-    """End a lease without a charge: the coordinator was restored from a backup."""
+def forgive(transaction: WriterTransaction, live: LiveLease, why: str, *, cause: str = "") -> None:
+    """End a lease without a charge: the coordinator was restored from a backup, or its machine was preempted."""
     if live.is_cancelling:
         close_job(transaction, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
     else:
-        return_to_line(transaction, live, AttemptEndRecord(ending="expired", kind=FleetKinds.JOB_EXPIRED, message=why))
+        ending = AttemptEndRecord(ending="expired", kind=FleetKinds.JOB_EXPIRED, cause=cause, message=why)
+        return_to_line(transaction, live, ending)
 
 
 def _workers_lost(transaction: WriterTransaction, live: LiveLease) -> int:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from stoker.coordinator.auth import Revocations, TrustState
 from stoker.coordinator.database.database import Database, RowRefused, WriterConnection
+from stoker.coordinator.queue.allocations import LAUNCH_VERBS, certificate_end_s
 from stoker.coordinator.queue.claims import claim
 from stoker.coordinator.queue.classes import declare, greet
 from stoker.coordinator.queue.commands import (
@@ -101,6 +102,7 @@ _VERBS: dict[type, Callable[[WriterTransaction, Any], Answer]] = {
     **TRUST_VERBS,
     **HEALTH_VERBS,
     **EXEC_VERBS,
+    **LAUNCH_VERBS,
 }
 
 
@@ -113,7 +115,7 @@ class PendingCommand(NamedTuple):
 
 
 class Writer:
-    """Everything here runs in one thread, except `holder_of`, `may_send`, `standing`, `pace` and `trouble`."""
+    """Everything here runs in one thread, except methods that are marked as thread-safe, and `trouble`."""
 
     def __init__(
         self, database: Database, setting: QueueContext, *, faults: Callable[[str], None], sweep_every_s: float | None
@@ -155,6 +157,10 @@ class Writer:
     def standing(self) -> TrustState:
         """Return the members of the fleet. Thread-safe. Raises while the state is being read."""
         return self._known().standing
+
+    def certificate_end_s(self, machine: str, now_s: float) -> float | None:
+        """Return until when a certificate of an allocation's worker is valid; None: no such worker. Thread-safe."""
+        return certificate_end_s(self._known(), machine, now_s)
 
     def pace(self) -> LeaseTiming:
         """Return the current lease duration. Thread-safe."""
@@ -429,6 +435,10 @@ class Queue:
     def standing(self) -> TrustState:
         """Return the members of the fleet, from memory. Thread-safe. Only the writer changes it."""
         return self._writer.standing()
+
+    def certificate_end_s(self, machine: str, now_s: float) -> float | None:
+        """Return until when a certificate of an allocation's worker is valid; None: no such worker. Thread-safe."""
+        return self._writer.certificate_end_s(machine, now_s)
 
     def on_change(self, listener: ChangeListener) -> None:
         """Call `listener(newest event, is_reread)` after every commit, in the writer's thread.

@@ -1,0 +1,102 @@
+"""Routes about pools and allocations: for launchers, and for operators who pause and stop them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from stoker.coordinator.http.access import Who, recorded
+from stoker.coordinator.http.app_state import ServiceContext
+from stoker.coordinator.http.http_messages import answer, done
+from stoker.coordinator.queue.commands import (
+    InspectLaunch,
+    MoveAllocations,
+    PausePool,
+    PlanAllocations,
+    PlannedTicket,
+    QueueCommandResult,
+    ResumePool,
+    StopAllocations,
+    WatchPools,
+)
+from stoker.protocol.launch_messages import (
+    LaunchView,
+    MoveRequest,
+    PlanRequest,
+    PlanResponse,
+    PoolName,
+    PoolRequest,
+    StopRequest,
+    WatchRequest,
+    WatchResponse,
+)
+from stoker.protocol.view_messages import DoneView
+
+_KEY_BYTES = 32
+_NOTHING_SAID = PoolRequest()
+_ALL = StopRequest()
+
+PoolPath = Annotated[PoolName, Path(description="A pool's name")]
+
+
+class LaunchRoutes:
+    """Routes about pools and allocations."""
+
+    def __init__(self, context: ServiceContext, *, on_forgotten: Callable[[str], None]) -> None:
+        """Answer them; `on_forgotten` is called with the name of a machine whose allocation has ended."""
+        self._context = context
+        self._on_forgotten = on_forgotten
+        self.router = APIRouter(tags=["launch"])
+        add = self.router.add_api_route
+        add("/v1/launch", self.view, response_model=LaunchView)
+        add("/v1/pools/watch", self.watch, methods=["POST"], response_model=WatchResponse)
+        add("/v1/pools/{pool}/allocations", self.plan, methods=["POST"], response_model=PlanResponse)
+        for verb, act in (
+            ("moves", self.move),
+            ("pause", self.pause),
+            ("resume", self.resume),
+            ("stop", self.stop),
+        ):
+            add(f"/v1/pools/{{pool}}/{verb}", act, methods=["POST"], response_model=DoneView)
+
+    async def view(self) -> Response:
+        """Return pools, allocations, and the jobs that no present machine has room for."""
+        return answer(await self._context.ask(InspectLaunch()))
+
+    async def watch(self, asked: WatchRequest, who: Who) -> Response:
+        """Let a launcher watch pools, or for longer. The response has the epoch that its writes name."""
+        command = WatchPools(watcher=asked.watcher, pools=asked.pools, for_s=asked.for_s, by=recorded(who, ""))
+        watched: QueueCommandResult = await self._context.ask(command)
+        return answer(WatchResponse(epochs=watched.data))
+
+    async def plan(self, pool: PoolPath, asked: PlanRequest, who: Who) -> Response:
+        """Plan allocations before a backend gets them. The response has the keys of their tickets."""
+        plans = tuple(
+            PlannedTicket(id=plan.id, wanted=plan.wanted, key=secrets.token_hex(_KEY_BYTES)) for plan in asked.plans
+        )
+        command = PlanAllocations(pool=pool, epoch=asked.epoch, plans=plans, by=recorded(who, ""))
+        planned: QueueCommandResult = await self._context.ask(command)
+        return answer(PlanResponse(tickets=planned.data))
+
+    async def move(self, pool: PoolPath, asked: MoveRequest, who: Who) -> Response:
+        """Record what a launcher found out about allocations; the data of the response has each refusal."""
+        command = MoveAllocations(pool=pool, epoch=asked.epoch, moves=asked.moves, by=recorded(who, ""))
+        moved: QueueCommandResult = await self._context.ask(command)
+        for machine in moved.data.pop("forgotten", ()):
+            self._on_forgotten(machine)
+        return done(moved)
+
+    async def pause(self, pool: PoolPath, who: Who, asked: PoolRequest = _NOTHING_SAID) -> Response:
+        """Start no more allocations of a pool; those that exist stay."""
+        return done(await self._context.ask(PausePool(pool=pool, why=asked.why, by=recorded(who, asked.by))))
+
+    async def resume(self, pool: PoolPath, who: Who, asked: PoolRequest = _NOTHING_SAID) -> Response:
+        """Start allocations of a pool again."""
+        return done(await self._context.ask(ResumePool(pool=pool, by=recorded(who, asked.by))))
+
+    async def stop(self, pool: PoolPath, who: Who, asked: StopRequest = _ALL) -> Response:
+        """Drain allocations, by default all of a pool; its launcher cancels them at the backend."""
+        return done(await self._context.ask(StopAllocations(pool=pool, ids=asked.ids, by=recorded(who, asked.by))))

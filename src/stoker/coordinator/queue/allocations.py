@@ -1,0 +1,622 @@
+"""Pools and allocations: the launcher's lease of a pool, allocations from their plan to their end, and demand.
+
+A planned row is durable before a backend gets the allocation. Every write of a launcher names the epoch of its pool,
+which rises with each change of the launcher: one of an older launcher is refused. An allocation serves from the hello
+of its worker on. When it has ended, its ticket is gone, its certificates are revoked, its machine is forgotten, and
+leases there have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from stoker.coordinator.auth import Invite
+from stoker.coordinator.database.database import WriterConnection
+from stoker.coordinator.database.tables import ALLOCATIONS, FLEET, POOLS
+from stoker.coordinator.queue.commands import (
+    CloseMachine,
+    InspectLaunch,
+    MachineCloseMode,
+    MoveAllocations,
+    PausePool,
+    PlanAllocations,
+    QueueCommandResult,
+    ResumePool,
+    StopAllocations,
+    UseInvite,
+    WatchPools,
+)
+from stoker.coordinator.queue.machines import close_machine
+from stoker.coordinator.queue.members import put_invitation, remove_machine, revoke, use_invite
+from stoker.coordinator.queue.queue_state import QueueState, RegisteredMachine
+from stoker.coordinator.queue.sql import Queries, records
+from stoker.coordinator.queue.transaction import WriterTransaction, plain, telling
+from stoker.core.errors import BadInput, Conflict, NotFound, Refused, StaleLease
+from stoker.core.events import FleetKinds
+from stoker.core.frozen import changed, fields_of
+from stoker.core.jsontext import dumps, loads
+from stoker.core.leases import Role
+from stoker.core.machine import Demand
+from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, Pool, PoolState, may_move
+from stoker.core.text import did_you_mean, point_name
+from stoker.protocol.launch_messages import MOST_WANTED, POOL_BODY, AllocationMove, LaunchView
+
+TICKET_S = 366 * 86400.0
+"""Lifetime of a ticket while its allocation waits: the backend's queue may take weeks."""
+JOIN_S = 600.0
+"""Time to join after an allocation has started; and how long a certificate outlives the allocation's time limit."""
+SHOWN_S = 86400.0
+"""How long an ended allocation is shown."""
+MOST_SHOWN = 500
+"""Ended allocations that are shown."""
+_LOOK_EVERY_S = 3600.0
+_MOST_DROPPED = 500
+_CERTIFICATES_KEPT_S = 86400.0
+"""How long rows of expired certificates are stored."""
+_UNDECLARED = "the cluster file no longer has this pool"
+
+
+# Rows.
+
+
+def load_pools(connection: WriterConnection, queries: Queries, book: QueueState) -> None:
+    """Read pools, allocations that have not ended, and those that ended lately."""
+    for row in records(POOLS, connection.read(queries.pools)):
+        pool = POOL_BODY.validate_json(row.pop("pool"))
+        del row["name"]
+        book.launch.pools[pool.name] = PoolState(pool=pool, **row | {"is_declared": bool(row["is_declared"])})
+    after_s = book.time.now_s() - SHOWN_S
+    ended = connection.read(queries.ended_allocations, after_s=after_s, most=MOST_SHOWN)
+    for row in records(ALLOCATIONS, [*connection.read(queries.live_allocations), *reversed(ended)]):
+        allocation = _allocation(row)
+        book.launch.allocations[allocation.id] = allocation
+
+
+def _allocation(row: dict[str, Any]) -> Allocation:
+    return Allocation(
+        **row
+        | {
+            "state": AllocationState(row["state"]),
+            "wanted": tuple(loads(row["wanted"])) if row["wanted"] else (),
+            "cause": AllocationCause(row["cause"]) if row["cause"] else None,
+        }
+    )
+
+
+def _put_pool(transaction: WriterTransaction, state: PoolState) -> None:
+    transaction.book.launch.pools[state.pool.name] = state
+    row = fields_of(state) | {"name": state.pool.name, "pool": POOL_BODY.dump_json(state.pool).decode()}
+    transaction.write(transaction.statements.put_pool, **row)
+
+
+def _put(transaction: WriterTransaction, allocation: Allocation) -> None:
+    transaction.book.launch.allocations[allocation.id] = allocation
+    row = fields_of(allocation) | {
+        "state": allocation.state.value,
+        "wanted": dumps(list(allocation.wanted)) if allocation.wanted else "",
+        "cause": allocation.cause.value if allocation.cause is not None else "",
+    }
+    transaction.write(transaction.statements.put_allocation, **row)
+
+
+def _move(transaction: WriterTransaction, old: Allocation, new: Allocation, *, by: str = "") -> None:
+    """Store a move: its row, and one event."""
+    _put(transaction, new)
+    _tell(transaction, new, old.state.value, by)
+
+
+def _tell(transaction: WriterTransaction, allocation: Allocation, from_state: str, by: str) -> None:
+    fields = {
+        "allocation": allocation.id,
+        "pool": allocation.pool,
+        "backend_id": allocation.backend_id,
+        "reason": allocation.reason,
+        "cause": allocation.cause.value if allocation.cause is not None else "",
+        "message": allocation.message,
+        "by": plain(by),
+    }
+    transaction.tell(
+        FleetKinds.ALLOCATION_CHANGED,
+        machine=allocation.machine,
+        from_state=from_state,
+        to_state=allocation.state.value,
+        fields=telling(fields),
+    )
+
+
+# Pools: declared, watched, paused.
+
+
+def declare_pools(transaction: WriterTransaction, pools: Iterable[Pool]) -> None:
+    """Apply the pools of the cluster file. One that it no longer has stays until its last allocation has ended."""
+    book = transaction.book
+    declared = {pool.name: pool for pool in pools}
+    if declared and not book.launch.fleet:
+        book.launch.fleet = f"{int(transaction.setting.randomness() * 0xFFFF_FFFF):08x}"
+        transaction.write(transaction.statements.put_meta, key=FLEET, value=book.launch.fleet)
+    for name, pool in declared.items():
+        known = book.launch.pools.get(name)
+        state = PoolState(pool=pool) if known is None else changed(known, pool=pool, is_declared=True)
+        if state != known:
+            _put_pool(transaction, state)
+    for name, known in list(book.launch.pools.items()):
+        if name not in declared and known.is_declared:
+            _put_pool(transaction, changed(known, is_declared=False))
+            _drop_if_over(transaction, name)
+
+
+def _drop_if_over(transaction: WriterTransaction, pool: str) -> None:
+    """Delete a pool that is no longer declared once all of its allocations have ended."""
+    book = transaction.book
+    state = book.launch.pools.get(pool)
+    if state is not None and not state.is_declared and not _live(book, pool):
+        del book.launch.pools[pool]
+        transaction.write(transaction.statements.drop_pool, at_name=pool)
+        # Before such a pool is declared again: its row would be deleted after that.
+        transaction.settle()
+
+
+def watch_pools(transaction: WriterTransaction, asked: WatchPools) -> QueueCommandResult:
+    """Give a launcher the lease of pools, all or none. One that has it gets more time under the same epoch."""
+    found = [_pool(transaction, name) for name in dict.fromkeys(asked.pools)]
+    for state in found:
+        is_held = state.watcher not in ("", asked.watcher) and state.watched_until_s > transaction.now_s
+        if is_held and asked.for_s:
+            raise Conflict(
+                f"pool {state.pool.name} is watched by {state.watcher}",
+                hint="stop that launcher, or wait until its lease ends",
+                pool=state.pool.name,
+                watcher=state.watcher,
+                until_s=state.watched_until_s,
+            )
+    epochs = {}
+    for state in found:
+        if asked.for_s:
+            epochs[state.pool.name] = _watch(transaction, state, asked)
+        elif state.watcher == asked.watcher:
+            epochs[state.pool.name] = state.epoch
+            _put_pool(transaction, changed(state, watcher="", watched_until_s=transaction.now_s))
+            _tell_pool(transaction, state, "released", asked.by, watcher=asked.watcher)
+    return QueueCommandResult(changed=tuple(epochs), data=epochs)
+
+
+def _watch(transaction: WriterTransaction, state: PoolState, asked: WatchPools) -> int:
+    """Give a launcher the lease of a pool, and return the epoch."""
+    is_new = state.watcher != asked.watcher
+    epoch = state.epoch + 1 if is_new else state.epoch
+    until_s = transaction.now_s + asked.for_s
+    _put_pool(transaction, changed(state, watcher=asked.watcher, epoch=epoch, watched_until_s=until_s))
+    if is_new:
+        _tell_pool(transaction, state, "watched", asked.by, watcher=asked.watcher, epoch=epoch)
+    return epoch
+
+
+def pause_pool(transaction: WriterTransaction, asked: PausePool) -> QueueCommandResult:
+    """Plan no more allocations of a pool; the reason is shown."""
+    state = _pool(transaction, asked.pool)
+    why = plain(asked.why) or f"paused by {plain(asked.by) or 'an operator'}"
+    if state.paused == why:
+        return QueueCommandResult(notes=(f"pool {asked.pool} is paused already: {why}",))
+    _put_pool(transaction, changed(state, paused=why))
+    _tell_pool(transaction, state, "paused", asked.by, why=why)
+    return QueueCommandResult(changed=(asked.pool,))
+
+
+def resume_pool(transaction: WriterTransaction, asked: ResumePool) -> QueueCommandResult:
+    """Plan allocations of a pool again."""
+    state = _pool(transaction, asked.pool)
+    if not state.paused:
+        return QueueCommandResult(notes=(f"pool {asked.pool} is not paused",))
+    _put_pool(transaction, changed(state, paused="", resumed_s=transaction.now_s))
+    _tell_pool(transaction, state, "resumed", asked.by)
+    return QueueCommandResult(changed=(asked.pool,))
+
+
+def _tell_pool(transaction: WriterTransaction, state: PoolState, what: str, by: str, **fields: Any) -> None:
+    told = {"pool": state.pool.name, "what": what, **fields, "by": plain(by)}
+    transaction.tell(FleetKinds.POOL_CHANGED, fields=telling(told))
+
+
+def _pool(transaction: WriterTransaction, name: str) -> PoolState:
+    found = transaction.book.launch.pools.get(name)
+    if found is None:
+        hint = (
+            did_you_mean(name, transaction.book.launch.pools)
+            or "`stoker pools` lists them; the cluster file declares them"
+        )
+        raise NotFound(f"there is no pool {name!r}", hint=hint, pool=name)
+    return found
+
+
+def _fenced(transaction: WriterTransaction, name: str, epoch: int) -> PoolState:
+    """Return a pool if an epoch is its present one."""
+    state = _pool(transaction, name)
+    if not state.epoch or epoch != state.epoch:
+        raise StaleLease(
+            f"pool {name} is at epoch {state.epoch}, not {epoch}: another launcher watches it",
+            hint="watch the pool again, and read its allocations",
+            pool=name,
+            epoch=state.epoch,
+        )
+    return state
+
+
+def _live(book: QueueState, pool: str) -> list[Allocation]:
+    return [one for one in book.launch.allocations.values() if one.pool == pool and not one.is_over]
+
+
+# Plans: intent before the backend gets anything, and tickets.
+
+
+def plan_allocations(transaction: WriterTransaction, asked: PlanAllocations) -> QueueCommandResult:
+    """Plan allocations, all or none. Idempotent: the same ids under the same epoch get the same tickets."""
+    state = _fenced(transaction, asked.pool, asked.epoch)
+    ids = transaction.many([plan.id for plan in asked.plans])
+    rows = records(ALLOCATIONS, transaction.read(transaction.queries.allocations_by_id, ids=ids))
+    known = {row["id"]: _allocation(row) for row in rows}
+    keys = {plan.id: _repeated_key(transaction, asked, known[plan.id]) for plan in asked.plans if plan.id in known}
+    new = {plan.id: plan for plan in asked.plans if plan.id not in known}
+    if new:
+        _see_room(transaction, state, len(new))
+    planned = [
+        Allocation(
+            id=plan.id,
+            pool=asked.pool,
+            epoch=asked.epoch,
+            wanted=tuple(plain(name) for name in plan.wanted),
+            planned_s=transaction.now_s,
+        )
+        for plan in new.values()
+    ]
+    for allocation in planned:
+        if allocation.machine in transaction.book.machines:
+            what = f"there is a machine {allocation.machine!r} already"
+            raise Conflict(what, hint="use another id", id=allocation.id)
+    for allocation in planned:
+        _plan(transaction, allocation, new[allocation.id].key, asked.by)
+    return QueueCommandResult(changed=tuple(new), data=keys | {plan.id: plan.key for plan in new.values()})
+
+
+def _plan(transaction: WriterTransaction, allocation: Allocation, key: str, by: str) -> None:
+    ticket = Invite(
+        id=allocation.id.upper(),
+        role=Role.WORKER.value,
+        name=allocation.machine,
+        key=key,
+        made_s=transaction.now_s,
+        expires_s=transaction.now_s + TICKET_S,
+        by=plain(by)[:200],
+    )
+    put_invitation(transaction, ticket)
+    _put(transaction, allocation)
+    _tell(transaction, allocation, "", by)
+
+
+def _repeated_key(transaction: WriterTransaction, asked: PlanAllocations, known: Allocation) -> str:
+    ticket = transaction.book.standing.invites.get(known.id.upper())
+    is_same = known.pool == asked.pool and known.epoch == asked.epoch
+    if not is_same or ticket is None or not ticket.is_live(transaction.now_s):
+        raise Conflict(
+            f"allocation {known.id} exists already ({known.state})", hint="use another id", id=known.id, pool=known.pool
+        )
+    return ticket.key
+
+
+def _see_room(transaction: WriterTransaction, state: PoolState, more: int) -> None:
+    """Refuse new allocations of a pool that is paused, no longer declared, or full."""
+    name = state.pool.name
+    if not state.is_declared:
+        raise Refused(f"{name}: {_UNDECLARED}", hint="add it to the file, then reload: `stoker admin reload`")
+    if state.paused:
+        raise Refused(f"pool {name} is paused: {state.paused}", hint=f"stoker pools resume {name}", reason="paused")
+    live = len(_live(transaction.book, name))
+    if live + more > state.pool.max:
+        raise Refused(
+            f"pool {name} has {live} of at most {state.pool.max} allocations",
+            hint="raise max in the cluster file, or wait until one has ended",
+            reason="full",
+            live=live,
+            most=state.pool.max,
+        )
+
+
+def _keep_ticket(transaction: WriterTransaction, allocation: Allocation, life_s: float) -> None:
+    """Let an unused ticket live for so long from now; for 0 s: close it."""
+    ticket = transaction.book.standing.invites.get(allocation.id.upper())
+    if ticket is not None and ticket.used_s is None:
+        key = ticket.key if life_s else ""
+        put_invitation(transaction, changed(ticket, key=key, expires_s=transaction.now_s + life_s))
+
+
+def redeem(transaction: WriterTransaction, asked: UseInvite) -> QueueCommandResult:
+    """Redeem an invitation or a ticket once; idempotent.
+
+    The sender has proven that it has the key. A ticket that was used with another key of a machine has been copied:
+    neither side can be told from the other, so both are refused from now on.
+    """
+    book = transaction.book
+    found = book.standing.invites.get(asked.id)
+    if found is not None and found.is_ticket and found.used_s is not None and found.request != asked.request:
+        allocation = book.launch.allocation_of(found.name)
+        if allocation is not None and not allocation.is_over:
+            fields = {"allocation": allocation.id, "pool": allocation.pool, "address": plain(asked.address)}
+            transaction.tell(FleetKinds.TICKET_STOLEN, machine=found.name, fields=telling(fields))
+            message = "its ticket was used twice, by different workers"
+            _end(transaction, [_Ending(allocation, AllocationCause.FAILED, message, is_free=True)])
+    return use_invite(transaction, asked)
+
+
+def certificate_end_s(book: QueueState, machine: str, now_s: float) -> float | None:
+    """Return until when a certificate of an allocation's worker is valid; None: the machine is no such worker."""
+    allocation = book.launch.allocation_of(machine)
+    if allocation is None:
+        return None
+    pool = book.launch.pools.get(allocation.pool)
+    wall_s = pool.pool.wall_s if pool is not None else 0.0
+    ends_s = now_s + wall_s if allocation.ends_s is None else allocation.ends_s
+    return max(ends_s, now_s) + JOIN_S
+
+
+# Moves.
+
+
+class _Ending(NamedTuple):
+    """The end of an allocation."""
+
+    allocation: Allocation
+    cause: AllocationCause
+    message: str = ""
+    state: AllocationState = AllocationState.ENDED
+    is_free: bool = False
+    """Its jobs are not charged, whatever the cause."""
+
+
+def move_allocations(transaction: WriterTransaction, asked: MoveAllocations) -> QueueCommandResult:
+    """Record what a launcher found out about allocations, each by itself."""
+    _fenced(transaction, asked.pool, asked.epoch)
+    done, notes, refused = [], [], {}
+    endings: list[_Ending] = []
+    for move in asked.moves:
+        allocation = transaction.book.launch.allocations.get(move.id)
+        why = _refusal(asked.pool, allocation, move)
+        if allocation is None or why:
+            refused[move.id] = why
+            continue
+        if move.id in done:
+            raise BadInput(f"two moves of allocation {move.id}", hint="send one move for each")
+        allocation = _with_facts(allocation, move)
+        if move.state in (AllocationState.ENDED, AllocationState.REFUSED):
+            cause = move.cause or _DEFAULT_CAUSES[move.state]
+            endings.append(_Ending(allocation, cause, plain(move.message), move.state))
+        elif move.state is None or move.state is allocation.state:
+            _put(transaction, allocation)
+        elif may_move(allocation.state, move.state):
+            _enter(transaction, allocation, move.state, asked.by)
+        else:
+            _put(transaction, allocation)
+            notes.append(f"{move.id} is {allocation.state} already, not {move.state}")
+        done.append(move.id)
+    data: dict[str, Any] = {"refused": refused} if refused else {}
+    forgotten = _end(transaction, endings, by=asked.by)
+    return QueueCommandResult(changed=tuple(done), notes=tuple(notes), data=data | {"forgotten": sorted(forgotten)})
+
+
+_DEFAULT_CAUSES = {
+    AllocationState.ENDED: AllocationCause.FAILED,
+    AllocationState.REFUSED: AllocationCause.REFUSED,
+}
+
+
+def _refusal(pool: str, allocation: Allocation | None, move: AllocationMove) -> str:
+    """Return why a move is not allowed; empty if it is.
+
+    A state that an allocation has passed is allowed: the launcher looked before its worker said hello.
+    """
+    if allocation is None or allocation.pool != pool:
+        return f"pool {pool} has no allocation {move.id}"
+    if allocation.is_over:
+        return f"allocation {move.id} has ended ({allocation.cause})"
+    if move.state is AllocationState.SERVING and allocation.state is not AllocationState.SERVING:
+        return f"allocation {move.id} is {allocation.state}: it serves from its worker's hello on"
+    if move.state is AllocationState.REFUSED and not may_move(allocation.state, move.state):
+        return f"allocation {move.id} is {allocation.state}: its backend has accepted it"
+    return ""
+
+
+def _with_facts(allocation: Allocation, move: AllocationMove) -> Allocation:
+    return changed(
+        allocation,
+        backend_id=plain(move.backend_id) or allocation.backend_id,
+        reason=allocation.reason if move.reason is None else plain(move.reason),
+        started_s=allocation.started_s if move.started_s is None else move.started_s,
+        ends_s=allocation.ends_s if move.ends_s is None else move.ends_s,
+    )
+
+
+def _enter(transaction: WriterTransaction, allocation: Allocation, state: AllocationState, by: str) -> None:
+    """Move an allocation to another state that is not its end."""
+    now_s = transaction.now_s
+    times: dict[str, float | None] = {}
+    if allocation.submitted_s is None and state is not AllocationState.DOUBTFUL:
+        times["submitted_s"] = now_s
+    if state is AllocationState.WAITING and allocation.state is AllocationState.STARTED:
+        # The backend put it back into its queue.
+        times |= {"started_s": None, "ends_s": None}
+        _keep_ticket(transaction, allocation, TICKET_S)
+    if state in (AllocationState.STARTED, AllocationState.SERVING) and allocation.started_s is None:
+        times["started_s"] = now_s
+    if state is AllocationState.STARTED:
+        _keep_ticket(transaction, allocation, JOIN_S)
+    if state is AllocationState.SERVING:
+        times["serving_s"] = now_s
+    if state is AllocationState.DRAINING:
+        _keep_ticket(transaction, allocation, 0.0)
+        _close(transaction, allocation, by)
+    _move(transaction, allocation, changed(allocation, state=state, **times), by=by)
+
+
+def _close(transaction: WriterTransaction, allocation: Allocation, by: str) -> None:
+    """Give an allocation's machine no more jobs."""
+    machine = transaction.book.machines.get(allocation.machine)
+    if machine is not None and not machine.row["closed"]:
+        why = f"allocation {allocation.id} is draining"
+        close_machine(transaction, CloseMachine(machine=machine.name, how=MachineCloseMode.DRAIN, why=why, by=by))
+
+
+def _end(transaction: WriterTransaction, endings: Sequence[_Ending], *, by: str = "") -> set[str]:
+    """End allocations, their tickets, certificates, machines and leases first; return the machines."""
+    book = transaction.book
+    why = {one.allocation.machine: f"its allocation ended ({one.cause})" for one in endings}
+    joined = [one for one in book.standing.certificates.values() if one.name in why and one.is_live(transaction.now_s)]
+    # Together: each write of the list of revocations is synced.
+    revoke(transaction, joined, "its allocation ended", by)
+    names = {one.name for one in joined} | (why.keys() & book.machines.keys())
+    for ending in endings:
+        old = ending.allocation
+        if book.standing.invites.pop(old.id.upper(), None) is not None:
+            transaction.write(transaction.statements.drop_invite, at_id=old.id.upper())
+        if old.machine in names:
+            is_free = ending.is_free or ending.cause in FREE_CAUSES
+            remove_machine(transaction, old.machine, f"{old.machine}: {why[old.machine]}", by, is_free=is_free)
+        new = changed(old, state=ending.state, cause=ending.cause, message=ending.message, ended_s=transaction.now_s)
+        _move(transaction, old, new, by=by)
+    for pool in {one.allocation.pool for one in endings}:
+        _drop_if_over(transaction, pool)
+    return names
+
+
+def stop_allocations(transaction: WriterTransaction, asked: StopAllocations) -> QueueCommandResult:
+    """Drain allocations of a pool, by id or all of them; its launcher cancels them at the backend."""
+    _pool(transaction, asked.pool)
+    book = transaction.book
+    found = [one for id in asked.ids if (one := book.launch.allocations.get(id)) is not None and one.pool == asked.pool]
+    missing = set(asked.ids) - {one.id for one in found}
+    if missing:
+        what = f"pool {asked.pool} has no allocation {min(missing)}"
+        raise NotFound(what, hint=f"`stoker pools show {asked.pool}` lists them", ids=sorted(missing))
+    done, notes = [], []
+    for allocation in found if asked.ids else _live(book, asked.pool):
+        if may_move(allocation.state, AllocationState.DRAINING):
+            _enter(transaction, allocation, AllocationState.DRAINING, asked.by)
+            done.append(allocation.id)
+        else:
+            notes.append(f"allocation {allocation.id} is {allocation.state} already")
+    return QueueCommandResult(changed=tuple(done), notes=tuple(notes))
+
+
+# Workers of allocations.
+
+
+def refuse_ended(transaction: WriterTransaction, worker: str) -> None:
+    """Raise `StaleLease` for the worker of an allocation that has ended."""
+    allocation = transaction.book.launch.allocation_of(worker)
+    if allocation is not None and allocation.is_over:
+        what = f"allocation {allocation.id} of {worker} has ended ({allocation.cause})"
+        raise StaleLease(what, hint="stop the jobs of this worker and exit", machine=worker)
+
+
+def serve(transaction: WriterTransaction, machine: RegisteredMachine) -> None:
+    """Record that an allocation's worker said hello."""
+    allocation = transaction.book.launch.allocation_of(machine.name)
+    if allocation is None:
+        return
+    if allocation.ends_s is None and machine.ends_s is not None:
+        allocation = changed(allocation, ends_s=machine.ends_s)
+    if may_move(allocation.state, AllocationState.SERVING):
+        _enter(transaction, allocation, AllocationState.SERVING, "")
+    elif allocation.state is AllocationState.DRAINING:
+        _close(transaction, allocation, "")
+
+
+def count_grants(transaction: WriterTransaction, machine: str, more: int) -> None:
+    """Count jobs that were granted to an allocation's worker."""
+    allocation = transaction.book.launch.allocation_of(machine)
+    if allocation is not None:
+        _put(transaction, changed(allocation, grants=allocation.grants + more))
+
+
+def say_goodbye(transaction: WriterTransaction, machine: str) -> None:
+    """End the allocation of a worker that has left in order."""
+    allocation = transaction.book.launch.allocation_of(machine)
+    if allocation is not None and not allocation.is_over:
+        _end(transaction, [_Ending(allocation, AllocationCause.FINISHED)])
+
+
+# What is shown, and what is dropped.
+
+
+def inspect_launch(transaction: WriterTransaction, _asked: InspectLaunch) -> LaunchView:
+    """Return pools, allocations and demand."""
+    book, now_s = transaction.book, transaction.now_s
+    live = [one for one in book.launch.allocations.values() if not one.is_over]
+    ended = [
+        one for one in book.launch.allocations.values() if one.ended_s is not None and one.ended_s > now_s - SHOWN_S
+    ]
+    ended.sort(key=lambda one: one.ended_s or 0.0, reverse=True)
+    return LaunchView(
+        fleet=book.launch.fleet,
+        now_s=now_s,
+        pools=tuple(_shown(state, now_s) for state in book.launch.pools.values()),
+        allocations=(*live, *ended[:MOST_SHOWN]),
+        demand=_demand(transaction) if book.launch.pools else (),
+    )
+
+
+def _shown(state: PoolState, now_s: float) -> PoolState:
+    paused = state.paused or ("" if state.is_declared else _UNDECLARED)
+    return changed(state, paused=paused, watcher=state.watcher if state.watched_until_s > now_s else "")
+
+
+def _demand(transaction: WriterTransaction) -> tuple[Demand, ...]:
+    book = transaction.book
+    book.waiting.freshen()
+    unmet = book.scheduler.unmet(transaction.now_s)
+    jobs = [book.waiting.known(one.head, one.placed, MOST_WANTED) for one in unmet]
+    seqs = transaction.many([job.seq for some in jobs for job in some])
+    rows = transaction.read(transaction.queries.names_by_seq, seqs=seqs) if unmet else []
+    names = {seq: point_name(name, number) for seq, name, number in rows}
+    return tuple(
+        Demand(
+            job=changed(book.scheduler.wanted[one.head.class_id], priority=one.head.priority),
+            count=one.count,
+            since_s=some[0].since_s,
+            names=tuple(names[job.seq] for job in some[: one.count]),
+            takes_s=book.scheduler.durations.expected_s(one.head.class_id),
+        )
+        for one, some in zip(unmet, jobs, strict=True)
+    )
+
+
+def forget_old(transaction: WriterTransaction) -> None:
+    """Drop ended allocations and expired certificates that are no longer needed, once an hour."""
+    book, now_s = transaction.book, transaction.now_s
+    if transaction.tick_s < book.launch.next_tick_s:
+        return
+    ended = sorted((one for one in book.launch.allocations.values() if one.is_over), key=lambda one: one.ended_s or 0.0)
+    for at, one in enumerate(ended):
+        if (one.ended_s or 0.0) <= now_s - SHOWN_S or at < len(ended) - MOST_SHOWN:
+            del book.launch.allocations[one.id]
+    before_s = now_s - transaction.setting.times.events_kept_s
+    rows = transaction.read(transaction.queries.old_allocations, before_s=before_s, most=_MOST_DROPPED)
+    for (id,) in rows:
+        transaction.write(transaction.statements.drop_allocation, at_id=id)
+    before_s = now_s - _CERTIFICATES_KEPT_S
+    expired = transaction.read(transaction.queries.old_certificates, before_s=before_s, most=_MOST_DROPPED)
+    for (serial,) in expired:
+        transaction.write(transaction.statements.drop_certificate, at_serial=serial)
+        book.standing.certificates.pop(serial, None)
+    if max(len(rows), len(expired)) < _MOST_DROPPED:
+        book.launch.next_tick_s = transaction.tick_s + _LOOK_EVERY_S
+
+
+LAUNCH_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult | LaunchView]] = {
+    WatchPools: watch_pools,
+    PlanAllocations: plan_allocations,
+    MoveAllocations: move_allocations,
+    PausePool: pause_pool,
+    ResumePool: resume_pool,
+    StopAllocations: stop_allocations,
+    InspectLaunch: inspect_launch,
+    UseInvite: redeem,
+}

@@ -1,0 +1,508 @@
+"""Pools and allocations in rows, on both databases: launchers, plans, tickets, workers, ends."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.coordinator.auth import Invite, IssuedCertificate
+from stoker.coordinator.database.backup import back_up, restore
+from stoker.coordinator.database.database import open_database
+from stoker.coordinator.queue.commands import (
+    Declare,
+    InspectLaunch,
+    IssueCertificate,
+    MakeInvite,
+    MoveAllocations,
+    PausePool,
+    PlanAllocations,
+    PlannedTicket,
+    QueueCommandResult,
+    ResumePool,
+    StopAllocations,
+    UseInvite,
+    WatchPools,
+)
+from stoker.core.errors import BadInput, Conflict, Forbidden, NotFound, Refused, StaleLease
+from stoker.core.frozen import changed
+from stoker.core.machine import Cluster, UserPolicy
+from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolState
+from stoker.protocol.launch_messages import AllocationMove, LaunchView
+from stoker.protocol.lease_messages import Grant, Renewal
+from tests.contract.queue_driving import GIB, Driven, order
+from tests.contract.queue_words import kinds, state, sweep
+
+POOL = Pool(name="a100", backend=PoolBackend.SLURM, max=4, wall_s=3600.0)
+ONE, TWO = "7f3a2c", "00ff00"
+MACHINE = f"a100-{ONE}"
+
+
+def ask(fleet: Driven, command: Any) -> QueueCommandResult:
+    answer = fleet.ask(command)
+    assert isinstance(answer, QueueCommandResult)
+    return answer
+
+
+def declare(fleet: Driven, *pools: Pool, users: dict[str, UserPolicy] | None = None) -> None:
+    ask(fleet, Declare(cluster=Cluster(nodes=(), pools=pools, users=users or {})))
+
+
+def watch(fleet: Driven, watcher: str = "w1", for_s: float = 60.0, pool: str = "a100") -> int:
+    epoch: int = ask(fleet, WatchPools(watcher=watcher, pools=(pool,), for_s=for_s)).data[pool]
+    return epoch
+
+
+def plan(fleet: Driven, *ids: str, epoch: int = 1, pool: str = "a100", key: str = "ab") -> dict[str, str]:
+    plans = tuple(PlannedTicket(id=id, wanted=("resnet/1",), key=key * 32) for id in ids or (ONE,))
+    return ask(fleet, PlanAllocations(pool=pool, epoch=epoch, plans=plans, by="launcher")).data
+
+
+def move(fleet: Driven, id: str = ONE, state: AllocationState | None = None, epoch: int = 1, **more: Any) -> Any:
+    moves = (AllocationMove(id=id, state=state, **more),)
+    return ask(fleet, MoveAllocations(pool="a100", epoch=epoch, moves=moves))
+
+
+def end(fleet: Driven, id: str = ONE, cause: AllocationCause = AllocationCause.PREEMPTED, epoch: int = 1) -> None:
+    assert move(fleet, id, AllocationState.ENDED, epoch, cause=cause).changed == (id,)
+
+
+def view(fleet: Driven) -> LaunchView:
+    found = fleet.ask(InspectLaunch())
+    assert isinstance(found, LaunchView)
+    return found
+
+
+def allocation(fleet: Driven, id: str = ONE) -> Allocation:
+    return next(one for one in view(fleet).allocations if one.id == id)
+
+
+def pool(fleet: Driven) -> PoolState:
+    (found,) = view(fleet).pools
+    return found
+
+
+def certificate(fleet: Driven, serial: str = "1", name: str = MACHINE) -> IssuedCertificate:
+    now_s = fleet.clock.wall_s()
+    return IssuedCertificate(serial=serial * 40, name=name, issued_s=now_s, expires_s=now_s + 4200.0)
+
+
+def use(fleet: Driven, serial: str = "1", id: str = ONE) -> UseInvite:
+    named = certificate(fleet, serial, f"a100-{id}")
+    return UseInvite(id=id.upper(), request=f"request {serial}", answer=f"answer {serial}", certificate=named)
+
+
+def serving(fleet: Driven, id: str = ONE) -> None:
+    """Let an allocation's worker join and say hello."""
+    ask(fleet, use(fleet, str(len(fleet.queue.standing().certificates) + 1), id))
+    fleet.join(f"a100-{id}")
+
+
+def ready(fleet: Driven) -> None:
+    declare(fleet, POOL)
+    assert watch(fleet) == 1
+    plan(fleet)
+
+
+def moves(fleet: Driven) -> list[tuple[str, str]]:
+    return [
+        (event.get("from", ""), event["to"]) for event in fleet.reader.events() if event["kind"] == "allocation_changed"
+    ]
+
+
+def running(fleet: Driven) -> Grant:
+    fleet.submit(order("one"))
+    (grant,) = fleet.claim(MACHINE)
+    fleet.start(grant)
+    return grant
+
+
+def leave(fleet: Driven, machine: str = MACHINE) -> None:
+    fleet.ask(Renewal(worker=machine, incarnation=f"incarnation-{machine}", is_leaving=True))
+
+
+def reopen(fleet: Driven) -> None:
+    fleet.close()
+    fleet.open()
+
+
+def test_an_allocation_lives_from_its_plan_to_its_end_with_one_event_for_each_move(fleet: Driven):
+    ready(fleet)
+    for new in (AllocationState.SUBMITTED, AllocationState.WAITING, AllocationState.STARTED):
+        move(fleet, state=new, backend_id="17", reason="Priority")
+    serving(fleet)
+    assert allocation(fleet).state is AllocationState.SERVING
+    end(fleet)
+    found = allocation(fleet)
+    assert (found.cause, found.backend_id, found.reason) == (AllocationCause.PREEMPTED, "17", "Priority")
+    assert None not in (found.submitted_s, found.started_s, found.serving_s, found.ended_s)
+    names = ["", "planned", "submitted", "waiting", "started", "serving", "ended"]
+    assert moves(fleet) == list(pairwise(names))
+
+
+def test_everything_about_pools_and_allocations_survives_a_restart(fleet: Driven):
+    ready(fleet)
+    plan(fleet, TWO)
+    move(fleet, state=AllocationState.WAITING, backend_id="17_3", reason="Priorität", ends_s=5.0)
+    end(fleet, TWO, AllocationCause.NOT_SUBMITTED)
+    ask(fleet, PausePool(pool="a100", why="too many never joined"))
+    before = view(fleet)
+    assert len(before.fleet) == 8
+    reopen(fleet)
+    after = view(fleet)
+    assert (after.fleet, after.pools, after.allocations) == (before.fleet, before.pools, before.allocations)
+
+
+def test_a_change_of_the_reason_alone_is_stored_without_an_event(fleet: Driven):
+    ready(fleet)
+    move(fleet, state=AllocationState.WAITING)
+    told = len(moves(fleet))
+    move(fleet, reason="Resources")
+    move(fleet, state=AllocationState.WAITING, reason="QOSMaxJobsPerUserLimit")
+    assert (allocation(fleet).reason, len(moves(fleet))) == ("QOSMaxJobsPerUserLimit", told)
+
+
+def test_only_one_launcher_watches_a_pool(fleet: Driven):
+    declare(fleet, POOL)
+    assert watch(fleet, "w1") == 1
+    with pytest.raises(Conflict, match="watched by w1"):
+        watch(fleet, "w2")
+    assert watch(fleet, "w1") == 1
+    fleet.clock.advance(61.0)
+    assert pool(fleet).watcher == ""
+    assert watch(fleet, "w2") == 2
+    assert (pool(fleet).watcher, pool(fleet).epoch) == ("w2", 2)
+    with pytest.raises(Conflict, match="watched by w2"):
+        watch(fleet, "w1")
+
+
+def test_a_launcher_that_stops_leaves_the_pool_to_the_next_one_at_once(fleet: Driven):
+    declare(fleet, POOL)
+    watch(fleet, "w1")
+    watch(fleet, "w1", for_s=0.0)
+    assert watch(fleet, "w2") == 2
+    # Late words of the first change nothing.
+    ask(fleet, WatchPools(watcher="w1", pools=("a100",), for_s=0.0))
+    assert pool(fleet).watcher == "w2"
+
+
+def test_pools_are_watched_all_or_none(fleet: Driven):
+    declare(fleet, POOL, changed(POOL, name="cpu"))
+    watch(fleet, "w1", pool="cpu")
+    with pytest.raises(Conflict):
+        fleet.ask(WatchPools(watcher="w2", pools=("a100", "cpu"), for_s=60.0))
+    assert [one.watcher for one in view(fleet).pools] == ["", "w1"]
+
+
+def test_a_stale_launcher_can_write_nothing(fleet: Driven):
+    ready(fleet)
+    fleet.clock.advance(61.0)
+    # Nobody else watches: its epoch is still the pool's.
+    plan(fleet, TWO)
+    assert watch(fleet, "w2") == 2
+    with pytest.raises(StaleLease):
+        plan(fleet, "123456")
+    with pytest.raises(StaleLease):
+        move(fleet, state=AllocationState.SUBMITTED)
+    assert allocation(fleet).state is AllocationState.PLANNED
+    assert move(fleet, state=AllocationState.SUBMITTED, epoch=2).changed == (ONE,)
+
+
+def test_a_pool_that_nobody_watched_takes_no_plans(fleet: Driven):
+    declare(fleet, POOL)
+    with pytest.raises(StaleLease):
+        plan(fleet, epoch=0)
+
+
+def test_an_unknown_pool_is_named_with_the_nearest_one(fleet: Driven):
+    declare(fleet, POOL)
+    with pytest.raises(NotFound) as caught:
+        watch(fleet, pool="a10")
+    assert "a100" in str(caught.value.hint)
+
+
+def test_a_plan_that_is_sent_again_gets_the_same_ticket(fleet: Driven):
+    declare(fleet, POOL)
+    watch(fleet)
+    assert plan(fleet, ONE, key="ab") == {ONE: "ab" * 32}
+    assert plan(fleet, ONE, TWO, key="cd") == {ONE: "ab" * 32, TWO: "cd" * 32}
+    reopen(fleet)
+    assert plan(fleet, ONE, key="ef") == {ONE: "ab" * 32}
+    assert len(moves(fleet)) == 2
+
+
+def test_an_id_is_never_used_twice(fleet: Driven):
+    ready(fleet)
+    serving(fleet)
+    with pytest.raises(Conflict, match="exists already"):
+        plan(fleet)
+    end(fleet)
+    with pytest.raises(Conflict, match="exists already"):
+        plan(fleet)
+    watch(fleet, "w1", for_s=0.0)
+    assert watch(fleet, "w2") == 2
+    plan(fleet, TWO, epoch=2)
+    fleet.clock.advance(61.0)
+    assert watch(fleet, "w3") == 3
+    with pytest.raises(Conflict, match="exists already"):
+        plan(fleet, TWO, epoch=3)
+
+
+def test_a_plan_is_all_or_none(fleet: Driven):
+    ready(fleet)
+    fleet.join(f"a100-{TWO}")
+    with pytest.raises(Conflict, match="machine"):
+        plan(fleet, "123456", TWO)
+    assert [one.id for one in view(fleet).allocations] == [ONE]
+
+
+def test_a_paused_or_full_pool_takes_no_plans(fleet: Driven):
+    declare(fleet, changed(POOL, max=2))
+    watch(fleet)
+    with pytest.raises(Refused) as caught:
+        plan(fleet, ONE, TWO, "123456")
+    assert caught.value.data["reason"] == "full"
+    plan(fleet, ONE, TWO)
+    end(fleet, TWO)
+    ask(fleet, PausePool(pool="a100", why="5 were refused"))
+    with pytest.raises(Refused, match="5 were refused"):
+        plan(fleet, "123456")
+    ask(fleet, ResumePool(pool="a100", by="ada"))
+    plan(fleet, "123456")
+    assert pool(fleet).resumed_s > 0.0
+    told = [event for event in fleet.reader.events() if event["kind"] == "pool_changed"]
+    assert [event["what"] for event in told] == ["watched", "paused", "resumed"]
+
+
+def test_a_pool_that_is_no_longer_declared_stays_until_its_last_allocation_ends(fleet: Driven):
+    ready(fleet)
+    declare(fleet)
+    found = pool(fleet)
+    assert (found.is_declared, "no longer" in found.paused) == (False, True)
+    with pytest.raises(Refused, match="no longer"):
+        plan(fleet, TWO)
+    move(fleet, state=AllocationState.SUBMITTED)
+    end(fleet)
+    assert view(fleet).pools == ()
+    reopen(fleet)
+    assert view(fleet).pools == ()
+    declare(fleet, POOL)
+    assert pool(fleet).is_declared
+
+
+def test_moves_that_are_not_allowed_are_refused_one_by_one(fleet: Driven):
+    ready(fleet)
+    plan(fleet, TWO)
+    end(fleet)
+    asked = (
+        AllocationMove(id=ONE, state=AllocationState.STARTED),
+        AllocationMove(id=TWO, state=AllocationState.SUBMITTED),
+        AllocationMove(id="999999", state=AllocationState.STARTED),
+    )
+    done = ask(fleet, MoveAllocations(pool="a100", epoch=1, moves=asked))
+    assert done.changed == (TWO,)
+    assert sorted(done.data["refused"]) == [ONE, "999999"]
+    for bad in (AllocationState.REFUSED, AllocationState.SERVING):
+        assert list(move(fleet, TWO, bad).data["refused"]) == [TWO]
+    with pytest.raises(BadInput):
+        fleet.ask(MoveAllocations(pool="a100", epoch=1, moves=(asked[1], asked[1])))
+
+
+def test_a_look_from_before_the_hello_counts_for_its_facts_alone(fleet: Driven):
+    ready(fleet)
+    serving(fleet)
+    done = move(fleet, state=AllocationState.STARTED, backend_id="17", ends_s=9000.0)
+    assert (done.changed, len(done.notes)) == ((ONE,), 1)
+    found = allocation(fleet)
+    assert (found.state, found.backend_id, found.ends_s) == (AllocationState.SERVING, "17", 9000.0)
+
+
+def test_a_ticket_lives_while_its_allocation_waits_and_for_ten_minutes_after_its_start(fleet: Driven):
+    ready(fleet)
+    fleet.clock.advance(30 * 86400.0)
+    move(fleet, state=AllocationState.WAITING)
+    fleet.clock.advance(30 * 86400.0)
+    move(fleet, state=AllocationState.STARTED)
+    fleet.clock.advance(300.0)
+    # Requeued by the backend before its worker joined: it may wait for days again.
+    move(fleet, state=AllocationState.WAITING)
+    assert allocation(fleet).started_s is None
+    fleet.clock.advance(86400.0)
+    move(fleet, state=AllocationState.STARTED)
+    fleet.clock.advance(601.0)
+    with pytest.raises(Forbidden):
+        fleet.ask(use(fleet))
+    assert fleet.queue.standing().certificates == {}
+
+
+def test_tickets_do_not_count_as_open_invitations(fleet: Driven):
+    declare(fleet, changed(POOL, max=150))
+    watch(fleet)
+    plan(fleet, *(f"{number:06x}" for number in range(120)))
+    ask(fleet, MakeInvite(invite=Invite(id="K7", role="worker", key="ab" * 32), life_s=900.0))
+
+
+def test_a_ticket_that_is_used_twice_by_different_workers_ends_both(fleet: Driven):
+    ready(fleet)
+    first = use(fleet)
+    assert ask(fleet, first).data["answer"] == "answer 1"
+    assert ask(fleet, first).data["answer"] == "answer 1"
+    fleet.join(MACHINE)
+    running(fleet)
+    with pytest.raises(Forbidden):
+        fleet.ask(use(fleet, "2"))
+    found = allocation(fleet)
+    assert (found.state, found.cause) == (AllocationState.ENDED, AllocationCause.FAILED)
+    assert [one.revoked_s is not None for one in fleet.queue.standing().certificates.values()] == [True]
+    assert "ticket_stolen" in [event["kind"] for event in fleet.reader.events()]
+    # Its job is not charged.
+    assert (state(fleet), fleet.reader.story("one").attempts[-1].cause) == ("pending", "preempted")
+
+
+def test_the_certificate_of_an_allocation_ends_with_it_and_is_not_renewed(fleet: Driven):
+    ready(fleet)
+    now_s = fleet.clock.wall_s()
+    assert fleet.queue.certificate_end_s(MACHINE, now_s) == now_s + 3600.0 + 600.0
+    move(fleet, state=AllocationState.STARTED, ends_s=now_s + 1000.0)
+    assert fleet.queue.certificate_end_s(MACHINE, now_s) == now_s + 1600.0
+    assert fleet.queue.certificate_end_s("desk", now_s) is None
+    serving(fleet)
+    with pytest.raises(Refused, match="not renewed"):
+        fleet.ask(IssueCertificate(certificate=certificate(fleet, "2"), present="1" * 40))
+
+
+@pytest.mark.parametrize("cause", [AllocationCause.PREEMPTED, AllocationCause.CANCELLED, AllocationCause.FAILED])
+def test_an_end_leaves_nothing_behind_and_ends_leases_at_once(fleet: Driven, cause: AllocationCause):
+    ready(fleet)
+    serving(fleet)
+    running(fleet)
+    end(fleet, cause=cause)
+    assert state(fleet) == "pending"
+    story = fleet.reader.story("one")
+    is_free = cause is not AllocationCause.FAILED
+    assert (story.attempts[-1].cause, kinds(fleet)[-1]) == ("preempted" if is_free else "lost", "job_expired")
+    assert fleet.reader.machines() == ()
+    assert [one.revoked_s is not None for one in fleet.queue.standing().certificates.values()] == [True]
+    assert fleet.queue.standing().invites == {}
+    with pytest.raises(StaleLease, match="has ended"):
+        fleet.join(MACHINE)
+
+
+def test_preemptions_never_make_a_job_poison(fleet: Driven):
+    declare(fleet, POOL)
+    watch(fleet)
+    fleet.submit(order("one"))
+    for number in range(6):
+        id = f"{number:06x}"
+        plan(fleet, id)
+        serving(fleet, id)
+        (grant,) = fleet.claim(f"a100-{id}")
+        fleet.start(grant)
+        end(fleet, id, AllocationCause.PREEMPTED)
+        assert state(fleet) == "pending"
+
+
+def test_a_worker_that_leaves_in_order_ends_its_allocation(fleet: Driven):
+    ready(fleet)
+    serving(fleet)
+    fleet.submit(order("one"))
+    (grant,) = fleet.claim(MACHINE)
+    fleet.start(grant)
+    fleet.finish(grant)
+    leave(fleet)
+    found = allocation(fleet)
+    assert (found.state, found.cause, found.grants) == (AllocationState.ENDED, AllocationCause.FINISHED, 1)
+    assert fleet.reader.machines() == ()
+    # What the backend reports later does not change that.
+    assert list(move(fleet, state=AllocationState.ENDED, cause=AllocationCause.FAILED).data["refused"]) == [ONE]
+    assert allocation(fleet).cause is AllocationCause.FINISHED
+
+
+def test_stopped_allocations_drain_take_no_jobs_and_cannot_join(fleet: Driven):
+    ready(fleet)
+    plan(fleet, TWO)
+    serving(fleet)
+    assert set(ask(fleet, StopAllocations(pool="a100", by="ada")).changed) == {ONE, TWO}
+    assert {one.state for one in view(fleet).allocations} == {AllocationState.DRAINING}
+    fleet.submit(order("one"))
+    assert fleet.claim(MACHINE) == ()
+    with pytest.raises(Forbidden):
+        fleet.ask(use(fleet, "2", TWO))
+    assert ask(fleet, StopAllocations(pool="a100", ids=(ONE,))).notes
+    with pytest.raises(NotFound):
+        fleet.ask(StopAllocations(pool="a100", ids=("999999",)))
+
+
+def test_a_worker_that_joined_and_was_stopped_before_its_hello_gets_no_jobs(fleet: Driven):
+    ready(fleet)
+    ask(fleet, use(fleet))
+    ask(fleet, StopAllocations(pool="a100"))
+    fleet.join(MACHINE)
+    fleet.submit(order("one"))
+    assert fleet.claim(MACHINE) == ()
+
+
+def test_after_a_restore_no_launcher_and_no_ticket_of_before_counts(fleet: Driven, tmp_path: Path):
+    ready(fleet)
+    path = tmp_path / "backup"
+    back_up(fleet.database, str(path), clock=fleet.clock)
+    fleet.clock.advance(61.0)
+    assert watch(fleet, "w2") == 2
+    fleet.close()
+    database = open_database(fleet.url, clock=fleet.clock)
+    restore(database, io.BytesIO(path.read_bytes()), "backup", clock=fleet.clock, may_replace=True)
+    database.close()
+    fleet.open()
+    assert watch(fleet, "w3") > 2
+    with pytest.raises(StaleLease):
+        plan(fleet, TWO, epoch=2)
+    with pytest.raises(Forbidden):
+        fleet.ask(use(fleet))
+
+
+def test_ended_allocations_and_expired_certificates_are_dropped_in_time(fleet: Driven):
+    ready(fleet)
+    serving(fleet)
+    end(fleet)
+    sweep(fleet)
+    fleet.clock.advance(86400.0 + 1)
+    assert view(fleet).allocations == ()
+    fleet.clock.advance(86400.0)
+    sweep(fleet)
+    assert fleet.queue.standing().certificates == {}
+    watch(fleet, "w2")
+    with pytest.raises(Conflict, match="exists already"):
+        plan(fleet, epoch=2)
+    fleet.clock.advance(100 * 86400.0)
+    sweep(fleet)
+    watch(fleet, "w3")
+    plan(fleet, epoch=3)
+
+
+def test_demand_is_what_fits_into_no_free_room(fleet: Driven):
+    declare(fleet, POOL)
+    fleet.join("desk", slots=2)
+    fleet.submit(*(order("small", number) for number in range(1, 6)))
+    fleet.submit(order("wide", requirements={"ram_bytes": 500 * GIB}))
+    small, wide = view(fleet).demand
+    assert (small.count, wide.count) == (3, 1)
+    assert (small.names, wide.names) == (("small/3", "small/4", "small/5"), ("wide",))
+    assert small.since_s <= view(fleet).now_s
+    assert wide.job.requirements.ram_bytes == 500 * GIB
+    # Nothing was taken: both slots are still free.
+    assert len(fleet.claim("desk", most=4)) == 2
+    assert [one.count for one in view(fleet).demand] == [3, 1]
+
+
+def test_jobs_beyond_the_limits_of_their_user_are_no_demand(fleet: Driven):
+    declare(fleet, POOL, users={"*": UserPolicy(most_jobs=2)})
+    fleet.submit(*(order("one", number) for number in range(1, 6)))
+    assert [one.count for one in view(fleet).demand] == [2]
+
+
+def test_without_a_pool_no_demand_is_computed(fleet: Driven):
+    fleet.submit(order("one"))
+    assert view(fleet).demand == ()
