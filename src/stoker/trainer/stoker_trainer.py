@@ -41,6 +41,7 @@ VERSION = 1
 _MAGIC = b"\x93SKM1\r\n\x1a"
 _ROWS_PER_FRAME, _NAME_BYTES, _STEP_LIMIT, _COPIED_BELOW_BYTES = 4096, 200, 1 << 63, 64 << 20
 _FLUSH_S, _BEAT_S, _PATIENCE_S = 0.5, 15.0, 5.0  # the last for a disk that hangs, at the end
+_SAME_REQUEST_S = 2.0
 _CALLS, _NUDGE = 65536, 4096  # how many may wait to be written; when to begin early
 _WIDTH = 64  # a call with more metrics counts as several, so that the bound is one of memory
 
@@ -103,7 +104,7 @@ def should_stop() -> bool:
     """Return True if the program received SIGTERM; call it in the main thread.
 
     From the first call on, the signal sets this flag instead of ending the program, and then calls the handler that
-    the program had installed. A second signal does what it always did.
+    the program had installed. A second signal, more than 2 s later, does what it always did.
     """
     return _speaker is not None and _speaker.should_stop()
 
@@ -127,6 +128,7 @@ class _Speaker:
         self.control, self.metrics = control, metrics
         self.complaints: set[str] = set()
         self.was_asked_to_stop = self.is_kept_within = False
+        self.asked_s = 0.0
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -221,12 +223,21 @@ class _Speaker:
         return self.was_asked_to_stop
 
     def stop(self, number: int, frame: Any) -> None:
-        """Handle the first SIGTERM; the previous handler handles it too, and every later one alone."""
+        """Handle the first SIGTERM; the previous handler handles it too, and every later one alone.
+
+        The default, which ends the program, does so only a while later: a batch system sends a signal to every process,
+        and Stoker another to its program, and both are one request.
+        """
+        now_s, is_default = time.monotonic(), not self.stopped_before
         if not self.was_asked_to_stop:
-            self.was_asked_to_stop = True
-            signal.signal(signal.SIGTERM, self.stopped_before or signal.SIG_DFL)
+            self.was_asked_to_stop, self.asked_s = True, now_s
+            if not is_default:
+                signal.signal(signal.SIGTERM, self.stopped_before)
             if callable(self.stopped_before):
                 self.stopped_before(number, frame)
+        elif is_default and now_s - self.asked_s >= _SAME_REQUEST_S:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
 
     def end(self, kind: str, fields: dict[str, Any], metrics: dict[str, Any]) -> None:
         """Write the last report."""

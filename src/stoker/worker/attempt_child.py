@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -130,8 +131,8 @@ def run_attempt(assignment: Assignment, *, builder: JobBuilder, tools: Callable[
     """Run one attempt to its end in this process, under its lease; return the exit code.
 
     Its folder below `runs` always has its end, whatever went wrong. Nothing is written to pipes that would close
-    with the worker: `status.jsonl` and `end.json` are the report. TERM stops the work gracefully; a second TERM ends it
-    at once.
+    with the worker: `status.jsonl` and `end.json` are the report. TERM stops the work gracefully; a second TERM, more
+    than 2 s later, ends it at once.
     """
     stops = _Stops()
     stops.listen()
@@ -178,11 +179,18 @@ def _end_unbegun(builder: JobBuilder, assignment: Assignment, runs: str, error: 
     return exit_code_of(error)
 
 
+_SAME_REQUEST_S = 2.0
+
+
 class _Stops:
-    """Handles SIGTERM, the first and the second."""
+    """Handles SIGTERM, the first and the second.
+
+    One soon after the first is the same request: a batch system sends one to every process, and the worker another.
+    """
 
     def __init__(self) -> None:
         self._request: StokerError | None = None
+        self._requested_s = 0.0
         self._cancel: Callable[[StokerError], None] | None = None
         self._abandon: Callable[[StokerError], None] | None = None
 
@@ -197,10 +205,12 @@ class _Stops:
             cancel(self._request)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        now_s = time.monotonic()
         if self._request is None:
+            self._requested_s = now_s
             self._request = Terminated("stopped by its worker")
             if self._cancel is not None:
                 self._cancel(self._request)
-        elif self._abandon is not None:
+        elif self._abandon is not None and now_s - self._requested_s >= _SAME_REQUEST_S:
             self._abandon(Terminated("killed by its worker"))
             os._exit(Terminated.exit_code)

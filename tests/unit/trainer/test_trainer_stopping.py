@@ -18,8 +18,15 @@ def test_whoever_never_asks_is_ended_as_always(place: Place) -> None:
 
 
 def test_a_second_request_ends_it(place: Place) -> None:
-    ran = place.run(TERM_SELF + "t.should_stop(); term(); t.should_stop(); term(); print('still here')")
+    ran = place.run(
+        TERM_SELF + "t._SAME_REQUEST_S = 0.0\nt.should_stop(); term(); t.should_stop(); term(); print('still here')"
+    )
     assert (ran.status, ran.out) == (-signal.SIGTERM, "")
+
+
+def test_a_signal_of_the_batch_system_and_one_of_stoker_are_one_request(place: Place) -> None:
+    ran = place.run(TERM_SELF + "t.should_stop(); term(); term(); print('saves'); t.done()")
+    assert (ran.status, ran.out) == (0, "saves\n")
 
 
 def test_what_the_program_installed_itself_is_called_too(place: Place) -> None:
