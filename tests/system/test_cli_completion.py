@@ -103,7 +103,13 @@ def test_values_of_options_are_choices_and_names(shell: Shell) -> None:
     add_job(shell, "resnet")
     remember(str(shell.home / "state"), "machines", ["desk", "attic"])
     remember(str(shell.home / "state"), "jobs", ["sweep/1", "sweep/2", "far"])
-    assert words(shell, "admin", "tokens", "make", "me", "--role", "") == ["read", "submit", "operate", "admin"]
+    assert words(shell, "admin", "tokens", "make", "me", "--role", "") == [
+        "read",
+        "submit",
+        "launch",
+        "operate",
+        "admin",
+    ]
     assert words(shell, "jobs", "--status=pending,ca") == ["--status=pending,cancelled"]
     assert words(shell, "logs", "") == ["last", "resnet", "sweep", "far"]
     assert words(shell, "run", "--failed", "re") == ["resnet"]

@@ -289,9 +289,10 @@ class Scheduler:
 
     def unmet(self, now_s: float) -> list[UnmetDemand]:
         """Return the ready jobs that no present machine has room for now, in the order of the queue."""
-        self._note_time(now_s)
-        self._prepare(now_s)
-        return unmet_demand(self.types, self.machines, self.ready, self.shares, now_s)
+        # Prices are not needed, and finding them takes long. Until the next claim has refreshed the tables, what is in
+        # none of them is taken to have the time.
+        at_s = None if self.tables.is_stale else now_s
+        return unmet_demand(self.types, self.machines, self.ready, self.shares, at_s)
 
     def offers(self) -> tuple[NodeOffer, ...]:
         """Return every machine with its load, in the order of joining."""

@@ -74,6 +74,14 @@ BY_ROLE = [
     ("GET", "/v1/invites", Role.OPERATE),
     ("DELETE", "/v1/invites/AB", Role.OPERATE),
     ("POST", f"/v1/certificates/{SERIAL}/revoke", Role.OPERATE),
+    ("GET", "/v1/launch", Role.READ),
+    ("POST", "/v1/pools/watch", Role.LAUNCH),
+    ("POST", "/v1/pools/a100/allocations", Role.LAUNCH),
+    ("POST", "/v1/pools/a100/moves", Role.LAUNCH),
+    ("POST", "/v1/pools/a100/pause", Role.LAUNCH),
+    ("POST", "/v1/pools/a100/resume", Role.OPERATE),
+    ("POST", "/v1/pools/a100/stop", Role.OPERATE),
+    ("POST", "/v1/pools/a100/anything", Role.ADMIN),
     ("POST", "/v1/tokens", Role.ADMIN),
     ("GET", "/v1/tokens", Role.ADMIN),
     ("POST", "/v1/tokens/a/rotate", Role.ADMIN),
@@ -83,7 +91,7 @@ BY_ROLE = [
     ("DELETE", "/v1/jobs", Role.ADMIN),
     ("POST", "/v1/hello/more", Role.ADMIN),
 ]
-ROLES = (Role.READ, Role.SUBMIT, Role.OPERATE, Role.ADMIN)
+ROLES = (Role.READ, Role.SUBMIT, Role.LAUNCH, Role.OPERATE, Role.ADMIN)
 
 
 class Desk:
@@ -159,6 +167,11 @@ def test_every_route_asks_for_its_role(method: str, path: str, role: Role, has: 
     may = Principal(name="", role=has).may(role)
     assert status(EVERYWHERE, method, path, authorization=f"Bearer {has.value * 9}") == (0 if may else 403)
     assert status(EVERYWHERE, method, path, x_operator_token=has.value * 9) == (0 if may else 403)
+
+
+def test_launching_is_no_submitting_and_the_other_way_round():
+    assert not Principal(name="", role=Role.LAUNCH).may(Role.SUBMIT)
+    assert not Principal(name="", role=Role.SUBMIT).may(Role.LAUNCH)
 
 
 @pytest.mark.parametrize(("method", "path", "role"), BY_ROLE)
@@ -425,7 +438,7 @@ def test_operators_of_system_a_need_their_token_everywhere(method: str, path: st
         assert desk.status(method, path) == 401
         assert desk.status(method, path, x_operator_token=TOKEN) == 0
         for role in ROLES:
-            is_refused = role in (Role.READ, Role.SUBMIT)
+            is_refused = role in (Role.READ, Role.SUBMIT, Role.LAUNCH)
             assert desk.status(method, path, x_operator_token=role.value * 9) == (403 if is_refused else 0)
 
 

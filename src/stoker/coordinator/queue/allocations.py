@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from stoker.coordinator.auth import Invite
+from stoker.coordinator.auth import Invite, not_invited
 from stoker.coordinator.database.database import WriterConnection
 from stoker.coordinator.database.tables import ALLOCATIONS, FLEET, POOLS
 from stoker.coordinator.queue.commands import (
@@ -344,6 +344,7 @@ def redeem(transaction: WriterTransaction, asked: UseInvite) -> QueueCommandResu
             transaction.tell(FleetKinds.TICKET_STOLEN, machine=found.name, fields=telling(fields))
             message = "its ticket was used twice, by different workers"
             _end(transaction, [_Ending(allocation, AllocationCause.FAILED, message, is_free=True)])
+        raise not_invited(found, transaction.now_s)
     return use_invite(transaction, asked)
 
 
