@@ -135,18 +135,19 @@ $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev
 	@touch $@
 
 # Programs that tests use beside our own: the pages' examples are pasted into zsh, fish completes words, JSON goes through jq, certificates come
-# from openssl, the queue is tested on PostgreSQL, which gets no database of its own and so starts no service. nginx only
-# where nobody minds a web server that starts with the machine. Only whoever may installs them,
+# from openssl, the queue is tested on PostgreSQL, which gets no database of its own and so starts no service. nginx, sshd
+# and Slurm only where nobody minds servers that start with the machine. Only whoever may installs them,
 # and nothing fails where they can't be had: the tests that need them skip and say so. Tried again the next time if the
 # packages were out of reach.
-PROGRAMS := zsh fish jq openssl postgres $(if $(CI),nginx)
+PROGRAMS := zsh fish jq openssl postgres $(if $(CI),nginx sshd munged slurmctld slurmd squeue)
+PACKAGES := s/nginx/nginx-light/; s/postgres/postgresql/; s/sshd/openssh-server/; s/munged/munge/; s/squeue/slurm-client/
 NO_CLUSTER := /etc/postgresql-common/createcluster.conf
 APT = env DEBIAN_FRONTEND=noninteractive UCF_FORCE_CONFFOLD=1 RUNLEVEL=1 apt-get -q=2 -o Acquire::Retries=1 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=60
 
 $(STAMPS)/programs: | $(STAMPS)/venv
-	@PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; \
+	@PATH="$$PATH:/usr/sbin:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; \
 	missing=; for one in $(PROGRAMS); do command -v $$one >/dev/null || missing="$$missing $$one"; done; \
-	missing=$$(echo "$$missing" | sed 's/nginx/nginx-light/; s/postgres/postgresql/'); \
+	missing=$$(echo "$$missing" | sed '$(PACKAGES)'); \
 	if [ -z "$$missing" ] || ! command -v apt-get >/dev/null; then touch $@; exit; fi; \
 	if [ "$$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as="sudo -n"; else touch $@; exit; fi; \
 	echo "installing$$missing, for the tests that use them"; \

@@ -22,6 +22,7 @@ from tests.others import folder_for_all
 
 if TYPE_CHECKING:
     from tests.servers.postgres import PostgresServer
+    from tests.servers.slurm import SlurmCluster
 
 # What random examples find is for whoever went looking, not for whoever changes something else that day.
 # Nor how long one took: every stall of a machine would fail some property.
@@ -110,6 +111,24 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.skip(why)
     with postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def shared_slurm() -> Iterator[SlurmCluster]:
+    """A Slurm of this test process."""
+    from tests.servers.slurm import slurm, why_no_slurm
+
+    if why := why_no_slurm():
+        pytest.skip(why)
+    with slurm() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm_cluster(shared_slurm: SlurmCluster) -> SlurmCluster:
+    """An idle Slurm, shared with other tests of this process. Whoever kills a daemon of it starts it again."""
+    shared_slurm.clear()
+    return shared_slurm
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.pool import Allocation, AllocationState, Pool
 from stoker.launch.launchers import Launcher, Sighting
 
-FLEET = "4c1d0a"
 SECRET = "5ec7e7" * 10
 _SECONDS = 20.0
 
@@ -39,22 +38,33 @@ class LauncherCase:
     """Of the stand-in."""
     break_answer: Callable[[], Launcher]
     """Return a launcher whose next submit succeeds but whose answer is lost."""
+    fleet: str = fresh(factory=lambda: os.urandom(3).hex())
+    """One per test: a backend still shows what others ended."""
+    submitted: dict[str, Allocation] = fresh(factory=dict)
 
     def ids(self, count: int = 1) -> list[Allocation]:
         return [Allocation(id=os.urandom(3).hex(), pool=self.pool.name) for _ in range(count)]
 
     def submit(self, allocations: Sequence[Allocation]) -> dict[str, str]:
-        rendered = self.launcher.render(self.pool, allocations, fleet=FLEET)
-        return dict(self.launcher.submit(rendered, tickets(allocations)))
+        rendered = self.launcher.render(self.pool, allocations, fleet=self.fleet)
+        made = dict(self.launcher.submit(rendered, tickets(allocations)))
+        self.submitted.update({one.id: changed(one, backend_id=made[one.id]) for one in allocations})
+        return made
 
-    def look(self, *known: str, fleet: str = FLEET) -> dict[str, Sighting]:
-        return {one.id: one for one in self.launcher.look(self.pool, fleet=fleet, known=known)}
+    def look(self, fleet: str = "") -> dict[str, Sighting]:
+        return {one.id: one for one in self.launcher.look(self.pool, fleet=fleet or self.fleet)}
 
-    def wait(self, id: str, state: AllocationState, *known: str) -> Sighting:
+    def look_for(self, id: str) -> Sighting | None:
+        """Look for one that was submitted: Slurm forgets a member of an array that is cancelled before it starts."""
+        known = [one for one in self.submitted.values() if one.id == id]
+        found = self.launcher.look(self.pool, fleet=self.fleet, known=known)
+        return next((one for one in found if one.id == id), None)
+
+    def wait(self, id: str, state: AllocationState) -> Sighting:
         """Look until an allocation is in a state."""
         deadline_s = time.monotonic() + _SECONDS
         while True:
-            found = self.look(*known).get(id)
+            found = self.look_for(id)
             if found is not None and found.state is state:
                 return found
             assert time.monotonic() < deadline_s, f"{id} is not {state} but {found}"

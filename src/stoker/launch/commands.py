@@ -56,13 +56,14 @@ class HostCommands:
         Raises `NoBackend` if it certainly did not run, `HostKeyChanged` if the host has another key.
         """
         words = [*self._ssh_words(), "--", where, shlex.join(argv)] if where else argv
+        program = next(word for word in argv if word != "env" and "=" not in word)
         reply = self._runner.ask(words, limit_s=limit_s, stdin=stdin)
         if isinstance(reply, ProbeFailure):
             if reply.code in ("probe_missing", "probe_not_started"):
-                raise NoBackend(f"{argv[0] if not where else 'ssh'} not found", hint=_path_hint(where), host=where)
+                raise NoBackend(f"{program if not where else 'ssh'} not found", hint=_path_hint(where), host=where)
             return reply
         if reply.exit_code == _MISSING:
-            message = f"{argv[0]} not found on {where or 'this machine'}: {one_line(reply.err, 200)}"
+            message = f"{program} not found on {where or 'this machine'}: {one_line(reply.err, 200)}"
             raise NoBackend(message, hint=_path_hint(where), host=where)
         if where and reply.exit_code == _SSH_FAILED:
             return self._on_ssh_failure(where, reply)

@@ -33,7 +33,7 @@ _NOT_MADE = 73
 _STARTING_S = 60
 _STARTS_WITHIN_S = 10
 # By a worker's exit status: done, drained, ended by SIGTERM before it could do anything about it.
-_CAUSES = {0: AllocationCause.FINISHED, 75: AllocationCause.FINISHED, 143: AllocationCause.PREEMPTED}
+_CAUSES = {0: AllocationCause.FINISHED, 75: AllocationCause.FINISHED, 143: AllocationCause.CANCELLED_THERE}
 
 # `identity PID` prints who has this number now; nothing if no process has it. `is_alive FOLDER` compares that with what
 # the folder's worker wrote down. Field 22 of `stat` is the start; the name before may contain anything. The kernel does
@@ -147,7 +147,10 @@ class HostLauncher:
             )
         return {id: id for id in rendered.ids}
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[str] = ()) -> tuple[Sighting, ...]:
+    def forecast(self, rendered: Rendered) -> str:
+        return ""
+
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
         script = f"""\
 cd {self._base(pool)}/{shlex.quote(fleet)} 2>/dev/null || exit 0
 for one in {pool.name}-*; do
@@ -174,7 +177,11 @@ done
         reply = self._read(pool, script)
         found = [_sighting(line.split(), pool) for line in reply.splitlines() if line.startswith(f"{pool.name}-")]
         seen = {one.backend_id for one in found if one is not None}
-        lost = [Sighting(id=id, backend_id=id, state=AllocationState.ENDED) for id in known if id not in seen]
+        lost = (
+            Sighting(id=one.id, backend_id=one.backend_id, state=AllocationState.ENDED, reason="its folder is gone")
+            for one in known
+            if one.backend_id not in seen
+        )
         return (*(one for one in found if one is not None), *lost)
 
     def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:

@@ -54,7 +54,7 @@ class Sighting:
     reason: str = ""
     """The backend's own words about this state."""
     cause: AllocationCause | None = None
-    """Why it ended, if it has. `preempted` also if it was cancelled: the backend does not know by whom."""
+    """Why it ended, if it has. `cancelled_there` also for our own `cancel`: the backend does not know who it was."""
     may_start_s: float | None = None
     """When the backend expects to start it, if it waits."""
     started_s: float | None = None
@@ -82,10 +82,13 @@ class Launcher(Protocol):
         the allocations, or they were not submitted.
         """
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[str] = ()) -> tuple[Sighting, ...]:
+    def forecast(self, rendered: Rendered) -> str:
+        """Return what the backend expects of a request, in its own words, without submitting it; empty: nothing."""
+
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
         """Return all allocations of this fleet and pool that the backend shows, ended ones as long as it shows them.
 
-        `known` are backend ids that should be among them. One that is not found in any way is over.
+        `known` are allocations that were submitted and should be among them. One that is not found in any way is over.
         """
 
     def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from stoker.launch.hosts import HostLauncher
 from tests.unit.launch.golden_scripts import same_as_golden
 
 POOL = Pool(name="desk", backend=PoolBackend.LOCAL, wall_s=60, drain_s=1)
-ONE = Allocation(id="7f3a2c", pool="desk")
+ONE = Allocation(id="7f3a2c", pool="desk", backend_id="7f3a2c")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def start(launcher: HostLauncher) -> None:
 def wait_for(launcher: HostLauncher, state: AllocationState) -> AllocationCause | None:
     deadline_s = time.monotonic() + 30
     while True:
-        (seen,) = launcher.look(POOL, fleet="f", known=[ONE.id])
+        (seen,) = launcher.look(POOL, fleet="f", known=[ONE])
         if seen.state is state:
             return seen.cause
         assert time.monotonic() < deadline_s, seen

@@ -1,0 +1,350 @@
+"""Slurm: workers as steps of batch jobs, by `sbatch`, `squeue` and `scancel`, here or on a login node over SSH.
+
+The script goes to `sbatch` on its standard input. Slurm keeps it and shows it to everybody, so the tickets are files of
+mode 0600 in a folder that the login node and the compute nodes share. Allocations that are requested together are one
+array. The label is the comment, `stoker:FLEET:ID,…`, in the order of the array.
+
+The worker is a step of `srun`: at a preemption Slurm signals steps at once, but the batch process only when GraceTime
+is over. A job is never requeued by Slurm: its ticket would be used, and the queue decides what runs again.
+
+One `squeue` shows all jobs of this user, those that ended as well until Slurm forgets them (MinJobAge, 5 min by
+default). Its text has had the same form in all versions, and `--me` limits it to the user's jobs; `--json` changes from
+version to version and ignores such a limit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from stoker.core.errors import InternalError, LaunchDoubtful, LaunchRefused, NoBackend, StokerError
+from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool
+from stoker.core.pool_checks import require_valid
+from stoker.core.text import one_line
+from stoker.devices.checkup import Check, CheckStatus
+from stoker.host.command_runner import ProbeFailure, ProbeOutput
+from stoker.launch.commands import HostCommands
+from stoker.launch.hosts import check_python
+from stoker.launch.launchers import (
+    MOST_TOGETHER,
+    Rendered,
+    Sighting,
+    fill,
+    ids_of,
+    label_of,
+    ticket_hole,
+    worker_command,
+)
+
+SUBMIT_LIMIT_S = 90.0
+"""A busy slurmctld makes `sbatch` wait and try again; a site's MessageTimeout may be a minute."""
+_EPOCH = ("env", "SLURM_TIME_FORMAT=%s")
+_SQUEUE = (*_EPOCH, "squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%T|%S|%e|%r|%j|%k")
+_SACCT = (*_EPOCH, "sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State,Start,End")
+_LOG_BYTES = 4096
+_ID = re.compile(r"[0-9]+(_[0-9]+)?")
+_PARSABLE = re.compile(r"([0-9]+)(;\S+)?")
+
+_WAITING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
+# Of each other state the job still has its nodes.
+_CAUSES = {
+    "COMPLETED": AllocationCause.FINISHED,
+    "FAILED": AllocationCause.FAILED,
+    "OUT_OF_MEMORY": AllocationCause.OUT_OF_MEMORY,
+    "CANCELLED": AllocationCause.CANCELLED_THERE,
+    **dict.fromkeys(
+        ("BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "NODE_FAIL", "PREEMPTED", "REVOKED", "TIMEOUT"),
+        AllocationCause.PREEMPTED,
+    ),
+}
+
+# The answer was lost on its way: Slurm may have the job.
+_DOUBTFUL = re.compile(r"[Tt]imed out|Zero Bytes|Transport endpoint|Message (send|receive) failure|reset by peer")
+_NOT_REACHED = re.compile(r"Unable to contact|Unable to resolve|Could not establish a configuration|Connection refused")
+# In the backend's text, in lower case.
+_HINTS = (
+    ("partition", "options.partition: sinfo -o %P lists those that exist"),
+    ("account", "options.account: sacctmgr show associations user=$USER lists yours"),
+    ("association", "options.account: sacctmgr show associations user=$USER lists yours"),
+    ("qos", "options.qos: sacctmgr show qos lists those that exist"),
+    ("node configuration", "each: sinfo -N -o '%N %c %m %G' lists what the nodes have"),
+    ("gres", "each.gpus: sinfo -N -o '%N %G' lists what the nodes have"),
+    ("memory", "each.ram_mb: sinfo -N -o '%N %m' lists what the nodes have"),
+    ("time limit", "wall: sinfo -o '%P %l' lists the limits"),
+)
+
+
+class SlurmLauncher:
+    """Starts workers through Slurm."""
+
+    def __init__(self, commands: HostCommands, *, folder: str, python: str) -> None:
+        """`folder` is shared with the compute nodes, for pools that name none; `python` has Stoker there."""
+        self._commands = commands
+        self._folder = folder
+        self._python = python
+
+    def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
+        require_valid(pool)
+        if not 0 < len(allocations) <= MOST_TOGETHER:
+            raise InternalError(f"{len(allocations)} allocations in one request")
+        ids = tuple(allocation.id for allocation in allocations)
+        folder = f"{self._base(pool)}/{fleet}"
+        is_array = len(ids) > 1
+        log = "%A_%a" if is_array else "%j"
+        shape = [f"--time={math.ceil(pool.wall_s / 60)}", "--ntasks=1", f"--cpus-per-task={pool.each.cpu_cores}"]
+        if pool.each.ram_mb is not None:
+            shape.append(f"--mem={pool.each.ram_mb}M")
+        if gpus := Counter(gpu.type for gpu in pool.each.gpus):
+            shape.append("--gres=" + ",".join(f"gpu:{kind}:{count}" for kind, count in gpus.items()))
+        options = [
+            [f"--job-name={allocations[0].name}", f"--comment={label_of(fleet, ids)}", "--no-requeue"],
+            [*([f"--array=0-{len(ids) - 1}"] if is_array else []), f"--output={folder}/{log}.log"],
+            shape,
+            [f"--{name}={value}" if value else f"--{name}" for name, value in pool.options.items()],
+        ]
+        lines = ["#!/bin/bash", *(f"#SBATCH {' '.join(words)}" for words in options if words), *pool.setup]
+        ticket = shlex.quote(f"{folder}/{ids[0]}.ticket")
+        if is_array:
+            lines.append(f"ids=({' '.join(ids)})")
+            ticket = shlex.quote(f"{folder}/") + '"${ids[$SLURM_ARRAY_TASK_ID]}.ticket"'
+        worker = worker_command(pool, ticket, python=self._python)
+        lines.append(f"exec srun --ntasks=1 --cpus-per-task={pool.each.cpu_cores} {worker}")
+        return Rendered(
+            where=pool.via,
+            argv=("sbatch", "--parsable"),
+            stdin="\n".join([*lines, ""]),
+            files={f"{folder}/{one.id}.ticket": ticket_hole(one) for one in allocations},
+            ids=ids,
+        )
+
+    def submit(self, rendered: Rendered, tickets: Mapping[str, str]) -> Mapping[str, str]:
+        self._write(rendered, tickets)
+        reply = self._commands.run(rendered.where, rendered.argv, stdin=rendered.stdin, limit_s=SUBMIT_LIMIT_S)
+        if isinstance(reply, ProbeFailure):
+            raise LaunchDoubtful(f"sbatch: {reply.why}", host=rendered.where)
+        if reply.exit_code:
+            raise _refusal(reply, rendered.where)
+        printed = [found for line in reply.out.splitlines() if (found := _PARSABLE.fullmatch(line.strip()))]
+        if not printed:
+            raise LaunchDoubtful(f"sbatch printed no id: {one_line(reply.out, 200)!r}", host=rendered.where)
+        job = printed[-1][1]
+        if len(rendered.ids) == 1:
+            return {rendered.ids[0]: job}
+        return {id: f"{job}_{number}" for number, id in enumerate(rendered.ids)}
+
+    def forecast(self, rendered: Rendered) -> str:
+        reply = self._commands.read(rendered.where, (*rendered.argv, "--test-only"), stdin=rendered.stdin)
+        return one_line((reply.err or reply.out).replace("sbatch: ", ""), 300)
+
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
+        reply = self._commands.read(pool.via, _SQUEUE)
+        if reply.exit_code:
+            raise NoBackend(f"squeue: {one_line(reply.err, 300)}", host=pool.via)
+        found = {one.backend_id: one for one in read_queue(reply.out, pool, fleet=fleet)}
+        missing = [one for one in known if one.backend_id not in found]
+        return (*found.values(), *(self._recorded(pool, missing) if missing else ()))
+
+    def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
+        if not backend_ids:
+            return
+        reply = self._commands.read(pool.via, ("scancel", *map(_checked_id, backend_ids)))
+        errors = [line for line in reply.err.splitlines() if "error" in line and "Invalid job id" not in line]
+        if reply.exit_code and (errors := [line for line in errors if "already complet" not in line]):
+            raise NoBackend(f"scancel: {one_line(errors[0], 300)}", host=pool.via)
+
+    def log(self, pool: Pool, allocation: Allocation) -> str:
+        if not allocation.backend_id:
+            return ""
+        path = f"{shlex.quote(self._base(pool))}/*/{_checked_id(allocation.backend_id)}.log"
+        return self._shell(pool, f"tail -q -c {_LOG_BYTES} {path} 2>/dev/null").out
+
+    def clean(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
+        names = [f"*/{one.id}.ticket" for one in allocations]
+        names += [f"*/{_checked_id(one.backend_id)}.log" for one in allocations if one.backend_id]
+        base = shlex.quote(self._base(pool))
+        self._shell(pool, f"cd {base} 2>/dev/null && {{ rm -f {' '.join(names)}; rmdir * 2>/dev/null; }}")
+
+    def check(self, pool: Pool) -> tuple[Check, ...]:
+        rendered = self.render(pool, [Allocation(id="000000", pool=pool.name)], fleet="check")
+        try:
+            version = self._commands.read(pool.via, ("sbatch", "--version"))
+            answer = self._commands.read(pool.via, (*rendered.argv, "--test-only"), stdin=rendered.stdin)
+            limits = self._commands.read(pool.via, ("sinfo", "--noheader", "--format=%P|%l"))
+            python = shlex.quote(pool.python or self._python)
+            program = shlex.quote("import stoker, sys; print(sys.version.split()[0], stoker.__version__)")
+            base = shlex.quote(self._base(pool))
+            probe = self._shell(
+                pool,
+                f"{python} -c {program} 2>&1 | tail -n 1\n"
+                f"umask 077; mkdir -p {base} && : > {base}/.check && rm {base}/.check && echo writable",
+            )
+        except StokerError as error:
+            return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
+        said, _, writable = probe.out.partition("\n")
+        return (
+            Check("reached", CheckStatus.OK, f"{pool.via or 'this machine'}: {one_line(version.out, 80)}"),
+            _check_answer(answer),
+            _check_limit(limits.out, pool),
+            check_python(said, pool.python or self._python),
+            Check("folder", CheckStatus.OK, f"{self._base(pool)} is writable")
+            if "writable" in writable
+            else Check("folder", CheckStatus.BAD, f"{self._base(pool)}: {one_line(probe.err, 200)}", "set folder"),
+        )
+
+    def _base(self, pool: Pool) -> str:
+        return pool.folder or self._folder
+
+    def _shell(self, pool: Pool, script: str) -> ProbeOutput:
+        return self._commands.read(pool.via, ("sh", "-s"), stdin=f"main() {{\n{script}\n}}\nmain\n")
+
+    def _write(self, rendered: Rendered, tickets: Mapping[str, str]) -> None:
+        """Write the files, of mode 0600 from the first byte; the text goes through standard input."""
+        lines = ["main() {", "umask 077"]
+        for path, text in rendered.files.items():
+            name = shlex.quote(path)
+            lines.append(f"mkdir -p {shlex.quote(path.rpartition('/')[0])} || exit 73")
+            lines += [f"cat > {name}.new <<'END' && mv {name}.new {name} || exit 73"]
+            lines += [fill(text, tickets).rstrip("\n"), "END"]
+        reply = self._commands.read(rendered.where, ("sh", "-s"), stdin="\n".join([*lines, "}", "main", ""]))
+        if reply.exit_code:
+            raise LaunchRefused(
+                f"tickets can't be written on {rendered.where or 'this machine'}: {one_line(reply.err, 300)}",
+                hint="check disk and permissions of the pool's folder",
+                host=rendered.where,
+            )
+
+    def _recorded(self, pool: Pool, missing: Sequence[Allocation]) -> list[Sighting]:
+        """Return how allocations ended that Slurm's controller has forgotten, by its accounting if there is one."""
+        ids = ",".join(_checked_id(one.backend_id) for one in missing if one.backend_id)
+        rows: dict[str, Sequence[str]] = {}
+        if ids:
+            try:
+                reply = self._commands.read(pool.via, (*_SACCT, f"--jobs={ids}"))
+            except NoBackend:
+                # A site may have no such command; what the controller does not know is over either way.
+                reply = ProbeOutput(out="", exit_code=1)
+            if not reply.exit_code:
+                rows = {words[0]: words for line in reply.out.splitlines() if len(words := line.split("|")) == 4}
+        return [_recorded_sighting(one, rows.get(one.backend_id)) for one in missing]
+
+
+def _recorded_sighting(allocation: Allocation, row: Sequence[str] | None) -> Sighting:
+    """Return what a row of the accounting shows; without one the allocation is over."""
+    if row is None:
+        return Sighting(
+            id=allocation.id,
+            backend_id=allocation.backend_id,
+            state=AllocationState.ENDED,
+            reason="unknown to Slurm",
+        )
+    # `CANCELLED by 1000`
+    word = row[1].partition(" ")[0]
+    is_over = _state(word) is AllocationState.ENDED
+    return Sighting(
+        id=allocation.id,
+        backend_id=allocation.backend_id,
+        state=_state(word),
+        reason=row[1],
+        cause=_CAUSES.get(word),
+        started_s=_time(row[2]),
+        ended_s=_time(row[3]) if is_over else None,
+    )
+
+
+def read_queue(text: str, pool: Pool, *, fleet: str) -> list[Sighting]:
+    """Read the output of `squeue`: our jobs of one pool."""
+    found = []
+    for line in text.splitlines():
+        words = line.split("|", 6)
+        if len(words) != 7:
+            continue
+        backend_id, word, start, end, reason, name, label = words
+        ids = ids_of(label, fleet=fleet)
+        number = int(backend_id.rpartition("_")[2]) if "_" in backend_id and _ID.fullmatch(backend_id) else 0
+        if number >= len(ids) or name != Allocation(id=ids[0], pool=pool.name).name or not _ID.fullmatch(backend_id):
+            continue
+        state = _state(word)
+        is_waiting, is_over = state is AllocationState.WAITING, state is AllocationState.ENDED
+        started_s, ended_s = _time(start), _time(end)
+        reason = "" if reason == "None" else reason
+        found.append(
+            Sighting(
+                id=ids[number],
+                backend_id=backend_id,
+                state=state,
+                reason=reason if is_waiting else " ".join(filter(None, (word if word != "RUNNING" else "", reason))),
+                cause=_CAUSES.get(word),
+                may_start_s=started_s if is_waiting else None,
+                started_s=None if is_waiting else started_s,
+                ends_s=None if is_waiting or is_over else ended_s,
+                ended_s=ended_s if is_over else None,
+            )
+        )
+    return found
+
+
+def _state(word: str) -> AllocationState:
+    """Return what a state of Slurm means. An unknown one counts as started: its worker reports for itself."""
+    if word in _CAUSES:
+        return AllocationState.ENDED
+    return AllocationState.WAITING if word in _WAITING else AllocationState.STARTED
+
+
+def _time(text: str) -> float | None:
+    return float(text) if text.isascii() and text.isdigit() else None
+
+
+def _checked_id(id: str) -> str:
+    if not _ID.fullmatch(id):
+        raise InternalError(f"not an id of Slurm: {id[:80]!r}")
+    return id
+
+
+def _refusal(reply: ProbeOutput, where: str) -> StokerError:
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in reply.err.splitlines() if line.strip()]
+    text = one_line("; ".join(lines) or f"exit {reply.exit_code}", 400)
+    if _DOUBTFUL.search(text):
+        return LaunchDoubtful(f"sbatch: {text}", hint="the next look shows whether Slurm has it", host=where)
+    if _NOT_REACHED.search(text):
+        return NoBackend(f"sbatch: {text}", hint="scontrol ping", host=where)
+    return LaunchRefused(f"sbatch: {text}", hint=_hint(text), host=where)
+
+
+def _hint(text: str) -> str:
+    return next((hint for words, hint in _HINTS if words in text.lower()), "change the pool's options")
+
+
+def _check_answer(reply: ProbeOutput) -> Check:
+    text = one_line((reply.err or reply.out).replace("sbatch: ", ""), 300)
+    if reply.exit_code:
+        return Check("engine", CheckStatus.BAD, text, _hint(text))
+    return Check("engine", CheckStatus.OK, text)
+
+
+def _check_limit(text: str, pool: Pool) -> Check:
+    """Compare the time limit with the partition's: Slurm accepts more than that, and never starts it."""
+    limits = dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
+    default = next((name for name in limits if name.endswith("*")), "")
+    names = pool.options.get("partition", default.rstrip("*")).split(",")
+    found = {name: limits.get(name, limits.get(f"{name}*", "")) for name in names}
+    over = {name: limit for name, limit in found.items() if (s := limit_s(limit)) is not None and s < pool.wall_s}
+    if over and len(over) == len(found):
+        listed = ", ".join(f"{name} {limit}" for name, limit in over.items())
+        message = f"wall is {math.ceil(pool.wall_s / 60)} min, above the limit of partition {listed}"
+        return Check("limits", CheckStatus.BAD, message, "Slurm would accept it and never start it: lower wall")
+    listed = ", ".join(f"{name} {limit}" for name, limit in found.items() if limit)
+    return Check("limits", CheckStatus.OK, f"partition {listed}" if listed else "no partition found by sinfo")
+
+
+def limit_s(text: str) -> float | None:
+    """Return a time limit of Slurm, `D-HH:MM:SS`, in seconds; nothing if it is none."""
+    found = re.fullmatch(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)", text.strip())
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(group or 0) for group in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -1,0 +1,207 @@
+"""Slurm: the scripts that are sent, what its commands print and what that means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from stoker.core.errors import InternalError, LaunchDoubtful, LaunchRefused, NoBackend, StokerError
+from stoker.core.frozen import changed
+from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolGpu, PoolShape
+from stoker.devices.checkup import CheckStatus
+from stoker.host.command_runner import LIMIT_S, ProbeFailure, ProbeOutput, Reply
+from stoker.launch.commands import HostCommands
+from stoker.launch.launchers import MOST_TOGETHER
+from stoker.launch.slurm import SlurmLauncher, limit_s, read_queue
+from tests.unit.launch.golden_scripts import same_as_golden
+
+POOL = Pool(
+    name="a100",
+    backend=PoolBackend.SLURM,
+    via="login.example.org",
+    each=PoolShape(cpu_cores=8, ram_mb=65_536, gpus=(PoolGpu(type="a100", vram_mb=40_960),) * 2),
+    options={"partition": "gpu", "account": "lab7", "exclusive": ""},
+    setup=("module load python/3.11", "export X='a \"b\" $c'"),
+    folder="/shared/lab7/stoker",
+    python="/shared/lab7/venv/bin/python",
+)
+ONE = Allocation(id="7f3a2c", pool="a100")
+THREE = [ONE, Allocation(id="000001", pool="a100"), Allocation(id="abcdef", pool="a100")]
+
+
+class Scripted:
+    """Replies by the command's name; what was sent is in `sent`."""
+
+    def __init__(self, **replies: Reply) -> None:
+        self._replies = replies
+        self.sent: list[tuple[str, str]] = []
+
+    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S, stdin: str = "") -> Reply:
+        self.sent.append((" ".join(argv), stdin))
+        program = next(word for word in argv if word != "env" and "=" not in word)
+        return self._replies.get(program, ProbeOutput(out=""))
+
+    def ask_all(self, commands: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:
+        return tuple(self.ask(argv) for argv in commands)
+
+
+def launcher(**replies: Reply) -> tuple[SlurmLauncher, Scripted]:
+    runner = Scripted(**replies)
+    return SlurmLauncher(HostCommands(runner, control_folder="/none"), folder="/run", python="/p"), runner
+
+
+def here() -> Pool:
+    return changed(POOL, via="")
+
+
+@pytest.mark.parametrize(("name", "allocations"), [("slurm_one.sh", [ONE]), ("slurm_array.sh", THREE)])
+def test_the_script_is_the_golden_one(name: str, allocations: list[Allocation]) -> None:
+    rendered = launcher()[0].render(POOL, allocations, fleet="4c1d")
+    assert (rendered.where, rendered.argv) == ("login.example.org", ("sbatch", "--parsable"))
+    assert dict(rendered.files) == {
+        f"/shared/lab7/stoker/4c1d/{one.id}.ticket": f"{{ticket:{one.id}}}" for one in allocations
+    }
+    same_as_golden(name, rendered.stdin)
+
+
+def test_what_is_rendered_is_what_is_sent_and_tickets_go_by_standard_input() -> None:
+    slurm, runner = launcher(sbatch=ProbeOutput(out="12;cluster\n"))
+    rendered = slurm.render(here(), THREE, fleet="4c1d")
+    ids = slurm.submit(rendered, {one.id: f"secret {one.id}\n" for one in THREE})
+    assert ids == {"7f3a2c": "12_0", "000001": "12_1", "abcdef": "12_2"}
+    (write, tickets), (submit, script) = runner.sent
+    assert (write, submit, script) == ("sh -s", "sbatch --parsable", rendered.stdin)
+    assert "umask 077" in tickets
+    assert tickets.count("secret") == 3
+    assert "secret" not in script
+
+
+def test_one_request_holds_a_bounded_number() -> None:
+    many = [Allocation(id=f"{number:06x}", pool="a100") for number in range(MOST_TOGETHER + 1)]
+    for wrong in (many, []):
+        with pytest.raises(InternalError):
+            launcher()[0].render(POOL, wrong, fleet="4c1d")
+
+
+def failed(text: str, exit_code: int = 1) -> ProbeOutput:
+    return ProbeOutput(out="", err=f"sbatch: error: Batch job submission failed: {text}\n", exit_code=exit_code)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "text"),
+    [
+        (failed("Socket timed out on send/recv operation"), LaunchDoubtful, "Socket timed out"),
+        (ProbeFailure(why="sbatch timed out after 90 s", code="probe_timeout"), LaunchDoubtful, "90 s"),
+        (ProbeOutput(out="maintenance today\n"), LaunchDoubtful, "maintenance"),
+        (failed("Unable to contact slurm controller (connect failure)"), NoBackend, "connect failure"),
+        (failed("Invalid partition name specified"), LaunchRefused, "Invalid partition name"),
+        (failed("not found", 127), NoBackend, "not found"),
+        (ProbeFailure(why="sbatch: no such file", code="probe_missing"), NoBackend, "sbatch not found"),
+    ],
+)
+def test_a_refusal_and_a_lost_answer_are_told_apart(reply: Reply, kind: type[StokerError], text: str) -> None:
+    slurm, _ = launcher(sbatch=reply)
+    with pytest.raises(kind, match=text) as raised:
+        slurm.submit(slurm.render(here(), [ONE], fleet="4c1d"), {ONE.id: "t"})
+    assert type(raised.value) is kind
+    if kind is LaunchRefused:
+        assert "sinfo" in raised.value.hint
+
+
+QUEUE = """\
+7|PENDING|1794991500|N/A|Priority|stoker-a100-7f3a2c|stoker:4c1d:7f3a2c
+8_0|RUNNING|1794991300|1795005700|None|stoker-a100-000001|stoker:4c1d:000001,000002
+8_1|CANCELLED|1794991300|1794991306|None|stoker-a100-000001|stoker:4c1d:000001,000002
+9|OUT_OF_MEMORY|1794991300|1794991306|OutOfMemory|stoker-a100-000003|stoker:4c1d:000003
+10|FAILED|1794991300|1794991306|NonZeroExitCode|stoker-a100-000004|stoker:4c1d:000004
+11|PREEMPTED|1794991300|1794991306|None|stoker-a100-000005|stoker:4c1d:000005
+12|SOMETHING_NEW|1794991300|N/A|None|stoker-a100-000006|stoker:4c1d:000006
+20|RUNNING|1|2|None|stoker-a100-b-000007|stoker:4c1d:000007
+21|RUNNING|1|2|None|stoker-a100-000008|stoker:ffff:000008
+22|RUNNING|1|2|None|mine|a|b|c
+23_9|RUNNING|1|2|None|stoker-a100-000009|stoker:4c1d:000009
+slurm_load_jobs error: nonsense
+"""
+
+
+def test_the_queue_is_read_by_label_name_and_place_in_the_array() -> None:
+    seen = {one.id: one for one in read_queue(QUEUE, POOL, fleet="4c1d")}
+    assert {id: (one.backend_id, one.state, one.cause) for id, one in seen.items()} == {
+        "7f3a2c": ("7", AllocationState.WAITING, None),
+        "000001": ("8_0", AllocationState.STARTED, None),
+        "000002": ("8_1", AllocationState.ENDED, AllocationCause.CANCELLED_THERE),
+        "000003": ("9", AllocationState.ENDED, AllocationCause.OUT_OF_MEMORY),
+        "000004": ("10", AllocationState.ENDED, AllocationCause.FAILED),
+        "000005": ("11", AllocationState.ENDED, AllocationCause.PREEMPTED),
+        "000006": ("12", AllocationState.STARTED, None),
+    }
+    assert (seen["7f3a2c"].reason, seen["7f3a2c"].may_start_s) == ("Priority", 1794991500)
+    assert (seen["000001"].started_s, seen["000001"].ends_s) == (1794991300, 1795005700)
+    assert (seen["000004"].reason, seen["000004"].ended_s) == ("FAILED NonZeroExitCode", 1794991306)
+    assert seen["000006"].reason == "SOMETHING_NEW"
+
+
+def test_what_left_the_queue_is_asked_of_the_accounting_and_else_is_over() -> None:
+    known = [changed(ONE, backend_id="7"), changed(THREE[1], backend_id="8_1"), changed(THREE[2], backend_id="9")]
+    record = "7|CANCELLED by 1000|1794991300|1794991306\n8_1|OUT_OF_MEMORY|1794991300|1794991306\n"
+    slurm, runner = launcher(sacct=ProbeOutput(out=record))
+    seen = {one.id: one for one in slurm.look(here(), fleet="4c1d", known=known)}
+    assert [seen[one.id].cause for one in known] == [
+        AllocationCause.CANCELLED_THERE,
+        AllocationCause.OUT_OF_MEMORY,
+        None,
+    ]
+    assert {one.state for one in seen.values()} == {AllocationState.ENDED}
+    assert runner.sent[-1][0].endswith("--jobs=7,8_1,9")
+    for reply in (
+        ProbeOutput(out="", err="Slurm accounting storage is disabled", exit_code=1),
+        ProbeFailure(why="sacct: no such file", code="probe_missing"),
+    ):
+        seen_without = launcher(sacct=reply)[0].look(here(), fleet="4c1d", known=known)
+        assert [(one.state, one.cause) for one in seen_without] == [(AllocationState.ENDED, None)] * 3
+
+
+def test_a_look_without_surprises_is_one_command() -> None:
+    slurm, runner = launcher(squeue=ProbeOutput(out=QUEUE))
+    slurm.look(here(), fleet="4c1d", known=[changed(ONE, backend_id="7")])
+    assert len(runner.sent) == 1
+
+
+def test_a_controller_that_does_not_answer_ends_nothing() -> None:
+    slurm, _ = launcher(squeue=ProbeOutput(out="", err="slurm_load_jobs error: Unable to contact", exit_code=1))
+    with pytest.raises(NoBackend, match="Unable to contact"):
+        slurm.look(here(), fleet="4c1d", known=[changed(ONE, backend_id="7")])
+
+
+def test_cancelling_what_is_over_is_no_error_and_other_trouble_is() -> None:
+    gone = "scancel: error: Kill job error on job id 7: Invalid job id specified\n"
+    launcher(scancel=ProbeOutput(out="", err=gone, exit_code=1))[0].cancel(here(), ["7"])
+    denied = "scancel: error: Kill job error on job id 8: Access/permission denied\n"
+    with pytest.raises(NoBackend, match="permission denied"):
+        launcher(scancel=ProbeOutput(out="", err=gone + denied, exit_code=1))[0].cancel(here(), ["7", "8"])
+    for id in ("", "-u root", "7;id", "$(id)"):
+        with pytest.raises(InternalError):
+            launcher()[0].cancel(here(), [id])
+
+
+@pytest.mark.parametrize(
+    ("limits", "verdict"),
+    [
+        ("gpu|infinite\nmain*|1:00\n", CheckStatus.OK),
+        ("gpu|1-00:00:00\n", CheckStatus.OK),
+        ("gpu*|4:00:00\n", CheckStatus.OK),
+        ("gpu|3:59:59\nmain*|infinite\n", CheckStatus.BAD),
+    ],
+)
+def test_a_time_limit_that_the_partition_does_not_allow_is_found_before(limits: str, verdict: CheckStatus) -> None:
+    slurm, _ = launcher(sinfo=ProbeOutput(out=limits))
+    (found,) = [one for one in slurm.check(here()) if one.name == "limits"]
+    assert found.verdict is verdict
+
+
+def test_time_limits_of_slurm_are_read() -> None:
+    assert [limit_s(text) for text in ("1:00", "2:00:00", "1-01:00:01", "infinite", "n/a", "")] == [
+        *(60.0, 7200.0, 90_001.0),
+        *(None, None, None),
+    ]
