@@ -34,22 +34,28 @@ from stoker.coordinator.database.history import HasObject, JobHistory, Violation
 from stoker.coordinator.database.history import Row as HistoryRow
 from stoker.coordinator.database.tables import (
     AFTER,
+    ALLOCATIONS,
     ATTEMPTS,
     BUNDLES,
+    CERTIFICATES,
     CLASSES,
     COUNTERS,
     EVENTS,
     EVENTS_FROM_S,
+    INVITES,
     JOBS,
     LEASES,
+    MACHINES,
     META,
+    POOLS,
 )
 from stoker.core.digests import digest_value
+from stoker.core.events import FleetKinds
 from stoker.core.frozen import frozen
 from stoker.core.job import JobState
 from stoker.core.jsontext import loads
 from stoker.core.leases import Budgets
-from stoker.core.pool import AllocationCause, AllocationState
+from stoker.core.pool import AllocationCause, AllocationState, may_move
 from stoker.protocol.job_checks import identity_fault
 from stoker.protocol.job_messages import JOB_BODY
 
@@ -57,6 +63,7 @@ _TOGETHER = 1000
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _STATES = frozenset(state.value for state in JobState)
 _ALLOCATION_STATES = frozenset(state.value for state in AllocationState)
+_OVER = (AllocationState.ENDED.value, AllocationState.REFUSED.value)
 _JSON = frozenset(
     {
         "jobs.spec", "jobs.error", "jobs.metrics", "jobs.checkpoint", "classes.wanted", "leases.devices",
@@ -257,8 +264,10 @@ def check_rows(
                 yield from _of_the_file(connection)
                 yield from check_values(connection)
                 yield from _without_job(connection)
+                yield from _of_allocation_events(connection)
             yield from _of_meta(connection)
             yield from _of_counters(connection)
+            yield from _of_allocations(connection)
             for history in histories(connection, progress=progress, behind=behind):
                 yield from _of_job(history, budgets, has_object)
     except OperationalError:
@@ -357,6 +366,68 @@ def _without_job(connection: Connection) -> Iterator[Violation]:
     for event in _rows(connection.execute(asked)):
         message = f"event {event['id']} is of a missing job"
         yield Violation(rule="events_replay", job="", message=message, rows=(event,))
+
+
+def _of_allocations(connection: Connection) -> Iterator[Violation]:
+    """Yield allocations without a pool, and what is left of ended ones: tickets, machines, leases, certificates."""
+    pools = {row.name for row in connection.execute(select(POOLS.c.name))}
+    for row in _rows(connection.execute(select(ALLOCATIONS).order_by(ALLOCATIONS.c.id))):
+        is_over = row["state"] in _OVER
+        if is_over != (row["ended_s"] is not None) or is_over != bool(row["cause"]):
+            yield _fault("terminal_is_final", row, "its state, end and cause contradict each other")
+        elif not is_over and row["pool"] not in pools:
+            yield _fault("terminal_is_final", row, "its pool is missing")
+        if is_over:
+            for what in _left_of(connection, row):
+                yield _fault("terminal_is_final", row, f"it has ended, and its {what} is left")
+
+
+def _left_of(connection: Connection, row: Row) -> Iterator[str]:
+    machine = f"{row['pool']}-{row['id']}"
+    is_valid = CERTIFICATES.c.revoked_s.is_(None) & (CERTIFICATES.c.expires_s > row["ended_s"])
+    for what, table, condition in (
+        ("ticket", INVITES, INVITES.c.id == row["id"].upper()),
+        ("machine", MACHINES, MACHINES.c.name == machine),
+        ("lease", LEASES, LEASES.c.machine == machine),
+        ("certificate", CERTIFICATES, (CERTIFICATES.c.name == machine) & is_valid),
+    ):
+        if connection.scalar(select(func.count()).select_from(table).where(condition)):
+            yield what
+
+
+def _of_allocation_events(connection: Connection) -> Iterator[Violation]:
+    """Yield allocations whose events do not lead to their state, by allowed moves."""
+    told_from_s = float(connection.scalar(select(META.c.value).where(META.c.key == EVENTS_FROM_S)) or 0.0)
+    rows = {
+        f"{row['pool']}-{row['id']}": row
+        for row in _rows(connection.execute(select(ALLOCATIONS).order_by(ALLOCATIONS.c.id)))
+    }
+    # What was planned before may have lost its first events.
+    states = {machine: None if row["planned_s"] < told_from_s else "" for machine, row in rows.items()}
+    moves = select(EVENTS).where(EVENTS.c.kind == FleetKinds.ALLOCATION_CHANGED).order_by(EVENTS.c.id)
+    for event in connection.execute(moves.execution_options(yield_per=_TOGETHER)).mappings():
+        machine, old, new = event["machine"], event["from_state"], event["to_state"]
+        if machine not in rows:
+            continue
+        before = states[machine]
+        if before is not None and old != before:
+            yield _fault("events_replay", rows[machine], f"event {event['id']} begins at {old!r}, not at {before!r}")
+        elif not _is_move(old, new):
+            yield _fault("one_event_per_move", rows[machine], f"event {event['id']}: no move from {old!r} to {new!r}")
+        states[machine] = new
+    for machine, row in rows.items():
+        if states[machine] not in (None, row["state"]):
+            yield _fault("events_replay", row, f"its events lead to {states[machine]!r}, its row is {row['state']!r}")
+
+
+def _is_move(old: str, new: str) -> bool:
+    if not old:
+        return new == AllocationState.PLANNED
+    return may_move(AllocationState(old), AllocationState(new))
+
+
+def _fault(rule: str, row: Row, what: str) -> Violation:
+    return Violation(rule=rule, job="", message=f"allocation {row['id']}: {what}", rows=(row,))
 
 
 def _by_job(
