@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -20,6 +22,7 @@ from stoker.launch.hosts import HostLauncher
 from stoker.launch.slurm import SlurmLauncher
 from tests.contract.launcher_cases import SECRET, LauncherCase, make_stand_in, tickets
 from tests.servers.slurm import SlurmCluster
+from tests.servers.sshd import sshd, why_no_sshd
 
 ENDED, STARTED = AllocationState.ENDED, AllocationState.STARTED
 
@@ -34,13 +37,21 @@ class LosingCommands(HostCommands):
         return ProbeFailure(why="timed out after 30 s", code="probe_timeout") if is_submit else reply
 
 
-@pytest.fixture(params=["local", "slurm"])
+@pytest.fixture(params=["local", "ssh", "slurm"])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LauncherCase]:
-    if request.param == "slurm":
-        found = slurm_case(tmp_path, request.getfixturevalue("slurm_cluster"))
-    else:
-        found = local_case(tmp_path)
-    yield found
+    with ExitStack() as ends:
+        match request.param:
+            case "slurm":
+                found = slurm_case(tmp_path, request.getfixturevalue("slurm_cluster"))
+            case "ssh":
+                found = ends.enter_context(ssh_case(tmp_path))
+            case _:
+                found = local_case(tmp_path)
+        yield found
+        end_all(found)
+
+
+def end_all(found: LauncherCase) -> None:
     live = [one for one in found.look().values() if one.state is not ENDED]
     found.launcher.cancel(found.pool, [one.backend_id for one in live])
     for one in live:
@@ -62,6 +73,36 @@ def local_case(tmp_path: Path) -> LauncherCase:
         folder=tmp_path / "stand-in",
         break_answer=lambda: launcher(LosingCommands),
     )
+
+
+@contextmanager
+def ssh_case(tmp_path: Path) -> Iterator[LauncherCase]:
+    if why := why_no_sshd():
+        pytest.skip(why)
+    runner = SubprocessRunner(public_environment(os.environ))
+    python = str(make_stand_in(tmp_path / "stand-in", __version__))
+    # A short path: sockets lie in it.
+    with sshd(tmp_path / "sshd") as words, TemporaryDirectory(prefix="stoker-ssh-") as control, ExitStack() as ends:
+
+        def launcher(kind: type[HostCommands]) -> HostLauncher:
+            commands = kind(runner, control_folder=control, ssh=words[:-1])
+            ends.callback(commands.close)
+            return HostLauncher(commands, folder="/none", python="/none")
+
+        pool = Pool(
+            name="small",
+            backend=PoolBackend.SSH,
+            via=words[-1],
+            folder=str(tmp_path / "far"),
+            python=python,
+            wall_s=600,
+        )
+        yield LauncherCase(
+            launcher=launcher(HostCommands),
+            pool=pool,
+            folder=tmp_path / "stand-in",
+            break_answer=lambda: launcher(LosingCommands),
+        )
 
 
 def slurm_case(tmp_path: Path, cluster: SlurmCluster) -> LauncherCase:

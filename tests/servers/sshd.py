@@ -22,8 +22,11 @@ def why_no_sshd() -> str:
     """Return why no sshd can be started here, or nothing."""
     if PROGRAM is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         return "there is no sshd and ssh here"
-    if os.geteuid() == 0 and not _PRIVILEGES.is_dir():
-        return f"sshd needs {_PRIVILEGES}"
+    if os.geteuid() == 0:
+        try:
+            _PRIVILEGES.mkdir(mode=0o755, exist_ok=True)
+        except OSError as error:
+            return f"sshd needs {_PRIVILEGES}: {error.strerror}"
     return ""
 
 

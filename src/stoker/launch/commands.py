@@ -49,13 +49,22 @@ class HostCommands:
         self._runner = runner
         self._control_folder = control_folder
         self._ssh = tuple(ssh)
+        self._hosts: set[str] = set()
+
+    def close(self) -> None:
+        """Close the connections that are kept open."""
+        while self._hosts:
+            self._runner.ask([*self._ssh_words(), "-O", "exit", "--", self._hosts.pop()])
 
     def run(self, where: str, argv: Sequence[str], *, stdin: str = "", limit_s: float = LIMIT_S) -> Reply:
         """Run a command on a host, or here if `where` is empty. Blocks.
 
         Raises `NoBackend` if it certainly did not run, `HostKeyChanged` if the host has another key.
         """
-        words = [*self._ssh_words(), "--", where, shlex.join(argv)] if where else argv
+        words = argv
+        if where:
+            self._hosts.add(where)
+            words = [*self._ssh_words(), "--", where, shlex.join(argv)]
         program = next(word for word in argv if word != "env" and "=" not in word)
         reply = self._runner.ask(words, limit_s=limit_s, stdin=stdin)
         if isinstance(reply, ProbeFailure):
