@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stoker.core.capability import Capability
     from stoker.core.clock import Clock
     from stoker.core.device import Capacity, Device
+    from stoker.core.pool import PoolBackend
     from stoker.devices.checkup import MachineSurvey, SmokeTestResult
     from stoker.devices.ledger.ledger import Ledger
     from stoker.engine.catalogue import Catalogue
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from stoker.jobs.builder import JobBuilder
     from stoker.jobs.execution import ExecutionTools
     from stoker.launch.installer import Installer
+    from stoker.launch.launchers import Launcher
     from stoker.launch.service import ServiceKind, SupervisedService
     from stoker.store.local_store import LocalStore
     from stoker.store.memo import Memo
@@ -106,12 +108,21 @@ class AppSettings:
         named = self.environment.get("STOKER_RUNTIME", "")
         if named:
             return os.path.abspath(os.path.join(self.folder, os.path.expanduser(named)))
+        return self._in_session("stoker-companies")
+
+    @property
+    def ssh_folder(self) -> str:
+        """Where connections to SSH hosts are kept open; a short path, as sockets need."""
+        return self._in_session("stoker-ssh")
+
+    def _in_session(self, name: str) -> str:
+        """Return a folder of this user that ends with the session, or with the machine."""
         session = self.environment.get("XDG_RUNTIME_DIR", "")
         if session and _is_own(session):
-            return os.path.join(session, "stoker-companies")
+            return os.path.join(session, name)
         from tempfile import gettempdir
 
-        return os.path.join(gettempdir(), f"stoker-companies-{os.geteuid()}")
+        return os.path.join(gettempdir(), f"{name}-{os.geteuid()}")
 
     @property
     def shared_linger_s(self) -> float:
@@ -250,6 +261,9 @@ class AppParts(Protocol):
 
     def work(self, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
         """Be a worker of a coordinator until there is a reason to end; give the exit code."""
+
+    def launcher(self, backend: PoolBackend) -> Launcher:
+        """Return what starts the workers of pools with this backend. Raises `BadInput` for one that is not there."""
 
     def service(
         self, kind: ServiceKind, words: Sequence[str], *, called: str = "", grace_s: float = 0.0, after: str = ""

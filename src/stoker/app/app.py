@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stoker.coordinator.http.server_options import ReadManifest, ServeOptions
     from stoker.core.capability import Capability
     from stoker.core.device import Capacity, Device
+    from stoker.core.pool import PoolBackend
     from stoker.devices.checkup import MachineSurvey, SmokeTestResult
     from stoker.devices.ledger.ledger import Guard, Ledger
     from stoker.devices.ledger.reservations import Meter
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from stoker.jobs.builder import JobBuilder
     from stoker.jobs.execution import ExecutionTools
     from stoker.launch.installer import Installer
+    from stoker.launch.launchers import Launcher
     from stoker.launch.service import ServiceKind, SupervisedService
     from stoker.store.local_store import LocalStore
     from stoker.store.memo import Memo
@@ -241,6 +243,22 @@ class App:
         from stoker.app.worker_app import work
 
         return work(self, options, tell)
+
+    def launcher(self, backend: PoolBackend) -> Launcher:
+        """Return what starts the workers of pools with this backend."""
+        from stoker.core.errors import NoBackend
+        from stoker.core.pool import PoolBackend
+        from stoker.host.command_runner import SubprocessRunner
+        from stoker.launch.commands import HostCommands, public_environment
+        from stoker.launch.hosts import HostLauncher
+
+        settings = self.settings
+        runner = SubprocessRunner(public_environment(settings.environment))
+        commands = HostCommands(runner, control_folder=settings.ssh_folder)
+        folder = os.path.join(settings.state, "workers-launched")
+        if backend in (PoolBackend.LOCAL, PoolBackend.SSH):
+            return HostLauncher(commands, folder=folder, python=sys.executable)
+        raise NoBackend(f"pools with the backend {backend} can't be started from here yet")
 
     def service(
         self, kind: ServiceKind, words: Sequence[str], *, called: str = "", grace_s: float = 0.0, after: str = ""

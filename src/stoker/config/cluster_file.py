@@ -47,7 +47,7 @@ from stoker.config.positions import LocatedValue
 from stoker.core.device import MIB, MemoryType
 from stoker.core.errors import InvalidCluster
 from stoker.core.frozen import fields_of
-from stoker.core.machine import ANY_USER, Cluster, Gpu, Node, NodeTransport, UserPolicy
+from stoker.core.machine import ANY_USER, Cluster, Gpu, Node, NodeLaunch, NodeTransport, UserPolicy
 from stoker.core.text import NODE_NAME_RULE, counted, is_node_name, one_line
 
 WHAT = "cluster file"
@@ -181,6 +181,7 @@ NODE = MapSchema(
         Field("deny_jobs", JOB_LIST, "not these; takes precedence over allow_jobs"),
         Field("priority", IntegerField(least=-(2**31)), "preferred over others if higher"),
         Field("description", Text(may_be_empty=True), "a note for people"),
+        Field("launch", EnumField(NodeLaunch), "when its worker is started over SSH (default: manual)"),
     ),
 )
 

@@ -10,8 +10,8 @@
         options: { partition: gpu, account: lab7 }
         setup: [module load python/3.11]
 
-Options become arguments of the backend's command, and setup lines become lines of a shell script. Neither may contain
-line breaks or control characters, and an option that Stoker sets itself is refused.
+Options become arguments of the backend's command, and setup lines become lines of a shell script: `core.pool_checks`
+has the rules of what they may contain.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stoker.config.fields import (
     EnumField,
     Field,
     FileDiagnostics,
+    Flag,
     IntegerField,
     ListOf,
     MapOf,
@@ -44,28 +45,14 @@ from stoker.core.pool import (
     PoolGpu,
     PoolShape,
 )
+from stoker.core.pool_checks import pool_faults
 from stoker.core.text import format_duration, parse_duration
 
 MOST_ALLOCATIONS = 10_000
 _MOST_MIB = 2**30
 _LEAST_WALL_S = 60.0
 _MOST_WALL_S = 366 * 86400.0
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
-_NAME_RULE = "lower-case letters, digits and - inside, 40 at most: it is part of names that backends restrict"
-_OPTION = re.compile(r"[a-z][a-z0-9-]{0,63}", re.ASCII)
-_ADDRESS = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9.:-]{0,253}", re.ASCII)
-_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_OWN_OPTIONS = {
-    **dict.fromkeys(("time", "time-min", "deadline"), "wall"),
-    **dict.fromkeys(("cpus-per-task", "mincpus"), "each.cpu_cores"),
-    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), "each.ram_mb"),
-    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task"), "each.gpus"),
-    **dict.fromkeys(("array",), "max"),
-    **dict.fromkeys(
-        ("job-name", "comment", "parsable", "requeue", "no-requeue", "ntasks", "nodes", "wrap", "test-only", "wait"), ""
-    ),
-}
-"""Options that Stoker sets, with the key that determines them."""
+_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 class _Duration:
@@ -100,14 +87,9 @@ class _OptionValue:
             return ""
         if type(value) in (int, float):
             return f"{value}"
-        if type(value) is str and value and is_script_line(value):
+        if type(value) is str and value:
             return value
         return reading.refuse(node, key, f"{shown(value)} is not {self.says}")
-
-
-def is_script_line(text: str) -> bool:
-    """Return True if a text is one line without control characters."""
-    return text.isprintable() and len(text) <= 2000
 
 
 _GPU = MapSchema(
@@ -115,7 +97,7 @@ _GPU = MapSchema(
     (
         Field(
             "type",
-            Text("a model such as a100", fits=lambda text: _TYPE.fullmatch(text) is not None),
+            Text("a model such as a100"),
             "its model, as the backend names it",
             is_required=True,
         ),
@@ -139,23 +121,15 @@ POOL = MapSchema(
     (
         Field(
             "name",
-            Text("a pool's name", fits=lambda text: _NAME.fullmatch(text) is not None, hint=_NAME_RULE),
+            Text("a pool's name"),
             "its name; workers are called NAME-ID",
             is_required=True,
         ),
         Field("backend", EnumField(PoolBackend), "what starts its workers", is_required=True),
         Field(
             "via",
-            Text("an address", fits=lambda text: _ADDRESS.fullmatch(text) is not None, hint="HOST or USER@HOST"),
-            "the host with the backend's commands, over SSH (default: the launcher's own)",
-        ),
-        Field(
-            "hosts",
-            ListOf(
-                Text("an address", fits=lambda text: _ADDRESS.fullmatch(text) is not None, hint="HOST or USER@HOST"),
-                is_set=True,
-            ),
-            "machines of an SSH pool",
+            Text("an address"),
+            "the host with Slurm's commands over SSH (default: the launcher's own), or the host of an SSH pool",
         ),
         Field("each", _EACH, "what each of its machines has"),
         Field("wall", _Duration(_LEAST_WALL_S, _MOST_WALL_S), "time limit of an allocation (default: 4h)"),
@@ -171,12 +145,13 @@ POOL = MapSchema(
         Field("drain", _Duration(1.0, _MOST_WALL_S), "time before the end to save checkpoints (default: 2m)"),
         Field(
             "options",
-            MapOf(_OptionValue(), Text("an option such as partition", fits=lambda one: bool(_OPTION.fullmatch(one)))),
+            MapOf(_OptionValue(), Text("an option such as partition")),
             "further options of the backend",
         ),
-        Field("setup", ListOf(Text("a shell command", fits=is_script_line)), "commands before the worker starts"),
-        Field("python", Text("a path", fits=is_script_line), "a Python there that has Stoker"),
-        Field("folder", Text("a path", fits=is_script_line), "a folder that launcher and machines share"),
+        Field("setup", ListOf(Text("a shell command")), "commands before the worker starts"),
+        Field("python", Text("a path"), "a Python there that has Stoker"),
+        Field("folder", Text("a path"), "a folder that launcher and machines share"),
+        Field("automatic", Flag(), "false: it starts only by `stoker launch NAME` (default: true)"),
         Field("cost_per_hour", NumberField(), "cost of one machine, for reports"),
         Field("max_hours", NumberField(), "hours per day of all allocations together", may_be_null=True),
     ),
@@ -194,9 +169,10 @@ POOL = MapSchema(
 )
 
 
-def check_pools(reading: FileDiagnostics, pools: Iterable[ParsedMap], nodes: set[str]) -> None:
-    """Note the faults of pools that concern several keys, or several pools."""
+def check_pools(reading: FileDiagnostics, pools: Iterable[ParsedMap], nodes: Iterable[str]) -> None:
+    """Note the faults of pools that concern several keys or several pools, and of their texts."""
     names: dict[str, ParsedMap] = {}
+    taken = set(nodes)
     for pool in pools:
         name = pool.get("name")
         if name is not None:
@@ -204,31 +180,30 @@ def check_pools(reading: FileDiagnostics, pools: Iterable[ParsedMap], nodes: set
             if first is not pool:
                 line = first.at("name").line
                 _refuse(reading, pool, "name", f"duplicate pool name {name!r}", f"first on line {line}")
-            elif name in nodes:
+            elif name in taken:
                 _refuse(reading, pool, "name", f"{name!r} is a node of this file, too", "use another name")
         if pool.get("min", 0) > pool.get("max", 1):
             _refuse(reading, pool, "min", f"min {pool.get('min')} is more than max {pool.get('max', 1)}", "")
-        _check_backend(reading, pool)
-        for option in pool.get("options", {}):
-            if option in _OWN_OPTIONS:
-                key = _OWN_OPTIONS[option]
-                hint = f"it follows from {key}" if key else "remove it"
-                message = f"Stoker sets {option} itself"
-                reading.refuse(pool.at("options").value[option], f"{pool.key}.options.{option}", message, hint)
+        wall_s, drain_s = pool.get("wall", DEFAULT_WALL_S), pool.get("drain")
+        if drain_s is not None and drain_s > wall_s / 4:
+            hint = f"at most {format_duration(wall_s / 4)}, a quarter of wall"
+            _refuse(reading, pool, "drain", "drain leaves too little time for jobs", hint)
+        if name is not None and "backend" in pool.values:
+            for fault in pool_faults(pool_of(pool)):
+                reading.refuse(_place(pool.node, fault.where), f"{pool.key}.{fault.where}", fault.message, fault.hint)
 
 
-def _check_backend(reading: FileDiagnostics, pool: ParsedMap) -> None:
-    backend = pool.get("backend")
-    if backend is PoolBackend.SSH and not pool.get("hosts") and not pool.says("hosts"):
-        _refuse(reading, pool, "backend", "an SSH pool has hosts", "hosts: [me@lab1, me@lab2]")
-    if backend not in (None, PoolBackend.SSH) and pool.says("hosts"):
-        _refuse(reading, pool, "hosts", f"hosts are for SSH pools, not for {backend}", "remove it")
-    if backend not in (None, PoolBackend.SLURM) and pool.says("via"):
-        _refuse(reading, pool, "via", f"via is for Slurm pools, not for {backend}", "remove it")
-    wall_s, drain_s = pool.get("wall", DEFAULT_WALL_S), pool.get("drain")
-    if drain_s is not None and drain_s > wall_s / 4:
-        hint = f"at most {format_duration(wall_s / 4)}, a quarter of wall"
-        _refuse(reading, pool, "drain", "drain leaves too little time for jobs", hint)
+def _place(node: LocatedValue, where: str) -> LocatedValue:
+    """Return the place of a value by its path below a pool, or of the innermost map that there is."""
+    for found in _PART.finditer(where):
+        inside = node.value
+        if found[1] is not None and type(inside) is dict and found[1] in inside:
+            node = inside[found[1]]
+        elif found[2] is not None and type(inside) is list and int(found[2]) < len(inside):
+            node = inside[int(found[2])]
+        else:
+            break
+    return node
 
 
 def _refuse(reading: FileDiagnostics, pool: ParsedMap, name: str, message: str, hint: str) -> None:
@@ -236,11 +211,12 @@ def _refuse(reading: FileDiagnostics, pool: ParsedMap, name: str, message: str, 
 
 
 _SECONDS = {"wall": "wall_s", "idle": "idle_s", "patience": "patience_s", "drain": "drain_s"}
+_NAMED = {**_SECONDS, "automatic": "is_automatic"}
 
 
 def pool_of(given: ParsedMap) -> Pool:
     """Return a pool that was read without a fault."""
-    values = {_SECONDS.get(name, name): value for name, value in given.values.items()}
+    values = {_NAMED.get(name, name): value for name, value in given.values.items()}
     if "each" in values:
         each: ParsedMap = values["each"]
         gpus = [
@@ -251,8 +227,6 @@ def pool_of(given: ParsedMap) -> Pool:
         values["each"] = PoolShape(
             cpu_cores=each.get("cpu_cores", 1), ram_mb=each.get("ram_mb"), gpus=tuple(gpus), slots=each.get("slots")
         )
-    if values["backend"] is PoolBackend.SSH:
-        values.setdefault("max", max(1, len(values.get("hosts", ()))))
     return Pool(**values)
 
 
@@ -290,4 +264,5 @@ def _line(key: str, value: Any) -> str:
     for name, field in _SECONDS.items():
         if key == field:
             return f"{name}: {value:g}s"
+    key = key.removeprefix("is_")
     return f"{key}: {scalar_text(str(value) if isinstance(value, PoolBackend) else value)}"

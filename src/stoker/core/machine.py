@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from stoker.core.device import GIB, MIB, Backend, MemoryType, usable_bytes
 from stoker.core.frozen import fresh, frozen
-from stoker.core.pool import Pool
+from stoker.core.pool import SSH_WALL_S, Pool, PoolBackend, PoolGpu, PoolShape
 from stoker.core.text import lazy_pattern
 
 
@@ -20,6 +20,15 @@ class NodeTransport(StrEnum):
 
     LOCAL = "local"
     SSH = "ssh"
+
+
+class NodeLaunch(StrEnum):
+    """When the worker of an SSH node is started from elsewhere."""
+
+    MANUAL = "manual"
+    """By `stoker launch NAME`."""
+    AUTO = "auto"
+    """Also when jobs wait that fit it."""
 
 
 @frozen
@@ -63,6 +72,7 @@ class Node:
     deny_jobs: tuple[str, ...] = ()
     priority: int = 0
     description: str = ""
+    launch: NodeLaunch = NodeLaunch.MANUAL
 
     @property
     def most_jobs(self) -> int:
@@ -111,9 +121,27 @@ class Cluster:
     def adapter_slots(self) -> int:
         return sum(node.max_adapters for node in self.nodes)
 
+    @property
+    def all_pools(self) -> tuple[Pool, ...]:
+        """The declared pools, and one for each node over SSH."""
+        return (*self.pools, *(_pool_of(node) for node in self.nodes if node.transport is NodeTransport.SSH))
+
     def find(self, name: str) -> Node | None:
         """Return the node of that name, if there is one."""
         return next((node for node in self.nodes if node.name == name), None)
+
+
+def _pool_of(node: Node) -> Pool:
+    """Return the pool whose only machine is a node over SSH."""
+    gpus = tuple(PoolGpu(type=gpu.type, vram_mb=gpu.vram_mb) for gpu in node.gpus)
+    return Pool(
+        name=node.name.lower().replace("_", "-").replace(".", "-"),
+        backend=PoolBackend.SSH,
+        via=f"{node.user}@{node.host}" if node.user else node.host,
+        each=PoolShape(cpu_cores=node.cpu_cores or 1, ram_mb=node.ram_mb, gpus=gpus, slots=node.slots),
+        wall_s=SSH_WALL_S,
+        is_automatic=node.launch is NodeLaunch.AUTO,
+    )
 
 
 # Requirements: what a job asks of the machine it is put on. Only nouns.

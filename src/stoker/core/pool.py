@@ -22,6 +22,8 @@ LABEL = "stoker"
 ID_CHARACTERS = 6
 DEFAULT_IDLE_S = 300.0
 DEFAULT_WALL_S = 4 * 3600.0
+SSH_WALL_S = 30 * 86400.0
+"""Of a node over SSH, which has no time limit of its own: as long as certificates live."""
 DEFAULT_BACKLOG = 2
 DEFAULT_PATIENCE_S = 10.0
 _LEAST_DRAIN_S = 120.0
@@ -65,9 +67,7 @@ class Pool:
     name: str
     backend: PoolBackend
     via: str = ""
-    """The host with the backend's commands, over SSH; empty: this machine."""
-    hosts: tuple[str, ...] = ()
-    """Of an SSH pool: its machines, `USER@HOST` or `HOST`."""
+    """The host with the backend's commands, over SSH, or the one of an SSH pool; empty: this machine."""
     each: PoolShape = PoolShape()
     wall_s: float = DEFAULT_WALL_S
     """The time limit of an allocation."""
@@ -90,6 +90,8 @@ class Pool:
     """A Python there that has Stoker; empty: Stoker is brought along."""
     folder: str = ""
     """A folder that the launcher and the pool's machines share; empty: the launcher's own."""
+    is_automatic: bool = True
+    """False: its machines start only by `stoker launch NAME`."""
     cost_per_hour: float = 0.0
     max_hours: float | None = None
     """Hours per day, of all allocations together."""

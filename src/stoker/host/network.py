@@ -8,7 +8,9 @@ import re
 import resource
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 from stoker.core.device import TriState, TriStateAnswer
 from stoker.core.errors import BadInput, NoPermission, Unavailable
@@ -141,3 +143,16 @@ def _is_reachable(text: str) -> bool:
 
 def _is_host_name(name: str) -> bool:
     return bool(re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", name))
+
+
+def reachable(urls: Sequence[str]) -> str:
+    """Return the first URL whose host has an address here that other machines could reach, too; else the first one."""
+    for url in urls:
+        host = urlsplit(url).hostname or ""
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError:
+            continue
+        if any(not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found):
+            return url
+    return urls[0] if urls else ""

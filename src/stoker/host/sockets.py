@@ -77,17 +77,17 @@ class NamedSocket:
         """
         if not os.path.lexists(self.folder):
             return None
-        with _entered(self.folder, is_made=False) as descriptor:
+        with own_folder(self.folder, is_made=False) as descriptor:
             return self._knock(descriptor)
 
     def is_answered(self) -> bool:
         """Return True if a process listens, without waiting for it."""
-        with _entered(self.folder) as descriptor:
+        with own_folder(self.folder) as descriptor:
             return self._is_answered(descriptor)
 
     def open(self) -> NamedSocketListener | None:
         """Listen under the name; nothing if another process does already."""
-        with _entered(self.folder) as descriptor, self._locked():
+        with own_folder(self.folder) as descriptor, self._locked():
             return self._open(descriptor)
 
     def renew(self, opened: NamedSocketListener) -> NamedSocketListener | None:
@@ -95,7 +95,7 @@ class NamedSocket:
 
         The opening that is returned counts from now on. If it has another listener, the old one is left to the caller.
         """
-        with _entered(self.folder) as descriptor, self._locked():
+        with own_folder(self.folder) as descriptor, self._locked():
             # While its listener lives, no other file gets the number.
             if _file_of(self.mark()) != _file_of(opened.mark):
                 return self._open(descriptor)
@@ -105,7 +105,7 @@ class NamedSocket:
 
     def hold_folder(self) -> int:
         """Return a descriptor of the folder with a shared lock on it, if possible; the caller closes it."""
-        with _entered(self.folder) as descriptor:
+        with own_folder(self.folder) as descriptor:
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return os.dup(descriptor)
@@ -128,7 +128,7 @@ class NamedSocket:
 
     def clear(self) -> None:
         """Remove the name if no process listens there any more: the rest of a killed process."""
-        with _entered(self.folder) as descriptor, self._locked():
+        with own_folder(self.folder) as descriptor, self._locked():
             if not self._is_answered(descriptor):
                 self._remove()
 
@@ -290,7 +290,7 @@ def _is_knocked(listener: socket.socket) -> bool:
 
 
 @contextmanager
-def _entered(folder: str, *, is_made: bool = True) -> Iterator[int]:
+def own_folder(folder: str, *, is_made: bool = True) -> Iterator[int]:
     """Open the folder, created if missing. Raises `NoPermission` unless it is this user's alone."""
     with translated(folder):
         if is_made:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from stoker.core.errors import HostKeyChanged, NoBackend
 from stoker.core.text import one_line
 from stoker.host.command_runner import CommandRunner, ProbeFailure, ProbeOutput, Reply
+from stoker.host.sockets import own_folder
 
 LIMIT_S = 30.0
 CONNECT_S = 5
@@ -86,7 +87,9 @@ class HostCommands:
         return reply
 
     def _ssh_words(self) -> tuple[str, ...]:
-        os.makedirs(self._control_folder, mode=0o700, exist_ok=True)
+        with own_folder(self._control_folder):
+            # Who can write there could take over connections.
+            pass
         options = {
             "BatchMode": "yes",
             "ConnectTimeout": CONNECT_S,

@@ -21,7 +21,7 @@ from stoker.core.pool import (
     PoolState,
 )
 from stoker.protocol.codec import Checked, StrictRequest, WireMessage, adapter_of
-from stoker.protocol.view_messages import By, FiniteSeconds, Line
+from stoker.protocol.view_messages import By, FiniteSeconds, Line, ViewCount
 
 MOST_AT_ONCE = 1000
 """Allocations, or pools, in one request."""
@@ -83,6 +83,10 @@ class LaunchView(WireMessage):
     """Part of the label of this fleet's allocations at backends; the same for as long as its database lives."""
     now_s: FiniteSeconds
     """By the coordinator's clock, as all times here."""
+    urls: tuple[Line, ...] = ()
+    """Where workers reach the coordinator, by each of its names; none: it serves only its own machine."""
+    machines: ViewCount = 0
+    """Machines of the fleet that take jobs now."""
     pools: tuple[PoolStateFacts, ...] = ()
     allocations: tuple[AllocationFacts, ...] = ()
     """All that have not ended, then the newest that have."""

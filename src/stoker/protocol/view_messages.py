@@ -300,6 +300,8 @@ class JobExplanation(WireMessage):
     """Of the job's submitter."""
     chosen: Line = ""
     """Of a granted job: why it was granted to its machine."""
+    pools: dict[Line, Line] = {}
+    """Of a pending job: each pool with what it does for the job, or why it does nothing."""
 
 
 # Pruning of the fleet's results: request and response.

@@ -98,17 +98,17 @@ def decide(
             by_pool[one.pool].append(one)
     budgets = [_Budget.of(state, by_pool[state.pool.name], now_s) for state in pools]
     planning = _Packing(budgets)
-    unmet = [(one, planning.onto_allocations(one)) for one in demand]
+    unmet = [(jobs, planning.onto_allocations(jobs)) for jobs in demand]
     in_order = sorted(budgets, key=lambda budget: budget.pool.cost_per_hour)
     holds: list[LaunchHold] = []
     unplaced = 0
-    for one, count in unmet:
+    for jobs, count in unmet:
         left = count
         for budget in in_order:
             if left:
-                left, why = planning.onto_new(one, left, budget, now_s=now_s, has_machines=machines > 0)
+                left, why = planning.onto_new(jobs, left, budget, now_s=now_s, has_machines=machines > 0)
                 if left and why:
-                    holds.append(LaunchHold(pool=budget.pool.name, jobs=one.names, why=why))
+                    holds.append(LaunchHold(pool=budget.pool.name, jobs=jobs.names, why=why))
         unplaced += left
     for budget in budgets:
         budget.fill_up()
@@ -143,6 +143,45 @@ def why_unfit(pool: Pool, job: Demand, shape: PlacementShape) -> str:
     if job.takes_s is not None and job.takes_s > time_s:
         return f"needs {format_duration(job.takes_s)}; its time limit leaves {format_duration(time_s)}"
     return "; ".join(one.why for one in obstacles(shape, offer_for(pool, pool.name)))
+
+
+@frozen
+class PoolVerdict:
+    """What a pool does for one waiting job."""
+
+    pool: str
+    text: str
+    helps: bool
+    """True if a machine of it is on its way, or could be started for the job."""
+
+
+def explain_pools(
+    waiting: Demand, pools: Sequence[PoolState], allocations: Sequence[Allocation], *, now_s: float, machines: int = 1
+) -> tuple[PoolVerdict, ...]:
+    """Return for each pool what it does for a waiting job, or why it does nothing."""
+    verdicts = []
+    for state in pools:
+        pool = state.pool
+        mine = [one for one in allocations if one.pool == pool.name]
+        coming = [one for one in mine if one.is_idle_room]
+        decision = decide([state], [waiting], mine, now_s=now_s, machines=machines)
+        shape = NodeIndex().shape_of(waiting.job)
+        why = why_unfit(pool, waiting, shape)
+        if why:
+            verdicts.append(PoolVerdict(pool=pool.name, text=why, helps=False))
+        elif coming and not decision.starts and not decision.unplaced:
+            first = min(coming, key=lambda one: one.planned_s)
+            said = f", {pool.backend}: {first.reason}" if first.reason else ""
+            text = f"requested {format_duration(now_s - first.planned_s)} ago{said}"
+            verdicts.append(PoolVerdict(pool=pool.name, text=text, helps=True))
+        elif decision.holds:
+            verdicts.append(PoolVerdict(pool=pool.name, text=decision.holds[0].why, helps=not state.paused))
+        elif not state.watcher or state.watched_until_s < now_s:
+            text = "a machine of it would fit; nobody watches it: stoker launch watch"
+            verdicts.append(PoolVerdict(pool=pool.name, text=text, helps=True))
+        else:
+            verdicts.append(PoolVerdict(pool=pool.name, text="a machine of it is about to be requested", helps=True))
+    return tuple(verdicts)
 
 
 @changeable
@@ -180,6 +219,8 @@ class _Budget:
         pool = self.pool
         if self.paused or self.brake:
             return f"paused: {self.paused or self.brake}"
+        if not pool.is_automatic:
+            return f"starts only by hand: stoker launch {pool.name}"
         if self.live + self.new >= pool.max:
             return f"all {counted(pool.max, 'machine')} of it requested"
         if self.waiting + self.new >= pool.backlog:

@@ -144,6 +144,8 @@ def explanation_lines(explanation: JobExplanation, *, now_s: float, columns: int
     if rows and explanation.job.state == JobState.PENDING:
         yield ""
         yield from table(rows, header=_HEADER, columns=columns)
+    for pool, text in explanation.pools.items():
+        yield f"pool {pool}: {one_line(text)}"
     for decline in explanation.declines:
         yield f"declined by {decline.get('machine', '?')}: {_reason_text(decline)}"
     for change in explanation.changes:

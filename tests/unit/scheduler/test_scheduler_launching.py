@@ -21,7 +21,7 @@ from stoker.core.pool import (
     PoolShape,
     PoolState,
 )
-from stoker.scheduler.launching import LaunchDecision, decide
+from stoker.scheduler.launching import LaunchDecision, decide, explain_pools
 
 NOW_S = 100_000.0
 CPU = Pool(name="cpu", backend=PoolBackend.SLURM, each=PoolShape(cpu_cores=4, slots=2), max=8, backlog=8)
@@ -191,6 +191,22 @@ def test_hours_a_day_are_a_limit() -> None:
     used = [ended(AllocationCause.FINISHED, ago_s=0.0, started_s=NOW_S - 5 * 3600.0)]
     limited = changed(CPU, max_hours=4.0)
     assert decided([jobs()], used, limited).holds[0].why == "5.0 of 4 hours a day used"
+
+
+def test_what_each_pool_does_for_a_waiting_job_is_explained() -> None:
+    def text(demand: Demand, allocations: Sequence[Allocation] = (), **state: object) -> str:
+        watched = {"watcher": "w", "watched_until_s": NOW_S + 60, **state}
+        pools = [PoolState(pool=CPU, **watched)]  # type: ignore[arg-type]
+        (verdict,) = explain_pools(demand, pools, allocations, now_s=NOW_S)
+        return verdict.text
+
+    waiting = changed(live(AllocationState.WAITING, age_s=40.0), reason="Priority")
+    assert text(jobs(), [waiting]) == "requested 40s ago, slurm: Priority"
+    assert text(jobs()) == "a machine of it is about to be requested"
+    assert text(jobs(), watcher="") == "a machine of it would fit; nobody watches it: stoker launch watch"
+    assert text(jobs(), paused="5 requests were refused") == "paused: 5 requests were refused"
+    assert text(jobs(waited_s=2.0)) == "waits for a machine here first, 8.0s more"
+    assert text(changed(jobs(), takes_s=5 * 3600.0)).startswith("needs 5h00m")
 
 
 STATES = st.sampled_from([state for state in AllocationState if state is not AllocationState.REFUSED])

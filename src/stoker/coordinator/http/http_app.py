@@ -381,7 +381,7 @@ class CoordinatorService:
             SystemARoutes(context, contents, rules.token or secrets.token_bytes(32)).router,
             EnrolmentRoutes(context, parts.enrolment).router,
             TokenRoutes(context).router,
-            LaunchRoutes(context, on_forgotten=sources.forget).router,
+            LaunchRoutes(context, parts.enrolment, on_forgotten=sources.forget).router,
             ExecRoutes(context).router,
             WebhookRoutes(context, parts.notifier).router,
             HealthRoutes(context).router,

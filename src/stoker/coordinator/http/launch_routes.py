@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
+from stoker.coordinator.auth import Enrolment
 from stoker.coordinator.http.access import Who, recorded
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import answer, done
@@ -45,9 +46,12 @@ PoolPath = Annotated[PoolName, Path(description="A pool's name")]
 class LaunchRoutes:
     """Routes about pools and allocations."""
 
-    def __init__(self, context: ServiceContext, *, on_forgotten: Callable[[str], None]) -> None:
+    def __init__(
+        self, context: ServiceContext, enrolment: Enrolment | None, *, on_forgotten: Callable[[str], None]
+    ) -> None:
         """Answer them; `on_forgotten` is called with the name of a machine whose allocation has ended."""
         self._context = context
+        self._enrolment = enrolment
         self._on_forgotten = on_forgotten
         self.router = APIRouter(tags=["launch"])
         add = self.router.add_api_route
@@ -64,7 +68,9 @@ class LaunchRoutes:
 
     async def view(self) -> Response:
         """Return pools, allocations, and the jobs that no present machine has room for."""
-        return answer(await self._context.ask(InspectLaunch()))
+        view: LaunchView = await self._context.ask(InspectLaunch())
+        names = self._enrolment.names() if self._enrolment is not None else ()
+        return answer(view.model_copy(update={"urls": tuple(f"https://{name}" for name in names)}))
 
     async def watch(self, asked: WatchRequest, who: Who) -> Response:
         """Let a launcher watch pools, or for longer. The response has the epoch that its writes name."""

@@ -23,7 +23,7 @@ from stoker.coordinator.explain.case import (
 )
 from stoker.coordinator.explain.verdict import Explainer
 from stoker.coordinator.http.forecasts import HypotheticalJobs, chosen_text, numbered, quota
-from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
+from stoker.coordinator.queue.commands import InspectLaunch, InspectMachines, MachineInspection
 from stoker.coordinator.queue.queue_state import progress_end_s
 from stoker.coordinator.queue.read_jobs import JobExplainRow
 from stoker.coordinator.queue.reader import MachineRow
@@ -34,9 +34,12 @@ from stoker.core.events import FleetKinds
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import JobState
 from stoker.core.leases import FleetTimes, is_skewed
+from stoker.core.machine import Demand, SchedulableJob
 from stoker.core.text import format_duration
 from stoker.protocol.job_messages import Submission, SubmissionOutcome, SubmissionResponse
+from stoker.protocol.launch_messages import LaunchView
 from stoker.protocol.view_messages import JobDetails, JobExplanation, MachineView, ScheduleView, SymptomView
+from stoker.scheduler.launching import explain_pools
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.scheduler.simulation.forecast import JobForecast, SnapshotForecast
 from stoker.scheduler.snapshot import ClassRecord, LeaseRecord, ReadyRecord, Snapshot, used_classes
@@ -174,7 +177,27 @@ class Explanations:
         # Read after the inspection: a job that was granted in between must not wait for its own machine.
         row, story = reader.case(first.id), reader.story(first.id)
         explainer = Explainer(seen.fleet, now_s=now_s)
-        return explainer.explain(self._case(row, story, seen, explainer, now_s))
+        case = self._case(row, story, seen, explainer, now_s)
+        explained = explainer.explain(case)
+        if story.job.state != JobState.PENDING or row.after:
+            return explained
+        known = seen.classes.get(row.class_id)
+        return self._with_pools(explained, case.wanted, None if known is None else known.expected_s)
+
+    def _with_pools(self, explained: JobExplanation, job: SchedulableJob, takes_s: float | None) -> JobExplanation:
+        """Add what pools do for a ready job. One that only a pool could run does not wait for ever."""
+        view = self._queue.ask(InspectLaunch())
+        if not isinstance(view, LaunchView) or not view.pools:
+            return explained
+        since_s = explained.job.submitted_s
+        waiting = Demand(job=job, count=1, since_s=since_s, names=(explained.job.name,), takes_s=takes_s)
+        verdicts = explain_pools(waiting, view.pools, view.allocations, now_s=view.now_s, machines=view.machines)
+        changes: dict[str, Any] = {"pools": {one.pool: one.text for one in verdicts}}
+        helping = next((one for one in verdicts if one.helps), None)
+        if explained.never and helping is not None:
+            verdict = f"pending: no machine of the fleet fits; {helping.pool}: {helping.text}"
+            changes |= {"never": "", "verdict": verdict}
+        return explained.model_copy(update=changes)
 
     def forecast(self, submission: Submission, submitted: SubmissionResponse) -> SubmissionResponse:
         """Return a dry run with forecasts of its first jobs, and when all are done."""

@@ -558,6 +558,7 @@ def inspect_launch(transaction: WriterTransaction, _asked: InspectLaunch) -> Lau
     return LaunchView(
         fleet=book.launch.fleet,
         now_s=now_s,
+        machines=sum(machine.is_offered and not machine.closed for machine in book.machines.values()),
         pools=tuple(_shown(state, now_s) for state in book.launch.pools.values()),
         allocations=(*live, *ended[:MOST_SHOWN]),
         demand=_demand(transaction) if book.launch.pools else (),

@@ -235,7 +235,7 @@ def declare(transaction: WriterTransaction, command: Declare) -> QueueCommandRes
     transaction.book.cluster = cluster
     users = cluster.users if cluster is not None else {}
     transaction.book.scheduler.set_policies(users)
-    declare_pools(transaction, cluster.pools if cluster is not None else ())
+    declare_pools(transaction, cluster.all_pools if cluster is not None else ())
     moved = _spread(transaction)
     nodes = [] if cluster is None else [node.name for node in cluster.nodes]
     fields = {"source": plain(command.source), "machines": nodes, **telling({"users": list(users), "by": by})}

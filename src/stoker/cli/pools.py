@@ -1,0 +1,171 @@
+"""`stoker pools`: list, show, check, pause, resume and stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.grammar import AT, Grammar, Option, Positional
+from stoker.core.errors import NotFound
+from stoker.core.text import counted, did_you_mean
+from stoker.devices.this_machine import submitter_name
+from stoker.views.pool_lines import ALLOCATION_HEADER, POOL_HEADER, allocation_row, pool_json, pool_row
+
+if TYPE_CHECKING:
+    from stoker.core.pool import PoolState
+    from stoker.protocol.launch_messages import LaunchView
+    from stoker.protocol.view_messages import DoneView
+
+POOL = Positional("NAME", help="a pool's name, from `stoker pools`")
+WHY = Option("--why", value="TEXT", help="reason, shown by pools and explain")
+
+POOLS_GRAMMAR = Grammar(
+    "pools",
+    about=(
+        "List the pools of the fleet: kinds of machines that are started when jobs wait, and stopped when they are "
+        "idle. Pools are declared in the coordinator's cluster file; `stoker launch watch` starts their workers."
+    ),
+    options=(AT,),
+    examples=("stoker pools", "stoker pools show a100", "stoker pools check", "stoker pools pause a100"),
+)
+
+
+def perform_pools(call: CommandContext, given: dict[str, Any]) -> int:
+    """List pools."""
+    view = call.lookup.client(given["at"]).launch_view()
+    for state in view.pools:
+        call.out.object(pool_json(state, view.allocations, view.now_s))
+    if not view.pools:
+        call.out.line("no pools")
+        call.out.note("hint: declare them in the cluster file (pools:), then stoker admin reload")
+        return 0
+    call.out.table([pool_row(state, view.allocations, view.now_s) for state in view.pools], header=POOL_HEADER)
+    return 0
+
+
+SHOW_GRAMMAR = Grammar(
+    "pools show",
+    about="Show a pool with its allocations: those that have not ended, and those of the last 24 hours.",
+    positionals=(POOL,),
+    options=(AT,),
+    examples=("stoker pools show a100", "stoker pools show a100 --json"),
+)
+
+
+def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
+    """Show a pool."""
+    view = call.lookup.client(given["at"]).launch_view()
+    (state,) = pools_named(view, (given["name"],))
+    call.out.object(pool_json(state, view.allocations, view.now_s))
+    call.out.table([pool_row(state, view.allocations, view.now_s)], header=POOL_HEADER)
+    mine = [one for one in view.allocations if one.pool == state.pool.name]
+    if mine:
+        call.out.line()
+        call.out.table([allocation_row(one, view.now_s) for one in mine], header=ALLOCATION_HEADER)
+    return 0
+
+
+CHECK_GRAMMAR = Grammar(
+    "pools check",
+    about=(
+        "Check from this machine whether pools could start workers: whether the backend is reached and accepts the "
+        "request, its version and limits. Nothing is started. Exits 1 if a check fails."
+    ),
+    positionals=(Positional("NAME", help="pools (default: all)", is_required=False, is_many=True),),
+    options=(AT,),
+    examples=("stoker pools check", "stoker pools check a100 --json"),
+)
+
+
+def perform_check(call: CommandContext, given: dict[str, Any]) -> int:
+    """Check pools."""
+    from stoker.devices.checkup import CheckStatus
+
+    view = call.lookup.client(given["at"]).launch_view()
+    has_failed = False
+    for state in pools_named(view, given["name"]):
+        checks = call.parts.launcher(state.pool.backend).check(state.pool)
+        has_failed = has_failed or any(one.verdict is CheckStatus.BAD for one in checks)
+        call.out.object({"pool": state.pool.name, "checks": [one.to_dict() for one in checks]})
+        call.out.line(f"{state.pool.name} ({state.pool.backend})")
+        signs = call.out.signs
+        marks = {CheckStatus.OK: signs.ran, CheckStatus.WARN: signs.warned, CheckStatus.BAD: signs.failed}
+        for one in checks:
+            hint = f" (hint: {one.hint})" if one.hint else ""
+            call.out.line(f"  {marks[one.verdict]} {one.name}: {one.message}{hint}")
+    return 1 if has_failed else 0
+
+
+PAUSE_GRAMMAR = Grammar(
+    "pools pause",
+    about="Start no more workers of a pool. Those that run stay.",
+    positionals=(POOL,),
+    options=(WHY, AT),
+    examples=("stoker pools pause a100 --why maintenance",),
+)
+
+
+def perform_pause(call: CommandContext, given: dict[str, Any]) -> int:
+    """Pause a pool."""
+    by = submitter_name(call.parts.settings.environment)
+    why = given["why"] or f"by {by}"
+    return _done(call, given, call.lookup.client(given["at"]).pause_pool(given["name"], why, by=by), "is paused")
+
+
+RESUME_GRAMMAR = Grammar(
+    "pools resume",
+    about="Start workers of a paused pool again. What paused it no longer counts.",
+    positionals=(POOL,),
+    options=(AT,),
+    examples=("stoker pools resume a100",),
+)
+
+
+def perform_resume(call: CommandContext, given: dict[str, Any]) -> int:
+    """Resume a pool."""
+    by = submitter_name(call.parts.settings.environment)
+    return _done(call, given, call.lookup.client(given["at"]).resume_pool(given["name"], by=by), "starts workers again")
+
+
+STOP_GRAMMAR = Grammar(
+    "pools stop",
+    about=(
+        "Stop allocations of a pool: all, or those named. Their jobs save a checkpoint and return to the queue. Pause "
+        "the pool first if no others should be started."
+    ),
+    positionals=(
+        POOL,
+        Positional("ID", help="allocations, from `stoker pools show` (default: all)", is_required=False, is_many=True),
+    ),
+    options=(AT,),
+    examples=("stoker pools stop a100", "stoker pools stop a100 7f3a2c"),
+)
+
+
+def perform_stop(call: CommandContext, given: dict[str, Any]) -> int:
+    """Stop allocations."""
+    client, by = call.lookup.client(given["at"]), submitter_name(call.parts.settings.environment)
+    done = client.stop_allocations(given["name"], tuple(given["id"]), by=by)
+    return _done(call, given, done, f": {counted(len(done.changed), 'allocation')} will stop")
+
+
+def _done(call: CommandContext, given: dict[str, Any], done: DoneView, effect: str) -> int:
+    call.out.object({"pool": given["name"], **done.model_dump(mode="json")})
+    if done.changed:
+        gap = "" if effect.startswith(":") else " "
+        call.out.line(f"{given['name']}{gap}{effect}")
+    for note in done.notes:
+        call.out.note(note)
+    return 0
+
+
+def pools_named(view: LaunchView, names: tuple[str, ...] | list[str]) -> list[PoolState]:
+    """Return pools by their names; all without names. Raises `NotFound`."""
+    by_name = {state.pool.name: state for state in view.pools}
+    for name in names:
+        if name not in by_name:
+            hint = did_you_mean(name, by_name) or (f"there are {', '.join(by_name)}" if by_name else "")
+            raise NotFound(
+                f"there is no pool {name!r}", hint=hint or "declare pools in the cluster file of the coordinator"
+            )
+    return [by_name[name] for name in names] if names else list(view.pools)

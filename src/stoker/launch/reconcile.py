@@ -1,0 +1,134 @@
+"""Compare the allocations of a pool with what its backend shows: which rows change, and what to cancel there.
+
+Pure. An allocation whose answer was lost is adopted if the backend shows it, and was never submitted if two looks do
+not find it. What the backend runs of ours without a live row is a stray, and is cancelled after a grace period. An
+allocation that the backend no longer knows is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from stoker.core.frozen import fresh, frozen
+from stoker.core.pool import Allocation, AllocationCause, AllocationState, may_move
+from stoker.launch.launchers import Sighting
+from stoker.protocol.launch_messages import AllocationMove
+
+PLANNED_S = 60.0
+"""A planned allocation is submitted within this time, or its launcher died before."""
+JOIN_S = 300.0
+"""A started allocation whose worker has not joined by then ends as `never_joined`."""
+STRAY_S = 60.0
+MISSED_LOOKS = 2
+"""Looks that do not find an allocation, before it counts as unknown to the backend."""
+_LIVE = (AllocationState.WAITING, AllocationState.STARTED)
+
+
+@frozen
+class LookMemory:
+    """What earlier looks at a pool's backend found, between two looks."""
+
+    missed: Mapping[str, int] = fresh(factory=dict)
+    """Allocation → how many looks in a row did not find it."""
+    strays: Mapping[str, float] = fresh(factory=dict)
+    """Backend id → when it was first seen without a live row."""
+
+
+@frozen
+class Reconciliation:
+    """What follows from one look."""
+
+    moves: tuple[AllocationMove, ...] = ()
+    cancels: tuple[str, ...] = ()
+    """Backend ids to cancel: strays, and allocations whose worker never joined."""
+    unjoined: tuple[str, ...] = ()
+    """Allocations whose log says why their worker did not join."""
+    memory: LookMemory = LookMemory()
+
+
+def reconcile(
+    allocations: Iterable[Allocation],
+    sightings: Sequence[Sighting],
+    memory: LookMemory,
+    *,
+    now_s: float,
+    cancelled: frozenset[str] = frozenset(),
+) -> Reconciliation:
+    """Compare. `cancelled` are the allocations that this launcher cancelled itself."""
+    rows = {one.id: one for one in allocations}
+    seen = {one.id: one for one in sightings}
+    moves: list[AllocationMove] = []
+    cancels: list[str] = []
+    unjoined: list[str] = []
+    missed: dict[str, int] = {}
+    for row in rows.values():
+        if row.is_over:
+            continue
+        sighting = seen.get(row.id)
+        if sighting is None:
+            missed[row.id] = memory.missed.get(row.id, 0) + 1
+            move = _not_found(row, missed[row.id], now_s)
+        else:
+            move = _found(row, sighting, is_ours=row.id in cancelled or row.state is AllocationState.DRAINING)
+            if move is None and _never_joined(row, sighting, now_s):
+                unjoined.append(row.id)
+                cancels.append(sighting.backend_id)
+                move = AllocationMove(
+                    id=row.id, state=AllocationState.ENDED, cause=AllocationCause.NEVER_JOINED, reason=sighting.reason
+                )
+        if move is not None:
+            moves.append(move)
+    strays = {
+        one.backend_id: memory.strays.get(one.backend_id, now_s)
+        for one in sightings
+        if one.state in _LIVE and (one.id not in rows or rows[one.id].is_over)
+    }
+    cancels += [backend_id for backend_id, since_s in strays.items() if now_s - since_s >= STRAY_S]
+    return Reconciliation(
+        moves=tuple(moves),
+        cancels=tuple(cancels),
+        unjoined=tuple(unjoined),
+        memory=LookMemory(missed=missed, strays=strays),
+    )
+
+
+def _found(row: Allocation, sighting: Sighting, *, is_ours: bool) -> AllocationMove | None:
+    """Return the change by what the backend shows; None if nothing changes."""
+    state = sighting.state if may_move(row.state, sighting.state) else row.state
+    cause = None
+    if state is AllocationState.ENDED:
+        cause = sighting.cause or AllocationCause.FINISHED
+        if cause is AllocationCause.CANCELLED_THERE and is_ours:
+            cause = AllocationCause.CANCELLED
+    elif (state, row.backend_id, row.reason) == (row.state, sighting.backend_id, sighting.reason) and (
+        sighting.ends_s is None or row.ends_s is not None
+    ):
+        return None
+    return AllocationMove(
+        id=row.id,
+        state=state,
+        backend_id=sighting.backend_id,
+        reason=sighting.reason,
+        cause=cause,
+        message=sighting.reason if cause is not None else "",
+        started_s=sighting.started_s,
+        ends_s=sighting.ends_s,
+    )
+
+
+def _not_found(row: Allocation, missed: int, now_s: float) -> AllocationMove | None:
+    """Return the end of an allocation that the backend does not show; None if it may still appear."""
+    if missed < MISSED_LOOKS or (row.state is AllocationState.PLANNED and now_s - row.planned_s < PLANNED_S):
+        return None
+    if row.state in (AllocationState.PLANNED, AllocationState.DOUBTFUL):
+        cause, message = AllocationCause.NOT_SUBMITTED, "the backend never had it"
+    elif row.state is AllocationState.DRAINING:
+        cause, message = AllocationCause.FINISHED, ""
+    else:
+        cause, message = AllocationCause.PREEMPTED, "the backend no longer knows it"
+    return AllocationMove(id=row.id, state=AllocationState.ENDED, cause=cause, message=message)
+
+
+def _never_joined(row: Allocation, sighting: Sighting, now_s: float) -> bool:
+    started_s = sighting.started_s if sighting.started_s is not None else row.started_s
+    return row.state is AllocationState.STARTED and started_s is not None and now_s - started_s > JOIN_S

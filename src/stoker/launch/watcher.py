@@ -1,0 +1,300 @@
+"""The watcher of pools: starts workers when jobs wait that would fit, and cancels what nobody needs.
+
+    lease the pools ─▶ read rows and demand ─▶ decide ─▶ per pool: look, reconcile, cancel, plan, submit, write
+
+It is a client of the coordinator. Every write names the epoch of its lease, so a watcher that was replaced changes
+nothing more. The row of an allocation is durable before its backend gets the request; a request whose answer was lost
+is found again by its label. Each pool has its own thread: one whose backend does not answer delays no other.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from stoker.core.clock import Clock
+from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, StaleLease, StokerError
+from stoker.core.frozen import changeable, changed, fresh, frozen
+from stoker.core.pool import ID_CHARACTERS, Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolState
+from stoker.core.text import one_line
+from stoker.launch.launchers import MOST_TOGETHER, Launcher, Rendered
+from stoker.launch.reconcile import LookMemory, reconcile
+from stoker.protocol.client import FleetClient
+from stoker.protocol.enrolment_messages import Ticket, ticket_to_text
+from stoker.protocol.launch_messages import AllocationMove, LaunchView
+from stoker.scheduler.launching import LaunchDecision, decide
+
+LOOK_S = 30.0
+"""Time between two looks at a backend while nothing moves."""
+LEASE_S = 60.0
+_FIRST_LOOK_S = 1.0
+_TURN_S = 1.0
+_MOST_AT_ONCE = 16
+_LONGEST_MESSAGE = 500
+
+
+@frozen
+class WatchSettings:
+    """What a watcher needs besides its client and its launchers."""
+
+    watcher: str
+    """Unique for each start."""
+    url: str
+    """Where workers reach the coordinator."""
+    local_url: str
+    """Where workers of this machine reach it."""
+    look_s: float = LOOK_S
+
+
+@changeable
+class _Watched:
+    """One pool between two turns. Only the thread of its task changes it."""
+
+    memory: LookMemory = LookMemory()
+    look_at_s: float = 0.0
+    pause_s: float = _FIRST_LOOK_S
+    cancelled: set[str] = fresh(factory=set)
+    """Allocations that this watcher cancelled."""
+    cleaned: set[str] = fresh(factory=set)
+    problem: str = ""
+    """The last error, which is logged once."""
+
+
+class Watcher:
+    """Watches some pools, or all."""
+
+    def __init__(
+        self,
+        client: FleetClient,
+        launchers: Mapping[PoolBackend, Launcher],
+        settings: WatchSettings,
+        *,
+        clock: Clock,
+        log: Callable[[str, dict[str, Any]], None],
+        pools: Sequence[str] = (),
+    ) -> None:
+        """`pools` are the names of those to watch; none: all. `log` gets every event."""
+        self._client = client
+        self._launchers = launchers
+        self._settings = settings
+        self._clock = clock
+        self._log = log
+        self._pools = tuple(pools)
+        self._watched: dict[str, _Watched] = {}
+        self._tasks: dict[str, Future[None]] = {}
+        self._held: dict[str, int] = {}
+        self._renew_at_s = 0.0
+        self._is_closed = threading.Event()
+
+    def run(self) -> None:
+        """Watch until closed. Errors of the coordinator are logged, and the watcher tries again."""
+        problem = ""
+        with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="stoker-launch") as threads:
+            try:
+                while not self._is_closed.is_set():
+                    try:
+                        self.turn(threads)
+                        problem = ""
+                    except StokerError as error:
+                        if str(error) != problem:
+                            problem = str(error)
+                            self._log("launch_problem", {"pool": "", "why": problem, "hint": error.hint})
+                    self._is_closed.wait(_TURN_S)
+            finally:
+                self._is_closed.set()
+        self._let_go()
+
+    def close(self) -> None:
+        """End the watch; allocations stay. Safe in signal handlers."""
+        self._is_closed.set()
+
+    def turn(self, threads: ThreadPoolExecutor) -> None:
+        """Decide once, and begin a task for each pool that has no task under way."""
+        # A task may write rows after they were read: only pools that were free before count.
+        busy = {name for name, task in self._tasks.items() if not task.done()}
+        view = self._client.launch_view()
+        states = [state for state in view.pools if not self._pools or state.pool.name in self._pools]
+        self._lease(states)
+        states = [state for state in states if state.pool.name in self._held]
+        decision = decide(states, view.demand, view.allocations, now_s=view.now_s, machines=view.machines)
+        for state in states:
+            if state.pool.name not in busy:
+                self._tasks[state.pool.name] = threads.submit(self._serve_pool, state, view, decision)
+
+    @contextmanager
+    def holding(self, pool: str) -> Iterator[None]:
+        """Hold the lease of a pool during a block. Raises `Conflict` if another watcher has it."""
+        self._held.update(self._client.watch_pools(self._settings.watcher, (pool,), for_s=LEASE_S))
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    def _lease(self, states: Sequence[PoolState]) -> None:
+        """Take or renew the leases of pools; one that another watcher holds is left to it."""
+        now_s = self._clock.monotonic_s()
+        wanted = [state.pool.name for state in states]
+        if now_s < self._renew_at_s and all(name in self._held for name in wanted):
+            return
+        self._renew_at_s = now_s + LEASE_S / 3
+        for name in wanted:
+            try:
+                epochs = self._client.watch_pools(self._settings.watcher, (name,), for_s=LEASE_S)
+                if name not in self._held:
+                    self._log("pool_watched", {"pool": name, "epoch": epochs[name]})
+                self._held[name] = epochs[name]
+            except Conflict as error:
+                if self._held.pop(name, None) is not None or name not in self._watched:
+                    self._log("launch_problem", {"pool": name, "why": str(error), "hint": error.hint})
+                self._watched.setdefault(name, _Watched())
+
+    def _let_go(self) -> None:
+        for name in list(self._held):
+            del self._held[name]
+            try:
+                self._client.watch_pools(self._settings.watcher, (name,), for_s=0.0)
+            except StokerError as error:
+                self._log("launch_problem", {"pool": name, "why": str(error), "hint": error.hint})
+
+    def _serve_pool(self, state: PoolState, view: LaunchView, decision: LaunchDecision) -> None:
+        pool, watched = state.pool, self._watched.setdefault(state.pool.name, _Watched())
+        try:
+            self._look(pool, watched, view)
+            self._cancel(pool, watched, view, decision)
+            for pause in decision.pauses:
+                if pause.pool == pool.name:
+                    self._client.pause_pool(pool.name, pause.why)
+                    self._log("pool_paused", {"pool": pool.name, "why": pause.why})
+            for start in decision.starts:
+                if start.pool == pool.name and not self._is_closed.is_set():
+                    self.start(pool, start.count, start.wanted, fleet=view.fleet, why=start.why)
+                    watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
+        except StaleLease:
+            self._held.pop(pool.name, None)
+        except StokerError as error:
+            if str(error) != watched.problem:
+                watched.problem = str(error)
+                self._log("launch_problem", {"pool": pool.name, "why": str(error), "hint": error.hint})
+            watched.look_at_s = self._clock.monotonic_s() + self._settings.look_s
+
+    def _look(self, pool: Pool, watched: _Watched, view: LaunchView) -> None:
+        """Compare rows with the backend if that is due, and write what changed."""
+        now_s = self._clock.monotonic_s()
+        rows = [one for one in view.allocations if one.pool == pool.name]
+        if now_s < watched.look_at_s:
+            return
+        launcher = self._launchers[pool.backend]
+        known = [one.backend_id for one in rows if one.backend_id and not one.is_over]
+        sightings = launcher.look(pool, fleet=view.fleet, known=known)
+        watched.problem = ""
+        found = reconcile(rows, sightings, watched.memory, now_s=view.now_s, cancelled=frozenset(watched.cancelled))
+        watched.memory = found.memory
+        by_id = {one.id: one for one in rows}
+        moves = [
+            move.model_copy(update={"message": _last_line(launcher.log(pool, by_id[move.id]))})
+            if move.id in found.unjoined
+            else move
+            for move in found.moves
+        ]
+        if found.cancels:
+            launcher.cancel(pool, found.cancels)
+        self._write(pool, moves)
+        over = [one for one in rows if one.is_over and one.id not in watched.cleaned]
+        if over:
+            launcher.clean(pool, over)
+            watched.cleaned.update(one.id for one in over)
+        watched.pause_s = _FIRST_LOOK_S if moves else min(self._settings.look_s, watched.pause_s * 2)
+        # A worker that serves or idles ends by itself; its machine tells the coordinator.
+        watched.look_at_s = now_s + watched.pause_s
+
+    def _cancel(self, pool: Pool, watched: _Watched, view: LaunchView, decision: LaunchDecision) -> None:
+        unwanted = {one.id: one.why for one in decision.cancels if one.pool == pool.name}
+        for one in view.allocations:
+            if one.pool == pool.name and one.state is AllocationState.DRAINING:
+                unwanted.setdefault(one.id, "stopped by an operator")
+        rows = {one.id: one for one in view.allocations}
+        new = [one for one in unwanted if one not in watched.cancelled and rows[one].backend_id]
+        if not new:
+            return
+        watched.cancelled.update(new)
+        self._launchers[pool.backend].cancel(pool, [rows[one].backend_id for one in new])
+        for id_ in new:
+            self._log("allocation_cancelled", {"pool": pool.name, "allocation": id_, "why": unwanted[id_]})
+        watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
+
+    def start(self, pool: Pool, count: int, wanted: Sequence[str], *, fleet: str, why: str) -> tuple[Allocation, ...]:
+        """Plan and submit allocations; return them as they stand then. The pool's lease is held."""
+        started: list[Allocation] = []
+        for first in range(0, count, MOST_TOGETHER):
+            ids = [secrets.token_hex(ID_CHARACTERS // 2) for _ in range(min(MOST_TOGETHER, count - first))]
+            started += self._submit(pool, ids, tuple(wanted), fleet=fleet, why=why)
+        return tuple(started)
+
+    def _submit(
+        self, pool: Pool, ids: Sequence[str], wanted: tuple[str, ...], *, fleet: str, why: str
+    ) -> list[Allocation]:
+        launcher = self._launchers[pool.backend]
+        allocations = [Allocation(id=one, pool=pool.name, wanted=wanted) for one in ids]
+        # Faults of the pool are found before anything is planned.
+        rendered = launcher.render(pool, allocations, fleet=fleet)
+        plans = [(one, wanted) for one in ids]
+        keys = self._client.plan_allocations(pool.name, self._held[pool.name], plans)
+        url = self._settings.local_url if pool.backend is PoolBackend.LOCAL else self._settings.url
+        tickets = {
+            one.id: ticket_to_text(Ticket(id=one.id.upper(), key=keys[one.id], url=url, name=one.machine))
+            for one in allocations
+        }
+        outcome = _submitted(launcher, rendered, tickets)
+        for one in allocations:
+            fields = {"pool": pool.name, "allocation": one.id, "backend_id": outcome.backend_ids.get(one.id, "")}
+            self._log(f"allocation_{outcome.state}", {**fields, "why": outcome.message or why})
+        moves = [outcome.move(one.id) for one in allocations]
+        self._write(pool, moves)
+        return [
+            changed(one, state=outcome.state, backend_id=outcome.backend_ids.get(one.id, ""), message=outcome.message)
+            for one in allocations
+        ]
+
+    def _write(self, pool: Pool, moves: Sequence[AllocationMove]) -> None:
+        if moves:
+            self._client.move_allocations(pool.name, self._held[pool.name], tuple(moves))
+        for move in moves:
+            if move.state is AllocationState.ENDED:
+                fields = {"pool": pool.name, "allocation": move.id, "cause": str(move.cause or ""), "why": move.message}
+                self._log("allocation_ended", fields)
+
+
+@frozen
+class _Outcome:
+    """What became of one request."""
+
+    state: AllocationState
+    backend_ids: Mapping[str, str] = fresh(factory=dict)
+    message: str = ""
+
+    def move(self, id: str) -> AllocationMove:
+        cause = AllocationCause.REFUSED if self.state is AllocationState.REFUSED else None
+        return AllocationMove(
+            id=id, state=self.state, backend_id=self.backend_ids.get(id, ""), cause=cause, message=self.message
+        )
+
+
+def _submitted(launcher: Launcher, rendered: Rendered, tickets: Mapping[str, str]) -> _Outcome:
+    try:
+        return _Outcome(state=AllocationState.SUBMITTED, backend_ids=launcher.submit(rendered, tickets))
+    except LaunchRefused as error:
+        return _Outcome(state=AllocationState.REFUSED, message=_last_line(str(error)))
+    except LaunchDoubtful as error:
+        return _Outcome(state=AllocationState.DOUBTFUL, message=_last_line(str(error)))
+    except StokerError as error:
+        # Its command never ran, or nobody knows: the next looks find out.
+        return _Outcome(state=AllocationState.DOUBTFUL, message=_last_line(str(error)))
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return one_line(lines[-1], _LONGEST_MESSAGE) if lines else ""

@@ -1,0 +1,105 @@
+"""What a look at a backend means for the rows of a pool's allocations."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.core.frozen import changed
+from stoker.core.pool import Allocation, AllocationCause, AllocationState
+from stoker.launch.launchers import Sighting
+from stoker.launch.reconcile import JOIN_S, PLANNED_S, STRAY_S, LookMemory, Reconciliation, reconcile
+
+NOW_S = 50_000.0
+S = AllocationState
+C = AllocationCause
+
+
+def row(state: AllocationState, *, id: str = "aaaaaa", age_s: float = 100.0, **fields: object) -> Allocation:
+    return Allocation(id=id, pool="p", state=state, planned_s=NOW_S - age_s, **fields)  # type: ignore[arg-type]
+
+
+def seen(state: AllocationState, *, id: str = "aaaaaa", **fields: object) -> Sighting:
+    return Sighting(id=id, backend_id=f"b-{id}", state=state, **fields)  # type: ignore[arg-type]
+
+
+def looks(rows: list[Allocation], *sightings: list[Sighting], cancelled: tuple[str, ...] = ()) -> Reconciliation:
+    """Look several times, a minute apart; return what the last look means."""
+    found = Reconciliation()
+    for number, one in enumerate(sightings):
+        at_s = NOW_S + 60.0 * number
+        found = reconcile(rows, one, found.memory, now_s=at_s, cancelled=frozenset(cancelled))
+    return found
+
+
+@pytest.mark.parametrize("state", [S.PLANNED, S.DOUBTFUL])
+@pytest.mark.parametrize("there", [S.WAITING, S.STARTED])
+def test_a_request_whose_answer_was_lost_is_adopted(state: AllocationState, there: AllocationState) -> None:
+    (move,) = looks([row(state)], [seen(there, reason="Priority")]).moves
+    assert (move.state, move.backend_id, move.reason) == (there, "b-aaaaaa", "Priority")
+
+
+def test_a_request_that_two_looks_do_not_find_was_not_submitted() -> None:
+    assert looks([row(S.DOUBTFUL)], []).moves == ()
+    (move,) = looks([row(S.DOUBTFUL)], [], []).moves
+    assert (move.state, move.cause) == (S.ENDED, C.NOT_SUBMITTED)
+
+
+def test_a_planned_request_has_time_to_be_submitted() -> None:
+    young = row(S.PLANNED, age_s=PLANNED_S - 70)
+    assert looks([young], [], []).moves == ()
+    assert len(looks([young], [], [], []).moves) == 1
+
+
+def test_an_allocation_that_its_backend_no_longer_knows_is_over_and_was_preempted() -> None:
+    for state in (S.SUBMITTED, S.WAITING, S.STARTED, S.SERVING):
+        (move,) = looks([row(state)], [], []).moves
+        assert (move.state, move.cause) == (S.ENDED, C.PREEMPTED)
+    (move,) = looks([row(S.DRAINING)], [], []).moves
+    assert move.cause is C.FINISHED
+
+
+def test_a_worker_that_serves_is_not_moved_back_to_started() -> None:
+    serving = row(S.SERVING, backend_id="b-aaaaaa", ends_s=1.0)
+    assert looks([serving], [seen(S.STARTED)]).moves == ()
+
+
+def test_nothing_new_writes_nothing_and_a_new_reason_writes_the_row() -> None:
+    waiting = row(S.WAITING, backend_id="b-aaaaaa", reason="Priority")
+    assert looks([waiting], [seen(S.WAITING, reason="Priority")]).moves == ()
+    (move,) = looks([waiting], [seen(S.WAITING, reason="Resources")]).moves
+    assert (move.state, move.reason) == (S.WAITING, "Resources")
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "state", "cause"),
+    [((), S.SERVING, C.CANCELLED_THERE), (("aaaaaa",), S.SERVING, C.CANCELLED), ((), S.DRAINING, C.CANCELLED)],
+)
+def test_a_cancellation_is_ours_or_not(
+    cancelled: tuple[str, ...], state: AllocationState, cause: AllocationCause
+) -> None:
+    (move,) = looks([row(state)], [seen(S.ENDED, cause=C.CANCELLED_THERE)], cancelled=cancelled).moves
+    assert (move.state, move.cause) == (S.ENDED, cause)
+
+
+def test_a_worker_that_does_not_join_in_time_ends_and_is_cancelled() -> None:
+    late = row(S.STARTED, backend_id="b-aaaaaa", started_s=NOW_S - JOIN_S - 1, ends_s=1.0)
+    found = looks([late], [seen(S.STARTED, started_s=NOW_S - JOIN_S - 1)])
+    assert [(move.state, move.cause) for move in found.moves] == [(S.ENDED, C.NEVER_JOINED)]
+    assert (found.cancels, found.unjoined) == (("b-aaaaaa",), ("aaaaaa",))
+    fresh = changed(late, started_s=NOW_S - 10)
+    assert looks([fresh], [seen(S.STARTED, started_s=NOW_S - 10)]).moves == ()
+
+
+def test_a_stray_is_cancelled_after_a_grace_period() -> None:
+    stray = seen(S.WAITING, id="bbbbbb")
+    assert looks([], [stray]).cancels == ()
+    assert looks([], [stray], [stray]).cancels == ("b-bbbbbb",)
+    assert looks([row(S.ENDED, id="bbbbbb")], [stray], [stray]).cancels == ("b-bbbbbb",), "its row has ended"
+    assert looks([row(S.WAITING, id="bbbbbb")], [stray], [stray]).cancels == ()
+    assert looks([], [seen(S.ENDED, id="bbbbbb")], [seen(S.ENDED, id="bbbbbb")]).cancels == ()
+
+
+def test_a_stray_that_is_gone_for_a_look_is_new_again() -> None:
+    stray = [seen(S.WAITING, id="bbbbbb")]
+    assert looks([], stray, [], stray).cancels == ()
+    assert reconcile([], stray, LookMemory(strays={"b-bbbbbb": NOW_S - STRAY_S}), now_s=NOW_S).cancels == ("b-bbbbbb",)

@@ -1,0 +1,257 @@
+"""The watcher of pools: it starts what is needed, and whatever is lost on the way, nothing is started twice or left."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.core.clock import FakeClock
+from stoker.core.frozen import changed
+from stoker.core.machine import Demand, Requirements, SchedulableJob
+from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend, PoolShape
+from stoker.launch.watcher import LEASE_S, Watcher, WatchSettings
+from tests.unit.launch.fake_cluster import FakeBackend, FakeCoordinator, Inline
+
+POOL = Pool(name="p", backend=PoolBackend.SLURM, each=PoolShape(cpu_cores=4), max=4, backlog=4, patience_s=0.0)
+S = AllocationState
+
+
+class Bench:
+    """A watcher with a coordinator and a backend in memory, and a clock that stands still."""
+
+    def __init__(self, pool: Pool = POOL) -> None:
+        self.clock = FakeClock()
+        self.coordinator = FakeCoordinator(pool, now_s=self.clock.wall_s)
+        self.backend = FakeBackend(self.clock.wall_s)
+        self.log: list[tuple[str, dict[str, Any]]] = []
+        self.starts = 0
+        self.watcher = self.new_watcher()
+
+    def new_watcher(self) -> Watcher:
+        self.starts += 1
+        return Watcher(
+            cast("Any", self.coordinator),
+            {PoolBackend.SLURM: self.backend},
+            WatchSettings(watcher=f"w{self.starts}", url="https://desk:7717", local_url="https://127.0.0.1:7717"),
+            clock=self.clock,
+            log=lambda kind, fields: self.log.append((kind, fields)),
+        )
+
+    def want(self, jobs: int) -> None:
+        job = SchedulableJob(name="train", requirements=Requirements())
+        demand = Demand(job=job, count=jobs, since_s=0.0, names=("train/1",))
+        self.coordinator.demand = (demand,) if jobs else ()
+
+    def turn(self, pass_s: float = 1.0) -> None:
+        self.clock.advance(pass_s)
+        try:
+            self.watcher.turn(cast("Any", Inline()))
+        except KeyboardInterrupt:
+            # It was killed: another one takes over once the lease has ended.
+            self.watcher = self.new_watcher()
+
+    def turns(self, count: int, pass_s: float = 30.0) -> None:
+        for _ in range(count):
+            self.turn(pass_s)
+
+    def states(self) -> list[AllocationState]:
+        return [row.state for row in self.coordinator.rows.values()]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_machines_that_are_requested_together_are_one_request(bench: Bench) -> None:
+    bench.want(3)
+    bench.turn()
+    assert (bench.backend.submits, bench.states()) == (1, [S.SUBMITTED] * 3)
+    assert [row.backend_id for row in bench.coordinator.rows.values()] == ["1_0", "1_1", "1_2"]
+
+
+def test_a_request_is_planned_before_it_is_submitted(bench: Bench) -> None:
+    bench.want(1)
+    bench.backend.faults = ["die"]
+    bench.turn()
+    assert bench.states() == [S.PLANNED]
+
+
+def test_a_ticket_names_the_machine_and_the_coordinator(bench: Bench) -> None:
+    bench.want(1)
+    bench.turn()
+    (row,) = bench.coordinator.rows.values()
+    (ticket,) = bench.backend.tickets
+    assert f'"name":"{row.machine}"' in ticket.replace(" ", "")
+    assert f'"id":"{row.id.upper()}"' in ticket.replace(" ", "")
+
+
+def test_nothing_is_requested_again_while_a_request_is_under_way(bench: Bench) -> None:
+    bench.want(3)
+    bench.turns(10)
+    assert bench.backend.submits == 1
+
+
+@pytest.mark.parametrize("fault", ["lose", "die after"])
+def test_a_request_whose_answer_was_lost_is_adopted_and_not_repeated(bench: Bench, fault: str) -> None:
+    bench.want(2)
+    bench.backend.faults = [fault]
+    bench.turns(6)
+    assert bench.states() == [S.WAITING] * 2
+    assert len(bench.backend.live()) == 2
+
+
+@pytest.mark.parametrize("fault", ["drop", "die"])
+def test_a_request_that_never_arrived_is_made_again_under_another_id(bench: Bench, fault: str) -> None:
+    bench.want(2)
+    bench.backend.faults = [fault]
+    bench.turns(8)
+    assert sorted(bench.states()) == sorted([S.ENDED] * 2 + [S.WAITING] * 2)
+    assert {row.cause for row in bench.coordinator.rows.values() if row.is_over} == {AllocationCause.NOT_SUBMITTED}
+    assert len(bench.backend.live()) == 2
+
+
+def test_five_refusals_pause_the_pool_with_the_backends_words(bench: Bench) -> None:
+    bench.want(1)
+    bench.backend.faults = ["refuse"] * 10
+    bench.turns(10)
+    assert bench.coordinator.pools["p"].paused == "5 requests were refused in a row: Invalid account"
+    assert bench.backend.submits == 5
+    bench.backend.faults.clear()
+    bench.coordinator.resume("p")
+    bench.turns(1)
+    assert bench.backend.submits == 6
+
+
+def test_cancelling_everything_there_pauses_the_pool(bench: Bench) -> None:
+    bench.want(8)
+    for _ in range(10):
+        bench.turns(2, pass_s=5.0)
+        for one in bench.backend.live():
+            bench.backend.end(one.backend_id, AllocationCause.CANCELLED_THERE)
+    assert "cancelled at the backend" in bench.coordinator.pools["p"].paused
+    assert bench.backend.submits <= 2
+
+
+def test_a_request_that_no_job_needs_is_cancelled(bench: Bench) -> None:
+    bench.want(2)
+    bench.turns(2)
+    bench.want(0)
+    bench.turns(4)
+    assert bench.states() == [S.ENDED] * 2
+    assert {row.cause for row in bench.coordinator.rows.values()} == {AllocationCause.CANCELLED}
+    assert bench.backend.live() == []
+
+
+def test_a_preempted_machine_ends_with_its_cause_and_is_replaced(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(2)
+    (entry,) = bench.backend.live()
+    bench.backend.start(entry.backend_id)
+    bench.turns(1)
+    bench.coordinator.joined(entry.id)
+    bench.want(0)
+    bench.turns(1)
+    bench.backend.end(entry.backend_id, AllocationCause.PREEMPTED)
+    bench.want(1)
+    bench.turns(3)
+    assert bench.coordinator.rows[entry.id].cause is AllocationCause.PREEMPTED
+    assert len(bench.backend.live()) == 1
+
+
+def test_a_worker_that_never_joins_ends_with_the_last_line_of_its_log(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(1)
+    bench.backend.start("1_0")
+    bench.turns(14)
+    row = next(iter(bench.coordinator.rows.values()))
+    assert (row.cause, row.message) == (AllocationCause.NEVER_JOINED, "no route to host")
+    assert row.id not in {one.id for one in bench.backend.live()}
+
+
+def test_a_watcher_that_was_replaced_changes_nothing_more(bench: Bench) -> None:
+    bench.turn()
+    old = bench.watcher
+    bench.clock.advance(LEASE_S + 1)
+    bench.watcher = bench.new_watcher()
+    bench.turn()
+    bench.want(2)
+    old.turn(cast("Any", Inline()))
+    assert bench.backend.submits == 0
+    bench.turn()
+    assert bench.backend.submits == 1
+
+
+def test_a_stray_of_this_fleet_is_cancelled(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(2)
+    bench.coordinator.rows.clear()
+    bench.want(0)
+    bench.turns(6)
+    assert bench.backend.live() == []
+
+
+def test_few_looks_while_nothing_moves(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(60, pass_s=1.0)
+    before = bench.backend.looks
+    bench.turns(300, pass_s=1.0)
+    assert bench.backend.looks - before <= 11
+
+
+def test_a_backend_that_can_not_be_reached_is_logged_once() -> None:
+    bench = Bench()
+
+    def unreachable(*_args: object, **_fields: object) -> Any:
+        from stoker.core.errors import NoBackend
+
+        raise NoBackend("squeue: no such command", hint="run it on the login node")
+
+    bench.backend.look = unreachable  # type: ignore[method-assign]
+    bench.turns(20, pass_s=10.0)
+    assert [kind for kind, _ in bench.log] == ["pool_watched", "launch_problem"]
+
+
+ACTIONS = st.sampled_from(
+    ["turn", "wait", "lose", "drop", "die", "die after", "refuse", "start", "join", "preempt", "cancel", "more", "less"]
+)
+
+
+@given(actions=st.lists(ACTIONS, max_size=40))
+def test_whatever_is_lost_rows_and_backend_agree_in_the_end(actions: list[str]) -> None:
+    bench, jobs = Bench(changed(POOL, max=3)), 2
+    bench.want(jobs)
+    for action in actions:
+        live = bench.backend.live()
+        if action in ("lose", "drop", "die", "die after", "refuse"):
+            bench.backend.faults.append(action)
+        elif action in ("more", "less"):
+            jobs = max(0, jobs + (1 if action == "more" else -1))
+            bench.want(jobs)
+        elif action == "start" and live:
+            bench.backend.start(live[0].backend_id)
+        elif action == "join" and live and live[0].state is S.STARTED:
+            bench.coordinator.joined(live[0].id)
+        elif action == "preempt" and live:
+            bench.backend.end(live[0].backend_id, AllocationCause.PREEMPTED)
+        elif action == "cancel" and live:
+            bench.backend.end(live[-1].backend_id, AllocationCause.CANCELLED_THERE)
+        bench.turn(1.0 if action == "turn" else 30.0 if action == "wait" else 5.0)
+        ids = [one.id for one in bench.backend.entries.values()]
+        assert len(ids) == len(set(ids)), "an allocation was submitted twice"
+        assert len(bench.coordinator.live()) <= 3
+    bench.backend.faults.clear()
+    bench.want(0)
+    for entry in bench.backend.live():
+        if entry.state is S.STARTED:
+            bench.coordinator.joined(entry.id)
+            bench.backend.end(entry.backend_id, AllocationCause.FINISHED)
+    bench.turns(20)
+
+    assert bench.backend.live() == []
+    assert bench.coordinator.live() == []
+    over = {one.id for one in bench.coordinator.rows.values()}
+    assert over == bench.backend.cleaned, "files of an allocation are left"
