@@ -251,6 +251,7 @@ class App:
         from stoker.host.command_runner import SubprocessRunner
         from stoker.launch.commands import HostCommands, public_environment
         from stoker.launch.hosts import HostLauncher
+        from stoker.launch.slurm import SlurmLauncher
 
         settings = self.settings
         runner = SubprocessRunner(public_environment(settings.environment))
@@ -258,6 +259,8 @@ class App:
         folder = os.path.join(settings.state, "workers-launched")
         if backend in (PoolBackend.LOCAL, PoolBackend.SSH):
             return HostLauncher(commands, folder=folder, python=sys.executable)
+        if backend is PoolBackend.SLURM:
+            return SlurmLauncher(commands, folder=folder, python=sys.executable)
         raise NoBackend(f"pools with the backend {backend} can't be started from here yet")
 
     def service(

@@ -73,6 +73,9 @@ def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
             planned = [Allocation(id=one, pool=state.pool.name) for one in ids]
             rendered = call.parts.launcher(state.pool.backend).render(state.pool, planned, fleet=view.fleet)
             _show(call, state.pool.name, rendered)
+            expected = call.parts.launcher(state.pool.backend).forecast(rendered)
+            if expected:
+                call.out.line(f"--- {state.pool.backend} says: {expected}")
         else:
             with watcher.holding(state.pool.name):
                 started = watcher.start(

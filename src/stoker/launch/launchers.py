@@ -140,7 +140,8 @@ def worker_command(pool: Pool, ticket: str, *, python: str) -> str:
         declared.insert(1, f"ram={pool.each.ram_mb}MiB")
     words = [
         *(shlex.quote(pool.python or python), "-m", "stoker", "work", "--ticket", ticket),
-        *("--idle", f"{math.ceil(pool.idle_s)}s", "--for", f"{math.floor(pool.wall_s)}s"),
+        *("--idle", f"{math.ceil(pool.idle_s)}s", "--for", f"{math.floor(pool.wall_s - pool.end_margin_s)}s"),
         *("--declare", ",".join(declared)),
+        *(("--slots", str(pool.each.slots)) if pool.each.slots is not None else ()),
     ]
     return " ".join(words)

@@ -188,7 +188,7 @@ class Watcher:
         if now_s < watched.look_at_s:
             return
         launcher = self._launchers[pool.backend]
-        known = [one.backend_id for one in rows if one.backend_id and not one.is_over]
+        known = [one for one in rows if one.backend_id and not one.is_over]
         sightings = launcher.look(pool, fleet=view.fleet, known=known)
         watched.problem = ""
         found = reconcile(rows, sightings, watched.memory, now_s=view.now_s, cancelled=frozenset(watched.cancelled))

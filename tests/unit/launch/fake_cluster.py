@@ -143,7 +143,10 @@ class FakeBackend:
             raise KeyboardInterrupt
         return {one: f"{self.submits}_{number}" for number, one in enumerate(rendered.ids)}
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[str] = ()) -> tuple[Sighting, ...]:
+    def forecast(self, rendered: Rendered) -> str:
+        return ""
+
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
         self.looks += 1
         return tuple(self.entries.values())
 
