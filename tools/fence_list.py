@@ -23,6 +23,7 @@ ESTIMATES = "tests/unit/scheduler/test_scheduler_estimates.py"
 POLICY = "tests/unit/scheduler/test_scheduler_policy.py"
 RESERVATIONS = "tests/unit/scheduler/test_scheduler_reservations.py"
 CALLS = "tests/unit/scheduler/test_scheduler_waiting.py"
+ALLOCATIONS = "tests/contract/test_queue_allocations.py"
 GUARDS = "tests/unit/scheduler/test_scheduler_guards.py"
 
 
@@ -738,5 +739,89 @@ FENCES = (
         "self._called_line.setdefault(waiter.claim.request_id, waiter)",
         "self._called_line = OrderedDict({waiter.claim.request_id: waiter, **self._called_line})",
         ("tests/unit/coordinator/test_service_waiting.py",),
+    ),
+    Fence(
+        "a launcher's epoch is compared",
+        f"{QUEUE}/allocations.py",
+        "if not state.epoch or epoch != state.epoch:",
+        "if not state.epoch:",
+        (f"{ALLOCATIONS}::test_a_stale_launcher_can_write_nothing",),
+    ),
+    Fence(
+        "one launcher watches a pool",
+        f"{QUEUE}/allocations.py",
+        "if is_held and asked.for_s:",
+        "if False:",
+        (f"{ALLOCATIONS}::test_only_one_launcher_watches_a_pool",),
+    ),
+    Fence(
+        "a plan is a row before the backend gets the allocation",
+        f"{QUEUE}/allocations.py",
+        '    _put(transaction, allocation)\n    _tell(transaction, allocation, "", by)',
+        '    _tell(transaction, allocation, "", by)',
+        (f"{ALLOCATIONS}::test_everything_about_pools_and_allocations_survives_a_restart",),
+    ),
+    Fence(
+        "an allocation's id is used under one epoch",
+        f"{QUEUE}/allocations.py",
+        "known.pool == asked.pool and known.epoch == asked.epoch",
+        "True",
+        (f"{ALLOCATIONS}::test_an_id_is_never_used_twice",),
+    ),
+    Fence(
+        "a pool has no more allocations than declared",
+        f"{QUEUE}/allocations.py",
+        "if live + more > state.pool.max:",
+        "if False:",
+        (f"{ALLOCATIONS}::test_a_paused_or_full_pool_takes_no_plans",),
+    ),
+    Fence(
+        "a copied ticket ends both workers",
+        f"{QUEUE}/allocations.py",
+        "found.used_s is not None and found.request != asked.request",
+        "False",
+        (f"{ALLOCATIONS}::test_a_ticket_that_is_used_twice_by_different_workers_ends_both",),
+    ),
+    Fence(
+        "an ended allocation has no ticket",
+        f"{QUEUE}/allocations.py",
+        "transaction.write(transaction.statements.drop_invite, at_id=old.id.upper())",
+        "pass",
+        (f"{ALLOCATIONS}::test_an_end_leaves_nothing_behind_and_ends_leases_at_once",),
+    ),
+    Fence(
+        "the certificates of an ended allocation are revoked",
+        f"{QUEUE}/allocations.py",
+        'revoke(transaction, joined, "its allocation ended", by, are_brief=True)',
+        "pass",
+        (f"{ALLOCATIONS}::test_an_end_leaves_nothing_behind_and_ends_leases_at_once",),
+    ),
+    Fence(
+        "a preempted machine costs its jobs nothing",
+        f"{QUEUE}/allocations.py",
+        "is_free = ending.is_free or ending.cause in FREE_CAUSES",
+        "is_free = False",
+        (f"{ALLOCATIONS}::test_preemptions_never_make_a_job_poison",),
+    ),
+    Fence(
+        "the worker of an ended allocation does not come back",
+        f"{QUEUE}/allocations.py",
+        "if allocation is not None and allocation.is_over:\n        what",
+        "if False:\n        what",
+        (f"{ALLOCATIONS}::test_an_end_leaves_nothing_behind_and_ends_leases_at_once",),
+    ),
+    Fence(
+        "the certificate of an allocation is not renewed",
+        f"{QUEUE}/members.py",
+        "if transaction.book.launch.allocation_of(name) is not None:",
+        "if False:",
+        (f"{ALLOCATIONS}::test_the_certificate_of_an_allocation_ends_with_it_and_is_not_renewed",),
+    ),
+    Fence(
+        "a launcher's epoch does not come back with a restored database",
+        "coordinator/database/backup.py",
+        "POOLS.c.epoch + literal_column(str(generation))",
+        'POOLS.c.epoch + literal_column("0")',
+        (f"{ALLOCATIONS}::test_after_a_restore_no_launcher_and_no_ticket_of_before_counts",),
     ),
 )

@@ -185,22 +185,30 @@ class TrustState:
 REVOKED_NAME = "revoked"
 _MOST_REVOKED_BYTES = 64 * 1024 * 1024
 _CERTIFICATE, _TOKEN = "certificate", "token"
+_BRIEF = "brief"
+"""A certificate of an allocation's worker: `brief NUMBER EXPIRES`."""
+_BRIEF_KEPT_S = 30 * 86400.0
+_MANY_BRIEF = 1000
 _WHY = "revoked before the database was restored"
 
 
 class Revocations:
     """The revocations of one fleet, in a file beside the CA that no backup has: a restored database does not undo them.
 
-    One line for each, append only: `certificate NUMBER` or `token DIGEST`. Written to disk before the database.
+    One line for each, append only: `certificate NUMBER` or `token DIGEST`. Written to disk before the database. Those
+    of allocations' certificates are dropped when a coordinator starts, a month after the certificates expired.
     Without a path, revocations are in the database only.
     """
 
     def __init__(self, path: str = "") -> None:
         self._path = path
 
-    def add_certificates(self, serials: Iterable[str]) -> None:
-        """Store the revocation of certificates."""
-        self._add(_CERTIFICATE, *serials)
+    def add_certificates(self, certificates: Iterable[IssuedCertificate], *, are_brief: bool = False) -> None:
+        """Store the revocation of certificates; that of brief ones is dropped some time after they have expired."""
+        if are_brief:
+            self._add(_BRIEF, *(f"{one.serial} {int(one.expires_s)}" for one in certificates))
+        else:
+            self._add(_CERTIFICATE, *(one.serial for one in certificates))
 
     def add_token(self, sha256: str) -> None:
         """Store the revocation of a token."""
@@ -208,10 +216,13 @@ class Revocations:
 
     def apply(self, standing: TrustState, now_s: float) -> None:
         """Apply all stored revocations to a state that was read from a database."""
-        for kind, id_ in self._lines():
-            if kind == _CERTIFICATE and (certificate := standing.certificates.get(id_)) is not None:
+        lines = list(self._lines())
+        self._drop_old(lines, now_s)
+        for kind, id_ in lines:
+            serial = id_.partition(" ")[0]
+            if kind in (_CERTIFICATE, _BRIEF) and (certificate := standing.certificates.get(serial)) is not None:
                 if certificate.revoked_s is None:
-                    standing.certificates[id_] = changed(certificate, revoked_s=now_s, why=_WHY)
+                    standing.certificates[serial] = changed(certificate, revoked_s=now_s, why=_WHY)
             elif kind == _TOKEN and (token := standing.tokens.get(id_)) is not None and token.revoked_s is None:
                 standing.tokens[id_] = changed(token, revoked_s=now_s)
 
@@ -230,6 +241,12 @@ class Revocations:
             finally:
                 os.close(file)
 
+    def _drop_old(self, lines: list[tuple[str, str]], now_s: float) -> None:
+        """Write the file without brief certificates that expired long ago, once there are many."""
+        kept = [f"{kind} {id_}\n" for kind, id_ in lines if kind != _BRIEF or _end_of(id_) > now_s - _BRIEF_KEPT_S]
+        if len(lines) - len(kept) >= _MANY_BRIEF:
+            write_file(self._path, "".join(kept).encode(), mode=0o600)
+
     def _lines(self) -> Iterable[tuple[str, str]]:
         if not self._path:
             return
@@ -244,6 +261,11 @@ class Revocations:
             kind, _, id_ = line.partition(" ")
             if id_:
                 yield kind, id_
+
+
+def _end_of(brief: str) -> float:
+    ends = brief.partition(" ")[2]
+    return float(ends) if ends.isdecimal() else float("inf")
 
 
 KEY_NAME = "ca.key"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.auth import FleetCa, ServerCertificate, open_ca
+from stoker.coordinator.auth import FleetCa, IssuedCertificate, Revocations, ServerCertificate, TrustState, open_ca
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Damaged, LocalFile
 from stoker.host.tls.certificates import is_signed_by, names_in
@@ -127,3 +127,20 @@ def test_a_servers_certificate_of_another_ca_is_made_anew(tmp_path: Path):
     Path(new.path).write_bytes(Path(old.path).read_bytes())
     assert new.ensure()
     assert is_signed_by(certificate_in(new.path), ca.certificate_pem)
+
+
+def test_revocations_of_allocations_certificates_are_dropped_a_month_after_they_expired(tmp_path: Path):
+    path = tmp_path / "authority" / "revoked"
+    kept = IssuedCertificate(serial="a" * 40, name="lab1", expires_s=10.0)
+    brief = [IssuedCertificate(serial=f"{number:040x}", name="a100-1", expires_s=1000.0) for number in range(1000)]
+    revoked = Revocations(str(path))
+    revoked.add_certificates([kept])
+    revoked.add_certificates(brief, are_brief=True)
+    standing = TrustState()
+    standing.certificates = {one.serial: one for one in (kept, *brief)}
+    revoked.apply(standing, 2000.0)
+    assert all(one.revoked_s is not None for one in standing.certificates.values())
+    assert path.read_text().count("brief ") == 1000
+    revoked.apply(standing, 1001.0 + 30 * 86400.0)
+    assert path.read_text().split() == ["certificate", "a" * 40]
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -471,7 +471,7 @@ def _end(transaction: WriterTransaction, endings: Sequence[_Ending], *, by: str 
     why = {one.allocation.machine: f"its allocation ended ({one.cause})" for one in endings}
     joined = [one for one in book.standing.certificates.values() if one.name in why and one.is_live(transaction.now_s)]
     # Together: each write of the list of revocations is synced.
-    revoke(transaction, joined, "its allocation ended", by)
+    revoke(transaction, joined, "its allocation ended", by, are_brief=True)
     names = {one.name for one in joined} | (why.keys() & book.machines.keys())
     for ending in endings:
         old = ending.allocation

@@ -74,10 +74,17 @@ def put_certificate(
     transaction.tell(FleetKinds.CERTIFICATE_ISSUED, machine=certificate.name, fields=telling(fields))
 
 
-def revoke(transaction: WriterTransaction, certificates: Sequence[IssuedCertificate], why: str, by: str) -> None:
-    """Revoke certificates."""
+def revoke(
+    transaction: WriterTransaction,
+    certificates: Sequence[IssuedCertificate],
+    why: str,
+    by: str,
+    *,
+    are_brief: bool = False,
+) -> None:
+    """Revoke certificates; brief ones are those of allocations."""
     if certificates:
-        transaction.setting.revocations.add_certificates([one.serial for one in certificates])
+        transaction.setting.revocations.add_certificates(certificates, are_brief=are_brief)
     for one in certificates:
         _put(transaction, changed(one, revoked_s=transaction.now_s, why=plain(why)))
         fields = {"serial": one.serial, "why": plain(why), "by": plain(by)}
