@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +12,7 @@ import pytest
 
 from stoker import __version__
 from stoker.core.errors import InvalidCluster, LaunchDoubtful, StokerError
-from stoker.core.frozen import changed
+from stoker.core.frozen import changed, frozen
 from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolShape
 from stoker.devices.checkup import CheckStatus
 from stoker.host.command_runner import ProbeFailure, Reply, SubprocessRunner
@@ -37,18 +36,47 @@ class LosingCommands(HostCommands):
         return ProbeFailure(why="timed out after 30 s", code="probe_timeout") if is_submit else reply
 
 
+@frozen
+class Login:
+    """A host that is reached by SSH."""
+
+    ssh: tuple[str, ...]
+    host: str
+    control: str
+
+    def commands(self, kind: type[HostCommands]) -> HostCommands:
+        runner = SubprocessRunner(public_environment(os.environ))
+        return kind(runner, control_folder=self.control, ssh=self.ssh)
+
+
+@pytest.fixture(scope="module")
+def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Login]:
+    """One host for all tests, and one connection to it."""
+    if why := why_no_sshd():
+        pytest.skip(why)
+    # A short path: sockets lie in it.
+    with (
+        sshd(tmp_path_factory.mktemp("host") / "sshd") as words,
+        TemporaryDirectory(prefix="stoker-ssh-") as control,
+    ):
+        made = Login(ssh=tuple(words[:-1]), host=words[-1], control=control)
+        commands = made.commands(HostCommands)
+        commands.read(made.host, ["true"])
+        yield made
+        commands.close()
+
+
 @pytest.fixture(params=["local", "ssh", "slurm"])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LauncherCase]:
-    with ExitStack() as ends:
-        match request.param:
-            case "slurm":
-                found = slurm_case(tmp_path, request.getfixturevalue("slurm_cluster"))
-            case "ssh":
-                found = ends.enter_context(ssh_case(tmp_path))
-            case _:
-                found = local_case(tmp_path)
-        yield found
-        end_all(found)
+    match request.param:
+        case "slurm":
+            found = slurm_case(tmp_path, request.getfixturevalue("slurm_cluster"))
+        case "ssh":
+            found = ssh_case(tmp_path, request.getfixturevalue("login"))
+        case _:
+            found = local_case(tmp_path)
+    yield found
+    end_all(found)
 
 
 def end_all(found: LauncherCase) -> None:
@@ -75,34 +103,21 @@ def local_case(tmp_path: Path) -> LauncherCase:
     )
 
 
-@contextmanager
-def ssh_case(tmp_path: Path) -> Iterator[LauncherCase]:
-    if why := why_no_sshd():
-        pytest.skip(why)
-    runner = SubprocessRunner(public_environment(os.environ))
+def ssh_case(tmp_path: Path, login: Login) -> LauncherCase:
     python = str(make_stand_in(tmp_path / "stand-in", __version__))
-    # A short path: sockets lie in it.
-    with sshd(tmp_path / "sshd") as words, TemporaryDirectory(prefix="stoker-ssh-") as control, ExitStack() as ends:
 
-        def launcher(kind: type[HostCommands]) -> HostLauncher:
-            commands = kind(runner, control_folder=control, ssh=words[:-1])
-            ends.callback(commands.close)
-            return HostLauncher(commands, folder="/none", python="/none")
+    def launcher(kind: type[HostCommands]) -> HostLauncher:
+        return HostLauncher(login.commands(kind), folder="/none", python="/none")
 
-        pool = Pool(
-            name="small",
-            backend=PoolBackend.SSH,
-            via=words[-1],
-            folder=str(tmp_path / "far"),
-            python=python,
-            wall_s=600,
-        )
-        yield LauncherCase(
-            launcher=launcher(HostCommands),
-            pool=pool,
-            folder=tmp_path / "stand-in",
-            break_answer=lambda: launcher(LosingCommands),
-        )
+    pool = Pool(
+        name="small", backend=PoolBackend.SSH, via=login.host, folder=str(tmp_path / "far"), python=python, wall_s=600
+    )
+    return LauncherCase(
+        launcher=launcher(HostCommands),
+        pool=pool,
+        folder=tmp_path / "stand-in",
+        break_answer=lambda: launcher(LosingCommands),
+    )
 
 
 def slurm_case(tmp_path: Path, cluster: SlurmCluster) -> LauncherCase:

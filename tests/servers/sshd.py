@@ -64,6 +64,8 @@ def _words(folder: Path, port: int) -> list[str]:
         "UsePAM": "no",
         "PidFile": "none",
         "PermitRootLogin": "prohibit-password",
+        # In an inner shell bash does not read the user's own start-up file, which may take a second.
+        "SetEnv": "SHLVL=3",
     }
     said = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     return [str(PROGRAM), "-D", "-e", "-f", "/dev/null", "-p", str(port), "-h", str(folder / "host"), *said]
