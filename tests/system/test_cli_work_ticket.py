@@ -97,10 +97,10 @@ def test_a_worker_joins_with_its_ticket_works_and_leaves_nothing_behind(fleet: F
     copy = ticket.with_suffix(".copy")
     shutil.copy2(ticket, copy)
     fleet.desk.submit("trained", "python", "-c", "print('trained')", folder=fleet.node.folder)
-    done = fleet.node.stoker("work", "--ticket", ticket, "--idle", "0.5s")
+    done = fleet.node.stoker("work", "--ticket", ticket, "--idle", "2s")
     assert done.code == 0, done.out + done.err
     assert f"joined as {name}" in done.out
-    assert "leaving, releasing 0 jobs: idle for 0.5s" in done.out
+    assert "leaving, releasing 0 jobs: idle for 2.0s" in done.out
     assert fleet.desk.states()["trained"] == ("completed", name)
     assert not ticket.exists()
     assert fleet.homes() == []

@@ -279,6 +279,9 @@ def _take_greeting(turn: DecisionBuilder, greeted: HelloAnswered) -> None:
     if welcome.slots:
         wishes = changed(wishes, slots=welcome.slots, beside=0)
     _hear_voice(turn)
+    if not turn.keeping.is_known:
+        # Nothing could be granted until now.
+        turn.now_knows(idle_since_s=None)
     turn.now_knows(
         wishes=wishes,
         is_known=True,

@@ -342,6 +342,15 @@ def test_an_idle_worker_leaves_also_if_no_coordinator_has_ever_answered():
     assert told.wait(60.0) == [ExitWorker(code=0)]
 
 
+def test_idle_time_counts_anew_once_a_coordinator_answers():
+    told = Told(idle_s=60.0)
+    told.wait(0.0)
+    told.wait(50.0)
+    told.join()
+    told.wait(59.0)
+    assert told.keeping.leaving is WorkerShutdownMode.NO
+
+
 def test_a_worker_without_an_idle_time_stays():
     told = Told().join()
     told.wait(1e6)
