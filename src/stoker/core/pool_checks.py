@@ -6,9 +6,11 @@ Pure. Setup commands are the one exception: they are shell commands and are sent
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from stoker.core.errors import Diagnostic, InvalidCluster
 from stoker.core.pool import Pool, PoolBackend
+from stoker.core.text import did_you_mean
 
 POOL_NAME_RULE = "a to z, 0 to 9, and - inside; at most 40 of them"
 
@@ -21,6 +23,43 @@ _HOST = re.compile(r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
 _VALUE = re.compile(r"[A-Za-z0-9_.,:;=+@%/*&|\[\]()<>!?~^-]*")
 _PATH = re.compile(r"/[A-Za-z0-9_.,:=+@%/-]*")
 _HOLE = "{ticket:"
+_LONGEST_VALUE = 500
+# Of Kubernetes: names of objects, and keys and values of labels.
+_OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*")
+_KEY = r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?"
+_SELECTOR = re.compile(rf"{_KEY}={_LABEL_VALUE}(,{_KEY}={_LABEL_VALUE})*")
+_TOLERATION = rf"{_KEY}(={_LABEL_VALUE})?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
+_TOLERATIONS = re.compile(rf"{_TOLERATION}(,{_TOLERATION})*")
+_NUMBER = r"[0-9]{1,9}(\.[0-9]{1,4})?"
+_KNOWN: Mapping[PoolBackend, Mapping[str, tuple[re.Pattern[str], str]]] = {
+    PoolBackend.KUBERNETES: {
+        "context": (re.compile(r"[A-Za-z0-9_.:/@-]+"), "a context of the kubeconfig"),
+        "gpu-resource": (re.compile(r"[a-z0-9.-]+/[A-Za-z0-9_.-]+"), "a resource such as nvidia.com/gpu"),
+        "image": (_IMAGE, "an image such as registry.example.org/stoker:1.2"),
+        "image-pull-secret": (_OBJECT, "the name of a Secret"),
+        "namespace": (_OBJECT, "a namespace"),
+        "node-selector": (_SELECTOR, "KEY=VALUE,KEY=VALUE"),
+        "priority-class": (_OBJECT, "a PriorityClass"),
+        "run-as-user": (re.compile(r"[0-9]{1,9}"), "a user's number"),
+        "runtime-class": (_OBJECT, "a RuntimeClass"),
+        "service-account": (_OBJECT, "a ServiceAccount"),
+        "tolerations": (_TOLERATIONS, "KEY=VALUE:NoSchedule,KEY:NoExecute"),
+    },
+    PoolBackend.RAY: {
+        "address": (
+            re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9_.-]+)*/?"),
+            "the dashboard's address, such as http://127.0.0.1:8265",
+        ),
+        "resources": (
+            re.compile(rf"[A-Za-z0-9_.:-]+={_NUMBER}(,[A-Za-z0-9_.:-]+={_NUMBER})*"),
+            "NAME=NUMBER,NAME=NUMBER: custom resources of the cluster",
+        ),
+    },
+}
+"""Options of backends that pass no others through, with what their values may be."""
+_REQUIRED = {PoolBackend.KUBERNETES: "image", PoolBackend.RAY: "address"}
 # What a launcher sets by itself; another value would break how allocations are found, fenced or ended.
 _OURS = {
     PoolBackend.SLURM: frozenset(
@@ -75,14 +114,25 @@ def _names(pool: Pool) -> tuple[Diagnostic, ...]:
 def _options(pool: Pool) -> tuple[Diagnostic, ...]:
     faults = []
     ours = _OURS.get(pool.backend, frozenset())
+    known = _KNOWN.get(pool.backend)
+    required = _REQUIRED.get(pool.backend)
+    if known is not None and required is not None and not pool.options.get(required):
+        faults.append(Diagnostic(f"options.{required}", f"required for {pool.backend}", known[required][1]))
     for name, value in pool.options.items():
         where = f"options.{name[:80]}"
         if not _OPTION.fullmatch(name):
             faults.append(Diagnostic(where, f"{name[:80]!r} is not an option's name", "letters, digits, and - inside"))
+        elif known is not None and name not in known:
+            hint = did_you_mean(name, known) or f"{pool.backend} has {', '.join(known)}"
+            faults.append(Diagnostic(where, f"{name[:80]!r} is not an option of {pool.backend}", hint))
         elif name in ours:
             instead = _INSTEAD.get(name)
             faults.append(Diagnostic(where, "set by the launcher", f"use {instead}" if instead else "remove it"))
-        if not _VALUE.fullmatch(value):
+        if known is not None and name in known:
+            pattern, rule = known[name]
+            if len(value) > _LONGEST_VALUE or not pattern.fullmatch(value):
+                faults.append(Diagnostic(where, f"{value[:80]!r} is not valid", rule))
+        elif not _VALUE.fullmatch(value):
             faults.append(
                 Diagnostic(where, f"{value[:80]!r} has characters that are not allowed", "no spaces, quotes or $")
             )

@@ -1,0 +1,338 @@
+"""Workers as Ray jobs, by the Jobs interface of a Ray cluster's dashboard over HTTP. Ray is not imported.
+
+A job's submission id is the allocation's name, so a request that is repeated starts nothing twice. Ray has no private
+place for a ticket. It is sent as the only file of the job's working directory, with mode 0600: in no entrypoint, no
+variable and no log, and the interface does not return it. But all jobs of a cluster run as the same user: whoever may
+run code there can read it until the worker has used it, and a ticket works once.
+
+Ray has no time limit and no start time of a job: the worker ends by its own clock.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote
+
+from stoker.core.device import MIB
+from stoker.core.errors import (
+    BadAnswer,
+    LaunchDoubtful,
+    LaunchRefused,
+    LocalFile,
+    NetworkFailed,
+    NoBackend,
+    StokerError,
+)
+from stoker.core.pool import LABEL, Allocation, AllocationCause, AllocationState, Pool
+from stoker.core.pool_checks import require_valid
+from stoker.core.text import one_line
+from stoker.devices.checkup import Check, CheckStatus
+from stoker.host.durable import read_secret
+from stoker.host.http.addresses import is_this_computer, origin
+from stoker.host.http.exchange import Request, Transport
+from stoker.host.http.http_errors import Reason
+from stoker.launch.launchers import Rendered, Sighting, fill, ids_of, label_of, ticket_hole, worker_command
+
+NEXT = "\n---\n"
+"""Between the bodies of a request's posts, one for each allocation."""
+TOKEN_VARIABLE = "RAY_AUTH_TOKEN"  # noqa: S105 - its name
+TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - its name
+_PYTHON = "python3"
+_TICKET = "ticket"
+_MOST_BYTES = 64 << 20
+_SHOWN_BYTES = 1 << 14
+_LOG_BYTES = 4096
+_LIMIT_S = 30.0
+_TOKEN_BYTES = 1 << 16
+_TOKEN_HINT = f"set {TOKEN_VARIABLE}, or write the cluster's token to ~/.ray/auth_token"
+# Failures after which the request may have been processed.
+_LOST = frozenset(
+    {
+        *(Reason.READ_TIMEOUT, Reason.RESET, Reason.CLOSED_EARLY, Reason.SHORT_BODY, Reason.LONG_BODY),
+        *(Reason.PROTOCOL, Reason.ABORTED),
+    }
+)
+_STATES = {
+    "PENDING": AllocationState.WAITING,
+    "RUNNING": AllocationState.STARTED,
+    "SUCCEEDED": AllocationState.ENDED,
+    "FAILED": AllocationState.ENDED,
+    "STOPPED": AllocationState.ENDED,
+}
+# By the exit status of the entrypoint; a signal is negative.
+_CAUSES = {
+    **dict.fromkeys((0, 75), AllocationCause.FINISHED),
+    **dict.fromkeys((143, -15), AllocationCause.PREEMPTED),
+}
+# The job's supervisor died with its node, or never found one: Ray gives up after 15 minutes in its queue.
+_BY_RAY = frozenset(
+    {
+        *("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_TIMEOUT", "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE"),
+        "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
+    }
+)
+_OUT_OF_MEMORY = ("out of memory", "outofmemory", "oom kill", "memory pressure", "low on memory")
+
+
+def read_ray_token(environment: Mapping[str, str], home: str) -> str:
+    """Return the token of the cluster, as Ray looks for it; empty if there is none. Raises `LocalFile`."""
+    if token := environment.get(TOKEN_VARIABLE, "").strip():
+        return token
+    path = environment.get(TOKEN_PATH_VARIABLE) or os.path.join(home, ".ray", "auth_token")
+    try:
+        return read_secret(path, _TOKEN_BYTES).decode().strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalFile(f"token of Ray not readable: {path}: {error}", hint=f"chmod 600 {path}", path=path) from None
+
+
+class RayLauncher:
+    """Starts workers as jobs of a Ray cluster."""
+
+    def __init__(self, transport: Transport, token: Callable[[], str]) -> None:
+        """`token` returns the cluster's token, which may change; empty: the cluster needs none."""
+        self._transport = transport
+        self._token = token
+
+    def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
+        require_valid(pool)
+        bodies = [json.dumps(_body(pool, one, fleet), indent=2) for one in allocations]
+        return Rendered(
+            argv=("POST", f"{_address(pool)}/api/jobs/"),
+            stdin=NEXT.join(bodies) + "\n",
+            files={f"{_address(pool)}/api/packages/gcs/{one.name}.zip": ticket_hole(one) for one in allocations},
+            ids=tuple(one.id for one in allocations),
+        )
+
+    def submit(self, rendered: Rendered, tickets: Mapping[str, str]) -> Mapping[str, str]:
+        made: dict[str, str] = {}
+        posts = zip(rendered.ids, rendered.files.items(), rendered.stdin.rstrip("\n").split(NEXT), strict=True)
+        for id, (package, ticket), body in posts:
+            try:
+                self._call("PUT", package, _zipped(fill(ticket, tickets)))
+                made[id] = self._post(rendered.argv[1], body)
+            except StokerError as error:
+                if not made:
+                    raise
+                message = f"{len(made)} of {len(rendered.ids)} jobs submitted: {error.message}"
+                raise LaunchDoubtful(message, hint=error.hint) from None
+        return made
+
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[str] = ()) -> tuple[Sighting, ...]:
+        jobs = self._read(f"{_address(pool)}/api/jobs/")
+        if not isinstance(jobs, list):
+            raise NoBackend(f"{_address(pool)} is not the Jobs interface of Ray", hint=_interface_hint(pool))
+        found = [sighting for job in jobs if (sighting := _sighting(job, pool, fleet)) is not None]
+        seen = {one.backend_id for one in found}
+        # A cluster forgets its jobs when it starts again.
+        lost = [
+            Sighting(
+                id=name.rpartition("-")[2],
+                backend_id=name,
+                state=AllocationState.ENDED,
+                reason="job not found",
+                cause=AllocationCause.PREEMPTED,
+            )
+            for name in known
+            if name not in seen
+        ]
+        return (*found, *lost)
+
+    def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
+        for name in backend_ids:
+            self._call("POST", _job_url(pool, name, "/stop"), b"{}", also=(404,))
+
+    def log(self, pool: Pool, allocation: Allocation) -> str:
+        _, data = self._call("GET", _job_url(pool, allocation.name, "/logs"), also=(404, 500))
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            return ""
+        logs = answer.get("logs") if isinstance(answer, dict) else None
+        return f"{logs or ''}"[-_LOG_BYTES:]
+
+    def clean(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
+        for one in allocations:
+            # Ray refuses to delete what still runs.
+            self._call("DELETE", _job_url(pool, one.name), also=(404, 500))
+
+    def check(self, pool: Pool) -> tuple[Check, ...]:
+        require_valid(pool)
+        address = _address(pool)
+        try:
+            version = self._read(f"{address}/api/version")
+            self.look(pool, fleet="")
+        except StokerError as error:
+            return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
+        text = version.get("ray_version", "unknown") if isinstance(version, dict) else "unknown"
+        python = f"{pool.python or _PYTHON} on the cluster's nodes: not checked before a job starts"
+        return (
+            Check("reached", CheckStatus.OK, f"{address}: Ray {one_line(f'{text}', 40)}"),
+            self._check_token(address),
+            Check("python", CheckStatus.OK, python),
+        )
+
+    def _check_token(self, address: str) -> Check:
+        is_open = address.startswith("http:") and not is_this_computer(origin(address).host)
+        if is_open:
+            message = "no TLS: the token and tickets can be read on the way"
+            return Check(
+                "token", CheckStatus.WARN, message, "ssh -L 8265:127.0.0.1:8265 HOST, address: http://127.0.0.1:8265"
+            )
+        if not self._token():
+            return Check("token", CheckStatus.WARN, "none: whoever reaches the address can run code", _TOKEN_HINT)
+        return Check("token", CheckStatus.OK, "accepted")
+
+    def _post(self, url: str, body: str) -> str:
+        """Submit a job; return its submission id. One that Ray has already is submitted."""
+        name: str = json.loads(body)["submission_id"]
+        try:
+            status, data = self._call("POST", url, body.encode(), also=(400, 500))
+        except NoBackend as error:
+            if error.data.get("reason") in _LOST:
+                raise LaunchDoubtful(error.message, hint=error.hint) from None
+            raise
+        if status == 200:
+            return name
+        if b"already exists" in data:
+            return name
+        text = _words(data)
+        if status == 400:
+            raise LaunchRefused(f"Ray: {text}", hint="stoker pools check")
+        raise LaunchDoubtful(f"Ray: {text}")
+
+    def _read(self, url: str) -> Any:
+        _, data = self._call("GET", url)
+        try:
+            return json.loads(data)
+        except ValueError:
+            raise NoBackend(f"{url} returned no JSON", hint="is it the address of Ray's dashboard?") from None
+
+    def _call(
+        self, method: str, url: str, body: bytes | None = None, *, also: tuple[int, ...] = ()
+    ) -> tuple[int, bytes]:
+        """Send a request; return its status, 200 or one of `also`, and the body of the answer."""
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/octet-stream" if method == "PUT" else "application/json"
+        if token := self._token():
+            headers["Authorization"] = f"Bearer {token}"
+        request = Request(url=url, method=method, headers=headers, body=body, head_s=_LIMIT_S, read_s=_LIMIT_S)
+        try:
+            with closing(self._transport.send(request)) as reply:
+                data = bytearray()
+                while len(data) <= _MOST_BYTES and (piece := reply.read(1 << 16)):
+                    data += piece
+                status = reply.status
+        except (NetworkFailed, BadAnswer) as error:
+            hint = error.hint or "is the dashboard running? ray status"
+            raise NoBackend(f"Ray: {error.message}", hint=hint, reason=error.data.get("reason")) from None
+        if status == 200 or status in also:
+            return status, bytes(data)
+        raise _failure(status, bytes(data), url)
+
+
+def _address(pool: Pool) -> str:
+    return pool.options["address"].rstrip("/")
+
+
+def _job_url(pool: Pool, name: str, rest: str = "") -> str:
+    return f"{_address(pool)}/api/jobs/{quote(name, safe='')}{rest}"
+
+
+def _body(pool: Pool, allocation: Allocation, fleet: str) -> dict[str, Any]:
+    command = worker_command(pool, f'"$PWD/{_TICKET}"', python=_PYTHON)
+    body: dict[str, Any] = {
+        "entrypoint": "\n".join((*pool.setup, f"exec {command}")),
+        "submission_id": allocation.name,
+        "metadata": {LABEL: label_of(fleet, [allocation.id])},
+        "runtime_env": {
+            "working_dir": f"gcs://{allocation.name}.zip",
+            # Between TERM and KILL; 3 s otherwise.
+            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": f"{math.ceil(pool.end_margin_s)}"},
+        },
+        "entrypoint_num_cpus": pool.each.cpu_cores,
+        "entrypoint_num_gpus": len(pool.each.gpus),
+    }
+    if pool.each.ram_mb is not None:
+        body["entrypoint_memory"] = pool.each.ram_mb * MIB
+    if "resources" in pool.options:
+        # A name may contain colons, and no equals sign.
+        pairs = (one.partition("=") for one in pool.options["resources"].split(","))
+        body["entrypoint_resources"] = {name: float(number) for name, _, number in pairs}
+    return body
+
+
+def _zipped(ticket: str) -> bytes:
+    """Return a package with the ticket as its only file."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as package:
+        entry = zipfile.ZipInfo(_TICKET)
+        entry.external_attr = 0o600 << 16
+        package.writestr(entry, ticket)
+    return file.getvalue()
+
+
+def _sighting(job: Any, pool: Pool, fleet: str) -> Sighting | None:
+    """Return what Ray shows of a job; None if it is not one of this fleet and pool."""
+    if not isinstance(job, dict) or not isinstance(job.get("metadata"), dict):
+        return None
+    ids = ids_of(f"{job['metadata'].get(LABEL, '')}", fleet=fleet)
+    state = _STATES.get(f"{job.get('status')}")
+    if len(ids) != 1 or state is None:
+        return None
+    (id,) = ids
+    name = Allocation(id=id, pool=pool.name).name
+    if job.get("submission_id") != name:
+        return None
+    message = one_line(f"{job.get('message') or ''}", 300)
+    if state is not AllocationState.ENDED:
+        return Sighting(id=id, backend_id=name, state=state, reason=message if state is AllocationState.WAITING else "")
+    cause, reason = _end(job, message)
+    end = job.get("end_time")
+    ended_s = end / 1000 if isinstance(end, int | float) and end > 0 else None
+    return Sighting(id=id, backend_id=name, state=state, reason=reason, cause=cause, ended_s=ended_s)
+
+
+def _end(job: Mapping[str, Any], message: str) -> tuple[AllocationCause, str]:
+    """Return the cause of an end, and Ray's words about it."""
+    code = job.get("driver_exit_code")
+    if job["status"] == "STOPPED":
+        cause = AllocationCause.CANCELLED_THERE
+    elif any(text in message.lower() for text in _OUT_OF_MEMORY) and job.get("error_type") in _BY_RAY:
+        cause = AllocationCause.OUT_OF_MEMORY
+    elif job.get("error_type") in _BY_RAY:
+        cause = AllocationCause.PREEMPTED
+    elif isinstance(code, int):
+        return _CAUSES.get(code, AllocationCause.FAILED), f"exit {code}"
+    else:
+        cause = AllocationCause.FINISHED if job["status"] == "SUCCEEDED" else AllocationCause.FAILED
+    return cause, message
+
+
+def _failure(status: int, data: bytes, url: str) -> StokerError:
+    text = f"{origin(url)} answered {status}: {_words(data)}"
+    if status in (401, 403):
+        return NoBackend(f"Ray: {text}", hint=_TOKEN_HINT)
+    if status == 404:
+        return NoBackend(f"Ray: {text}", hint="the Jobs interface needs ray[default] and a dashboard")
+    return NoBackend(f"Ray: {text}")
+
+
+def _interface_hint(pool: Pool) -> str:
+    return f"open {_address(pool)}: it is the address of Ray's dashboard"
+
+
+def _words(data: bytes) -> str:
+    """Return the text of an answer; of a traceback its last line with words."""
+    lines = data[-_SHOWN_BYTES:].decode("utf-8", "replace").splitlines()
+    spoken = [line for line in lines if any(character.isalpha() for character in line)]
+    return one_line(spoken[-1], 400) if spoken else "no text"
