@@ -21,7 +21,9 @@ from tests.lengths import examples
 from tests.others import folder_for_all
 
 if TYPE_CHECKING:
+    from tests.servers.kubernetes_api import KubernetesApi
     from tests.servers.postgres import PostgresServer
+    from tests.servers.ray_jobs import RayJobs
     from tests.servers.slurm import SlurmCluster
 
 # What random examples find is for whoever went looking, not for whoever changes something else that day.
@@ -129,6 +131,28 @@ def slurm_cluster(shared_slurm: SlurmCluster) -> SlurmCluster:
     """An idle Slurm, shared with other tests of this process. Whoever kills a daemon of it starts it again."""
     shared_slurm.clear()
     return shared_slurm
+
+
+@pytest.fixture
+def kubernetes_api(tmp_path: Path) -> Iterator[KubernetesApi]:
+    """A small Kubernetes API, for the system's kubectl."""
+    from tests.servers.kubernetes_api import KubernetesApi
+
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl")
+    api = KubernetesApi(tmp_path / "kubernetes")
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def ray_jobs(tmp_path: Path) -> Iterator[RayJobs]:
+    """The Jobs interface of a Ray cluster."""
+    from tests.servers.ray_jobs import RayJobs
+
+    cluster = RayJobs(tmp_path / "ray")
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture

@@ -38,6 +38,10 @@ class LauncherCase:
     """Of the stand-in."""
     break_answer: Callable[[], Launcher]
     """Return a launcher whose next submit succeeds but whose answer is lost."""
+    unreachable: Pool
+    """A pool of the same backend whose host or server does not respond."""
+    sees_far_side: bool = True
+    """False: the backend does not show what is installed there."""
     fleet: str = fresh(factory=lambda: os.urandom(3).hex())
     """One per test: a backend still shows what others ended."""
     submitted: dict[str, Allocation] = fresh(factory=dict)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import pytest
 
@@ -16,10 +17,17 @@ from stoker.core.frozen import changed, frozen
 from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolShape
 from stoker.devices.checkup import CheckStatus
 from stoker.host.command_runner import ProbeFailure, Reply, SubprocessRunner
+from stoker.host.http.client import Urllib3Transport
+from stoker.host.http.exchange import HttpSettings, Transport
 from stoker.launch.commands import HostCommands, public_environment
 from stoker.launch.hosts import HostLauncher
+from stoker.launch.kubernetes import KubernetesLauncher
+from stoker.launch.ray import RayLauncher
 from stoker.launch.slurm import SlurmLauncher
 from tests.contract.launcher_cases import SECRET, LauncherCase, make_stand_in, tickets
+from tests.servers.kubernetes_api import KubernetesApi
+from tests.servers.ray_jobs import TOKEN as RAY_TOKEN
+from tests.servers.ray_jobs import RayJobs
 from tests.servers.slurm import SlurmCluster
 from tests.servers.sshd import sshd, why_no_sshd
 
@@ -32,7 +40,9 @@ class LosingCommands(HostCommands):
     def run(self, where: str, argv: object, **options: object) -> Reply:
         reply = super().run(where, argv, **options)  # type: ignore[arg-type]
         # Slurm's tickets are written before, by another command.
-        is_submit = (argv == ("sh", "-s") and "setsid" in str(options["stdin"])) or "--parsable" in argv  # type: ignore[operator]
+        words = cast("Sequence[str]", argv)
+        is_script = words == ("sh", "-s") and "setsid" in str(options["stdin"])
+        is_submit = is_script or "--parsable" in words or "create" in words
         return ProbeFailure(why="timed out after 30 s", code="probe_timeout") if is_submit else reply
 
 
@@ -66,17 +76,30 @@ def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Login]:
         commands.close()
 
 
-@pytest.fixture(params=["local", "ssh", "slurm"])
+@pytest.fixture(params=["local", "ssh", "slurm", "kubernetes", "ray"])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LauncherCase]:
     match request.param:
         case "slurm":
             found = slurm_case(tmp_path, request.getfixturevalue("slurm_cluster"))
         case "ssh":
             found = ssh_case(tmp_path, request.getfixturevalue("login"))
+        case "kubernetes":
+            found = kubernetes_case(tmp_path, request.getfixturevalue("kubernetes_api"))
+        case "ray":
+            found = ray_case(tmp_path, request.getfixturevalue("ray_jobs"), request.getfixturevalue("transport"))
         case _:
             found = local_case(tmp_path)
     yield found
-    end_all(found)
+    # The servers of Kubernetes and Ray are of this test alone and end all processes.
+    if request.param not in ("kubernetes", "ray"):
+        end_all(found)
+
+
+@pytest.fixture
+def transport() -> Iterator[Transport]:
+    made = Urllib3Transport(HttpSettings())
+    yield made
+    made.close()
 
 
 def end_all(found: LauncherCase) -> None:
@@ -100,6 +123,7 @@ def local_case(tmp_path: Path) -> LauncherCase:
         pool=pool,
         folder=tmp_path / "stand-in",
         break_answer=lambda: launcher(LosingCommands),
+        unreachable=changed(pool, via="host.invalid", folder="/none"),
     )
 
 
@@ -117,6 +141,7 @@ def ssh_case(tmp_path: Path, login: Login) -> LauncherCase:
         pool=pool,
         folder=tmp_path / "stand-in",
         break_answer=lambda: launcher(LosingCommands),
+        unreachable=changed(pool, via="host.invalid", folder="/none"),
     )
 
 
@@ -134,6 +159,45 @@ def slurm_case(tmp_path: Path, cluster: SlurmCluster) -> LauncherCase:
         pool=pool,
         folder=tmp_path / "stand-in",
         break_answer=lambda: launcher(LosingCommands),
+        unreachable=changed(pool, via="host.invalid", folder="/none"),
+    )
+
+
+def kubernetes_case(tmp_path: Path, api: KubernetesApi) -> LauncherCase:
+    python = str(make_stand_in(tmp_path / "stand-in", __version__))
+    environment = {**os.environ, "KUBECONFIG": str(api.kubeconfig()), "HOME": str(tmp_path)}
+
+    def launcher(kind: type[HostCommands]) -> KubernetesLauncher:
+        return KubernetesLauncher(kind(SubprocessRunner(environment), control_folder=str(tmp_path / "control")))
+
+    options = {"image": "registry.example.org/stoker:1"}
+    pool = Pool(name="small", backend=PoolBackend.KUBERNETES, python=python, wall_s=600, options=options)
+    return LauncherCase(
+        launcher=launcher(HostCommands),
+        pool=pool,
+        folder=tmp_path / "stand-in",
+        break_answer=lambda: launcher(LosingCommands),
+        unreachable=changed(pool, via="host.invalid"),
+        sees_far_side=False,
+    )
+
+
+def ray_case(tmp_path: Path, cluster: RayJobs, transport: Transport) -> LauncherCase:
+    python = str(make_stand_in(tmp_path / "stand-in", __version__))
+    launcher = RayLauncher(transport, lambda: RAY_TOKEN)
+
+    def losing() -> RayLauncher:
+        cluster.loses.add("POST /api/jobs/")
+        return launcher
+
+    pool = Pool(name="small", backend=PoolBackend.RAY, python=python, wall_s=600, options={"address": cluster.url})
+    return LauncherCase(
+        launcher=launcher,
+        pool=pool,
+        folder=tmp_path / "stand-in",
+        break_answer=losing,
+        unreachable=changed(pool, options={"address": "http://127.0.0.1:1"}),
+        sees_far_side=False,
     )
 
 
@@ -153,9 +217,10 @@ def test_a_submitted_allocation_is_found_by_its_label_and_runs_the_worker(case: 
     assert list(made) == [one[0].id]
     seen = case.wait(one[0].id, STARTED)
     assert seen.backend_id == made[one[0].id]
-    assert seen.started_s is not None
-    assert seen.ends_s is not None
-    assert 500 < seen.ends_s - seen.started_s < 700
+    if case.pool.backend is not PoolBackend.RAY:
+        assert seen.started_s is not None
+        assert seen.ends_s is not None
+        assert 500 < seen.ends_s - seen.started_s < 700
     arguments = _arguments(case)
     assert arguments[:4] == ["-m", "stoker", "work", "--ticket"]
     assert arguments[5:9] == ["--idle", "300s", "--for", "480s"]
@@ -258,6 +323,8 @@ def test_check_reports_what_works_and_starts_nothing(case: LauncherCase) -> None
     assert [one for one in checks if one.verdict is CheckStatus.BAD] == []
     assert {"reached", "python"} <= {one.name for one in checks}
     assert case.look() == {}
+    if not case.sees_far_side:
+        return
     (case.folder / "version").write_text("0.0.1")
     checks = case.launcher.check(case.pool)
     assert [one.name for one in checks if one.verdict is CheckStatus.BAD] == ["python"]
@@ -265,7 +332,7 @@ def test_check_reports_what_works_and_starts_nothing(case: LauncherCase) -> None
 
 def test_a_missing_backend_is_an_error_with_its_own_class(case: LauncherCase) -> None:
     with pytest.raises(StokerError):
-        case.launcher.look(changed(case.pool, via="host.invalid", folder="/none"), fleet=case.fleet)
+        case.launcher.look(case.unreachable, fleet=case.fleet)
 
 
 def _arguments(case: LauncherCase) -> list[str]:

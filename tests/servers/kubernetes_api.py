@@ -1,7 +1,7 @@
 """A small Kubernetes API for the system's kubectl: Jobs, pods, Secrets, and rights. It runs pods as processes.
 
 A pod starts once the Secret of its volume exists. The folders in which it mounts volumes are folders of this machine:
-their paths are replaced in its command.
+the ticket's path is replaced in its command.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -40,6 +41,7 @@ class KubernetesApi:
         """Requests that are processed, but get no answer."""
         self.requests: list[str] = []
         self._folder = folder
+        folder.mkdir(parents=True)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.RLock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"api": self}))
@@ -89,7 +91,7 @@ class KubernetesApi:
                     body["status"] = {"allowed": f"{wanted['verb']} {wanted['resource']}" not in self.forbidden}
                     return 201, body
                 case "create":
-                    return self._create(resource, body, namespace)
+                    return self._create(resource, body, namespace, is_dry="dryRun" in query)
                 case "list":
                     selector = query.get("labelSelector", [""])[0]
                     items = [one for one in self.objects[resource].values() if _fits(one, selector)]
@@ -104,11 +106,13 @@ class KubernetesApi:
                 self._delete(resource, name)
             return 200, self.objects[resource].get(name) or _status(200, "", "deleted")
 
-    def _create(self, resource: str, body: Any, namespace: str) -> tuple[int, Any]:
+    def _create(self, resource: str, body: Any, namespace: str, *, is_dry: bool) -> tuple[int, Any]:
         name = body["metadata"]["name"]
         if name in self.objects[resource]:
             return 409, _status(409, "AlreadyExists", f'{resource} "{name}" already exists')
         body["metadata"] |= {"uid": str(uuid.uuid4()), "namespace": namespace}
+        if is_dry:
+            return 201, body
         self.objects[resource][name] = body
         if resource == "jobs":
             metadata = body["spec"]["template"]["metadata"] | {"name": f"{name}-x7k2p", "namespace": namespace}
@@ -146,6 +150,7 @@ class KubernetesApi:
                 self._end(name, pod, process)
             if "deletionTimestamp" in pod["metadata"] and (process is None or process.poll() is not None):
                 del self.objects["pods"][name]
+                shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def _start(self, name: str, pod: Any, secret: Any) -> None:
         (container,) = pod["spec"]["containers"]
@@ -153,7 +158,7 @@ class KubernetesApi:
         for mount in container["volumeMounts"]:
             folder = self._folder / name / mount["name"]
             folder.mkdir(parents=True)
-            script = script.replace(mount["mountPath"] + "/", f"{folder}/")
+            script = script.replace(f"{mount['mountPath']}/ticket", f"{folder}/ticket")
         for key, text in secret["stringData"].items():
             path = self._folder / name / "ticket" / key
             path.write_text(text)

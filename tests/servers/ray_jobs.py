@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -73,6 +74,7 @@ class RayJobs:
                 if self.jobs[name]["status"] in ("PENDING", "RUNNING"):
                     return 500, f"Traceback\nRuntimeError: job {name} is not in a terminal state\n"
                 del self.jobs[name]
+                shutil.rmtree(self._folder / name)
                 return 200, json.dumps({"deleted": True})
             case "GET", ["jobs", name, "logs"]:
                 return 200, json.dumps({"logs": (self._folder / name / "log").read_text()})

@@ -121,7 +121,15 @@ class KubernetesLauncher:
             raise LaunchDoubtful(message, hint=failure.hint)
         return ids
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[str] = ()) -> tuple[Sighting, ...]:
+    def forecast(self, rendered: Rendered) -> str:
+        jobs = rendered.stdin.partition(NEXT)[0]
+        reply = self._commands.read(rendered.where, (*rendered.argv, "--dry-run=server"), stdin=jobs)
+        if reply.exit_code:
+            return _words(reply)
+        # Policies of a namespace may warn.
+        return "; ".join(dict.fromkeys(["accepted in a dry run", *reply.err.splitlines()]))
+
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
         selector = f"stoker-fleet={fleet},stoker-pool={pool.name}"
         reply = self._read(pool, "get", "jobs,pods", "-l", selector, "-o", _SHOWN)
         jobs: dict[str, _Shown] = {}
@@ -135,14 +143,14 @@ class KubernetesLauncher:
         # Nothing but a deletion ends a Job without a trace.
         lost = [
             Sighting(
-                id=name.rpartition("-")[2],
-                backend_id=name,
+                id=one.id,
+                backend_id=one.backend_id,
                 state=AllocationState.ENDED,
                 reason="Job not found",
                 cause=AllocationCause.CANCELLED_THERE,
             )
-            for name in known
-            if name not in seen
+            for one in known
+            if one.backend_id not in seen
         ]
         return (*found, *lost)
 

@@ -126,7 +126,10 @@ class RayLauncher:
                 raise LaunchDoubtful(message, hint=error.hint) from None
         return made
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[str] = ()) -> tuple[Sighting, ...]:
+    def forecast(self, rendered: Rendered) -> str:
+        return ""
+
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
         jobs = self._read(f"{_address(pool)}/api/jobs/")
         if not isinstance(jobs, list):
             raise NoBackend(f"{_address(pool)} is not the Jobs interface of Ray", hint=_interface_hint(pool))
@@ -135,14 +138,14 @@ class RayLauncher:
         # A cluster forgets its jobs when it starts again.
         lost = [
             Sighting(
-                id=name.rpartition("-")[2],
-                backend_id=name,
+                id=one.id,
+                backend_id=one.backend_id,
                 state=AllocationState.ENDED,
                 reason="job not found",
                 cause=AllocationCause.PREEMPTED,
             )
-            for name in known
-            if name not in seen
+            for one in known
+            if one.backend_id not in seen
         ]
         return (*found, *lost)
 
@@ -293,7 +296,8 @@ def _sighting(job: Any, pool: Pool, fleet: str) -> Sighting | None:
     name = Allocation(id=id, pool=pool.name).name
     if job.get("submission_id") != name:
         return None
-    message = one_line(f"{job.get('message') or ''}", 300)
+    message = f"{job.get('message') or ''}"
+    message = _words(message.encode()) if message.startswith("Traceback") else one_line(message, 300)
     if state is not AllocationState.ENDED:
         return Sighting(id=id, backend_id=name, state=state, reason=message if state is AllocationState.WAITING else "")
     cause, reason = _end(job, message)
@@ -305,7 +309,8 @@ def _sighting(job: Any, pool: Pool, fleet: str) -> Sighting | None:
 def _end(job: Mapping[str, Any], message: str) -> tuple[AllocationCause, str]:
     """Return the cause of an end, and Ray's words about it."""
     code = job.get("driver_exit_code")
-    if job["status"] == "STOPPED":
+    # Ray stops a job that waits once it has started, and may fail in doing so.
+    if job["status"] == "STOPPED" or "NoSuchProcess" in message:
         cause = AllocationCause.CANCELLED_THERE
     elif any(text in message.lower() for text in _OUT_OF_MEMORY) and job.get("error_type") in _BY_RAY:
         cause = AllocationCause.OUT_OF_MEMORY
