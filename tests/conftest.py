@@ -79,21 +79,32 @@ def pytest_collection_finish() -> None:
 
 TRIES = 3
 """How often a test of a time is tried: a stall of the machine is over by then, and what is too slow stays so."""
+_SHORT_S = 0.005
+"""Durations below this are not listed by `--durations`."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test of a time again if it fails, with fixtures of its own."""
-    if item.get_closest_marker("timing") is None:
+    """Run a test of a time again if it fails, with fixtures of its own, and let a worker send few reports.
+
+    Most reports say that a setup or a teardown of no length succeeded. To send and to read them takes longer than most
+    tests.
+    """
+    is_of_a_time = item.get_closest_marker("timing") is not None
+    is_in_worker = hasattr(item.config, "workerinput")
+    if not is_of_a_time and not is_in_worker:
         return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    if not is_in_worker:
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    for _ in range(TRIES - 1):
+    for _ in range(TRIES - 1 if is_of_a_time else 0):
         if any(report.failed for report in reports):
             reports = runtestprotocol(item, nextitem=nextitem, log=False)
     for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if not is_in_worker or report.when == "call" or not report.passed or report.duration >= _SHORT_S:
+            item.ihook.pytest_runtest_logreport(report=report)
+    if not is_in_worker:
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
 
