@@ -34,6 +34,8 @@ FIRST_LOOK_CPU_S = 0.0008
 """At the first request of a connection, which waits then or is refused. With 500 at once that is over 100 ms."""
 RECONNECT_S = 0.02
 _PIECE_BYTES = 64 * 1024
+_PATIENCE_S = 300.0
+"""How long to wait for what is not measured: sixteen large submissions are read one after another."""
 
 
 class Target(NamedTuple):
@@ -193,10 +195,10 @@ def test_large_submissions_that_have_come_whole_are_in_memory_one_at_a_time(targ
 
     def submit() -> None:
         with target.dial() as line:
-            line.settimeout(30)
+            line.settimeout(_PATIENCE_S)
             head = b"POST /v1/jobs HTTP/1.1\r\nhost: %b\r\nx-operator-token: %b\r\ncontent-length: %d\r\n\r\n"
             line.sendall(head % (target.host, target.token, len(body)) + body[:-1])
-            everybody.wait(30)
+            everybody.wait(_PATIENCE_S)
             line.sendall(body[-1:])
             if line.recv(100).startswith(b"HTTP/1.1 200"):
                 is_answered.release()
@@ -257,12 +259,13 @@ def test_whole_submissions_up_to_the_limits_neither_grow_nor_stall_a_coordinator
     assert max(held_s) < MOST_HEALTH_CPU_S, sorted(held_s)[-5:]
 
 
-def many(beginning: bytes, element: bytes, end: bytes, size_bytes: int) -> bytes:
-    """Return a body of about a size: a beginning, an element as often as it fits, and an end."""
-    return beginning + b",".join([element] * (size_bytes // (len(element) + 1))) + end
+def many(beginning: bytes, element: bytes, end: bytes, size_bytes: int) -> Callable[[], bytes]:
+    """Return what makes a body of about a size: a beginning, an element as often as it fits, and an end."""
+    return lambda: beginning + b",".join([element] * (size_bytes // (len(element) + 1))) + end
 
 
-BODIES = {
+# Made when they are sent: every test process reads this module.
+BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "digests that are lists": ("/v1/contents/fetch", many(b'{"digests":[', b"[]", b"]}", 3900 << 10)),
     "a few digests that are lists": ("/v1/contents/missing", many(b'{"digests":[', b"[]", b"]}", 190 << 10)),
     "digests that are lists, spread out": (
@@ -272,7 +275,7 @@ BODIES = {
     "jobs to cancel that are lists": ("/v1/jobs/cancel", many(b'{"jobs":[', b"[]", b"]}", 3900 << 10)),
     "fields that are unknown": (
         "/v1/jobs/cancel",
-        b'{"jobs":["%b"],%b}' % (b"0" * 64, b",".join(b'"%07x":1' % at for at in range(300_000))),
+        lambda: b'{"jobs":["%b"],%b}' % (b"0" * 64, b",".join(b'"%07x":1' % at for at in range(300_000))),
     ),
     "orders that are lists": ("/v1/jobs", many(b'{"jobs":[', b"[]", b"]}", 12 << 20)),
     "a few orders that are lists": ("/v1/jobs", many(b'{"jobs":[', b"[]", b"]}", 90 << 10)),
@@ -284,7 +287,8 @@ BODIES = {
 @pytest.mark.timing
 @pytest.mark.parametrize("sort", BODIES)
 def test_a_body_of_many_small_values_neither_grows_nor_stalls_a_coordinator(target: Target, sort: str) -> None:
-    path, body = BODIES[sort]
+    path, make = BODIES[sort]
+    body = make()
     head = b"POST %b HTTP/1.1\r\nhost: %b\r\nx-operator-token: %b\r\n"
     head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
     answers: list[bytes] = []
