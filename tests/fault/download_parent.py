@@ -16,6 +16,8 @@ from stoker.core.digests import digest_bytes
 from tests.servers.faulty import FaultyServer, Version
 
 ROOT = Path(__file__).parents[2]
+ONCE = {"attempts": 1, "longest_pause_s": 0.0}
+"""Give up when an attempt brings nothing new; the one after an attempt that brought something follows at once."""
 
 
 class Downloads:

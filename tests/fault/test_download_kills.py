@@ -11,7 +11,7 @@ import pytest
 
 from stoker.host.writers import BLOCK_BYTES
 from tests.fault.download_lab import random_bytes
-from tests.fault.download_parent import Downloads
+from tests.fault.download_parent import ONCE, Downloads
 from tests.lengths import moments
 from tests.servers import habits as bad
 from tests.servers.faulty import Answer, Asked, FaultyServer, Habit, Version, well
@@ -104,7 +104,7 @@ def test_a_download_killed_at_every_step_leaves_all_or_nothing_and_can_be_repeat
             wanted = version if moment % 2 else None
             if had:
                 server.become(bad.breaking_off(had))
-                assert downloads.run(wanted, patience={"attempts": 1}) == 14
+                assert downloads.run(wanted, patience=ONCE) == 14
             server.become(well)
             code = downloads.run(wanted, at={"left": moment, "does": "SIGKILL"})
             assert code in (0, -signal.SIGKILL)

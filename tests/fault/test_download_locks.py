@@ -14,7 +14,7 @@ from stoker.core.errors import LockHeld
 from stoker.host.locks import FileLock
 from stoker.transfer.download.types import DownloadTimeouts
 from tests.fault.download_lab import HALF, NAME, ONE, SIZE, TWO, open_lab, random_bytes
-from tests.fault.download_parent import Downloads
+from tests.fault.download_parent import ONCE, Downloads
 from tests.servers import habits as bad
 from tests.servers.faulty import Answer, Asked, FaultyServer, Version, well
 from tests.unit.host.real_processes import wait_until
@@ -161,7 +161,7 @@ def test_a_partial_left_under_one_kind_of_lock_is_gone_on_with_under_another(mem
     with FaultyServer(ONE) as server, Downloads(server, memory / "out") as downloads:
         for before in FLOCKS:
             server.become(bad.breaking_off(HALF))
-            assert downloads.run(ONE, flock=before, patience={"attempts": 1}) == 14
+            assert downloads.run(ONE, flock=before, patience=ONCE) == 14
             server.become(well)
             assert downloads.run(ONE, flock=flock) == 0
             assert [asked.first_byte for asked in server.gets()] == [HALF]

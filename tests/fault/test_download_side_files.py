@@ -16,7 +16,7 @@ from stoker.host.identity import of_pid
 from stoker.transfer.download.partial import Sidecar, dump_sidecar, load_sidecar
 from stoker.transfer.download.types import TargetFile
 from tests.fault.download_lab import HALF, NAME, ONE, SIZE, TWO, both_ways, open_lab, random_bytes
-from tests.fault.download_parent import Downloads
+from tests.fault.download_parent import ONCE, Downloads
 from tests.servers import habits as bad
 from tests.servers.faulty import FaultyServer, Version, well
 from tests.unit.host.real_processes import wait_until
@@ -59,7 +59,7 @@ def test_f66_after_a_power_cut_only_what_was_synced_is_believed(memory, with_dig
     wanted = BIG if with_digest else None
     reached = threading.Event()
     with FaultyServer(BIG, bad.breaking_off(1 << 20)) as server, Downloads(server, memory / "out") as downloads:
-        assert downloads.run(wanted, patience={"attempts": 1}) == 14
+        assert downloads.run(wanted, patience=ONCE) == 14
         server.become(bad.stalling(1 << 20, reached))
         downloads.start(wanted)
         assert reached.wait(20)

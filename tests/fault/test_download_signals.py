@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.fault.download_lab import HALF, NAME, ONE
-from tests.fault.download_parent import Downloads
+from tests.fault.download_parent import ONCE, Downloads
 from tests.lengths import moments
 from tests.servers import habits as bad
 from tests.servers.faulty import Answer, Asked, FaultyServer, Habit, Line, Version, well
@@ -57,7 +57,7 @@ def test_a_signal_ends_a_download_soon_and_keeps_what_it_has(memory, phase, numb
     reached = threading.Event()
     with FaultyServer(ONE) as server, Downloads(server, memory / "out") as downloads:
         server.become(bad.breaking_off(1000))
-        assert downloads.run(ONE, patience={"attempts": 1}) == 14
+        assert downloads.run(ONE, patience=ONCE) == 14
         server.become(PHASES[phase](reached))
         downloads.start(ONE, read_s=60)
         assert reached.wait(20)
