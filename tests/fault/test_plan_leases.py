@@ -36,17 +36,20 @@ def running(folder: Path, ledger: str, *, gate: str = "", out: str = "") -> Call
 
 def test_fifty_processes_racing_for_one_key_execute_it_once(tmp_path: Path) -> None:
     ledger, gate, out = (str(tmp_path / name) for name in ("ledger", "gate", "out"))
-    started = str(tmp_path / "started")
+    waiting, hold = os.pipe()
     with Lab(tmp_path / "lab") as lab:
         # The code is read and remembered: those who race come to the lease at the same moment.
         lab.run(plan_of(slow, PaceArgs(value=1, ledger=str(tmp_path / "before"))))
 
     def race() -> None:
-        note(started, "x")
-        wait_until(lambda: len(lines_of(started)) == 50)
+        # The pipe ends when the last of them has come this far.
+        os.close(hold)
+        os.read(waiting, 1)
         running(tmp_path / "lab", ledger, gate=gate, out=out)()
 
     pids = [fork(race) for _ in range(50)]
+    os.close(hold)
+    os.close(waiting)
     wait_until(lambda: len(lines_of(ledger)) >= 1)
     Path(gate).touch()
     assert [code_of(pid) for pid in pids] == [0] * 50

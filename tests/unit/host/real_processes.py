@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 from stoker.host.identity import read_row
 
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0
+"""Long enough for a machine on which others work. What never comes is found out as well a minute later."""
 
 
 def fork(action: Callable[[], object]) -> int:
