@@ -59,7 +59,8 @@ def main() -> int:
 
 def makespans(bench: Benchmark, stoker: Installed, nodes: int) -> None:
     """Every mix with every seed, in both lengths."""
-    for per_machine, at_most in ((0, 1.1), (SHORT_QUEUE, 1.2)):
+    lengths = ((0, 1.1), (SHORT_QUEUE, 1.2))
+    for per_machine, at_most in lengths[:1] if bench.quick else lengths:
         words = f"{per_machine} jobs per machine" if per_machine else "queue of the mix's length"
         count = 2 * nodes if bench.quick else per_machine * nodes
         for mix, told in _all(bench, stoker, "makespan", nodes, count):
@@ -74,7 +75,7 @@ def makespans(bench: Benchmark, stoker: Installed, nodes: int) -> None:
 def arrivals(bench: Benchmark, stoker: Installed, nodes: int) -> None:
     """Jobs of five users that come evenly over a time."""
     count = 2 * nodes if bench.quick else SHORT_QUEUE * nodes
-    for load, at_most in LOADS:
+    for load, at_most in LOADS[:1] if bench.quick else LOADS:
         for mix, told in _all(bench, stoker, "arrivals", nodes, count, f"--load={load}"):
             waits = [_beside(one["wait_s"], one["first_come_wait_s"]) for one in told]
             stays = [_beside(one["stay_s"], one["first_come_stay_s"]) for one in told]
