@@ -19,10 +19,10 @@ from stoker.cookbooks.tabular.metrics import plain_scores, predict
 from stoker.cookbooks.tabular.schemas import TabularModelFacts
 from stoker.cookbooks.tabular.tables import label_table, read_bundled
 
-BOOSTING = train_gbt.GbtArgs(trees=60, depth=None, lr=0.1, seed=0)
+BOOSTING = train_gbt.GbtArgs(trees=25, depth=None, lr=0.2, seed=0)
 NEIGHBOURS = train_knn.KnnArgs(neighbours=None, weights="uniform", seed=0)
 SELF_TRAINING = train_knn.KnnSemiArgs(neighbours=5, labelled_percent=30, confidence=0.9, rounds=10, seed=0)
-NETWORK = train_mlp.MlpArgs(hidden=(32,), epochs=60, lr=3e-3, weight_decay=1e-4, batch=32, patience=10, seed=0)
+NETWORK = train_mlp.MlpArgs(hidden=(32,), epochs=60, lr=1e-2, weight_decay=1e-4, batch=32, patience=10, seed=0)
 TRAIN: dict[str, Any] = {
     "gbt": lambda examples, *watch: train_gbt.train(examples, BOOSTING, *watch),
     "knn": lambda examples, *watch: train_knn.train(examples, NEIGHBOURS, *watch),
