@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,3 +171,18 @@ def test_slurm_shows_nobody_a_ticket(placed: Placed) -> None:
     assert secret not in (placed.folder / "environment").read_text()
     (ticket,) = (placed.folder / "run" / FLEET).glob("*.ticket")
     assert ticket.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_server_inside_is_reached_from_inside_only(placed: Placed) -> None:
+    program = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); s.accept()"
+    )
+    words = placed.cluster.inside([sys.executable, "-c", program])
+    with subprocess.Popen(words, env=placed.cluster.environment, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5).close()
+        with placed.cluster.network():
+            socket.create_connection(("127.0.0.1", port), 5).close()
+        assert server.wait(20) == 0
