@@ -282,6 +282,10 @@ def test_a_worker_that_exits_ends_its_allocation_with_the_cause(case: LauncherCa
     finished = case.ids()
     case.submit(finished)
     assert case.wait(finished[0].id, ENDED).cause is AllocationCause.FINISHED
+    (case.folder / "exit").write_text("75")
+    drained = case.ids()
+    case.submit(drained)
+    assert case.wait(drained[0].id, ENDED).cause is AllocationCause.FINISHED
     (case.folder / "exit").write_text("3")
     failed = case.ids()
     case.submit(failed)

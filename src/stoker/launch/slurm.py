@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from stoker.core.errors import InternalError, LaunchDoubtful, LaunchRefused, NoBackend, StokerError
+from stoker.core.frozen import changed
 from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool
 from stoker.core.pool_checks import require_valid
 from stoker.core.text import one_line
@@ -43,8 +44,11 @@ SUBMIT_LIMIT_S = 90.0
 """A busy slurmctld makes `sbatch` wait and try again; a site's MessageTimeout may be a minute."""
 _EPOCH = ("env", "SLURM_TIME_FORMAT=%s")
 _SQUEUE = (*_EPOCH, "squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%T|%S|%e|%r|%j|%k")
-_SACCT = (*_EPOCH, "sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State,Start,End")
+_SACCT = (*_EPOCH, "sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State,Start,End,ExitCode")
+_SHOW_JOB = ("scontrol", "--oneliner", "show", "job")
 _LOG_BYTES = 4096
+_EXIT_CODE = re.compile(r"\bExitCode=([0-9]+:[0-9]+)")
+_MOST_EXIT_CODES = 1000
 _ID = re.compile(r"[0-9]+(_[0-9]+)?")
 _PARSABLE = re.compile(r"([0-9]+)(;\S+)?")
 
@@ -61,6 +65,14 @@ _CAUSES = {
         ("BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED", "NODE_FAIL", "PREEMPTED", "REVOKED", "TIMEOUT"),
         AllocationCause.PREEMPTED,
     ),
+}
+
+# By the exit status of a job that Slurm calls FAILED: a worker that was drained, or that left when Slurm preempted it
+# and signalled SIGTERM. A worker that exits in time is not called PREEMPTED.
+_EXIT_CAUSES = {
+    "75:0": AllocationCause.FINISHED,
+    "143:0": AllocationCause.PREEMPTED,
+    "0:15": AllocationCause.PREEMPTED,
 }
 
 # The answer was lost on its way: Slurm may have the job.
@@ -87,6 +99,8 @@ class SlurmLauncher:
         self._commands = commands
         self._folder = folder
         self._python = python
+        self._exit_codes: dict[tuple[str, str], str] = {}
+        """Of failed jobs that the queue still shows, by host and id."""
 
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         require_valid(pool)
@@ -145,7 +159,8 @@ class SlurmLauncher:
         reply = self._commands.read(pool.via, _SQUEUE)
         if reply.exit_code:
             raise NoBackend(f"squeue: {one_line(reply.err, 300)}", host=pool.via)
-        found = {one.backend_id: one for one in read_queue(reply.out, pool, fleet=fleet)}
+        seen = read_queue(reply.out, pool, fleet=fleet)
+        found = {one.backend_id: self._with_exit(pool, one) for one in seen}
         missing = [one for one in known if one.backend_id not in found]
         return (*found.values(), *(self._recorded(pool, missing) if missing else ()))
 
@@ -218,6 +233,21 @@ class SlurmLauncher:
                 host=rendered.where,
             )
 
+    def _with_exit(self, pool: Pool, sighting: Sighting) -> Sighting:
+        """Return a failed allocation with the cause that its exit status shows; `squeue` does not print that."""
+        if sighting.cause is not AllocationCause.FAILED:
+            return sighting
+        key = (pool.via, sighting.backend_id)
+        if key not in self._exit_codes:
+            reply = self._commands.read(pool.via, (*_SHOW_JOB, sighting.backend_id))
+            shown = _EXIT_CODE.search(reply.out)
+            while len(self._exit_codes) >= _MOST_EXIT_CODES:
+                self._exit_codes.pop(next(iter(self._exit_codes)))
+            self._exit_codes[key] = shown[1] if shown else ""
+        code = self._exit_codes[key]
+        reason = f"{sighting.reason} {code}".strip()
+        return changed(sighting, cause=_EXIT_CAUSES.get(code, AllocationCause.FAILED), reason=reason)
+
     def _recorded(self, pool: Pool, missing: Sequence[Allocation]) -> list[Sighting]:
         """Return how allocations ended that Slurm's controller has forgotten, by its accounting if there is one."""
         ids = ",".join(_checked_id(one.backend_id) for one in missing if one.backend_id)
@@ -229,7 +259,7 @@ class SlurmLauncher:
                 # A site may have no such command; what the controller does not know is over either way.
                 reply = ProbeOutput(out="", exit_code=1)
             if not reply.exit_code:
-                rows = {words[0]: words for line in reply.out.splitlines() if len(words := line.split("|")) == 4}
+                rows = {words[0]: words for line in reply.out.splitlines() if len(words := line.split("|")) == 5}
         return [_recorded_sighting(one, rows.get(one.backend_id)) for one in missing]
 
 
@@ -250,7 +280,7 @@ def _recorded_sighting(allocation: Allocation, row: Sequence[str] | None) -> Sig
         backend_id=allocation.backend_id,
         state=_state(word),
         reason=row[1],
-        cause=_CAUSES.get(word),
+        cause=_EXIT_CAUSES.get(row[4], AllocationCause.FAILED) if word == "FAILED" else _CAUSES.get(word),
         started_s=_time(row[2]),
         ended_s=_time(row[3]) if is_over else None,
     )

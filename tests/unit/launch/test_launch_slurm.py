@@ -144,7 +144,7 @@ def test_the_queue_is_read_by_label_name_and_place_in_the_array() -> None:
 
 def test_what_left_the_queue_is_asked_of_the_accounting_and_else_is_over() -> None:
     known = [changed(ONE, backend_id="7"), changed(THREE[1], backend_id="8_1"), changed(THREE[2], backend_id="9")]
-    record = "7|CANCELLED by 1000|1794991300|1794991306\n8_1|OUT_OF_MEMORY|1794991300|1794991306\n"
+    record = "7|CANCELLED by 1000|1794991300|1794991306|0:15\n8_1|OUT_OF_MEMORY|1794991300|1794991306|0:125\n"
     slurm, runner = launcher(sacct=ProbeOutput(out=record))
     seen = {one.id: one for one in slurm.look(here(), fleet="4c1d", known=known)}
     assert [seen[one.id].cause for one in known] == [
@@ -163,9 +163,35 @@ def test_what_left_the_queue_is_asked_of_the_accounting_and_else_is_over() -> No
 
 
 def test_a_look_without_surprises_is_one_command() -> None:
-    slurm, runner = launcher(squeue=ProbeOutput(out=QUEUE))
+    waiting = QUEUE.splitlines()[0] + "\n"
+    slurm, runner = launcher(squeue=ProbeOutput(out=waiting))
     slurm.look(here(), fleet="4c1d", known=[changed(ONE, backend_id="7")])
     assert len(runner.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("75:0", AllocationCause.FINISHED),
+        ("143:0", AllocationCause.PREEMPTED),
+        ("0:15", AllocationCause.PREEMPTED),
+        ("1:0", AllocationCause.FAILED),
+        ("", AllocationCause.FAILED),
+    ],
+)
+def test_a_worker_that_left_when_slurm_told_it_to_has_not_failed(code: str, cause: AllocationCause) -> None:
+    line = "10|FAILED|1794991300|1794991306|NonZeroExitCode|stoker-a100-7f3a2c|stoker:4c1d:7f3a2c\n"
+    shown = ProbeOutput(out=f"JobId=10 JobState=FAILED ExitCode={code} x=y\n")
+    slurm, runner = launcher(squeue=ProbeOutput(out=line), scontrol=shown)
+    for _ in range(2):
+        (seen,) = slurm.look(here(), fleet="4c1d")
+        assert seen.cause is cause
+    assert [words.split()[0] for words, _ in runner.sent].count("scontrol") == 1
+    record = f"10|FAILED|1794991300|1794991306|{code}\n"
+    (seen,) = launcher(sacct=ProbeOutput(out=record))[0].look(
+        here(), fleet="4c1d", known=[changed(ONE, backend_id="10")]
+    )
+    assert seen.cause is cause
 
 
 def test_a_controller_that_does_not_answer_ends_nothing() -> None:
