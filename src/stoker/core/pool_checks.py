@@ -116,7 +116,7 @@ def _options(pool: Pool) -> tuple[Diagnostic, ...]:
     ours = _OURS.get(pool.backend, frozenset())
     known = _KNOWN.get(pool.backend)
     required = _REQUIRED.get(pool.backend)
-    if known is not None and required is not None and not pool.options.get(required):
+    if known is not None and required is not None and required not in pool.options:
         faults.append(Diagnostic(f"options.{required}", f"required for {pool.backend}", known[required][1]))
     for name, value in pool.options.items():
         where = f"options.{name[:80]}"

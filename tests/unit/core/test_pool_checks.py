@@ -65,3 +65,37 @@ def test_all_faults_come_at_once_with_what_to_use_instead() -> None:
         require_valid(changed(POOL, name="A", options={"mem": "1G", "b a d": "x"}, setup=("\n",)))
     assert [fault.where for fault in raised.value.faults] == ["name", "options.mem", "options.b a d", "setup[0]"]
     assert raised.value.faults[1].hint == "use each.ram_mb"
+
+
+KUBERNETES = Pool(name="k", backend=PoolBackend.KUBERNETES, options={"image": "registry.example.org/stoker:1"})
+RAY = Pool(name="r", backend=PoolBackend.RAY, options={"address": "http://head.example.org:8265"})
+
+
+@pytest.mark.parametrize(
+    ("pool", "key", "options"),
+    [
+        (KUBERNETES, "options.image", {}),
+        (KUBERNETES, "options.image", {"image": ""}),
+        (KUBERNETES, "options.image", {"image": "--kubeconfig=x"}),
+        (KUBERNETES, "options.namespaces", {"image": "i", "namespaces": "train"}),
+        (KUBERNETES, "options.namespace", {"image": "i", "namespace": "train,other"}),
+        (KUBERNETES, "options.node-selector", {"image": "i", "node-selector": "arch"}),
+        (KUBERNETES, "options.tolerations", {"image": "i", "tolerations": "gpu:Never"}),
+        (KUBERNETES, "options.run-as-user", {"image": "i", "run-as-user": "root"}),
+        (KUBERNETES, "options.node-selector", {"image": "i", "node-selector": "a=b," * 200 + "a=b"}),
+        (RAY, "options.address", {}),
+        (RAY, "options.address", {"address": "head:8265"}),
+        (RAY, "options.address", {"address": "http://me:secret@head:8265"}),
+        (RAY, "options.address", {"address": "http://head/?x"}),
+        (RAY, "options.resources", {"address": "http://head", "resources": "a100"}),
+        (RAY, "options.partition", {"address": "http://head", "partition": "gpu"}),
+    ],
+)
+def test_kubernetes_and_ray_have_known_options_only(pool: Pool, key: str, options: dict[str, str]) -> None:
+    assert pool_faults(pool) == ()
+    assert [fault.where for fault in pool_faults(changed(pool, options=options))] == [key]
+
+
+def test_the_nearest_option_is_in_the_hint() -> None:
+    (fault,) = pool_faults(changed(KUBERNETES, options={"image": "i", "namespaces": "train"}))
+    assert "did you mean 'namespace'?" in str(fault)
