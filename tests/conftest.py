@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.servers.postgres import PostgresServer
     from tests.servers.ray_jobs import RayJobs
     from tests.servers.slurm import SlurmCluster
+    from tests.servers.seaweed import SeaweedServer
 
 # What random examples find is for whoever went looking, not for whoever changes something else that day.
 # Nor how long one took: every stall of a machine would fail some property.
@@ -164,6 +165,17 @@ def ray_jobs(tmp_path: Path) -> Iterator[RayJobs]:
     cluster = RayJobs(tmp_path / "ray")
     yield cluster
     cluster.close()
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[SeaweedServer]:
+    """An S3 store (SeaweedFS) of this test process. Each test takes a prefix of its own: `new_site`."""
+    from tests.servers.seaweed import seaweed, why_not
+
+    if reason := why_not():
+        pytest.skip(reason)
+    with seaweed() as server:
+        yield server
 
 
 @pytest.fixture

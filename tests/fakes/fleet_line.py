@@ -20,7 +20,7 @@ from stoker.core.errors import NotFound, StaleLease
 from stoker.core.leases import AttemptToken
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import LeaseWrite, PointCheckpoint, WriteResponse
-from stoker.protocol.tree_messages import PackResponse, TreeView, read_frames
+from stoker.protocol.tree_messages import PackResponse, PassResponse, TreeView, read_frames
 from stoker.protocol.view_messages import FileList, FileView, UploadResponse
 from tests.fakes.trees import MemoryTrees
 
@@ -60,6 +60,9 @@ class KeptLine:
             kept = self.keeping.attempt_files.files(ref, attempt or 1)
             listed = tuple(FileView(path=one.path, size_bytes=one.size_bytes) for one in kept)
             return FileList(attempt=attempt or 1, files=listed)
+
+    def pass_to_send(self, _digest: str, _size_bytes: int) -> PassResponse:
+        return PassResponse(is_direct=False)
 
     def begin_upload(self, digest: str, size_bytes: int) -> UploadResponse:
         with self._call("begin_upload"):

@@ -21,6 +21,7 @@ from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.tree_messages import PACKED_BYTES
 from stoker.store.local_store import LocalStore
+from stoker.store.objects.local import LocalObjects
 from stoker.store.trees import scan_tree
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.trees.holdings import held_tree
@@ -157,7 +158,9 @@ def test_wrong_bytes_of_the_coordinator_are_refused_and_not_kept(fleet: Fleet, d
         file.write(b"rotten")
     os.utime(blob, ns=(info.st_atime_ns, info.st_mtime_ns))
     # As if the disk had changed it behind our back: nothing of the file tells.
-    fleet.keeping.objects._store.memo.remember(entry.sha256, stamp_of(os.lstat(blob)), entry.sha256)
+    objects = fleet.keeping.objects
+    assert isinstance(objects, LocalObjects)
+    objects._store.memo.remember(entry.sha256, stamp_of(os.lstat(blob)), entry.sha256)
     client = fleet.client()
     origins = CoordinatorSource(client)
     with pytest.raises(HashMismatch):

@@ -93,11 +93,12 @@ def coordinator(
     files: dict[str, Any] | None = None,
     system_a: bool = False,
     renew_s: float = 600.0,
+    environment: dict[str, str] | None = None,
 ) -> Iterator[Fleet]:
     """Serve a database until the block ends."""
     clock, times = clock or SystemClock(), times or FleetTimes()
     with ExitStack() as held:
-        keeping = CoordinatorStorage(str(folder / "fleet"), clock)
+        keeping = CoordinatorStorage(str(folder / "fleet"), clock, environment=environment)
         held.callback(keeping.close)
         database = open_database(url, clock=clock)
         held.callback(database.close)

@@ -121,6 +121,7 @@ class CoordinatorProcess:
             ready = ListeningCoordinator(
                 url=url,
                 database=parts.about.database,
+                objects=parts.keeping.place.url,
                 token_file=token_file,
                 socket=local.door.path,
                 is_open=rules.is_loopback,
@@ -223,6 +224,7 @@ class CoordinatorProcess:
         from stoker.coordinator.queue.writer import Queue
         from stoker.coordinator.storage.attempt_files import limits_for
         from stoker.coordinator.storage.models import ModelViewUpdater
+        from stoker.coordinator.storage.object_place import choose_place
         from stoker.coordinator.storage.retention import Chores
         from stoker.coordinator.storage.storage import CoordinatorStorage
         from stoker.coordinator.storage.tree_storage import CoordinatorTrees, QueueTrees
@@ -231,7 +233,11 @@ class CoordinatorProcess:
 
         options, clock = self._options, self._clock
         folder = self._settings.fleet
-        keeping = CoordinatorStorage(folder, clock, limits=limits_for(options.upload_limit_bytes))
+        environment = self._settings.environment
+        if options.objects:
+            choose_place(folder, options.objects, environment, clock=clock)
+        limits = limits_for(options.upload_limit_bytes)
+        keeping = CoordinatorStorage(folder, clock, limits=limits, environment=environment)
         held.callback(keeping.close)
         database = open_database(options.db or self._settings.queue, clock=clock)
         held.callback(database.close)

@@ -130,7 +130,7 @@ def _objects(call: CommandContext, database: Database) -> Iterator[Callable[[str
     if not os.path.isdir(os.path.join(folder, "store")):
         yield None
         return
-    keeping = CoordinatorStorage(folder, call.parts.clock)
+    keeping = CoordinatorStorage(folder, call.parts.clock, environment=call.parts.settings.environment)
     try:
         yield stored_sizes(keeping, database, is_thorough=True)
     finally:

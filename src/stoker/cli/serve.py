@@ -27,6 +27,12 @@ GRAMMAR = Grammar(
     ),
     options=(
         Option("--db", value="URL", help="sqlite:///PATH or postgresql://… (default: a file below STOKER_HOME)"),
+        Option(
+            "--objects",
+            value="s3://BUCKET/PREFIX",
+            help="store results, checkpoints, code and data in S3; machines exchange bytes with it directly (default: "
+            "where they are; at first below STOKER_HOME)",
+        ),
         Option("--listen", value="HOST:PORT", help="address; port 0 is any free one (default: 127.0.0.1:7717)"),
         Option("--cluster", value="FILE", help="cluster file with machines and policies"),
         Option("--manifest", value="FILE", help="manifest with initial jobs"),
@@ -65,6 +71,7 @@ GRAMMAR = Grammar(
         "stoker serve",
         "stoker serve --manifest manifest.toml --cluster cluster.yaml",
         "stoker serve --db postgresql://stoker@localhost/stoker",
+        "stoker serve --objects s3://bucket/stoker",
         "stoker serve --listen 0.0.0.0 --advertise desk.example.org",
         "stoker serve --accept-code /srv/git/project.git:main",
         "stoker serve --install",
@@ -83,6 +90,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         return install_serve(call, given) if given["install"] else uninstall_serve(call)
     options = ServeOptions(
         db=given["db"] or "",
+        objects=given["objects"] or "",
         listen=given["listen"] or "",
         cluster=_path(call, given["cluster"]),
         manifest=_path(call, given["manifest"]),
@@ -108,7 +116,7 @@ def _announce(out: CliOutput, ready: ListeningCoordinator) -> None:
     for line in ready.files.notes:
         out.line(f"  {line}")
     times = ready.times
-    out.line(f"serving {ready.url}, {ready.database}")
+    out.line(f"serving {ready.url}, {ready.database}" + (f", objects in {ready.objects}" if ready.objects else ""))
     out.line(
         f"lease {format_duration(times.lease_s)}, heartbeat {format_duration(times.heartbeat_s)}; "
         + ("only this user on this machine" if ready.is_open else "TLS from the fleet's own CA")

@@ -94,6 +94,10 @@ from stoker.protocol.tree_messages import (
     DigestsRequest,
     MissingDigests,
     PackResponse,
+    PartsRequest,
+    PartsResponse,
+    PassRequest,
+    PassResponse,
     SourcesRequest,
     SourcesResponse,
     TreeRequest,
@@ -566,6 +570,23 @@ class FleetClient:
         with closing(self.transport.open(request)) as reply:
             pieces = _Pieces(lambda: self.transport.read(reply, _PIECE_BYTES))
             yield read_frames(pieces.read, requested=frozenset(digests))
+
+    def pass_to_send(self, digest: str, size_bytes: int) -> PassResponse:
+        """Return how to send an object, or a part of one, to the object store of the coordinator."""
+        return self._ask(f"/v1/objects/{part(digest)}/pass", PassResponse, PassRequest(size_bytes=size_bytes))
+
+    def passes_to_fetch(self, digest: str, *, is_doubted: bool = False) -> PassResponse:
+        """Return how to fetch an object from the object store of the coordinator. Raises `NotFound`.
+
+        `is_doubted`: its bytes were wrong, and are to be checked there first.
+        """
+        path, query = f"/v1/objects/{part(digest)}/passes", {"doubted": int(is_doubted)}
+        return self._ask(path, PassResponse, method="GET", query=query)
+
+    def name_parts(self, digest: str, parts: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+        """Name an object whose parts were sent by passes; return the parts that are missing."""
+        body = PartsRequest(parts=tuple(parts))
+        return self._ask(f"/v1/objects/{part(digest)}/parts", PartsResponse, body).missing
 
     def object_address(self, sha256: str) -> tuple[str, dict[str, str]]:
         """Return the URL of an object's bytes and the headers to send, for a caller that fetches it itself."""

@@ -69,6 +69,48 @@ class TreeView(WireMessage):
     """The machines that have it too."""
 
 
+class PassRequest(WireMessage):
+    """An object or a part of one is about to be sent to the object store."""
+
+    size_bytes: Count
+
+
+class PassView(WireMessage):
+    """A presigned URL for one object or part; valid for minutes, with one method."""
+
+    digest: str
+    size_bytes: Count
+    url: str
+    headers: dict[str, str] = {}
+    """To be sent as they are."""
+
+
+class PassResponse(WireMessage):
+    """Passes for the requested bytes."""
+
+    is_direct: bool
+    """False: the bytes go through the coordinator."""
+    passes: tuple[PassView, ...] = ()
+    """To send: one; none if the bytes are there, or are more than a part. To fetch: one for each part, in order."""
+    is_known: bool = False
+    """The whole object is stored: nothing has to be sent."""
+    part_bytes: Count = 0
+    """Maximum size of a part."""
+
+
+class PartsRequest(WireMessage):
+    """An object was sent by passes: the parts of it, in order."""
+
+    parts: Annotated[tuple[tuple[JobId, Count], ...], Field(min_length=1, max_length=1 << 20)]
+
+
+class PartsResponse(WireMessage):
+    """Whether the object is stored."""
+
+    missing: tuple[str, ...] = ()
+    """Parts that are not there; the object is not stored then."""
+
+
 class SourcesRequest(WireMessage):
     """A worker is about to fetch trees and needs their sources."""
 

@@ -69,6 +69,7 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("POST", r"/v1/contents/fetch", _READERS_AND_WORKERS),
     ("POST", r"/v1/contents(?:/missing)?", _SUBMITTERS_AND_WORKERS),
     ("POST|PUT", r"/v1/trees/.*", _SUBMITTERS_AND_WORKERS),
+    ("POST", r"/v1/objects/.*", _SUBMITTERS_AND_WORKERS),
     ("GET|HEAD", r"/v1/(?:objects|trees)/.*", _READERS_AND_WORKERS),
     # The number of pending jobs: for a worker that exits when none is left.
     ("GET", r"/v1/status", _READERS_AND_WORKERS),

@@ -59,6 +59,7 @@ from stoker.protocol.operator_messages import (
     ExecResponse,
     ExecSize,
 )
+from stoker.protocol.tree_messages import PartsRequest, PartsResponse, PassRequest, PassResponse, PassView
 from stoker.protocol.view_messages import (
     MOST_FILE_BYTES,
     MOST_LISTED,
@@ -73,6 +74,8 @@ from stoker.protocol.view_messages import (
     UploadRequest,
     UploadResponse,
 )
+from stoker.store.objects.s3_passes import Pass
+from stoker.store.objects.seam import Condition
 
 MOST_WAIT_S = 60.0
 
@@ -100,6 +103,9 @@ class FileRoutes:
             416: {"description": "Beyond its end"},
         }
         found: dict[str, Any] = {"response_class": Response, "responses": {**BYTES_ANSWER, **ranges}}
+        add("/v1/objects/{sha256}/pass", self.pass_to_send, methods=["POST"], response_model=PassResponse)
+        add("/v1/objects/{sha256}/passes", self.passes_to_fetch, methods=["GET"], response_model=PassResponse)
+        add("/v1/objects/{sha256}/parts", self.name_parts, methods=["POST"], response_model=PartsResponse)
         add("/v1/objects/{sha256}", self.object, methods=["GET"], **found)
         add("/v1/objects/{sha256}", self.object, methods=["HEAD"], name="object_head", **found)
 
@@ -170,6 +176,55 @@ class FileRoutes:
         await self._context.keep(bundles.finish, upload, owner=owner_of(who))
         return answer(UploadResponse(id=upload, offset=found.size_bytes, is_known=True))
 
+    async def pass_to_send(self, sha256: str, asked: PassRequest, who: Who) -> Response:
+        """Return a pass to send an object, or a part of one, to the object store; or that all goes through here."""
+        self._context.check_any_lease(who)
+        return answer(await self._context.keep(self._pass_to_send, sha256, asked.size_bytes))
+
+    def _pass_to_send(self, sha256: str, size_bytes: int) -> PassResponse:
+        keeping = self._context.keeping
+        if keeping.direct is None:
+            return PassResponse(is_direct=False)
+        digest, part_bytes = keeping.bundles.check_coming(sha256, size_bytes), keeping.direct.part_bytes
+        if keeping.bundles.is_known(digest):
+            return PassResponse(is_direct=True, part_bytes=part_bytes, is_known=True)
+        made = keeping.direct.pass_to_put(digest, size_bytes) if size_bytes <= part_bytes else None
+        return PassResponse(is_direct=True, part_bytes=part_bytes, passes=() if made is None else (_shown(made),))
+
+    async def passes_to_fetch(self, sha256: str, doubted: Annotated[int, Query(ge=0, le=1)] = 0) -> Response:
+        """Return passes to fetch an object from the object store; if it is doubted, its bytes are checked first."""
+        return answer(await self._context.keep(self._passes_to_fetch, sha256, is_doubted=bool(doubted)))
+
+    def _passes_to_fetch(self, sha256: str, *, is_doubted: bool) -> PassResponse:
+        keeping = self._context.keeping
+        if keeping.direct is None:
+            return PassResponse(is_direct=False)
+        if keeping.has_archive(sha256) is None:
+            self._contents.missed(sha256)
+            raise NotFound(f"no object {sha256[:12]} is stored", hint="it was never sent, or was pruned")
+        passes = keeping.direct.passes_to_get(Digest(sha256))
+        # Only of several parts: the store itself has checked a single one.
+        if is_doubted and len(passes) > 1 and keeping.objects.verify(Digest(sha256)) is not Condition.WHOLE:
+            self._contents.missed(sha256)
+            raise NotFound(f"object {sha256[:12]} had wrong parts and was removed", hint="send it again")
+        part_bytes = keeping.direct.part_bytes
+        return PassResponse(is_direct=bool(passes), part_bytes=part_bytes, passes=tuple(map(_shown, passes)))
+
+    async def name_parts(self, sha256: str, asked: PartsRequest, who: Who) -> Response:
+        """Name an object whose parts were sent to the object store; the answer lists parts that are not there."""
+        self._context.check_any_lease(who)
+        return answer(await self._context.keep(self._name_parts, sha256, asked))
+
+    def _name_parts(self, sha256: str, asked: PartsRequest) -> PartsResponse:
+        keeping = self._context.keeping
+        if keeping.direct is None:
+            raise BadInput("this coordinator has no object store", hint="send the object to the coordinator")
+        digest = keeping.bundles.check_coming(sha256, sum(size for _, size in asked.parts))
+        if keeping.bundles.is_known(digest):
+            return PartsResponse()
+        parts = tuple((Digest(part), size) for part, size in asked.parts)
+        return PartsResponse(missing=keeping.direct.name_parts(digest, parts))
+
     async def object(self, request: Request, sha256: str) -> Response:
         """Return an object's bytes, or a range of them."""
         context = self._context
@@ -236,6 +291,10 @@ def _meant(ref: str, tries: tuple[AttemptView, ...], attempt: int | None) -> tup
     if one is None:
         raise NotFound(f"job {ref!r} had no attempt {attempt}", hint=f"its last one is {tries[-1].number}")
     return one.number, bool(one.ending)
+
+
+def _shown(made: Pass) -> PassView:
+    return PassView(digest=made.digest, size_bytes=made.size_bytes, url=made.url, headers=dict(made.headers))
 
 
 class RetentionRoutes:

@@ -32,6 +32,8 @@ class ServeOptions:
     lease_s: float | None = None
     heartbeat_s: float | None = None
     events_kept_s: float | None = None
+    objects: str = ""
+    """`s3://BUCKET/PREFIX`; empty: where they are, by default on the coordinator's own disk."""
     upload_limit_bytes: int | None = None
     """Of one tree, one file of it, or one result or checkpoint."""
     token_file: str = ""
@@ -54,6 +56,8 @@ class ListeningCoordinator:
     url: str
     database: str
     """Its kind and address, without secrets."""
+    objects: str
+    """Where its objects are, if not on its own disk."""
     token_file: str
     """Where the operator's token is; empty: only the environment has it."""
     socket: str
@@ -72,6 +76,7 @@ class ListeningCoordinator:
         return {
             "url": self.url,
             "database": self.database,
+            "objects": self.objects,
             "token_file": self.token_file,
             "socket": self.socket,
             "is_open": self.is_open,

@@ -78,9 +78,12 @@ class IngestRecord:
 
 
 class ModelView:
-    """The view below one folder; `place_of` returns the path of an object."""
+    """The view below one folder; `place_of` returns the path of an object.
 
-    def __init__(self, folder: str, place_of: Callable[[Digest], str]) -> None:
+    Without it, because objects are not on this machine, there are no links, only the index.
+    """
+
+    def __init__(self, folder: str, place_of: Callable[[Digest], str] | None) -> None:
         self.folder = folder
         self.index = os.path.join(folder, "index.jsonl")
         self._place_of = place_of
@@ -157,23 +160,19 @@ class ModelView:
 
     def _link(self, one: IngestRecord) -> None:
         link = self.link_of(one)
-        if os.path.lexists(link):
+        if self._place_of is None or os.path.lexists(link):
             return
         with translated(link):
             os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
             if one.archive_sha256:
-                self._link_to(one.archive_sha256, link)
+                _link_to(self._place_of(Digest(one.archive_sha256)), link)
             elif one.listing:
-                self._link_files(one, link)
+                self._link_files(one, link, self._place_of)
 
-    def _link_to(self, digest: str, link: str) -> None:
-        # Relative, so that the whole folder may be moved.
-        os.symlink(os.path.relpath(self._place_of(Digest(digest)), os.path.dirname(link)), link)
-
-    def _link_files(self, one: IngestRecord, folder: str) -> None:
+    def _link_files(self, one: IngestRecord, folder: str, place_of: Callable[[Digest], str]) -> None:
         """Make a folder of links to the files of a tree. One that was pruned meanwhile is not shown."""
         with suppress(StokerError, FileNotFoundError):
-            with open_regular(self._place_of(Digest(one.listing))) as file:
+            with open_regular(place_of(Digest(one.listing))) as file:
                 data = file.read(_LARGEST_LISTING_BYTES + 1)
             if len(data) > _LARGEST_LISTING_BYTES:
                 return
@@ -187,8 +186,13 @@ class ModelView:
                 if entry.link_to is not None:
                     os.symlink(entry.link_to, link)
                 else:
-                    self._link_to(entry.sha256, link)
+                    _link_to(place_of(entry.sha256), link)
             os.rename(part, folder)
+
+
+def _link_to(place: str, link: str) -> None:
+    # Relative, so that the whole folder may be moved.
+    os.symlink(os.path.relpath(place, os.path.dirname(link)), link)
 
 
 def _folder_name(model: str, mode: str) -> str:

@@ -12,7 +12,7 @@ import io
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -23,6 +23,7 @@ from stoker.coordinator.storage.attempt_files import (
     CoordinatorStorageLimits,
 )
 from stoker.coordinator.storage.models import ModelView
+from stoker.coordinator.storage.object_place import STORE_NAME, open_objects, read_place
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import BadInput, HashMismatch, NoSpace, NotFound, TooLarge, Unavailable
@@ -31,7 +32,7 @@ from stoker.core.text import format_size
 from stoker.host.durable import remove_tree
 from stoker.host.resources import free_bytes
 from stoker.store.local_store import LocalStore
-from stoker.store.objects.local import LocalObjects
+from stoker.store.objects.s3 import S3Objects
 from stoker.store.objects.seam import Objects, PutOutcome, Upload
 
 _REMEMBERED = 10_000
@@ -71,8 +72,8 @@ class Bundles:
 
     def begin(self, sha256: str, size_bytes: int, *, owner: str = "") -> BundleUpload:
         """Start an upload, or return the owner's unfinished upload of the same bytes."""
-        digest = self._wanted(sha256, size_bytes)
-        if self._is_known(digest):
+        digest = self.check_coming(sha256, size_bytes)
+        if self.is_known(digest):
             return BundleUpload(id="", offset=size_bytes, is_known=True)
         key = (owner, sha256, size_bytes)
         with self._turn:
@@ -145,7 +146,7 @@ class Bundles:
         if self.is_going(sha256):
             raise Unavailable(f"object {sha256[:12]} is being removed", hint="send it again in a moment")
 
-    def _is_known(self, digest: Digest) -> bool:
+    def is_known(self, digest: Digest) -> bool:
         """Return True if it is here; update its age then, so that no prune removes it before a job names it."""
         if self._objects.size(digest) is None:
             return False
@@ -155,7 +156,8 @@ class Bundles:
             # Removed between the two calls: the empty body does not match the digest.
             return False
 
-    def _wanted(self, sha256: str, size_bytes: int) -> Digest:
+    def check_coming(self, sha256: str, size_bytes: int) -> Digest:
+        """Raise if an object may not be sent: `BadInput`, `TooLarge`, or `Unavailable` while a prune removes it."""
         if not is_digest(sha256):
             raise BadInput(f"not a digest: {sha256[:80]!r}", hint="it is written as 64 lower-case hex digits")
         most = self._limits.archive_bytes
@@ -183,22 +185,30 @@ class CoordinatorStorage:
         *,
         limits: CoordinatorStorageLimits | None = None,
         free_bytes: Callable[[str], int] = free_bytes,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """Open the storage below a folder; `environment` has the key of an object store, if it uses one."""
         self._free_bytes = free_bytes
         self.folder = folder
         self.limits = limits or CoordinatorStorageLimits()
         self.clock = clock
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        self._store = LocalStore(os.path.join(folder, "store"), clock=clock)
+        self._store = LocalStore(os.path.join(folder, STORE_NAME), clock=clock)
         self._store.open()
-        self.objects: Objects = LocalObjects(self._store, clock=clock)
+        self.objects: Objects = open_objects(folder, self._store, environment or {}, clock=clock)
+        self._remote = self.objects if isinstance(self.objects, S3Objects) else None
+        self.place = read_place(folder)
+        self.direct = self._remote if self.place.is_direct else None
+        """The object store with which machines exchange bytes directly; None: all go through the coordinator."""
         booted_s = clock.wall_s() - clock.boottime_s()
         self.attempt_files = AttemptFiles(os.path.join(folder, "attempts"), limits=self.limits, booted_s=booted_s)
-        self.bundles = Bundles(self.objects, limits=self.limits, check_room=self.check_room)
-        self.models = ModelView(os.path.join(folder, "models"), self._store.places.blob)
+        self.bundles = Bundles(self.objects, limits=self.limits, check_room=self.check_object_room)
+        self.models = ModelView(os.path.join(folder, "models"), None if self._remote else self._store.places.blob)
 
     def close(self) -> None:
         """Close the store."""
+        if self._remote is not None:
+            self._remote.close()
         self._store.close()
 
     def check_room(self, coming_bytes: int) -> None:
@@ -214,6 +224,11 @@ class CoordinatorStorage:
                 needed_bytes=coming_bytes,
                 free_bytes=free,
             )
+
+    def check_object_room(self, coming_bytes: int) -> None:
+        """Raise `NoSpace` if bytes of objects would not fit on the disk. An object store has room."""
+        if self._remote is None:
+            self.check_room(coming_bytes)
 
     def append(self, job: str, attempt: int, path: str, offset: int, data: bytes) -> int:
         """Append to a mirrored file: `AttemptFiles.append`."""

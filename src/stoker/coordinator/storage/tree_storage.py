@@ -165,7 +165,7 @@ class CoordinatorTrees:
         if sizes and lacking:
             by_digest = dict(zip(asked, sizes, strict=True))
             self._check_size(sum(by_digest.values()))
-            self._keeping.check_room(sum(by_digest[digest] for digest in lacking))
+            self._keeping.check_object_room(sum(by_digest[digest] for digest in lacking))
         return lacking
 
     def _check_size(self, size_bytes: int) -> None:
@@ -186,7 +186,7 @@ class CoordinatorTrees:
         files = dict(read_pack(pack))
         for digest in files:
             self._keeping.bundles.refuse_going(digest)
-        self._keeping.check_room(sum(map(len, files.values())))
+        self._keeping.check_object_room(sum(map(len, files.values())))
         new = self._objects.put_all(files.items())
         return new, len(files) - new
 
@@ -205,7 +205,7 @@ class CoordinatorTrees:
             if missing:
                 return kept
             self._keeping.bundles.refuse_going(digest)
-            self._keeping.check_room(listed.listing_bytes)
+            self._keeping.check_object_room(listed.listing_bytes)
             listing.seek(0)
             self._objects.put(digest, listing, size_bytes=listed.listing_bytes)
             self._records.keep(tree, listing=digest, files=kept.files, size_bytes=kept.size_bytes)

@@ -98,6 +98,10 @@ class Urllib3Transport:
         self._reached: set[str] = set()
         """The servers to which a connection was made."""
 
+    def outside_fleet(self) -> Urllib3Transport:
+        """Return a transport with the same settings for servers that are not of the fleet. Caller closes."""
+        return Urllib3Transport(changed(self._settings, fleet=None))
+
     def send(self, request: Request) -> HttpClientResponse:
         address = read_address(request.url)
         route = self._route(address)

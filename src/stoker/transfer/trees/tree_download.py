@@ -14,18 +14,19 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, Tree, TreeEntry, is_digest
-from stoker.core.errors import BadInput, Cancelled, HashMismatch, LockHeld, StokerError
+from stoker.core.errors import BadInput, Cancelled, HashMismatch, LockHeld, NotFound, StokerError
 from stoker.core.frozen import frozen
 from stoker.host.durable import NO_STEP, read_regular, remove_tree, translated, write_file
 from stoker.host.http.exchange import HttpClientResponse, Request, Transport
 from stoker.host.locks import FileLock
 from stoker.host.resources import check_space, free_bytes
-from stoker.protocol.tree_messages import MOST_LISTING_BYTES, PACKED_BYTES, in_packs
+from stoker.protocol.client import FleetClient
+from stoker.protocol.tree_messages import MOST_LISTING_BYTES, PACKED_BYTES, PassResponse, in_packs
 from stoker.store.archives.archive_members import files_of, read_listing
 from stoker.store.local_store import LocalStore
 from stoker.store.objects.local import keep_small
@@ -34,6 +35,7 @@ from stoker.store.trees import Heed, WalkedEntry
 from stoker.transfer.download.download import fetch_file
 from stoker.transfer.download.download_events import counting
 from stoker.transfer.download.types import DownloadRequest, DownloadStop, DownloadTimeouts, DownloadTools, TargetFile
+from stoker.transfer.trees.direct import DirectFetcher, direct_transport
 from stoker.transfer.trees.holdings import held_tree, hold_tree, sweep_incoming
 from stoker.transfer.trees.tree_sources import (
     TreeRoute,
@@ -43,6 +45,7 @@ from stoker.transfer.trees.tree_sources import (
 )
 
 LISTING = ".listing"
+PARTS = ".parts"
 _LOCK_WAIT_S = 0.5
 _PARTIAL_SILENCE_S = 20.0
 _PARTIAL_PAUSE_S = 0.1
@@ -237,10 +240,31 @@ class _Receiving:
             self._route.worked()
 
         def fetch(source: TreeSource) -> None:
-            url, headers = source.client.object_address(digest)
+            # Other machines of the fleet have no object store.
+            offered = _offered(source.client, digest) if not source.machine else None
+            if offered is None:
+                url, headers = source.client.object_address(digest)
+                fetch_from(url, headers, source.client.http)
+                return
+            with closing(direct_transport(source.client)) as transport:
+                if len(offered.passes) == 1:
+                    fetch_from(offered.passes[0].url, dict(offered.passes[0].headers), transport)
+                    return
+                path = self._place(f"{digest}{PARTS}")
+                fetcher = DirectFetcher(source.client, transport, digest, stop=self._stop, clock=self._clock, heed=came)
+                fetcher.run(offered, path)
+                keep(path)
+
+        def keep(path: str) -> None:
+            with translated(path):
+                info = os.lstat(path)
+            self._on_step("keep")
+            self._store.keep([WalkedEntry(TreeEntry(digest, size_bytes, digest), path, info)], {})
+
+        def fetch_from(url: str, headers: dict[str, str], transport: Transport) -> None:
             wanted = DownloadRequest(url=url, label=digest[:12], size_bytes=size_bytes, sha256=digest, headers=headers)
             tools = DownloadTools(
-                transport=_Apart(source.client.http),
+                transport=_Apart(transport),
                 clock=self._clock,
                 free_bytes=free_bytes,
                 jitter=random.SystemRandom().random,
@@ -248,10 +272,7 @@ class _Receiving:
                 on_step=self._on_step,
             )
             fetched = fetch_file(wanted, landing, tools=tools, patience=_PATIENCE, stop=self._stop)
-            with translated(fetched.path):
-                info = os.lstat(fetched.path)
-            self._on_step("keep")
-            self._store.keep([WalkedEntry(TreeEntry(digest, size_bytes, digest), fetched.path, info)], {})
+            keep(fetched.path)
 
         self._route.take(fetch)
 
@@ -265,6 +286,16 @@ class _Receiving:
 
     def _place(self, name: str) -> str:
         return os.path.join(self._store.places.incoming, name)
+
+
+def _offered(client: FleetClient, digest: str) -> PassResponse | None:
+    """Return how to fetch an object from the object store; None if it comes from the coordinator."""
+    try:
+        offered = client.passes_to_fetch(digest)
+    except NotFound:
+        # It has no such object, or is of an earlier version.
+        return None
+    return offered if offered.is_direct else None
 
 
 class _Apart:

@@ -13,6 +13,7 @@ import io
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import BinaryIO, Protocol, TypeVar
 
@@ -31,12 +32,13 @@ from stoker.core.errors import (
 from stoker.core.frozen import frozen
 from stoker.host.durable import open_regular, translated
 from stoker.protocol.client import FleetClient
-from stoker.protocol.tree_messages import MOST_DIGESTS, PACKED_BYTES, frame, in_packs
+from stoker.protocol.tree_messages import MOST_DIGESTS, PACKED_BYTES, PassResponse, frame, in_packs
 from stoker.protocol.view_messages import UploadResponse
 from stoker.store.archives.archive_members import check_tree, files_of, listing_bytes
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
 from stoker.store.trees import Heed
+from stoker.transfer.trees.direct import DirectSender, direct_transport
 from stoker.transfer.trees.tree_download import TreeFetchEstimate
 from stoker.transfer.trees.tree_sources import StopEvent, TransferBackoff, do_all, is_later
 
@@ -252,6 +254,8 @@ class _FileUpload:
         self._offset = 0
         self._mismatches = 0
         self._restarts = 0
+        self._is_direct: bool | None = None
+        """Bytes go to the coordinator's object store; None: not known yet."""
 
     def run(self) -> bool:
         """Send the file; return False if the coordinator had it.
@@ -276,6 +280,18 @@ class _FileUpload:
 
     def _resume(self, descriptor: int, worked: Callable[[], None]) -> bool:
         entry = self._entry
+        if self._is_direct is not False:
+            try:
+                offered = self._client.pass_to_send(entry.sha256, entry.size_bytes)
+            except NotFound:
+                # A coordinator of an earlier version.
+                offered = PassResponse(is_direct=False)
+            self._is_direct = offered.is_direct
+            if offered.is_known:
+                return False
+            if offered.is_direct:
+                self._send_direct(descriptor, offered.part_bytes)
+                return True
         if self._upload is None:
             begun = self._client.begin_upload(entry.sha256, entry.size_bytes)
             if begun.is_known:
@@ -294,6 +310,11 @@ class _FileUpload:
             worked()
         self._client.finish_upload(self._upload.id)
         return True
+
+    def _send_direct(self, descriptor: int, part_bytes: int) -> None:
+        with closing(direct_transport(self._client)) as transport:
+            sender = DirectSender(self._client, transport, self._entry, stop=self._stop, heed=self._heed)
+            sender.run(descriptor, part_bytes)
 
     def _may_retry_after(self, error: StokerError) -> bool:
         """Note what went wrong; return True to try again."""

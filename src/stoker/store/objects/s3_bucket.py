@@ -1,0 +1,134 @@
+"""Requests of the coordinator to an S3 store, by obstore. `s3_faults` judges each error; some are retried."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import TypeVar
+
+from stoker.core.clock import Clock
+from stoker.core.errors import MissingExtra, StokerError
+from stoker.core.retry import pause_s
+from stoker.host.install import pip_install
+from stoker.store.objects.s3_faults import S3Meaning, judge_fault, read_fault
+from stoker.store.objects.s3_passes import S3Site
+
+_TRIES = 4
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+_CONNECT_S = 10
+_REQUEST_S = 120
+"""Of one request with all of its bytes: 64 MiB at 0.5 MiB/s."""
+
+T = TypeVar("T")
+
+
+class S3Bucket:
+    """One site. Thread-safe."""
+
+    def __init__(self, site: S3Site, *, clock: Clock, request_s: float = _REQUEST_S) -> None:
+        try:
+            import obstore  # noqa: PLC0415 - needed with an S3 store only
+            from obstore.store import S3Store  # noqa: PLC0415 - as above
+        except ImportError:
+            raise MissingExtra("S3 needs obstore", hint=pip_install("stoker[s3]"), extra="s3") from None
+        self.site = site
+        self._clock = clock
+        self._library = obstore
+        self._store = S3Store(
+            site.bucket,
+            prefix=site.prefix or None,
+            endpoint=site.endpoint,
+            region=site.region,
+            access_key_id=site.keys.id,
+            secret_access_key=site.keys.secret,
+            config={"session_token": site.keys.session} if site.keys.session else None,
+            virtual_hosted_style_request=False,
+            checksum_algorithm="SHA256",
+            client_options={
+                "allow_http": site.endpoint.startswith("http://"),
+                "connect_timeout": timedelta(seconds=_CONNECT_S),
+                "timeout": timedelta(seconds=request_s),
+            },
+            # Retries are ours, so that every error is judged in one place.
+            retry_config={"max_retries": 0},
+        )
+
+    def put(self, name: str, data: bytes | memoryview) -> bool:
+        """Put an object if it is not there, durable on return; return False if it was there."""
+
+        def once() -> bool:
+            self._library.put(self._store, name, bytes(data), mode="create", use_multipart=False)
+            return True
+
+        return self._do(once, exists=lambda: False)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put an object in any case."""
+        self._do(lambda: self._library.put(self._store, name, data, use_multipart=False))
+
+    def size(self, name: str) -> int | None:
+        """Return the size of an object; None if it is not there."""
+        return self._do(lambda: int(self._library.head(self._store, name)["size"]), missing=lambda: None)
+
+    def get(self, name: str, *, start: int = 0, length: int | None = None) -> bytes | None:
+        """Return an object or a range of it; None if it is not there."""
+        if length == 0:
+            return b""
+
+        def once() -> bytes:
+            if length is None:
+                return bytes(self._library.get(self._store, name).bytes())
+            return bytes(self._library.get_range(self._store, name, start=start, length=length))
+
+        return self._do(once, missing=lambda: None)
+
+    def stream(self, name: str, *, start: int, length: int) -> Iterator[bytes] | None:
+        """Return a range of an object in pieces; None if it is not there. A piece may raise what `fault` translates."""
+
+        def once() -> Iterator[bytes]:
+            found = self._library.get(self._store, name, options={"range": (start, start + length)})
+            return (bytes(piece) for piece in found.stream(min_chunk_size=1 << 20))
+
+        return self._do(once, missing=lambda: None)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects; those that are not there do not matter."""
+        for name in names:
+            self._do(lambda name=name: self._library.delete(self._store, name), missing=lambda: None)  # type: ignore[misc]
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int, float]]:
+        """Return name, size and time of change of the objects below a prefix."""
+        for page in self._library.list(self._store, prefix):
+            for one in page:
+                yield one["path"], one["size"], one["last_modified"].timestamp()
+
+    def fault(self, error: Exception) -> StokerError:
+        """Return our error for an error of the library."""
+        return judge_fault(read_fault(str(error)), self.site.url).error
+
+    def _do(
+        self,
+        once: Callable[[], T],
+        *,
+        exists: Callable[[], T] | None = None,
+        missing: Callable[[], T] | None = None,
+    ) -> T:
+        failures = 0
+        while True:
+            try:
+                return once()
+            except StokerError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the library's errors have several roots
+                verdict = judge_fault(read_fault(str(error)), self.site.url)
+            if verdict.meaning is S3Meaning.EXISTS and exists is not None:
+                return exists()
+            if verdict.meaning is S3Meaning.MISSING and missing is not None:
+                return missing()
+            failures += 1
+            if verdict.meaning is not S3Meaning.RETRY or failures >= _TRIES:
+                raise verdict.error
+            chance = random.SystemRandom().random()
+            self._clock.sleep(pause_s(failures - 1, chance, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S))

@@ -1,0 +1,253 @@
+"""Trees in a real S3 store (SeaweedFS), sent and fetched by passes: wrong bytes, cuts, busy stores, expired passes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stoker.coordinator.storage.object_place import choose_place, move_objects, read_place
+from stoker.coordinator.storage.storage import CoordinatorStorage
+from stoker.core.clock import SystemClock
+from stoker.core.digests import Digest, Tree, digest_bytes
+from stoker.core.errors import AuthRefused, BadInput, Cancelled, Conflict, HashMismatch, NotFound
+from stoker.host.http.client import Urllib3Transport
+from stoker.host.http.exchange import HttpSettings
+from stoker.protocol.tree_messages import PassView
+from stoker.store.local_store import LocalStore
+from stoker.store.trees import scan_tree
+from stoker.transfer.download.types import DownloadStop
+from stoker.transfer.trees import direct
+from stoker.transfer.trees.direct import put
+from stoker.transfer.trees.tree_download import receive_tree
+from stoker.transfer.trees.tree_sources import CoordinatorSource
+from stoker.transfer.trees.tree_upload import FolderFileSource, send_tree
+from tests.servers.coordinator import Fleet, coordinator
+from tests.servers.s3_proxy import S3Proxy
+from tests.servers.seaweed import SeaweedServer
+
+CLOCK = SystemClock()
+PART = 1 << 20
+LARGE = 6 * PART + 17
+LISTING = 4096
+
+
+@pytest.fixture
+def proxy(seaweed: SeaweedServer) -> Iterator[S3Proxy]:
+    with S3Proxy(seaweed.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def fleet(sqlite_template: Path, tmp_path: Path, seaweed: SeaweedServer, proxy: S3Proxy) -> Iterator[Fleet]:
+    environment = seaweed.environment(endpoint=proxy.endpoint)
+    choose_place(str(tmp_path / "fleet"), seaweed.new_url(), environment, clock=CLOCK)
+    assert read_place(str(tmp_path / "fleet")).is_direct
+    path = tmp_path / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with coordinator(f"sqlite:///{path}", tmp_path, environment=environment) as fleet:
+        assert fleet.keeping.direct is not None
+        fleet.keeping.direct.part_bytes = PART
+        proxy.put_bytes = 0
+        yield fleet
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    root = tmp_path / "data"
+    root.mkdir()
+    for number in range(5):
+        (root / f"{number}.txt").write_bytes(os.urandom(3000))
+    (root / "large.bin").write_bytes(os.urandom(LARGE))
+    (root / "middle.bin").write_bytes(os.urandom(PART - 5))
+    (root / "one_part.bin").write_bytes(os.urandom(PART + 1))
+    return root
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    store = LocalStore(str(tmp_path / "store"), clock=CLOCK)
+    store.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def transport() -> Iterator[Urllib3Transport]:
+    with closing(Urllib3Transport(HttpSettings())) as transport:
+        yield transport
+
+
+def send(fleet: Fleet, root: Path) -> Tree:
+    tree = scan_tree(str(root))
+    send_tree(fleet.client(), tree, FolderFileSource(str(root)))
+    return tree
+
+
+def fetch(fleet: Fleet, tree: Tree, store: LocalStore) -> None:
+    source = CoordinatorSource(fleet.client())
+    assert receive_tree(source, tree.digest(), store, stop=DownloadStop(), clock=CLOCK).tree == tree
+    for entry in tree.entries:
+        assert digest_bytes(Path(store.blob(entry)).read_bytes()) == entry.sha256
+
+
+def offered(fleet: Fleet, data: bytes) -> PassView:
+    return fleet.client().pass_to_send(digest_bytes(data), len(data)).passes[0]
+
+
+def test_a_tree_goes_to_the_store_and_comes_back(fleet, data, store, proxy):
+    tree = send(fleet, data)
+    # Small files travel in packs, through the coordinator; nothing is on its disk.
+    assert LARGE + PART + 1 <= proxy.put_bytes < LARGE + PART + LISTING
+    assert not list(Path(fleet.keeping.folder, "store", "blobs").rglob("?" * 64))
+    fetch(fleet, tree, store)
+    # A second tree with the same files sends none of them.
+    proxy.put_bytes = 0
+    (data / "new.txt").write_bytes(b"new")
+    send(fleet, data)
+    assert proxy.put_bytes < LISTING
+
+
+def test_the_store_refuses_other_bytes_and_a_changed_pass(fleet, transport):
+    right = os.urandom(PART)
+    by = offered(fleet, right)
+    with pytest.raises(HashMismatch):
+        put(transport, by, right[::-1])
+    with pytest.raises(AuthRefused):
+        put(transport, by, right[:-1])
+    for changed in ({"if-none-match": "x"}, {"x-amz-checksum-sha256": "A" * 43 + "="}):
+        other = PassView(digest=by.digest, size_bytes=PART, url=by.url, headers={**by.headers, **changed})
+        with pytest.raises(AuthRefused):
+            put(transport, other, right)
+    elsewhere = PassView(digest="", size_bytes=PART, url=by.url.replace(by.digest, "0" * 64), headers=by.headers)
+    with pytest.raises(AuthRefused):
+        put(transport, elsewhere, right)
+    assert fleet.client().name_parts(by.digest, [(by.digest, PART)]) == (by.digest,)
+    put(transport, by, right)
+    # Already there: not an error, and not replaced.
+    put(transport, by, right)
+    assert fleet.client().name_parts(by.digest, [(by.digest, PART)]) == ()
+    assert fleet.keeping.has_archive(by.digest) == PART
+
+
+def test_an_expired_pass_is_refused(fleet, transport):
+    data = os.urandom(100)
+    digest = digest_bytes(data)
+    made = fleet.keeping.direct.site.pass_to_put(f"objects/{digest}", digest, 100, now_s=CLOCK.wall_s() - 3600)
+    by = PassView(digest=digest, size_bytes=100, url=made.url, headers=dict(made.headers))
+    with pytest.raises(AuthRefused):
+        put(transport, by, data)
+
+
+def test_a_second_try_sends_only_what_is_missing(fleet, data, proxy, store):
+    tree = scan_tree(str(data))
+    stop = threading.Event()
+
+    def heed(_count: int) -> None:
+        if proxy.put_bytes >= LARGE // 2:
+            stop.set()
+
+    with pytest.raises(Cancelled):
+        send_tree(fleet.client(), tree, FolderFileSource(str(data)), stop=stop, heed=heed)
+    before = proxy.put_bytes
+    send(fleet, data)
+    assert LARGE + PART + 1 <= proxy.put_bytes < LARGE + PART + LISTING
+    assert proxy.put_bytes - before <= (LARGE + PART + 1) // 2 + direct.LANES * PART
+    fetch(fleet, tree, store)
+
+
+@pytest.mark.parametrize("fault", ["503", "drop", "cut", "flip"])
+def test_a_store_that_fails_every_third_request_delays_and_harms_nothing(fleet, data, store, proxy, fault):
+    counts = {"PUT": 0, "GET": 0}
+
+    def every_third(method: str, path: str) -> str:
+        if "/objects/" not in path or method not in counts:
+            return "pass"
+        counts[method] += 1
+        is_meant = fault in {"503", "drop"} or method == {"cut": "GET", "flip": "PUT"}[fault]
+        return fault if counts[method] % 3 == 1 and is_meant else "pass"
+
+    proxy.fault = every_third
+    tree = send(fleet, data)
+    fetch(fleet, tree, store)
+
+
+def test_the_writer_of_the_queue_does_not_wait_for_the_store(fleet, data, proxy):
+    tree = send(fleet, data)
+    asked = len(proxy.requests)
+    for entry in tree.entries:
+        assert fleet.keeping.has_archive(entry.sha256) == entry.size_bytes
+    assert fleet.keeping.has_archive("0" * 64) is None
+    assert len(proxy.requests) == asked
+
+
+def test_parts_that_are_not_the_file_are_found_by_a_reader_and_removed(fleet, data, store, transport):
+    client = fleet.client()
+    parts = [os.urandom(PART), os.urandom(PART)]
+    for part in parts:
+        put(transport, offered(fleet, part), part)
+    lie = scan_tree(str(data))
+    entry = next(entry for entry in lie.entries if entry.path == "one_part.bin")
+    assert client.name_parts(entry.sha256, [(digest_bytes(part), PART) for part in parts]) == ()
+    with pytest.raises(HashMismatch):
+        direct.DirectFetcher(
+            client, transport, entry.sha256, stop=DownloadStop(), clock=CLOCK, heed=lambda _: None
+        ).run(client.passes_to_fetch(entry.sha256), str(data.parent / "file"))
+    assert fleet.keeping.has_archive(entry.sha256) is None
+    fetch(fleet, send(fleet, data), store)
+
+
+def test_parts_are_checked_before_they_are_named(fleet):
+    client, digest = fleet.client(), "1" * 64
+    with pytest.raises(BadInput):
+        client.name_parts(digest, [("2" * 64, 5)])
+    with pytest.raises(BadInput):
+        client.name_parts(digest, [("2" * 64, PART + 1), ("3" * 64, 1)])
+    assert client.name_parts(digest, [("2" * 64, 5), ("3" * 64, 1)]) == ("2" * 64, "3" * 64)
+    with pytest.raises(NotFound):
+        client.passes_to_fetch(digest)
+
+
+def test_objects_move_to_a_bucket_and_back(tmp_path, seaweed):
+    folder, environment, url = str(tmp_path / "fleet"), seaweed.environment(), seaweed.new_url()
+    files = {digest_bytes(data): data for data in (b"", b"small", os.urandom(3 * PART))}
+    with closing(CoordinatorStorage(folder, CLOCK)) as keeping:
+        for digest, data in files.items():
+            keeping.objects.put_all([(digest, data)])
+    with pytest.raises(Conflict) as refused:
+        choose_place(folder, url, environment, clock=CLOCK)
+    assert f"stoker admin objects move --to {url}" in refused.value.hint
+    moved = move_objects(folder, url, environment, clock=CLOCK)
+    assert (moved.objects, moved.known) == (3, 0)
+    with closing(CoordinatorStorage(folder, CLOCK, environment=environment)) as keeping:
+        assert keeping.place.url == url
+        for digest, data in files.items():
+            with keeping.objects.open(Digest(digest)) as stream:
+                assert stream.read() == data
+        keeping.objects.put_all([(digest_bytes(b"later"), b"later")])
+    with pytest.raises(BadInput, match="no key"):
+        CoordinatorStorage(folder, CLOCK, environment={"HOME": str(tmp_path)})
+    back = move_objects(folder, "", environment, clock=CLOCK)
+    assert (back.objects, back.known) == (4, 3)
+    with closing(CoordinatorStorage(folder, CLOCK)) as keeping:
+        assert keeping.has_archive(digest_bytes(b"later")) == 5
+
+
+def test_a_prefix_belongs_to_one_coordinator(tmp_path, seaweed):
+    url, environment = seaweed.new_url(), seaweed.environment()
+    choose_place(str(tmp_path / "one"), url, environment, clock=CLOCK)
+    choose_place(str(tmp_path / "one"), url, environment, clock=CLOCK)
+    with pytest.raises(Conflict, match="another coordinator"):
+        choose_place(str(tmp_path / "two"), url, environment, clock=CLOCK)
+
+
+def test_a_wrong_key_is_refused_with_a_hint(tmp_path, seaweed):
+    environment = {**seaweed.environment(), "AWS_SECRET_ACCESS_KEY": "wrong"}
+    with pytest.raises(AuthRefused) as refused:
+        choose_place(str(tmp_path / "one"), seaweed.new_url(), environment, clock=CLOCK)
+    assert "AWS_ACCESS_KEY_ID" in refused.value.hint
+    assert "wrong" not in str(refused.value)
