@@ -19,7 +19,7 @@ from stoker.core.digests import Digest, digest_bytes
 from stoker.core.errors import BadInput, HashMismatch, LockHeld, NoSpace, NotFound, Refused
 from stoker.store.local_store import LocalStore
 from stoker.store.objects.local import LocalObjects
-from stoker.store.objects.s3 import INDEX_NAME, S3Objects
+from stoker.store.objects.s3 import S3Objects, index_name
 from stoker.store.objects.s3_bucket import S3Bucket
 from stoker.store.objects.s3_index import S3Index
 from stoker.store.objects.seam import Condition, PutOutcome
@@ -107,7 +107,7 @@ class S3Bench:
 
     def rot(self, digest: Digest) -> None:
         bucket = S3Bucket(self._site, clock=SystemClock())
-        found = S3Index(str(self._folder / INDEX_NAME)).find(digest)
+        found = S3Index(str(self._folder / index_name(self._site))).find(digest)
         assert found is not None
         name = f"objects/{found.parts[1][0] if found.parts else digest}"
         data = bytearray(bucket.get(name) or b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.storage.object_place import choose_place, move_objects, read_place
+from stoker.coordinator.storage.object_place import adopt_objects, choose_place, move_objects, read_place
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Digest, Tree, digest_bytes
@@ -235,6 +236,25 @@ def test_objects_move_to_a_bucket_and_back(tmp_path, seaweed):
     assert (back.objects, back.known) == (4, 3)
     with closing(CoordinatorStorage(folder, CLOCK)) as keeping:
         assert keeping.has_archive(digest_bytes(b"later")) == 5
+    # Elsewhere nothing is there yet.
+    assert move_objects(folder, seaweed.new_url(), environment, clock=CLOCK).known == 0
+    with closing(CoordinatorStorage(folder, CLOCK, environment=environment)) as keeping:
+        assert keeping.objects.open(digest_bytes(b"later")).read() == b"later"
+
+
+def test_a_lost_index_is_made_again_from_the_bucket(tmp_path, seaweed):
+    url, environment = seaweed.new_url(), seaweed.environment()
+    files = {digest_bytes(data): data for data in (b"", b"small", os.urandom(2 * PART))}
+    choose_place(str(tmp_path / "one"), url, environment, clock=CLOCK)
+    with closing(CoordinatorStorage(str(tmp_path / "one"), CLOCK, environment=environment)) as keeping:
+        keeping.objects.put_all(list(files.items())[:2])
+        for digest, data in list(files.items())[2:]:
+            keeping.objects.put(digest, io.BytesIO(data))
+    assert adopt_objects(str(tmp_path / "two"), url, environment, clock=CLOCK) == 3
+    with closing(CoordinatorStorage(str(tmp_path / "two"), CLOCK, environment=environment)) as keeping:
+        for digest, data in files.items():
+            with keeping.objects.open(digest) as stream:
+                assert stream.read() == data
 
 
 def test_a_prefix_belongs_to_one_coordinator(tmp_path, seaweed):

@@ -185,6 +185,9 @@ def move_objects(
         bucket_site = read_site(url or place.url, environment)
         with closing(S3Objects(store, bucket_site, folder=folder, clock=clock)) as remote:
             remote.claim(target_place.owner if url else place.owner)
+            if url:
+                # What is there now, whatever an earlier move has noted.
+                remote.rebuild()
             source: Objects = local if url else remote
             target: Objects = remote if url else local
             moved = _copy(source, target, on_object)

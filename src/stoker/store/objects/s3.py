@@ -39,7 +39,6 @@ from stoker.store.objects.staging import StagedObjects
 
 PART_BYTES = 64 << 20
 MARKER = "stoker.json"
-INDEX_NAME = "objects.db"
 _HEAD_BYTES = 40
 _DIGEST_BYTES = 32
 _TOUCHED_EVERY_S = 60.0
@@ -47,6 +46,11 @@ _SWEPT_EVERY_S = 86400.0
 _PACKS_IN_MEMORY = 4
 _LANES = 8
 _MOST_PARTS = 1 << 20
+
+
+def index_name(site: S3Site) -> str:
+    """Return the name of the index of a site: another bucket has another one."""
+    return f"objects-{digest_bytes(f'{site.endpoint} {site.url}'.encode())[:12]}.db"
 
 
 class S3Objects(StagedObjects):
@@ -66,11 +70,16 @@ class S3Objects(StagedObjects):
         self.site = site
         self.part_bytes = part_bytes
         self._bucket = S3Bucket(site, clock=clock)
-        self._index = S3Index(os.path.join(folder, INDEX_NAME))
+        index = os.path.join(folder, index_name(site))
+        is_new = not os.path.exists(index)
+        self._index = S3Index(index)
         self._turn = threading.RLock()
         self._memory = threading.Lock()
         self._packs: OrderedDict[str, bytes] = OrderedDict()
         self._swept_s = clock.monotonic_s()
+        if is_new:
+            # It was lost, or the bucket is new and empty.
+            self.rebuild()
 
     def close(self) -> None:
         """Close the index."""
