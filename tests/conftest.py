@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tests.servers.kubernetes_api import KubernetesApi
     from tests.servers.postgres import PostgresServer
     from tests.servers.ray_jobs import RayJobs
-    from tests.servers.slurm import SlurmCluster
     from tests.servers.seaweed import SeaweedServer
+    from tests.servers.slurm import SlurmCluster
 
 # What random examples find is for whoever went looking, not for whoever changes something else that day.
 # Nor how long one took: every stall of a machine would fail some property.
