@@ -246,7 +246,6 @@ class App:
 
     def launcher(self, backend: PoolBackend) -> Launcher:
         """Return what starts the workers of pools with this backend."""
-        from stoker.core.errors import NoBackend
         from stoker.core.pool import PoolBackend
         from stoker.host.command_runner import SubprocessRunner
         from stoker.launch.commands import HostCommands, public_environment
@@ -254,14 +253,36 @@ class App:
         from stoker.launch.slurm import SlurmLauncher
 
         settings = self.settings
+        if backend is PoolBackend.RAY:
+            return self._ray_launcher()
+        if backend is PoolBackend.KUBERNETES:
+            return self._kubernetes_launcher()
         runner = SubprocessRunner(public_environment(settings.environment))
         commands = HostCommands(runner, control_folder=settings.ssh_folder)
         folder = os.path.join(settings.state, "workers-launched")
         if backend in (PoolBackend.LOCAL, PoolBackend.SSH):
             return HostLauncher(commands, folder=folder, python=sys.executable)
-        if backend is PoolBackend.SLURM:
-            return SlurmLauncher(commands, folder=folder, python=sys.executable)
-        raise NoBackend(f"pools with the backend {backend} can't be started from here yet")
+        return SlurmLauncher(commands, folder=folder, python=sys.executable)
+
+    def _ray_launcher(self) -> Launcher:
+        from stoker.launch.ray import RayLauncher, read_ray_token
+
+        environment = self.settings.environment
+        home = environment.get("HOME") or os.path.expanduser("~")
+        # The token is for the cluster alone: no proxy gets it.
+        transport = self.open_transport(30.0, direct=("*",), connect_s=5.0)
+        return RayLauncher(transport, lambda: read_ray_token(environment, home))
+
+    def _kubernetes_launcher(self) -> Launcher:
+        from stoker.host.command_runner import SubprocessRunner
+        from stoker.launch.commands import HostCommands
+        from stoker.launch.kubernetes import KubernetesLauncher
+
+        settings = self.settings
+        # kubectl's credential plugins read secrets of the environment; pods inherit nothing of it.
+        environment = {name: value for name, value in settings.environment.items() if not name.startswith("STOKER")}
+        runner = SubprocessRunner(environment, most_bytes=16 << 20)
+        return KubernetesLauncher(HostCommands(runner, control_folder=settings.ssh_folder))
 
     def service(
         self, kind: ServiceKind, words: Sequence[str], *, called: str = "", grace_s: float = 0.0, after: str = ""
