@@ -59,6 +59,8 @@ class _Watched:
     pause_s: float = _FIRST_LOOK_S
     cancelled: set[str] = fresh(factory=set)
     """Allocations that this watcher cancelled."""
+    seen_over: set[str] = fresh(factory=set)
+    """Allocations that are over and whose files are not removed yet."""
     cleaned: set[str] = fresh(factory=set)
     problem: str = ""
     """The last error, which is logged once."""
@@ -185,6 +187,11 @@ class Watcher:
         """Compare rows with the backend if that is due, and write what changed."""
         now_s = self._clock.monotonic_s()
         rows = [one for one in view.allocations if one.pool == pool.name]
+        uncleaned = {one.id for one in rows if one.is_over} - watched.cleaned
+        if uncleaned - watched.seen_over:
+            # A worker has left: look soon, and remove its files.
+            watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, min(watched.look_at_s, now_s + _FIRST_LOOK_S)
+        watched.seen_over = uncleaned
         if now_s < watched.look_at_s:
             return
         launcher = self._launchers[pool.backend]
@@ -203,7 +210,8 @@ class Watcher:
         if found.cancels:
             launcher.cancel(pool, found.cancels)
         self._write(pool, moves)
-        over = [one for one in rows if one.is_over and one.id not in watched.cleaned]
+        running = {one.id for one in sightings if one.state is not AllocationState.ENDED}
+        over = [one for one in rows if one.id in uncleaned - running]
         if over:
             launcher.clean(pool, over)
             watched.cleaned.update(one.id for one in over)

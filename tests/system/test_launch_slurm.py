@@ -1,0 +1,181 @@
+"""Workers on a real Slurm: they start when jobs wait, run them, and leave; what Slurm ends costs a job nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from stoker.core.clock import SystemClock
+from stoker.core.frozen import changed
+from stoker.core.pool import Allocation, AllocationCause
+from stoker.host.http.client import Urllib3Transport
+from stoker.host.http.exchange import FleetIdentity, read_http_settings
+from stoker.protocol.client import FleetClient
+from stoker.protocol.view_messages import JobDetails
+from tests.servers.slurm import SlurmCluster
+
+T = TypeVar("T")
+CLOCK = SystemClock()
+POOL = """\
+pools:
+  - name: small
+    backend: slurm
+    each: {{ cpu_cores: 1 }}
+    folder: {folder}
+    python: {python}
+    wall: 10m
+    max: 4
+    backlog: 4
+    idle: 2s
+"""
+# Saves a checkpoint each step, and continues from it.
+COUNTER = """\
+import os, time
+import stoker_trainer as t
+at = t.resume()
+first = int(open(at).read()) + 1 if at else 0
+for step in range(first, 50):
+    time.sleep(0.2)
+    t.step(step, loss=1.0 / (step + 1), of=50)
+    with open("ckpt.txt.new", "w") as file:
+        file.write(str(step))
+    os.replace("ckpt.txt.new", "ckpt.txt")
+    t.saved("ckpt.txt")
+"""
+
+
+class Site:
+    """A coordinator and a watcher inside a cluster's namespaces."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.shared = folder / "shared"
+        self.shared.mkdir()
+        self.environment = {
+            **cluster.environment,
+            "HOME": str(folder),
+            "STOKER_HOME": str(folder / "home"),
+            "TMPDIR": str(folder / "node"),
+        }
+        (folder / "node").mkdir()
+        (folder / "cluster.yaml").write_text(POOL.format(folder=self.shared, python=sys.executable))
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def _inside(self, words: tuple[str, ...]) -> list[str]:
+        # Entering the namespace of mounts changes the folder.
+        enter = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.folder)]
+        return self.cluster.inside([*enter, sys.executable, "-m", "stoker", *words])
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        log = open(self.folder / f"{words[0]}.log", "ab")  # noqa: SIM115 - the child's
+        process = subprocess.Popen(
+            self._inside(words),
+            env=self.environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        log.close()
+        self._processes.append(process)
+        return process
+
+    def run(self, *words: str, check: bool = True) -> str:
+        done = subprocess.run(
+            self._inside(words),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0 or not check, done.stdout + done.stderr + self.logs()
+        return done.stdout
+
+    def allocations(self) -> tuple[Allocation, ...]:
+        return self.ask(lambda client: client.launch_view().allocations)
+
+    def details(self, name: str) -> JobDetails:
+        return self.ask(lambda client: client.job(name))
+
+    def ask(self, act: Callable[[FleetClient], T]) -> T:
+        """Ask the coordinator, from inside."""
+        state = self.folder / "home" / "state"
+        settings = read_http_settings({"no_proxy": "*"}, user_agent="test")
+        identity = FleetIdentity(ca_pem=(state / "authority" / "ca.pem").read_text())
+        with self.cluster.network(), closing(Urllib3Transport(changed(settings, fleet=identity))) as transport:
+            token = (state / "operator.token").read_text().strip()
+            return act(FleetClient(transport, "https://127.0.0.1:7717", clock=CLOCK, token=token))
+
+    def logs(self) -> str:
+        texts = [path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.log")]
+        return "\n---\n".join([*texts, *(path.read_text()[-2000:] for path in self.shared.glob("*/*.log"))])
+
+    def until(self, is_so: Callable[[], bool], otherwise: str, within_s: float = 60.0) -> None:
+        deadline_s = CLOCK.monotonic_s() + within_s
+        while not is_so():
+            assert CLOCK.monotonic_s() < deadline_s, f"{otherwise}\n{self.logs()}"
+            CLOCK.sleep(0.2)
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            # `nsenter` passes no signal on.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def site(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[Site]:
+    made = Site(slurm_cluster, tmp_path)
+    try:
+        made.start("serve", "--listen", "0.0.0.0:7717", "--cluster", "cluster.yaml", "--heartbeat", "1s", "--lease", "20s")
+        made.until(lambda: "operator's token" in (tmp_path / "serve.log").read_text(), "no coordinator")
+        yield made
+    finally:
+        made.close()
+
+
+def test_workers_come_when_jobs_wait_and_what_slurm_ends_costs_a_job_nothing(site: Site) -> None:
+    site.run("submit", "--yes", "--name", "quick", "n=1,2,3", "--", "python3", "-c", "print('loss={n}')")
+    assert "nobody watches it" in site.run("explain", "quick/1")
+    dry = site.run("launch", "small", "--dry-run")
+    assert "small: 3 allocations for quick/1 and 2 more" in dry
+    assert "#SBATCH --array=0-2" in dry
+    assert site.cluster.run("squeue", "--noheader") == ""
+
+    site.start("launch", "watch")
+    site.until(lambda: all(site.details(f"quick/{one}").job.state == "completed" for one in (1, 2, 3)), "jobs wait")
+    (site.folder / "train.py").write_text(COUNTER)
+    site.run("submit", "--yes", "--name", "long", "--", sys.executable, "train.py")
+    site.until(lambda: _step(site.details("long")) >= 3, "it does not train")
+    site.cluster.run("scancel", "--full", "--user=root")
+    site.until(lambda: site.details("long").job.state == "completed", "it does not go on")
+    details = site.details("long")
+    assert len(details.attempts) >= 2
+    assert not any(details.counts.values()), "the job was charged"
+
+    site.until(lambda: all(one.is_over for one in site.allocations()), "workers stay")
+    allocations = site.allocations()
+    assert sum(one.grants for one in allocations) >= 5
+    assert {one.cause for one in allocations} <= {AllocationCause.FINISHED, AllocationCause.CANCELLED_THERE}
+    site.until(lambda: site.cluster.run("squeue", "--noheader") == "", "Slurm still has jobs")
+    site.until(lambda: not list(site.shared.rglob("*")), "files are left in the shared folder")
+    assert list((site.folder / "node").iterdir()) == [], "homes of workers are left"
+    assert site.ask(lambda client: client.machines()) == ()
+
+
+def _step(details: JobDetails) -> int:
+    return details.job.step or 0
