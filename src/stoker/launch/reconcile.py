@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.core.frozen import fresh, frozen
-from stoker.core.pool import Allocation, AllocationCause, AllocationState, may_move
+from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, may_move
 from stoker.launch.launchers import Sighting
 from stoker.protocol.launch_messages import AllocationMove
 
@@ -62,9 +62,15 @@ def reconcile(
     unjoined: list[str] = []
     missed: dict[str, int] = {}
     for row in rows.values():
-        if row.is_over:
-            continue
         sighting = seen.get(row.id)
+        if row.is_over:
+            if sighting is not None and row.cause is AllocationCause.FINISHED and sighting.cause in FREE_CAUSES:
+                # It said goodbye, because the backend had asked it to.
+                corrected = _end_cause(row, sighting, is_ours=row.id in cancelled)
+                moves.append(
+                    AllocationMove(id=row.id, state=AllocationState.ENDED, cause=corrected, message=sighting.reason)
+                )
+            continue
         if sighting is None:
             missed[row.id] = memory.missed.get(row.id, 0) + 1
             move = _not_found(row, missed[row.id], now_s)
@@ -97,9 +103,7 @@ def _found(row: Allocation, sighting: Sighting, *, is_ours: bool) -> AllocationM
     state = sighting.state if may_move(row.state, sighting.state) else row.state
     cause = None
     if state is AllocationState.ENDED:
-        cause = sighting.cause or AllocationCause.FINISHED
-        if cause is AllocationCause.CANCELLED_THERE and is_ours:
-            cause = AllocationCause.CANCELLED
+        cause = _end_cause(row, sighting, is_ours=is_ours)
     elif (state, row.backend_id, row.reason) == (row.state, sighting.backend_id, sighting.reason) and (
         sighting.ends_s is None or row.ends_s is not None
     ):
@@ -114,6 +118,16 @@ def _found(row: Allocation, sighting: Sighting, *, is_ours: bool) -> AllocationM
         started_s=sighting.started_s,
         ends_s=sighting.ends_s,
     )
+
+
+def _end_cause(row: Allocation, sighting: Sighting, *, is_ours: bool) -> AllocationCause:
+    if sighting.cause is AllocationCause.CANCELLED_THERE and is_ours:
+        return AllocationCause.CANCELLED
+    if sighting.cause is None:
+        # It is gone from the backend without a trace.
+        was_started = row.state in (AllocationState.SERVING, AllocationState.DRAINING)
+        return AllocationCause.FINISHED if was_started else AllocationCause.CANCELLED_THERE
+    return sighting.cause
 
 
 def _not_found(row: Allocation, missed: int, now_s: float) -> AllocationMove | None:

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, StaleLease
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand
-from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolState, may_move
+from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, Pool, PoolState, may_move
 from stoker.devices.checkup import Check
 from stoker.launch.launchers import Rendered, Sighting
 from stoker.protocol.launch_messages import AllocationMove, LaunchView
@@ -64,6 +64,8 @@ class FakeCoordinator:
         for move in moves:
             row = self.rows[move.id]
             if row.is_over:
+                if row.cause is AllocationCause.FINISHED and move.cause in FREE_CAUSES:
+                    self._put(changed(row, cause=move.cause))
                 continue
             state = move.state if move.state is not None and may_move(row.state, move.state) else row.state
             self._put(

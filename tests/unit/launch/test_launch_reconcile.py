@@ -81,6 +81,20 @@ def test_a_cancellation_is_ours_or_not(
     assert (move.state, move.cause) == (S.ENDED, cause)
 
 
+@pytest.mark.parametrize(("cancelled", "cause"), [((), C.CANCELLED_THERE), (("aaaaaa",), C.CANCELLED)])
+def test_the_backend_tells_why_a_worker_said_goodbye(cancelled: tuple[str, ...], cause: AllocationCause) -> None:
+    left = row(S.ENDED, cause=C.FINISHED)
+    (move,) = looks([left], [seen(S.ENDED, cause=C.CANCELLED_THERE)], cancelled=cancelled).moves
+    assert (move.state, move.cause) == (S.ENDED, cause)
+    assert looks([left], [seen(S.ENDED, cause=C.FINISHED)]).moves == ()
+    assert looks([changed(left, cause=cause)], [seen(S.ENDED, cause=C.CANCELLED_THERE)]).moves == ()
+
+
+def test_a_waiting_request_that_is_gone_without_a_trace_was_cancelled_there() -> None:
+    (move,) = looks([row(S.WAITING)], [seen(S.ENDED)]).moves
+    assert move.cause is C.CANCELLED_THERE
+
+
 def test_a_worker_that_does_not_join_in_time_ends_and_is_cancelled() -> None:
     late = row(S.STARTED, backend_id="b-aaaaaa", started_s=NOW_S - JOIN_S - 1, ends_s=1.0)
     found = looks([late], [seen(S.STARTED, started_s=NOW_S - JOIN_S - 1)])

@@ -380,6 +380,10 @@ def move_allocations(transaction: WriterTransaction, asked: MoveAllocations) -> 
     endings: list[_Ending] = []
     for move in asked.moves:
         allocation = transaction.book.launch.allocations.get(move.id)
+        if allocation is not None and allocation.pool == asked.pool and is_correction(allocation, move):
+            _put(transaction, changed(allocation, cause=move.cause, message=plain(move.message)))
+            done.append(move.id)
+            continue
         why = _refusal(asked.pool, allocation, move)
         if allocation is None or why:
             refused[move.id] = why
@@ -407,6 +411,12 @@ _DEFAULT_CAUSES = {
     AllocationState.ENDED: AllocationCause.FAILED,
     AllocationState.REFUSED: AllocationCause.REFUSED,
 }
+
+
+def is_correction(allocation: Allocation, move: AllocationMove) -> bool:
+    """Return True if the backend tells why a worker left that said goodbye first: it was asked to."""
+    is_goodbye = allocation.state is AllocationState.ENDED and allocation.cause is AllocationCause.FINISHED
+    return is_goodbye and move.state is AllocationState.ENDED and move.cause in FREE_CAUSES
 
 
 def _refusal(pool: str, allocation: Allocation | None, move: AllocationMove) -> str:
