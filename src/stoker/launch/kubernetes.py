@@ -1,8 +1,8 @@
 """Workers as Kubernetes Jobs: one Job with one pod for each allocation, by the system's `kubectl`.
 
-A ticket is a Secret that its Job owns, so it is deleted with the Job. The Job comes first, because its uid is in the
-Secret; the pod waits for the Secret, which one of its volumes names. A pod that fails is not repeated: the queue
-decides, and the ticket is used.
+A ticket is a Secret that its Job owns, so it is deleted with the Job. A request has two documents: the Jobs come first,
+because their uids are in the Secrets; a pod waits for its Secret, which one of its volumes names. A pod that fails is
+not repeated: the queue decides, and the ticket is used.
 
 The time limit is the pod's, not the Job's: that of a Job counts from its creation, and a pod may wait for hours.
 """
@@ -24,10 +24,8 @@ from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from stoker.launch.commands import HostCommands
-from stoker.launch.launchers import Rendered, Sighting, fill, ticket_hole, worker_command
+from stoker.launch.launchers import NEXT, Rendered, Sighting, fill, ticket_hole, worker_command
 
-NEXT = "\n---\n"
-"""Between the two documents of a request: the Jobs, and the Secrets with their tickets. One command creates each."""
 _PYTHON = "python3"
 _GPU_RESOURCE = "nvidia.com/gpu"
 _TICKET_FOLDER = "/run/stoker-ticket"

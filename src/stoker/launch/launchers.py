@@ -24,6 +24,8 @@ from stoker.devices.checkup import Check
 MOST_TOGETHER = 100
 """Allocations in one request: Slurm's comment, which names all of them, has at most 1,024 characters."""
 
+NEXT = "\n---\n"
+"""Between documents of a request that are sent one after the other, each with the same command."""
 _HOLE = re.compile(r"\{ticket:([0-9a-f]+)\}")
 
 
@@ -35,8 +37,12 @@ class Rendered:
     """The host on which the command runs, over SSH; empty: here."""
     argv: tuple[str, ...]
     stdin: str = ""
+    """Several documents, with `NEXT` between them, if the backend takes them one by one."""
     files: Mapping[str, str] = fresh(factory=dict)
-    """Content by absolute path, on the host of the command. Only their owner may read them (mode 0600)."""
+    """Content by absolute path, on the host of the command, or by URL if the backend takes files over HTTP.
+
+    Only their owner may read them (mode 0600).
+    """
     ids: tuple[str, ...]
     """The allocations requested, in order."""
 

@@ -38,10 +38,8 @@ from stoker.host.durable import read_secret
 from stoker.host.http.addresses import is_this_computer, origin
 from stoker.host.http.exchange import Request, Transport
 from stoker.host.http.http_errors import Reason
-from stoker.launch.launchers import Rendered, Sighting, fill, ids_of, label_of, ticket_hole, worker_command
+from stoker.launch.launchers import NEXT, Rendered, Sighting, fill, ids_of, label_of, ticket_hole, worker_command
 
-NEXT = "\n---\n"
-"""Between the bodies of a request's posts, one for each allocation."""
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"  # noqa: S105 - its name
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - its name
 _PYTHON = "python3"

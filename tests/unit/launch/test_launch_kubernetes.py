@@ -17,7 +17,8 @@ from stoker.core.pool import Allocation, AllocationCause, Pool, PoolBackend, Poo
 from stoker.devices.checkup import CheckStatus
 from stoker.host.command_runner import SubprocessRunner
 from stoker.launch.commands import HostCommands
-from stoker.launch.kubernetes import NEXT, KubernetesLauncher
+from stoker.launch.kubernetes import KubernetesLauncher
+from stoker.launch.launchers import NEXT
 from tests.servers.kubernetes_api import KubernetesApi
 from tests.unit.launch.golden_scripts import same_as_golden
 

@@ -17,7 +17,8 @@ from stoker.core.pool import Allocation, Pool, PoolBackend, PoolGpu, PoolShape
 from stoker.devices.checkup import CheckStatus
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import HttpSettings
-from stoker.launch.ray import NEXT, RayLauncher, read_ray_token
+from stoker.launch.launchers import NEXT
+from stoker.launch.ray import RayLauncher, read_ray_token
 from tests.fakes.transport import FakeTransport, Scripted
 from tests.servers.ray_jobs import TOKEN, RayJobs
 from tests.unit.launch.golden_scripts import same_as_golden
