@@ -78,6 +78,7 @@ def placed(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[Placed]:
     slurm_cluster.clear()
 
 
+@pytest.mark.slow
 def test_a_frozen_controller_loses_the_answer_and_the_job_is_found_by_its_label(placed: Placed) -> None:
     one = Allocation(id="7f3a2c", pool="p")
     rendered = placed.launcher.render(placed.pool, [one], fleet=FLEET)
@@ -90,6 +91,7 @@ def test_a_frozen_controller_loses_the_answer_and_the_job_is_found_by_its_label(
     assert placed.wait(one, AllocationState.STARTED).backend_id
 
 
+@pytest.mark.slow
 def test_a_dead_controller_is_no_backend_and_knows_its_jobs_after_its_start(placed: Placed) -> None:
     (one,) = placed.submit()
     placed.wait(one, AllocationState.STARTED)
@@ -108,6 +110,7 @@ def test_a_dead_controller_is_no_backend_and_knows_its_jobs_after_its_start(plac
             assert time.monotonic() < deadline_s
 
 
+@pytest.mark.slow
 def test_a_preempted_worker_hears_of_it_at_once_and_its_end_is_no_fault_of_a_job(placed: Placed) -> None:
     whole = changed(placed.pool, each=PoolShape(cpu_cores=2))
     for one in (first := placed.submit(whole, count=2)):

@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from stoker.host.command_runner import LIMIT_S, Reply, SubprocessRunner
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "munged", "unshare", "nsenter", "setpriv", "ip")
 _CLONE_NEWNET = 0x40000000
+_CLEARED_S = 60.0
 
 
 def why_no_slurm() -> str:
@@ -116,10 +118,11 @@ class SlurmCluster:
         """End all jobs and wait until none is left, so that the next test finds an idle cluster."""
         self.run("scancel", "--signal=KILL", "--full", "-u", "root", check=False)
         self.run("scancel", "-u", "root", check=False)
-        for _ in range(300):
-            if not self.run("squeue", "-h", check=False).strip():
-                return
-        raise AssertionError(self.run("squeue", check=False))
+        # A job that completes while its daemons were killed waits for their next contact.
+        deadline_s = time.monotonic() + _CLEARED_S
+        while self.run("squeue", "-h", check=False).strip():
+            assert time.monotonic() < deadline_s, self.run("squeue", check=False)
+            time.sleep(0.05)
 
     def _order(self, line: str) -> None:
         assert self._process.stdin is not None
