@@ -22,8 +22,7 @@ from stoker.store.objects.local import LocalObjects
 from stoker.store.objects.s3 import S3Objects, index_name
 from stoker.store.objects.s3_bucket import S3Bucket
 from stoker.store.objects.s3_index import S3Index
-from stoker.store.objects.seam import Condition, PutOutcome
-from stoker.store.objects.staging import StagedObjects
+from stoker.store.objects.seam import Condition, Objects, PutOutcome
 from tests.servers.seaweed import SeaweedServer
 
 DAY_S = 86400.0
@@ -32,10 +31,12 @@ DAY_S = 86400.0
 class Bench(Protocol):
     """One implementation on trial, with what the suite can't do through the seam."""
 
-    objects: StagedObjects
     clock: FakeClock
 
-    def reopen(self) -> StagedObjects:
+    @property
+    def objects(self) -> Objects: ...
+
+    def reopen(self) -> Objects:
         """Return the same place as another process would see it."""
 
     def rot(self, digest: Digest) -> None:
@@ -132,7 +133,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def objects(bench: Bench) -> StagedObjects:
+def objects(bench: Bench) -> Objects:
     return bench.objects
 
 
@@ -141,13 +142,13 @@ SMALL = b"some bytes"
 LARGE = random.Random(7).randbytes(3 * (1 << 20) + 17)
 
 
-def put(objects: StagedObjects, data: bytes) -> Digest:
+def put(objects: Objects, data: bytes) -> Digest:
     digest = digest_bytes(data)
     assert objects.put(digest, io.BytesIO(data)) is PutOutcome.NEW
     return digest
 
 
-def read(objects: StagedObjects, digest: Digest, **span: int) -> bytes:
+def read(objects: Objects, digest: Digest, **span: int) -> bytes:
     with objects.open(digest, **span) as stream:
         return stream.read()
 
@@ -192,7 +193,7 @@ def test_what_is_put_is_there_and_comes_back(bench: Bench, data: bytes) -> None:
         assert read(objects, digest) == data
 
 
-def test_what_nobody_put_is_not_there(objects: StagedObjects) -> None:
+def test_what_nobody_put_is_not_there(objects: Objects) -> None:
     digest = digest_bytes(SMALL)
     assert objects.size(digest) is None
     assert objects.verify(digest) is Condition.MISSING
@@ -205,13 +206,13 @@ def test_what_nobody_put_is_not_there(objects: StagedObjects) -> None:
 @pytest.mark.parametrize(
     ("start", "length"), [(0, 5), (3, 5), (0, None), (17, None), (1 << 20, 2_000_000), (len(LARGE), None), (5, 0)]
 )
-def test_a_range_is_just_those_bytes(objects: StagedObjects, start: int, length: int | None) -> None:
+def test_a_range_is_just_those_bytes(objects: Objects, start: int, length: int | None) -> None:
     digest = put(objects, LARGE)
     with objects.open(digest, start=start, length=length) as stream:
         assert stream.read() == LARGE[start : None if length is None else start + length]
 
 
-def test_a_range_may_be_longer_than_the_rest_but_must_begin_within(objects: StagedObjects) -> None:
+def test_a_range_may_be_longer_than_the_rest_but_must_begin_within(objects: Objects) -> None:
     digest = put(objects, SMALL)
     assert read(objects, digest, start=4, length=1000) == SMALL[4:]
     for start, length in ((-1, 1), (len(SMALL) + 1, 1), (0, -1)):
@@ -219,7 +220,7 @@ def test_a_range_may_be_longer_than_the_rest_but_must_begin_within(objects: Stag
             objects.open(digest, start=start, length=length)
 
 
-def test_a_range_can_be_read_piece_by_piece(objects: StagedObjects) -> None:
+def test_a_range_can_be_read_piece_by_piece(objects: Objects) -> None:
     digest = put(objects, LARGE)
     with objects.open(digest, start=10, length=100_000) as stream:
         pieces = list(iter(lambda: stream.read(999), b""))
@@ -227,7 +228,7 @@ def test_a_range_can_be_read_piece_by_piece(objects: StagedObjects) -> None:
 
 
 @pytest.mark.parametrize("data", [b"other bytes", SMALL + b"!", SMALL[:-1], b""])
-def test_bytes_of_another_digest_are_refused_and_leave_nothing(objects: StagedObjects, data: bytes) -> None:
+def test_bytes_of_another_digest_are_refused_and_leave_nothing(objects: Objects, data: bytes) -> None:
     digest = digest_bytes(SMALL)
     with pytest.raises(HashMismatch):
         objects.put(digest, io.BytesIO(data))
@@ -238,7 +239,7 @@ def test_bytes_of_another_digest_are_refused_and_leave_nothing(objects: StagedOb
 
 
 @pytest.mark.parametrize("announced", [0, len(SMALL) - 1, len(SMALL) + 1])
-def test_another_size_than_announced_is_refused(objects: StagedObjects, announced: int) -> None:
+def test_another_size_than_announced_is_refused(objects: Objects, announced: int) -> None:
     digest = digest_bytes(SMALL)
     with pytest.raises(HashMismatch):
         objects.put(digest, io.BytesIO(SMALL), size_bytes=announced)
@@ -248,7 +249,7 @@ def test_another_size_than_announced_is_refused(objects: StagedObjects, announce
         objects.put(digest, io.BytesIO(SMALL), size_bytes=announced)
 
 
-def test_a_stream_that_never_ends_is_not_read_for_ever(objects: StagedObjects) -> None:
+def test_a_stream_that_never_ends_is_not_read_for_ever(objects: Objects) -> None:
     class Endless(io.RawIOBase):
         given = 0
 
@@ -263,7 +264,7 @@ def test_a_stream_that_never_ends_is_not_read_for_ever(objects: StagedObjects) -
 
 
 @pytest.mark.parametrize("breaks_at", [0, 1, 1 << 20, len(LARGE) - 1, len(LARGE)])
-def test_a_stream_that_breaks_leaves_nothing(objects: StagedObjects, breaks_at: int) -> None:
+def test_a_stream_that_breaks_leaves_nothing(objects: Objects, breaks_at: int) -> None:
     digest = digest_bytes(LARGE)
     with pytest.raises(ConnectionResetError):
         objects.put(digest, Cut(LARGE, breaks_at))  # type: ignore[arg-type]
@@ -309,7 +310,7 @@ def test_no_room_is_said_before_a_byte_is_read(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("span", [{}, {"start": 5, "length": 2_000_000}], ids=["whole", "range"])
-def test_what_is_open_stays_whole_while_it_is_removed(objects: StagedObjects, span: dict[str, int]) -> None:
+def test_what_is_open_stays_whole_while_it_is_removed(objects: Objects, span: dict[str, int]) -> None:
     digest = put(objects, LARGE)
     with objects.open(digest, **span) as stream:
         first = stream.read(3)
@@ -370,7 +371,7 @@ BAD_DIGESTS = [
 
 
 @pytest.mark.parametrize("text", BAD_DIGESTS, ids=ascii)
-def test_what_is_not_a_digest_is_refused_everywhere(objects: StagedObjects, text: str) -> None:
+def test_what_is_not_a_digest_is_refused_everywhere(objects: Objects, text: str) -> None:
     digest = Digest(text)
     asked: list[Callable[[], object]] = [
         lambda: objects.size(digest),
@@ -403,7 +404,7 @@ def test_an_upload_comes_in_pieces_over_several_processes(bench: Bench) -> None:
     assert read(bench.objects, digest) == LARGE
 
 
-def test_an_upload_goes_on_only_where_it_is(objects: StagedObjects) -> None:
+def test_an_upload_goes_on_only_where_it_is(objects: Objects) -> None:
     upload = objects.begin(digest_bytes(SMALL), len(SMALL))
     objects.append(upload.id, 0, io.BytesIO(SMALL[:4]))
     for offset in (0, 3, 5, -1, len(SMALL)):
@@ -427,7 +428,7 @@ def test_what_came_before_an_upload_broke_stays(bench: Bench, breaks_at: int) ->
     assert read(objects, upload.digest) == LARGE
 
 
-def test_more_than_was_announced_is_not_taken(objects: StagedObjects) -> None:
+def test_more_than_was_announced_is_not_taken(objects: Objects) -> None:
     upload = objects.begin(digest_bytes(LARGE), len(LARGE))
     objects.append(upload.id, 0, io.BytesIO(LARGE[:4]))
     with pytest.raises(BadInput):
@@ -437,7 +438,7 @@ def test_more_than_was_announced_is_not_taken(objects: StagedObjects) -> None:
     assert objects.finish(upload.id) is PutOutcome.NEW
 
 
-def test_an_upload_that_lacks_bytes_is_not_finished(objects: StagedObjects) -> None:
+def test_an_upload_that_lacks_bytes_is_not_finished(objects: Objects) -> None:
     upload = objects.begin(digest_bytes(SMALL), len(SMALL))
     for end in (0, 4):
         objects.append(upload.id, objects.upload(upload.id).offset, io.BytesIO(SMALL[:end]))
@@ -448,7 +449,7 @@ def test_an_upload_that_lacks_bytes_is_not_finished(objects: StagedObjects) -> N
     assert objects.finish(upload.id) is PutOutcome.NEW
 
 
-def test_an_upload_of_wrong_bytes_is_refused_and_gone(objects: StagedObjects) -> None:
+def test_an_upload_of_wrong_bytes_is_refused_and_gone(objects: Objects) -> None:
     upload = objects.begin(digest_bytes(SMALL), len(SMALL))
     objects.append(upload.id, 0, io.BytesIO(SMALL[::-1]))
     with pytest.raises(HashMismatch):
@@ -461,13 +462,13 @@ def test_an_upload_of_wrong_bytes_is_refused_and_gone(objects: StagedObjects) ->
     assert objects.finish(again.id) is PutOutcome.NEW
 
 
-def test_an_empty_object_may_be_uploaded(objects: StagedObjects) -> None:
+def test_an_empty_object_may_be_uploaded(objects: Objects) -> None:
     upload = objects.begin(digest_bytes(b""), 0)
     assert objects.finish(upload.id) is PutOutcome.NEW
     assert read(objects, upload.digest) == b""
 
 
-def test_two_uploads_of_one_object_both_finish(objects: StagedObjects) -> None:
+def test_two_uploads_of_one_object_both_finish(objects: Objects) -> None:
     uploads = [objects.begin(digest_bytes(SMALL), len(SMALL)) for _ in range(2)]
     assert uploads[0].id != uploads[1].id
     for upload in uploads:
@@ -496,7 +497,7 @@ def test_only_one_at_a_time_adds_to_an_upload(bench: Bench) -> None:
     assert other.finish(upload.id) is PutOutcome.NEW
 
 
-def test_an_upload_can_be_dropped(objects: StagedObjects) -> None:
+def test_an_upload_can_be_dropped(objects: Objects) -> None:
     upload = objects.begin(digest_bytes(SMALL), len(SMALL))
     objects.append(upload.id, 0, io.BytesIO(SMALL[:3]))
     assert objects.abandon(upload.id)
@@ -520,7 +521,7 @@ def test_uploads_that_nobody_goes_on_with_are_swept(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "../..", "0" * 31, "0" * 33, "A" * 32, "0" * 31 + "/", "0" * 31 + "\n"])
-def test_what_is_not_the_id_of_an_upload_is_refused(objects: StagedObjects, text: str) -> None:
+def test_what_is_not_the_id_of_an_upload_is_refused(objects: Objects, text: str) -> None:
     for act in (
         lambda: objects.upload(text),
         lambda: objects.append(text, 0, Untouchable()),  # type: ignore[arg-type]
@@ -531,13 +532,13 @@ def test_what_is_not_the_id_of_an_upload_is_refused(objects: StagedObjects, text
             act()
 
 
-def test_an_upload_that_was_never_begun_is_not_found(objects: StagedObjects) -> None:
+def test_an_upload_that_was_never_begun_is_not_found(objects: Objects) -> None:
     with pytest.raises(NotFound):
         objects.upload("0" * 32)
     assert not objects.abandon("0" * 32)
 
 
-def test_an_upload_of_fewer_bytes_than_none_is_refused(objects: StagedObjects) -> None:
+def test_an_upload_of_fewer_bytes_than_none_is_refused(objects: Objects) -> None:
     with pytest.raises(BadInput):
         objects.begin(digest_bytes(SMALL), -1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from stoker.cli.context import CommandContext
@@ -93,6 +94,7 @@ def perform_objects_move(call: CommandContext, given: dict[str, Any]) -> int:
         message = "no place to move to"
         raise Usage(message, hint=f"--to s3://BUCKET/PREFIX, or --to {DISK}")
     settings = call.parts.settings
+    os.makedirs(settings.fleet, mode=0o700, exist_ok=True)
     # Holding the database keeps a coordinator from starting.
     with alone(call, address(call, given)):
         url = "" if given["to"] == DISK else given["to"]
@@ -132,6 +134,7 @@ def perform_objects_adopt(call: CommandContext, given: dict[str, Any]) -> int:
     from stoker.coordinator.storage.object_place import adopt_objects
 
     settings = call.parts.settings
+    os.makedirs(settings.fleet, mode=0o700, exist_ok=True)
     with alone(call, address(call, given)):
         count = adopt_objects(settings.fleet, given["url"], settings.environment, clock=call.parts.clock)
     call.out.object({"objects": given["url"], "count": count})

@@ -105,6 +105,9 @@ class Objects(Protocol):
     def finish(self, upload_id: str) -> PutOutcome:
         """Check an upload and name it. An object that is known by now needs no more bytes."""
 
+    def abandon(self, upload_id: str) -> bool:
+        """Delete an upload. Returns False if there is none."""
+
     def stale_uploads(self, *, grace_s: float) -> tuple[str, ...]:
         """Return the uploads that have been idle for so long."""
 
