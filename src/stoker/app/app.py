@@ -257,7 +257,7 @@ class App:
             return self._ray_launcher()
         if backend is PoolBackend.KUBERNETES:
             return self._kubernetes_launcher()
-        runner = SubprocessRunner(public_environment(settings.environment))
+        runner = SubprocessRunner(public_environment(settings.environment), language=None)
         commands = HostCommands(runner, control_folder=settings.ssh_folder)
         folder = os.path.join(settings.state, "workers-launched")
         if backend in (PoolBackend.LOCAL, PoolBackend.SSH):

@@ -128,7 +128,7 @@ WATCH_GRAMMAR = Grammar(
 
 def perform_watch(call: CommandContext, given: dict[str, Any]) -> int:
     """Watch pools until stopped."""
-    client = call.lookup.client(given["at"])
+    client = call.lookup.client_of(call.lookup.wait_for_coordinator(given["at"]))
     view = client.launch_view()
     pools_named(view, given["name"])
     call.out.goes_on_unread = call.out.is_watched = True
@@ -142,7 +142,6 @@ def perform_watch(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def _watcher(call: CommandContext, client: FleetClient, view: LaunchView, names: list[str], url: str = "") -> Watcher:
-    from stoker.core.pool import PoolBackend
     from stoker.launch.watcher import Watcher, WatchSettings
 
     url = url or reachable(view.urls)
@@ -163,9 +162,7 @@ def _watcher(call: CommandContext, client: FleetClient, view: LaunchView, names:
             now = call.parts.clock.now().astimezone()
             call.out.line(f"{now:%H:%M:%S} {launch_event_line(kind, fields)}")
 
-    used = {state.pool.backend for state in view.pools}
     settings = WatchSettings(
         watcher=f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}", url=url, local_url=client.url
     )
-    launchers = {backend: call.parts.launcher(backend) for backend in PoolBackend if backend in used}
-    return Watcher(client, launchers, settings, clock=call.parts.clock, log=log, pools=names)
+    return Watcher(client, call.parts.launcher, settings, clock=call.parts.clock, log=log, pools=names)

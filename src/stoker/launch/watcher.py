@@ -72,7 +72,7 @@ class Watcher:
     def __init__(
         self,
         client: FleetClient,
-        launchers: Mapping[PoolBackend, Launcher],
+        launcher_of: Callable[[PoolBackend], Launcher],
         settings: WatchSettings,
         *,
         clock: Clock,
@@ -81,7 +81,8 @@ class Watcher:
     ) -> None:
         """`pools` are the names of those to watch; none: all. `log` gets every event."""
         self._client = client
-        self._launchers = launchers
+        self._launcher_of = launcher_of
+        self._launchers: dict[PoolBackend, Launcher] = {}
         self._settings = settings
         self._clock = clock
         self._log = log
@@ -135,6 +136,12 @@ class Watcher:
             yield
         finally:
             self._let_go()
+
+    def _launcher(self, pool: Pool) -> Launcher:
+        found = self._launchers.get(pool.backend)
+        if found is None:
+            found = self._launchers[pool.backend] = self._launcher_of(pool.backend)
+        return found
 
     def _lease(self, states: Sequence[PoolState]) -> None:
         """Take or renew the leases of pools; one that another watcher holds is left to it."""
@@ -194,7 +201,7 @@ class Watcher:
         watched.seen_over = uncleaned
         if now_s < watched.look_at_s:
             return
-        launcher = self._launchers[pool.backend]
+        launcher = self._launcher(pool)
         known = [one for one in rows if one.backend_id and not one.is_over]
         sightings = launcher.look(pool, fleet=view.fleet, known=known)
         watched.problem = ""
@@ -229,7 +236,7 @@ class Watcher:
         if not new:
             return
         watched.cancelled.update(new)
-        self._launchers[pool.backend].cancel(pool, [rows[one].backend_id for one in new])
+        self._launcher(pool).cancel(pool, [rows[one].backend_id for one in new])
         for id_ in new:
             self._log("allocation_cancelled", {"pool": pool.name, "allocation": id_, "why": unwanted[id_]})
         watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
@@ -245,7 +252,7 @@ class Watcher:
     def _submit(
         self, pool: Pool, ids: Sequence[str], wanted: tuple[str, ...], *, fleet: str, why: str
     ) -> list[Allocation]:
-        launcher = self._launchers[pool.backend]
+        launcher = self._launcher(pool)
         allocations = [Allocation(id=one, pool=pool.name, wanted=wanted) for one in ids]
         # Faults of the pool are found before anything is planned.
         rendered = launcher.render(pool, allocations, fleet=fleet)

@@ -34,7 +34,7 @@ class Bench:
         self.starts += 1
         return Watcher(
             cast("Any", self.coordinator),
-            {PoolBackend.SLURM: self.backend},
+            lambda _backend: self.backend,
             WatchSettings(watcher=f"w{self.starts}", url="https://desk:7717", local_url="https://127.0.0.1:7717"),
             clock=self.clock,
             log=lambda kind, fields: self.log.append((kind, fields)),
