@@ -23,6 +23,7 @@ ESTIMATES = "tests/unit/scheduler/test_scheduler_estimates.py"
 POLICY = "tests/unit/scheduler/test_scheduler_policy.py"
 RESERVATIONS = "tests/unit/scheduler/test_scheduler_reservations.py"
 CALLS = "tests/unit/scheduler/test_scheduler_waiting.py"
+S3 = "tests/fault/test_s3_faults.py"
 ALLOCATIONS = "tests/contract/test_queue_allocations.py"
 GUARDS = "tests/unit/scheduler/test_scheduler_guards.py"
 
@@ -823,5 +824,26 @@ FENCES = (
         "POOLS.c.epoch + literal_column(str(generation))",
         'POOLS.c.epoch + literal_column("0")',
         (f"{ALLOCATIONS}::test_after_a_restore_no_launcher_and_no_ticket_of_before_counts",),
+    ),
+    Fence(
+        "the store refuses other bytes than those of the pass",
+        "store/objects/s3_passes.py",
+        "            _HEADER_CHECKSUM: b64encode(bytes.fromhex(digest)).decode(),\n",
+        "",
+        (f"{S3}::test_the_store_refuses_other_bytes_and_a_changed_pass",),
+    ),
+    Fence(
+        "a fetched file is hashed whole",
+        "transfer/trees/direct.py",
+        "if found != self._digest:",
+        "if False:",
+        (f"{S3}::test_parts_that_are_not_the_file_are_found_by_a_reader_and_removed",),
+    ),
+    Fence(
+        "an object is named when all of its parts are there",
+        "store/objects/s3.py",
+        "if not missing:\n                self._name(digest, parts)",
+        "self._name(digest, parts)",
+        (f"{S3}::test_parts_are_checked_before_they_are_named",),
     ),
 )

@@ -38,7 +38,7 @@ from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.trees.tree_sources import StopEvent, TransferBackoff
 
 LANES = 3
-"""Parts of one file at once."""
+"""Parts of one file that are sent at once, each in memory."""
 _TRIES = 5
 _STALL_S = 60.0
 _RENEWED_AFTER_S = 240.0
@@ -172,7 +172,9 @@ class DirectFetcher:
     def _fetch_all(self, descriptor: int, parts: list[tuple[str, int]]) -> str:
         whole = sha256()
         written_bytes = os.fstat(descriptor).st_size
-        lanes = ThreadPoolExecutor(LANES, thread_name_prefix="parts")
+        # Lanes beyond the processors slow down the hashing of the file.
+        count = max(2, min(8, os.cpu_count() or 2))
+        lanes = ThreadPoolExecutor(count, thread_name_prefix="parts")
         try:
             fetches, offset = [], 0
             for number, (digest, size_bytes) in enumerate(parts):
