@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stoker.protocol.launch_messages import LaunchView
 
 NAMES = Positional("NAME", help="pools, from `stoker pools`", is_many=True)
-_DRY_ID = "000000"
 
 LAUNCH_GRAMMAR = Grammar(
     "launch",
@@ -46,14 +45,15 @@ LAUNCH_GRAMMAR = Grammar(
 def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
     """Start workers of pools."""
     from stoker.core.frozen import changed
+    from stoker.launch.launchers import MOST_TOGETHER
     from stoker.scheduler.launching import decide
 
     client = call.lookup.client(given["at"])
     view = client.launch_view()
     states = pools_named(view, given["name"])
     names = [state.pool.name for state in states]
-    # Somebody asked: jobs have waited long enough.
-    eager = [changed(state, pool=changed(state.pool, patience_s=0.0)) for state in states]
+    # Somebody asked: jobs have waited long enough, and it is by hand.
+    eager = [changed(state, pool=changed(state.pool, patience_s=0.0, is_automatic=True)) for state in states]
     decision = decide(eager, view.demand, view.allocations, now_s=view.now_s, machines=view.machines)
     counts = {start.pool: start.count for start in decision.starts}
     wanted = {start.pool: start.wanted for start in decision.starts}
@@ -69,7 +69,7 @@ def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
         if not count:
             call.out.object({"pool": state.pool.name, "allocations": []})
         elif watcher is None:
-            ids = [f"{int(_DRY_ID, 16) + number:06x}" for number in range(count)]
+            ids = [f"{number:06x}" for number in range(min(count, MOST_TOGETHER))]
             planned = [Allocation(id=one, pool=state.pool.name) for one in ids]
             rendered = call.parts.launcher(state.pool.backend).render(state.pool, planned, fleet=view.fleet)
             _show(call, state.pool.name, rendered)
@@ -77,9 +77,12 @@ def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
             if expected:
                 call.out.line(f"--- {state.pool.backend} says: {expected}")
         else:
-            with watcher.holding(state.pool.name):
+            with watcher.holding(state.pool.name) as epoch:
+                # What ended since somebody looked no longer counts.
+                watcher.refresh(state.pool, epoch, view)
                 started = watcher.start(
                     state.pool,
+                    epoch,
                     count,
                     wanted.get(state.pool.name, ()),
                     fleet=view.fleet,
@@ -88,6 +91,9 @@ def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
             call.out.object({"pool": state.pool.name, "allocations": [allocation_json(one) for one in started]})
             if any(one.state is AllocationState.REFUSED for one in started):
                 raise LaunchRefused(f"{state.pool.name}: {started[0].message}", hint="see `stoker pools check`")
+            if any(one.state is AllocationState.DOUBTFUL for one in started):
+                hint = "`stoker launch watch` finds out whether it was submitted"
+                raise LaunchDoubtful(f"{state.pool.name}: {started[0].message}", hint=hint)
     return 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.core.frozen import fresh, frozen
 from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, may_move
+from stoker.core.text import one_line
 from stoker.launch.launchers import Sighting
 from stoker.protocol.launch_messages import AllocationMove
 
@@ -21,6 +22,10 @@ JOIN_S = 300.0
 STRAY_S = 60.0
 MISSED_LOOKS = 2
 """Looks that do not find an allocation, before it counts as unknown to the backend."""
+_EXITS = frozenset({AllocationCause.FINISHED, AllocationCause.FAILED, AllocationCause.OUT_OF_MEMORY})
+"""Ends of a worker's process: one that has not joined before did not serve."""
+_LONGEST_TEXT = 500
+_LATEST_S = 1e11
 _LIVE = (AllocationState.WAITING, AllocationState.STARTED)
 
 
@@ -32,6 +37,8 @@ class LookMemory:
     """Allocation → how many looks in a row did not find it."""
     strays: Mapping[str, float] = fresh(factory=dict)
     """Backend id → when it was first seen without a live row."""
+    live: frozenset[str] = frozenset()
+    """Allocations that the last look found waiting or started."""
 
 
 @frozen
@@ -66,17 +73,25 @@ def reconcile(
         if row.is_over:
             if sighting is not None and row.cause is AllocationCause.FINISHED and sighting.cause in FREE_CAUSES:
                 # It said goodbye, because the backend had asked it to.
-                corrected = _end_cause(row, sighting, is_ours=row.id in cancelled)
+                corrected = _end_cause(row, sighting, is_ours=row.id in cancelled, was_seen=False)
                 moves.append(
-                    AllocationMove(id=row.id, state=AllocationState.ENDED, cause=corrected, message=sighting.reason)
+                    AllocationMove(
+                        id=row.id,
+                        state=AllocationState.ENDED,
+                        cause=corrected,
+                        message=one_line(sighting.reason, _LONGEST_TEXT),
+                    )
                 )
             continue
         if sighting is None:
             missed[row.id] = memory.missed.get(row.id, 0) + 1
             move = _not_found(row, missed[row.id], now_s)
         else:
-            move = _found(row, sighting, is_ours=row.id in cancelled or row.state is AllocationState.DRAINING)
-            if move is None and _never_joined(row, sighting, now_s):
+            is_ours = row.id in cancelled or row.state is AllocationState.DRAINING
+            move = _found(row, sighting, is_ours=is_ours, was_seen=row.id in memory.live)
+            if move is not None and move.cause is AllocationCause.NEVER_JOINED:
+                unjoined.append(row.id)
+            if move is None and _never_joined(row, now_s):
                 unjoined.append(row.id)
                 cancels.append(sighting.backend_id)
                 move = AllocationMove(
@@ -94,39 +109,44 @@ def reconcile(
         moves=tuple(moves),
         cancels=tuple(cancels),
         unjoined=tuple(unjoined),
-        memory=LookMemory(missed=missed, strays=strays),
+        memory=LookMemory(
+            missed=missed, strays=strays, live=frozenset(one.id for one in sightings if one.state in _LIVE)
+        ),
     )
 
 
-def _found(row: Allocation, sighting: Sighting, *, is_ours: bool) -> AllocationMove | None:
+def _found(row: Allocation, sighting: Sighting, *, is_ours: bool, was_seen: bool) -> AllocationMove | None:
     """Return the change by what the backend shows; None if nothing changes."""
     state = sighting.state if may_move(row.state, sighting.state) else row.state
     cause = None
     if state is AllocationState.ENDED:
-        cause = _end_cause(row, sighting, is_ours=is_ours)
+        cause = _end_cause(row, sighting, is_ours=is_ours, was_seen=was_seen)
     elif (state, row.backend_id, row.reason) == (row.state, sighting.backend_id, sighting.reason) and (
         sighting.ends_s is None or row.ends_s is not None
     ):
         return None
+    reason = one_line(sighting.reason, _LONGEST_TEXT)
     return AllocationMove(
         id=row.id,
         state=state,
-        backend_id=sighting.backend_id,
-        reason=sighting.reason,
+        backend_id=one_line(sighting.backend_id, 200),
+        reason=reason,
         cause=cause,
-        message=sighting.reason if cause is not None else "",
-        started_s=sighting.started_s,
-        ends_s=sighting.ends_s,
+        message=reason if cause is not None else "",
+        ends_s=sighting.ends_s if sighting.ends_s is not None and 0 <= sighting.ends_s < _LATEST_S else None,
     )
 
 
-def _end_cause(row: Allocation, sighting: Sighting, *, is_ours: bool) -> AllocationCause:
+def _end_cause(row: Allocation, sighting: Sighting, *, is_ours: bool, was_seen: bool) -> AllocationCause:
     if sighting.cause is AllocationCause.CANCELLED_THERE and is_ours:
         return AllocationCause.CANCELLED
     if sighting.cause is None:
-        # It is gone from the backend without a trace.
-        was_started = row.state in (AllocationState.SERVING, AllocationState.DRAINING)
-        return AllocationCause.FINISHED if was_started else AllocationCause.CANCELLED_THERE
+        # It is gone without a trace. Slurm forgets at once what is cancelled while it waits, and later all that ended.
+        if row.state in (AllocationState.SERVING, AllocationState.DRAINING):
+            return AllocationCause.FINISHED
+        return AllocationCause.CANCELLED_THERE if was_seen and not is_ours else AllocationCause.PREEMPTED
+    if sighting.cause in _EXITS and row.serving_s is None and not is_ours:
+        return AllocationCause.NEVER_JOINED
     return sighting.cause
 
 
@@ -143,6 +163,7 @@ def _not_found(row: Allocation, missed: int, now_s: float) -> AllocationMove | N
     return AllocationMove(id=row.id, state=AllocationState.ENDED, cause=cause, message=message)
 
 
-def _never_joined(row: Allocation, sighting: Sighting, now_s: float) -> bool:
-    started_s = sighting.started_s if sighting.started_s is not None else row.started_s
+def _never_joined(row: Allocation, now_s: float) -> bool:
+    # By the coordinator's clock: the backend's may differ.
+    started_s = row.started_s
     return row.state is AllocationState.STARTED and started_s is not None and now_s - started_s > JOIN_S

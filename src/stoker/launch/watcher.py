@@ -25,7 +25,7 @@ from stoker.launch.launchers import MOST_TOGETHER, Launcher, Rendered
 from stoker.launch.reconcile import LookMemory, reconcile
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import Ticket, ticket_to_text
-from stoker.protocol.launch_messages import AllocationMove, LaunchView
+from stoker.protocol.launch_messages import MOST_AT_ONCE, AllocationMove, LaunchView
 from stoker.scheduler.launching import LaunchDecision, decide
 
 LOOK_S = 30.0
@@ -33,7 +33,7 @@ LOOK_S = 30.0
 LEASE_S = 60.0
 _FIRST_LOOK_S = 1.0
 _TURN_S = 1.0
-_MOST_AT_ONCE = 16
+_MOST_THREADS = 64
 _LONGEST_MESSAGE = 500
 
 
@@ -96,7 +96,7 @@ class Watcher:
     def run(self) -> None:
         """Watch until closed. Errors of the coordinator are logged, and the watcher tries again."""
         problem = ""
-        with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="stoker-launch") as threads:
+        with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="stoker-launch") as threads:
             try:
                 while not self._is_closed.is_set():
                     try:
@@ -109,7 +109,7 @@ class Watcher:
                     self._is_closed.wait(_TURN_S)
             finally:
                 self._is_closed.set()
-        self._let_go()
+                self._let_go()
 
     def close(self) -> None:
         """End the watch; allocations stay. Safe in signal handlers."""
@@ -126,14 +126,15 @@ class Watcher:
         decision = decide(states, view.demand, view.allocations, now_s=view.now_s, machines=view.machines)
         for state in states:
             if state.pool.name not in busy:
-                self._tasks[state.pool.name] = threads.submit(self._serve_pool, state, view, decision)
+                epoch = self._held[state.pool.name]
+                self._tasks[state.pool.name] = threads.submit(self._serve_pool, state, epoch, view, decision)
 
     @contextmanager
-    def holding(self, pool: str) -> Iterator[None]:
-        """Hold the lease of a pool during a block. Raises `Conflict` if another watcher has it."""
+    def holding(self, pool: str) -> Iterator[int]:
+        """Hold the lease of a pool during a block; return its epoch. Raises `Conflict` if another watcher has it."""
         self._held.update(self._client.watch_pools(self._settings.watcher, (pool,), for_s=LEASE_S))
         try:
-            yield
+            yield self._held[pool]
         finally:
             self._let_go()
 
@@ -156,9 +157,11 @@ class Watcher:
                 if name not in self._held:
                     self._log("pool_watched", {"pool": name, "epoch": epochs[name]})
                 self._held[name] = epochs[name]
-            except Conflict as error:
+            except (Conflict, ValueError) as error:
+                # A pool that the protocol does not accept stops no other.
                 if self._held.pop(name, None) is not None or name not in self._watched:
-                    self._log("launch_problem", {"pool": name, "why": str(error), "hint": error.hint})
+                    hint = error.hint if isinstance(error, Conflict) else "give it another name"
+                    self._log("launch_problem", {"pool": name, "why": one_line(str(error), 300), "hint": hint})
                 self._watched.setdefault(name, _Watched())
 
     def _let_go(self) -> None:
@@ -169,28 +172,36 @@ class Watcher:
             except StokerError as error:
                 self._log("launch_problem", {"pool": name, "why": str(error), "hint": error.hint})
 
-    def _serve_pool(self, state: PoolState, view: LaunchView, decision: LaunchDecision) -> None:
+    def _serve_pool(self, state: PoolState, epoch: int, view: LaunchView, decision: LaunchDecision) -> None:
+        """Do what was decided for a pool, under the epoch of the decision. Errors are logged, and it goes on later."""
         pool, watched = state.pool, self._watched.setdefault(state.pool.name, _Watched())
         try:
-            self._look(pool, watched, view)
+            self._look(pool, epoch, watched, view)
             self._cancel(pool, watched, view, decision)
             for pause in decision.pauses:
                 if pause.pool == pool.name:
-                    self._client.pause_pool(pool.name, pause.why)
+                    self._client.pause_pool(pool.name, one_line(pause.why, _LONGEST_MESSAGE))
                     self._log("pool_paused", {"pool": pool.name, "why": pause.why})
             for start in decision.starts:
                 if start.pool == pool.name and not self._is_closed.is_set():
-                    self.start(pool, start.count, start.wanted, fleet=view.fleet, why=start.why)
+                    self.start(pool, epoch, start.count, start.wanted, fleet=view.fleet, why=start.why)
                     watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
         except StaleLease:
             self._held.pop(pool.name, None)
-        except StokerError as error:
-            if str(error) != watched.problem:
-                watched.problem = str(error)
-                self._log("launch_problem", {"pool": pool.name, "why": str(error), "hint": error.hint})
+        except Exception as error:  # noqa: BLE001 - nobody else would notice it
+            is_known = isinstance(error, StokerError)
+            problem = str(error) if is_known else f"internal error: {type(error).__name__}: {one_line(str(error), 300)}"
+            if problem != watched.problem:
+                watched.problem = problem
+                hint = error.hint if isinstance(error, StokerError) else "please report it"
+                self._log("launch_problem", {"pool": pool.name, "why": problem, "hint": hint})
             watched.look_at_s = self._clock.monotonic_s() + self._settings.look_s
 
-    def _look(self, pool: Pool, watched: _Watched, view: LaunchView) -> None:
+    def refresh(self, pool: Pool, epoch: int, view: LaunchView) -> None:
+        """Compare rows with the backend once, and write what changed."""
+        self._look(pool, epoch, _Watched(), view)
+
+    def _look(self, pool: Pool, epoch: int, watched: _Watched, view: LaunchView) -> None:
         """Compare rows with the backend if that is due, and write what changed."""
         now_s = self._clock.monotonic_s()
         rows = [one for one in view.allocations if one.pool == pool.name]
@@ -216,7 +227,9 @@ class Watcher:
         ]
         if found.cancels:
             launcher.cancel(pool, found.cancels)
-        self._write(pool, moves)
+            for backend_id in found.cancels:
+                self._log("stray_cancelled", {"pool": pool.name, "backend_id": backend_id})
+        self._write(pool, epoch, moves)
         running = {one.id for one in sightings if one.state is not AllocationState.ENDED}
         over = [one for one in rows if one.id in uncleaned - running]
         if over:
@@ -235,29 +248,31 @@ class Watcher:
         new = [one for one in unwanted if one not in watched.cancelled and rows[one].backend_id]
         if not new:
             return
-        watched.cancelled.update(new)
         self._launcher(pool).cancel(pool, [rows[one].backend_id for one in new])
+        watched.cancelled.update(new)
         for id_ in new:
             self._log("allocation_cancelled", {"pool": pool.name, "allocation": id_, "why": unwanted[id_]})
         watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
 
-    def start(self, pool: Pool, count: int, wanted: Sequence[str], *, fleet: str, why: str) -> tuple[Allocation, ...]:
-        """Plan and submit allocations; return them as they stand then. The pool's lease is held."""
+    def start(
+        self, pool: Pool, epoch: int, count: int, wanted: Sequence[str], *, fleet: str, why: str
+    ) -> tuple[Allocation, ...]:
+        """Plan and submit allocations under the epoch of the pool's lease; return them as they stand then."""
         started: list[Allocation] = []
         for first in range(0, count, MOST_TOGETHER):
             ids = [secrets.token_hex(ID_CHARACTERS // 2) for _ in range(min(MOST_TOGETHER, count - first))]
-            started += self._submit(pool, ids, tuple(wanted), fleet=fleet, why=why)
+            started += self._submit(pool, epoch, ids, tuple(wanted), fleet=fleet, why=why)
         return tuple(started)
 
     def _submit(
-        self, pool: Pool, ids: Sequence[str], wanted: tuple[str, ...], *, fleet: str, why: str
+        self, pool: Pool, epoch: int, ids: Sequence[str], wanted: tuple[str, ...], *, fleet: str, why: str
     ) -> list[Allocation]:
         launcher = self._launcher(pool)
         allocations = [Allocation(id=one, pool=pool.name, wanted=wanted) for one in ids]
         # Faults of the pool are found before anything is planned.
         rendered = launcher.render(pool, allocations, fleet=fleet)
         plans = [(one, wanted) for one in ids]
-        keys = self._client.plan_allocations(pool.name, self._held[pool.name], plans)
+        keys = self._client.plan_allocations(pool.name, epoch, plans)
         url = self._settings.local_url if pool.backend is PoolBackend.LOCAL else self._settings.url
         tickets = {
             one.id: ticket_to_text(Ticket(id=one.id.upper(), key=keys[one.id], url=url, name=one.machine))
@@ -268,15 +283,15 @@ class Watcher:
             fields = {"pool": pool.name, "allocation": one.id, "backend_id": outcome.backend_ids.get(one.id, "")}
             self._log(f"allocation_{outcome.state}", {**fields, "why": outcome.message or why})
         moves = [outcome.move(one.id) for one in allocations]
-        self._write(pool, moves)
+        self._write(pool, epoch, moves)
         return [
             changed(one, state=outcome.state, backend_id=outcome.backend_ids.get(one.id, ""), message=outcome.message)
             for one in allocations
         ]
 
-    def _write(self, pool: Pool, moves: Sequence[AllocationMove]) -> None:
-        if moves:
-            self._client.move_allocations(pool.name, self._held[pool.name], tuple(moves))
+    def _write(self, pool: Pool, epoch: int, moves: Sequence[AllocationMove]) -> None:
+        for first in range(0, len(moves), MOST_AT_ONCE):
+            self._client.move_allocations(pool.name, epoch, tuple(moves[first : first + MOST_AT_ONCE]))
         for move in moves:
             if move.state is AllocationState.ENDED:
                 fields = {"pool": pool.name, "allocation": move.id, "cause": str(move.cause or ""), "why": move.message}

@@ -244,11 +244,16 @@ class _Budget:
         return StartAllocations(pool=self.pool.name, count=self.new, jobs=self.jobs, wanted=names, why=why)
 
     def cancels(self, used: set[str], now_s: float) -> list[CancelAllocation]:
-        """Return requests without a job, in excess of the minimum, that are older than the pool's patience."""
+        """Return requests without a job, in excess of the minimum, that are older than the pool's patience.
+
+        What was requested by hand, for no job, stays.
+        """
         spare = [
             one
             for one in self.allocations
-            if one.state in (AllocationState.SUBMITTED, AllocationState.WAITING)
+            if self.pool.is_automatic
+            and one.wanted
+            and one.state in (AllocationState.SUBMITTED, AllocationState.WAITING)
             and one.machine not in used
             and now_s - one.planned_s > self.pool.patience_s
         ]
@@ -330,6 +335,7 @@ def _brake(allocations: Sequence[Allocation], now_s: float, *, since_s: float) -
     ended = [one for one in ended if (one.ended_s or 0.0) > since_s]
     for cause, most, what in (
         (AllocationCause.NEVER_JOINED, MOST_UNJOINED, "workers never joined"),
+        (AllocationCause.NOT_SUBMITTED, MOST_REFUSED, "requests were lost"),
         (AllocationCause.REFUSED, MOST_REFUSED, "requests were refused"),
     ):
         last = [one for one in ended if one.cause is not AllocationCause.CANCELLED][-most:]

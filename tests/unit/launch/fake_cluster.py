@@ -76,7 +76,9 @@ class FakeCoordinator:
                     reason=row.reason if move.reason is None else move.reason,
                     cause=move.cause or row.cause,
                     message=move.message,
-                    started_s=row.started_s if move.started_s is None else move.started_s,
+                    started_s=self.now_s()
+                    if state is AllocationState.STARTED and row.started_s is None
+                    else row.started_s,
                     ends_s=row.ends_s if move.ends_s is None else move.ends_s,
                     ended_s=self.now_s() if state in (AllocationState.ENDED, AllocationState.REFUSED) else None,
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.clock import FakeClock
+from stoker.core.errors import NoBackend
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand, Requirements, SchedulableJob
 from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend, PoolShape
@@ -206,13 +208,49 @@ def test_a_backend_that_can_not_be_reached_is_logged_once() -> None:
     bench = Bench()
 
     def unreachable(*_args: object, **_fields: object) -> Any:
-        from stoker.core.errors import NoBackend
-
         raise NoBackend("squeue: no such command", hint="run it on the login node")
 
     bench.backend.look = unreachable  # type: ignore[method-assign]
     bench.turns(20, pass_s=10.0)
     assert [kind for kind, _ in bench.log] == ["pool_watched", "launch_problem"]
+
+
+def test_an_error_that_nobody_expects_is_logged_and_tried_again_later(bench: Bench) -> None:
+    def broken(*_args: object, **_fields: object) -> Any:
+        raise RuntimeError("no such thing")
+
+    bench.backend.look = broken  # type: ignore[method-assign]
+    bench.turns(20, pass_s=10.0)
+    problems = [fields["why"] for kind, fields in bench.log if kind == "launch_problem"]
+    assert problems == ["internal error: RuntimeError: no such thing"]
+
+
+def test_a_cancel_that_failed_is_repeated(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(2)
+    bench.want(0)
+    cancel, tries = bench.backend.cancel, []
+
+    def once_broken(pool: Pool, backend_ids: Sequence[str]) -> None:
+        tries.append(backend_ids)
+        if len(tries) == 1:
+            raise NoBackend("not reached")
+        cancel(pool, backend_ids)
+
+    bench.backend.cancel = once_broken  # type: ignore[method-assign]
+    bench.turns(6)
+    assert bench.backend.live() == []
+    assert len(tries) == 2
+
+
+def test_workers_that_exit_at_once_pause_the_pool_with_the_last_line_of_their_log(bench: Bench) -> None:
+    bench.want(1)
+    for _ in range(12):
+        bench.turn(5.0)
+        for one in bench.backend.live():
+            bench.backend.end(one.backend_id, AllocationCause.FAILED)
+    assert bench.coordinator.pools["p"].paused == "3 workers never joined in a row: no route to host"
+    assert bench.backend.submits == 3
 
 
 ACTIONS = st.sampled_from(

@@ -64,7 +64,7 @@ def ended(cause: AllocationCause, *, ago_s: float = 60.0, number: int = 0, **fie
 
 
 def live(state: AllocationState, *, number: int = 0, pool: str = "cpu", age_s: float = 60.0) -> Allocation:
-    return Allocation(id=f"a{number:05}", pool=pool, state=state, planned_s=NOW_S - age_s)
+    return Allocation(id=f"a{number:05}", pool=pool, state=state, planned_s=NOW_S - age_s, wanted=("train/1",))
 
 
 def decided(
@@ -138,6 +138,8 @@ def test_a_request_that_no_job_needs_is_cancelled_once_it_is_old() -> None:
     decision = decided((), [live(AllocationState.WAITING), live(AllocationState.WAITING, number=1, age_s=5.0)])
     assert [(one.id, one.why) for one in decision.cancels] == [("a00000", "no waiting job needs it")]
     assert decided((), [live(AllocationState.WAITING)], changed(CPU, min=1)).cancels == ()
+    by_hand = changed(live(AllocationState.WAITING), wanted=())
+    assert decided((), [by_hand]).cancels == (), "it was requested by hand"
 
 
 def test_a_minimum_is_kept() -> None:
