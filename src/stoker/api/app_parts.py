@@ -113,7 +113,8 @@ class AppSettings:
     @property
     def ssh_folder(self) -> str:
         """Where connections to SSH hosts are kept open; a short path, as sockets need."""
-        return self._in_session("stoker-ssh")
+        named = self.environment.get("STOKER_RUNTIME", "")
+        return os.path.join(self.shared_process_folder, "ssh") if named else self._in_session("stoker-ssh")
 
     def _in_session(self, name: str) -> str:
         """Return a folder of this user that ends with the session, or with the machine."""

@@ -257,7 +257,8 @@ class App:
             return self._ray_launcher()
         if backend is PoolBackend.KUBERNETES:
             return self._kubernetes_launcher()
-        runner = SubprocessRunner(public_environment(settings.environment), language=None)
+        # A large site's queue is longer than a probe's output.
+        runner = SubprocessRunner(public_environment(settings.environment), language=None, most_bytes=64 << 20)
         commands = HostCommands(runner, control_folder=settings.ssh_folder)
         folder = os.path.join(settings.state, "workers-launched")
         if backend in (PoolBackend.LOCAL, PoolBackend.SSH):

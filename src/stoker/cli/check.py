@@ -45,7 +45,7 @@ GRAMMAR = Grammar(
     about=(
         "Verify files offline, reading every byte: a downloaded file against the receipt of its download (found by "
         "path, else by digest), a receipt against its checksum and its file, a lock list against the files on disk. "
-        "Exit code 15 if anything differs. For a cluster file (key `nodes`), a manifest (`jobs`, `hosts`) and an "
+        "Exit code 15 if anything differs. For a cluster file (`nodes`, `pools`), a manifest (`jobs`, `hosts`) and an "
         "adapters file (`adapter`), in YAML or TOML, list all errors with their lines, including recipes that are not "
         "installed, invalid arguments and missing data; exit codes 23, 24 and 25."
     ),
@@ -121,7 +121,7 @@ def _hint(bad: list[Finding]) -> str:
     if all(one.is_known for one in bad):
         return "download again: stoker fetch"
     if len(bad) == 1 and bad[0].path.endswith(SUFFIXES):
-        return "a cluster file needs the key `nodes`, a manifest `jobs`, an adapters file `adapter`"
+        return "a cluster file needs the key `nodes` or `pools`, a manifest `jobs`, an adapters file `adapter`"
     if len(bad) == 1:
         return f"compare its sha256 {bad[0].sha256} with the publisher's, or download it with stoker fetch"
     return "files not downloaded by Stoker have no receipt: compare their sha256 with the publisher's"
@@ -206,13 +206,13 @@ def _finding_as_json(one: Finding) -> dict[str, object]:
     }
 
 
-_KEYS = {"nodes", "jobs", "hosts", ADAPTERS}
+_KEYS = {"nodes", "pools", "jobs", "hosts", ADAPTERS}
 _MOST_HEAD_BYTES = 64 * 1024
 _MISSPELT = 0.75
 """Minimum similarity of a misspelt key: `adaptors` has 0.8 to `adapter`."""
 # Top-level keys start a line, in YAML and TOML.
 _TOP_KEY = re.compile(
-    rb"^(?:\xef\xbb\xbf)?(?:\[\[?\s*|\{\s*)?[\"']?(nodes|jobs|hosts|adapter)[\"']?\s*[\]:=.]", re.MULTILINE
+    rb"^(?:\xef\xbb\xbf)?(?:\[\[?\s*|\{\s*)?[\"']?(nodes|pools|jobs|hosts|adapter)[\"']?\s*[\]:=.]", re.MULTILINE
 )
 
 
@@ -232,15 +232,16 @@ def read_declared(
     file; each is called only if needed. `make` may find more errors in a manifest's jobs. Raises what `read_cluster`,
     `read_manifest` and `read_adapters` raise.
 
-    A cluster file has `nodes`; a manifest has `jobs`, `hosts` or both; an adapters file has `adapter`. A file with
-    syntax errors is recognised by its lines, and one without these keys by a list of maps with a similar name.
+    A cluster file has `nodes`, `pools` or both; a manifest has `jobs`, `hosts` or both; an adapters file has
+    `adapter`. A file with syntax errors is recognised by its lines, and one without these keys by a list of maps with a
+    similar name.
     """
     if not path.endswith(SUFFIXES) or not os.path.isfile(path):
         return None
 
     def read(reading: FileDiagnostics, tree: LocatedValue | None) -> DeclaredFile | None:
         keys = _top_keys(path) if tree is None else _keys_of(tree)
-        if "nodes" in keys:
+        if "nodes" in keys or "pools" in keys:
             return cluster_of(reading, tree)
         if keys == {ADAPTERS}:
             return adapters_of(file_as_it_is, reading, tree, around())
@@ -306,7 +307,8 @@ class DeclaredFileCheck:
         """Return the number of each kind of entry."""
         if isinstance(self.made, Cluster):
             gpus = sum(len(node.gpus) for node in self.made.nodes)
-            return {"nodes": len(self.made.nodes), "GPUs": gpus, "adapter slots": self.made.adapter_slots}
+            counts = {"nodes": len(self.made.nodes), "GPUs": gpus, "adapter slots": self.made.adapter_slots}
+            return {**counts, **({"pools": len(self.made.pools)} if self.made.pools else {})}
         if isinstance(self.made, Manifest):
             return {"jobs": len(self.made.jobs), "hosts": len(self.made.hosts)}
         if isinstance(self.made, AdaptersFile):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional
-from stoker.core.errors import NotFound
+from stoker.core.errors import NotFound, Usage
+from stoker.core.pool import ID_CHARACTERS
 from stoker.core.text import counted, did_you_mean
 from stoker.devices.this_machine import submitter_name
 from stoker.views.pool_lines import ALLOCATION_HEADER, POOL_HEADER, allocation_row, pool_json, pool_row
@@ -144,6 +145,9 @@ STOP_GRAMMAR = Grammar(
 
 def perform_stop(call: CommandContext, given: dict[str, Any]) -> int:
     """Stop allocations."""
+    for one in given["id"]:
+        if len(one) != ID_CHARACTERS or not set(one) <= set("0123456789abcdef"):
+            raise Usage(f"{one!r} is not an allocation's id", hint=f"`stoker pools show {given['name']}` lists them")
     client, by = call.lookup.client(given["at"]), submitter_name(call.parts.settings.environment)
     done = client.stop_allocations(given["name"], tuple(given["id"]), by=by)
     return _done(call, given, done, f": {counted(len(done.changed), 'allocation')} will stop")

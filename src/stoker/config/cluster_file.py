@@ -241,7 +241,7 @@ def cluster_of(reading: FileDiagnostics, tree: LocatedValue | None) -> Cluster:
             reading.refuse(listed, "nodes", "a cluster has at least one node", hint)
         _Rules(reading).check(nodes)
         pools = given.get("pools", ())
-        check_pools(reading, pools, {node.get("name", "") for node in nodes})
+        check_pools(reading, pools, nodes)
     reading.raise_any(InvalidCluster)
     return Cluster(
         nodes=tuple(map(_node, nodes)),

@@ -38,6 +38,7 @@ from stoker.config.fields import (
 from stoker.config.positions import LocatedValue
 from stoker.core.device import MIB
 from stoker.core.frozen import fields_of
+from stoker.core.machine import NodeTransport, pool_name
 from stoker.core.pool import (
     DEFAULT_WALL_S,
     Pool,
@@ -169,10 +170,10 @@ POOL = MapSchema(
 )
 
 
-def check_pools(reading: FileDiagnostics, pools: Iterable[ParsedMap], nodes: Iterable[str]) -> None:
+def check_pools(reading: FileDiagnostics, pools: Iterable[ParsedMap], nodes: Iterable[ParsedMap]) -> None:
     """Note the faults of pools that concern several keys or several pools, and of their texts."""
     names: dict[str, ParsedMap] = {}
-    taken = set(nodes)
+    taken = _taken_names(reading, nodes)
     for pool in pools:
         name = pool.get("name")
         if name is not None:
@@ -191,6 +192,21 @@ def check_pools(reading: FileDiagnostics, pools: Iterable[ParsedMap], nodes: Ite
         if name is not None and "backend" in pool.values:
             for fault in pool_faults(pool_of(pool)):
                 reading.refuse(_place(pool.node, fault.where), f"{pool.key}.{fault.where}", fault.message, fault.hint)
+
+
+def _taken_names(reading: FileDiagnostics, nodes: Iterable[ParsedMap]) -> set[str]:
+    """Return names that no pool may have: of nodes, and of the pools that nodes over SSH are."""
+    pools: dict[str, str] = {}
+    names = set()
+    for node in nodes:
+        name = node.get("name", "")
+        names.add(name)
+        if name and node.get("transport") is NodeTransport.SSH:
+            first = pools.setdefault(pool_name(name), name)
+            if first != name:
+                message = f"{name!r} and {first!r} would be one pool, {pool_name(name)!r}"
+                _refuse(reading, node, "name", message, "use names that differ in more than signs and case")
+    return names | pools.keys()
 
 
 def _place(node: LocatedValue, where: str) -> LocatedValue:

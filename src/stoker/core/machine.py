@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from stoker.core.device import GIB, MIB, Backend, MemoryType, usable_bytes
 from stoker.core.frozen import fresh, frozen
-from stoker.core.pool import SSH_WALL_S, Pool, PoolBackend, PoolGpu, PoolShape
+from stoker.core.pool import LONGEST_POOL_NAME, SSH_WALL_S, Pool, PoolBackend, PoolGpu, PoolShape
 from stoker.core.text import lazy_pattern
 
 
@@ -131,11 +131,17 @@ class Cluster:
         return next((node for node in self.nodes if node.name == name), None)
 
 
+def pool_name(node: str) -> str:
+    """Return the name of the pool of a node over SSH: its own, within what pools may be called."""
+    plain = "".join(char if char.isalnum() else "-" for char in node.lower())
+    return plain[:LONGEST_POOL_NAME].strip("-") or "node"
+
+
 def _pool_of(node: Node) -> Pool:
     """Return the pool whose only machine is a node over SSH."""
     gpus = tuple(PoolGpu(type=gpu.type, vram_mb=gpu.vram_mb) for gpu in node.gpus)
     return Pool(
-        name=node.name.lower().replace("_", "-").replace(".", "-"),
+        name=pool_name(node.name),
         backend=PoolBackend.SSH,
         via=f"{node.user}@{node.host}" if node.user else node.host,
         each=PoolShape(cpu_cores=node.cpu_cores or 1, ram_mb=node.ram_mb, gpus=gpus, slots=node.slots),

@@ -20,6 +20,7 @@ from stoker.core.frozen import fresh, frozen
 LABEL = "stoker"
 """First part of an allocation's name at its backend."""
 ID_CHARACTERS = 6
+LONGEST_POOL_NAME = 40
 DEFAULT_IDLE_S = 300.0
 DEFAULT_WALL_S = 4 * 3600.0
 SSH_WALL_S = 30 * 86400.0

@@ -66,7 +66,10 @@ _OURS = {
         {
             *("array", "chdir", "comment", "cpus-per-task", "error", "export", "export-file", "gres", "input"),
             *("job-name", "mem", "no-requeue", "nodes", "ntasks", "open-mode", "output", "parsable", "requeue"),
-            *("test-only", "time", "wait", "wrap"),
+            *("test-only", "time", "wait", "wrap", "time-min", "deadline", "begin", "hold", "signal", "dependency"),
+            *("mem-per-cpu", "mem-per-gpu", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+            *("ntasks-per-node", "ntasks-per-core", "ntasks-per-socket", "cluster", "clusters", "uid", "gid"),
+            *("get-user-env", "kill-on-invalid-dep", "quiet", "verbose", "ignore-pbs"),
         }
     )
 }
@@ -125,14 +128,15 @@ def _options(pool: Pool) -> tuple[Diagnostic, ...]:
         elif known is not None and name not in known:
             hint = did_you_mean(name, known) or f"{pool.backend} has {', '.join(known)}"
             faults.append(Diagnostic(where, f"{name[:80]!r} is not an option of {pool.backend}", hint))
-        elif name in ours:
+        elif name in ours or any(one.startswith(name) for one in ours):
+            # Slurm takes the beginning of an option for the option.
             instead = _INSTEAD.get(name)
             faults.append(Diagnostic(where, "set by the launcher", f"use {instead}" if instead else "remove it"))
         if known is not None and name in known:
             pattern, rule = known[name]
             if len(value) > _LONGEST_VALUE or not pattern.fullmatch(value):
                 faults.append(Diagnostic(where, f"{value[:80]!r} is not valid", rule))
-        elif not _VALUE.fullmatch(value):
+        elif len(value) > _LONGEST_VALUE or not _VALUE.fullmatch(value):
             faults.append(
                 Diagnostic(where, f"{value[:80]!r} has characters that are not allowed", "no spaces, quotes or $")
             )

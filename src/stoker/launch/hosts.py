@@ -26,6 +26,8 @@ from stoker.launch.commands import HostCommands
 from stoker.launch.launchers import Rendered, Sighting, fill, ticket_hole, worker_command
 
 _SHELL = ("sh", "-s")
+OWN_FOLDER = '[ -O . ] && [ -z "$(find . -maxdepth 0 -perm /022)" ]'
+"""Shell: nobody else may write in the current folder. Who can could replace tickets, and name processes to end."""
 _REMOTE_BASE = '"$HOME"/.local/state/stoker/workers'
 _LOG_BYTES = 4096
 _NOT_MADE = 73
@@ -52,6 +54,7 @@ host=$(uname -n)
 _FUNCTIONS = (
     _IDENTITY
     + """\
+is_own() { [ -d "$1" ] && [ ! -L "$1" ] && [ -O "$1" ]; }
 is_alive() {
   [ -f "$1/identity" ] || return 1
   read -r pid rest < "$1/identity"
@@ -103,7 +106,7 @@ class HostLauncher:
             "main() {",
             "umask 077",
             f"base={self._base(pool)}/{shlex.quote(fleet)}",
-            'mkdir -p "$base" && cd "$base" || exit 73',
+            f'mkdir -p "$base" && cd "$base" && {OWN_FOLDER} || exit 73',
             "names=",
             "start() {",
             '  mkdir "$1" 2>/dev/null || { [ -d "$1" ] && return; exit 73; }',
@@ -154,7 +157,7 @@ class HostLauncher:
         script = f"""\
 cd {self._base(pool)}/{shlex.quote(fleet)} 2>/dev/null || exit 0
 for one in {pool.name}-*; do
-  [ -d "$one" ] || continue
+  is_own "$one" || continue
   started=; exit=; state=starting
   [ -f "$one/started" ] && read -r started < "$one/started"
   if [ -f "$one/exit" ]; then
@@ -197,7 +200,7 @@ done
         script = f"""\
 cd {self._base(pool)} 2>/dev/null || exit 0
 for one in {" ".join(f"*/{pool.name}-{_word(id)}" for id in backend_ids)}; do
-  is_alive "$one" || continue
+  is_own "$one" && is_alive "$one" || continue
   kill -s TERM -- "-$pid"; kill -s CONT -- "-$pid"
   setsid sh -c {shlex.quote(_FUNCTIONS + watch)} sh "$one" < /dev/null > /dev/null 2>&1 &
   # Until it leads its session, it would end with this script.
@@ -221,7 +224,7 @@ done
             f"""\
 cd {self._base(pool)} 2>/dev/null || exit 0
 for one in {names}; do
-  [ -d "$one" ] && ! is_alive "$one" && rm -rf "$one"
+  is_own "$one" && ! is_alive "$one" && rm -rf "$one"
 done
 rmdir * 2>/dev/null
 """,

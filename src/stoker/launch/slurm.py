@@ -28,7 +28,7 @@ from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from stoker.launch.commands import HostCommands
-from stoker.launch.hosts import check_python
+from stoker.launch.hosts import OWN_FOLDER, check_python
 from stoker.launch.launchers import (
     MOST_TOGETHER,
     Rendered,
@@ -222,14 +222,15 @@ class SlurmLauncher:
         lines = ["main() {", "umask 077"]
         for path, text in rendered.files.items():
             name = shlex.quote(path)
-            lines.append(f"mkdir -p {shlex.quote(path.rpartition('/')[0])} || exit 73")
+            folder = shlex.quote(path.rpartition("/")[0])
+            lines.append(f"mkdir -p {folder} && cd {folder} && {OWN_FOLDER} || exit 73")
             lines += [f"cat > {name}.new <<'END' && mv {name}.new {name} || exit 73"]
             lines += [fill(text, tickets).rstrip("\n"), "END"]
         reply = self._commands.read(rendered.where, ("sh", "-s"), stdin="\n".join([*lines, "}", "main", ""]))
         if reply.exit_code:
             raise LaunchRefused(
                 f"tickets can't be written on {rendered.where or 'this machine'}: {one_line(reply.err, 300)}",
-                hint="check disk and permissions of the pool's folder",
+                hint="check disk and permissions of the pool's folder; only you may write there",
                 host=rendered.where,
             )
 

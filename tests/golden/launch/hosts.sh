@@ -1,7 +1,7 @@
 main() {
 umask 077
 base="$HOME"/.local/state/stoker/workers/4c1d
-mkdir -p "$base" && cd "$base" || exit 73
+mkdir -p "$base" && cd "$base" && [ -O . ] && [ -z "$(find . -maxdepth 0 -perm /022)" ] || exit 73
 names=
 start() {
   mkdir "$1" 2>/dev/null || { [ -d "$1" ] && return; exit 73; }

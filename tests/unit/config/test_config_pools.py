@@ -93,6 +93,25 @@ nodes:
     assert cluster.pools == ()
 
 
+def test_names_of_nodes_over_ssh_that_would_be_one_pool_are_refused(drawer: Drawer) -> None:
+    (fault,) = drawer.cluster_faults(
+        """\
+nodes:
+  - { name: Desk.a, host: a, transport: ssh }
+  - { name: desk-a, host: b, transport: ssh }
+"""
+    )
+    assert "'desk-a' and 'Desk.a' would be one pool, 'desk-a'" in fault
+    long = drawer.cluster(f"nodes: [{{ name: {'n' * 60}-1, host: a, transport: ssh }}]")
+    assert pool_faults(long.all_pools[0]) == ()
+
+
+@pytest.mark.parametrize("name", ["outpu", "arr", "clusters", "mem-per-cpu", "hold"])
+def test_an_option_that_would_break_the_launcher_is_refused(drawer: Drawer, name: str) -> None:
+    (fault,) = drawer.cluster_faults(f"pools: [{{ name: a, backend: slurm, options: {{ {name}: 1 }} }}]")
+    assert "set by the launcher" in fault
+
+
 @pytest.mark.parametrize("option", ["x y", "-p", "a=b", "a;b"])
 def test_an_option_that_could_leave_its_argument_is_refused(drawer: Drawer, option: str) -> None:
     (fault,) = drawer.cluster_faults(f"pools: [{{ name: a, backend: slurm, options: {{ {option!r}: 1 }} }}]")
