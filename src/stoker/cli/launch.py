@@ -139,8 +139,14 @@ def perform_watch(call: CommandContext, given: dict[str, Any]) -> int:
     pools_named(view, given["name"])
     call.out.goes_on_unread = call.out.is_watched = True
     watcher = _watcher(call, client, view, given["name"], url=given["url"] or "")
+
+    def close(number: int, _frame: object) -> None:
+        watcher.close()
+        # A coordinator or a backend that hangs may hold it up: the second signal ends it at once.
+        signal.signal(number, signal.SIG_DFL)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: watcher.close())
+        signal.signal(number, close)
     count = len(given["name"] or view.pools)
     call.out.note(f"watching {counted(count, 'pool')} of {client.url}; Ctrl-C ends the watch")
     watcher.run()

@@ -111,6 +111,9 @@ def _names(pool: Pool) -> tuple[Diagnostic, ...]:
         faults.append(Diagnostic("folder", "required with `via`", hint))
     if pool.backend is PoolBackend.SSH and not pool.via:
         faults.append(Diagnostic("via", "required: the SSH host on which workers start", "HOST or USER@HOST"))
+    if pool.backend in (PoolBackend.LOCAL, PoolBackend.SSH) and pool.max > 1 and pool.each.gpus:
+        hint = "one worker with several slots: max: 1, each: { slots: N }"
+        faults.append(Diagnostic("max", "workers of one machine would all offer its first devices", hint))
     return tuple(faults)
 
 

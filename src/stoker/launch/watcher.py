@@ -10,7 +10,6 @@ is found again by its label. Each pool has its own thread: one whose backend doe
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,6 +32,9 @@ LOOK_S = 30.0
 LEASE_S = 60.0
 _FIRST_LOOK_S = 1.0
 _TURN_S = 1.0
+_REST_S = 0.1
+_OVERDUE_S = 120.0
+"""A worker whose time limit ended so long ago did not end by itself."""
 _MOST_THREADS = 64
 _LONGEST_MESSAGE = 500
 
@@ -91,14 +93,14 @@ class Watcher:
         self._tasks: dict[str, Future[None]] = {}
         self._held: dict[str, int] = {}
         self._renew_at_s = 0.0
-        self._is_closed = threading.Event()
+        self._is_closed = False
 
     def run(self) -> None:
         """Watch until closed. Errors of the coordinator are logged, and the watcher tries again."""
         problem = ""
         with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="stoker-launch") as threads:
             try:
-                while not self._is_closed.is_set():
+                while not self._is_closed:
                     try:
                         self.turn(threads)
                         problem = ""
@@ -106,14 +108,19 @@ class Watcher:
                         if str(error) != problem:
                             problem = str(error)
                             self._log("launch_problem", {"pool": "", "why": problem, "hint": error.hint})
-                    self._is_closed.wait(_TURN_S)
+                    self._rest()
             finally:
-                self._is_closed.set()
+                self._is_closed = True
                 self._let_go()
 
     def close(self) -> None:
-        """End the watch; allocations stay. Safe in signal handlers."""
-        self._is_closed.set()
+        """End the watch; allocations stay. Safe in signal handlers: it takes no lock."""
+        self._is_closed = True
+
+    def _rest(self) -> None:
+        until_s = self._clock.monotonic_s() + _TURN_S
+        while not self._is_closed and self._clock.monotonic_s() < until_s:
+            self._clock.sleep(_REST_S)
 
     def turn(self, threads: ThreadPoolExecutor) -> None:
         """Decide once, and begin a task for each pool that has no task under way."""
@@ -183,7 +190,7 @@ class Watcher:
                     self._client.pause_pool(pool.name, one_line(pause.why, _LONGEST_MESSAGE))
                     self._log("pool_paused", {"pool": pool.name, "why": pause.why})
             for start in decision.starts:
-                if start.pool == pool.name and not self._is_closed.is_set():
+                if start.pool == pool.name and not self._is_closed:
                     self.start(pool, epoch, start.count, start.wanted, fleet=view.fleet, why=start.why)
                     watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
         except StaleLease:
@@ -242,8 +249,12 @@ class Watcher:
     def _cancel(self, pool: Pool, watched: _Watched, view: LaunchView, decision: LaunchDecision) -> None:
         unwanted = {one.id: one.why for one in decision.cancels if one.pool == pool.name}
         for one in view.allocations:
-            if one.pool == pool.name and one.state is AllocationState.DRAINING:
+            if one.pool != pool.name or one.is_over:
+                continue
+            if one.state is AllocationState.DRAINING:
                 unwanted.setdefault(one.id, "stopped by an operator")
+            elif one.ends_s is not None and view.now_s > one.ends_s + _OVERDUE_S:
+                unwanted.setdefault(one.id, "its time limit is over")
         rows = {one.id: one for one in view.allocations}
         new = [one for one in unwanted if one not in watched.cancelled and rows[one].backend_id]
         if not new:

@@ -106,6 +106,12 @@ nodes:
     assert pool_faults(long.all_pools[0]) == ()
 
 
+def test_workers_of_one_machine_do_not_share_its_devices(drawer: Drawer) -> None:
+    gpus = "{ gpus: [{ type: a100, vram_mb: 40960 }] }"
+    (fault,) = drawer.cluster_faults(f"pools: [{{ name: a, backend: local, max: 2, each: {gpus} }}]")
+    assert "pools[0].max: workers of one machine would all offer its first devices" in fault
+
+
 @pytest.mark.parametrize("name", ["outpu", "arr", "clusters", "mem-per-cpu", "hold"])
 def test_an_option_that_would_break_the_launcher_is_refused(drawer: Drawer, name: str) -> None:
     (fault,) = drawer.cluster_faults(f"pools: [{{ name: a, backend: slurm, options: {{ {name}: 1 }} }}]")

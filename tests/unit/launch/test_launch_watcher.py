@@ -243,6 +243,21 @@ def test_a_cancel_that_failed_is_repeated(bench: Bench) -> None:
     assert len(tries) == 2
 
 
+def test_a_worker_that_outlives_its_time_limit_is_cancelled(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(2)
+    (entry,) = bench.backend.live()
+    bench.backend.start(entry.backend_id)
+    bench.coordinator.joined(entry.id)
+    rows = bench.coordinator.rows
+    rows[entry.id] = changed(rows[entry.id], ends_s=bench.clock.wall_s() + 60)
+    bench.want(0)
+    bench.turns(4)
+    assert bench.backend.live() != []
+    bench.turns(4)
+    assert bench.backend.live() == []
+
+
 def test_workers_that_exit_at_once_pause_the_pool_with_the_last_line_of_their_log(bench: Bench) -> None:
     bench.want(1)
     for _ in range(12):
