@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.pool import Allocation, AllocationState, Pool
-from stoker.launch.launchers import Launcher, Sighting
+from stoker.launch.launchers import AllocationStatus, Launcher
 
 SECRET = "5ec7e7" * 10
 _SECONDS = 20.0
@@ -55,16 +55,16 @@ class LauncherCase:
         self.submitted.update({one.id: changed(one, backend_id=made[one.id]) for one in allocations})
         return made
 
-    def look(self, fleet: str = "") -> dict[str, Sighting]:
+    def look(self, fleet: str = "") -> dict[str, AllocationStatus]:
         return {one.id: one for one in self.launcher.look(self.pool, fleet=fleet or self.fleet)}
 
-    def look_for(self, id: str) -> Sighting | None:
+    def look_for(self, id: str) -> AllocationStatus | None:
         """Look for one that was submitted: Slurm forgets a member of an array that is cancelled before it starts."""
         known = [one for one in self.submitted.values() if one.id == id]
         found = self.launcher.look(self.pool, fleet=self.fleet, known=known)
         return next((one for one in found if one.id == id), None)
 
-    def wait(self, id: str, state: AllocationState) -> Sighting:
+    def wait(self, id: str, state: AllocationState) -> AllocationStatus:
         """Look until an allocation is in a state."""
         deadline_s = time.monotonic() + _SECONDS
         while True:

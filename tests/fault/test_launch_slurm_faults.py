@@ -17,7 +17,7 @@ from stoker.core.frozen import changed, frozen
 from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolGpu, PoolShape
 from stoker.devices.checkup import CheckStatus
 from stoker.launch.commands import HostCommands, public_environment
-from stoker.launch.launchers import Sighting
+from stoker.launch.launchers import AllocationStatus
 from stoker.launch.slurm import SlurmLauncher
 from tests.servers.slurm import SlurmCluster
 
@@ -47,11 +47,11 @@ class Placed:
         made = self.launcher.submit(rendered, {one.id: "ticket\n" for one in allocations})
         return [changed(one, backend_id=made[one.id]) for one in allocations]
 
-    def look(self, allocation: Allocation) -> Sighting | None:
+    def look(self, allocation: Allocation) -> AllocationStatus | None:
         found = self.launcher.look(self.pool, fleet=FLEET)
         return next((one for one in found if one.id == allocation.id), None)
 
-    def wait(self, allocation: Allocation, state: AllocationState) -> Sighting:
+    def wait(self, allocation: Allocation, state: AllocationState) -> AllocationStatus:
         deadline_s = time.monotonic() + 60
         while (seen := self.look(allocation)) is None or seen.state is not state:
             assert time.monotonic() < deadline_s, seen

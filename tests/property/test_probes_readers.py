@@ -114,7 +114,7 @@ def test_any_properties_are_read(text: str) -> None:
 
 NAMES = st.sampled_from(["", "NVIDIA H200", "Orin (nvgpu)", "NVIDIA GB10", "Tesla K80"])
 UUIDS = st.sampled_from(["", "GPU-1", "GPU-2", "gpu-1", "MIG-7", "MIG-1"])
-SIGHTINGS = st.builds(
+DEVICE_REPORTS = st.builds(
     DeviceReport,
     backend=st.sampled_from([Backend.CUDA, Backend.ROCM, Backend.METAL]),
     uuid=UUIDS,
@@ -134,7 +134,7 @@ STATEMENTS = st.lists(
     st.builds(
         ProbeResult,
         probe=st.sampled_from(PROBES),
-        reports=st.lists(SIGHTINGS, max_size=4).map(tuple),
+        reports=st.lists(DEVICE_REPORTS, max_size=4).map(tuple),
         is_readable=st.booleans(),
         looked_for=st.frozensets(st.sampled_from([Backend.CUDA, Backend.ROCM])),
     ),

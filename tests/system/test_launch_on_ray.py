@@ -16,7 +16,7 @@ from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool,
 from stoker.devices.checkup import CheckStatus
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import HttpSettings
-from stoker.launch.launchers import Sighting
+from stoker.launch.launchers import AllocationStatus
 from stoker.launch.ray import RayLauncher
 from tests.contract.launcher_cases import SECRET, make_stand_in, tickets
 from tests.servers.ray_head import URL, ray_head, why_no_ray
@@ -56,7 +56,7 @@ def live_one_life(folder: Path, launcher: RayLauncher) -> None:
     pool = Pool(name="small", backend=PoolBackend.RAY, python=python, options={"address": URL})
     two = [Allocation(id="12e456", pool="small"), Allocation(id="7f3a2c", pool="small")]
 
-    def shown(id: str, state: AllocationState) -> Callable[[], Sighting | None]:
+    def shown(id: str, state: AllocationState) -> Callable[[], AllocationStatus | None]:
         return lambda: next(
             (one for one in launcher.look(pool, fleet=FLEET) if (one.id, one.state) == (id, state)), None
         )

@@ -23,7 +23,7 @@ from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure
 from stoker.launch.commands import HostCommands
-from stoker.launch.launchers import Rendered, Sighting, fill, ticket_hole, worker_command
+from stoker.launch.launchers import AllocationStatus, Rendered, fill, ticket_hole, worker_command
 
 _SHELL = ("sh", "-s")
 OWN_FOLDER = '[ -O . ] && [ -z "$(find . -maxdepth 0 -perm /022)" ]'
@@ -153,7 +153,7 @@ class HostLauncher:
     def forecast(self, rendered: Rendered) -> str:
         return ""
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[AllocationStatus, ...]:
         script = f"""\
 cd {self._base(pool)}/{shlex.quote(fleet)} 2>/dev/null || exit 0
 for one in {pool.name}-*; do
@@ -178,10 +178,12 @@ for one in {pool.name}-*; do
 done
 """
         reply = self._read(pool, script)
-        found = [_sighting(line.split(), pool) for line in reply.splitlines() if line.startswith(f"{pool.name}-")]
+        found = [_status(line.split(), pool) for line in reply.splitlines() if line.startswith(f"{pool.name}-")]
         seen = {one.backend_id for one in found if one is not None}
         lost = (
-            Sighting(id=one.id, backend_id=one.backend_id, state=AllocationState.ENDED, reason="its folder is gone")
+            AllocationStatus(
+                id=one.id, backend_id=one.backend_id, state=AllocationState.ENDED, reason="its folder is gone"
+            )
             for one in known
             if one.backend_id not in seen
         )
@@ -289,7 +291,7 @@ def _check_folder(said: Mapping[str, str]) -> Check:
     return Check("folder", verdict, f"{mib} MiB free", "" if mib >= 1024 else "free some disk space there")
 
 
-def _sighting(words: Sequence[str], pool: Pool) -> Sighting | None:
+def _status(words: Sequence[str], pool: Pool) -> AllocationStatus | None:
     """Read one line of the script of `look`: name, state, start, and exit status and its time if there is one."""
     if len(words) < 3 or not words[2].isdigit():
         return None
@@ -301,17 +303,17 @@ def _sighting(words: Sequence[str], pool: Pool) -> Sighting | None:
         return None
     match state:
         case "starting":
-            return Sighting(id=id, backend_id=id, state=AllocationState.WAITING, reason=state)
+            return AllocationStatus(id=id, backend_id=id, state=AllocationState.WAITING, reason=state)
         case "running" | "elsewhere":
             ends_s = started_s + pool.wall_s if started_s else None
             reason = "" if state == "running" else "runs on another host of this folder"
-            return Sighting(
+            return AllocationStatus(
                 id=id, backend_id=id, state=AllocationState.STARTED, reason=reason, started_s=started_s, ends_s=ends_s
             )
         case "exited" if len(exit_words) == 2:
             code, ended = map(int, exit_words)
             cause = _CAUSES.get(code, AllocationCause.FAILED)
-            return Sighting(
+            return AllocationStatus(
                 id=id,
                 backend_id=id,
                 state=AllocationState.ENDED,
@@ -326,7 +328,9 @@ def _sighting(words: Sequence[str], pool: Pool) -> Sighting | None:
             cause, reason = AllocationCause.NOT_SUBMITTED, "its process never started"
         case _:
             cause, reason = AllocationCause.FAILED, "its process is gone without an exit status"
-    return Sighting(id=id, backend_id=id, state=AllocationState.ENDED, reason=reason, cause=cause, started_s=started_s)
+    return AllocationStatus(
+        id=id, backend_id=id, state=AllocationState.ENDED, reason=reason, cause=cause, started_s=started_s
+    )
 
 
 def _word(text: str) -> str:

@@ -24,7 +24,7 @@ from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from stoker.launch.commands import HostCommands
-from stoker.launch.launchers import NEXT, Rendered, Sighting, fill, ticket_hole, worker_command
+from stoker.launch.launchers import NEXT, AllocationStatus, Rendered, fill, ticket_hole, worker_command
 
 _PYTHON = "python3"
 _GPU_RESOURCE = "nvidia.com/gpu"
@@ -127,7 +127,7 @@ class KubernetesLauncher:
         # Policies of a namespace may warn.
         return "; ".join(dict.fromkeys(["accepted in a dry run", *reply.err.splitlines()]))
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[AllocationStatus, ...]:
         selector = f"stoker-fleet={fleet},stoker-pool={pool.name}"
         reply = self._read(pool, "get", "jobs,pods", "-l", selector, "-o", _SHOWN)
         jobs: dict[str, _Shown] = {}
@@ -136,11 +136,11 @@ class KubernetesLauncher:
             shown = _shown(line)
             if shown is not None:
                 (jobs if shown.kind == "Job" else pods)[shown.id] = shown
-        found = [_sighting(id, pool, jobs.get(id), pods.get(id)) for id in {**jobs, **pods}]
+        found = [_status(id, pool, jobs.get(id), pods.get(id)) for id in {**jobs, **pods}]
         seen = {one.backend_id for one in found}
         # Nothing but a deletion ends a Job without a trace.
         lost = [
-            Sighting(
+            AllocationStatus(
                 id=one.id,
                 backend_id=one.backend_id,
                 state=AllocationState.ENDED,
@@ -411,7 +411,7 @@ def _shown(line: str) -> _Shown | None:
     )
 
 
-def _sighting(id: str, pool: Pool, job: _Shown | None, pod: _Shown | None) -> Sighting:
+def _status(id: str, pool: Pool, job: _Shown | None, pod: _Shown | None) -> AllocationStatus:
     name = job.name if job else Allocation(id=id, pool=pool.name).name
     end = (job.condition("Complete") or job.condition("Failed")) if job else None
     if end is not None or (pod is not None and pod.phase in ("Succeeded", "Failed")):
@@ -419,7 +419,7 @@ def _sighting(id: str, pool: Pool, job: _Shown | None, pod: _Shown | None) -> Si
         if job is None and cause is not AllocationCause.FINISHED:
             cause, reason = AllocationCause.CANCELLED_THERE, f"Job deleted; {reason}"
         terminated = pod.container.get("terminated", {}) if pod else {}
-        return Sighting(
+        return AllocationStatus(
             id=id,
             backend_id=name,
             state=AllocationState.ENDED,
@@ -429,14 +429,14 @@ def _sighting(id: str, pool: Pool, job: _Shown | None, pod: _Shown | None) -> Si
             ended_s=_seconds(terminated.get("finishedAt") or (end or {}).get("lastTransitionTime")),
         )
     if pod is None:
-        return Sighting(id=id, backend_id=name, state=AllocationState.WAITING, reason="no pod yet")
+        return AllocationStatus(id=id, backend_id=name, state=AllocationState.WAITING, reason="no pod yet")
     waiting = pod.container.get("waiting", {})
     is_broken = waiting.get("reason") in _BROKEN
     if pod.phase == "Pending" and not is_broken:
-        return Sighting(id=id, backend_id=name, state=AllocationState.WAITING, reason=_waiting(pod))
+        return AllocationStatus(id=id, backend_id=name, state=AllocationState.WAITING, reason=_waiting(pod))
     # The time limit counts from the pod's start, before its image is pulled.
     pod_start_s = _seconds(pod.start)
-    return Sighting(
+    return AllocationStatus(
         id=id,
         backend_id=name,
         state=AllocationState.STARTED,

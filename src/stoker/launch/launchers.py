@@ -48,7 +48,7 @@ class Rendered:
 
 
 @frozen
-class Sighting:
+class AllocationStatus:
     """An allocation as its backend shows it now."""
 
     id: str
@@ -91,7 +91,7 @@ class Launcher(Protocol):
     def forecast(self, rendered: Rendered) -> str:
         """Return what the backend expects of a request, in its own words, without submitting it; empty: nothing."""
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[AllocationStatus, ...]:
         """Return all allocations of this fleet and pool that the backend shows, ended ones as long as it shows them.
 
         `known` are allocations that were submitted and should be among them. One that is not found in any way is over.

@@ -38,7 +38,16 @@ from stoker.host.durable import read_secret
 from stoker.host.http.addresses import is_this_computer, origin
 from stoker.host.http.exchange import Request, Transport
 from stoker.host.http.http_errors import Reason
-from stoker.launch.launchers import NEXT, Rendered, Sighting, fill, ids_of, label_of, ticket_hole, worker_command
+from stoker.launch.launchers import (
+    NEXT,
+    AllocationStatus,
+    Rendered,
+    fill,
+    ids_of,
+    label_of,
+    ticket_hole,
+    worker_command,
+)
 
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"  # noqa: S105 - its name
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - its name
@@ -127,15 +136,15 @@ class RayLauncher:
     def forecast(self, rendered: Rendered) -> str:
         return ""
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[AllocationStatus, ...]:
         jobs = self._read(f"{_address(pool)}/api/jobs/")
         if not isinstance(jobs, list):
             raise NoBackend(f"{_address(pool)} is not the Jobs interface of Ray", hint=_interface_hint(pool))
-        found = [sighting for job in jobs if (sighting := _sighting(job, pool, fleet)) is not None]
+        found = [status for job in jobs if (status := _status(job, pool, fleet)) is not None]
         seen = {one.backend_id for one in found}
         # A cluster forgets its jobs when it starts again.
         lost = [
-            Sighting(
+            AllocationStatus(
                 id=one.id,
                 backend_id=one.backend_id,
                 state=AllocationState.ENDED,
@@ -282,7 +291,7 @@ def _zipped(ticket: str) -> bytes:
     return file.getvalue()
 
 
-def _sighting(job: Any, pool: Pool, fleet: str) -> Sighting | None:
+def _status(job: Any, pool: Pool, fleet: str) -> AllocationStatus | None:
     """Return what Ray shows of a job; None if it is not one of this fleet and pool."""
     if not isinstance(job, dict) or not isinstance(job.get("metadata"), dict):
         return None
@@ -297,11 +306,13 @@ def _sighting(job: Any, pool: Pool, fleet: str) -> Sighting | None:
     message = f"{job.get('message') or ''}"
     message = _words(message.encode()) if message.startswith("Traceback") else one_line(message, 300)
     if state is not AllocationState.ENDED:
-        return Sighting(id=id, backend_id=name, state=state, reason=message if state is AllocationState.WAITING else "")
+        return AllocationStatus(
+            id=id, backend_id=name, state=state, reason=message if state is AllocationState.WAITING else ""
+        )
     cause, reason = _end(job, message)
     end = job.get("end_time")
     ended_s = end / 1000 if isinstance(end, int | float) and end > 0 else None
-    return Sighting(id=id, backend_id=name, state=state, reason=reason, cause=cause, ended_s=ended_s)
+    return AllocationStatus(id=id, backend_id=name, state=state, reason=reason, cause=cause, ended_s=ended_s)
 
 
 def _end(job: Mapping[str, Any], message: str) -> tuple[AllocationCause, str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from stoker.core.frozen import fresh, frozen
 from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, may_move
 from stoker.core.text import one_line
-from stoker.launch.launchers import Sighting
+from stoker.launch.launchers import AllocationStatus
 from stoker.protocol.launch_messages import AllocationMove
 
 PLANNED_S = 60.0
@@ -55,7 +55,7 @@ class Reconciliation:
 
 def reconcile(
     allocations: Iterable[Allocation],
-    sightings: Sequence[Sighting],
+    statuses: Sequence[AllocationStatus],
     memory: LookMemory,
     *,
     now_s: float,
@@ -63,45 +63,45 @@ def reconcile(
 ) -> Reconciliation:
     """Compare. `cancelled` are the allocations that this launcher cancelled itself."""
     rows = {one.id: one for one in allocations}
-    seen = {one.id: one for one in sightings}
+    seen = {one.id: one for one in statuses}
     moves: list[AllocationMove] = []
     cancels: list[str] = []
     unjoined: list[str] = []
     missed: dict[str, int] = {}
     for row in rows.values():
-        sighting = seen.get(row.id)
+        status = seen.get(row.id)
         if row.is_over:
-            if sighting is not None and row.cause is AllocationCause.FINISHED and sighting.cause in FREE_CAUSES:
+            if status is not None and row.cause is AllocationCause.FINISHED and status.cause in FREE_CAUSES:
                 # It said goodbye, because the backend had asked it to.
-                corrected = _end_cause(row, sighting, is_ours=row.id in cancelled, was_seen=False)
+                corrected = _end_cause(row, status, is_ours=row.id in cancelled, was_seen=False)
                 moves.append(
                     AllocationMove(
                         id=row.id,
                         state=AllocationState.ENDED,
                         cause=corrected,
-                        message=one_line(sighting.reason, _LONGEST_TEXT),
+                        message=one_line(status.reason, _LONGEST_TEXT),
                     )
                 )
             continue
-        if sighting is None:
+        if status is None:
             missed[row.id] = memory.missed.get(row.id, 0) + 1
             move = _not_found(row, missed[row.id], now_s)
         else:
             is_ours = row.id in cancelled or row.state is AllocationState.DRAINING
-            move = _found(row, sighting, is_ours=is_ours, was_seen=row.id in memory.live)
+            move = _found(row, status, is_ours=is_ours, was_seen=row.id in memory.live)
             if move is not None and move.cause is AllocationCause.NEVER_JOINED:
                 unjoined.append(row.id)
             if move is None and _never_joined(row, now_s):
                 unjoined.append(row.id)
-                cancels.append(sighting.backend_id)
+                cancels.append(status.backend_id)
                 move = AllocationMove(
-                    id=row.id, state=AllocationState.ENDED, cause=AllocationCause.NEVER_JOINED, reason=sighting.reason
+                    id=row.id, state=AllocationState.ENDED, cause=AllocationCause.NEVER_JOINED, reason=status.reason
                 )
         if move is not None:
             moves.append(move)
     strays = {
         one.backend_id: memory.strays.get(one.backend_id, now_s)
-        for one in sightings
+        for one in statuses
         if one.state in _LIVE and (one.id not in rows or rows[one.id].is_over)
     }
     cancels += [backend_id for backend_id, since_s in strays.items() if now_s - since_s >= STRAY_S]
@@ -110,44 +110,44 @@ def reconcile(
         cancels=tuple(cancels),
         unjoined=tuple(unjoined),
         memory=LookMemory(
-            missed=missed, strays=strays, live=frozenset(one.id for one in sightings if one.state in _LIVE)
+            missed=missed, strays=strays, live=frozenset(one.id for one in statuses if one.state in _LIVE)
         ),
     )
 
 
-def _found(row: Allocation, sighting: Sighting, *, is_ours: bool, was_seen: bool) -> AllocationMove | None:
+def _found(row: Allocation, status: AllocationStatus, *, is_ours: bool, was_seen: bool) -> AllocationMove | None:
     """Return the change by what the backend shows; None if nothing changes."""
-    state = sighting.state if may_move(row.state, sighting.state) else row.state
+    state = status.state if may_move(row.state, status.state) else row.state
     cause = None
     if state is AllocationState.ENDED:
-        cause = _end_cause(row, sighting, is_ours=is_ours, was_seen=was_seen)
-    elif (state, row.backend_id, row.reason) == (row.state, sighting.backend_id, sighting.reason) and (
-        sighting.ends_s is None or row.ends_s is not None
+        cause = _end_cause(row, status, is_ours=is_ours, was_seen=was_seen)
+    elif (state, row.backend_id, row.reason) == (row.state, status.backend_id, status.reason) and (
+        status.ends_s is None or row.ends_s is not None
     ):
         return None
-    reason = one_line(sighting.reason, _LONGEST_TEXT)
+    reason = one_line(status.reason, _LONGEST_TEXT)
     return AllocationMove(
         id=row.id,
         state=state,
-        backend_id=one_line(sighting.backend_id, 200),
+        backend_id=one_line(status.backend_id, 200),
         reason=reason,
         cause=cause,
         message=reason if cause is not None else "",
-        ends_s=sighting.ends_s if sighting.ends_s is not None and 0 <= sighting.ends_s < _LATEST_S else None,
+        ends_s=status.ends_s if status.ends_s is not None and 0 <= status.ends_s < _LATEST_S else None,
     )
 
 
-def _end_cause(row: Allocation, sighting: Sighting, *, is_ours: bool, was_seen: bool) -> AllocationCause:
-    if sighting.cause is AllocationCause.CANCELLED_THERE and is_ours:
+def _end_cause(row: Allocation, status: AllocationStatus, *, is_ours: bool, was_seen: bool) -> AllocationCause:
+    if status.cause is AllocationCause.CANCELLED_THERE and is_ours:
         return AllocationCause.CANCELLED
-    if sighting.cause is None:
+    if status.cause is None:
         # It is gone without a trace. Slurm forgets at once what is cancelled while it waits, and later all that ended.
         if row.state in (AllocationState.SERVING, AllocationState.DRAINING):
             return AllocationCause.FINISHED
         return AllocationCause.CANCELLED_THERE if was_seen and not is_ours else AllocationCause.PREEMPTED
-    if sighting.cause in _EXITS and row.serving_s is None and not is_ours:
+    if status.cause in _EXITS and row.serving_s is None and not is_ours:
         return AllocationCause.NEVER_JOINED
-    return sighting.cause
+    return status.cause
 
 
 def _not_found(row: Allocation, missed: int, now_s: float) -> AllocationMove | None:

@@ -31,8 +31,8 @@ from stoker.launch.commands import HostCommands
 from stoker.launch.hosts import OWN_FOLDER, check_python
 from stoker.launch.launchers import (
     MOST_TOGETHER,
+    AllocationStatus,
     Rendered,
-    Sighting,
     fill,
     ids_of,
     label_of,
@@ -155,7 +155,7 @@ class SlurmLauncher:
         reply = self._commands.read(rendered.where, (*rendered.argv, "--test-only"), stdin=rendered.stdin)
         return one_line((reply.err or reply.out).replace("sbatch: ", ""), 300)
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[AllocationStatus, ...]:
         reply = self._commands.read(pool.via, _SQUEUE)
         if reply.exit_code:
             raise NoBackend(f"squeue: {one_line(reply.err, 300)}", host=pool.via)
@@ -234,22 +234,22 @@ class SlurmLauncher:
                 host=rendered.where,
             )
 
-    def _with_exit(self, pool: Pool, sighting: Sighting) -> Sighting:
+    def _with_exit(self, pool: Pool, status: AllocationStatus) -> AllocationStatus:
         """Return a failed allocation with the cause that its exit status shows; `squeue` does not print that."""
-        if sighting.cause is not AllocationCause.FAILED:
-            return sighting
-        key = (pool.via, sighting.backend_id)
+        if status.cause is not AllocationCause.FAILED:
+            return status
+        key = (pool.via, status.backend_id)
         if key not in self._exit_codes:
-            reply = self._commands.read(pool.via, (*_SHOW_JOB, sighting.backend_id))
+            reply = self._commands.read(pool.via, (*_SHOW_JOB, status.backend_id))
             shown = _EXIT_CODE.search(reply.out)
             while len(self._exit_codes) >= _MOST_EXIT_CODES:
                 self._exit_codes.pop(next(iter(self._exit_codes)))
             self._exit_codes[key] = shown[1] if shown else ""
         code = self._exit_codes[key]
-        reason = f"{sighting.reason} {code}".strip()
-        return changed(sighting, cause=_EXIT_CAUSES.get(code, AllocationCause.FAILED), reason=reason)
+        reason = f"{status.reason} {code}".strip()
+        return changed(status, cause=_EXIT_CAUSES.get(code, AllocationCause.FAILED), reason=reason)
 
-    def _recorded(self, pool: Pool, missing: Sequence[Allocation]) -> list[Sighting]:
+    def _recorded(self, pool: Pool, missing: Sequence[Allocation]) -> list[AllocationStatus]:
         """Return how allocations ended that Slurm's controller has forgotten, by its accounting if there is one."""
         ids = ",".join(_checked_id(one.backend_id) for one in missing if one.backend_id)
         rows: dict[str, Sequence[str]] = {}
@@ -261,13 +261,13 @@ class SlurmLauncher:
                 reply = ProbeOutput(out="", exit_code=1)
             if not reply.exit_code:
                 rows = {words[0]: words for line in reply.out.splitlines() if len(words := line.split("|")) == 5}
-        return [_recorded_sighting(one, rows.get(one.backend_id)) for one in missing]
+        return [_recorded_status(one, rows.get(one.backend_id)) for one in missing]
 
 
-def _recorded_sighting(allocation: Allocation, row: Sequence[str] | None) -> Sighting:
+def _recorded_status(allocation: Allocation, row: Sequence[str] | None) -> AllocationStatus:
     """Return what a row of the accounting shows; without one the allocation is over."""
     if row is None:
-        return Sighting(
+        return AllocationStatus(
             id=allocation.id,
             backend_id=allocation.backend_id,
             state=AllocationState.ENDED,
@@ -276,7 +276,7 @@ def _recorded_sighting(allocation: Allocation, row: Sequence[str] | None) -> Sig
     # `CANCELLED by 1000`
     word = row[1].partition(" ")[0]
     is_over = _state(word) is AllocationState.ENDED
-    return Sighting(
+    return AllocationStatus(
         id=allocation.id,
         backend_id=allocation.backend_id,
         state=_state(word),
@@ -287,7 +287,7 @@ def _recorded_sighting(allocation: Allocation, row: Sequence[str] | None) -> Sig
     )
 
 
-def read_queue(text: str, pool: Pool, *, fleet: str) -> list[Sighting]:
+def read_queue(text: str, pool: Pool, *, fleet: str) -> list[AllocationStatus]:
     """Read the output of `squeue`: our jobs of one pool."""
     found = []
     for line in text.splitlines():
@@ -304,7 +304,7 @@ def read_queue(text: str, pool: Pool, *, fleet: str) -> list[Sighting]:
         started_s, ended_s = _time(start), _time(end)
         reason = "" if reason == "None" else reason
         found.append(
-            Sighting(
+            AllocationStatus(
                 id=ids[number],
                 backend_id=backend_id,
                 state=state,

@@ -221,9 +221,9 @@ class Watcher:
             return
         launcher = self._launcher(pool)
         known = [one for one in rows if one.backend_id and not one.is_over]
-        sightings = launcher.look(pool, fleet=view.fleet, known=known)
+        statuses = launcher.look(pool, fleet=view.fleet, known=known)
         watched.problem = ""
-        found = reconcile(rows, sightings, watched.memory, now_s=view.now_s, cancelled=frozenset(watched.cancelled))
+        found = reconcile(rows, statuses, watched.memory, now_s=view.now_s, cancelled=frozenset(watched.cancelled))
         watched.memory = found.memory
         by_id = {one.id: one for one in rows}
         moves = [
@@ -237,7 +237,7 @@ class Watcher:
             for backend_id in found.cancels:
                 self._log("stray_cancelled", {"pool": pool.name, "backend_id": backend_id})
         self._write(pool, epoch, moves)
-        running = {one.id for one in sightings if one.state is not AllocationState.ENDED}
+        running = {one.id for one in statuses if one.state is not AllocationState.ENDED}
         over = [one for one in rows if one.id in uncleaned - running]
         if over:
             launcher.clean(pool, over)

@@ -55,7 +55,7 @@ class CancelAllocation:
 
 
 @frozen
-class PausePool:
+class PoolPause:
     """Start nothing more until an operator resumes the pool."""
 
     pool: str
@@ -77,7 +77,7 @@ class LaunchDecision:
 
     starts: tuple[StartAllocations, ...] = ()
     cancels: tuple[CancelAllocation, ...] = ()
-    pauses: tuple[PausePool, ...] = ()
+    pauses: tuple[PoolPause, ...] = ()
     holds: tuple[LaunchHold, ...] = ()
     unplaced: int = 0
     """Waiting jobs for which no machine is on its way, or will be."""
@@ -115,7 +115,7 @@ def decide(
     return LaunchDecision(
         starts=tuple(start for budget in in_order if (start := budget.start()) is not None),
         cancels=tuple(cancel for budget in budgets for cancel in budget.cancels(planning.used, now_s)),
-        pauses=tuple(PausePool(pool=one.pool.name, why=one.brake) for one in budgets if one.brake and not one.paused),
+        pauses=tuple(PoolPause(pool=one.pool.name, why=one.brake) for one in budgets if one.brake and not one.paused),
         holds=tuple(holds),
         unplaced=unplaced,
     )

@@ -11,7 +11,7 @@ from stoker.core.frozen import changed
 from stoker.core.machine import Demand
 from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, Pool, PoolState, may_move
 from stoker.devices.checkup import Check
-from stoker.launch.launchers import Rendered, Sighting
+from stoker.launch.launchers import AllocationStatus, Rendered
 from stoker.protocol.launch_messages import AllocationMove, LaunchView
 from stoker.protocol.view_messages import DoneView
 
@@ -115,7 +115,7 @@ class FakeBackend:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.now_s = now_s
-        self.entries: dict[str, Sighting] = {}
+        self.entries: dict[str, AllocationStatus] = {}
         self.faults: list[str] = []
         """What happens to the next requests: `refuse`, `lose` (accepted, answer lost), `drop` (neither), `die`."""
         self.submits = 0
@@ -140,7 +140,9 @@ class FakeBackend:
         if fault != "drop":
             for number, one in enumerate(rendered.ids):
                 backend_id = f"{self.submits}_{number}"
-                self.entries[backend_id] = Sighting(id=one, backend_id=backend_id, state=AllocationState.WAITING)
+                self.entries[backend_id] = AllocationStatus(
+                    id=one, backend_id=backend_id, state=AllocationState.WAITING
+                )
         if fault in ("lose", "drop"):
             raise LaunchDoubtful("Socket timed out")
         if fault == "die after":
@@ -150,7 +152,7 @@ class FakeBackend:
     def forecast(self, rendered: Rendered) -> str:
         return ""
 
-    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[Sighting, ...]:
+    def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[AllocationStatus, ...]:
         self.looks += 1
         return tuple(self.entries.values())
 
@@ -176,7 +178,7 @@ class FakeBackend:
                 self.entries[backend_id], state=AllocationState.ENDED, cause=cause, ended_s=self.now_s()
             )
 
-    def live(self) -> list[Sighting]:
+    def live(self) -> list[AllocationStatus]:
         return [one for one in self.entries.values() if one.state is not AllocationState.ENDED]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.core.frozen import changed
 from stoker.core.pool import Allocation, AllocationCause, AllocationState
-from stoker.launch.launchers import Sighting
+from stoker.launch.launchers import AllocationStatus
 from stoker.launch.reconcile import JOIN_S, PLANNED_S, STRAY_S, LookMemory, Reconciliation, reconcile
 
 NOW_S = 50_000.0
@@ -18,14 +18,14 @@ def row(state: AllocationState, *, id: str = "aaaaaa", age_s: float = 100.0, **f
     return Allocation(id=id, pool="p", state=state, planned_s=NOW_S - age_s, **fields)  # type: ignore[arg-type]
 
 
-def seen(state: AllocationState, *, id: str = "aaaaaa", **fields: object) -> Sighting:
-    return Sighting(id=id, backend_id=f"b-{id}", state=state, **fields)  # type: ignore[arg-type]
+def seen(state: AllocationState, *, id: str = "aaaaaa", **fields: object) -> AllocationStatus:
+    return AllocationStatus(id=id, backend_id=f"b-{id}", state=state, **fields)  # type: ignore[arg-type]
 
 
-def looks(rows: list[Allocation], *sightings: list[Sighting], cancelled: tuple[str, ...] = ()) -> Reconciliation:
+def looks(rows: list[Allocation], *statuses: list[AllocationStatus], cancelled: tuple[str, ...] = ()) -> Reconciliation:
     """Look several times, a minute apart; return what the last look means."""
     found = Reconciliation()
-    for number, one in enumerate(sightings):
+    for number, one in enumerate(statuses):
         at_s = NOW_S + 60.0 * number
         found = reconcile(rows, one, found.memory, now_s=at_s, cancelled=frozenset(cancelled))
     return found

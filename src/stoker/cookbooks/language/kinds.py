@@ -57,7 +57,7 @@ class Adapter(TreeKind):
         check_json(path / "training.json", "curve")
 
 
-class Model(TreeKind):
+class LanguageModel(TreeKind):
     """A whole model in the Hugging Face layout: config.json, safetensors, tokenizer files."""
 
     name: ClassVar[str] = "language/model"
@@ -77,7 +77,7 @@ class Samples(JsonKind):
     version: ClassVar[int] = 1
 
 
-class Report(TreeKind):
+class LanguageReport(TreeKind):
     """A report for people: a summary, curves, a model card, and of an adapter the adapter itself."""
 
     name: ClassVar[str] = "language/report"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stoker.authoring import BadInput, InputPath, StageContext, arg, stage
 from stoker.cookbooks.language.arguments import BaseArgs, Dtype
-from stoker.cookbooks.language.kinds import Model
+from stoker.cookbooks.language.kinds import LanguageModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ def told_of_base(args: MergeArgs) -> str | None:
 
 
 @stage("language/merge_weights", version=1, uses=("safetensors", "torch"), foresee=told_of_base)
-def merge_weights(job: StageContext, args: MergeArgs) -> Model:
+def merge_weights(job: StageContext, args: MergeArgs) -> LanguageModel:
     """Add an adapter to its matrices; the result needs no adapter."""
     import torch
 
@@ -59,4 +59,4 @@ def merge_weights(job: StageContext, args: MergeArgs) -> Model:
         job.step(number, of=len(adapter.weights))
     write_model(job.out, base, weights, width)
     job.log(f"{len(adapter.weights)} matrices of {base.name} changed; kept in {str(width).removeprefix('torch.')}")
-    return job.made(Model)
+    return job.made(LanguageModel)

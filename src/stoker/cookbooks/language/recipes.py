@@ -34,7 +34,7 @@ from stoker.cookbooks.language.arguments import (
 from stoker.cookbooks.language.base_search import outline_of
 from stoker.cookbooks.language.bases import CONFIG, TrainableBase
 from stoker.cookbooks.language.checks import LanguageArgsChecker
-from stoker.cookbooks.language.kinds import Adapter, Examples, Model, Report, Samples
+from stoker.cookbooks.language.kinds import Adapter, Examples, LanguageModel, LanguageReport, Samples
 from stoker.cookbooks.language.memory_needs import (
     FullTrainingSpec,
     Load,
@@ -85,7 +85,15 @@ class MergeRecipeArgs:
     dtype: Dtype = arg("auto", help="precision of the weights; auto: that of the base")
 
 
-@recipe(LORA, version=1, category=Category.TRAIN, output=Report, backend="torch", shares=shared_by_lora, brings=_BRINGS)
+@recipe(
+    LORA,
+    version=1,
+    category=Category.TRAIN,
+    output=LanguageReport,
+    backend="torch",
+    shares=shared_by_lora,
+    brings=_BRINGS,
+)
 def lora(args: LoraRecipeArgs) -> Plan:
     """Fine-tune an adapter on a causal language model and report what it learned; many over one base train together."""
     wanted = _lora(args)
@@ -107,7 +115,7 @@ def lora(args: LoraRecipeArgs) -> Plan:
     return adapter.then(report_lora_samples, samples=samples).finish()
 
 
-@recipe(FULL, version=1, category=Category.TRAIN, output=Report, backend="torch", brings=_BRINGS)
+@recipe(FULL, version=1, category=Category.TRAIN, output=LanguageReport, backend="torch", brings=_BRINGS)
 def full(args: FullRecipeArgs) -> Plan:
     """Fine-tune every weight of a causal language model and report what it learned."""
     wanted = _full(args)
@@ -127,7 +135,7 @@ def full(args: FullRecipeArgs) -> Plan:
     return model.then(report_full_samples, samples=samples).finish(keep=(model,))
 
 
-@recipe(MERGE, version=1, category=Category.EXPORT, output=Model, backend="torch", brings=_BRINGS)
+@recipe(MERGE, version=1, category=Category.EXPORT, output=LanguageModel, backend="torch", brings=_BRINGS)
 def merge(args: MergeRecipeArgs) -> Plan:
     """Merge an adapter into its base: a whole model in the Hugging Face layout."""
     checking = LanguageArgsChecker(MERGE)
@@ -264,7 +272,7 @@ COOKBOOK: Final = Cookbook(
         report_full_samples,
         merge_weights,
     ),
-    kinds=(Examples, Adapter, Model, Samples, Report),
+    kinds=(Examples, Adapter, LanguageModel, Samples, LanguageReport),
     prefill={recipe.name: {"base": "tiny", "data": "sums"} for recipe in (lora, full)},
     # Every adapter of a sweep gets its own report, and a process that draws plots.
     preload=("matplotlib.backends.backend_svg", "matplotlib.figure", "numpy", "tokenizers", "torch"),

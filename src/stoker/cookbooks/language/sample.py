@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.authoring import StageContext, stage
 from stoker.cookbooks.language.arguments import SampleArgs, device_of
-from stoker.cookbooks.language.kinds import Adapter, Model, Samples
+from stoker.cookbooks.language.kinds import Adapter, LanguageModel, Samples
 from stoker.cookbooks.language.schemas import CompletionSample, read_training
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def sample(job: StageContext, adapter: Adapter, args: SampleArgs) -> Samples:
 
 
 @stage("language/sample_model", version=1, uses=_USES, deterministic=False)
-def sample_model(job: StageContext, model: Model, args: SampleArgs) -> Samples:
+def sample_model(job: StageContext, model: LanguageModel, args: SampleArgs) -> Samples:
     """Complete prompts with a whole model."""
     return _sampled(job, model.path, model.path, args, has_adapter=False)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stoker.authoring import RetryOn, RetryPolicy, SoloContext, StageContext, stage
 from stoker.cookbooks.language.arguments import FullArgs, device_of
-from stoker.cookbooks.language.kinds import Examples, Model
+from stoker.cookbooks.language.kinds import Examples, LanguageModel
 from stoker.cookbooks.language.schemas import (
     BaseFacts,
     write_training,
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     diverges_on=("loss",),
     retry=RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED),
 )
-def train_full(job: StageContext, examples: Examples, args: FullArgs) -> Model:
+def train_full(job: StageContext, examples: Examples, args: FullArgs) -> LanguageModel:
     """Train all weights, update by update."""
     from stoker.cookbooks.language.shared.outputs import own_folder
 
     clock = SystemClock()
     with own_folder(args.checkpoints, args.label or job.node, clock):
         _train(job, examples, args, clock)
-    return job.made(Model)
+    return job.made(LanguageModel)
 
 
 def _train(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) -> None:

@@ -17,7 +17,7 @@ from pandas.api import types
 
 from stoker.authoring import StageInputError
 from stoker.cookbooks.sequence.arrays import UNKNOWN_CLASS, SeriesArrays
-from stoker.cookbooks.sequence.schemas import FileFormat, LoadArgs, Problem, SeriesFacts
+from stoker.cookbooks.sequence.schemas import FileFormat, Problem, SeriesFacts, SeriesLoadArgs
 from stoker.cookbooks.tabular.tables import ISO_DATE, listed
 from stoker.core.text import nearest
 
@@ -26,7 +26,7 @@ _EXACT = 2**53
 
 
 def settle(
-    table: pd.DataFrame, choice: LoadArgs, *, form: FileFormat, sha256: str | None, notes: Sequence[str]
+    table: pd.DataFrame, choice: SeriesLoadArgs, *, form: FileFormat, sha256: str | None, notes: Sequence[str]
 ) -> SeriesArrays:
     """Sort the rows, choose the target and use every numeric column as a channel."""
     frame = table.rename(columns=str)

@@ -8,11 +8,11 @@ from typing import Literal
 
 from stoker.authoring import StageContext, StageInputError, stage
 from stoker.cookbooks.sequence.kinds import Series, Windows
-from stoker.cookbooks.sequence.schemas import LoadArgs, WindowArgs
+from stoker.cookbooks.sequence.schemas import SeriesLoadArgs, WindowArgs
 
 
 @stage("sequence/load", version=1, uses=("numpy", "pandas", "pyarrow"))
-def load(job: StageContext, args: LoadArgs) -> Series:
+def load(job: StageContext, args: SeriesLoadArgs) -> Series:
     """Read a series from a CSV or Parquet file, or generate one; sort its rows and decide its columns."""
     from stoker.cookbooks.sequence.columns import generate, settle
     from stoker.cookbooks.tabular.tables import read_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker.authoring import StageContext, stage
-from stoker.cookbooks.sequence.kinds import Model, Scores, Windows
+from stoker.cookbooks.sequence.kinds import SequenceModel, SequenceScores, Windows
 from stoker.cookbooks.sequence.schemas import SequenceEvaluation
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 @stage("sequence/evaluate", version=1, uses=("torch", "numpy", "pandas", "pyarrow"))
-def evaluate(job: StageContext, model: Model, data: Windows) -> Scores:
+def evaluate(job: StageContext, model: SequenceModel, data: Windows) -> SequenceScores:
     """Score a model and a baseline on the test part."""
     from stoker.cookbooks.sequence.restore import read_model
 
     book = evaluate_model(read_model(model.path), data.load())
     job.step(1, of=1, **headline_scores(book))
-    return job.save(Scores, book)
+    return job.save(SequenceScores, book)
 
 
 # One model beside a baseline, on the test part: windows after all training windows.

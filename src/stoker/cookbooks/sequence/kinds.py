@@ -86,7 +86,7 @@ class Encoder(Kind["FittedEncoder"]):
         check_json(path / "encoder.json", "shape")
 
 
-class Model(Kind["FittedNetwork"]):
+class SequenceModel(Kind["FittedNetwork"]):
     """A trained network: weights (`model.pt`, numbers and names only, no code) and facts (`model.json`)."""
 
     name: ClassVar[str] = "sequence/model"
@@ -116,14 +116,14 @@ class Model(Kind["FittedNetwork"]):
         check_json(path / "model.json", "family")
 
 
-class Scores(JsonKind):
+class SequenceScores(JsonKind):
     """The evaluation of one model beside a baseline."""
 
     name: ClassVar[str] = "sequence/scores"
     version: ClassVar[int] = 1
 
 
-class Report(TreeKind):
+class SequenceReport(TreeKind):
     """A report for people: scores, curves, plots, a model card, and the model itself."""
 
     name: ClassVar[str] = "sequence/report"

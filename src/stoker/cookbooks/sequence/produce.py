@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from stoker.authoring import Kind, StageContext
-from stoker.cookbooks.sequence.kinds import Model, Windows
+from stoker.cookbooks.sequence.kinds import SequenceModel, Windows
 from stoker.cookbooks.sequence.networks import FittedNetwork, NetworkSizes, library_versions
 from stoker.cookbooks.sequence.schemas import Family, SequenceCurve, SequenceModelFacts, TrainingArgs
 from stoker.cookbooks.sequence.training import (
@@ -78,7 +78,7 @@ def produce_model(  # noqa: PLR0913 - which stage, which model, from what, how
     args: TrainingArgs,
     *,
     before: tuple[SequenceCurve, ...] = (),
-) -> Model:
+) -> SequenceModel:
     """Train a network on windows with targets, and store it with its facts."""
     windows = data.load()
     network = seeded(args.seed, lambda: make(NetworkSizes.of(windows.facts)))
@@ -93,7 +93,7 @@ def produce_model(  # noqa: PLR0913 - which stage, which model, from what, how
         notes=notes,
         versions=library_versions(),
     )
-    return saved(job, Model, FittedNetwork(network=network, facts=facts))
+    return saved(job, SequenceModel, FittedNetwork(network=network, facts=facts))
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:

@@ -28,9 +28,9 @@ from stoker.authoring import (
 from stoker.cookbooks.recipe_parts import find_table, refuse, stage_args
 from stoker.cookbooks.sequence.data import load, window
 from stoker.cookbooks.sequence.evaluate import evaluate
-from stoker.cookbooks.sequence.kinds import Encoder, Model, Report, Scores, Series, Windows
+from stoker.cookbooks.sequence.kinds import Encoder, SequenceModel, SequenceReport, SequenceScores, Series, Windows
 from stoker.cookbooks.sequence.report import report
-from stoker.cookbooks.sequence.schemas import GENERATED, LoadArgs, TrainingArgs, WindowArgs
+from stoker.cookbooks.sequence.schemas import GENERATED, SeriesLoadArgs, TrainingArgs, WindowArgs
 from stoker.cookbooks.sequence.train_cnn import CnnArgs, train_cnn
 from stoker.cookbooks.sequence.train_recurrent import RecurrentArgs, train_gru, train_lstm
 from stoker.cookbooks.sequence.train_transformer import (
@@ -86,32 +86,32 @@ class TransformerSslRecipeArgs(TransformerRecipeArgs):
     mask_span: int = arg(4, help="rows that are hidden together", ge=1, le=1000)
 
 
-@recipe("sequence/cnn", version=1, category=Category.TRAIN, output=Report, backend="torch")
+@recipe("sequence/cnn", version=1, category=Category.TRAIN, output=SequenceReport, backend="torch")
 def cnn(args: CnnRecipeArgs) -> Plan:
     """Train convolutions on windows of a time series and report how good they are."""
     return _plan("sequence/cnn", args, train_cnn, CnnArgs)
 
 
-@recipe("sequence/gru", version=1, category=Category.TRAIN, output=Report, backend="torch")
+@recipe("sequence/gru", version=1, category=Category.TRAIN, output=SequenceReport, backend="torch")
 def gru(args: RecurrentRecipeArgs) -> Plan:
     """Train a GRU on windows of a time series and report how good it is."""
     return _plan("sequence/gru", args, train_gru, RecurrentArgs)
 
 
-@recipe("sequence/lstm", version=1, category=Category.TRAIN, output=Report, backend="torch")
+@recipe("sequence/lstm", version=1, category=Category.TRAIN, output=SequenceReport, backend="torch")
 def lstm(args: RecurrentRecipeArgs) -> Plan:
     """Train an LSTM on windows of a time series and report how good it is."""
     return _plan("sequence/lstm", args, train_lstm, RecurrentArgs)
 
 
-@recipe("sequence/transformer", version=1, category=Category.TRAIN, output=Report, backend="torch")
+@recipe("sequence/transformer", version=1, category=Category.TRAIN, output=SequenceReport, backend="torch")
 def transformer(args: TransformerRecipeArgs) -> Plan:
     """Train a transformer on windows of a time series and report how good it is."""
     name = "sequence/transformer"
     return _plan(name, args, train_transformer, TransformerArgs, _head_faults(name, args))
 
 
-@recipe("sequence/transformer_ssl", version=1, category=Category.TRAIN, output=Report, backend="torch")
+@recipe("sequence/transformer_ssl", version=1, category=Category.TRAIN, output=SequenceReport, backend="torch")
 def transformer_ssl(args: TransformerSslRecipeArgs) -> Plan:
     """Pre-train a transformer on windows with parts hidden, then train it to answer, and report how good it is."""
     name = "sequence/transformer_ssl"
@@ -134,7 +134,7 @@ def _data(name: str, args: SeriesArgs, faults: tuple[Diagnostic, ...]) -> Tip:
     refuse(name, (found, *faults) if isinstance(found, Diagnostic) else faults)
     source = {"generated": None, "file": InputPath(str(found))} if found else {"generated": args.data, "file": None}
     builder = PlanBuilder(name.rpartition("/")[2])
-    return builder.start(load, stage_args(LoadArgs, args, **source)).then(window, stage_args(WindowArgs, args))
+    return builder.start(load, stage_args(SeriesLoadArgs, args, **source)).then(window, stage_args(WindowArgs, args))
 
 
 def _judged(model: Tip, data: Tip) -> Plan:
@@ -169,7 +169,7 @@ COOKBOOK: Final = Cookbook(
         evaluate,
         report,
     ),
-    kinds=(Series, Windows, Encoder, Model, Scores, Report),
+    kinds=(Series, Windows, Encoder, SequenceModel, SequenceScores, SequenceReport),
     prefill={recipe.name: {"data": "waves"} for recipe in (cnn, gru, lstm, transformer, transformer_ssl)},
     preload=("pandas", "pyarrow.parquet", "torch"),
 )

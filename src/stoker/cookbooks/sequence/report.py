@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from stoker.authoring import StageContext, stage
-from stoker.cookbooks.sequence.kinds import Model, Report, Scores
+from stoker.cookbooks.sequence.kinds import SequenceModel, SequenceReport, SequenceScores
 from stoker.cookbooks.sequence.schemas import SequenceEvaluation
 
 
 @stage("sequence/report", version=1, uses=("matplotlib", "numpy"))
-def report(job: StageContext, scores: Scores, model: Model) -> Report:
+def report(job: StageContext, scores: SequenceScores, model: SequenceModel) -> SequenceReport:
     """Write scores, curves, plots and a model card, and put the model beside them."""
     from stoker.cookbooks.report_parts import write_plots, write_texts
     from stoker.cookbooks.sequence.report_card import all_plots, curve_csv, model_card, scores_csv, summary
@@ -24,4 +24,4 @@ def report(job: StageContext, scores: Scores, model: Model) -> Report:
         "summary.json": summary(book),
     }
     write_texts(job.out, texts)
-    return job.made(Report)
+    return job.made(SequenceReport)

@@ -111,7 +111,7 @@ GENERATED: Final[tuple[str, ...]] = get_args(GeneratedName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadArgs:
+class SeriesLoadArgs:
     """A generated series or a file, and settings of its columns."""
 
     generated: GeneratedName | None = arg(None, help="generated series")

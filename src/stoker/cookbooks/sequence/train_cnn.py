@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.authoring import StageContext, arg, stage
-from stoker.cookbooks.sequence.kinds import Model, Windows
+from stoker.cookbooks.sequence.kinds import SequenceModel, Windows
 from stoker.cookbooks.sequence.schemas import TrainingArgs
 
 
@@ -19,7 +19,7 @@ class CnnArgs(TrainingArgs):
 
 
 @stage("sequence/train_cnn", version=1, uses=("torch", "numpy"), diverges_on=("loss",))
-def train_cnn(job: StageContext, data: Windows, args: CnnArgs) -> Model:
+def train_cnn(job: StageContext, data: Windows, args: CnnArgs) -> SequenceModel:
     """Train convolutions over time, epoch by epoch."""
     from stoker.cookbooks.sequence.convolution import Cnn, CnnShape
     from stoker.cookbooks.sequence.produce import produce_model

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.authoring import StageContext, arg, stage
-from stoker.cookbooks.sequence.kinds import Model, Windows
+from stoker.cookbooks.sequence.kinds import SequenceModel, Windows
 from stoker.cookbooks.sequence.schemas import TrainingArgs
 
 
@@ -19,18 +19,18 @@ class RecurrentArgs(TrainingArgs):
 
 
 @stage("sequence/train_gru", version=1, uses=("torch", "numpy"), diverges_on=("loss",))
-def train_gru(job: StageContext, data: Windows, args: RecurrentArgs) -> Model:
+def train_gru(job: StageContext, data: Windows, args: RecurrentArgs) -> SequenceModel:
     """Train a GRU, epoch by epoch."""
     return _train(job, data, args, "gru")
 
 
 @stage("sequence/train_lstm", version=1, uses=("torch", "numpy"), diverges_on=("loss",))
-def train_lstm(job: StageContext, data: Windows, args: RecurrentArgs) -> Model:
+def train_lstm(job: StageContext, data: Windows, args: RecurrentArgs) -> SequenceModel:
     """Train a LSTM, epoch by epoch."""
     return _train(job, data, args, "lstm")
 
 
-def _train(job: StageContext, data: Windows, args: RecurrentArgs, cell: Literal["gru", "lstm"]) -> Model:
+def _train(job: StageContext, data: Windows, args: RecurrentArgs, cell: Literal["gru", "lstm"]) -> SequenceModel:
     from stoker.cookbooks.sequence.produce import produce_model
     from stoker.cookbooks.sequence.recurrent import RecurrentNetwork, RecurrentShape
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from stoker.authoring import StageContext, arg, stage
-from stoker.cookbooks.sequence.kinds import Encoder, Model, Windows
+from stoker.cookbooks.sequence.kinds import Encoder, SequenceModel, Windows
 from stoker.cookbooks.sequence.schemas import EncoderFacts, TrainingArgs
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class PretrainArgs(TransformerArgs):
 
 
 @stage("sequence/train_transformer", version=1, uses=("torch", "numpy"), diverges_on=("loss",))
-def train_transformer(job: StageContext, data: Windows, args: TransformerArgs) -> Model:
+def train_transformer(job: StageContext, data: Windows, args: TransformerArgs) -> SequenceModel:
     """Train a transformer, epoch by epoch."""
     from stoker.cookbooks.sequence.attention import Transformer, TransformerShape
     from stoker.cookbooks.sequence.produce import produce_model
@@ -76,7 +76,7 @@ def pretrain(job: StageContext, data: Windows, args: PretrainArgs) -> Encoder:
 
 
 @stage("sequence/finetune", version=1, uses=("torch", "numpy"), diverges_on=("loss",))
-def finetune(job: StageContext, encoder: Encoder, data: Windows, args: FinetuneArgs) -> Model:
+def finetune(job: StageContext, encoder: Encoder, data: Windows, args: FinetuneArgs) -> SequenceModel:
     """Train a transformer from pre-trained weights."""
     from stoker.cookbooks.sequence.attention import Transformer, TransformerShape
     from stoker.cookbooks.sequence.produce import produce_model

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from stoker.authoring import StageContext, arg, stage
-from stoker.cookbooks.tabular.kinds import Model, Split, Validation
+from stoker.cookbooks.tabular.kinds import Split, TabularModel, Validation
 from stoker.cookbooks.tabular.schemas import CrossValidation, LearningCurve, RankBy, TabularModelFacts, ValidatedModel
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class CrossValidateArgs:
 
 
 @stage("tabular/cross_validate", version=1, uses=("scikit-learn", "numpy", "pandas"))
-def cross_validate(job: StageContext, model: Model, data: Split, args: CrossValidateArgs) -> Validation:
+def cross_validate(job: StageContext, model: TabularModel, data: Split, args: CrossValidateArgs) -> Validation:
     """Train the same model on parts of the training rows and score it on the rest."""
     from stoker.cookbooks.tabular.metrics import ranking_metric
     from stoker.cookbooks.tabular.training import limited

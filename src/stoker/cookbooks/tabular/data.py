@@ -16,7 +16,7 @@ BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadArgs:
+class TabularLoadArgs:
     """Either a bundled set or a file."""
 
     bundled: BundledName | None = arg(None, help="a data set that ships inside scikit-learn")
@@ -24,7 +24,7 @@ class LoadArgs:
 
 
 @stage("tabular/load", version=1, uses=("scikit-learn", "pandas", "pyarrow"))
-def load(job: StageContext, args: LoadArgs) -> Table:
+def load(job: StageContext, args: TabularLoadArgs) -> Table:
     """Read a table from a CSV or Parquet file, or take a bundled one."""
     from stoker.cookbooks.tabular.tables import read_bundled, read_file
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.authoring import StageContext, arg, stage
-from stoker.cookbooks.tabular.kinds import Model, Scores, Split, Validation
+from stoker.cookbooks.tabular.kinds import Split, TabularModel, TabularScores, Validation
 from stoker.cookbooks.tabular.schemas import RankBy
 
 
@@ -20,8 +20,8 @@ class EvaluateArgs:
 
 @stage("tabular/evaluate", version=1, uses=("scikit-learn", "numpy", "pandas"))
 def evaluate(
-    job: StageContext, models: list[Model], validations: list[Validation], data: Split, args: EvaluateArgs
-) -> Scores:
+    job: StageContext, models: list[TabularModel], validations: list[Validation], data: Split, args: EvaluateArgs
+) -> TabularScores:
     """Score every model and a baseline on the held-out rows, with intervals."""
     from stoker.cookbooks.tabular.evaluation import evaluate_models, headline_scores
     from stoker.cookbooks.tabular.metrics import ranking_metric
@@ -39,4 +39,4 @@ def evaluate(
     steps = len(models) + 2
     job.step(steps, of=steps, **headline_scores(book))
     job.log(f"best by {book['rank_by']}: {book['best']}")
-    return job.save(Scores, book)
+    return job.save(TabularScores, book)

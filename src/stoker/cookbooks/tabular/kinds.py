@@ -76,7 +76,7 @@ class Split(Kind["TrainTestExamples"]):
             _check_parquet(path / name)
 
 
-class Model(Kind["FittedPipeline"]):
+class TabularModel(Kind["FittedPipeline"]):
     """A fitted pipeline (`model.joblib`) and its facts (`model.json`).
 
     The pipeline is a pickle: trust it as much as the machine that it comes from. Loading one runs what is in it.
@@ -120,14 +120,14 @@ class Validation(JsonKind):
     version: ClassVar[int] = 1
 
 
-class Scores(JsonKind):
+class TabularScores(JsonKind):
     """The whole evaluation of one or more models beside a baseline."""
 
     name: ClassVar[str] = "tabular/scores"
     version: ClassVar[int] = 1
 
 
-class Report(TreeKind):
+class TabularReport(TreeKind):
     """A report for people: scores, plots, a model card, one HTML page, and the best model."""
 
     name: ClassVar[str] = "tabular/report"

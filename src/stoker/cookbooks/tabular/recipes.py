@@ -15,9 +15,17 @@ from typing import Any, Final, get_args
 from stoker.authoring import Category, Cookbook, Diagnostic, InputPath, Plan, PlanBuilder, Stage, Tips, arg, recipe
 from stoker.cookbooks.recipe_parts import find_table, refuse, stage_args
 from stoker.cookbooks.tabular.cross_validate import CrossValidateArgs, cross_validate
-from stoker.cookbooks.tabular.data import BUNDLED, LabelArgs, LoadArgs, SplitArgs, label, load, split
+from stoker.cookbooks.tabular.data import BUNDLED, LabelArgs, SplitArgs, TabularLoadArgs, label, load, split
 from stoker.cookbooks.tabular.evaluate import EvaluateArgs, evaluate
-from stoker.cookbooks.tabular.kinds import Labelled, Model, Report, Scores, Split, Table, Validation
+from stoker.cookbooks.tabular.kinds import (
+    Labelled,
+    Split,
+    Table,
+    TabularModel,
+    TabularReport,
+    TabularScores,
+    Validation,
+)
 from stoker.cookbooks.tabular.report import report
 from stoker.cookbooks.tabular.schemas import Family, ProblemChoice, RankBy
 from stoker.cookbooks.tabular.train_gbt import GbtArgs, train_gbt
@@ -101,32 +109,32 @@ class CompareArgs(TableArgs):
     mlp_lr: float = arg(1e-3, help="mlp: learning rate (Adam)", gt=0)
 
 
-@recipe("tabular/gbt", version=2, category=Category.TRAIN, output=Report, backend="scikit-learn")
+@recipe("tabular/gbt", version=2, category=Category.TRAIN, output=TabularReport, backend="scikit-learn")
 def gbt(args: GbtRecipeArgs) -> Plan:
     """Train gradient boosted trees on a table and report how good they are."""
     settings = stage_args(GbtArgs, args, trees=args.model.trees, depth=args.model.depth)
     return _plan("tabular/gbt", args, [(train_gbt, settings)])
 
 
-@recipe("tabular/knn", version=1, category=Category.TRAIN, output=Report, backend="scikit-learn")
+@recipe("tabular/knn", version=1, category=Category.TRAIN, output=TabularReport, backend="scikit-learn")
 def knn(args: KnnRecipeArgs) -> Plan:
     """Train k nearest neighbours on a table and report how good they are."""
     return _plan("tabular/knn", args, [(train_knn, stage_args(KnnArgs, args))])
 
 
-@recipe("tabular/knn_semi", version=1, category=Category.TRAIN, output=Report, backend="scikit-learn")
+@recipe("tabular/knn_semi", version=1, category=Category.TRAIN, output=TabularReport, backend="scikit-learn")
 def knn_semi(args: KnnSemiRecipeArgs) -> Plan:
     """Train k nearest neighbours from few labels and report how good they are."""
     return _plan("tabular/knn_semi", args, [(train_knn_semi, stage_args(KnnSemiArgs, args))])
 
 
-@recipe("tabular/mlp", version=1, category=Category.TRAIN, output=Report, backend="scikit-learn")
+@recipe("tabular/mlp", version=1, category=Category.TRAIN, output=TabularReport, backend="scikit-learn")
 def mlp(args: MlpRecipeArgs) -> Plan:
     """Train a multi-layer perceptron on a table and report how good it is."""
     return _plan("tabular/mlp", args, [(train_mlp, stage_args(MlpArgs, args))])
 
 
-@recipe("tabular/compare", version=1, category=Category.PIPELINE, output=Report, backend="scikit-learn")
+@recipe("tabular/compare", version=1, category=Category.PIPELINE, output=TabularReport, backend="scikit-learn")
 def compare(args: CompareArgs) -> Plan:
     """Train several models on the same rows and report which is best, and by how much."""
     shared: dict[str, Any] = {"seed": args.seed, "n_jobs": args.n_jobs}
@@ -150,7 +158,7 @@ def _faults_in(models: tuple[Family, ...]) -> list[Diagnostic]:
 def _plan(name: str, args: TableArgs, branches: Sequence[tuple[Stage, Any]], faults: Sequence[Diagnostic] = ()) -> Plan:
     found = find_table(f"{name}.data", args.data, BUNDLED, one="bundled data set", several="bundled sets")
     refuse(name, [found, *faults] if isinstance(found, Diagnostic) else faults)
-    source = LoadArgs(file=InputPath(str(found))) if found else LoadArgs(bundled=args.data)  # type: ignore[arg-type]  # a bundled name
+    source = TabularLoadArgs(file=InputPath(str(found))) if found else TabularLoadArgs(bundled=args.data)  # type: ignore[arg-type]  # a bundled name
     data = (
         PlanBuilder(name.rpartition("/")[2])
         .start(load, source)
@@ -187,7 +195,7 @@ COOKBOOK: Final = Cookbook(
         evaluate,
         report,
     ),
-    kinds=(Table, Labelled, Split, Model, Validation, Scores, Report),
+    kinds=(Table, Labelled, Split, TabularModel, Validation, TabularScores, TabularReport),
     prefill={recipe.name: {"data": "breast_cancer"} for recipe in (compare, gbt, knn, knn_semi, mlp)},
     preload=(
         "pandas",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from stoker.authoring import StageContext, stage
-from stoker.cookbooks.tabular.kinds import Model, Report, Scores
+from stoker.cookbooks.tabular.kinds import TabularModel, TabularReport, TabularScores
 from stoker.cookbooks.tabular.schemas import TabularEvaluation
 
 
 @stage("tabular/report", version=1, uses=("matplotlib", "numpy"))
-def report(job: StageContext, scores: Scores, models: list[Model]) -> Report:
+def report(job: StageContext, scores: TabularScores, models: list[TabularModel]) -> TabularReport:
     """Write scores, plots, a model card and one page, and put the best model beside them."""
     from stoker.cookbooks.report_parts import write_plots, write_texts
     from stoker.cookbooks.tabular.plots import all_plots
@@ -26,4 +26,4 @@ def report(job: StageContext, scores: Scores, models: list[Model]) -> Report:
         "summary.json": summary(book),
     }
     write_texts(job.out, texts)
-    return job.made(Report)
+    return job.made(TabularReport)

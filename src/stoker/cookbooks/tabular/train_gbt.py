@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.authoring import StageContext, arg, stage
-from stoker.cookbooks.tabular.kinds import Model, Split
+from stoker.cookbooks.tabular.kinds import Split, TabularModel
 from stoker.cookbooks.tabular.schemas import TabularCurve, TrainArgs, Watch, unwatched
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class GbtArgs(TrainArgs, GbtSettings):
 
 
 @stage("tabular/train_gbt", version=1, uses=("scikit-learn", "numpy", "pandas"), diverges_on=("loss",))
-def train_gbt(job: StageContext, data: Split, args: GbtArgs) -> Model:
+def train_gbt(job: StageContext, data: Split, args: GbtArgs) -> TabularModel:
     """Train gradient boosted trees."""
     from stoker.cookbooks.tabular.training import produce
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from stoker.authoring import StageContext, StageInputError, arg, stage
-from stoker.cookbooks.tabular.kinds import Model, Split
+from stoker.cookbooks.tabular.kinds import Split, TabularModel
 from stoker.cookbooks.tabular.schemas import CurveSeries, TabularCurve, TrainArgs, Watch, unwatched
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class KnnArgs(TrainArgs, KnnSettings):
 
 
 @stage("tabular/train_knn", version=1, uses=("scikit-learn", "numpy", "pandas"))
-def train_knn(job: StageContext, data: Split, args: KnnArgs) -> Model:
+def train_knn(job: StageContext, data: Split, args: KnnArgs) -> TabularModel:
     """Train k nearest neighbours."""
     from stoker.cookbooks.tabular.training import produce
 
@@ -56,7 +56,7 @@ class KnnSemiArgs(TrainArgs, KnnSemiSettings):
 
 
 @stage("tabular/train_knn_semi", version=1, uses=("scikit-learn", "numpy", "pandas"))
-def train_knn_semi(job: StageContext, data: Split, args: KnnSemiArgs) -> Model:
+def train_knn_semi(job: StageContext, data: Split, args: KnnSemiArgs) -> TabularModel:
     """Train k nearest neighbours that label most of their rows themselves."""
     from stoker.cookbooks.tabular.training import produce
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.authoring import StageContext, arg, stage
-from stoker.cookbooks.tabular.kinds import Model, Split
+from stoker.cookbooks.tabular.kinds import Split, TabularModel
 from stoker.cookbooks.tabular.schemas import TabularCurve, TrainArgs, Watch, unwatched
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class MlpArgs(TrainArgs, MlpSettings):
 
 
 @stage("tabular/train_mlp", version=1, uses=("scikit-learn", "numpy", "pandas"), diverges_on=("loss",))
-def train_mlp(job: StageContext, data: Split, args: MlpArgs) -> Model:
+def train_mlp(job: StageContext, data: Split, args: MlpArgs) -> TabularModel:
     """Train a multi-layer perceptron, epoch by epoch."""
     from stoker.cookbooks.tabular.training import produce
 

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # i
 
 from stoker.authoring import StageContext
 from stoker.cookbooks.tabular.examples import FittedPipeline, TableExamples, library_versions
-from stoker.cookbooks.tabular.kinds import Model, Split
+from stoker.cookbooks.tabular.kinds import Split, TabularModel
 from stoker.cookbooks.tabular.schemas import (
     CurveSeries,
     Family,
@@ -102,7 +102,7 @@ def limited(n_jobs: int | None, examples: TableExamples) -> Any:
 
 def produce(
     job: StageContext, family: Family, data: Split, args: A, train: Callable[[TableExamples, A, Watch], TrainedPipeline]
-) -> Model:
+) -> TabularModel:
     """Train on the training part, report every step, and store the pipeline with its facts."""
     parts = data.load()
     with limited(args.n_jobs, parts.train):
@@ -122,7 +122,7 @@ def produce(
         notes=trained.notes,
         versions=library_versions(),
     )
-    return job.save(Model, FittedPipeline(pipeline=trained.pipeline, facts=facts))
+    return job.save(TabularModel, FittedPipeline(pipeline=trained.pipeline, facts=facts))
 
 
 def params_of(args: TrainArgs) -> dict[str, Any]:

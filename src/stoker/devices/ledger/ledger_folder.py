@@ -24,7 +24,7 @@ from stoker.core import jsontext
 from stoker.core.clock import Clock
 from stoker.core.errors import LocalFile, NoPermission, Unavailable
 from stoker.core.frozen import frozen
-from stoker.devices.ledger.reservations import LONGEST_BYTES, Reservation, Ticket
+from stoker.devices.ledger.reservations import LONGEST_BYTES, QueueTicket, Reservation
 from stoker.host.durable import NO_STEP, remove_tree, temp_name, translate, write_all
 from stoker.host.locks import FileLock
 from stoker.host.resources import NETWORK_FILE_SYSTEMS, file_system_of
@@ -56,9 +56,9 @@ class Name:
         return f"{number}{self.pid}-{self.start_ticks}-{self.id}"
 
 
-def name_of(record: Reservation | Ticket) -> Name:
+def name_of(record: Reservation | QueueTicket) -> Name:
     """Return the name of a record."""
-    number = record.number if isinstance(record, Ticket) else None
+    number = record.number if isinstance(record, QueueTicket) else None
     return Name(pid=record.owner.pid, start_ticks=record.owner.start_ticks, id=record.id, number=number)
 
 

@@ -19,10 +19,10 @@ from stoker.devices.ledger.reservations import (
     DeviceRequest,
     DevicesBusy,
     NeverFits,
+    QueueTicket,
     Reservation,
     ReservationShare,
     Shortfall,
-    Ticket,
 )
 from stoker.host.identity import ProcessIdentity, mine
 
@@ -159,7 +159,7 @@ class LedgerDecisionInputs:
 
     entries: tuple[Reservation, ...] = ()
     """Reservations that count."""
-    ahead: tuple[Ticket, ...] = ()
+    ahead: tuple[QueueTicket, ...] = ()
     """Earlier requests that still wait, in order."""
     free_bytes: Mapping[str, int] = fresh(factory=dict)
     """Measured free memory by device; a missing device was not measured."""
@@ -211,13 +211,13 @@ def could_hold(ask: DeviceRequest) -> tuple[str, ...]:
     return tuple(device.uuid for device in ask.devices if _too_small(ask, device) is None)
 
 
-def first_for(uuids: Iterable[str], line: Iterable[Ticket]) -> list[Ticket]:
+def first_for(uuids: Iterable[str], line: Iterable[QueueTicket]) -> list[QueueTicket]:
     """Return the first queued request for any of these devices: no other can be granted one of them.
 
     The queue is in order, and read no further than necessary.
     """
     left = set(uuids)
-    first: list[Ticket] = []
+    first: list[QueueTicket] = []
     if left:
         for ticket in line:
             if left & set(ticket.uuids):
@@ -228,13 +228,13 @@ def first_for(uuids: Iterable[str], line: Iterable[Ticket]) -> list[Ticket]:
     return first
 
 
-def unclaimed(ticket: Ticket, books: LedgerDecisionInputs) -> list[str]:
+def unclaimed(ticket: QueueTicket, books: LedgerDecisionInputs) -> list[str]:
     """Return the devices for which a queued request is first."""
     wanted = {uuid for one in books.ahead for uuid in one.uuids}
     return [uuid for uuid in ticket.uuids if uuid not in wanted]
 
 
-def in_the_way(ticket: Ticket, books: LedgerDecisionInputs) -> tuple[list[Reservation], list[Ticket]]:
+def in_the_way(ticket: QueueTicket, books: LedgerDecisionInputs) -> tuple[list[Reservation], list[QueueTicket]]:
     """Return the processes whose end may change the answer for a queued request.
 
     If it is first, those are the holders of the device; if not, the one right before it. Requests further ahead are

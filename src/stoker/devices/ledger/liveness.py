@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 
 from stoker.core.frozen import changed
-from stoker.devices.ledger.reservations import LONGEST_LEASE_S, Reservation, Ticket
+from stoker.devices.ledger.reservations import LONGEST_LEASE_S, QueueTicket, Reservation
 from stoker.host.identity import (
     Liveness,
     ProcessIdentity,
@@ -82,12 +82,12 @@ class ReservationLiveness:
         users = self._users_of(pid)
         return not users or user in users
 
-    def waits(self, ticket: Ticket) -> bool:
+    def waits(self, ticket: QueueTicket) -> bool:
         """Return True if a request still waits."""
         alive = self.liveness(ticket.owner)
         return alive is Liveness.ALIVE or (alive is Liveness.UNKNOWN and not self.is_asleep(ticket))
 
-    def is_asleep(self, ticket: Ticket) -> bool:
+    def is_asleep(self, ticket: QueueTicket) -> bool:
         """Return True if a request was not polled for so long that it blocks no other."""
         return not 0 < ticket.seen_until_s - self.since_boot_s() <= SEEN_S + _ROUNDING_S
 

@@ -122,7 +122,7 @@ class Reservation:
 
 
 @frozen
-class Ticket:
+class QueueTicket:
     """A queued request."""
 
     id: str
@@ -147,7 +147,7 @@ class Ticket:
         return {**body, "owner": self.owner.to_dict(), "uuids": list(self.uuids)}
 
     @classmethod
-    def from_dict(cls, data: object, *, user: int = 0) -> Ticket:
+    def from_dict(cls, data: object, *, user: int = 0) -> QueueTicket:
         """Read the result of `to_dict`."""
         fields = _Fields(data, "a ticket")
         ticket = cls(

@@ -25,9 +25,9 @@ from stoker.devices.ledger.reservations import (
     DevicesBusy,
     MeasuredDeviceUse,
     NeverFits,
+    QueueTicket,
     Reservation,
     ReservationShare,
-    Ticket,
 )
 from stoker.devices.ledger.transactions import LedgerSnapshot
 from stoker.host.identity import mine
@@ -176,7 +176,7 @@ class DeviceState:
 class DeviceWaiter:
     """A queued request."""
 
-    ticket: Ticket
+    ticket: QueueTicket
     place: int
     """Queue position among the requests for any of the same devices; 1 is next."""
     waited_s: float
@@ -270,7 +270,7 @@ def _left_behind(entry: Reservation, living: ReservationLiveness) -> int | None:
     return None if found is None else found.pid
 
 
-def _waiter(ticket: Ticket, book: LedgerSnapshot, living: ReservationLiveness) -> DeviceWaiter:
+def _waiter(ticket: QueueTicket, book: LedgerSnapshot, living: ReservationLiveness) -> DeviceWaiter:
     ahead = [one for one in book.awake(living) if one.number < ticket.number and set(one.uuids) & set(ticket.uuids)]
     return DeviceWaiter(
         ticket=ticket,

@@ -50,9 +50,9 @@ from stoker.devices.ledger.reservations import (
     DevicesBusy,
     Meter,
     NeverFits,
+    QueueTicket,
     Reservation,
     ReservationShare,
-    Ticket,
 )
 from stoker.host.durable import NO_STEP
 from stoker.host.identity import Liveness, ProcessIdentity, identity_from, mine
@@ -72,7 +72,7 @@ class LedgerSnapshot:
 
     entries: tuple[Reservation, ...]
     """Reservations that count, oldest first."""
-    tickets: tuple[Ticket, ...]
+    tickets: tuple[QueueTicket, ...]
     """Queued requests in order, as far as they were read."""
     line: tuple[Name, ...] = ()
     """The names of all records in the queue."""
@@ -82,7 +82,7 @@ class LedgerSnapshot:
     freed: tuple[str, ...] = ()
     """Devices with memory that was just found to be free, because its holder is gone."""
 
-    def awake(self, living: ReservationLiveness) -> tuple[Ticket, ...]:
+    def awake(self, living: ReservationLiveness) -> tuple[QueueTicket, ...]:
         """Return the queued requests that poll, in order."""
         return tuple(ticket for ticket in self.tickets if not living.is_asleep(ticket))
 
@@ -95,19 +95,21 @@ class LedgerRecordCache:
     """Records that were read before, by their bytes: most stay the same from one poll to the next."""
 
     def __init__(self) -> None:
-        self._known: dict[LedgerFile, Reservation | Ticket] = {}
+        self._known: dict[LedgerFile, Reservation | QueueTicket] = {}
 
     def entry(self, found: LedgerFile) -> Reservation | None:
         """Read a reservation; `None` if it is damaged, or does not match its name."""
         record = self._read(found, Reservation.from_dict)
         return record if isinstance(record, Reservation) else None
 
-    def ticket(self, found: LedgerFile) -> Ticket | None:
+    def ticket(self, found: LedgerFile) -> QueueTicket | None:
         """Read a queued request; `None` if it is damaged, or does not match its name."""
-        record = self._read(found, Ticket.from_dict)
-        return record if isinstance(record, Ticket) else None
+        record = self._read(found, QueueTicket.from_dict)
+        return record if isinstance(record, QueueTicket) else None
 
-    def _read(self, found: LedgerFile, parse: Callable[..., Reservation | Ticket]) -> Reservation | Ticket | None:
+    def _read(
+        self, found: LedgerFile, parse: Callable[..., Reservation | QueueTicket]
+    ) -> Reservation | QueueTicket | None:
         known = self._known.get(found)
         if known is not None or found.data is None:
             return known
@@ -161,7 +163,7 @@ class LedgerReader:
             freed=tuple(sorted({uuid for entry in gone if entry.id not in counting for uuid in entry.uuids})),
         )
 
-    def awake(self, folder: OpenFolder, *, besides: str = "") -> Iterator[Ticket]:
+    def awake(self, folder: OpenFolder, *, besides: str = "") -> Iterator[QueueTicket]:
         """Read the requests that wait and poll, one by one in order, changing nothing; also without the lock."""
         names = (name for name in folder.names(LINE) if name.id != besides)
         for found in folder.read(LINE, names):
@@ -169,7 +171,7 @@ class LedgerReader:
             if ticket is not None and self._living.waits(ticket) and not self._living.is_asleep(ticket):
                 yield ticket
 
-    def _tickets(self, folder: OpenFolder, names: Iterable[Name]) -> list[Ticket]:
+    def _tickets(self, folder: OpenFolder, names: Iterable[Name]) -> list[QueueTicket]:
         waiting = []
         for found in folder.read(LINE, names):
             ticket = self._parsed.ticket(found)
@@ -261,7 +263,7 @@ class QueuePoll:
     """The result of one poll."""
 
     answer: Reservation | DevicesBusy | NeverFits
-    ticket: Ticket | None = None
+    ticket: QueueTicket | None = None
     """Its record in the queue from now on."""
     in_the_way: tuple[ProcessIdentity, ...] = ()
     """Processes whose end may change the answer."""
@@ -303,7 +305,7 @@ class LedgerAccess:
                 for device in devices
             }
 
-    def look(self, ask: DeviceRequest, ticket: Ticket | None = None, *, place: str = "") -> QueuePoll:
+    def look(self, ask: DeviceRequest, ticket: QueueTicket | None = None, *, place: str = "") -> QueuePoll:
         """Grant a request if that is possible now; if not, keep its record in the queue under that id."""
         readings = self.measure(ask.devices)
         granted: list[Reservation] = []
@@ -318,7 +320,7 @@ class LedgerAccess:
     def _look(
         self,
         ask: DeviceRequest,
-        ticket: Ticket | None,
+        ticket: QueueTicket | None,
         place: str,
         readings: Mapping[str, DeviceReading],
         granted: list[Reservation],
@@ -387,7 +389,7 @@ class LedgerAccess:
                 woken = self._first(folder, entry.uuids)
         self._wake(woken)
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: QueueTicket) -> None:
         """Leave the queue."""
         with self._locked("leave the line for device memory") as folder:
             folder.remove(LINE, name_of(ticket))
@@ -450,8 +452,8 @@ class LedgerAccess:
             folder.publish(LEASES, name_of(entry), pack(entry.to_dict()))
         return granted[0]
 
-    def _draw(self, ask: DeviceRequest, book: LedgerSnapshot, place: str) -> Ticket:
-        return Ticket(
+    def _draw(self, ask: DeviceRequest, book: LedgerSnapshot, place: str) -> QueueTicket:
+        return QueueTicket(
             id=place,
             number=book.next_number(),
             job=ask.job[:LONGEST_TEXT],
@@ -466,7 +468,7 @@ class LedgerAccess:
         )
 
     def _wait(
-        self, folder: OpenFolder, ask: DeviceRequest, answer: DevicesBusy, book: LedgerSnapshot, ticket: Ticket
+        self, folder: OpenFolder, ask: DeviceRequest, answer: DevicesBusy, book: LedgerSnapshot, ticket: QueueTicket
     ) -> QueuePoll:
         now_s = self.living.since_boot_s()
         is_written = any(name.id == ticket.id for name in book.line)
@@ -494,7 +496,7 @@ class LedgerAccess:
         alive = self.living.liveness(owner)
         return owner if alive is Liveness.ALIVE else self.living.left_behind(owner) if alive is Liveness.GONE else None
 
-    def _first(self, folder: OpenFolder, uuids: Iterable[str], besides: Ticket | None = None) -> list[Ticket]:
+    def _first(self, folder: OpenFolder, uuids: Iterable[str], besides: QueueTicket | None = None) -> list[QueueTicket]:
         return first_for(uuids, self._reader.awake(folder, besides="" if besides is None else besides.id))
 
     def _remove(self, folder: OpenFolder, entry: Reservation) -> None:
@@ -503,7 +505,7 @@ class LedgerAccess:
                 message = f"this reservation belongs to another user: {name}"
                 raise NoPermission(message, hint="its own user, or root, may release it")
 
-    def _wake(self, tickets: list[Ticket]) -> None:
+    def _wake(self, tickets: list[QueueTicket]) -> None:
         self._on_step("wake")
         ring(ticket.id for ticket in tickets)
 

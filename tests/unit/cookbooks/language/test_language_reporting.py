@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from stoker.cookbooks.language.kinds import Adapter, Model, Report, Samples
+from stoker.cookbooks.language.kinds import Adapter, LanguageModel, LanguageReport, Samples
 from stoker.cookbooks.language.report import report_full_samples, report_lora
 from stoker.cookbooks.language.report_card import curve_csv, headline, model_card, samples_text, summary
 from stoker.cookbooks.language.schemas import CompletionSample, write_training
@@ -75,7 +75,7 @@ def test_a_report_holds_the_adapter_the_curve_a_plot_and_a_card(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     report_lora.run(context("report", out), Adapter.at(str(adapter)))
-    Report.check_folder(str(out))
+    LanguageReport.check_folder(str(out))
     assert {path.name for path in out.iterdir()} == {
         "adapter_config.json", "adapter_model.safetensors", "training.json", "curve.csv", "model-card.md",
         "summary.json", "plots",
@@ -90,8 +90,8 @@ def test_a_report_of_a_whole_model_leaves_the_weights_where_they_are(tmp_path):
         folder.mkdir()
     write_training(told(method="full"), model)
     Samples.save([CompletionSample(prompt="1+1=", completion="2")], samples / "value.json")
-    report_full_samples.run(context("report", out), Model.at(str(model)), Samples.at(str(samples)))
-    Report.check_folder(str(out))
+    report_full_samples.run(context("report", out), LanguageModel.at(str(model)), Samples.at(str(samples)))
+    LanguageReport.check_folder(str(out))
     assert "```text\n1+1=\n```" in (out / "samples.md").read_text()
     assert "## Samples" in (out / "model-card.md").read_text()
 
@@ -104,4 +104,4 @@ def test_half_a_report_is_none(tmp_path, missing):
         if name != missing:
             (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=missing):
-        Report.check_folder(str(tmp_path))
+        LanguageReport.check_folder(str(tmp_path))

@@ -12,7 +12,7 @@ from stoker.authoring import Plan, StageContext
 from stoker.cookbooks.sequence import recipes
 from stoker.cookbooks.sequence.arrays import SeriesArrays, WindowArrays, cut
 from stoker.cookbooks.sequence.columns import settle
-from stoker.cookbooks.sequence.schemas import LoadArgs, WindowArgs
+from stoker.cookbooks.sequence.schemas import SeriesLoadArgs, WindowArgs
 from stoker.engine.stage import perform
 
 SMALL: dict[str, Any] = {"window": 8, "stride": 6, "epochs": 2, "width": 8, "batch": 16}
@@ -48,7 +48,7 @@ def context(node: str, out: Path, *, said: list[dict[str, Any]] | None = None, *
 
 
 def settled(frame: pd.DataFrame, **choice: Any) -> SeriesArrays:
-    return settle(frame, LoadArgs(**choice), form="csv", sha256=None, notes=())
+    return settle(frame, SeriesLoadArgs(**choice), form="csv", sha256=None, notes=())
 
 
 def small_windows(rows: int = 160, *, classes: bool = False, horizon: int = 2) -> WindowArrays:

@@ -17,7 +17,7 @@ import pytest
 
 from stoker.authoring import StageContext, StageInputError
 from stoker.cookbooks.tabular import COOKBOOK
-from stoker.cookbooks.tabular.kinds import Model, Report, Scores, Split, Table
+from stoker.cookbooks.tabular.kinds import Split, Table, TabularModel, TabularReport, TabularScores
 from stoker.cookbooks.tabular.report import report
 from stoker.cookbooks.tabular.report_card import model_card, number, scores_csv, summary
 from stoker.core.errors import StageDiverged
@@ -252,12 +252,12 @@ def test_kinds_refuse_bytes_that_are_not_theirs(compared, tmp_path):
     with pytest.raises(ValueError, match=r"train\.parquet is missing"):
         Split.check_folder(str(tmp_path))
     with pytest.raises(ValueError, match=r"model\.joblib is missing"):
-        Model.check_folder(str(tmp_path))
+        TabularModel.check_folder(str(tmp_path))
     with pytest.raises(ValueError, match=r"summary\.json"):
-        Report.check_folder(str(tmp_path))
+        TabularReport.check_folder(str(tmp_path))
     (tmp_path / "value.json").write_text("{")
     with pytest.raises(ValueError, match="line 1"):
-        Scores.validate(tmp_path / "value.json")
+        TabularScores.validate(tmp_path / "value.json")
 
 
 def test_numbers_are_written_in_a_sensible_precision():

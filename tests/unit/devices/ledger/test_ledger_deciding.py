@@ -13,15 +13,15 @@ from stoker.devices.ledger.reservations import (
     DeviceRequest,
     DevicesBusy,
     NeverFits,
-    Ticket,
+    QueueTicket,
 )
 from tests.unit.devices.ledger.lab import CARD, OTHER, SMALL, USABLE_BYTES, entry, gib, sharing, someone, whole
 
 EMPTY = LedgerDecisionInputs()
 
 
-def ticket(number: int, *uuids: str) -> Ticket:
-    return Ticket(
+def ticket(number: int, *uuids: str) -> QueueTicket:
+    return QueueTicket(
         id=f"{number:016x}",
         number=number,
         job=f"waiter{number}",

@@ -13,7 +13,7 @@ import pytest
 from stoker.core.frozen import changed
 from stoker.devices.ledger.ledger_folder import LAST_NUMBER, name_of, pack
 from stoker.devices.ledger.liveness import SEEN_S, liveness_of
-from stoker.devices.ledger.reservations import LONGEST_LEASE_S, DeviceLimit, Reservation, Ticket
+from stoker.devices.ledger.reservations import LONGEST_LEASE_S, DeviceLimit, QueueTicket, Reservation
 from stoker.host.identity import Liveness, mine, of_pid, users_of
 from tests.unit.devices.ledger.lab import Lab, entry, gib, held, not_now, real_ledger, sharing, someone, whole
 from tests.unit.host.real_processes import fork, kill_and_reap, wait_until
@@ -31,7 +31,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     lab.close()
 
 
-def put(lab: Lab, record: Reservation | Ticket, *, user: int | None = None) -> Path:
+def put(lab: Lab, record: Reservation | QueueTicket, *, user: int | None = None) -> Path:
     """Leave a record that nobody was granted."""
     path = lab.folder / ("leases" if isinstance(record, Reservation) else "line") / str(name_of(record))
     path.write_bytes(pack(record.to_dict()))
@@ -40,7 +40,7 @@ def put(lab: Lab, record: Reservation | Ticket, *, user: int | None = None) -> P
     return path
 
 
-def ticket(pid: int, number: int, **more: object) -> Ticket:
+def ticket(pid: int, number: int, **more: object) -> QueueTicket:
     fields: dict[str, object] = {
         "count": 1,
         "vram_bytes": 0,
@@ -49,7 +49,7 @@ def ticket(pid: int, number: int, **more: object) -> Ticket:
         "seen_until_s": SEEN_S,
     }
     fields |= {"id": f"{pid:016x}", "job": f"job{pid}", "owner": someone(pid), "uuids": ("GPU-a",), "number": number}
-    return Ticket(**{**fields, **more})  # type: ignore[arg-type]
+    return QueueTicket(**{**fields, **more})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

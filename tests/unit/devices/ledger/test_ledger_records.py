@@ -8,11 +8,11 @@ import pytest
 
 from stoker.core.frozen import changed
 from stoker.devices.ledger.ledger_folder import name_of, pack, read_name, unpack
-from stoker.devices.ledger.reservations import Reservation, Ticket
+from stoker.devices.ledger.reservations import QueueTicket, Reservation
 from tests.unit.devices.ledger.lab import entry, gib, someone
 
 ENTRY = entry(gib(6), measured_bytes=gib(5), base="llama", base_bytes=gib(2), is_exclusive=True)
-TICKET = Ticket(
+TICKET = QueueTicket(
     id="0" * 16,
     number=3,
     job="job",
@@ -28,7 +28,7 @@ TICKET = Ticket(
 
 def test_what_is_written_is_read_back_the_same() -> None:
     assert Reservation.from_dict(unpack(pack(ENTRY.to_dict())), user=0) == ENTRY
-    assert Ticket.from_dict(unpack(pack(TICKET.to_dict())), user=0) == TICKET
+    assert QueueTicket.from_dict(unpack(pack(TICKET.to_dict())), user=0) == TICKET
 
 
 def test_whose_it_is_comes_from_the_file_system_and_not_from_the_record() -> None:
@@ -106,7 +106,7 @@ def test_a_device_that_is_held_twice_by_one_entry_is_refused() -> None:
 
 @pytest.mark.parametrize("body", [None, [], "text", 3, {"v": 1}], ids=str)
 def test_what_is_no_record_at_all_is_refused(body: object) -> None:
-    for kind in (Reservation, Ticket):
+    for kind in (Reservation, QueueTicket):
         with pytest.raises(ValueError, match="not a"):
             kind.from_dict(body)
 

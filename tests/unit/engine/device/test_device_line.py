@@ -13,9 +13,9 @@ from stoker.devices.ledger.reservations import (
     CandidateDevice,
     DeviceRequest,
     DevicesBusy,
+    QueueTicket,
     Reservation,
     ReservationShare,
-    Ticket,
 )
 from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState
 from stoker.engine.device_gate import DeviceWait
@@ -48,7 +48,7 @@ def told(
 ) -> DeviceWait:
     """Decide as the ledger does, and say it as the gate does."""
     line = tuple(
-        Ticket(
+        QueueTicket(
             id=f"{number:016x}", number=number, job="", owner=ME, uuids=tuple(one.uuid for one in ask.devices),
             count=1, vram_bytes=0, may_share=False, since_s=0.0, seen_until_s=9.0,
         )
