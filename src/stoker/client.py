@@ -21,10 +21,12 @@ from collections.abc import Iterable, Iterator
 from stoker.api.fleet_job import FleetJob, wait_for
 from stoker.api.job import StageLogLine
 from stoker.api.job_lookup import open_client
+from stoker.api.pools import FleetPools, LaunchPlan
 from stoker.api.submission import KnownJobs, check_environments, preview_submission, send_submission
 from stoker.app import App
 from stoker.core.clock import Closable
 from stoker.core.job import JobSpec
+from stoker.core.pool import Allocation
 from stoker.jobs.pack.code_tree import PreparedSubmission
 from stoker.jobs.request import JobRequest
 from stoker.jobs.submission import prepare
@@ -42,6 +44,7 @@ from stoker.protocol.view_messages import (
 )
 from stoker.store.results import lay_out
 from stoker.transfer.trees.tree_upload import send_tree
+from stoker.views.pool_lines import PoolView
 
 __all__ = ["Client"]
 
@@ -65,6 +68,7 @@ class Client(Closable):
         if found is None:
             raise no_coordinator_known(settings.state)
         self._wire, self._transport = open_client(self._parts, found, token=token, retry_s=_RETRY_S)
+        self._pools = FleetPools(self._wire, self._parts)
 
     @property
     def url(self) -> str:
@@ -173,6 +177,41 @@ class Client(Closable):
     def machines(self) -> tuple[MachineView, ...]:
         """Return every machine of the fleet."""
         return self._wire.machines()
+
+    def pools(self) -> list[PoolView]:
+        """Return every pool with its state and its allocations: those that live, and those of the last 24 hours."""
+        return self._pools.list()
+
+    def pool(self, name: str) -> PoolView:
+        """Return one pool. Raises `NotFound`."""
+        return self._pools.list((name,))[0]
+
+    def pause_pool(self, name: str, why: str = "") -> DoneView:
+        """Start no more workers of a pool. Those that run stay."""
+        return self._pools.pause(name, why)
+
+    def resume_pool(self, name: str) -> DoneView:
+        """Start workers of a paused pool again. What paused it no longer counts."""
+        return self._pools.resume(name)
+
+    def stop_pool(self, name: str, *ids: str) -> DoneView:
+        """Stop allocations of a pool: all, or those named. Their jobs save a checkpoint and return to the queue."""
+        return self._pools.stop(name, ids)
+
+    def plan_launch(self, *names: str, count: int | None = None) -> LaunchPlan:
+        """Return what `launch` would request now, and why no more. Without names: of all pools."""
+        return self._pools.plan(names, count)
+
+    def launch(self, name: str, *, count: int | None = None) -> tuple[Allocation, ...]:
+        """Request workers of a pool from this machine now: as many as waiting jobs need, or `count`.
+
+        Return the allocations; none if no waiting job needs a machine. Raises `LaunchRefused` with the backend's words,
+        `LaunchDoubtful` if its answer was lost, `NoBackend` if it is not reached, `Conflict` if a watcher watches the
+        pool.
+        """
+        (made,) = self._pools.launch(self._pools.plan((name,), count), lambda _kind, _fields: None)
+        made.require_submitted()
+        return made.allocations
 
     def status(self) -> FleetStatus:
         """Return the state of the whole fleet."""

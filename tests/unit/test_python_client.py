@@ -12,12 +12,28 @@ from pathlib import Path
 import pytest
 
 from stoker import Client
-from stoker.core.errors import Forbidden, InvalidManifest, InvalidTransition, NoCoordinator, NotFound
+from stoker.app import App
+from stoker.coordinator.queue.commands import Declare
+from stoker.core.clock import SystemClock
+from stoker.core.errors import (
+    BadInput,
+    Conflict,
+    Forbidden,
+    InvalidManifest,
+    InvalidTransition,
+    LaunchRefused,
+    NoCoordinator,
+    NotFound,
+    Usage,
+)
+from stoker.core.machine import Cluster
+from stoker.core.pool import AllocationState, Pool, PoolBackend, PoolShape
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import CancelConfirmed, Grant, Release, Start
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.hand import Hand, said
+from tests.unit.launch.fake_cluster import FakeBackend
 
 
 @pytest.fixture
@@ -162,3 +178,68 @@ def test_events_begin_where_they_are_asked_to(client: Client, fleet: Fleet):
     assert next(client.events(events[0].id)) == events[1]
     assert {machine.name: machine.state for machine in client.machines()} == {"desk": "ready"}
     assert client.status().jobs["pending"] == 1
+
+
+@pytest.fixture
+def backend(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """A coordinator with two pools, and a batch system in memory behind them."""
+    pools = (
+        Pool(name="a100", backend=PoolBackend.SLURM, each=PoolShape(cpu_cores=8), max=4, backlog=4),
+        Pool(name="tiny", backend=PoolBackend.SLURM, each=PoolShape(cpu_cores=1), wall_s=60.0),
+    )
+    fleet.queue.ask(Declare(cluster=Cluster(nodes=(), pools=pools)))
+    made = FakeBackend(SystemClock().wall_s)
+    monkeypatch.setattr(App, "launcher", lambda _app, _backend: made)
+    return made
+
+
+def test_pools_are_listed_paused_and_resumed(client: Client, backend: FakeBackend):
+    assert [(pool.name, pool.serving, pool.requested, pool.state.paused) for pool in client.pools()] == [
+        ("a100", 0, 0, ""),
+        ("tiny", 0, 0, ""),
+    ]
+    with pytest.raises(NotFound, match="no pool 'a10'") as caught:
+        client.pool("a10")
+    assert "a100" in caught.value.hint
+    client.submit([order("gbt")])
+    assert client.explain("gbt").pools["a100"] == "a machine of it would fit; nobody watches it: stoker launch watch"
+    client.pause_pool("a100", "maintenance")
+    assert client.pool("a100").state.paused == "maintenance"
+    assert client.explain("gbt").pools["a100"] == "paused: maintenance"
+    plan = client.plan_launch("a100")
+    assert [(hold.pool, hold.jobs, hold.why) for hold in plan.decision.holds] == [
+        ("a100", ("gbt",), "paused: maintenance")
+    ]
+    client.resume_pool("a100")
+    assert client.pool("a100").state.paused == ""
+    assert client.resume_pool("a100").notes == ("pool a100 is not paused",)
+
+
+def test_workers_are_launched_for_waiting_jobs_and_stopped(client: Client, backend: FakeBackend, monkeypatch):
+    client.submit([order("sweep", number) for number in (1, 2)])
+    plan = client.plan_launch("a100")
+    assert [(start.pool, start.count, start.jobs) for start in plan.decision.starts] == [("a100", 2, 2)]
+    with pytest.raises(BadInput, match="serves only its own machine"):
+        client.launch("a100")
+    monkeypatch.setattr("stoker.api.pools.reachable", lambda _urls: "https://desk:7717")
+    made = client.launch("a100")
+    assert [one.state for one in made] == [AllocationState.SUBMITTED] * 2
+    assert backend.submits == 1
+    assert {one.id for one in client.pool("a100").allocations} == {one.id for one in made}
+    assert client.launch("a100") == (), "machines for all jobs are on their way"
+    assert [one.state for one in client.launch("a100", count=1)] == [AllocationState.SUBMITTED]
+    with pytest.raises(Usage, match="not an allocation's id"):
+        client.stop_pool("a100", "everything")
+    assert client.stop_pool("a100", made[0].id).changed == (made[0].id,)
+    assert len(client.stop_pool("a100").changed) == 2
+
+
+def test_a_refused_launch_has_the_words_of_the_backend(client: Client, fleet: Fleet, backend: FakeBackend, monkeypatch):
+    monkeypatch.setattr("stoker.api.pools.reachable", lambda _urls: "https://desk:7717")
+    backend.faults = ["refuse"]
+    with pytest.raises(LaunchRefused, match="a100: Invalid account"):
+        client.launch("a100", count=2)
+    assert {one.state for one in client.pool("a100").allocations} == {AllocationState.REFUSED}
+    fleet.client().watch_pools("another", ("tiny",), for_s=60.0)
+    with pytest.raises(Conflict, match="watched by another"):
+        client.launch("tiny", count=1)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import signal
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
-from stoker.cli.pools import pools_named
-from stoker.core.errors import BadInput, Conflict, LaunchDoubtful, LaunchRefused, NoBackend, NotFound
+from stoker.cli.pools import pools_of
+from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, NoBackend, NotFound
 from stoker.core.events import Event, event_line
-from stoker.core.pool import Allocation, AllocationState
 from stoker.core.text import counted
-from stoker.host.network import reachable
 from stoker.views.pool_lines import allocation_json, decision_lines, launch_event_line
 
 if TYPE_CHECKING:
+    from stoker.api.pools import LaunchLog
     from stoker.launch.launchers import Rendered
-    from stoker.launch.watcher import Watcher
-    from stoker.protocol.client import FleetClient
-    from stoker.protocol.launch_messages import LaunchView
 
 NAMES = Positional("NAME", help="pools, from `stoker pools`", is_many=True)
 
@@ -44,56 +38,23 @@ LAUNCH_GRAMMAR = Grammar(
 
 def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
     """Start workers of pools."""
-    from stoker.core.frozen import changed
-    from stoker.launch.launchers import MOST_TOGETHER
-    from stoker.scheduler.launching import decide
-
-    client = call.lookup.client(given["at"])
-    view = client.launch_view()
-    states = pools_named(view, given["name"])
-    names = [state.pool.name for state in states]
-    # Somebody asked: jobs have waited long enough, and it is by hand.
-    eager = [changed(state, pool=changed(state.pool, patience_s=0.0, is_automatic=True)) for state in states]
-    decision = decide(eager, view.demand, view.allocations, now_s=view.now_s, machines=view.machines)
-    counts = {start.pool: start.count for start in decision.starts}
-    wanted = {start.pool: start.wanted for start in decision.starts}
-    why = {start.pool: start.why for start in decision.starts}
-    if given["count"] is not None:
-        counts = dict.fromkeys(names, given["count"])
-        wanted, why = {}, dict.fromkeys(names, "requested by hand")
-    else:
-        call.out.lines(decision_lines(decision, names, is_dry=given["dry_run"]))
-    watcher = None if given["dry_run"] else _watcher(call, client, view, names)
-    for state in states:
-        count = counts.get(state.pool.name, 0)
-        if not count:
-            call.out.object({"pool": state.pool.name, "allocations": []})
-        elif watcher is None:
-            ids = [f"{number:06x}" for number in range(min(count, MOST_TOGETHER))]
-            planned = [Allocation(id=one, pool=state.pool.name) for one in ids]
-            rendered = call.parts.launcher(state.pool.backend).render(state.pool, planned, fleet=view.fleet)
-            _show(call, state.pool.name, rendered)
-            expected = call.parts.launcher(state.pool.backend).forecast(rendered)
+    pools = pools_of(call, given)
+    plan = pools.plan(given["name"], given["count"])
+    if given["count"] is None:
+        names = [state.pool.name for state in plan.states]
+        call.out.lines(decision_lines(plan.decision, names, is_dry=given["dry_run"]))
+    if given["dry_run"]:
+        for pool, rendered, expected in pools.render(plan):
+            if rendered is None:
+                call.out.object({"pool": pool.name, "allocations": []})
+                continue
+            _show(call, pool.name, rendered)
             if expected:
-                call.out.line(f"--- {state.pool.backend} says: {expected}")
-        else:
-            with watcher.holding(state.pool.name) as epoch:
-                # What ended since somebody looked no longer counts.
-                watcher.refresh(state.pool, epoch, view)
-                started = watcher.start(
-                    state.pool,
-                    epoch,
-                    count,
-                    wanted.get(state.pool.name, ()),
-                    fleet=view.fleet,
-                    why=why[state.pool.name],
-                )
-            call.out.object({"pool": state.pool.name, "allocations": [allocation_json(one) for one in started]})
-            if any(one.state is AllocationState.REFUSED for one in started):
-                raise LaunchRefused(f"{state.pool.name}: {started[0].message}", hint="see `stoker pools check`")
-            if any(one.state is AllocationState.DOUBTFUL for one in started):
-                hint = "`stoker launch watch` finds out whether it was submitted"
-                raise LaunchDoubtful(f"{state.pool.name}: {started[0].message}", hint=hint)
+                call.out.line(f"--- {pool.backend} says: {expected}")
+        return 0
+    for made in pools.launch(plan, _log(call)):
+        call.out.object({"pool": made.pool, "allocations": [allocation_json(one) for one in made.allocations]})
+        made.require_submitted()
     return 0
 
 
@@ -134,11 +95,13 @@ WATCH_GRAMMAR = Grammar(
 
 def perform_watch(call: CommandContext, given: dict[str, Any]) -> int:
     """Watch pools until stopped."""
+    from stoker.api.pools import FleetPools, pools_named
+
     client = call.lookup.client_of(call.lookup.wait_for_coordinator(given["at"]))
     view = client.launch_view()
     pools_named(view, given["name"])
     call.out.goes_on_unread = call.out.is_watched = True
-    watcher = _watcher(call, client, view, given["name"], url=given["url"] or "")
+    watcher = FleetPools(client, call.parts).watcher(view, given["name"], _log(call), url=given["url"] or "")
 
     def close(number: int, _frame: object) -> None:
         watcher.close()
@@ -153,15 +116,8 @@ def perform_watch(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-def _watcher(call: CommandContext, client: FleetClient, view: LaunchView, names: list[str], url: str = "") -> Watcher:
-    from stoker.launch.watcher import Watcher, WatchSettings
-
-    url = url or reachable(view.urls)
-    if not url.startswith("https://"):
-        raise BadInput(
-            f"the coordinator at {client.url} serves only its own machine",
-            hint="serve other machines with TLS: stoker serve --listen 0.0.0.0",
-        )
+def _log(call: CommandContext) -> LaunchLog:
+    """Return what prints the events of a watcher."""
     seq = 0
 
     def log(kind: str, fields: dict[str, Any]) -> None:
@@ -174,7 +130,4 @@ def _watcher(call: CommandContext, client: FleetClient, view: LaunchView, names:
             now = call.parts.clock.now().astimezone()
             call.out.line(f"{now:%H:%M:%S} {launch_event_line(kind, fields)}")
 
-    settings = WatchSettings(
-        watcher=f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}", url=url, local_url=client.url
-    )
-    return Watcher(client, call.parts.launcher, settings, clock=call.parts.clock, log=log, pools=names)
+    return log

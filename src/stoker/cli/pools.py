@@ -6,15 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional
-from stoker.core.errors import NotFound, Usage
-from stoker.core.pool import ID_CHARACTERS
-from stoker.core.text import counted, did_you_mean
-from stoker.devices.this_machine import submitter_name
-from stoker.views.pool_lines import ALLOCATION_HEADER, POOL_HEADER, allocation_row, pool_json, pool_row
+from stoker.core.text import counted
 
 if TYPE_CHECKING:
-    from stoker.core.pool import PoolState
-    from stoker.protocol.launch_messages import LaunchView
+    from stoker.api.pools import FleetPools
     from stoker.protocol.view_messages import DoneView
 
 POOL = Positional("NAME", help="a pool's name, from `stoker pools`")
@@ -33,14 +28,16 @@ POOLS_GRAMMAR = Grammar(
 
 def perform_pools(call: CommandContext, given: dict[str, Any]) -> int:
     """List pools."""
-    view = call.lookup.client(given["at"]).launch_view()
-    for state in view.pools:
-        call.out.object(pool_json(state, view.allocations, view.now_s))
-    if not view.pools:
+    from stoker.views.pool_lines import POOL_HEADER
+
+    pools = pools_of(call, given).list()
+    for pool in pools:
+        call.out.object(pool.to_dict())
+    if not pools:
         call.out.line("no pools")
         call.out.note("hint: declare them in the cluster file (pools:), then stoker admin reload")
         return 0
-    call.out.table([pool_row(state, view.allocations, view.now_s) for state in view.pools], header=POOL_HEADER)
+    call.out.table([pool.row() for pool in pools], header=POOL_HEADER)
     return 0
 
 
@@ -55,14 +52,14 @@ SHOW_GRAMMAR = Grammar(
 
 def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
     """Show a pool."""
-    view = call.lookup.client(given["at"]).launch_view()
-    (state,) = pools_named(view, (given["name"],))
-    call.out.object(pool_json(state, view.allocations, view.now_s))
-    call.out.table([pool_row(state, view.allocations, view.now_s)], header=POOL_HEADER)
-    mine = [one for one in view.allocations if one.pool == state.pool.name]
-    if mine:
+    from stoker.views.pool_lines import ALLOCATION_HEADER, POOL_HEADER, allocation_row
+
+    (pool,) = pools_of(call, given).list((given["name"],))
+    call.out.object(pool.to_dict())
+    call.out.table([pool.row()], header=POOL_HEADER)
+    if pool.allocations:
         call.out.line()
-        call.out.table([allocation_row(one, view.now_s) for one in mine], header=ALLOCATION_HEADER)
+        call.out.table([allocation_row(one, pool.now_s) for one in pool.allocations], header=ALLOCATION_HEADER)
     return 0
 
 
@@ -82,10 +79,8 @@ def perform_check(call: CommandContext, given: dict[str, Any]) -> int:
     """Check pools."""
     from stoker.devices.checkup import CheckStatus
 
-    view = call.lookup.client(given["at"]).launch_view()
     has_failed = False
-    for state in pools_named(view, given["name"]):
-        checks = call.parts.launcher(state.pool.backend).check(state.pool)
+    for state, checks in pools_of(call, given).check(given["name"]):
         has_failed = has_failed or any(one.verdict is CheckStatus.BAD for one in checks)
         call.out.object({"pool": state.pool.name, "checks": [one.to_dict() for one in checks]})
         call.out.line(f"{state.pool.name} ({state.pool.backend})")
@@ -108,9 +103,7 @@ PAUSE_GRAMMAR = Grammar(
 
 def perform_pause(call: CommandContext, given: dict[str, Any]) -> int:
     """Pause a pool."""
-    by = submitter_name(call.parts.settings.environment)
-    why = given["why"] or f"by {by}"
-    return _done(call, given, call.lookup.client(given["at"]).pause_pool(given["name"], why, by=by), "is paused")
+    return _done(call, given, pools_of(call, given).pause(given["name"], given["why"] or ""), "is paused")
 
 
 RESUME_GRAMMAR = Grammar(
@@ -124,8 +117,7 @@ RESUME_GRAMMAR = Grammar(
 
 def perform_resume(call: CommandContext, given: dict[str, Any]) -> int:
     """Resume a pool."""
-    by = submitter_name(call.parts.settings.environment)
-    return _done(call, given, call.lookup.client(given["at"]).resume_pool(given["name"], by=by), "starts workers again")
+    return _done(call, given, pools_of(call, given).resume(given["name"]), "starts workers again")
 
 
 STOP_GRAMMAR = Grammar(
@@ -145,11 +137,7 @@ STOP_GRAMMAR = Grammar(
 
 def perform_stop(call: CommandContext, given: dict[str, Any]) -> int:
     """Stop allocations."""
-    for one in given["id"]:
-        if len(one) != ID_CHARACTERS or not set(one) <= set("0123456789abcdef"):
-            raise Usage(f"{one!r} is not an allocation's id", hint=f"`stoker pools show {given['name']}` lists them")
-    client, by = call.lookup.client(given["at"]), submitter_name(call.parts.settings.environment)
-    done = client.stop_allocations(given["name"], tuple(given["id"]), by=by)
+    done = pools_of(call, given).stop(given["name"], given["id"])
     return _done(call, given, done, f": {counted(len(done.changed), 'allocation')} will stop")
 
 
@@ -163,13 +151,8 @@ def _done(call: CommandContext, given: dict[str, Any], done: DoneView, effect: s
     return 0
 
 
-def pools_named(view: LaunchView, names: tuple[str, ...] | list[str]) -> list[PoolState]:
-    """Return pools by their names; all without names. Raises `NotFound`."""
-    by_name = {state.pool.name: state for state in view.pools}
-    for name in names:
-        if name not in by_name:
-            hint = did_you_mean(name, by_name) or (f"there are {', '.join(by_name)}" if by_name else "")
-            raise NotFound(
-                f"there is no pool {name!r}", hint=hint or "declare pools in the cluster file of the coordinator"
-            )
-    return [by_name[name] for name in names] if names else list(view.pools)
+def pools_of(call: CommandContext, given: dict[str, Any]) -> FleetPools:
+    """Return the pools of the coordinator that is meant."""
+    from stoker.api.pools import FleetPools
+
+    return FleetPools(call.lookup.client(given["at"]), call.parts)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stoker.core.frozen import fields_of
+from stoker.core.frozen import fields_of, frozen
 from stoker.core.pool import Allocation, AllocationState, PoolState
 from stoker.core.text import counted, format_duration, one_line
 from stoker.scheduler.launching import LaunchDecision
 from stoker.views.text_tables import ago, moment
+
+if TYPE_CHECKING:
+    from stoker.protocol.launch_messages import LaunchView
 
 POOL_HEADER = ("pool", "backend", "machines", "last 24 h", "")
 ALLOCATION_HEADER = ("allocation", "state", "backend id", "since", "jobs", "")
@@ -17,10 +20,54 @@ _DAY_S = 86400.0
 _DONE = frozenset({AllocationState.SERVING, AllocationState.DRAINING})
 
 
-def pool_row(state: PoolState, allocations: Iterable[Allocation], now_s: float) -> list[str]:
-    """Return the row of one pool."""
-    pool, mine = state.pool, [one for one in allocations if one.pool == state.pool.name]
-    return [pool.name, str(pool.backend), _count_text(state, mine), _hours_text(mine, now_s), _note(state, mine, now_s)]
+@frozen
+class PoolView:
+    """A pool with its allocations: those that have not ended, then the newest of the last 24 hours."""
+
+    state: PoolState
+    allocations: tuple[Allocation, ...]
+    now_s: float
+    """When it was so, by the coordinator's clock."""
+
+    @classmethod
+    def of(cls, state: PoolState, view: LaunchView) -> PoolView:
+        """Return one pool of all."""
+        mine = tuple(one for one in view.allocations if one.pool == state.pool.name)
+        return cls(state=state, allocations=mine, now_s=view.now_s)
+
+    @property
+    def name(self) -> str:
+        return self.state.pool.name
+
+    @property
+    def serving(self) -> int:
+        """How many workers have joined the fleet."""
+        return sum(one.state in _DONE for one in self.allocations)
+
+    @property
+    def requested(self) -> int:
+        """How many workers are on their way."""
+        return sum(not one.is_over and one.state not in _DONE for one in self.allocations)
+
+    def row(self) -> list[str]:
+        """Return its row in a table."""
+        pool = self.state.pool
+        started_h, before_h = _hours(self.allocations, self.now_s)
+        hours = f"{started_h:.1f} h, {before_h:.1f} h before serving" if started_h >= 0.05 else ""
+        count = f"{self.serving} serving, {self.requested} requested, of {pool.max}"
+        return [pool.name, str(pool.backend), count, hours, _note(self)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        pool, each = fields_of(self.state.pool), self.state.pool.each
+        pool["each"] = {**fields_of(each), "gpus": [fields_of(gpu) for gpu in each.gpus]}
+        started_h, before_h = _hours(self.allocations, self.now_s)
+        return {
+            **fields_of(self.state),
+            "pool": {**pool, "options": dict(self.state.pool.options)},
+            "hours": {"started": started_h, "before_serving": before_h},
+            "allocations": [allocation_json(one) for one in self.allocations],
+        }
 
 
 def allocation_row(one: Allocation, now_s: float) -> list[str]:
@@ -33,21 +80,6 @@ def allocation_row(one: Allocation, now_s: float) -> list[str]:
         left = f"{format_duration(max(0.0, one.ends_s - now_s))} left"
     about = "; ".join(filter(None, (one.message or one.reason, left)))
     return [one.id, state, one.backend_id, ago(since_s, now_s), str(one.grants or ""), one_line(about, 200)]
-
-
-def pool_json(state: PoolState, allocations: Iterable[Allocation], now_s: float) -> dict[str, Any]:
-    """Return a pool and its allocations as JSON."""
-    mine = [one for one in allocations if one.pool == state.pool.name]
-    pool = fields_of(state.pool)
-    each = state.pool.each
-    pool["each"] = {**fields_of(each), "gpus": [fields_of(gpu) for gpu in each.gpus]}
-    served_h, idle_h = _hours(mine, now_s)
-    return {
-        **fields_of(state),
-        "pool": {**pool, "options": dict(state.pool.options)},
-        "hours": {"started": served_h, "before_serving": idle_h},
-        "allocations": [allocation_json(one) for one in mine],
-    }
 
 
 def allocation_json(one: Allocation) -> dict[str, Any]:
@@ -91,17 +123,6 @@ def launch_event_line(kind: str, fields: dict[str, Any]) -> str:
     return f"{head}{f': {why}' if why else ''}{hint}"
 
 
-def _count_text(state: PoolState, mine: Sequence[Allocation]) -> str:
-    serve = sum(one.state in _DONE for one in mine)
-    asked = sum(not one.is_over and one.state not in _DONE for one in mine)
-    return f"{serve} serving, {asked} requested, of {state.pool.max}"
-
-
-def _hours_text(mine: Sequence[Allocation], now_s: float) -> str:
-    started_h, before_h = _hours(mine, now_s)
-    return f"{started_h:.1f} h, {before_h:.1f} h before serving" if started_h >= 0.05 else ""
-
-
 def _hours(mine: Iterable[Allocation], now_s: float) -> tuple[float, float]:
     """Return the machine hours of the last day, and those of them before the worker joined."""
     whole_s = before_s = 0.0
@@ -115,12 +136,13 @@ def _hours(mine: Iterable[Allocation], now_s: float) -> tuple[float, float]:
     return whole_s / 3600, before_s / 3600
 
 
-def _note(state: PoolState, mine: Sequence[Allocation], now_s: float) -> str:
+def _note(view: PoolView) -> str:
+    state, now_s = view.state, view.now_s
     if state.paused:
         return f"paused: {state.paused}"
     if state.watcher and state.watched_until_s < now_s:
         return f"not watched since {moment(state.watched_until_s, now_s)}: stoker launch watch"
     if not state.watcher:
         return "not watched: stoker launch watch"
-    reasons = {one.reason: None for one in mine if one.is_on_its_way and one.reason}
+    reasons = {one.reason: None for one in view.allocations if one.is_on_its_way and one.reason}
     return f"{state.pool.backend}: {', '.join(reasons)}" if reasons else ""
