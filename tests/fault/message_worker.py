@@ -195,9 +195,8 @@ class MessageWorker:
 
     def take(self, happening: Happening) -> None:
         """Decide, remember, then do."""
-        decision = decide(self.keeping, happening)
-        self.keeping = decision.keeping
-        for instruction in decision.instructions:
+        self.keeping, instructions = decide(self.keeping, happening)
+        for instruction in instructions:
             self._perform(instruction)
             if not self.is_alive:
                 return

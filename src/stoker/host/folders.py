@@ -422,6 +422,20 @@ def write_unnamed(folder: AnchoredFolder, contents: Sequence[bytes], mode: int =
     return [temp for temp, _ in written]
 
 
+def write_named(folder: AnchoredFolder, files: Sequence[tuple[str, bytes]], mode: int) -> None:
+    """Write files under their names, each completely or not at all; all are durable on return."""
+    left = write_unnamed(folder, [data for _, data in files], mode)
+    try:
+        for leaf, _ in reversed(files):
+            folder.rename(left[-1], leaf)
+            left.pop()
+    finally:
+        for temp in left:
+            with suppress(StokerError):
+                folder.remove(temp)
+    folder.sync()
+
+
 def settle_files(paths: Sequence[str], mode: int) -> None:
     """Set the mode of written files, and sync all of them together.
 

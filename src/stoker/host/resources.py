@@ -153,6 +153,11 @@ def existing_above(path: StrPath) -> str:
     return place
 
 
+def device_of(path: StrPath) -> int:
+    """Return the number of the file system of a path that may not exist yet."""
+    return os.stat(existing_above(path)).st_dev
+
+
 def has_space(coming_bytes: int, free: int, *, spare_bytes: int = SPARE_BYTES) -> bool:
     """Return True if so many bytes fit with a reserve; zero bytes always fit."""
     return coming_bytes == 0 or coming_bytes + spare_bytes <= free

@@ -10,19 +10,16 @@ An error of the coordinator is raised here as the same error. Raises `NoCoordina
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from copy import copy
 from typing import TypeVar
 
 from pydantic import BaseModel
 
-from stoker.core.clock import Clock
 from stoker.core.digests import Digest
 from stoker.core.errors import StokerError
-from stoker.core.frozen import frozen
 from stoker.core.leases import AttemptToken
-from stoker.host.http.exchange import BodySource, Transport
+from stoker.host.http.exchange import BodySource
 from stoker.protocol.enrolment_messages import (
     CertificateList,
     CertificateView,
@@ -79,11 +76,10 @@ from stoker.protocol.operator_messages import (
 )
 from stoker.protocol.refusals import no_coordinator_there
 from stoker.protocol.transport import (
+    CoordinatorClient,
     CoordinatorRequest,
-    CoordinatorTransport,
     FleetEvent,
     Query,
-    RequestTimeouts,
     listen,
     part,
     parts,
@@ -105,12 +101,16 @@ from stoker.protocol.tree_messages import (
     read_frames,
 )
 from stoker.protocol.view_messages import (
+    ATTEMPT_HEADER,
     MOST_FILE_BYTES,
     MOST_NAMED_JOBS,
+    OVER_HEADER,
+    SIZE_HEADER,
     ChangeRequest,
     DoneView,
     FileList,
     FileOffset,
+    FilePiece,
     FleetStatus,
     JobDetails,
     JobExplanation,
@@ -132,86 +132,14 @@ M = TypeVar("M", bound=BaseModel)
 
 PAGE = 100
 """How many jobs a page has by default."""
-SIZE_HEADER = "X-Stoker-Size"
-"""Of a response with a piece of a mirrored file: the size of the file by now."""
-OVER_HEADER = "X-Stoker-Over"
-"""Of the same: `1` when the attempt has ended, so that nothing will be added."""
-ATTEMPT_HEADER = "X-Stoker-Attempt"
-JOIN_BEGIN = "/v1/join/begin"
-"""Requested over a connection that proves nothing yet, by `worker.enrolment` alone."""
-FOLLOWING_S = 600.0
-"""How long a client that follows something retries while the coordinator is away."""
 _SUBMIT_S = 300.0
 _PRUNE_S = 600.0
 _VERDICT_S = 600.0
 _TRY_S = 60.0
-_PIECE_BYTES = 1 << 20
 
 
-@frozen
-class FilePiece:
-    """Some bytes of a mirrored file."""
-
-    data: bytes
-    offset: int
-    attempt: int
-    size_bytes: int
-    """Of the whole file, by now."""
-    is_over: bool
-    """The attempt has ended: nothing will be added to it."""
-
-
-class FleetClient:
+class FleetClient(CoordinatorClient):
     """One coordinator, seen from outside. The caller closes the transport."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        url: str,
-        *,
-        clock: Clock,
-        token: str = "",
-        patience: RequestTimeouts | None = None,
-        chance: Callable[[], float] | None = None,
-    ) -> None:
-        self.transport = CoordinatorTransport(
-            transport, url, clock=clock, token=token, patience=patience, chance=chance
-        )
-
-    def more_patient(self, retry_s: float = FOLLOWING_S) -> FleetClient:
-        """Return a client of the same coordinator that retries for so long, so that it outlives a restart."""
-        client = copy(self)
-        client.transport = self.transport.retrying(retry_s)
-        return client
-
-    @property
-    def url(self) -> str:
-        """Where the coordinator is, without credentials."""
-        return self.transport.url
-
-    @property
-    def http(self) -> Transport:
-        """The HTTP transport that it was made with."""
-        return self.transport.http
-
-    def _ask(  # noqa: PLR0913 - the parts of a request
-        self,
-        path: str,
-        kind: type[M],
-        body: BaseModel | bytes | BodySource | None = None,
-        *,
-        method: str = "POST",
-        query: Query | None = None,
-        is_repeatable: bool = True,
-        waits_s: float = 0.0,
-    ) -> M:
-        request = CoordinatorRequest(
-            path=path, method=method, query=query or {}, body=body, is_repeatable=is_repeatable, waits_s=waits_s
-        )
-        return self.transport.ask(request, kind)
-
-    def _get(self, path: str, kind: type[M], query: Query | None = None, *, waits_s: float = 0.0) -> M:
-        return self._ask(path, kind, method="GET", query=query, waits_s=waits_s)
 
     # -- jobs
 
@@ -317,26 +245,27 @@ class FleetClient:
 
         Durable on return; that they stopped is confirmed later.
         """
-        return self._do_to_jobs(jobs, "cancel", lambda some: JobsRequest(jobs=some, by=by), is_repeatable=True)
+        return self._do_to_jobs(jobs, "cancel", by=by)
 
     def requeue_jobs(self, jobs: Sequence[str], *, by: str = "") -> DoneView:
         """Start jobs again that have ended, by their ids; none of them if one is live."""
-        return self._do_to_jobs(jobs, "requeue", lambda some: JobsRequest(jobs=some, by=by), is_repeatable=False)
+        return self._do_to_jobs(jobs, "requeue", by=by, is_repeatable=False)
 
     def set_priority_of_jobs(self, jobs: Sequence[str], priority: int, *, by: str = "") -> DoneView:
         """Change the priority of jobs, by their ids."""
-        return self._do_to_jobs(
-            jobs, "priority", lambda some: JobsPriorityRequest(jobs=some, priority=priority, by=by), is_repeatable=True
-        )
+        return self._do_to_jobs(jobs, "priority", by=by, priority=priority)
 
     def _do_to_jobs(
-        self, jobs: Sequence[str], verb: str, body: Callable[[tuple[str, ...]], BaseModel], *, is_repeatable: bool
+        self, jobs: Sequence[str], verb: str, *, by: str, priority: int | None = None, is_repeatable: bool = True
     ) -> DoneView:
         """Send as few requests as may name so many jobs."""
         done = DoneView()
         for start in range(0, len(jobs), MOST_NAMED_JOBS):
-            some = body(tuple(jobs[start : start + MOST_NAMED_JOBS]))
-            more = self._ask(f"/v1/jobs/{verb}", DoneView, some, is_repeatable=is_repeatable)
+            some = tuple(jobs[start : start + MOST_NAMED_JOBS])
+            body: BaseModel = JobsRequest(jobs=some, by=by)
+            if priority is not None:
+                body = JobsPriorityRequest(jobs=some, by=by, priority=priority)
+            more = self._ask(f"/v1/jobs/{verb}", DoneView, body, is_repeatable=is_repeatable)
             done = DoneView(changed=done.changed + more.changed, notes=done.notes + more.notes)
         return done
 
@@ -477,7 +406,7 @@ class FleetClient:
         the file is shorter or longer than the offset.
         """
         where = f"/v1/attempts/{part(token.job)}/files/{parts(path)}"
-        return self._ask(where, FileOffset, data, query={**_token_query(token), "offset": offset}, method="PUT").offset
+        return self._ask(where, FileOffset, data, query={**token.fence(), "offset": offset}, method="PUT").offset
 
     def begin_upload(self, digest: str, size_bytes: int) -> UploadResponse:
         """Begin or resume an upload: the response has the offset, or says that the bytes are known."""
@@ -568,8 +497,7 @@ class FleetClient:
         body = DigestsRequest(digests=tuple(digests))
         request = CoordinatorRequest(path="/v1/contents/fetch", method="POST", body=body, is_repeatable=True)
         with closing(self.transport.open(request)) as reply:
-            pieces = _Pieces(lambda: self.transport.read(reply, _PIECE_BYTES))
-            yield read_frames(pieces.read, requested=frozenset(digests))
+            yield read_frames(self.transport.buffered(reply).read, requested=frozenset(digests))
 
     def pass_to_send(self, digest: str, size_bytes: int) -> PassResponse:
         """Return how to send an object, or a part of one, to the object store of the coordinator."""
@@ -630,29 +558,9 @@ class FleetClient:
     ) -> int:
         """Send what a command wrote; return up to where it was taken. Held open while there is no room."""
         path = f"/v1/attempts/{part(token.job)}/exec/{part(session)}/out"
-        query: Query = {**_token_query(token), "offset": offset, "stream": stream, "wait_s": wait_s}
+        query: Query = {**token.fence(), "offset": offset, "stream": stream, "wait_s": wait_s}
         return self._ask(path, FileOffset, data, query=query, waits_s=wait_s, method="PUT").offset
 
     def finish_exec(self, job: str, session: str, said: ExecEnd) -> DoneView:
         """Report how a command ended."""
         return self._ask(f"/v1/attempts/{part(job)}/exec/{part(session)}/end", DoneView, said)
-
-
-class _Pieces:
-    """Bytes on demand, from a response that is read in large pieces."""
-
-    def __init__(self, more: Callable[[], bytes]) -> None:
-        self._more = more
-        self._piece = b""
-        self._at = 0
-
-    def read(self, at_most_bytes: int) -> bytes:
-        if self._at == len(self._piece):
-            self._piece, self._at = self._more(), 0
-        given = self._piece[self._at : self._at + at_most_bytes]
-        self._at += len(given)
-        return given
-
-
-def _token_query(token: AttemptToken) -> dict[str, int]:
-    return {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation}

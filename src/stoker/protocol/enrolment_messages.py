@@ -86,6 +86,10 @@ class InviteList(WireMessage):
     invites: tuple[InviteView, ...] = ()
 
 
+JOIN_BEGIN = "/v1/join/begin"
+"""Requested over a connection that proves nothing yet, by `worker.enrolment` alone."""
+
+
 class JoinBegin(WireMessage):
     """First request of a joining side, over a connection that proves nothing yet."""
 

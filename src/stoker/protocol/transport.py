@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from copy import copy
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel
@@ -43,6 +43,7 @@ T = TypeVar("T")
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 _MOST_REFUSAL_BYTES = 1024 * 1024
 _PIECE_BYTES = 256 * 1024
+_BUFFER_BYTES = 1 << 20
 _WHOLE_ANSWER_S = 300.0
 """For a whole message, however slowly it arrives. Files and objects have no such limit."""
 
@@ -167,6 +168,10 @@ class CoordinatorTransport:
             pieces.append(piece)
         return b"".join(pieces)
 
+    def buffered(self, reply: HttpClientResponse) -> BufferedReply:
+        """Return a reader of a response for many small reads."""
+        return BufferedReply(lambda: self.read(reply, _BUFFER_BYTES))
+
     def pause(self, tries: int) -> None:
         """Wait before a retry: exponential backoff with jitter."""
         first_s, longest_s = self.patience.first_pause_s, self.patience.longest_pause_s
@@ -235,6 +240,23 @@ class CoordinatorTransport:
         return NoCoordinator(what, hint=lasting_hint if about["is_lasting"] else hint, url=self._shown, **about)
 
 
+class BufferedReply:
+    """The bytes of a response on demand, received in large pieces."""
+
+    def __init__(self, more: Callable[[], bytes]) -> None:
+        self._more = more
+        self._piece = b""
+        self._at = 0
+
+    def read(self, at_most_bytes: int) -> bytes:
+        """Return the next bytes, at most so many; b"" at the end."""
+        if self._at == len(self._piece):
+            self._piece, self._at = self._more(), 0
+        taken = self._piece[self._at : self._at + at_most_bytes]
+        self._at += len(taken)
+        return taken
+
+
 def is_passing(error: StokerError) -> bool:
     """Return True if the same request may succeed in a moment."""
     if isinstance(error, NoCoordinator):
@@ -255,6 +277,63 @@ def parts(path: str) -> str:
 def whole_number(text: str | None) -> int | None:
     """Return a header's whole number; None if it has none."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+FOLLOWING_S = 600.0
+"""How long a client that follows something retries while the coordinator is away."""
+
+
+class CoordinatorClient:
+    """The base of a client with a method for each route."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        url: str,
+        *,
+        clock: Clock,
+        token: str = "",
+        patience: RequestTimeouts | None = None,
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        self.transport = CoordinatorTransport(
+            transport, url, clock=clock, token=token, patience=patience, chance=chance
+        )
+
+    def more_patient(self, retry_s: float = FOLLOWING_S) -> Self:
+        """Return a client of the same coordinator that retries for so long, so that it outlives a restart."""
+        client = copy(self)
+        client.transport = self.transport.retrying(retry_s)
+        return client
+
+    @property
+    def url(self) -> str:
+        """Where the coordinator is, without credentials."""
+        return self.transport.url
+
+    @property
+    def http(self) -> Transport:
+        """The HTTP transport that it was made with."""
+        return self.transport.http
+
+    def _ask(  # noqa: PLR0913 - the parts of a request
+        self,
+        path: str,
+        kind: type[M],
+        body: BaseModel | bytes | BodySource | None = None,
+        *,
+        method: str = "POST",
+        query: Query | None = None,
+        is_repeatable: bool = True,
+        waits_s: float = 0.0,
+    ) -> M:
+        request = CoordinatorRequest(
+            path=path, method=method, query=query or {}, body=body, is_repeatable=is_repeatable, waits_s=waits_s
+        )
+        return self.transport.ask(request, kind)
+
+    def _get(self, path: str, kind: type[M], query: Query | None = None, *, waits_s: float = 0.0) -> M:
+        return self._ask(path, kind, method="GET", query=query, waits_s=waits_s)
 
 
 # Server-sent events of the coordinator, resumed by id: a lost connection or a restart loses none.

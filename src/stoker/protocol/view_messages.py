@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from stoker.core.frozen import field_names
+from stoker.core.frozen import field_names, frozen
 from stoker.core.job import JobSpec, JobState
 from stoker.core.text import outside
 from stoker.protocol.codec import StrictRequest, WireMessage
@@ -454,6 +454,26 @@ class FileList(WireMessage):
     files: tuple[FileView, ...] = ()
     is_over: bool = False
     """The attempt has ended; no bytes follow."""
+
+
+SIZE_HEADER = "X-Stoker-Size"
+"""Of a response with a piece of a mirrored file: the size of the file by now."""
+OVER_HEADER = "X-Stoker-Over"
+"""Of the same: `1` when the attempt has ended, so that nothing will be added."""
+ATTEMPT_HEADER = "X-Stoker-Attempt"
+
+
+@frozen
+class FilePiece:
+    """Some bytes of a mirrored file."""
+
+    data: bytes
+    offset: int
+    attempt: int
+    size_bytes: int
+    """Of the whole file, by now."""
+    is_over: bool
+    """The attempt has ended: nothing will be added to it."""
 
 
 class FileOffset(WireMessage):

@@ -559,3 +559,21 @@ class Leases:
         self._work.end(lease.cost_rate, lease.until_s)
         lease.cost_rate = cost_rate
         self._work.start(cost_rate, lease.until_s)
+
+
+_LEAST_PROGRESS = 0.02
+"""With less done there is no estimate: start-up time would distort it."""
+
+
+def progress_end_s(started_s: float, step: int | None, of: int | None, now_s: float) -> float | None:
+    """Return when a run ends at its speed until now; None if its progress is unknown.
+
+    The end is not in the past, and not later than 1 / `_LEAST_PROGRESS` times the duration until now.
+    """
+    if step is None or of is None or step <= 0 or of <= 0:
+        return None
+    # Workers send integers of any size: a quotient below 1 is always a float.
+    part = step / of if step < of else 1.0
+    if part < _LEAST_PROGRESS:
+        return None
+    return now_s + max(0.0, now_s - started_s) * (1 - part) / part

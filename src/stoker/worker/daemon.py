@@ -188,10 +188,9 @@ class Daemon:
             self._hello = self._hello_of(self._incarnation)
         elif isinstance(happening, AttemptEnded | AttemptNotStarted):
             self._suspect_devices(happening)
-        decision = decide(self._keeping, happening)
-        self._keeping = decision.keeping
-        self._acting.note(decision.keeping)
-        return self._perform(decision.instructions)
+        self._keeping, instructions = decide(self._keeping, happening)
+        self._acting.note(self._keeping)
+        return self._perform(instructions)
 
     def _perform(self, instructions: Iterable[Instruction]) -> int | None:
         for instruction in instructions:

@@ -47,7 +47,7 @@ from stoker.host.http.addresses import asked_directly, read_address
 from stoker.host.http.client import UnverifiedResponse
 from stoker.host.http.exchange import FleetIdentity, Transport
 from stoker.host.http.http_errors import Reason
-from stoker.protocol.client import JOIN_BEGIN, FleetClient
+from stoker.protocol.client import FleetClient
 from stoker.protocol.codec import VERSION, VERSION_HEADER, from_json, to_json
 from stoker.protocol.discovery import (
     DEFAULT_PORT,
@@ -58,6 +58,7 @@ from stoker.protocol.discovery import (
     write_joined,
 )
 from stoker.protocol.enrolment_messages import (
+    JOIN_BEGIN,
     NONCE_BYTES,
     JoinBegin,
     JoinBeginResponse,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.core.errors import Drained, NotFound, RateLimited
-from stoker.core.frozen import changed, frozen
+from stoker.core.frozen import changed
 from stoker.core.job import JobState
 from stoker.core.leases import AttemptToken
 from stoker.core.retry import pause_s
@@ -103,6 +103,11 @@ class DecisionBuilder:
         self.now_knows(leases={token: one for token, one in self.keeping.leases.items() if token != lease.token})
         self.do(Forget(token=lease.token))
 
+    def drop(self, lease: HeldLease, why: str) -> None:
+        """Forget a lease without a final report."""
+        self.tell("dropped", lease, why=why)
+        self.remove(lease)
+
     def stop(self, lease: HeldLease, last: FinalReport, *, grace_s: float | None = None) -> None:
         """Stop an attempt, with this final report, or an earlier one of a higher rank."""
         if lease.last is not None and _RANK.get(lease.last.word, 0) > _RANK.get(last.word, 0):
@@ -121,8 +126,7 @@ class DecisionBuilder:
     def _stop_sending(self, lease: HeldLease, last: FinalReport) -> None:
         """Drop a lease in phase SENDING, or replace its final report by a cancellation."""
         if last.word is FinalReportKind.NOTHING:
-            self.tell("dropped", lease, why=last.why)
-            self.remove(lease)
+            self.drop(lease, last.why)
         elif last.word is FinalReportKind.CANCELLED and (
             lease.last is None or lease.last.word is not FinalReportKind.CANCELLED
         ):
@@ -131,17 +135,13 @@ class DecisionBuilder:
     def send(self, lease: HeldLease, last: FinalReport, end: AttemptEnd | None) -> None:
         """Send the final report; nothing, if the lease is no longer ours."""
         if last.word is FinalReportKind.NOTHING:
-            self.tell("dropped", lease, why=last.why)
-            self.remove(lease)
+            self.drop(lease, last.why)
             return
-        if self.keeping.leaving is WorkerShutdownMode.NOW:
-            self._say_now(lease, last, end)
+        if self.keeping.leaving is not WorkerShutdownMode.NOW:
+            self.put(changed(lease, phase=AttemptPhase.SENDING, last=last, end=end))
+            self.do(SendResult(token=lease.token, last=last, end=end))
             return
-        self.put(changed(lease, phase=AttemptPhase.SENDING, last=last, end=end))
-        self.do(SendResult(token=lease.token, last=last, end=end))
-
-    def _say_now(self, lease: HeldLease, last: FinalReport, end: AttemptEnd | None) -> None:
-        """Send the final report without a result: a result that was not sent in time is computed again."""
+        # Without a result: one that was not sent in time is computed again.
         if last.word is FinalReportKind.FINISH:
             last = FinalReport(word=FinalReportKind.RELEASE, why="the worker was stopped before its result was sent")
         until_s = self.now_s + LAST_MOMENT_S
@@ -161,13 +161,12 @@ class DecisionBuilder:
             return
         self._renew_if_due()
         is_free = keeping.is_known and not keeping.leases and not keeping.asking
-        if is_free and keeping.wishes.is_once and keeping.taken:
-            self.leave(0, softly=True)
-            self.do(ExitWorker(code=0))
-        elif is_free and keeping.wishes.until_idle and keeping.closed:
-            # It would wait until the machine opens: it is to be started again then.
-            self.leave(Drained.exit_code, softly=True)
-            self.do(ExitWorker(code=Drained.exit_code))
+        is_done = keeping.wishes.is_once and keeping.taken
+        if is_free and (is_done or (keeping.wishes.until_idle and keeping.closed)):
+            # On a closed machine it would wait until that opens: it is to be started again then.
+            code = 0 if is_done else Drained.exit_code
+            self.leave(code, softly=True)
+            self.do(ExitWorker(code=code))
         elif keeping.asking == 0 and keeping.wanted:
             # It only waits for instructions, and there is room now.
             self.call_back()
@@ -219,8 +218,7 @@ class DecisionBuilder:
         """Drop final reports that were not accepted in time."""
         for lease in list(self.keeping.leases.values()):
             if lease.say_until_s is not None and self.now_s >= lease.say_until_s:
-                self.tell("dropped", lease, why="final report not accepted in time")
-                self.remove(lease)
+                self.drop(lease, "final report not accepted in time")
 
     def leave(self, code: int, *, softly: bool) -> None:
         self.now_knows(leaving=WorkerShutdownMode.SOFTLY if softly else WorkerShutdownMode.NOW, exit_code=code)
@@ -235,16 +233,8 @@ _BY_ORDER = {
 }
 
 
-@frozen
-class WorkerDecision:
-    """The next state, and instructions in order."""
-
-    keeping: WorkerState
-    instructions: tuple[Instruction, ...]
-
-
-def decide(keeping: WorkerState, happening: Happening) -> WorkerDecision:
-    """Decide what follows from an event."""
+def decide(keeping: WorkerState, happening: Happening) -> tuple[WorkerState, list[Instruction]]:
+    """Return the next state after an event, and instructions in order."""
     turn = DecisionBuilder(keeping, happening.now_s)
     if not isinstance(happening, RenewalAnswered):
         # First of all: a worker suspended past its lease must notice that before anything else. Only a response may
@@ -255,7 +245,7 @@ def decide(keeping: WorkerState, happening: Happening) -> WorkerDecision:
     if turn.keeping.leaving is WorkerShutdownMode.NO:
         _leave_in_time(turn)
     turn.look_around()
-    return WorkerDecision(keeping=turn.keeping, instructions=tuple(turn.instructions))
+    return turn.keeping, turn.instructions
 
 
 def _leave_in_time(turn: DecisionBuilder) -> None:
@@ -362,8 +352,11 @@ def _take_answer(turn: DecisionBuilder, answered: RenewalAnswered) -> None:
         if lease is None:
             continue
         order = orders.get((token.job, token.epoch))
-        if order is None or order.do is not LeaseInstructionKind.DROP:
-            lease = _renewed(turn, lease, answered.asked_s + answer.lease_s)
+        # A job that is being stopped because its lease expired does not come back.
+        is_past = lease.is_over and not lease.keeps_on
+        if not is_past and (order is None or order.do is not LeaseInstructionKind.DROP):
+            lease = changed(lease, is_over=False, ends_s=max(lease.ends_s, answered.asked_s + answer.lease_s))
+            turn.put(lease)
         if order is not None:
             _obey(turn, lease, order)
     _hear_calls(turn, answer.execs)
@@ -374,15 +367,6 @@ def _hear_calls(turn: DecisionBuilder, calls: tuple[ExecCall, ...]) -> None:
     for call in calls:
         if turn.lease(call.token()) is not None:
             turn.do(OpenExec(call=call))
-
-
-def _renewed(turn: DecisionBuilder, lease: HeldLease, ends_s: float) -> HeldLease:
-    # A job that is being stopped because its lease expired does not come back.
-    is_past = lease.is_over and not lease.keeps_on
-    if not is_past:
-        lease = changed(lease, ends_s=max(ends_s, lease.ends_s), is_over=False)
-        turn.put(lease)
-    return lease
 
 
 def _obey(turn: DecisionBuilder, lease: HeldLease, order: LeaseInstruction) -> None:
@@ -510,22 +494,15 @@ def _take_staleness(turn: DecisionBuilder, stale: LeaseLost) -> None:
     if lease is None:
         return
     if lease.phase is AttemptPhase.SENDING:
-        turn.tell("dropped", lease, why=stale.message)
-        turn.remove(lease)
+        turn.drop(lease, stale.message)
     else:
         turn.stop(lease, FinalReport(word=FinalReportKind.NOTHING, why=stale.message))
 
 
 def _take_closing(turn: DecisionBuilder, closed: MachineClosed) -> None:
-    before = turn.keeping.closed.get(closed.by, "")
-    if closed.why == before:
+    if not _set_closed(turn, closed.by, closed.why):
         return
-    others = {by: why for by, why in turn.keeping.closed.items() if by != closed.by}
-    turn.now_knows(
-        closed={**others, closed.by: closed.why} if closed.why else others,
-        renew_at_s=min(turn.keeping.renew_at_s, turn.now_s),
-    )
-    _tell_closed(turn, closed.by, closed.why, before)
+    turn.now_knows(renew_at_s=min(turn.keeping.renew_at_s, turn.now_s))
     if closed.why and turn.keeping.asking:
         turn.call_back()
     if closed.why and closed.gives_back:
@@ -583,23 +560,23 @@ def _hear_voice(turn: DecisionBuilder) -> None:
 
 def _hear_closed(turn: DecisionBuilder, why: str) -> None:
     """Store that the coordinator closed this machine; it requests running jobs back itself."""
-    others = {by: one for by, one in turn.keeping.closed.items() if by != COORDINATOR}
-    if why in others.values():
-        # Our own reason.
-        why = ""
-    before = turn.keeping.closed.get(COORDINATOR, "")
+    is_our_own = any(why == one for by, one in turn.keeping.closed.items() if by != COORDINATOR)
+    _set_closed(turn, COORDINATOR, "" if is_our_own else why)
+
+
+def _set_closed(turn: DecisionBuilder, by: str, why: str) -> bool:
+    """Store and log that the machine is closed, or open again; return False if it was already.
+
+    Owner and coordinator both report a pause: it is logged once.
+    """
+    before = turn.keeping.closed.get(by, "")
     if why == before:
-        return
-    turn.now_knows(closed={**others, COORDINATOR: why} if why else others)
-    _tell_closed(turn, COORDINATOR, why, before)
-
-
-def _tell_closed(turn: DecisionBuilder, by: str, why: str, before: str) -> None:
-    """Log that it is closed, or open again. Owner and coordinator both report a pause: it is logged once."""
-    others = [one for who, one in turn.keeping.closed.items() if who != by]
-    if (why or before).startswith(PAUSED) and any(one.startswith(PAUSED) for one in others):
-        return
-    turn.tell("closed" if why else "open", by=by, why=why)
+        return False
+    others = {who: one for who, one in turn.keeping.closed.items() if who != by}
+    turn.now_knows(closed={**others, by: why} if why else others)
+    if not ((why or before).startswith(PAUSED) and any(one.startswith(PAUSED) for one in others.values())):
+        turn.tell("closed" if why else "open", by=by, why=why)
+    return True
 
 
 _TAKERS: dict[type, Callable[[DecisionBuilder, Any], None]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.coordinator.queue.queue_state import progress_end_s
+from stoker.scheduler.leases import progress_end_s
 
 
 @pytest.mark.parametrize(("step", "of", "end_s"), [(10**400, 1, 10.0), (1, 10**400, None), (10**400, 10**401, 100.0)])

@@ -10,8 +10,8 @@ import pytest
 
 from stoker.api.fleet_attempt import SyncedAttempt, log_files, story_files
 from stoker.core.errors import BadAnswer
-from stoker.protocol.client import FilePiece, FleetClient
-from stoker.protocol.view_messages import FileList, FileView
+from stoker.protocol.client import FleetClient
+from stoker.protocol.view_messages import FileList, FilePiece, FileView
 
 JOB = "ab" * 32
 

@@ -17,7 +17,7 @@ from stoker.protocol.lease_messages import (
     Welcome,
 )
 from stoker.worker.assignment import AttemptEnd
-from stoker.worker.state_machine import WorkerDecision, decide
+from stoker.worker.state_machine import decide
 from stoker.worker.worker_state import (
     AttemptStarted,
     ClaimAnswered,
@@ -54,11 +54,10 @@ class Told:
         self.done: list[Any] = []
 
     def take(self, happening: Happening) -> list[Any]:
-        decision: WorkerDecision = decide(self.keeping, happening)
-        self.keeping = decision.keeping
-        self.done = [one for one in decision.instructions if not isinstance(one, LogLine) and one != LISTEN]
-        self.listens = LISTEN in decision.instructions
-        self.lines = [one for one in decision.instructions if isinstance(one, LogLine)]
+        self.keeping, instructions = decide(self.keeping, happening)
+        self.done = [one for one in instructions if not isinstance(one, LogLine) and one != LISTEN]
+        self.listens = LISTEN in instructions
+        self.lines = [one for one in instructions if isinstance(one, LogLine)]
         self.told = [one.kind for one in self.lines]
         return self.done
 

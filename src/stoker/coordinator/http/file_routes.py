@@ -44,7 +44,6 @@ from stoker.coordinator.storage.tree_storage import UNUSED_S, CoordinatorTrees
 from stoker.core.digests import Digest
 from stoker.core.errors import BadInput, InvalidTransition, NotFound, StaleLease, StokerError
 from stoker.core.leases import AttemptToken, Principal, Role
-from stoker.protocol.client import ATTEMPT_HEADER, OVER_HEADER, SIZE_HEADER
 from stoker.protocol.codec import read_range
 from stoker.protocol.lease_messages import ExecCall
 from stoker.protocol.operator_messages import (
@@ -61,8 +60,11 @@ from stoker.protocol.operator_messages import (
 )
 from stoker.protocol.tree_messages import PartsRequest, PartsResponse, PassRequest, PassResponse, PassView
 from stoker.protocol.view_messages import (
+    ATTEMPT_HEADER,
     MOST_FILE_BYTES,
     MOST_LISTED,
+    OVER_HEADER,
+    SIZE_HEADER,
     AttemptView,
     DoneView,
     FileList,

@@ -24,7 +24,6 @@ from stoker.coordinator.explain.case import (
 from stoker.coordinator.explain.verdict import Explainer
 from stoker.coordinator.http.forecasts import HypotheticalJobs, chosen_text, numbered, quota
 from stoker.coordinator.queue.commands import InspectLaunch, InspectMachines, MachineInspection
-from stoker.coordinator.queue.queue_state import progress_end_s
 from stoker.coordinator.queue.read_jobs import JobExplainRow
 from stoker.coordinator.queue.reader import MachineRow
 from stoker.coordinator.queue.writer import Queue
@@ -40,6 +39,7 @@ from stoker.protocol.job_messages import Submission, SubmissionOutcome, Submissi
 from stoker.protocol.launch_messages import LaunchView
 from stoker.protocol.view_messages import JobDetails, JobExplanation, MachineView, ScheduleView, SymptomView
 from stoker.scheduler.launching import explain_pools
+from stoker.scheduler.leases import progress_end_s
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.scheduler.simulation.forecast import JobForecast, SnapshotForecast
 from stoker.scheduler.snapshot import ClassRecord, LeaseRecord, ReadyRecord, Snapshot, used_classes

@@ -18,10 +18,7 @@ from stoker.coordinator.queue.queue_state import (
     ReadyJobEntry,
     RegisteredMachine,
     choices_in,
-    code_in,
-    digest_in,
     learn,
-    learn_code,
     unable,
     unaccepted,
 )
@@ -33,9 +30,10 @@ from stoker.core.events import FleetKinds
 from stoker.core.frozen import fields_of
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import verified_name
-from stoker.core.machine import Cluster, DevicePreference, Requirements, SchedulableJob, environment_word
+from stoker.core.machine import Cluster, DevicePreference, Requirements, SchedulableJob, code_word, environment_word
 from stoker.core.text import point_name
 from stoker.protocol.environment_messages import environment_digest
+from stoker.protocol.job_checks import code_of
 from stoker.protocol.job_messages import HostPolicy
 from stoker.protocol.lease_messages import Hello, Welcome
 from stoker.scheduler.job_types import rounded_s
@@ -81,8 +79,9 @@ def class_of(transaction: WriterTransaction, spec: dict[str, Any], submitter: st
         if learn(book, choices):
             _deny(transaction, environment_word(environment_digest(choices)), unable)
         sort = (*sort, None, environment_digest(choices))
-    if code := code_in(book, spec):
-        if learn_code(book, code):
+    if code := _code_in(book, spec):
+        if code not in book.code_words:
+            book.code_words.add(code)
             _deny(transaction, code, unaccepted)
         sort = (*sort, None, code)
     class_id = book.class_sorts.get(sort)
@@ -90,6 +89,18 @@ def class_of(transaction: WriterTransaction, spec: dict[str, Any], submitter: st
         kind = JobKind(_wanted(spec, name, recipe, code), like, user, stated_s)
         class_id = book.class_sorts[sort] = _class_of_kind(transaction, kind)
     return class_id
+
+
+def _code_in(book: QueueState, spec: dict[str, Any]) -> str:
+    """Return a job's code word; empty: not needed, or the code is a recipe's, which is installed on the machine.
+
+    Without a machine that accepts only some code no class has a code word. From the first one on
+    (`QueueState.is_code_in_classes`), a program's class has a word for its tree and commit, and machines that do not
+    accept it deny the word: no extra cost per grant.
+    """
+    if not book.is_code_in_classes or spec["recipe"] != _PROGRAM:
+        return ""
+    return code_word(*code_of(spec))
 
 
 def _deny(
@@ -199,7 +210,7 @@ def _wanted(spec: dict[str, Any], name: str, recipe: str, code: str) -> Schedula
         requirements=_requirements(spec["requirements"]),
         allowed_hosts=tuple(sorted(spec["allowed_hosts"])),
         preferred_hosts=tuple(sorted(spec["prefer_hosts"])),
-        environment=digest_in(spec),
+        environment=environment_digest(choices_in(spec)) if spec.get("environment") else "",
         code=code,
     )
 

@@ -11,13 +11,14 @@ from stoker.coordinator.queue.claims import order_for
 from stoker.coordinator.queue.commands import LeaseSweepResult, OpenMachine
 from stoker.coordinator.queue.endings import is_kept
 from stoker.coordinator.queue.machines import hold, known_machine, leave, open_machine, see, set_closed_by_worker, stay
-from stoker.coordinator.queue.queue_state import LATE_S, LiveLease, ReadyJobEntry, RegisteredMachine, progress_end_s
+from stoker.coordinator.queue.queue_state import LATE_S, LiveLease, ReadyJobEntry, RegisteredMachine
 from stoker.coordinator.queue.sql import JobRow
 from stoker.coordinator.queue.transaction import WriterTransaction, enter_line, forgive, lose
 from stoker.core.events import FleetKinds
 from stoker.core.jsontext import dumps
 from stoker.core.text import format_duration
 from stoker.protocol.lease_messages import LeaseInstruction, LeaseInstructionKind, LeaseReport, Renewal, RenewalResponse
+from stoker.scheduler.leases import progress_end_s
 
 # Heartbeats: leases are renewed in memory and stored together, about once a second.
 

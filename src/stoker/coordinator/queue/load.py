@@ -21,8 +21,6 @@ from stoker.coordinator.queue.queue_state import (
     RegisteredMachine,
     choices_in,
     learn,
-    learn_code,
-    progress_end_s,
 )
 from stoker.coordinator.queue.sql import EndedRow, LeaseRow, Queries, records
 from stoker.coordinator.queue.transaction import COMPLETED
@@ -32,7 +30,7 @@ from stoker.core.jsontext import loads
 from stoker.core.leases import FleetTimes
 from stoker.protocol.environment_messages import environment_digest
 from stoker.protocol.job_messages import HostPolicy
-from stoker.scheduler.leases import HALF_LIFE_S, dominant_part
+from stoker.scheduler.leases import HALF_LIFE_S, dominant_part, progress_end_s
 from stoker.scheduler.machine_index import LeaseAllocation, totals_of
 from stoker.scheduler.offers import NodeOffer
 
@@ -107,7 +105,7 @@ def _load_classes(connection: WriterConnection, queries: Queries, book: QueueSta
             # none, may share the row. Open ones keep it until they are submitted again; new ones do not use it.
             wanted = changed(stored, environment=environment_digest(choices))
         if wanted.code:
-            learn_code(book, wanted.code)
+            book.code_words.add(wanted.code)
         # An older row may equal a newer one, if an older coordinator ran in between. New jobs get the newer one.
         kind = JobKind(wanted, body.get("like", ""), body.get("user", ""), body.get("stated_s"))
         if wanted == stored or kind not in book.classes:

@@ -22,7 +22,7 @@ from stoker.core.frozen import changeable, changed, fresh, frozen
 from stoker.core.job import EnvironmentChoice
 from stoker.core.jsontext import loads
 from stoker.core.leases import AttemptToken, Budgets, FleetTimes
-from stoker.core.machine import Cluster, DevicePreference, SchedulableJob, code_word, environment_word
+from stoker.core.machine import Cluster, DevicePreference, SchedulableJob, environment_word
 from stoker.core.pool import ID_CHARACTERS, Allocation, PoolState
 from stoker.protocol.environment_messages import (
     EnvironmentStatus,
@@ -31,7 +31,7 @@ from stoker.protocol.environment_messages import (
     outlook,
     reported_digest,
 )
-from stoker.protocol.job_checks import code_of, why_not_accepted
+from stoker.protocol.job_checks import why_not_accepted
 from stoker.protocol.job_messages import ENVIRONMENT_BODY, HostPolicy
 from stoker.protocol.lease_messages import MachineInventory
 from stoker.scheduler.machine_index import LeaseAllocation
@@ -531,29 +531,6 @@ def _no_page(_class_id: int, _priority: int, _after_seq: int, _most: int) -> lis
     return []
 
 
-_PROGRAM = "command"
-
-
-def code_in(book: QueueState, spec: Mapping[str, Any]) -> str:
-    """Return a job's code word; empty: not needed, or the code is a recipe's, which is installed on the machine.
-
-    Without such a machine no class has a code word. From the first one on (`QueueState.is_code_in_classes`), a
-    program's class has a word for its tree and commit, and machines that do not accept it deny the word: no extra cost
-    per grant.
-    """
-    if not book.is_code_in_classes or spec["recipe"] != _PROGRAM:
-        return ""
-    return code_word(*code_of(spec))
-
-
-def learn_code(book: QueueState, word: str) -> bool:
-    """Add a code word; return True if it is new."""
-    if word in book.code_words:
-        return False
-    book.code_words.add(word)
-    return True
-
-
 def unaccepted(book: QueueState, machine: RegisteredMachine) -> dict[str, str]:
     """Return the code words that a machine denies, with the reason."""
     accepts = machine.accepts
@@ -574,11 +551,6 @@ JobEnvironments = tuple[EnvironmentChoice, ...]
 def choices_in(spec: Mapping[str, Any]) -> JobEnvironments:
     """Return the choices of a job, as submitted or as stored."""
     return tuple(ENVIRONMENT_BODY.validate_python(one) for one in spec.get("environment", ()))
-
-
-def digest_in(spec: Mapping[str, Any]) -> str:
-    """Return the digest of a job's environment; empty: it has none."""
-    return environment_digest(choices_in(spec)) if spec.get("environment") else ""
 
 
 def learn(book: QueueState, choices: JobEnvironments) -> bool:
@@ -621,21 +593,3 @@ def is_news(book: QueueState, machine: RegisteredMachine, holdings: MachineInven
     was = unable(book, machine)
     machine.holdings = holdings
     return unable(book, machine) != was
-
-
-_LEAST_PROGRESS = 0.02
-"""With less done there is no estimate: start-up time would distort it."""
-
-
-def progress_end_s(started_s: float, step: int | None, of: int | None, now_s: float) -> float | None:
-    """Return when a run ends at its speed until now; None if its progress is unknown.
-
-    The end is not in the past, and not later than 1 / `_LEAST_PROGRESS` times the duration until now.
-    """
-    if step is None or of is None or step <= 0 or of <= 0:
-        return None
-    # Workers send integers of any size: a quotient below 1 is always a float.
-    part = step / of if step < of else 1.0
-    if part < _LEAST_PROGRESS:
-        return None
-    return now_s + max(0.0, now_s - started_s) * (1 - part) / part

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 
 from stoker.core.digests import Digest
 from stoker.core.errors import (
@@ -28,11 +28,11 @@ from stoker.core.errors import (
 from stoker.core.events import Event, Kinds
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import counted
-from stoker.host.folders import AnchoredFolder, most_open_files, write_unnamed
+from stoker.host.folders import AnchoredFolder, most_open_files, write_named
 from stoker.host.http.addresses import shown
 from stoker.host.http.client import follow
 from stoker.host.http.exchange import Request
-from stoker.host.resources import check_space, existing_above, has_space
+from stoker.host.resources import check_space, device_of, existing_above, has_space
 from stoker.transfer.download.content import SumsBuilder, not_ours
 from stoker.transfer.download.download import fetch_file
 from stoker.transfer.download.download_events import DownloadEvents, DownloadPool
@@ -122,20 +122,7 @@ def write_together(files: Iterable[tuple[TargetFile, bytes]], *, mode: int) -> N
         by_folder.setdefault((landing.folder, below), []).append((leaf, data))
     for (base, below), together in by_folder.items():
         with AnchoredFolder.open(base, below) as folder:
-            _write_all(folder, together, mode)
-
-
-def _write_all(folder: AnchoredFolder, files: Sequence[tuple[str, bytes]], mode: int) -> None:
-    left = write_unnamed(folder, [data for _, data in files], mode)
-    try:
-        for leaf, _ in reversed(files):
-            folder.rename(left[-1], leaf)
-            left.pop()
-    finally:
-        for temp in left:
-            with suppress(StokerError):
-                folder.remove(temp)
-    folder.sync()
+            write_named(folder, together, mode)
 
 
 def _checked(data: bytes, wanted: DownloadRequest) -> SmallFile | None:
@@ -599,11 +586,6 @@ def _check_digest(files: Sequence[RepoFile], repo: Repo, sha256: Digest) -> None
         raise BadInput(f"one digest for {len(files)} files", hint="name one file")
     if files[0].sha256 not in {None, sha256}:
         raise not_expected(label_of(repo, files[0].path), sha256, str(files[0].sha256))
-
-
-def device_of(path: str) -> int:
-    """Return the file system of a path that may not exist yet."""
-    return os.stat(existing_above(path)).st_dev
 
 
 def _may_write(folder: str) -> bool:

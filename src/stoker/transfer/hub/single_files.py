@@ -31,7 +31,7 @@ from stoker.core.retry import NoRetry
 from stoker.core.text import counted
 from stoker.host.durable import translated
 from stoker.host.http.addresses import origin, shown
-from stoker.host.resources import check_space
+from stoker.host.resources import check_space, device_of
 from stoker.transfer.download.content import Validators, is_newest, not_ours
 from stoker.transfer.download.download import fetch_file, kept_bytes_of
 from stoker.transfer.download.download_events import DownloadPool, reason_of, retry_of
@@ -58,7 +58,7 @@ from stoker.transfer.download.types import (
 from stoker.transfer.hub.client import Hub, RepoListing, label_of
 from stoker.transfer.hub.destinations import look_nearby, take_nearby
 from stoker.transfer.hub.listing import Repo, RepoFile, Revision, file_url
-from stoker.transfer.hub.repository import RepoRequest, device_of, fetch_repository, first_cause, not_expected
+from stoker.transfer.hub.repository import RepoRequest, fetch_repository, first_cause, not_expected
 
 # One file from any URL, as a plain file in a user's folder.
 #
