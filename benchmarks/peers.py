@@ -44,6 +44,9 @@ NAMES = (
     "mlflow-skinny",
     "huey",
     "procrastinate",
+    "submitit",
+    "dask-jobqueue",
+    "torchx",
 )
 
 
