@@ -81,7 +81,9 @@ def one_job(bench: Benchmark, cluster: SlurmCluster, peer: Installed) -> None:
             )
         )
     _goal(bench, f"the next job on that worker, {words}", statistics.median(times["next"]), NEXT_S)
-    _goal(bench, f"end of the last job → Slurm is empty (idle {IDLE_S:g} s), worst of {count}", max(times["gone"]), GONE_S)
+    _goal(
+        bench, f"end of the last job → Slurm is empty (idle {IDLE_S:g} s), worst of {count}", max(times["gone"]), GONE_S
+    )
 
 
 def many_jobs(bench: Benchmark, cluster: SlurmCluster, peer: Installed) -> None:

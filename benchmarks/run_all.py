@@ -63,6 +63,7 @@ NAMES = (
     "fleet_scale",
     "fleet_latency",
     "fleet_tls",
+    "launch_slurm",
     "second_submit",
     "contents",
     "environments",

@@ -1,6 +1,6 @@
 """submitit: functions as one array of Slurm, four at once.
 
-    python slurm_submitit.py --home FOLDER --count 100 --seconds 1
+python slurm_submitit.py --home FOLDER --count 100 --seconds 1
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """torchx: one program on Slurm, from the call of its runner to the program's first line; several one after the other.
 
-    python slurm_torchx.py --home FOLDER --count 10
+python slurm_torchx.py --home FOLDER --count 10
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ SERVING = {
     "fleet_latency",
     "fleet_scale",
     "fleet_tls",
+    "launch_slurm",
     "second_submit",
 }
 """Those that start coordinators and workers, where a smoke run would only wait for imports."""

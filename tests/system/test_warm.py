@@ -62,6 +62,32 @@ def _in_a_shell(shell: Shell, programs: Path, line: str) -> subprocess.Completed
     return subprocess.run(words, cwd=shell.folder, env=env, capture_output=True, text=True, check=False)
 
 
+_SERVES_INSIDE = """
+ip link set lo up
+readlink /proc/self/ns/net /proc/self/ns/pid
+stoker serve --listen 127.0.0.1:0 --json > served & program=$!
+until [ -s served ]; do sleep 0.05; done
+served=$(python3 -c 'import json; print(json.load(open("served"))["pid"])')
+readlink "/proc/$served/ns/net" "/proc/$served/ns/pid"
+kill "$program"
+wait "$program"
+echo "$?"
+[ -e "/proc/$served" ] || echo gone
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of their own need root")
+def test_a_warm_program_runs_in_the_namespaces_of_its_shell(shell: Shell, warm_programs: Path) -> None:
+    env = {**shell.env, "PATH": f"{warm_programs}{os.pathsep}{shell.env['PATH']}"}
+    words = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", _SERVES_INSIDE]
+    ended = subprocess.run(words, cwd=shell.folder, env=env, capture_output=True, text=True, check=False)
+    lines = ended.stdout.split()
+    assert len(lines) == 6, ended.stdout + ended.stderr
+    assert lines[:2] == lines[2:4]
+    assert lines[0] != os.readlink("/proc/self/ns/net")
+    assert lines[4:] == ["143", "gone"]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_signal_to_a_warm_program_reaches_the_command(
     shell: Shell, warm_programs: Path, number: signal.Signals, code: int

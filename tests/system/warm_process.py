@@ -7,6 +7,7 @@ It stands alone, as a script; `warm` speaks to it.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Sequence
@@ -41,6 +43,9 @@ _PACKAGES = (
     "app",
 )
 _MESSAGE_BYTES = 1 << 20
+_NAMESPACES = {"net": 0x40000000, "pid": 0x20000000, "mnt": 0x00020000}
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
@@ -132,10 +137,12 @@ class _Forks:
         if descriptor in self._doors:
             connection, _ = self._doors[descriptor].accept()
             message, streams, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 3)
+            client = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
             status = connection.detach()
             if not message:
                 os.close(status)
                 return None
+            message = json.dumps({**json.loads(message), "client": client}).encode()
         elif descriptor == self._control.fileno():
             message, descriptors, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, 4)
             if not message:
@@ -152,15 +159,43 @@ class _Forks:
         if not pid:
             others = [door.detach() for door in self._doors.values()]
             others += [*self._running, *(other for _, other in self._running.values())]
+            if "client" in asked:
+                _enter_namespaces(asked["client"])
+            os.write(status, b"%d\n" % os.getpid())
             _take(streams, [self._control.detach(), status, *others])
             return asked
         for stream in streams:
             os.close(stream)
-        os.write(status, b"%d\n" % pid)
         self._running[os.pidfd_open(pid)] = pid, status
         if descriptor in self._doors:
             self._clients[status] = pid
         return None
+
+
+def _enter_namespaces(client: int) -> None:
+    """Go on in the namespaces of a client, in a child if it has process numbers of its own."""
+    flags = sum(
+        flag
+        for name, flag in _NAMESPACES.items()
+        if os.readlink(f"/proc/{client}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}")
+    )
+    if not flags:
+        return
+    with open(os.pidfd_open(client)) as descriptor:
+        if _libc.setns(descriptor.fileno(), flags):
+            raise OSError(ctypes.get_errno(), "setns")
+    if not flags & _NAMESPACES["pid"]:
+        return
+    # Only children get a number there. This process ends as its child does, and takes it along.
+    child = os.fork()
+    if not child:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status))
 
 
 def _take(streams: Sequence[int], foreign: Sequence[int]) -> None:
