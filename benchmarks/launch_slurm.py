@@ -1,4 +1,4 @@
-"""How soon does a job run on an idle Slurm, and how long do 100 short jobs take there, beside submitit, dask and torchx?
+"""How soon does a job run on an idle Slurm, and how long do 100 short jobs take there, beside submitit and dask?
 
 A real Slurm with two nodes of two cores each, in namespaces of its own (`tests/servers/slurm.py`). A coordinator and
 `stoker launch watch` run inside; a pool has at most four workers of one core. First one job at a time: from
@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import harness
@@ -24,7 +23,7 @@ from peers import CHECKOUT, Installed
 
 sys.path.insert(0, str(CHECKOUT))
 
-from tests.servers.slurm import SlurmCluster, slurm, why_no_slurm  # noqa: E402 - of the checkout
+from tests.servers.slurm import SlurmCluster, slurm, why_no_slurm
 
 BEYOND_S = 3.0
 NEXT_S = 0.15
