@@ -32,6 +32,14 @@ nodes:
     cpu_cores: 8
     ram_mb: 8192
 """
+POOLS = """\
+pools:
+  - name: a100
+    backend: slurm
+    folder: /shared
+    each: {cpu_cores: 8, ram_mb: 65536, gpus: [{type: a100, vram_mb: 40960}]}
+    max: 4
+"""
 
 
 def test_admin_alone_lists_what_there_is(shell: Shell) -> None:
@@ -81,9 +89,26 @@ def test_a_cluster_file_gives_the_machines_and_what_fits_nowhere_is_told(shell: 
     assert "fit no machine of this fleet" in done.out
 
 
+def test_pools_of_a_cluster_file_are_simulated_beside_the_machines(shell: Shell) -> None:
+    (shell.folder / "pools.yaml").write_text(CLUSTER + POOLS)
+    words = ("admin", "simulate", "--cluster", "pools.yaml", "--mix", "desktop", "--jobs", "30", "--shapes", "10")
+    done = shell.stoker(*words)
+    assert done.code == 0, done.err
+    assert "2 machines and 1 pool of pools.yaml" in done.out
+    assert "with pools" in done.out
+    (told,) = shell.stoker(*words, "--start-delay", "20m", "--json").objects()
+    (pool,) = told["with_pools"]["pools"]
+    assert pool["pool"] == "a100"
+    assert sum(one["count"] for one in pool["starts"]) == pool["allocations"] > 0
+    assert min(one["after_s"] for one in pool["starts"]) >= 1200.0
+    assert told["with_pools"]["makespan_s"] < told["makespan_s"]
+    assert told["with_pools"]["unfinished"] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--start-delay", "3m"), "there are no pools"),
         (("--mix", "desktp"), "did you mean 'desktop'"),
         (("--nodes", "0"), "not a whole number of at least 1"),
         (("--nodes", "-3"), "--nodes"),
@@ -94,7 +119,7 @@ def test_a_cluster_file_gives_the_machines_and_what_fits_nowhere_is_told(shell: 
         (("--cluster", "a.yaml", "--nodes", "3"), "--nodes and --cluster"),
         (("extra",), "unexpected argument"),
     ],
-    ids=["mix", "none", "negative", "words", "shapes", "jobs", "seed", "both", "extra"],
+    ids=["delay", "mix", "none", "negative", "words", "shapes", "jobs", "seed", "both", "extra"],
 )
 def test_bad_words_are_refused_with_what_would_be_right(shell: Shell, words: tuple[str, ...], said: str) -> None:
     done = shell.stoker("admin", "simulate", *words)

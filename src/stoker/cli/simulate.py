@@ -9,8 +9,11 @@ from stoker.cli.grammar import AT, Grammar, Option, duration, whole
 from stoker.core.text import counted
 
 if TYPE_CHECKING:
+    from stoker.core.pool import Allocation, PoolState
+    from stoker.protocol.client import FleetClient
     from stoker.protocol.view_messages import ScheduleView
     from stoker.scheduler.offers import NodeOffer
+    from stoker.scheduler.simulation.elastic_simulator import PoolPlan
     from stoker.scheduler.simulation.simulation_report import SimulationRequest, SimulationResult
     from stoker.scheduler.simulation.simulator import Disruptions, Simulator
     from stoker.scheduler.snapshot import Snapshot
@@ -44,7 +47,8 @@ GRAMMAR = Grammar(
         "Run the scheduler on machines and jobs generated from a seed, in simulated time: total time and its lower "
         "bound, use of the machines, waiting times. The same seed gives the same decisions. With --live, start from "
         "the coordinator's machines, jobs and measured durations: when will all jobs be done, also with other "
-        "machines. Nothing is started."
+        "machines. If the cluster file or the coordinator has pools, simulate without and with them: when how many "
+        "of their machines would start, their hours, and how long jobs wait. Nothing is started."
     ),
     options=(
         Option("--mix", value="NAME", help=f"kind of machines and jobs: {', '.join(_MIXES)} (default: {_MIXES[-1]})"),
@@ -52,7 +56,13 @@ GRAMMAR = Grammar(
         Option("--jobs", value="N", read=whole(1), help=f"number of jobs (default: {_JOBS:,})"),
         Option("--shapes", value="N", read=whole(1), help=f"number of different job shapes (default: {_SHAPES})"),
         Option("--seed", value="N", read=whole(0), help="seed of the generator"),
-        Option("--cluster", value="FILE", help="use the machines of a cluster file"),
+        Option("--cluster", value="FILE", help="use the machines and pools of a cluster file"),
+        Option(
+            "--start-delay",
+            value="SPAN",
+            read=duration,
+            help="with pools: time from a request until its worker serves (default: 1m)",
+        ),
         Option("--equal", help="give all jobs the same priority"),
         Option(
             "--arrive", value="SPAN", read=duration, help="submit the jobs over this time (default: all at the start)"
@@ -87,6 +97,7 @@ GRAMMAR = Grammar(
         "stoker admin simulate --nodes 10000 --jobs 1000000 --json",
         "stoker admin simulate --arrive 8h --users 5 --fail 0.05 --leave 3",
         "stoker admin simulate --live --add rtx-4090:2",
+        "stoker admin simulate --cluster pools.yaml --jobs 500 --start-delay 20m",
     ),
 )
 
@@ -98,12 +109,15 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         return simulate_live(call, given)
     _refuse(given, ("add", "at"), "needs --live")
     from stoker.cli.screens import show_progress
+    from stoker.core.frozen import changed
     from stoker.scheduler.simulation.simulation_report import simulate
-    from stoker.views.simulation_lines import report_lines
+    from stoker.views.simulation_lines import pool_use_lines, report_lines, with_pools_lines
 
     request, machines = _request(call, given)
     with show_progress(call, "simulating", request.jobs) as count:
-        simulated = simulate(request, call.parts.clock, count.reach)
+        fleet = request if request.pools is None or not request.offers else changed(request, pools=None)
+        simulated = simulate(fleet, call.parts.clock, count.reach)
+        with_pools = None if fleet is request else simulate(request, call.parts.clock, lambda _done: count.reach(0))
     report = simulated.report
     plot = _draw(call, given["plot"], simulated.report, request) if given["plot"] else ""
     call.out.object(
@@ -114,6 +128,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
             "seconds": simulated.seconds,
             **report.to_dict(),
             **({"plot": plot} if plot else {}),
+            **_pools_as_json(with_pools or simulated),
         }
     )
     call.out.line(
@@ -122,6 +137,9 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         f"({request.mix.name}: {request.mix.about}; seed {request.seed})"
     )
     call.out.lines(report_lines(simulated, call.out.columns))
+    if with_pools is not None:
+        call.out.lines(with_pools_lines(report, with_pools.report, call.out.columns))
+    call.out.lines(pool_use_lines(with_pools or simulated, call.out.columns))
     if plot:
         call.out.line(f"\ntimeline: {given['plot']}")
     return 0
@@ -147,7 +165,9 @@ def _request(call: CommandContext, given: dict[str, Any]) -> tuple[SimulationReq
     leave = given["leave"] or "0"
     if not (leave.isascii() and leave.isdigit()):
         raise Usage(f"--leave {leave}: not a number of machines", hint="names need --live")
-    offers = _machines_of(call, given["cluster"]) if given["cluster"] else ()
+    offers, pools = _cluster_of(call, given) if given["cluster"] else (None, None)
+    if given["start_delay"] is not None and pools is None:
+        raise Usage("--start-delay: there are no pools", hint="name a cluster file with pools, or use --live")
     request = SimulationRequest(
         mix=mix,
         seed=mix.seed if given["seed"] is None else given["seed"],
@@ -156,13 +176,16 @@ def _request(call: CommandContext, given: dict[str, Any]) -> tuple[SimulationReq
         shapes=given["shapes"] or _SHAPES,
         is_equal=given["equal"],
         offers=offers,
+        pools=pools,
         users=given["users"] or 1,
         span_s=given["arrive"] or 0.0,
         fail=given["fail"] or 0.0,
         leave=int(leave),
     )
-    count = len(offers) or request.nodes
-    return request, counted(count, "machine") + (f" of {given['cluster']}" if offers else "")
+    if offers is None:
+        return request, counted(request.nodes, "machine")
+    more = f" and {counted(len(pools.pools), 'pool')}" if pools is not None else ""
+    return request, f"{counted(len(offers), 'machine')}{more} of {given['cluster']}"
 
 
 def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
@@ -173,11 +196,40 @@ def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
             raise Usage(f"--{name}: {why}", hint=f"omit --{name}")
 
 
-def _machines_of(call: CommandContext, file: str) -> tuple[NodeOffer, ...]:
+def _cluster_of(call: CommandContext, given: dict[str, Any]) -> tuple[tuple[NodeOffer, ...], PoolPlan | None]:
+    """Return the machines and the pools of a cluster file."""
     from stoker.config.cluster_file import read_cluster
+    from stoker.core.errors import Usage
+    from stoker.core.pool import PoolState
     from stoker.scheduler.offers import offer_of
 
-    return tuple(offer_of(node) for node in read_cluster(file, call.path(file)).nodes)
+    cluster = read_cluster(given["cluster"], call.path(given["cluster"]))
+    if not cluster.nodes and not cluster.pools:
+        raise Usage(
+            f"{given['cluster']} has neither machines nor pools", hint="add nodes: or pools:, or omit --cluster"
+        )
+    pools = tuple(PoolState(pool=pool) for pool in cluster.pools)
+    return tuple(offer_of(node) for node in cluster.nodes), _plan_of(pools, given) if pools else None
+
+
+def _plan_of(
+    pools: tuple[PoolState, ...], given: dict[str, Any], allocations: tuple[Allocation, ...] = (), began_s: float = 0.0
+) -> PoolPlan:
+    from stoker.core.errors import Usage
+    from stoker.scheduler.simulation.elastic_simulator import START_DELAY_S, PoolPlan
+
+    if sum(state.pool.max for state in pools) > MOST_ADDED:
+        raise Usage(f"the pools have more than {MOST_ADDED:,} machines", hint="lower max")
+    delay_s = START_DELAY_S if given["start_delay"] is None else given["start_delay"]
+    return PoolPlan(pools=pools, allocations=allocations, start_delay_s=delay_s, began_s=began_s)
+
+
+def _pools_as_json(simulated: SimulationResult) -> dict[str, Any]:
+    """Return what a simulation with pools adds; nothing without pools."""
+    if not simulated.pools:
+        return {}
+    pools = [one.to_dict() for one in simulated.pools]
+    return {"with_pools": {"unfinished": simulated.unfinished, **simulated.report.to_dict(), "pools": pools}}
 
 
 def _draw(call: CommandContext, file: str, report: Any, request: SimulationRequest) -> str:
@@ -203,12 +255,14 @@ def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
     from stoker.cli.screens import show_progress
     from stoker.scheduler.simulation.simulation_report import simulate_from
     from stoker.scheduler.snapshot import snapshot_from_dict
-    from stoker.views.simulation_lines import live_lines
+    from stoker.views.simulation_lines import live_lines, pool_use_lines, with_pools_lines
 
-    view = call.lookup.client(given["at"]).schedule()
+    client = call.lookup.client(given["at"])
+    view = client.schedule()
     snapshot = snapshot_from_dict(view.schedule)
     added = machines_of(given["add"], snapshot)
     disruptions = _disruptions(snapshot, given)
+    plan = _live_plan(client, given)
     clock, most = call.parts.clock, MOST_JOBS
     with show_progress(call, "simulating", snapshot.ready_count) as count:
         now = simulate_from(snapshot, clock, most=most, heed=count.reach)
@@ -217,6 +271,9 @@ def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
             changed = simulate_from(
                 snapshot, clock, added=added, disruptions=disruptions, most=most, heed=lambda _done: count.reach(0)
             )
+        with_pools = None
+        if plan is not None:
+            with_pools = simulate_from(snapshot, clock, pools=plan, most=most, heed=lambda _done: count.reach(0))
     jobs = _starts(now, changed, view, snapshot)
     call.out.object(
         {
@@ -227,6 +284,7 @@ def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
             "changed": None if changed is None else _run_as_json(changed, snapshot),
             "added": [offer.node for offer in added],
             "jobs": jobs,
+            **({} if with_pools is None else _pools_as_json(with_pools[1])),
         }
     )
     call.out.lines(
@@ -240,9 +298,25 @@ def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
             columns=call.out.columns,
         )
     )
+    if with_pools is not None:
+        call.out.lines(with_pools_lines(now[1].report, with_pools[1].report, call.out.columns))
+        call.out.lines(pool_use_lines(with_pools[1], call.out.columns))
     if len(jobs) > _LISTED:
         call.out.note(f"note: {len(jobs) - _LISTED:,} more jobs; --json lists {len(jobs):,}")
     return 0
+
+
+def _live_plan(client: FleetClient, given: dict[str, Any]) -> PoolPlan | None:
+    """Return the pools of a coordinator; None: it has none that start machines by themselves."""
+    from stoker.core.errors import Usage
+
+    view = client.launch_view()
+    pools = tuple(state for state in view.pools if state.is_declared and state.pool.is_automatic)
+    if not pools:
+        if given["start_delay"] is not None:
+            raise Usage("--start-delay: the coordinator has no pools", hint="declare pools in its cluster file")
+        return None
+    return _plan_of(pools, given, view.allocations, view.now_s)
 
 
 def machines_of(text: str | None, snapshot: Snapshot) -> tuple[NodeOffer, ...]:

@@ -98,15 +98,15 @@ def decide(
             by_pool[one.pool].append(one)
     budgets = [_Budget.of(state, by_pool[state.pool.name], now_s) for state in pools]
     planning = _Packing(budgets)
-    unmet = [(jobs, planning.onto_allocations(jobs)) for jobs in demand]
+    unmet = [(jobs, shape := planning.shape_of(jobs), planning.onto_allocations(jobs, shape)) for jobs in demand]
     in_order = sorted(budgets, key=lambda budget: budget.pool.cost_per_hour)
     holds: list[LaunchHold] = []
     unplaced = 0
-    for jobs, count in unmet:
+    for jobs, shape, count in unmet:
         left = count
         for budget in in_order:
             if left:
-                left, why = planning.onto_new(jobs, left, budget, now_s=now_s, has_machines=machines > 0)
+                left, why = planning.onto_new(jobs, shape, left, budget, now_s=now_s, has_machines=machines > 0)
                 if left and why:
                     holds.append(LaunchHold(pool=budget.pool.name, jobs=jobs.names, why=why))
         unplaced += left
@@ -137,12 +137,12 @@ def offer_for(pool: Pool, name: str) -> NodeOffer:
     return offer_of(node)
 
 
-def why_unfit(pool: Pool, job: Demand, shape: PlacementShape) -> str:
-    """Return why no machine of a pool could ever take such a job; empty if one could."""
+def why_unfit(pool: Pool, idle: NodeOffer, job: Demand, shape: PlacementShape) -> str:
+    """Return why no machine of a pool could ever take such a job, by what an idle one offers; empty if one could."""
     time_s = pool.wall_s - pool.end_margin_s
     if job.takes_s is not None and job.takes_s > time_s:
         return f"needs {format_duration(job.takes_s)}; its time limit leaves {format_duration(time_s)}"
-    return "; ".join(one.why for one in obstacles(shape, offer_for(pool, pool.name)))
+    return "; ".join(one.why for one in obstacles(shape, idle))
 
 
 @frozen
@@ -166,7 +166,7 @@ def explain_pools(
         coming = [one for one in mine if one.is_idle_room]
         decision = decide([state], [waiting], mine, now_s=now_s, machines=machines)
         shape = NodeIndex().shape_of(waiting.job)
-        why = why_unfit(pool, waiting, shape)
+        why = why_unfit(pool, offer_for(pool, pool.name), waiting, shape)
         if why:
             verdicts.append(PoolVerdict(pool=pool.name, text=why, helps=False))
         elif coming and not decision.starts and not decision.unplaced:
@@ -189,6 +189,8 @@ class _Budget:
     """What one pool may start now."""
 
     pool: Pool
+    idle: NodeOffer
+    """What an idle machine of it offers."""
     paused: str
     brake: str
     """Why it pauses now."""
@@ -206,6 +208,7 @@ class _Budget:
         live = [one for one in allocations if not one.is_over]
         return cls(
             pool=state.pool,
+            idle=offer_for(state.pool, state.pool.name),
             paused=state.paused,
             brake=_brake(allocations, now_s, since_s=state.resumed_s),
             allocations=allocations,
@@ -275,9 +278,12 @@ class _Packing:
             (budget.pool, one.machine) for budget in budgets for one in budget.allocations if one.is_idle_room
         ]
 
-    def onto_allocations(self, demand: Demand) -> int:
+    def shape_of(self, demand: Demand) -> PlacementShape:
+        """Return the shape of waiting jobs."""
+        return self._nodes.shape_of(demand.job)
+
+    def onto_allocations(self, demand: Demand, shape: PlacementShape) -> int:
         """Place jobs on machines that are on their way; return how many are left."""
-        shape = self._nodes.shape_of(demand.job)
         left = demand.count
         for pool, machine in self._machines:
             if demand.takes_s is None or demand.takes_s <= pool.wall_s - pool.end_margin_s:
@@ -285,17 +291,23 @@ class _Packing:
         return left
 
     def onto_new(
-        self, demand: Demand, count: int, budget: _Budget, *, now_s: float, has_machines: bool
+        self,
+        demand: Demand,
+        shape: PlacementShape,
+        count: int,
+        budget: _Budget,
+        *,
+        now_s: float,
+        has_machines: bool,
     ) -> tuple[int, str]:
         """Place jobs on further machines of a pool; return how many are left, and why."""
-        shape = self._nodes.shape_of(demand.job)
         pool, left = budget.pool, count
         # Machines that are new in this decision may have room.
         for number in range(budget.new):
             left -= self._fill(_new_name(pool, number), shape, left)
         if not left:
             return 0, ""
-        why = why_unfit(pool, demand, shape) or _useless(budget.allocations, demand)
+        why = why_unfit(pool, budget.idle, demand, shape) or _useless(budget.allocations, demand)
         waited_s = now_s - demand.since_s
         if not why and has_machines and waited_s < pool.patience_s:
             why = f"waits for a machine here first, {format_duration(pool.patience_s - waited_s)} more"

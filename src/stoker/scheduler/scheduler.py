@@ -35,7 +35,8 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from stoker.core.errors import InternalError
-from stoker.core.machine import DevicePreference, SchedulableJob, UserPolicy
+from stoker.core.frozen import changed
+from stoker.core.machine import Demand, DevicePreference, SchedulableJob, UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.calls import WaitingMachines
 from stoker.scheduler.demand import UnmetDemand, unmet_demand
@@ -293,6 +294,17 @@ class Scheduler:
         # none of them is taken to have the time.
         at_s = None if self.tables.is_stale else now_s
         return unmet_demand(self.types, self.machines, self.ready, self.shares, at_s)
+
+    def demand_of(self, unmet: UnmetDemand, *, since_s: float, names: tuple[str, ...]) -> Demand:
+        """Return such jobs as a demand for machines of pools."""
+        class_id = unmet.head.class_id
+        return Demand(
+            job=changed(self.wanted[class_id], priority=unmet.head.priority),
+            count=unmet.count,
+            since_s=since_s,
+            names=names,
+            takes_s=self.durations.expected_s(class_id),
+        )
 
     def offers(self) -> tuple[NodeOffer, ...]:
         """Return every machine with its load, in the order of joining."""

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.core.text import counted
-from stoker.scheduler.simulation.simulation_report import NodeTypeUse, SimulationReport, SimulationResult
+from stoker.scheduler.simulation.elastic_simulator import PoolUse
+from stoker.scheduler.simulation.simulation_report import NodeTypeUse, SimulationReport, SimulationResult, Waits
 from stoker.views.charts import LEGEND, Chart, ChartLine, Panel, Scale, scale_over
 from stoker.views.text_tables import moment, span, table
 
 _HOUR_S = 3600.0
 _PANEL = 900, 300
+_STARTS = 3
 
 
 def report_lines(simulated: SimulationResult, columns: int) -> Iterator[str]:
@@ -35,6 +37,71 @@ def report_lines(simulated: SimulationResult, columns: int) -> Iterator[str]:
     ]
     yield ""
     yield from table(rows, header=("priority", "jobs", "median wait", "95 % wait", "longest"), columns=columns)
+
+
+def with_pools_lines(without: SimulationReport, report: SimulationReport, columns: int) -> Iterator[str]:
+    """Yield makespan and waiting times with pools, beside those without."""
+    gained_s = without.makespan_s - report.makespan_s
+    is_comparable = without.not_placeable == report.not_placeable
+    yield ""
+    yield f"with pools  {span(report.makespan_s)}{_difference(gained_s) if is_comparable else ''}"
+    if report.not_placeable:
+        yield f"omitted     {counted(report.not_placeable, 'job fits', 'jobs fit')} no machine of a pool either"
+    before = {waits.priority: waits for waits in without.waits}
+    rows = [
+        [
+            str(waits.priority),
+            f"{waits.jobs:,}",
+            *_wait_cells(before.get(waits.priority), waits),
+        ]
+        for waits in report.waits
+    ]
+    header = ("priority", "jobs", "median wait", "with pools", "95 % wait", "with pools")
+    yield from table(rows, header=header, columns=columns)
+
+
+def _wait_cells(without: Waits | None, waits: Waits) -> list[str]:
+    median, most = ("never", "never") if without is None else (span(without.median_s), span(without.p95_s))
+    return [median, span(waits.median_s), most, span(waits.p95_s)]
+
+
+def pool_use_lines(simulated: SimulationResult, columns: int) -> Iterator[str]:
+    """Yield how each pool was used: when how many machines started, their hours, and what they cost."""
+    pools = simulated.pools
+    if not pools:
+        return
+    has_cost = any(one.cost for one in pools)
+    rows = [
+        [
+            one.pool,
+            str(one.allocations),
+            str(one.most_at_once),
+            f"{one.machine_hours:.1f} h",
+            f"{one.idle_hours:.1f} h",
+            f"{one.jobs:,}",
+            *([f"{one.cost:.2f}"] if has_cost else []),
+            _starts_text(one),
+        ]
+        for one in pools
+    ]
+    header = ["pool", "started", "at once", "machine hours", "idle", "jobs", *(["cost"] if has_cost else []), "starts"]
+    yield ""
+    yield from table(rows, header=header, columns=columns)
+    continued = sum(one.continued for one in pools)
+    if continued:
+        jobs = counted(continued, "job was", "jobs were")
+        yield f"note        {jobs} not done at the end of a machine's time, and continued from a checkpoint"
+    if simulated.unfinished:
+        jobs = counted(simulated.unfinished, "job starts", "jobs start")
+        yield f"never       {jobs} on no machine: the time of a machine, or the limits of its pool, do not suffice"
+
+
+def _starts_text(use: PoolUse) -> str:
+    first = [f"{count} after {span(at_s)}" for at_s, count in use.starts[:_STARTS]]
+    rest = use.starts[_STARTS:]
+    if rest:
+        first.append(f"{sum(count for _, count in rest)} more until {span(rest[-1][0])}")
+    return ", ".join(first)
 
 
 def timeline_chart(report: SimulationReport, title: str) -> Chart:

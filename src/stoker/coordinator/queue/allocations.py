@@ -589,13 +589,7 @@ def _demand(transaction: WriterTransaction) -> tuple[Demand, ...]:
     rows = transaction.read(transaction.queries.names_by_seq, seqs=seqs) if unmet else []
     names = {seq: point_name(name, number) for seq, name, number in rows}
     return tuple(
-        Demand(
-            job=changed(book.scheduler.wanted[one.head.class_id], priority=one.head.priority),
-            count=one.count,
-            since_s=some[0].since_s,
-            names=tuple(names[job.seq] for job in some[: one.count]),
-            takes_s=book.scheduler.durations.expected_s(one.head.class_id),
-        )
+        book.scheduler.demand_of(one, since_s=some[0].since_s, names=tuple(names[job.seq] for job in some[: one.count]))
         for one, some in zip(unmet, jobs, strict=True)
     )
 

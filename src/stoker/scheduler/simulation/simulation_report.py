@@ -20,6 +20,7 @@ from stoker.core.digests import Digest, digest_bytes
 from stoker.core.frozen import fields_of, frozen
 from stoker.scheduler.offers import NodeOffer, offer_of
 from stoker.scheduler.prices import RunOption, find_prices
+from stoker.scheduler.simulation.elastic_simulator import ElasticSimulator, PoolPlan, PoolUse
 from stoker.scheduler.simulation.simulator import NOWHERE, Disruptions, Simulator
 from stoker.scheduler.simulation.workload import Mix, WorkloadBatch, batch_of, make_batch, make_nodes, make_shapes
 from stoker.scheduler.snapshot import Snapshot
@@ -291,8 +292,10 @@ class SimulationRequest:
     shapes: int = 200
     is_equal: bool = False
     """All jobs have the same priority."""
-    offers: Sequence[NodeOffer] = ()
+    offers: Sequence[NodeOffer] | None = None
     """Machines instead of those of the mix."""
+    pools: PoolPlan | None = None
+    """Pools whose machines start when jobs wait."""
     users: int = 1
     span_s: float = 0.0
     """Over how long jobs come; 0: all are ready at the beginning."""
@@ -309,6 +312,9 @@ class SimulationResult:
     report: SimulationReport
     seconds: float
     """For all decisions: the queue's work, choosing, granting and releasing; building both is not counted."""
+    pools: tuple[PoolUse, ...] = ()
+    unfinished: int = 0
+    """Jobs that still waited when nothing more could happen."""
 
     @property
     def decisions_per_s(self) -> float:
@@ -319,7 +325,9 @@ def simulate(
     request: SimulationRequest, clock: Clock, heed: Callable[[int], None] = lambda _count: None
 ) -> SimulationResult:
     """Build fleet and queue, run, and report; `heed` is called now and then with the number of started jobs."""
-    offers = request.offers or [offer_of(node) for node in make_nodes(request.mix, request.nodes, request.seed)]
+    offers = request.offers
+    if offers is None:
+        offers = [offer_of(node) for node in make_nodes(request.mix, request.nodes, request.seed)]
     shapes = make_shapes(request.mix, request.shapes, request.seed)
     batch = make_batch(
         request.mix,
@@ -331,29 +339,44 @@ def simulate(
         span_s=request.span_s,
     )
     heed(0)
-    run = Simulator(offers, batch)
+    run = _simulator(offers, batch, request.pools)
     bound = lower_bound(batch, run.options, run.counts)
     if request.fail or request.leave:
         over_s = max(bound.seconds, request.span_s)
         leaves_s = midway([offer.node for offer in offers], request.leave, over_s, request.seed)
-        run = Simulator(offers, batch, disruptions=Disruptions(fail=request.fail, leaves_s=leaves_s, seed=request.seed))
+        disruptions = Disruptions(fail=request.fail, leaves_s=leaves_s, seed=request.seed)
+        run = _simulator(offers, batch, request.pools, disruptions=disruptions)
     return run_through(run, bound, clock, heed)
 
 
-def simulate_from(
+def simulate_from(  # noqa: PLR0913 - what a simulation begins with, and what happens in it
     snapshot: Snapshot,
     clock: Clock,
     *,
     added: Sequence[NodeOffer] = (),
     disruptions: Disruptions | None = None,
+    pools: PoolPlan | None = None,
     most: int = 0,
     heed: Callable[[int], None] = lambda _count: None,
 ) -> tuple[Simulator, SimulationResult]:
     """Let the jobs of a snapshot run to their end, with more machines; of those that it only counts, `most`."""
     offers = [*[one.offer for one in snapshot.machines], *added]
     batch = batch_of(snapshot, most)
-    run = Simulator(offers, batch, disruptions=disruptions, snapshot=snapshot)
+    run = _simulator(offers, batch, pools, disruptions=disruptions, snapshot=snapshot)
     return run, run_through(run, lower_bound(batch, run.options, run.counts), clock, heed)
+
+
+def _simulator(
+    offers: Sequence[NodeOffer],
+    batch: WorkloadBatch,
+    pools: PoolPlan | None,
+    *,
+    disruptions: Disruptions | None = None,
+    snapshot: Snapshot | None = None,
+) -> Simulator:
+    if pools is None:
+        return Simulator(offers, batch, disruptions=disruptions, snapshot=snapshot)
+    return ElasticSimulator(offers, batch, pools, disruptions=disruptions, snapshot=snapshot)
 
 
 def midway(nodes: Sequence[str], count: int, over_s: float, seed: int) -> dict[str, float]:
@@ -371,4 +394,7 @@ def run_through(run: Simulator, bound: MakespanBound, clock: Clock, heed: Callab
     run.begin()
     run.go(heed)
     seconds = clock.monotonic_s() - began_s
-    return SimulationResult(report=report_of(run, bound), seconds=seconds)
+    pools = run.uses() if isinstance(run, ElasticSimulator) else ()
+    return SimulationResult(
+        report=report_of(run, bound), seconds=seconds, pools=pools, unfinished=run.scheduler.ready.count
+    )

@@ -11,7 +11,7 @@ at a time: a worker asks for as many jobs as it has free slots, and not at all w
 from __future__ import annotations
 
 from array import array
-from bisect import insort
+from bisect import insort, insort_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
@@ -196,6 +196,9 @@ class Simulator:
             (at_s, name, self._leave) for name, at_s in disruptions.leaves_s.items()
         ]
         """What happens to which machine when, the last first."""
+        self._work_s = self.batch.work_s
+        self._resumed: set[int] = set()
+        """Jobs of which a part was done before: how long the rest took says nothing of others."""
 
     @property
     def options(self) -> list[list[RunOption]]:
@@ -307,7 +310,8 @@ class Simulator:
         is_known = not self._has_unknown or scheduler.ready.classes[allocation.class_id].type.is_known
         if (not is_known and job not in self._estimated) or job in self.log.guessed:
             self._guessed.add(allocation.machine)
-        scheduler.release(allocation, self.now_s, is_completed=is_known and not is_failed)
+        is_completed = is_known and not is_failed and job not in self._resumed
+        scheduler.release(allocation, self.now_s, is_completed=is_completed)
         if self._held and allocation.machine in self._held:
             self._held[allocation.machine].pop(job, None)
         if is_failed:
@@ -354,6 +358,10 @@ class Simulator:
                 self._changes += [(until_s, machine.offer.node, self._forgive) for _, until_s in machine.declined]
 
     # -- what happens to machines
+
+    def _change_at(self, at_s: float, name: str, change: Callable[[str], None]) -> None:
+        """Let something happen to a machine, not before now; after what was added before for the same time."""
+        insort_left(self._changes, (at_s, name, change), key=lambda change: -change[0])
 
     def _leave(self, name: str) -> None:
         """Let a machine go away; what ran there is ready again."""
@@ -452,7 +460,7 @@ class Simulator:
         speed = machine.leases[-1].work_rate
         # Without an estimate the same is assumed on every machine.
         is_known = not self._has_unknown or grant.type.is_known
-        end_s = now_s + batch.work_s[job] / (speed if is_known else 1.0)
+        end_s = now_s + self._work_s[job] / (speed if is_known else 1.0)
         if self._fail and self._random() < self._fail:
             self._failing.add(job)
             end_s = now_s + (end_s - now_s) * self._random()
