@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.system.shell import PATIENCE_S
+from tests.system.warm import is_warm_run, make_warm_python
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -54,49 +55,36 @@ NO_QUESTION = {
 """What the benchmarks share."""
 
 
-SERVING = {
-    "contents",
-    "environments",
-    "fleet_cycles",
-    "fleet_latency",
-    "fleet_scale",
-    "fleet_tls",
-    "launch_slurm",
-    "second_submit",
-}
-"""Those that start coordinators and workers, where a smoke run would only wait for imports."""
-
-
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for scratch data, with the peers that are installed in this checkout."""
-    return _bench(tmp_path_factory)
+def bench(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
+    """A folder for scratch data, with the peers that are installed in this checkout.
 
-
-@pytest.fixture(scope="module")
-def serving_bench(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
-    """The same, where the command `stoker` is the one of `programs`."""
-    folder = _bench(tmp_path_factory)
-    code = f"import peers; peers.borrow_stoker(peers.Path({str(folder)!r}))"
-    subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True)
-    borrowed = folder / "environments" / "borrowed" / "bin" / "stoker"
-    borrowed.unlink()
-    borrowed.symlink_to(programs / "stoker")
-    return folder
-
-
-def _bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    Stoker's commands and the scripts of its side start warm: a smoke run would only wait for imports.
+    """
     folder = tmp_path_factory.mktemp("bench")
     (folder / "environments").mkdir()
     for peer in INSTALLED.iterdir() if INSTALLED.is_dir() else ():
         if peer.name not in ("stoker", "borrowed"):
             (folder / "environments" / peer.name).symlink_to(peer)
+    if not is_warm_run():
+        return folder
+    code = f"import peers; peers.borrow_stoker(peers.Path({str(folder)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True)
+    borrowed = folder / "environments" / "borrowed"
+    (borrowed / "bin" / "stoker").unlink()
+    (borrowed / "bin" / "stoker").symlink_to(programs / "stoker")
+    own = [Path(path) for path in borrowed.glob("lib/python*/site-packages")]
+    python = borrowed / "bin" / "python"
+    cold = python.with_name("python-cold")
+    python.rename(cold)
+    make_warm_python(python, cold=cold, path=[*own, BENCHMARKS / "cookbook" / "src"])
+    make_warm_python(folder / "python", cold=Path(sys.executable), path=[])
     return folder
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_benchmark_runs_and_says_what_it_measured(name: str, request: pytest.FixtureRequest) -> None:
-    answer = asked(name, request.getfixturevalue("serving_bench" if name in SERVING else "bench"))
+def test_a_benchmark_runs_and_says_what_it_measured(name: str, bench: Path) -> None:
+    answer = asked(name, bench)
     measured = [row for row in answer["rows"] if row["ours"] is not None]
     missing = {row["why_missing"] for row in answer["rows"] if row["ours"] is None}
     if not measured and missing and all("not installed" in reason for reason in missing):
@@ -199,7 +187,8 @@ def test_a_benchmark_that_fails_is_recorded_as_failed_and_the_next_one_follows(t
 
 def asked(name: str, bench: Path) -> dict[str, Any]:
     """Return what a smoke run of one benchmark answers."""
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", "--bench", str(bench)]
+    python = bench / "python" if (bench / "python").exists() else sys.executable
+    command = [python, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", "--bench", str(bench)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=6 * PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr

@@ -6,6 +6,7 @@ as `WarmCommand`, a shell by the `stoker` of a folder of programs (`make_warm_pr
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -103,21 +105,38 @@ def make_warm_programs(folder: Path) -> Path:
     if (described := Path(sys.prefix, "pyvenv.cfg")).exists():
         shutil.copy(described, folder)
         (folder / "lib").symlink_to(Path(sys.prefix, "lib"))
+    _write_client(programs / "stoker", cold=cold / "stoker")
+    return programs
+
+
+def make_warm_python(file: Path, *, cold: Path, path: list[Path]) -> None:
+    """Write a program that does what the interpreter `cold` does, which finds modules on this path as well."""
+    _write_client(file, cold=cold, path=[str(folder) for folder in path])
+
+
+def _write_client(file: Path, *, cold: Path, **more: Any) -> None:
+    given = {
+        "door": _door(),
+        "cold": str(cold),
+        "read_at_start": _READ_AT_START,
+        "at_start": _read_at_start(_own()),
+        **more,
+    }
+    file.unlink(missing_ok=True)
+    file.write_text(f"#!{sys.executable} -IS\n{_CLIENT.read_text('utf-8')}\n\nmain(**{given!r})\n", "utf-8")
+    file.chmod(0o755)
+
+
+@cache
+def _door() -> str:
+    """Return the address at which programs ask the process that forks."""
+    folder = Path(tempfile.mkdtemp(prefix="stoker-warm-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(str(folder / "door"))
         door.listen(64)
         socket.send_fds(_warm()[0], [json.dumps({"door": True}).encode()], [door.fileno()])
-    given = {
-        "door": str(folder / "door"),
-        "cold": str(cold / "stoker"),
-        "read_at_start": _READ_AT_START,
-        "at_start": _read_at_start(_own()),
-    }
-    command = programs / "stoker"
-    command.unlink()
-    command.write_text(f"#!{sys.executable} -IS\n{_CLIENT.read_text('utf-8')}\n\nmain(**{given!r})\n", "utf-8")
-    command.chmod(0o755)
-    return programs
+    return str(folder / "door")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The `stoker` of a folder of programs: has a warm process fork the command, and behaves as the command does.
+"""A command that a warm process runs in a fork: the `stoker` or the `python` of a folder of programs.
 
 It imports the standard library alone, without `site`, and so starts in a fiftieth of a second. `warm` writes it with a
 call of `main` at its end.
@@ -16,10 +16,13 @@ from contextlib import suppress
 _FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def main(*, door: str, cold: str, read_at_start: tuple[str, ...], at_start: dict[str, str]) -> None:
+def main(
+    *, door: str, cold: str, read_at_start: tuple[str, ...], at_start: dict[str, str], path: list[str] | None = None
+) -> None:
     """Run the command of this process by the warm one behind a socket.
 
     `at_start` is what that one read of its environment as it started; where it would differ, `cold` is executed.
+    It is an interpreter if there is a `path`, which it puts before its own.
     """
     # Until there is a command to forward signals to, they end this process.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -29,7 +32,8 @@ def main(*, door: str, cold: str, read_at_start: tuple[str, ...], at_start: dict
     read = {name: value for name, value in os.environ.items() if name.startswith(read_at_start)}
     read.pop("PYTHONPATH", None)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if read != at_start or connection.connect_ex(door):
+    is_usual = path is None or not sys.argv[1].startswith("-") or sys.argv[1] in ("-m", "-c")
+    if read != at_start or not is_usual or connection.connect_ex(door):
         os.execv(cold, [cold, *sys.argv[1:]])
     umask = os.umask(0o077)
     message = {
@@ -39,6 +43,8 @@ def main(*, door: str, cold: str, read_at_start: tuple[str, ...], at_start: dict
         "ignored": [int(number) for number in ignored],
         "umask": umask,
     }
+    if path is not None:
+        message["interpreter"] = {"executable": cold, "path": path}
     socket.send_fds(connection, [json.dumps(message).encode()], [0, 1, 2])
     pid = int(_read(connection))
     for number in _FORWARDED:

@@ -72,10 +72,13 @@ def main() -> None:
     path = asked["env"].get("PYTHONPATH", "")
     sys.path[:0] = [os.path.abspath(part) for part in path.split(os.pathsep) if part]
     invalidate_caches()
-    sys.argv = ["stoker", *asked["words"]]
     code: str | int | None = None
     try:
-        runpy.run_module("stoker", run_name="__main__", alter_sys=True)
+        if "interpreter" in asked:
+            _run_python(asked["words"], **asked["interpreter"])
+        else:
+            sys.argv = ["stoker", *asked["words"]]
+            runpy.run_module("stoker", run_name="__main__", alter_sys=True)
     except SystemExit as ending:
         code = ending.code
     # As an interpreter ends, except that it does not take every module apart: that is most of the work.
@@ -83,8 +86,29 @@ def main() -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    assert not isinstance(code, str)
+    if isinstance(code, str):
+        os.write(2, f"{code}\n".encode())
+        os._exit(1)
     os._exit(code or 0)
+
+
+def _run_python(words: list[str], *, executable: str, path: list[str]) -> None:
+    """Do what `executable` does with a script, `-m` or `-c`, where it finds more modules than this process."""
+    sys.executable = executable
+    sys.path[:0] = path
+    match words:
+        case ["-m", module, *rest]:
+            sys.argv = [module, *rest]
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case ["-c", code, *rest]:
+            sys.argv = ["-c", *rest]
+            sys.path.insert(0, "")
+            exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        case [script, *rest]:
+            sys.argv = [script, *rest]
+            sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+            runpy.run_path(script, run_name="__main__")
 
 
 def _import_packages() -> None:
