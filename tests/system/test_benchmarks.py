@@ -56,7 +56,7 @@ NO_QUESTION = {
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for scratch data, with the peers that are installed in this checkout.
 
     Stoker's commands and the scripts of its side start warm: a smoke run would only wait for imports.
@@ -71,8 +71,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
     code = f"import peers; peers.borrow_stoker(peers.Path({str(folder)!r}))"
     subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True)
     borrowed = folder / "environments" / "borrowed"
-    (borrowed / "bin" / "stoker").unlink()
-    (borrowed / "bin" / "stoker").symlink_to(programs / "stoker")
     own = [Path(path) for path in borrowed.glob("lib/python*/site-packages")]
     python = borrowed / "bin" / "python"
     cold = python.with_name("python-cold")

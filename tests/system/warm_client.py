@@ -30,10 +30,11 @@ def main(
     if signal.SIGINT not in ignored:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     read = {name: value for name, value in os.environ.items() if name.startswith(read_at_start)}
-    read.pop("PYTHONPATH", None)
+    folders = read.pop("PYTHONPATH", "").split(os.pathsep)
+    is_customized = any(os.path.exists(os.path.join(folder, "sitecustomize.py")) for folder in folders if folder)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     is_usual = path is None or not sys.argv[1].startswith("-") or sys.argv[1] in ("-m", "-c")
-    if read != at_start or not is_usual or connection.connect_ex(door):
+    if read != at_start or is_customized or not is_usual or connection.connect_ex(door):
         os.execv(cold, [cold, *sys.argv[1:]])
     umask = os.umask(0o077)
     message = {
