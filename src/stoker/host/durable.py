@@ -103,6 +103,14 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
         written += os.pwrite(descriptor, view[written : written + _SLICE_BYTES], offset + written)
 
 
+def begin_write_back(descriptor: int, offset: int = 0, size_bytes: int = 0) -> None:
+    """Start write-back of these bytes of a file (0: to its end), so that a later sync has less to do."""
+    if sys.platform == "linux":
+        from stoker.host.linux import start_write_back  # noqa: PLC0415 - loads ctypes, for large files only
+
+        start_write_back(descriptor, offset, size_bytes)
+
+
 def open_regular(path: StrPath) -> BinaryIO:
     """Open a file to read it. Raises `OSError`, and never waits, where a pipe, a device or a link is in its place."""
     descriptor = os.open(path, _OPEN_REGULAR)

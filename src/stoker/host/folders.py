@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import stat
-import sys
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Self
 from stoker.core.clock import Closable
 from stoker.core.errors import BadInput, StokerError
 from stoker.core.text import one_line
-from stoker.host.durable import NO_STEP, sync_descriptor, temp_name, translated, write_all
+from stoker.host.durable import NO_STEP, begin_write_back, sync_descriptor, temp_name, translated, write_all
 
 _OPEN_BASE = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_BELOW = _OPEN_BASE | os.O_NOFOLLOW
@@ -409,7 +408,8 @@ def write_unnamed(folder: AnchoredFolder, contents: Sequence[bytes], mode: int =
                 descriptor = folder.create_file(temp, mode)
                 written.append((temp, descriptor))
                 write_all(descriptor, data, 0)
-            _begin_write_back([descriptor for _, descriptor in written])
+            for _, descriptor in written:
+                begin_write_back(descriptor)
             for _, descriptor in written:
                 sync_descriptor(descriptor)
         is_whole = True
@@ -448,19 +448,11 @@ def settle_files(paths: Sequence[str], mode: int) -> None:
                 descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 descriptors.append(descriptor)
                 os.fchmod(descriptor, mode)
-        _begin_write_back(descriptors)
+        for descriptor in descriptors:
+            begin_write_back(descriptor)
         for path, descriptor in zip(paths, descriptors, strict=True):
             with translated(path):
                 sync_descriptor(descriptor)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def _begin_write_back(descriptors: Sequence[int]) -> None:
-    """Start write-back of all files, so that the first sync waits for all and the others find it done."""
-    if sys.platform == "linux":
-        from stoker.host.linux import start_write_back  # noqa: PLC0415 - loads ctypes, for a download only
-
-        for descriptor in descriptors:
-            start_write_back(descriptor, 0, 0)

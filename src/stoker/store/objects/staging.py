@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -24,7 +23,7 @@ from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import BadInput, HashMismatch, LocalFile, LockHeld, NoSpace, NotFound, Refused
 from stoker.core.frozen import changed
 from stoker.core.text import format_size
-from stoker.host.durable import read_regular, remove_tree, translated, write_all, write_file
+from stoker.host.durable import begin_write_back, read_regular, remove_tree, translated, write_all, write_file
 from stoker.host.identity import mine
 from stoker.host.locks import FileLock
 from stoker.host.resources import free_bytes
@@ -216,7 +215,7 @@ class StagedObjects(ABC):
         is_of_this_boot = about["boot_id"] == mine().boot_id
         is_little_to_lose = upload.offset - about["durable_bytes"] < _SYNCED_EVERY_BYTES
         if is_of_this_boot and is_little_to_lose and came_bytes >= _LARGE_PIECE_BYTES:
-            _begin_write_back(descriptor, upload.offset - came_bytes, came_bytes)
+            begin_write_back(descriptor, upload.offset - came_bytes, came_bytes)
             return
         with translated(self._part(upload.id)):
             os.fsync(descriptor)
@@ -279,14 +278,6 @@ def _pour(stream: BinaryIO, file: BinaryIO, start: int, upload: Upload) -> None:
         with translated(f"upload {upload.id[:12]}"):
             write_all(file.fileno(), block, at)
         at += len(block)
-
-
-def _begin_write_back(descriptor: int, offset: int, size_bytes: int) -> None:
-    """Start write-back, so that the final sync has less to do."""
-    if sys.platform == "linux":
-        from stoker.host.linux import start_write_back  # noqa: PLC0415 - loads ctypes, for large files only
-
-        start_write_back(descriptor, offset, size_bytes)
 
 
 def _last_touched_s(folder: str) -> float:

@@ -26,7 +26,8 @@ from stoker.core.errors import (
     StokerError,
     Unavailable,
 )
-from stoker.host.durable import translated
+from stoker.core.frozen import frozen
+from stoker.host.durable import begin_write_back, translated, write_all
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import HttpSettings, Request, Transport
 from stoker.host.locks import FileLock
@@ -153,10 +154,14 @@ class DirectFetcher:
     def run(self, offered: PassResponse, path: str) -> None:
         """Fetch the parts into a file, and hash it whole. Raises `HashMismatch`; the file is removed then."""
         self._offered, self._offered_s = offered, self._clock.monotonic_s()
+        parts = [(one.digest, one.size_bytes) for one in offered.passes]
         with FileLock(f"{path}.lock", "fetch a file", wait_s=_LOCK_WAIT_S, clock=self._clock), translated(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                found = self._fetch_all(descriptor, [(one.digest, one.size_bytes) for one in offered.passes])
+                found = self._fetch_all(descriptor, parts)
+                if found != self._digest:
+                    # Parts that are there are hashed now, each by itself; those that came damaged are fetched again.
+                    found = self._fetch_all(descriptor, parts)
                 os.truncate(descriptor, sum(one.size_bytes for one in offered.passes))
             finally:
                 os.close(descriptor)
@@ -170,43 +175,47 @@ class DirectFetcher:
                 )
 
     def _fetch_all(self, descriptor: int, parts: list[tuple[str, int]]) -> str:
+        """Fetch parts, the first ones first; return the digest of the file, which is hashed as its bytes come."""
         whole = sha256()
         written_bytes = os.fstat(descriptor).st_size
+        progress = [_PartProgress() for _ in parts]
         # Lanes beyond the processors slow down the hashing of the file.
-        count = max(2, min(8, os.cpu_count() or 2))
-        lanes = ThreadPoolExecutor(count, thread_name_prefix="parts")
+        lanes = ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 2)), thread_name_prefix="parts")
+        self._over.clear()
         try:
-            fetches, offset = [], 0
+            offset = 0
             for number, (digest, size_bytes) in enumerate(parts):
-                may_be_there = offset < written_bytes
-                fetches.append(
-                    lanes.submit(self._fetch, descriptor, number, digest, offset, size_bytes, may_be_there=may_be_there)
-                )
+                part = _Part(number=number, digest=digest, offset=offset, size_bytes=size_bytes)
+                fetch = lanes.submit(self._fetch, descriptor, part, progress[number], is_there=offset < written_bytes)
+                fetch.add_done_callback(progress[number].end)
                 offset += size_bytes
             offset = 0
-            for fetch, (_, size_bytes) in zip(fetches, parts, strict=True):
-                fetch.result()
-                _hash_range(descriptor, offset, size_bytes, whole.update)
+            for (_, size_bytes), came in zip(parts, progress, strict=True):
+                hashed_bytes = 0
+                while hashed_bytes < size_bytes:
+                    ready_bytes = came.wait_beyond(hashed_bytes)
+                    _hash_range(descriptor, offset + hashed_bytes, ready_bytes - hashed_bytes, whole.update)
+                    hashed_bytes = ready_bytes
                 offset += size_bytes
         finally:
             self._over.set()
             lanes.shutdown(wait=True, cancel_futures=True)
         return whole.hexdigest()
 
-    def _fetch(
-        self, descriptor: int, number: int, digest: str, offset: int, size_bytes: int, *, may_be_there: bool
-    ) -> None:
-        if may_be_there:
+    def _fetch(self, descriptor: int, part: _Part, progress: _PartProgress, *, is_there: bool) -> None:
+        """Fetch a part. `is_there`: the file has bytes in its place, of an earlier call or a break."""
+        if is_there:
             hashed = sha256()
-            _hash_range(descriptor, offset, size_bytes, hashed.update)
-            if hashed.hexdigest() == digest:
-                self._heed(size_bytes)
+            _hash_range(descriptor, part.offset, part.size_bytes, hashed.update)
+            if hashed.hexdigest() == part.digest:
+                self._heed(part.size_bytes)
+                progress.add(part.size_bytes)
                 return
-        backoff, failures, came_bytes = TransferBackoff(), 0, 0
-        while came_bytes < size_bytes:
+        backoff, failures = TransferBackoff(), 0
+        while progress.came_bytes < part.size_bytes:
             self._check()
             try:
-                came_bytes += self._get(descriptor, number, offset + came_bytes, size_bytes - came_bytes, came_bytes)
+                self._get(descriptor, part, progress)
                 failures = 0
             except (Unavailable, HashMismatch) as error:
                 failures += 1
@@ -215,40 +224,86 @@ class DirectFetcher:
                 if isinstance(error, AuthRefused):
                     self._offered_s = -_RENEWED_AFTER_S
                 self._stop.sleep(backoff.failed(), self._clock)
+        begin_write_back(descriptor, part.offset, part.size_bytes)
 
-    def _get(self, descriptor: int, number: int, at: int, left_bytes: int, skipped_bytes: int) -> int:
-        """Fetch bytes of a part; return how many came, also if the connection broke after some."""
-        by = self._pass(number)
-        headers = {**by.headers, **({"range": f"bytes={skipped_bytes}-"} if skipped_bytes else {})}
-        came_bytes = 0
+    def _get(self, descriptor: int, part: _Part, progress: _PartProgress) -> None:
+        """Fetch bytes of a part; returns also if the connection broke after some."""
+        by, start = self._pass(part), progress.came_bytes
+        headers = {**by.headers, **({"range": f"bytes={start}-"} if start else {})}
         with closing(self._transport.send(Request(url=by.url, headers=headers, read_s=_STALL_S))) as response:
-            if response.status != (206 if skipped_bytes else _OK):
+            if response.status != (206 if start else _OK):
                 text = response.read(_MOST_ERROR_BYTES).decode("utf-8", "replace")
                 raise judge_fault(read_fault(text, status=response.status), "object store").error
             try:
-                while came_bytes < left_bytes and (piece := response.read(min(_BLOCK_BYTES, left_bytes - came_bytes))):
+                while (at := progress.came_bytes) < part.size_bytes:
+                    piece = response.read(min(_BLOCK_BYTES, part.size_bytes - at))
+                    if not piece:
+                        break
                     self._check()
-                    os.pwrite(descriptor, piece, at + came_bytes)
-                    came_bytes += len(piece)
+                    write_all(descriptor, piece, part.offset + at)
+                    progress.add(len(piece))
                     self._heed(len(piece))
             except NetworkFailed:
-                if not came_bytes:
+                if progress.came_bytes == start:
                     raise
-        if not came_bytes:
+        if progress.came_bytes == start:
             raise NetworkFailed("the object store sent no bytes", hint="try again")
-        return came_bytes
 
-    def _pass(self, number: int) -> PassView:
+    def _pass(self, part: _Part) -> PassView:
         with self._lock:
             if self._offered is None or self._clock.monotonic_s() - self._offered_s > _RENEWED_AFTER_S:
                 self._offered = self._client.passes_to_fetch(self._digest)
                 self._offered_s = self._clock.monotonic_s()
-            return self._offered.passes[number]
+            passes = self._offered.passes
+        if len(passes) <= part.number or passes[part.number].digest != part.digest:
+            raise Unavailable(f"object {self._digest[:12]} has other parts now", hint="try again", is_lasting=True)
+        return passes[part.number]
 
     def _check(self) -> None:
         self._stop.check()
         if self._over.is_set():
             raise Cancelled("another part of the file failed")
+
+
+@frozen
+class _Part:
+    """One part, and its place in the file."""
+
+    number: int
+    digest: str
+    offset: int
+    size_bytes: int
+
+
+class _PartProgress:
+    """How much of a part is in the file, from its start. One thread writes, another reads."""
+
+    def __init__(self) -> None:
+        self.came_bytes = 0
+        self._failure: BaseException | None = None
+        self._moved = threading.Condition()
+
+    def add(self, size_bytes: int) -> None:
+        with self._moved:
+            self.came_bytes += size_bytes
+            self._moved.notify()
+
+    def end(self, fetch: Future[None]) -> None:
+        """Note the failure of a fetch."""
+        if fetch.cancelled() or (failure := fetch.exception()) is None:
+            return
+        with self._moved:
+            self._failure = failure
+            self._moved.notify()
+
+    def wait_beyond(self, size_bytes: int) -> int:
+        """Wait until more bytes are there; return how many. Raises what the fetch raised."""
+        with self._moved:
+            while self.came_bytes <= size_bytes:
+                if self._failure is not None:
+                    raise self._failure
+                self._moved.wait()
+            return self.came_bytes
 
 
 def _is_lasting(error: StokerError) -> bool:
