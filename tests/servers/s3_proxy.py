@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import http.client
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 Fault = Callable[[str, str], str]
-"""Returns what happens to a request (method, path).
+"""Returns what happens to a request (method, path with its query): `pass`, or one of `FAULTS`."""
 
-`pass`; `503`; `drop`: no response; `cut`: half of the response; `flip`: one byte of the body is changed.
+_REFUSALS = {
+    "403": "AccessDenied",
+    "404": "NoSuchKey",
+    "412": "PreconditionFailed",
+    "503": "SlowDown",
+    "skewed": "RequestTimeTooSkewed",
+}
+FAULTS = (*_REFUSALS, "stalled", "drop", "cut", "flip", "short", "long", "swap")
+"""`stalled`: the response comes late; `drop`: no response; `cut`: half of the response.
+
+`flip`, `short`, `long`: one byte of the body is changed, gone, added; `swap`: the body of another object. Of a PUT the
+body on its way to the store, else the response's.
 """
 
 
@@ -24,7 +37,13 @@ class S3Proxy:
         self._behind = urlsplit(endpoint).netloc
         self.fault: Fault = lambda _method, _path: "pass"
         self.put_bytes = 0
-        """Of bodies of objects that were passed on whole."""
+        """Of bodies of objects that were stored."""
+        self.received_bytes = 0
+        """Of bodies of objects, also of those that were not sent to their end."""
+        self.delay_s = 0.0
+        """How much later than the store the proxy answers."""
+        self.stall_s = 2.0
+        self._other = b""
         self.requests: list[tuple[str, str]] = []
         self._lock = threading.Lock()
         proxy = self
@@ -58,44 +77,76 @@ class S3Proxy:
 
     def handle(self, asked: BaseHTTPRequestHandler) -> None:
         path = urlsplit(asked.path).path
-        body = asked.rfile.read(int(asked.headers.get("content-length") or 0))
+        is_object = "/objects/" in path
+        length = int(asked.headers.get("content-length") or 0)
+        body = asked.rfile.read(length)
         with self._lock:
             self.requests.append((asked.command, path))
-            fault = self.fault(asked.command, path)
-        if fault == "drop":
+            self.received_bytes += len(body) if is_object else 0
+            fault = self.fault(asked.command, asked.path)
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        if fault == "drop" or len(body) < length:
             asked.close_connection = True
             return
-        if fault == "503":
-            asked.send_response(503)
-            text = b"<Error><Code>SlowDown</Code></Error>"
-            asked.send_header("content-length", str(len(text)))
-            asked.end_headers()
-            asked.wfile.write(text)
+        if fault in _REFUSALS:
+            _answer(asked, 403 if fault == "skewed" else int(fault), f"<Error><Code>{_REFUSALS[fault]}</Code></Error>")
             return
-        if fault == "flip":
-            body = body[:-1] + bytes([body[-1] ^ 1])
+        if asked.command == "PUT":
+            body = self._spoiled(body, fault)
+        found, data = self._ask_store(asked, body)
+        if asked.command == "PUT" and is_object and found.status == http.HTTPStatus.OK:
+            with self._lock:
+                self.put_bytes += len(body)
+        if asked.command == "GET":
+            data = self._spoiled(data, fault)
+        if fault == "stalled":
+            time.sleep(self.stall_s)
+        # A sender that does not wait any longer has closed the connection.
+        with suppress(OSError):
+            _pass_back(asked, found, data, is_cut=fault == "cut")
+
+    def _ask_store(self, asked: BaseHTTPRequestHandler, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         line = http.client.HTTPConnection(self._behind, timeout=60)
         try:
             line.putrequest(asked.command, asked.path, skip_host=True, skip_accept_encoding=True)
             for name, value in asked.headers.items():
-                line.putheader(name, value)
+                line.putheader(name, str(len(body)) if name.lower() == "content-length" else value)
             line.endheaders(body)
             found = line.getresponse()
-            data = found.read()
+            return found, found.read()
         finally:
             line.close()
-        if asked.command == "PUT" and "/objects/" in path and found.status == http.HTTPStatus.OK:
-            with self._lock:
-                self.put_bytes += len(body)
-        asked.send_response(found.status)
-        for name, value in found.getheaders():
-            if name.lower() not in {"transfer-encoding", "content-length", "connection", "date", "server"}:
-                asked.send_header(name, value)
-        length = int(found.getheader("content-length") or 0) if asked.command == "HEAD" else len(data)
-        asked.send_header("content-length", str(length))
-        asked.end_headers()
-        if fault == "cut":
-            asked.wfile.write(data[: len(data) // 2])
-            asked.close_connection = True
-            return
-        asked.wfile.write(data)
+
+    def _spoiled(self, data: bytes, fault: str) -> bytes:
+        with self._lock:
+            other, self._other = self._other, data
+        if fault == "flip" and data:
+            return data[:-1] + bytes([data[-1] ^ 1])
+        if fault == "short":
+            return data[:-1]
+        if fault == "long":
+            return data + b"x"
+        if fault == "swap":
+            return other if len(other) == len(data) else data[::-1]
+        return data
+
+
+def _pass_back(asked: BaseHTTPRequestHandler, found: http.client.HTTPResponse, data: bytes, *, is_cut: bool) -> None:
+    asked.send_response(found.status)
+    for name, value in found.getheaders():
+        if name.lower() not in {"transfer-encoding", "content-length", "connection", "date", "server"}:
+            asked.send_header(name, value)
+    length = int(found.getheader("content-length") or 0) if asked.command == "HEAD" else len(data)
+    asked.send_header("content-length", str(length))
+    asked.end_headers()
+    asked.wfile.write(data[: len(data) // 2] if is_cut else data)
+    asked.close_connection |= is_cut
+
+
+def _answer(asked: BaseHTTPRequestHandler, status: int, text: str) -> None:
+    asked.send_response(status)
+    asked.send_header("content-length", str(len(text)))
+    asked.end_headers()
+    if asked.command != "HEAD":
+        asked.wfile.write(text.encode())
