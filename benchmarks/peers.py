@@ -137,7 +137,7 @@ def ensure_stoker(bench: Path = DEFAULT_BENCH) -> Peer:
     for file in described:
         if not file.exists():
             return NotInstalled(name="stoker", reason=f"{file.relative_to(CHECKOUT)} is not there")
-    wanted = ["-e", f"{CHECKOUT}[postgres]", "-e", str(COOKBOOK)]
+    wanted = ["-e", f"{CHECKOUT}[postgres,s3]", "-e", str(COOKBOOK)]
     return _ensure("stoker", bench, wanted, identity=b"".join(file.read_bytes() for file in described))
 
 

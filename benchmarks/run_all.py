@@ -66,6 +66,7 @@ NAMES = (
     "launch_slurm",
     "second_submit",
     "contents",
+    "objects_s3",
     "environments",
     "gang_launch",
     "gang_gpu",

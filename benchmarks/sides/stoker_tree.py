@@ -3,7 +3,8 @@
 `--way receive` is from after the imports to the tree's record; `--way three` are three machines at once, each with a
 server of its own for the others. What to bring stands in the environment: `FLEET_URL`, `FLEET_TOKEN`, `FLEET_CA` where
 it speaks TLS, and the file: `TREE_FILE`, `TREE_BYTES`, `TREE_SHA256`. `executed` counts the tree's bytes; with `three`
-how many of them took it from the coordinator.
+how many of them took it from the coordinator. `--way steady` sends five trees of small files a second until it is
+ended.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import speak
 
@@ -25,6 +27,7 @@ from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import find_coordinator
 from stoker.protocol.lease_messages import Hello
 from stoker.store.local_store import LocalStore
+from stoker.store.trees import scan_tree
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.peers.peer_files import PeerFiles
 from stoker.transfer.peers.peer_server import PeerServer
@@ -36,7 +39,10 @@ CLOCK = SystemClock()
 
 
 def main() -> None:
-    asked = speak.read_arguments(ways=("receive", "send", "three"))
+    asked = speak.read_arguments(ways=("receive", "send", "three", "steady"))
+    if asked.way == "steady":
+        _send_steadily(asked.home)
+        return
     folder, name = os.path.split(os.environ["TREE_FILE"])
     tree = Tree((TreeEntry(name, int(os.environ["TREE_BYTES"]), Digest(os.environ["TREE_SHA256"])),))
     with ExitStack() as opened:
@@ -58,6 +64,17 @@ def main() -> None:
         ended, used = time.perf_counter(), time.process_time() - used
     shutil.rmtree(asked.home)
     speak.tell(asked, seconds=ended - started, total=None, executed=done, cpu_seconds=used)
+
+
+def _send_steadily(home: Path) -> None:
+    with ExitStack() as opened:
+        client = _connect(opened)
+        while True:
+            due_s = time.monotonic() + 0.2
+            for number in range(5):
+                (home / f"{number}.bin").write_bytes(os.urandom(3000))
+            send_tree(client, scan_tree(str(home)), FolderFileSource(str(home)))
+            time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 def _three(home: str, tree: str, opened: ExitStack) -> int:

@@ -68,11 +68,11 @@ class SeaweedServer:
 
 
 @contextmanager
-def seaweed() -> Iterator[SeaweedServer]:
-    """Run a server until the block ends."""
+def seaweed(*, volumes: int = 30, beside: Path | None = None) -> Iterator[SeaweedServer]:
+    """Run a server until the block ends, with room for so many volumes of 64 MiB, in a folder or at /tmp."""
     weed = program()
     assert weed is not None
-    folder = Path(tempfile.mkdtemp(prefix="seaweed"))
+    folder = Path(tempfile.mkdtemp(prefix="seaweed", dir=beside))
     ports = dict(zip(_SERVERS, _free_ports(), strict=True))
     identity = {"name": "t", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": _ROLES}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
@@ -81,7 +81,7 @@ def seaweed() -> Iterator[SeaweedServer]:
         *(["setpriv", "--pdeathsig=KILL", "--"] if shutil.which("setpriv") else []),
         weed, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}",
         *(f"-{name}.port={port}" for name, port in ports.items()),
-        "-master.volumeSizeLimitMB=64", "-volume.max=30", "-volume.preStopSeconds=0",
+        "-master.volumeSizeLimitMB=64", f"-volume.max={volumes}", "-volume.preStopSeconds=0",
         "-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0",
         f"-s3.config={folder / 's3.json'}",
     ]  # fmt: skip
