@@ -24,6 +24,8 @@ POLICY = "tests/unit/scheduler/test_scheduler_policy.py"
 RESERVATIONS = "tests/unit/scheduler/test_scheduler_reservations.py"
 CALLS = "tests/unit/scheduler/test_scheduler_waiting.py"
 S3 = "tests/fault/test_s3_faults.py"
+RECONCILE = "tests/unit/launch/test_launch_reconcile.py"
+WATCHER = "tests/unit/launch/test_launch_watcher.py"
 ALLOCATIONS = "tests/contract/test_queue_allocations.py"
 GUARDS = "tests/unit/scheduler/test_scheduler_guards.py"
 
@@ -835,9 +837,51 @@ FENCES = (
     Fence(
         "a fetched file is hashed whole",
         "transfer/trees/direct.py",
-        "if found != self._digest:",
-        "if False:",
+        "if found != self._digest:\n                os.unlink(path)",
+        "if False:\n                os.unlink(path)",
         (f"{S3}::test_parts_that_are_not_the_file_are_found_by_a_reader_and_removed",),
+    ),
+    Fence(
+        "the watcher writes the intent before it submits",
+        "launch/watcher.py",
+        "        keys = self._client.plan_allocations(pool.name, epoch, plans)\n",
+        '        keys = {one: "" for one in ids}\n',
+        (f"{WATCHER}::test_a_request_whose_answer_was_lost_is_adopted_and_not_repeated",),
+    ),
+    Fence(
+        "a request whose answer was lost is adopted if the backend shows it",
+        "launch/reconcile.py",
+        "status = seen.get(row.id)",
+        "status = seen.get(row.id) if row.backend_id else None",
+        (RECONCILE, f"{WATCHER}::test_a_request_whose_answer_was_lost_is_adopted_and_not_repeated"),
+    ),
+    Fence(
+        "one look that finds nothing does not make a request unsubmitted",
+        "launch/reconcile.py",
+        "if missed < MISSED_LOOKS or ",
+        "if ",
+        (RECONCILE,),
+    ),
+    Fence(
+        "what a backend runs without a live row is cancelled",
+        "launch/reconcile.py",
+        "cancels += [backend_id for backend_id, since_s in strays.items() if now_s - since_s >= STRAY_S]",
+        "pass",
+        (RECONCILE,),
+    ),
+    Fence(
+        "a watcher writes under the epoch of its decision",
+        "launch/watcher.py",
+        "epoch = self._held[state.pool.name]\n",
+        "epoch = self._held[state.pool.name] + 1\n",
+        (WATCHER,),
+    ),
+    Fence(
+        "a part that came damaged is fetched again",
+        "transfer/trees/direct.py",
+        "if hashed.hexdigest() == part.digest:",
+        "if True:",
+        (f"{S3}::test_no_fault_of_a_store_gives_wrong_bytes", f"{S3}::test_a_damaged_part_is_fetched_again_alone"),
     ),
     Fence(
         "an object is named when all of its parts are there",

@@ -229,6 +229,27 @@ def test_no_fault_of_a_store_gives_wrong_bytes(fleet, proxy, tmp_path):
     assert all(spoil(fleet, tmp_path / fault, proxy, fault, seed=1) for fault in FAULTS)
 
 
+def test_a_damaged_part_is_fetched_again_alone(fleet, data, store, proxy):
+    tree = send(fleet, data)
+    gets: list[str] = []
+
+    def damage_the_third(method: str, path: str) -> str:
+        if method == "GET" and "X-Amz-Signature" in path:
+            gets.append(path.partition("?")[0])
+        return "flip" if len(gets) == 3 else "pass"
+
+    proxy.fault = damage_the_third
+    entry = next(entry for entry in tree.entries if entry.path == "large.bin")
+    client = fleet.client()
+    with closing(direct.direct_transport(client)) as transport:
+        fetcher = direct.DirectFetcher(
+            client, transport, entry.sha256, stop=DownloadStop(), clock=CLOCK, heed=lambda _: None
+        )
+        fetcher.run(client.passes_to_fetch(entry.sha256), str(data.parent / "file"))
+    assert digest_bytes((data.parent / "file").read_bytes()) == entry.sha256
+    assert sorted(gets) == sorted([*set(gets), gets[2]])
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_no_fault_of_five_hundred_gives_wrong_bytes(fleet, proxy, tmp_path):
