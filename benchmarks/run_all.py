@@ -64,6 +64,7 @@ NAMES = (
     "fleet_latency",
     "fleet_tls",
     "launch_slurm",
+    "launch_ssh",
     "second_submit",
     "contents",
     "objects_s3",

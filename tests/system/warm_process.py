@@ -43,7 +43,7 @@ _PACKAGES = (
     "app",
 )
 _MESSAGE_BYTES = 1 << 20
-_NAMESPACES = {"net": 0x40000000, "pid": 0x20000000, "mnt": 0x00020000}
+_NAMESPACES = {"net": 0x40000000, "pid": 0x20000000, "mnt": 0x00020000, "uts": 0x04000000}
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
