@@ -129,7 +129,8 @@ def _inside(bench: Benchmark, cluster: SlurmCluster, peer: Installed, script: st
     cluster.clear()
     home = bench.home(script.removesuffix(".py"))
     enter = ["sh", "-c", 'cd "$0" && exec "$@"', str(home)]
-    argv = [*enter, str(peer.python), str(harness.SIDES / script), *words, "--home", str(home)]
+    given = ["--home", str(home), *(["--environment", str(peer.folder)] if peer.name == "stoker" else [])]
+    argv = [*enter, str(peer.python), str(harness.SIDES / script), *words, *given]
     inside = {name: cluster.environment[name] for name in ("SLURM_CONF", "PATH")}
     done = subprocess.run(
         cluster.inside(argv),

@@ -82,7 +82,9 @@ def _inside(bench: Benchmark, peer: Installed, way: str, count: int) -> Any:
     """Run one way of `sides/ssh_fleet.py` in namespaces of its own; return what it prints."""
     bench.say(f"{count} hosts, {way}")
     home = bench.home(way)
-    words = [way, "--home", str(home), "--count", str(count), *(["--real", "1"] if bench.quick else [])]
+    words = [way, "--home", str(home), "--environment", str(peer.folder), "--count", str(count)]
+    if bench.quick:
+        words += ["--real", "1"]
     with tempfile.TemporaryDirectory(prefix="stoker-") as runtime:
         done = subprocess.run(
             [*ENTER, str(peer.python), str(harness.SIDES / "ssh_fleet.py"), *words, "--runtime", runtime],

@@ -1,8 +1,9 @@
 """A coordinator and a watcher inside a Slurm, and jobs for its pool; one way in each process.
 
-    python slurm_stoker.py one  --home FOLDER --count 10    one job on an idle Slurm, the next on its worker; times
-    python slurm_stoker.py many --home FOLDER --count 100   jobs of a second on four slots; the time of all
-    python slurm_stoker.py looks --home FOLDER              how often the watcher runs `squeue` while a job trains
+    python slurm_stoker.py one|many|looks --home FOLDER --environment FOLDER [--count N] [--seconds S]
+
+`one`: one job on an idle Slurm, and the next on its worker, N times. `many`: N jobs of S seconds on four slots.
+`looks`: how often the watcher runs `squeue` while a job trains.
 
 The clock runs from the call of `Client.submit`. Coordinator and watcher are up before. Slurm's commands are counted by
 scripts of the same names in front of them.
@@ -52,15 +53,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("way", choices=("one", "many", "looks"))
     parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--environment", type=Path, required=True, help="the folder of the environment with Stoker")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0)
     asked = parser.parse_args()
     home: Path = asked.home
     os.environ["STOKER_HOME"] = str(home)
-    (home / "cluster.yaml").write_text(POOL.format(folder=home / "shared", python=sys.executable, idle=IDLE_S))
     for name in ("shared", "project", "node"):
         (home / name).mkdir()
-    here = Installed(name="stoker", folder=Path(sys.prefix))
+    here = Installed(name="stoker", folder=asked.environment)
+    (home / "cluster.yaml").write_text(POOL.format(folder=home / "shared", python=here.python, idle=IDLE_S))
     with fleet.serving(here, home, "--cluster", str(home / "cluster.yaml"), listen="0.0.0.0:0"), watching(here, home):
         from stoker import Client
 

@@ -1,9 +1,9 @@
 """Hosts in network namespaces, each with its own sshd, and a desk that starts a worker on each of them.
 
-    python ssh_fleet.py watch --home FOLDER --runtime FOLDER --count 100
-        by `stoker launch watch`, with three bad hosts beside them
-    python ssh_fleet.py loop --home FOLDER --runtime FOLDER --count 100
-        by a shell loop: the same scripts, by ssh, 16 at once
+    python ssh_fleet.py watch|loop --home FOLDER --environment FOLDER --runtime FOLDER --count N
+
+`watch`: by `stoker launch watch`, with three bad hosts beside them. `loop`: by a shell loop that sends the same scripts
+by ssh, 16 at once.
 
 It runs inside namespaces of its own, of processes and of the network: with it everything ends. The clock runs from the
 start of the watcher, or of the loop, until all workers serve. Hosts have a bridge to the desk, where the coordinator
@@ -49,7 +49,7 @@ StrictModes no
 UsePAM no
 PidFile none
 PermitRootLogin prohibit-password
-SetEnv SHLVL=3 TMPDIR={folder}
+SetEnv SHLVL=3 TMPDIR={folder} {language}
 """
 SSH = """\
 Host *
@@ -66,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("way", choices=("watch", "loop"))
     parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--environment", type=Path, required=True, help="the folder of the environment with Stoker")
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--runtime", type=Path, required=True, help="a folder with a short path, for sockets")
     parser.add_argument("--real", type=int, help="workers that are real; of the others only the start counts")
@@ -74,7 +75,7 @@ def main() -> None:
     os.environ["STOKER_HOME"] = str(home)
     # Of connections that are kept open: a short path, and of this network alone.
     os.environ["STOKER_RUNTIME"] = str(asked.runtime)
-    here = Installed(name="stoker", folder=Path(sys.prefix))
+    here = Installed(name="stoker", folder=asked.environment)
     real = asked.count if asked.real is None else asked.real
     hosts = {f"h{number:03}": f"10.77.{number // 200}.{number % 200 + 10}" for number in range(asked.count)}
     bad = {"refusing": REFUSING, "silent": SILENT, "changed": CHANGED} if asked.way == "watch" else {}
@@ -209,7 +210,8 @@ def _start_host(home: Path, name: str, address: str) -> None:
     """Start a host, and plug it in."""
     folder = home / "hosts" / name
     folder.mkdir(parents=True, mode=0o700)
-    (folder / "sshd_config").write_text(SSHD.format(home=home, folder=folder))
+    language = " ".join(f"{name}={value}" for name, value in os.environ.items() if name.startswith(("LANG", "LC_")))
+    (folder / "sshd_config").write_text(SSHD.format(home=home, folder=folder, language=language))
     sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     script = HOST.format(address=address, name=name, sshd=sshd, config=folder / "sshd_config")
     with (folder / "sshd.log").open("wb") as log:
