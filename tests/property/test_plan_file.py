@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from stoker.authoring import PlanBuilder
 from stoker.core.device import Needs
 from stoker.core.errors import InvalidInput
-from stoker.core.json_places import find_places
-from stoker.core.jsontext import dumps, loads
+from stoker.core.jsontext import dumps, find_places, loads
 from stoker.engine.plan import Plan
 from stoker.engine.plan_file import plan_from, plan_to_json, read_plan
 from tests.lengths import examples

@@ -192,7 +192,7 @@ def test_a_cookbook_that_can_not_be_loaded_is_told_and_stops_nobody_else(tmp_pat
 BROKEN = """
 import sys
 from stoker.app import App
-from stoker.cli.main import run_command_line
+from stoker.__main__ import run_command_line
 
 def build():
     parts = App.here()

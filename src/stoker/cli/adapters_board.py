@@ -13,8 +13,8 @@ from stoker.config.adapters_file import AdapterEntry, AdaptersContext, AdaptersF
 from stoker.core.errors import BadInput, Usage
 from stoker.engine.recipe import Recipe
 from stoker.jobs.adapter_jobs import BUNDLED_DATA, LORA
-from stoker.views.adapter_lines import AdapterLeaderboardEntry, board_lines, grounds_of, ranked, row_as_json
 from stoker.views.recipe_lines import not_compared_text
+from stoker.views.trial_lines import AdapterLeaderboardEntry, board_lines, grounds_of, ranked, row_as_json
 
 _NAMED = 5
 

@@ -30,8 +30,7 @@ from stoker.views.comparison_lines import (
     trial_table,
     verdict,
 )
-from stoker.views.html_pages import comparison_page, sides_chart, sides_page
-from stoker.views.svg import to_svg
+from stoker.views.html_pages import comparison_page, sides_chart, sides_page, to_svg
 from stoker.views.text_tables import ago, near_path
 
 _ROWS = 40

@@ -20,8 +20,8 @@ from stoker.engine.result_cache import changes_as_json
 from stoker.jobs.builder import JobBuild
 from stoker.jobs.shared_forecast import SharedProcessCapacity, SharedProcessEstimate, estimate_shared_processes
 from stoker.jobs.trials import is_sweep
-from stoker.views.adapter_lines import forecast_lines
 from stoker.views.text_tables import ASCII, UNICODE, span, table
+from stoker.views.trial_lines import forecast_lines
 
 
 def show_forecast(

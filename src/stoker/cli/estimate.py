@@ -34,8 +34,8 @@ from stoker.devices.ledger.snapshot import DeviceFit, Fit, books_of, fits
 from stoker.host.durable import read_regular, translate
 from stoker.transfer.hub.hub_cache import HubCache
 from stoker.transfer.hub.listing import read_repo_at
-from stoker.views.adapter_lines import SharedProcessFitView, multi_adapter_lines
 from stoker.views.device_lines import short_name
+from stoker.views.trial_lines import SharedProcessFitView, multi_adapter_lines
 
 _CONFIG = "config.json"
 _LONGEST_BYTES = 4 * 1024**2

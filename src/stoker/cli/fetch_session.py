@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from stoker.cli.context import CliOutput, CommandContext
-from stoker.cli.dispatch import report
+from stoker.cli.dispatch import Interruptions, report
 from stoker.cli.grammar import Option, duration, whole
-from stoker.cli.interrupts import Interruptions
 from stoker.cli.screens import Screen, open_screen
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest

@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CliOutput, CommandContext, list_verbs
-from stoker.cli.dispatch import report
+from stoker.cli.dispatch import Interruptions, report, say_aside
 from stoker.cli.grammar import Grammar, Option, duration, ranks
-from stoker.cli.interrupts import Interruptions, say_aside
 from stoker.core.errors import Cancelled, LocalFile, StokerError, Terminated, Usage
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from stoker.cli.context import CliOutput
 from stoker.cli.screens import Screen
 from stoker.core.events import Event, Kinds
 from stoker.jobs.job_history import NodeHistory, RunHistory
-from stoker.views.adapter_lines import SharedProcessRunView, shared_speed_text
 from stoker.views.stage_lines import StageStepRate, finished_text, running_text, sign_of, waiting_text
 from stoker.views.text_tables import span
-from stoker.views.trial_lines import Titles, trial_text
+from stoker.views.trial_lines import SharedProcessRunView, Titles, shared_speed_text, trial_text
 
 _HITS_LISTED = 8
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.dispatch import report
-from stoker.cli.interrupts import Interruptions, say_aside
+from stoker.cli.dispatch import Interruptions, report, say_aside
 from stoker.cli.live import ProgressLines
 from stoker.cli.run_report import failure_lines, show_outcome
 from stoker.cli.screens import PlainScreen, Screen
@@ -22,9 +21,8 @@ from stoker.engine.types import MAX_IN_FLIGHT, NodeEnding, NodeResult, RunOption
 from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import Continuation, Execution, JobResult, abandon
 from stoker.jobs.trials import is_sweep
-from stoker.views.adapter_lines import SharedProcessRunView, forecast_lines
 from stoker.views.text_tables import ASCII, UNICODE
-from stoker.views.trial_lines import titles_of
+from stoker.views.trial_lines import SharedProcessRunView, forecast_lines, titles_of
 
 if TYPE_CHECKING:
     from stoker.jobs.shared_forecast import SharedProcessEstimate

@@ -17,12 +17,12 @@ from stoker.engine.types import NodeEnding, RunResult
 from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import JobResult
 from stoker.jobs.program import RECIPE
-from stoker.jobs.sweep_end import count_ends, has_best
+from stoker.jobs.results import count_ends, has_best
 from stoker.jobs.trials import TrialEnd
-from stoker.views.adapter_lines import SharedProcessRunView, end_text, ranking_lines
 from stoker.views.recipe_lines import no_finite_text, not_compared_text
 from stoker.views.stage_lines import number
 from stoker.views.text_tables import near_path, span, table
+from stoker.views.trial_lines import SharedProcessRunView, end_text, ranking_lines
 
 SUMMARY = "summary.json"
 _FILES_NAMED = 5
@@ -157,7 +157,7 @@ def show_sweep_outcome(call: CommandContext, build: JobBuild, job: JobResult, sh
 
 
 def _ranking(job: JobResult, build: JobBuild, near: str) -> list[str]:
-    from stoker.jobs.sweep_standings import rank_trials
+    from stoker.jobs.trial_watch import rank_trials
 
     ranked = rank_trials(job.trials, build.trials[0].spec.args)
     return [] if ranked is None else ranking_lines(ranked, near)
@@ -198,7 +198,7 @@ def best_text(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> str:
 
     Trials that were measured on different data have no best one; the text gives the reason.
     """
-    from stoker.jobs.sweep_standings import rank_trials
+    from stoker.jobs.trial_watch import rank_trials
 
     ranked = rank_trials(ends, args)
     if ranked is None:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from stoker.cli.context import CliOutput, CommandContext
-from stoker.cli.interrupts import Interruptions, say_aside
+from stoker.cli.dispatch import Interruptions, say_aside
 from stoker.core.clock import Clock
 from stoker.core.errors import Cancelled, StokerError
 from stoker.core.text import format_duration, printable

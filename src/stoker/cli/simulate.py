@@ -234,8 +234,8 @@ def _pools_as_json(simulated: SimulationResult) -> dict[str, Any]:
 
 def _draw(call: CommandContext, file: str, report: Any, request: SimulationRequest) -> str:
     from stoker.host.durable import write_file
+    from stoker.views.html_pages import to_svg
     from stoker.views.simulation_lines import timeline_chart
-    from stoker.views.svg import to_svg
 
     chart = timeline_chart(report, f"{request.mix.name}, seed {request.seed}")
     path = call.path(file)

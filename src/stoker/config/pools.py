@@ -10,7 +10,7 @@
         options: { partition: gpu, account: lab7 }
         setup: [module load python/3.11]
 
-Options become arguments of the backend's command, and setup lines become lines of a shell script: `core.pool_checks`
+Options become arguments of the backend's command, and setup lines become lines of a shell script: `core.pool`
 has the rules of what they may contain.
 """
 
@@ -45,8 +45,8 @@ from stoker.core.pool import (
     PoolBackend,
     PoolGpu,
     PoolShape,
+    pool_faults,
 )
-from stoker.core.pool_checks import pool_faults
 from stoker.core.text import format_duration, parse_duration
 
 MOST_ALLOCATIONS = 10_000

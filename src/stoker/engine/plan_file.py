@@ -24,8 +24,7 @@ from typing import Any
 from stoker.core.device import Needs
 from stoker.core.errors import Diagnostic, InvalidFile, InvalidPlan
 from stoker.core.frozen import fields_of
-from stoker.core.json_places import JsonPlaces, Place, find_places, has_repeated_keys
-from stoker.core.jsontext import loads
+from stoker.core.jsontext import JsonPlaces, Place, find_places, has_repeated_keys, loads
 from stoker.core.retry import RetryOn, RetryPolicy
 from stoker.core.text import did_you_mean, whole_number
 from stoker.engine.plan import Plan, UncheckedNode, compile_plan

@@ -24,9 +24,9 @@ from stoker.core.clock import Closable, SystemClock
 from stoker.core.errors import Cancelled, ProcessLost, Unavailable
 from stoker.core.frozen import fresh, frozen
 from stoker.gang.mailbox import unnamed_memory
-from stoker.host.fork import HANDLED, become_independent, has_ended, let_signals_in, reap, signal_child
 from stoker.host.identity import ProcessExit, ProcessIdentity, identity_from, read_row
 from stoker.host.import_watch import entry_point
+from stoker.host.linux import HANDLED, become_independent, has_ended, let_signals_in, reap, signal_child
 from stoker.host.processes import Child, group_members, signal_one, stop_group
 from stoker.host.processes import start as start_program
 from stoker.host.zygote import ForkedWork, Zygote

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from stoker.core import jsontext
 from stoker.host.box_entry import BOX_REFUSED, ChildSetup, enter
-from stoker.host.fork import become_independent, let_signals_in
 from stoker.host.import_watch import entry_point
+from stoker.host.linux import become_independent, let_signals_in
 
 # Lines up to this length are sent in one write, up to 4 KiB of it without any other process's bytes in between.
 _BUFFER_BYTES = 1 << 16

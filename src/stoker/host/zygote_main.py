@@ -24,9 +24,9 @@ from typing import Any
 
 from stoker.core.frozen import compile_constructors
 from stoker.host import linux
-from stoker.host.fork import HANDLED, has_ended, reap, signal_child
 from stoker.host.identity import ProcessRow, held, read_row
 from stoker.host.import_watch import watch_imports
+from stoker.host.linux import HANDLED, has_ended, reap, signal_child
 from stoker.host.sockets import Channel, ReceivedMessage
 from stoker.host.zygote_child import ChildPipes, run_forked
 

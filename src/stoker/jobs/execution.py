@@ -29,7 +29,7 @@ from stoker.engine.types import Engine, NodeEnding, RunOptions, RunResult
 from stoker.host.durable import remove_tree
 from stoker.host.identity import mine, read_row
 from stoker.jobs.job_folder import Attempt, JobEnd, JobFolder, job_folders
-from stoker.jobs.sweep_end import clear_away, count_ends, error_of_sweep, settle_best
+from stoker.jobs.results import clear_away, count_ends, error_of_sweep, settle_best
 from stoker.jobs.trials import KnownMetrics, TrialEnd, is_sweep, shared_nodes
 from stoker.store.local_store import LocalStore
 from stoker.store.places import names_in
@@ -37,8 +37,7 @@ from stoker.store.results import MaterialisedResult, ResultPart, lay_out, make_b
 
 if TYPE_CHECKING:
     from stoker.jobs.builder import JobBuild
-    from stoker.jobs.source_code import TrialCode
-    from stoker.jobs.sweeps import IndexEntry
+    from stoker.jobs.sweeps import IndexEntry, TrialCode
     from stoker.jobs.trial_watch import TrialWatch
 
 _GOOD = frozenset({NodeEnding.HIT, NodeEnding.RAN})
@@ -299,7 +298,7 @@ class Execution:
         done = [end for end in ends if end.out is not None]
         if not done or not any(node.stage.together for node in self.build.plan.nodes):
             return None
-        from stoker.jobs.sweep_standings import rank_trials  # noqa: PLC0415 - for sweeps alone
+        from stoker.jobs.trial_watch import rank_trials  # noqa: PLC0415 - for sweeps alone
 
         ranked = rank_trials(done, self.build.trials[0].spec.args)
         if ranked is not None and ranked.best is not None:

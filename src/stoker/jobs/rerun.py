@@ -20,8 +20,16 @@ from stoker.engine.types import NodeEnding, NodeResult
 from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import Continuation
 from stoker.jobs.job_history import RunHistory
-from stoker.jobs.source_code import TrialCode, digest_of_code
-from stoker.jobs.sweeps import FinishedTrial, IndexEntry, SweepDecision, SweepIndex, SweepIndexContent, decide_kept
+from stoker.jobs.sweeps import (
+    FinishedTrial,
+    IndexEntry,
+    SweepDecision,
+    SweepIndex,
+    SweepIndexContent,
+    TrialCode,
+    decide_kept,
+    digest_of_code,
+)
 from stoker.jobs.trials import Trial, TrialEnd, end_of, is_sweep, shared_nodes
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record

@@ -18,8 +18,7 @@ from typing import Any
 
 from stoker.core.errors import LaunchDoubtful, LaunchRefused, NoBackend, StokerError
 from stoker.core.frozen import fresh, frozen
-from stoker.core.pool import LABEL, Allocation, AllocationCause, AllocationState, Pool
-from stoker.core.pool_checks import require_valid
+from stoker.core.pool import LABEL, Allocation, AllocationCause, AllocationState, Pool, require_valid
 from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput

@@ -30,8 +30,7 @@ from stoker.core.errors import (
     NoBackend,
     StokerError,
 )
-from stoker.core.pool import LABEL, Allocation, AllocationCause, AllocationState, Pool
-from stoker.core.pool_checks import require_valid
+from stoker.core.pool import LABEL, Allocation, AllocationCause, AllocationState, Pool, require_valid
 from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.durable import read_secret

@@ -22,8 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from stoker.core.errors import InternalError, LaunchDoubtful, LaunchRefused, NoBackend, StokerError
 from stoker.core.frozen import changed
-from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool
-from stoker.core.pool_checks import require_valid
+from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, require_valid
 from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput

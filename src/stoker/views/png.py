@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from stoker.core.text import one_line
 from stoker.views.charts import Chart, ChartLine, Panel, Scale
-from stoker.views.svg import COLOURS, colour_of
+from stoker.views.html_pages import COLOURS, colour_of
 
 _FAINT: Final = "#BBBBBB"
 _STYLE: Final[dict[Any, Any]] = {

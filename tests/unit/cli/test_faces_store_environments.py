@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from stoker.__main__ import run_command_line
 from stoker.api.app_parts import AppSettings
 from stoker.app import App
-from stoker.cli.main import run_command_line
 from stoker.core.clock import FakeClock
 from stoker.host.identity import mine
 from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentReady

@@ -4,8 +4,7 @@ from stoker.cli.context import CliOutput
 from stoker.cli.live import ProgressLines
 from stoker.cli.screens import Running, Screen
 from stoker.core.events import Event, Kinds
-from stoker.views.adapter_lines import SharedProcessRunView
-from stoker.views.trial_lines import Titles
+from stoker.views.trial_lines import SharedProcessRunView, Titles
 
 
 class Paper(Screen):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import interrupts
+from stoker.cli import dispatch
 from stoker.cli.screens import Amount, ElapsedSeconds, under_way
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Cancelled, StokerError, Terminated
@@ -65,7 +65,7 @@ def test_a_signal_ends_the_work_and_passes_through_whoever_catches_our_errors(
 
 def test_a_signal_does_not_disturb_what_is_cleared_up_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work ends at its next byte, not in the middle of whatever the program does; a second Ctrl-C waits, too."""
-    monkeypatch.setattr(interrupts, "rows", list)
+    monkeypatch.setattr(dispatch, "rows", list)
     cleared: list[str] = []
 
     def work() -> None:

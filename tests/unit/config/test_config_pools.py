@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.config.cluster_file import write_cluster
-from stoker.core.pool import Pool, PoolBackend, PoolGpu, PoolShape
-from stoker.core.pool_checks import pool_faults
+from stoker.core.pool import Pool, PoolBackend, PoolGpu, PoolShape, pool_faults
 from tests.unit.config.declaring import Drawer
 
 SAMPLE = """\

@@ -6,8 +6,7 @@ import pytest
 
 from stoker.core.errors import InvalidCluster
 from stoker.core.frozen import changed
-from stoker.core.pool import Pool, PoolBackend, PoolGpu, PoolShape
-from stoker.core.pool_checks import pool_faults, require_valid
+from stoker.core.pool import Pool, PoolBackend, PoolGpu, PoolShape, pool_faults, require_valid
 
 POOL = Pool(
     name="a100",

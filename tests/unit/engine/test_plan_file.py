@@ -10,8 +10,7 @@ import pytest
 from stoker.authoring import PlanBuilder
 from stoker.core.device import Needs
 from stoker.core.errors import InvalidPlan, LocalFile
-from stoker.core.json_places import find_places, has_repeated_keys
-from stoker.core.jsontext import dumps, loads
+from stoker.core.jsontext import dumps, find_places, has_repeated_keys, loads
 from stoker.core.retry import RetryOn, RetryPolicy
 from stoker.engine.plan import Plan
 from stoker.engine.plan_file import plan_from, plan_to_json, read_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from stoker.host.fork import HANDLED, become_independent, has_ended, let_signals_in, reap, signal_child
+from stoker.host.linux import HANDLED, become_independent, has_ended, let_signals_in, reap, signal_child
 from tests.unit.host.real_processes import fork, is_running, signal_pipe, wait_until
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.jobs.sweep_end import has_best, settle_best
+from stoker.jobs.results import has_best, settle_best
 from stoker.store.results import SIDECAR, lay_out
 from tests.unit.store.real_stores import make_store
 

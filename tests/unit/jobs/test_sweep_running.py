@@ -24,7 +24,7 @@ from stoker.jobs.execution import JobResult
 from stoker.jobs.job_diff import side_of
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import tell
-from stoker.jobs.source_code import TrialCode
+from stoker.jobs.sweeps import TrialCode
 from tests.fakes.jobs import made_trial
 from tests.unit.engine.lab import lines_of
 from tests.unit.jobs.conftest import Office

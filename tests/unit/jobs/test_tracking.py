@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.wandb import TrialTracker
+from stoker.cli.wandb import TrialTracker, WandbRun
 from stoker.core.clock import FakeClock
 from stoker.core.digests import Digest
 from stoker.core.events import Event, Kinds
 from stoker.core.job import TrialNodes
 from stoker.engine.metrics.metrics_file import MetricsWriter
-from stoker.engine.metrics.wandb import WandbRun
 from stoker.engine.runners.stage_runner import RunFolders
 from stoker.jobs.trials import Trial
 from tests.fakes.jobs import made_trial

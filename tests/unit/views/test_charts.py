@@ -10,8 +10,8 @@ from stoker.engine.metrics.metric_names import Direction
 from stoker.engine.ranking import Measure, best_first
 from stoker.jobs.comparison import Comparison, Curves, TrialRow
 from stoker.views.charts import LEGEND, Chart, ChartLine, Panel, Scale, curve_panel, curves_chart, metrics_chart
+from stoker.views.html_pages import to_svg
 from stoker.views.png import to_png
-from stoker.views.svg import to_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

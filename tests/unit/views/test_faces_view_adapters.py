@@ -12,12 +12,14 @@ from stoker.core.digests import digest_value
 from stoker.core.frozen import changed
 from stoker.core.job import TrialNodes
 from stoker.jobs.shared_forecast import SharedProcessEstimate
-from stoker.jobs.sweep_standings import rank_trials
+from stoker.jobs.trial_watch import rank_trials
 from stoker.jobs.trials import Trial, TrialEnd
-from stoker.views.adapter_lines import (
+from stoker.views.text_tables import ASCII, UNICODE
+from stoker.views.trial_lines import (
     AdapterLeaderboardEntry,
     SharedProcessRunView,
     Speed,
+    Titles,
     board_lines,
     end_text,
     forecast_lines,
@@ -26,9 +28,8 @@ from stoker.views.adapter_lines import (
     ranking_lines,
     row_as_json,
     shared_speed_text,
+    trial_text,
 )
-from stoker.views.text_tables import ASCII, UNICODE
-from stoker.views.trial_lines import Titles, trial_text
 from tests.fakes.jobs import made_trial
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.work import worker_line
 from stoker.protocol.view_messages import (
     AttemptView,
     ExpectedView,
@@ -21,7 +22,6 @@ from stoker.views.placement_lines import explanation_lines
 from stoker.views.simulation_lines import live_lines
 from stoker.views.stage_lines import metrics_text, number
 from stoker.views.text_tables import moment, table
-from stoker.views.worker_lines import worker_line
 
 NOW_S = 10_000.0
 

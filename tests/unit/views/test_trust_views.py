@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.work import worker_line
 from stoker.core.leases import Role
 from stoker.protocol.enrolment_messages import InviteResponse, TokenView
 from stoker.views.fleet_lines import TOKEN_HEADER, day, invited_lines, join_lines, token_row
-from stoker.views.worker_lines import worker_line
 
 NOW_S = 1_800_000_000.0
 

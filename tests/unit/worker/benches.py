@@ -12,11 +12,11 @@ from stoker.core.clock import Clock, SystemClock
 from stoker.core.job import InputKind, JobInput
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import HttpSettings
-from stoker.jobs.pack.data_trees import read_tree
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import Grant
 from stoker.protocol.transport import RequestTimeouts
 from stoker.store.local_store import LocalStore
+from stoker.store.memo import read_tree
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.hub.client import Hub
 from stoker.transfer.peers.peer_files import PeerFiles

@@ -17,8 +17,8 @@ from stoker.core.jsontext import dumps, loads
 from stoker.host.durable import remove_tree
 from stoker.host.identity import mine, of_pid
 from stoker.host.resources import FileSystem, file_system_of
-from stoker.worker import private_home as module
-from stoker.worker.private_home import OWNER, PREFIX, private_home, sweep_homes
+from stoker.worker import daemon as module
+from stoker.worker.daemon import HOME_OWNER, HOME_PREFIX, private_home, sweep_homes
 
 
 @pytest.fixture
@@ -31,12 +31,12 @@ def parent(tmp_path, monkeypatch) -> Path:
 
 def _left(parent: Path, owner: object, name: str = "left") -> Path:
     """Make what a worker that was killed leaves behind."""
-    home = parent / f"{PREFIX}{name}"
+    home = parent / f"{HOME_PREFIX}{name}"
     (home / "store").mkdir(parents=True)
     (home / "store" / "blob").write_bytes(b"x")
     (home / "store").chmod(0o500)
     if owner is not None:
-        (home / OWNER).write_text(owner if isinstance(owner, str) else dumps(owner))
+        (home / HOME_OWNER).write_text(owner if isinstance(owner, str) else dumps(owner))
     return home
 
 
@@ -53,7 +53,7 @@ def test_a_home_is_private_marked_and_removed(parent):
         assert os.path.dirname(home) == str(parent)
         assert os.path.basename(home).startswith("stoker-home-a100-7f3a2c-")
         assert os.stat(home).st_mode & 0o777 == 0o700
-        assert loads(Path(home, OWNER).read_bytes()) == mine().to_dict()
+        assert loads(Path(home, HOME_OWNER).read_bytes()) == mine().to_dict()
         os.makedirs(os.path.join(home, "store", "deep"))
     assert list(parent.iterdir()) == []
 
@@ -143,7 +143,7 @@ def test_a_removal_that_was_cut_off_is_continued(parent, monkeypatch):
         dying.setattr(module, "remove_tree", cut_off)
         with pytest.raises(KeyboardInterrupt):
             sweep_homes(str(parent), SystemClock())
-    assert [path.name for path in left.iterdir()] == [OWNER]
+    assert [path.name for path in left.iterdir()] == [HOME_OWNER]
     sweep_homes(str(parent), SystemClock())
     assert not left.exists()
 

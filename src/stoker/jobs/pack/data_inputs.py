@@ -21,8 +21,8 @@ from stoker.core.job import InputKind, JobInput
 from stoker.core.text import one_line
 from stoker.jobs.builder import JobBuilder
 from stoker.jobs.pack.code_tree import Shipment
-from stoker.jobs.pack.data_trees import read_tree, unread_bytes
 from stoker.protocol.job_checks import AT, data_where
+from stoker.store.memo import read_tree, unread_bytes
 from stoker.store.records import Record
 
 STORE = "stoker:"

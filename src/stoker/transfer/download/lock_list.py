@@ -19,8 +19,7 @@ from urllib.parse import unquote, urlsplit
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import BadInput, Diagnostic, InvalidInput
 from stoker.core.frozen import changed, frozen
-from stoker.core.json_places import JsonPlaces, Place, find_places, has_repeated_keys
-from stoker.core.jsontext import dumps, loads
+from stoker.core.jsontext import JsonPlaces, Place, dumps, find_places, has_repeated_keys, loads
 from stoker.core.text import did_you_mean
 from stoker.host.durable import read_regular, translated, write_file
 from stoker.host.folders import name_fault

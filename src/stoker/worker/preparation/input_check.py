@@ -16,12 +16,12 @@ from stoker.host.durable import remove_tree, translated
 from stoker.host.identity import ProcessIdentity
 from stoker.host.interpreter import FOLDER_ENVIRONMENTS, find_python
 from stoker.host.users import OtherUser
-from stoker.jobs.pack.data_trees import known_tree
 from stoker.jobs.program import RECIPE
 from stoker.protocol.environment_messages import PYTHON
 from stoker.protocol.job_checks import AT, code_of, start_of, why_not_accepted, why_not_in_tree
 from stoker.protocol.lease_messages import Grant
 from stoker.store.local_store import LocalStore
+from stoker.store.memo import known_tree
 from stoker.store.records import Record
 from stoker.store.tree_views import open_view
 from stoker.transfer.hub.client import Hub

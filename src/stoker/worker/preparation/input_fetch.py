@@ -27,9 +27,9 @@ from stoker.core.errors import (
 from stoker.core.frozen import frozen
 from stoker.core.job import JobInput
 from stoker.core.text import counted, format_size
-from stoker.jobs.pack.data_trees import read_tree, unread_bytes
 from stoker.protocol.lease_messages import Grant
 from stoker.store.local_store import LocalStore
+from stoker.store.memo import read_tree, unread_bytes
 from stoker.store.tree_views import open_view
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.hub.client import Hub

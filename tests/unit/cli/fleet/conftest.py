@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from stoker.__main__ import run_command_line
 from stoker.api.app_parts import AppSettings
 from stoker.app import App
-from stoker.cli.main import run_command_line
 from stoker.protocol.job_messages import Submission
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator

@@ -8,7 +8,7 @@ from stoker.api.fleet_job import as_point
 from stoker.core.digests import digest_value
 from stoker.core.job import TrialNodes
 from stoker.jobs.comparison import TrialFacts
-from stoker.jobs.sweep_standings import TrialScore
+from stoker.jobs.trial_watch import TrialScore
 from stoker.jobs.trials import TrialEnd, on_grounds
 from stoker.protocol.view_messages import JobView
 from tests.fakes.jobs import made_trial

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.__main__ import run_command_line
 from stoker.api.app_parts import AppSettings
 from stoker.app import App
-from stoker.cli.main import run_command_line
 from stoker.coordinator.http.server_options import ReadManifest, ServeOptions
 from stoker.core.digests import OpenEntry, Tree
 from stoker.protocol.job_messages import Submission

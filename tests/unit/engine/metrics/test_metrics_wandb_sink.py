@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.wandb import SinkEnd, WandbRun, WandbSink
 from stoker.core.clock import FakeClock
 from stoker.core.jsontext import loads
 from stoker.engine.metrics.metrics_file import MetricSource, MetricsWriter
-from stoker.engine.metrics.wandb import SinkEnd, WandbRun, WandbSink
 from stoker.host.processes import group_members
 
 ROOT = Path(__file__).parents[4]

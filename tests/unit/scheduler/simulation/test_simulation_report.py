@@ -9,8 +9,8 @@ from stoker.core.clock import SystemClock
 from stoker.scheduler.simulation.simulation_report import SimulationRequest, SimulationResult, quantile, simulate
 from stoker.scheduler.simulation.simulator import CalendarQueue
 from stoker.scheduler.simulation.workload import mixes
+from stoker.views.html_pages import to_svg
 from stoker.views.simulation_lines import report_lines, timeline_chart
-from stoker.views.svg import to_svg
 
 
 @pytest.fixture(scope="module")
