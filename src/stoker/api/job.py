@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stoker.core.job import JobSpec
     from stoker.engine.preview import NodeForecast
     from stoker.jobs.comparison import JobFacts, TrialFacts
-    from stoker.jobs.settings import JobSetting
+    from stoker.jobs.trial_settings import JobSetting
     from stoker.protocol.view_messages import JobExplanation, JobView
     from stoker.store.results import ResultPart
     from stoker.store.trees import Heed
@@ -441,7 +441,7 @@ def value_layers(
     key: str, spec: JobSpec, config: Mapping[str, Any], trials: Sequence[Trial]
 ) -> tuple[Layers, list[str], set[str]]:
     """Return what `Job.layers_of` returns, for these trials of a job with a configuration."""
-    from stoker.jobs.settings import settings_of
+    from stoker.jobs.trial_settings import settings_of
 
     origins, swept_by = (one if isinstance(one := config.get(name), dict) else {} for name in ("origins", "sweep"))
     swept = {path for one in trials for path in one.spec.point}

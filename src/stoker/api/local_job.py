@@ -204,7 +204,7 @@ class LocalJob(Job):
         return {forecast.node: forecast for forecast in seen.forecasts}, ""
 
     def layers_of(self, key: str) -> tuple[Layers, list[str], set[str]]:
-        from stoker.jobs.settings import read_config
+        from stoker.jobs.trial_settings import read_config
 
         trials = trials_of_job(self.folder)
         if self.stage:

@@ -12,7 +12,7 @@ from stoker.cli.run import read_request
 from stoker.config.sweep import Sweep, axes_of
 from stoker.config.values import NOTHING, text_of
 from stoker.jobs.builder import ComposedJob
-from stoker.jobs.settings import masked, masked_origin
+from stoker.jobs.trial_settings import masked, masked_origin
 
 _CHOICES_SHOWN = 8
 

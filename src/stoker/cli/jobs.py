@@ -182,7 +182,7 @@ def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
 
 def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
     """Return the fields of a job that are set. Its identity would have what is masked in its arguments."""
-    from stoker.jobs.settings import masked_args
+    from stoker.jobs.trial_settings import masked_args
 
     fields = {name: value for name, value in spec.to_json().items() if name not in ("id", "identity")}
     return {**fields, "args": masked_args(spec.recipe, spec.args)}
@@ -191,7 +191,7 @@ def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
 def _shown_args(spec: JobSpec) -> dict[str, Any]:
     """Return the arguments of a job to show, by path: without those that Stoker found out for a program."""
     from stoker.jobs.program import RECIPE, is_found, shown_argv
-    from stoker.jobs.settings import masked_args
+    from stoker.jobs.trial_settings import masked_args
 
     args = flat(masked_args(spec.recipe, spec.args))
     if spec.recipe == RECIPE and "argv" in args:
@@ -214,7 +214,7 @@ def _show_local_head(call: CommandContext, job: LocalJob, view: LocalJobView) ->
 
 def _show_fleet_job(call: CommandContext, job: FleetJob) -> int:
     """Show a fleet job: arguments, state, attempts and stages."""
-    from stoker.jobs.settings import masked_args
+    from stoker.jobs.trial_settings import masked_args
     from stoker.views.fleet_lines import ATTEMPT_HEADER, attempt_row, job_lines
 
     story, out, now_s = job.story, call.out, call.parts.clock.wall_s()

@@ -34,7 +34,7 @@ from stoker.engine.stage import SharedBase, Stage
 from stoker.jobs.job_folder import Attempt, JobFolder
 from stoker.jobs.program import FOUND, RECIPE, ProgramFiles, ProgramWords, flat, only_params, split
 from stoker.jobs.request import DataPlaces, JobRequest, TrialDiagnostics, compose_request, given_twice, swept_lists
-from stoker.jobs.settings import CONFIG, config_paper, read_config
+from stoker.jobs.trial_settings import CONFIG, config_paper, read_config
 from stoker.jobs.trials import TRIALS, Trial, settled, trials_of_job, varied_by, write_trials
 from stoker.store.memo import Memo, digest_path, refuse_unreadable
 

@@ -23,7 +23,7 @@ from stoker.host.durable import open_regular
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory, tell
 from stoker.jobs.program import RECIPE
-from stoker.jobs.settings import JobSetting, is_same_value, masked, own_values, settings_of
+from stoker.jobs.trial_settings import JobSetting, is_same_value, masked, own_values, settings_of
 from stoker.jobs.trials import ComparableTrials, Trial, TrialEnd, end_of, on_grounds, read_trials, shared_nodes
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record

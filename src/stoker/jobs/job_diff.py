@@ -13,7 +13,7 @@ from stoker.core.frozen import changed, frozen
 from stoker.engine.code_identity import OWN
 from stoker.engine.metrics.metric_names import Direction
 from stoker.jobs.comparison import COSTS, Comparison, Curves, JobFacts, TrialRow, compare_trials, read_curves
-from stoker.jobs.settings import MASK, JobSetting, is_secret
+from stoker.jobs.trial_settings import MASK, JobSetting, is_secret
 from stoker.jobs.trials import Trial
 
 

@@ -20,7 +20,7 @@ from stoker.jobs.execution import Execution, ExecutionTools, abandon
 from stoker.jobs.job_folder import PYTHON, Attempt, JobEnd, JobFolder, python_paper
 from stoker.jobs.pack.attempt_inputs import with_inputs, with_runtime
 from stoker.jobs.program import RECIPE, ProgramWords
-from stoker.jobs.settings import CONFIG, config_paper
+from stoker.jobs.trial_settings import CONFIG, config_paper
 from stoker.protocol.job_checks import found_args, unproven_args
 from stoker.worker.assignment import Assignment, LeaseFile, LeaseWatch
 

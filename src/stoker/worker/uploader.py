@@ -38,7 +38,7 @@ from stoker.host.writers import LogFile
 from stoker.jobs.job_folder import JobFolder, read_python
 from stoker.jobs.job_history import tell
 from stoker.jobs.results import parts_of_job
-from stoker.jobs.settings import read_config
+from stoker.jobs.trial_settings import read_config
 from stoker.jobs.trials import KnownMetrics, TrialEnd, end_of, trials_of_job
 from stoker.protocol.lease_messages import CancelConfirmed, Decline, Fail, Finish, Grant, LeaseWrite, Release, Start
 from stoker.store.local_store import LocalStore

@@ -11,7 +11,7 @@ from stoker.core.jsontext import dumps
 from stoker.engine.metrics.curves import curves
 from stoker.jobs.job_diff import side_of
 from stoker.jobs.program import flat
-from stoker.jobs.settings import JobSetting
+from stoker.jobs.trial_settings import JobSetting
 from stoker.jobs.trials import trial_numbered
 from tests.unit.host.waiting import at_once
 from tests.unit.jobs.real_jobs import Made, Shelf, falling

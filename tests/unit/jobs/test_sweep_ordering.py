@@ -13,7 +13,7 @@ from stoker.host.identity import mine
 from stoker.jobs.builder import ComposedJob
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.request import JobRequest, TrialDiagnostics, swept_lists
-from stoker.jobs.settings import CONFIG, read_config
+from stoker.jobs.trial_settings import CONFIG, read_config
 from stoker.jobs.trials import read_trials, trials_of_job
 from tests.fakes.overrides import parse_overrides
 from tests.unit.engine.lab import faults_of

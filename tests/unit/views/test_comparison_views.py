@@ -14,7 +14,7 @@ from stoker.engine.metrics.metric_names import Direction
 from stoker.engine.ranking import Measure
 from stoker.jobs.comparison import Comparison, Curves
 from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides
-from stoker.jobs.settings import JobSetting
+from stoker.jobs.trial_settings import JobSetting
 from stoker.views.charts import metrics_chart
 from stoker.views.comparison_lines import (
     METRICS_SHOWN,
