@@ -11,14 +11,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from stoker.core.errors import BadInput
-from stoker.core.frozen import fields_of, frozen, frozen_by_position
+from stoker.core.frozen import changeable, fields_of, fresh, frozen, frozen_by_position
 from stoker.core.text import lazy_pattern, whole_number
 
 _TAGS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -256,7 +255,7 @@ Place = tuple[str | int, ...]
 """Keys and positions from the outside in: `("nodes", "load", "args")`, `("edges", 3)`."""
 
 # Strings are taken whole, so that a brace inside one is no brace; numbers and words matter only by where they stand.
-_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+|\n')
+_WORD = lazy_pattern(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+|\n')
 
 
 @frozen_by_position
@@ -290,7 +289,7 @@ def has_repeated_keys(text: str) -> bool:
     return found
 
 
-@dataclass(slots=True)
+@changeable
 class _Open:
     """An object or a list that the scan is inside of."""
 
@@ -298,7 +297,7 @@ class _Open:
     key: str = ""
     position: int = 0
     awaits_key: bool = True
-    keys: set[str] = field(default_factory=set)
+    keys: set[str] = fresh(factory=set)
 
     @property
     def step(self) -> str | int:
@@ -323,7 +322,7 @@ def find_places(text: str) -> JsonPlaces:
             if stack:
                 _note(places, stack, word, line)
             if word in "{[":
-                stack.append(_Open(word == "{"))
+                stack.append(_Open(is_object=word == "{"))
     return places
 
 

@@ -1,6 +1,7 @@
-"""Masked values: a program's variables are shown by name only, because they may be tokens and passwords.
+"""The settings of a job and its trials: values by dotted name, where each came from, and which are masked.
 
-The job's folder keeps the values: without them the job could not run again.
+A program's variables are shown by name only, because they may be tokens and passwords. The job's folder keeps the
+values: without them the job could not run again.
 """
 
 from __future__ import annotations
