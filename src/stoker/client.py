@@ -203,13 +203,13 @@ class Client(Closable):
         return self._pools.plan(names, count)
 
     def launch(self, name: str, *, count: int | None = None) -> tuple[Allocation, ...]:
-        """Request workers of a pool from this machine now: as many as waiting jobs need, or `count`.
+        """Request workers of a pool now: as many as waiting jobs need, or `count`.
 
-        Return the allocations; none if no waiting job needs a machine. Raises `LaunchRefused` with the backend's words,
-        `LaunchDoubtful` if its answer was lost, `NoBackend` if it is not reached, `Conflict` if a watcher watches the
-        pool.
+        The pool's watcher starts them; if there is none, this process does. Return the allocations; none if no waiting
+        job needs a machine. Raises `LaunchRefused` with the backend's words, `LaunchDoubtful` if its answer was lost,
+        `NoBackend` if it is not reached.
         """
-        (made,) = self._pools.launch(self._pools.plan((name,), count), lambda _kind, _fields: None)
+        made = self._pools.launch(name, count)
         made.require_submitted()
         return made.allocations
 

@@ -13,6 +13,7 @@ from stoker.coordinator.auth import Invite, IssuedCertificate
 from stoker.coordinator.database.backup import back_up, restore
 from stoker.coordinator.database.database import open_database
 from stoker.coordinator.queue.commands import (
+    CloseRequest,
     Declare,
     InspectLaunch,
     IssueCertificate,
@@ -22,6 +23,7 @@ from stoker.coordinator.queue.commands import (
     PlanAllocations,
     PlannedTicket,
     QueueCommandResult,
+    RequestMachines,
     ResumePool,
     StopAllocations,
     UseInvite,
@@ -506,3 +508,67 @@ def test_jobs_beyond_the_limits_of_their_user_are_no_demand(fleet: Driven):
 def test_without_a_pool_no_demand_is_computed(fleet: Driven):
     fleet.submit(order("one"))
     assert view(fleet).demand == ()
+
+
+def request(fleet: Driven, id: str = "0000000a", count: int = 1) -> QueueCommandResult:
+    return ask(fleet, RequestMachines(pool="a100", id=id, count=count, by="ann"))
+
+
+def test_a_request_is_stored_and_closed_with_the_allocations_that_carry_it_out(fleet: Driven):
+    declare(fleet, POOL)
+    epoch = watch(fleet)
+    assert request(fleet, count=2).changed == ("0000000a",)
+    assert request(fleet, count=2).changed == (), "a repeat changes nothing"
+    fleet.close()
+    fleet.open()
+    (stored,) = view(fleet).requests
+    assert (stored.pool, stored.count, stored.requester, stored.is_open) == ("a100", 2, "ann", True)
+    plans = tuple(PlannedTicket(id=id, wanted=(), key="ab" * 32) for id in (ONE, TWO))
+    carried_out = PlanAllocations(pool="a100", epoch=epoch, plans=plans, request=stored.id)
+    assert set(ask(fleet, carried_out).changed) == {ONE, TWO}
+    assert set(ask(fleet, carried_out).data) == {ONE, TWO}, "a lost answer is repeated"
+    again = changed(carried_out, plans=(changed(plans[0], id="00000c"),))
+    with pytest.raises(Conflict, match="is not open"):
+        fleet.ask(again)
+    assert len(view(fleet).allocations) == 2
+    fleet.close()
+    fleet.open()
+    (closed,) = view(fleet).requests
+    assert (set(closed.allocations), closed.message, closed.is_open) == ({ONE, TWO}, "", False)
+    assert ask(fleet, CloseRequest(pool="a100", id=closed.id)).changed == ()
+
+
+def test_a_request_is_withdrawn_or_answered_by_the_watcher_of_the_pool_alone(fleet: Driven):
+    declare(fleet, POOL)
+    epoch = watch(fleet)
+    for id in ("0000000a", "0000000b", "0000000c"):
+        request(fleet, id)
+    with pytest.raises(StaleLease):
+        fleet.ask(CloseRequest(pool="a100", id="0000000a", epoch=epoch - 1, message="stale"))
+    with pytest.raises(NotFound):
+        fleet.ask(CloseRequest(pool="a100", id="0000000d"))
+    ask(fleet, CloseRequest(pool="a100", id="0000000a", epoch=epoch, message="full"))
+    ask(fleet, CloseRequest(pool="a100", id="0000000b", by="ann"))
+    declare(fleet)
+    assert [one.message for one in view(fleet).requests] == [
+        "full",
+        "withdrawn",
+        "the cluster file no longer has this pool",
+    ]
+    fleet.clock.advance(601.0)
+    assert view(fleet).requests == ()
+    assert [one["what"] for one in pool_events(fleet)][-3:] == ["request_closed"] * 3
+
+
+def test_too_many_open_requests_are_refused(fleet: Driven):
+    declare(fleet, POOL)
+    for number in range(100):
+        request(fleet, f"{number:08x}")
+    with pytest.raises(Refused, match="100 open requests"):
+        request(fleet, "ffffffff")
+    with pytest.raises(Conflict, match="exists already"):
+        request(fleet, "00000000", count=2)
+
+
+def pool_events(fleet: Driven) -> list[dict[str, Any]]:
+    return [event for event in fleet.reader.events() if event["kind"] == "pool_changed"]

@@ -17,7 +17,6 @@ from stoker.coordinator.queue.commands import Declare
 from stoker.core.clock import SystemClock
 from stoker.core.errors import (
     BadInput,
-    Conflict,
     Forbidden,
     InvalidManifest,
     InvalidTransition,
@@ -240,6 +239,29 @@ def test_a_refused_launch_has_the_words_of_the_backend(client: Client, fleet: Fl
     with pytest.raises(LaunchRefused, match="a100: Invalid account"):
         client.launch("a100", count=2)
     assert {one.state for one in client.pool("a100").allocations} == {AllocationState.REFUSED}
-    fleet.client().watch_pools("another", ("tiny",), for_s=60.0)
-    with pytest.raises(Conflict, match="watched by another"):
+
+
+def test_a_launch_waits_for_the_watcher_of_the_pool_and_withdraws_its_request_on_ctrl_c(
+    client: Client, fleet: Fleet, backend: FakeBackend, monkeypatch
+):
+    wire = fleet.client()
+    epoch = wire.watch_pools("another", ("tiny",), for_s=60.0)["tiny"]
+    slept: list[float] = []
+
+    def answer(_clock: SystemClock, seconds: float) -> None:
+        slept.append(seconds)
+        (request,) = [one for one in wire.launch_view().requests if one.is_open]
+        wire.close_request("tiny", request.id, "squeue: no such command", epoch=epoch)
+
+    monkeypatch.setattr(SystemClock, "sleep", answer)
+    with pytest.raises(LaunchRefused, match="tiny: squeue: no such command"):
         client.launch("tiny", count=1)
+    assert (len(slept), backend.submits) == (1, 0)
+
+    def interrupt(_clock: SystemClock, _seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SystemClock, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        client.launch("tiny")
+    assert client.pool("tiny").requests[-1].message.startswith("withdrawn by ")

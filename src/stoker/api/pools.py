@@ -1,7 +1,7 @@
 """Pools of a fleet: what the commands and `stoker.Client` do with them.
 
-Decisions are those of `scheduler.launching`, requests go to backends through `launch.watcher`; no second way leads
-there.
+Decisions are those of `scheduler.launching`, requests go to backends through `launch.watcher`, that of the pool's
+watcher or one that lives for one request; no second way leads there.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from stoker.api.app_parts import AppParts
-from stoker.core.errors import BadInput, LaunchDoubtful, LaunchRefused, NotFound, Usage
-from stoker.core.frozen import changed, frozen
-from stoker.core.pool import ID_CHARACTERS, Allocation, AllocationState, Pool, PoolState
+from stoker.core.errors import BadInput, Conflict, LaunchDoubtful, LaunchRefused, NotFound, StokerError, Usage
+from stoker.core.frozen import frozen
+from stoker.core.pool import ID_CHARACTERS, Allocation, AllocationState, LaunchRequest, Pool, PoolState
 from stoker.core.text import did_you_mean
 from stoker.devices.checkup import Check
 from stoker.devices.this_machine import submitter_name
@@ -24,40 +25,43 @@ from stoker.launch.watcher import Watcher, WatchSettings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.launch_messages import LaunchView
 from stoker.protocol.view_messages import DoneView
-from stoker.scheduler.launching import LaunchDecision, StartAllocations, decide
+from stoker.scheduler.launching import LaunchDecision, decide
 from stoker.views.pool_lines import PoolView
 
+_POLL_S = 0.3
 LaunchLog = Callable[[str, dict[str, Any]], None]
 
 
 @frozen
 class LaunchPlan:
-    """What would be requested of some pools now, and why no more. Nothing was requested yet."""
+    """What requests for machines would start now, and why no more. Nothing was requested yet."""
 
     view: LaunchView
     states: tuple[PoolState, ...]
+    requests: tuple[LaunchRequest, ...]
+    """One for each of the pools."""
     decision: LaunchDecision
-
-    def start_of(self, pool: str) -> StartAllocations | None:
-        """Return what would be requested of a pool; None: nothing."""
-        return next((start for start in self.decision.starts if start.pool == pool), None)
 
 
 @frozen
 class PoolRequestResult:
-    """What was requested of a pool."""
+    """What became of a request for machines of a pool."""
 
-    pool: str
+    request: LaunchRequest
     allocations: tuple[Allocation, ...] = ()
 
     def require_submitted(self) -> None:
-        """Raise `LaunchRefused` or `LaunchDoubtful` if the backend did not accept all."""
+        """Raise `LaunchRefused` or `LaunchDoubtful` if not all of a count was requested, and accepted there."""
+        pool = self.request.pool
+        if self.request.count and not self.allocations:
+            hint = "resume" if self.request.message.startswith("paused") else "show"
+            raise LaunchRefused(f"{pool}: {self.request.message}", hint=f"stoker pools {hint} {pool}")
         for one in self.allocations:
-            message = f"{self.pool}: {one.message}"
             if one.state is AllocationState.REFUSED:
-                raise LaunchRefused(message, hint="see `stoker pools check`")
+                raise LaunchRefused(f"{pool}: {one.message}", hint=f"stoker pools check {pool}")
             if one.state is AllocationState.DOUBTFUL:
-                raise LaunchDoubtful(message, hint="`stoker launch watch` finds out whether it was submitted")
+                hint = "`stoker launch watch` finds out whether it was submitted"
+                raise LaunchDoubtful(f"{pool}: {one.message}", hint=hint)
 
 
 class FleetPools:
@@ -94,46 +98,72 @@ class FleetPools:
             yield state, self._parts.launcher(state.pool.backend).check(state.pool)
 
     def plan(self, names: Sequence[str], count: int | None = None) -> LaunchPlan:
-        """Decide how many workers of pools to request now: as many as waiting jobs need, or `count` of each."""
+        """Decide what `launch` would start now: as many workers as waiting jobs need, or `count` of each pool."""
         view = self._wire.launch_view()
         states = tuple(pools_named(view, names))
-        if count is not None:
-            starts = [
-                StartAllocations(pool=state.pool.name, count=count, jobs=0, wanted=(), why="requested by hand")
-                for state in states
-            ]
-            return LaunchPlan(view=view, states=states, decision=LaunchDecision(starts=tuple(starts)))
-        # A person requests them: jobs have waited long enough, and a pool that starts by hand starts.
-        eager = [changed(state, pool=changed(state.pool, patience_s=0.0, is_automatic=True)) for state in states]
-        decision = decide(eager, view.demand, view.allocations, now_s=view.now_s, machines=view.machines)
-        return LaunchPlan(view=view, states=states, decision=decision)
+        requests = tuple(self._request(state.pool.name, count, view.now_s) for state in states)
+        decision = decide(
+            states, view.demand, view.allocations, now_s=view.now_s, machines=view.machines, requests=requests
+        )
+        return LaunchPlan(view=view, states=states, requests=requests, decision=decision)
 
-    def render(self, plan: LaunchPlan) -> Iterator[tuple[Pool, Rendered | None, str]]:
-        """Return each pool of a plan with its request as it would be submitted, and what the backend expects of it."""
-        for state in plan.states:
-            start = plan.start_of(state.pool.name)
+    def render(self, plan: LaunchPlan) -> Iterator[tuple[LaunchRequest, Pool, Rendered | None, str]]:
+        """Return each request of a plan with what would be submitted, and what the backend expects of that."""
+        for state, request in zip(plan.states, plan.requests, strict=True):
+            start = next((start for start in plan.decision.starts if start.request == request.id), None)
             if start is None:
-                yield state.pool, None, ""
+                yield request, state.pool, None, ""
                 continue
             launcher = self._parts.launcher(state.pool.backend)
             ids = [f"{number:06x}" for number in range(min(start.count, MOST_TOGETHER))]
             planned = [Allocation(id=one, pool=state.pool.name) for one in ids]
             rendered = launcher.render(state.pool, planned, fleet=plan.view.fleet)
-            yield state.pool, rendered, launcher.forecast(rendered)
+            yield request, state.pool, rendered, launcher.forecast(rendered)
 
-    def launch(self, plan: LaunchPlan, log: LaunchLog) -> Iterator[PoolRequestResult]:
-        """Request what a plan has, pool by pool. Raises `Conflict` if a watcher watches one of them."""
-        watcher = self.watcher(plan.view, [state.pool.name for state in plan.states], log)
-        for state in plan.states:
-            pool, start = state.pool, plan.start_of(state.pool.name)
-            if start is None:
-                yield PoolRequestResult(pool=pool.name)
+    def launch(
+        self, name: str, count: int | None = None, *, on_wait: Callable[[str], None] = lambda _watcher: None
+    ) -> PoolRequestResult:
+        """Request workers of a pool, and wait until its backend has answered.
+
+        The pool's watcher carries the request out; if there is none, it is done here. `on_wait` gets the watcher.
+        Whatever ends the wait withdraws a request that was not carried out yet.
+        """
+        view = self._wire.launch_view()
+        pools_named(view, (name,))
+        request = self._request(name, count, view.now_s)
+        self._wire.request_machines(name, request.id, request.count, by=request.requester)
+        try:
+            return self._follow(request, on_wait)
+        except BaseException:
+            with suppress(StokerError):
+                self._wire.close_request(name, request.id, f"withdrawn by {request.requester}")
+            raise
+
+    def _request(self, pool: str, count: int | None, now_s: float) -> LaunchRequest:
+        id_ = secrets.token_hex(4)
+        return LaunchRequest(id=id_, pool=pool, count=count or 0, requester=self._user(), requested_s=now_s)
+
+    def _follow(self, request: LaunchRequest, on_wait: Callable[[str], None]) -> PoolRequestResult:
+        watcher, is_shown = None, False
+        while True:
+            view = self._wire.launch_view()
+            found = next((one for one in view.requests if one.id == request.id), None)
+            if found is None:
+                raise NotFound(f"request {request.id} of pool {request.pool} is gone", hint="run the command again")
+            rows = tuple(one for one in view.allocations if one.id in found.allocations)
+            if not found.is_open and all(one.state is not AllocationState.PLANNED for one in rows):
+                return PoolRequestResult(request=found, allocations=rows)
+            (state,) = pools_named(view, (request.pool,))
+            if found.is_open and not state.watcher:
+                watcher = watcher or self.watcher(view, (request.pool,), lambda _kind, _fields: None)
+                # Another launcher may have come first: it carries the request out.
+                with suppress(Conflict):
+                    watcher.carry_out_requests(request.pool)
                 continue
-            with watcher.holding(pool.name) as epoch:
-                # What ended since somebody looked no longer counts.
-                watcher.refresh(pool, epoch, plan.view)
-                made = watcher.start(pool, epoch, start.count, start.wanted, fleet=plan.view.fleet, why=start.why)
-            yield PoolRequestResult(pool=pool.name, allocations=made)
+            if state.watcher and not is_shown:
+                is_shown = True
+                on_wait(state.watcher)
+            self._parts.clock.sleep(_POLL_S)
 
     def watcher(self, view: LaunchView, names: Sequence[str], log: LaunchLog, *, url: str = "") -> Watcher:
         """Return a watcher of pools, all without names. `url` is where workers reach the coordinator."""

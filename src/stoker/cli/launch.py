@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
 from stoker.cli.pools import pools_of
-from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, NoBackend, NotFound
+from stoker.core.errors import LaunchDoubtful, LaunchRefused, NoBackend, NotFound
 from stoker.core.events import Event, event_line
 from stoker.core.text import counted
-from stoker.views.pool_lines import allocation_json, decision_lines, launch_event_line
+from stoker.views.pool_lines import allocation_json, dry_run_lines, launch_event_line, request_lines
 
 if TYPE_CHECKING:
     from stoker.api.pools import LaunchLog
@@ -22,8 +23,10 @@ NAMES = Positional("NAME", help="pools, from `stoker pools`", is_many=True)
 LAUNCH_GRAMMAR = Grammar(
     "launch",
     about=(
-        "Start workers of pools now: as many as waiting jobs need, or --count of them. --dry-run prints what would be "
-        "submitted and submits nothing. To start workers whenever jobs wait, run `stoker launch watch`."
+        "Start workers of pools now: as many as waiting jobs need, or --count of them. The request is stored at the "
+        "coordinator, and the pool's watcher carries it out; if no process watches the pool, this command does. It "
+        "waits until the backend has answered; Ctrl-C before that withdraws the request. --dry-run prints what would "
+        "be submitted and submits nothing. To start workers whenever jobs wait, run `stoker launch watch`."
     ),
     positionals=(NAMES,),
     options=(
@@ -31,20 +34,18 @@ LAUNCH_GRAMMAR = Grammar(
         Option("--dry-run", help="print the request, and submit nothing"),
         AT,
     ),
-    examples=("stoker launch a100 --dry-run", "stoker launch a100", "stoker launch a100 --count 4"),
-    errors=(LaunchRefused, LaunchDoubtful, NoBackend, NotFound, Conflict),
+    examples=("stoker launch a100 --dry-run", "stoker launch a100", "stoker launch a100 --count 4 --json"),
+    errors=(LaunchRefused, LaunchDoubtful, NoBackend, NotFound),
 )
 
 
 def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
     """Start workers of pools."""
     pools = pools_of(call, given)
-    plan = pools.plan(given["name"], given["count"])
-    if given["count"] is None:
-        names = [state.pool.name for state in plan.states]
-        call.out.lines(decision_lines(plan.decision, names, is_dry=given["dry_run"]))
     if given["dry_run"]:
-        for pool, rendered, expected in pools.render(plan):
+        plan = pools.plan(given["name"], given["count"])
+        for request, pool, rendered, expected in pools.render(plan):
+            call.out.lines(dry_run_lines(plan.decision, request))
             if rendered is None:
                 call.out.object({"pool": pool.name, "allocations": []})
                 continue
@@ -52,10 +53,19 @@ def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
             if expected:
                 call.out.line(f"--- {pool.backend} says: {expected}")
         return 0
-    for made in pools.launch(plan, _log(call)):
-        call.out.object({"pool": made.pool, "allocations": [allocation_json(one) for one in made.allocations]})
+    for name in given["name"]:
+        made = pools.launch(name, given["count"], on_wait=partial(_show_wait, call, name))
+        listed = [allocation_json(one) for one in made.allocations]
+        message = made.request.message
+        call.out.object({"pool": name, "request": made.request.id, "message": message, "allocations": listed})
+        if made.allocations or not made.request.count:
+            call.out.lines(request_lines(made.request, made.allocations))
         made.require_submitted()
     return 0
+
+
+def _show_wait(call: CommandContext, pool: str, watcher: str) -> None:
+    call.out.note(f"{pool}: requested of its watcher, {watcher}; Ctrl-C withdraws the request")
 
 
 def _show(call: CommandContext, pool: str, rendered: Rendered) -> None:

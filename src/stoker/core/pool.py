@@ -247,6 +247,28 @@ class PoolState:
     """When an operator last resumed it: what happened before no longer counts against it."""
 
 
+@frozen
+class LaunchRequest:
+    """Machines of a pool that an operator requested; the pool's launcher carries it out once."""
+
+    id: str
+    pool: str
+    count: int = 0
+    """0: as many as waiting jobs need."""
+    requester: str = ""
+    requested_s: float = 0.0
+    done_s: float | None = None
+    """When allocations were planned for it, or when it was closed without any."""
+    allocations: tuple[str, ...] = ()
+    """Ids of the allocations that were planned for it."""
+    message: str = ""
+    """Why it was closed without allocations."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.done_s is None
+
+
 # What a pool's texts may contain, so that no name, option or path can break out of a script, a command or a manifest.
 #
 # Pure. Setup commands are the one exception: they are shell commands and are sent as they are, one line each.

@@ -10,9 +10,8 @@ is found again by its label. Each pool has its own thread: one whose backend doe
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 from stoker.core.clock import Clock
@@ -25,7 +24,7 @@ from stoker.launch.reconcile import LookMemory, reconcile
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import Ticket, ticket_to_text
 from stoker.protocol.launch_messages import MOST_AT_ONCE, AllocationMove, LaunchView
-from stoker.scheduler.launching import LaunchDecision, decide
+from stoker.scheduler.launching import LaunchDecision, StartAllocations, decide
 
 LOOK_S = 30.0
 """Time between two looks at a backend while nothing moves."""
@@ -64,6 +63,8 @@ class _Watched:
     seen_over: set[str] = fresh(factory=set)
     """Allocations that are over and whose files are not removed yet."""
     cleaned: set[str] = fresh(factory=set)
+    deferred: set[str] = fresh(factory=set)
+    """Requests of operators that could not be carried out before the last look."""
     problem: str = ""
     """The last error, which is logged once."""
 
@@ -130,18 +131,29 @@ class Watcher:
         states = [state for state in view.pools if not self._pools or state.pool.name in self._pools]
         self._lease(states)
         states = [state for state in states if state.pool.name in self._held]
-        decision = decide(states, view.demand, view.allocations, now_s=view.now_s, machines=view.machines)
+        decision = _decide(states, view)
         for state in states:
             if state.pool.name not in busy:
                 epoch = self._held[state.pool.name]
                 self._tasks[state.pool.name] = threads.submit(self._serve_pool, state, epoch, view, decision)
 
-    @contextmanager
-    def holding(self, pool: str) -> Iterator[int]:
-        """Hold the lease of a pool during a block; return its epoch. Raises `Conflict` if another watcher has it."""
+    def carry_out_requests(self, pool: str) -> None:
+        """Do what operators requested of a pool, and nothing else, under its lease.
+
+        Raises `Conflict` if another watcher has the lease, and the backend's error after the requests have it too.
+        """
         self._held.update(self._client.watch_pools(self._settings.watcher, (pool,), for_s=LEASE_S))
         try:
-            yield self._held[pool]
+            epoch, watched = self._held[pool], _Watched()
+            view = self._client.launch_view()
+            # First compare rows with the backend: what has ended no longer counts.
+            for state in _named(view, pool):
+                self._do(state, epoch, watched, view, LaunchDecision())
+            view = self._client.launch_view()
+            for state in _named(view, pool):
+                decision = _decide([state], view)
+                requested = tuple(start for start in decision.starts if start.request)
+                self._do(state, epoch, watched, view, changed(decision, starts=requested, cancels=()))
         finally:
             self._let_go()
 
@@ -182,17 +194,14 @@ class Watcher:
     def _serve_pool(self, state: PoolState, epoch: int, view: LaunchView, decision: LaunchDecision) -> None:
         """Do what was decided for a pool, under the epoch of the decision. Errors are logged, and it goes on later."""
         pool, watched = state.pool, self._watched.setdefault(state.pool.name, _Watched())
+        answered = {one.id for one in decision.answers if one.pool == pool.name}
+        if answered - watched.deferred:
+            # What has ended since the last look may leave room for the request: look, and answer in the next turn.
+            watched.look_at_s = self._clock.monotonic_s()
+            decision = changed(decision, answers=())
+        watched.deferred = answered
         try:
-            self._look(pool, epoch, watched, view)
-            self._cancel(pool, watched, view, decision)
-            for pause in decision.pauses:
-                if pause.pool == pool.name:
-                    self._client.pause_pool(pool.name, one_line(pause.why, _LONGEST_MESSAGE))
-                    self._log("pool_paused", {"pool": pool.name, "why": pause.why})
-            for start in decision.starts:
-                if start.pool == pool.name and not self._is_closed:
-                    self.start(pool, epoch, start.count, start.wanted, fleet=view.fleet, why=start.why)
-                    watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
+            self._do(state, epoch, watched, view, decision)
         except StaleLease:
             self._held.pop(pool.name, None)
         except Exception as error:  # noqa: BLE001 - nobody else would notice it
@@ -204,9 +213,32 @@ class Watcher:
                 self._log("launch_problem", {"pool": pool.name, "why": problem, "hint": hint})
             watched.look_at_s = self._clock.monotonic_s() + self._settings.look_s
 
-    def refresh(self, pool: Pool, epoch: int, view: LaunchView) -> None:
-        """Compare rows with the backend once, and write what changed."""
-        self._look(pool, epoch, _Watched(), view)
+    def _do(self, state: PoolState, epoch: int, watched: _Watched, view: LaunchView, decision: LaunchDecision) -> None:
+        """Do what was decided for a pool. Requests of operators are answered with the error, if there is one."""
+        pool = state.pool
+        answers = {one.id: one.why for one in decision.answers if one.pool == pool.name}
+        try:
+            self._look(pool, epoch, watched, view)
+            self._cancel(pool, watched, view, decision)
+            for pause in decision.pauses:
+                if pause.pool == pool.name:
+                    self._client.pause_pool(pool.name, one_line(pause.why, _LONGEST_MESSAGE))
+                    self._log("pool_paused", {"pool": pool.name, "why": pause.why})
+            for start in decision.starts:
+                if start.pool == pool.name and not self._is_closed:
+                    self._start(pool, epoch, start, view.fleet)
+                    watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
+        except StokerError as error:
+            if not isinstance(error, StaleLease):
+                requests = (one for one in view.requests if one.pool == pool.name and one.is_open)
+                answers = {one.id: str(error) for one in requests} | answers
+            raise
+        finally:
+            for id_, why in answers.items():
+                # One that allocations were planned for before the error stays as it is.
+                closed = self._client.close_request(pool.name, id_, one_line(why, _LONGEST_MESSAGE), epoch=epoch)
+                if closed.changed:
+                    self._log("request_answered", {"pool": pool.name, "request": id_, "why": why})
 
     def _look(self, pool: Pool, epoch: int, watched: _Watched, view: LaunchView) -> None:
         """Compare rows with the backend if that is due, and write what changed."""
@@ -265,40 +297,30 @@ class Watcher:
             self._log("allocation_cancelled", {"pool": pool.name, "allocation": id_, "why": unwanted[id_]})
         watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
 
-    def start(
-        self, pool: Pool, epoch: int, count: int, wanted: Sequence[str], *, fleet: str, why: str
-    ) -> tuple[Allocation, ...]:
-        """Plan and submit allocations under the epoch of the pool's lease; return them as they stand then."""
-        started: list[Allocation] = []
-        for first in range(0, count, MOST_TOGETHER):
-            ids = [secrets.token_hex(ID_CHARACTERS // 2) for _ in range(min(MOST_TOGETHER, count - first))]
-            started += self._submit(pool, epoch, ids, tuple(wanted), fleet=fleet, why=why)
-        return tuple(started)
-
-    def _submit(
-        self, pool: Pool, epoch: int, ids: Sequence[str], wanted: tuple[str, ...], *, fleet: str, why: str
-    ) -> list[Allocation]:
+    def _start(self, pool: Pool, epoch: int, start: StartAllocations, fleet: str) -> None:
+        """Plan allocations, and submit them; all are durable before the backend gets the first."""
         launcher = self._launcher(pool)
-        allocations = [Allocation(id=one, pool=pool.name, wanted=wanted) for one in ids]
+        # More than one message has are planned in the next turn.
+        ids = [secrets.token_hex(ID_CHARACTERS // 2) for _ in range(min(start.count, MOST_AT_ONCE))]
+        allocations = [Allocation(id=one, pool=pool.name, wanted=start.wanted) for one in ids]
         # Faults of the pool are found before anything is planned.
-        rendered = launcher.render(pool, allocations, fleet=fleet)
-        plans = [(one, wanted) for one in ids]
-        keys = self._client.plan_allocations(pool.name, epoch, plans)
+        together = [
+            launcher.render(pool, allocations[first : first + MOST_TOGETHER], fleet=fleet)
+            for first in range(0, len(ids), MOST_TOGETHER)
+        ]
+        plans = [(one, start.wanted) for one in ids]
+        keys = self._client.plan_allocations(pool.name, epoch, plans, request=start.request)
         url = self._settings.local_url if pool.backend is PoolBackend.LOCAL else self._settings.url
         tickets = {
             one.id: ticket_to_text(Ticket(id=one.id.upper(), key=keys[one.id], url=url, name=one.machine))
             for one in allocations
         }
-        outcome = _submitted(launcher, rendered, tickets)
-        for one in allocations:
-            fields = {"pool": pool.name, "allocation": one.id, "backend_id": outcome.backend_ids.get(one.id, "")}
-            self._log(f"allocation_{outcome.state}", {**fields, "why": outcome.message or why})
-        moves = [outcome.move(one.id) for one in allocations]
-        self._write(pool, epoch, moves)
-        return [
-            changed(one, state=outcome.state, backend_id=outcome.backend_ids.get(one.id, ""), message=outcome.message)
-            for one in allocations
-        ]
+        for rendered in together:
+            outcome = _submitted(launcher, rendered, {id_: tickets[id_] for id_ in rendered.ids})
+            for id_ in rendered.ids:
+                fields = {"pool": pool.name, "allocation": id_, "backend_id": outcome.backend_ids.get(id_, "")}
+                self._log(f"allocation_{outcome.state}", {**fields, "why": outcome.message or start.why})
+            self._write(pool, epoch, [outcome.move(id_) for id_ in rendered.ids])
 
     def _write(self, pool: Pool, epoch: int, moves: Sequence[AllocationMove]) -> None:
         for first in range(0, len(moves), MOST_AT_ONCE):
@@ -307,6 +329,21 @@ class Watcher:
             if move.state is AllocationState.ENDED:
                 fields = {"pool": pool.name, "allocation": move.id, "cause": str(move.cause or ""), "why": move.message}
                 self._log("allocation_ended", fields)
+
+
+def _named(view: LaunchView, pool: str) -> list[PoolState]:
+    return [state for state in view.pools if state.pool.name == pool]
+
+
+def _decide(states: Sequence[PoolState], view: LaunchView) -> LaunchDecision:
+    return decide(
+        states,
+        view.demand,
+        view.allocations,
+        now_s=view.now_s,
+        machines=view.machines,
+        requests=view.requests,
+    )
 
 
 @frozen

@@ -39,7 +39,9 @@ from stoker.protocol.launch_messages import (
     MOST_WANTED,
     AllocationMove,
     AllocationPlan,
+    CloseMachinesRequest,
     LaunchView,
+    MachinesRequest,
     MoveRequest,
     PlanRequest,
     PlanResponse,
@@ -330,15 +332,18 @@ class FleetClient(CoordinatorClient):
         asked = WatchRequest(watcher=watcher, pools=tuple(pools), for_s=for_s)
         return self._ask("/v1/pools/watch", WatchResponse, asked).epochs
 
-    def plan_allocations(self, pool: str, epoch: int, plans: Sequence[tuple[str, Sequence[str]]]) -> dict[str, str]:
+    def plan_allocations(
+        self, pool: str, epoch: int, plans: Sequence[tuple[str, Sequence[str]]], *, request: str = ""
+    ) -> dict[str, str]:
         """Plan allocations (id, names of the jobs that they are for), all or none; return the keys of their tickets.
 
+        `request` is the operator's request that they carry out, which is closed with them; it must be open.
         Idempotent. Raises `StaleLease` if the epoch is not the pool's, `Conflict` if an id is taken, `Refused` if the
         pool is paused or full (`data["reason"]`).
         """
         made = tuple(AllocationPlan(id=id, wanted=tuple(wanted)[:MOST_WANTED]) for id, wanted in plans)
         path = f"/v1/pools/{part(pool)}/allocations"
-        return self._ask(path, PlanResponse, PlanRequest(epoch=epoch, plans=made)).tickets
+        return self._ask(path, PlanResponse, PlanRequest(epoch=epoch, plans=made, request=request)).tickets
 
     def move_allocations(self, pool: str, epoch: int, moves: Sequence[AllocationMove]) -> DoneView:
         """Record what became of allocations; `data["refused"]` has the reason of each refused move, by id.
@@ -347,6 +352,17 @@ class FleetClient(CoordinatorClient):
         """
         asked = MoveRequest(epoch=epoch, moves=tuple(moves))
         return self._ask(f"/v1/pools/{part(pool)}/moves", DoneView, asked)
+
+    def request_machines(self, pool: str, id: str, count: int = 0, *, by: str = "") -> DoneView:
+        """Request machines of a pool, which its launcher starts; 0: as many as waiting jobs need. Idempotent."""
+        return self._ask(f"/v1/pools/{part(pool)}/requests", DoneView, MachinesRequest(id=id, count=count, by=by))
+
+    def close_request(
+        self, pool: str, id: str, message: str = "", *, epoch: int | None = None, by: str = ""
+    ) -> DoneView:
+        """Withdraw a request for machines, or answer it under an epoch. One that was carried out stays as it is."""
+        asked = CloseMachinesRequest(epoch=epoch, message=message, by=by)
+        return self._ask(f"/v1/pools/{part(pool)}/requests/{part(id)}/close", DoneView, asked)
 
     def pause_pool(self, pool: str, why: str = "", *, by: str = "") -> DoneView:
         """Start no more allocations of a pool."""

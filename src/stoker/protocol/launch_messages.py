@@ -6,7 +6,7 @@ shown in a line are made safe when they are read.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -15,6 +15,7 @@ from stoker.core.pool import (
     Allocation,
     AllocationCause,
     AllocationState,
+    LaunchRequest,
     Pool,
     PoolGpu,
     PoolShape,
@@ -31,6 +32,7 @@ MOST_WANTED = 3
 _MOST_TEXT = 2000
 
 AllocationId = Annotated[str, Field(pattern=r"^[0-9a-f]{6}$")]
+RequestId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
 PoolName = Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[a-z0-9-]+$")]
 Epoch = Annotated[int, Field(ge=0, le=2**53)]
 Text = Annotated[str, Field(max_length=_MOST_TEXT)]
@@ -73,6 +75,18 @@ DemandFacts = Annotated[
         since_s=FiniteSeconds,
     ),
 ]
+LaunchRequestFacts = Annotated[
+    LaunchRequest,
+    Checked(
+        is_rechecked=False,
+        is_open=True,
+        id=RequestId,
+        requester=Line,
+        requested_s=FiniteSeconds,
+        allocations=tuple[AllocationId, ...],
+        message=Line,
+    ),
+]
 POOL_BODY: TypeAdapter[Pool] = adapter_of(PoolFacts)
 
 
@@ -92,6 +106,8 @@ class LaunchView(WireMessage):
     """All that have not ended, then the newest that have."""
     demand: tuple[DemandFacts, ...] = ()
     """In the order of the queue."""
+    requests: tuple[LaunchRequestFacts, ...] = ()
+    """Of operators, the oldest first: open ones, and those that were closed lately."""
 
 
 class WatchRequest(StrictRequest):
@@ -122,6 +138,8 @@ class PlanRequest(StrictRequest):
 
     epoch: Epoch
     plans: Annotated[tuple[AllocationPlan, ...], Field(min_length=1, max_length=MOST_AT_ONCE)]
+    request: RequestId | Literal[""] = ""
+    """The operator's request that they carry out."""
 
 
 class PlanResponse(WireMessage):
@@ -156,6 +174,24 @@ class PoolRequest(StrictRequest):
     """An operator's request about a pool."""
 
     why: Annotated[str, Field(max_length=500)] = ""
+    by: By = ""
+
+
+class MachinesRequest(StrictRequest):
+    """An operator's request for machines of a pool."""
+
+    id: RequestId
+    """Chosen by the sender: a repeat changes nothing."""
+    count: Annotated[int, Field(ge=0, le=MOST_AT_ONCE)] = 0
+    """0: as many as waiting jobs need."""
+    by: By = ""
+
+
+class CloseMachinesRequest(StrictRequest):
+    """Close a request for machines: withdrawn, or answered by the pool's launcher, which names its epoch."""
+
+    epoch: Epoch | None = None
+    message: Text = ""
     by: By = ""
 
 

@@ -1,10 +1,11 @@
 """How many machines of which pool to start for jobs that wait, and which to cancel: a decision with its reasons.
 
-    decide(pools, demand, allocations, now_s=…, machines=…) -> LaunchDecision
+    decide(pools, demand, allocations, now_s=…, machines=…, requests=…) -> LaunchDecision
 
 Waiting jobs are packed onto allocations that are on their way, then onto further machines of the pools, the cheapest
 first, by the same `fit` that grants jobs. A pool starts no machine that can't help: the job must fit it, within its
-time limit. Pure; the launcher, the dry run, `explain` and the simulation call it.
+time limit. Requests of operators come first: they do not wait, and they start pools that start only by hand. Pure; the
+launcher, the dry run, `explain` and the simulation call it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.machine import Demand, Gpu, Node
-from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolState
+from stoker.core.pool import Allocation, AllocationCause, AllocationState, LaunchRequest, Pool, PoolState
 from stoker.core.text import counted, format_duration
 from stoker.scheduler.fit import PlacementShape
 from stoker.scheduler.node_index import NodeIndex
@@ -28,6 +29,8 @@ MOST_CANCELLED = 3
 CANCELLED_WITHIN_S = 600.0
 MOST_USELESS = 2
 """Machines in a row that ended without a job, before a pool starts no more for such jobs."""
+REQUEST_S = 3600.0
+"""A request of an operator that no launcher carried out within this time is closed."""
 _DAY_S = 86400.0
 _NAMED = 3
 
@@ -42,6 +45,17 @@ class StartAllocations:
     """Waiting jobs that they would take at once; 0: they are the pool's minimum."""
     wanted: tuple[str, ...]
     """Names of the first of these jobs."""
+    why: str
+    request: str = ""
+    """The operator's request that they carry out; empty: none."""
+
+
+@frozen
+class AnswerRequest:
+    """Close an operator's request without starting a machine for it."""
+
+    pool: str
+    id: str
     why: str
 
 
@@ -79,6 +93,7 @@ class LaunchDecision:
     cancels: tuple[CancelAllocation, ...] = ()
     pauses: tuple[PoolPause, ...] = ()
     holds: tuple[LaunchHold, ...] = ()
+    answers: tuple[AnswerRequest, ...] = ()
     unplaced: int = 0
     """Waiting jobs for which no machine is on its way, or will be."""
 
@@ -90,6 +105,7 @@ def decide(
     *,
     now_s: float,
     machines: int = 1,
+    requests: Iterable[LaunchRequest] = (),
 ) -> LaunchDecision:
     """Decide. `demand` is in the order of the queue; `machines` is the number of machines in the fleet now."""
     by_pool: dict[str, list[Allocation]] = {state.pool.name: [] for state in pools}
@@ -98,6 +114,10 @@ def decide(
             by_pool[one.pool].append(one)
     budgets = [_Budget.of(state, by_pool[state.pool.name], now_s) for state in pools]
     planning = _Packing(budgets)
+    by_name = {budget.pool.name: budget for budget in budgets}
+    for request in requests:
+        if request.is_open and request.pool in by_name:
+            by_name[request.pool].take(request, planning, now_s)
     unmet = [(jobs, shape := planning.shape_of(jobs), planning.onto_allocations(jobs, shape)) for jobs in demand]
     in_order = sorted(budgets, key=lambda budget: budget.pool.cost_per_hour)
     holds: list[LaunchHold] = []
@@ -113,10 +133,11 @@ def decide(
     for budget in budgets:
         budget.fill_up()
     return LaunchDecision(
-        starts=tuple(start for budget in in_order if (start := budget.start()) is not None),
+        starts=tuple(start for budget in in_order for start in budget.starts()),
         cancels=tuple(cancel for budget in budgets for cancel in budget.cancels(planning.used, now_s)),
         pauses=tuple(PoolPause(pool=one.pool.name, why=one.brake) for one in budgets if one.brake and not one.paused),
         holds=tuple(holds),
+        answers=tuple(answer for budget in budgets for answer in budget.all_answers(holds)),
         unplaced=unplaced,
     )
 
@@ -156,7 +177,13 @@ class PoolVerdict:
 
 
 def explain_pools(
-    waiting: Demand, pools: Sequence[PoolState], allocations: Sequence[Allocation], *, now_s: float, machines: int = 1
+    waiting: Demand,
+    pools: Sequence[PoolState],
+    allocations: Sequence[Allocation],
+    *,
+    now_s: float,
+    machines: int = 1,
+    requests: Iterable[LaunchRequest] = (),
 ) -> tuple[PoolVerdict, ...]:
     """Return for each pool what it does for a waiting job, or why it does nothing."""
     verdicts = []
@@ -164,7 +191,7 @@ def explain_pools(
         pool = state.pool
         mine = [one for one in allocations if one.pool == pool.name]
         coming = [one for one in mine if one.is_idle_room]
-        decision = decide([state], [waiting], mine, now_s=now_s, machines=machines)
+        decision = decide([state], [waiting], mine, now_s=now_s, machines=machines, requests=requests)
         shape = NodeIndex().shape_of(waiting.job)
         why = why_unfit(pool, offer_for(pool, pool.name), waiting, shape)
         if why:
@@ -202,6 +229,11 @@ class _Budget:
     new: int = 0
     jobs: int = 0
     wanted: list[str] = fresh(factory=list)
+    counted: list[LaunchRequest] = fresh(factory=list)
+    """Requests with a count that are carried out now; their machines are the first of the new ones."""
+    eager: list[LaunchRequest] = fresh(factory=list)
+    """Requests for what waiting jobs need."""
+    answers: list[AnswerRequest] = fresh(factory=list)
 
     @classmethod
     def of(cls, state: PoolState, allocations: list[Allocation], now_s: float) -> _Budget:
@@ -222,29 +254,82 @@ class _Budget:
         pool = self.pool
         if self.paused or self.brake:
             return f"paused: {self.paused or self.brake}"
-        if not pool.is_automatic:
+        if not pool.is_automatic and not self.eager:
             return f"starts only by hand: stoker launch {pool.name}"
         if self.live + self.new >= pool.max:
             return f"all {counted(pool.max, 'machine')} of it requested"
         if self.waiting + self.new >= pool.backlog:
             return f"{counted(self.waiting + self.new, 'allocation')} waiting already (backlog {pool.backlog})"
-        if pool.max_hours is not None and self.hours >= pool.max_hours:
-            return f"{self.hours:.1f} of {pool.max_hours:g} hours a day used"
-        return ""
+        return self._hours_text() if self.is_used_up else ""
+
+    @property
+    def is_used_up(self) -> bool:
+        """Return True if the pool's hours of the day are used."""
+        return self.pool.max_hours is not None and self.hours >= self.pool.max_hours
+
+    def _hours_text(self) -> str:
+        return f"{self.hours:.1f} of {self.pool.max_hours:g} hours a day used"
 
     def fill_up(self) -> None:
         """Request machines up to the pool's minimum."""
         while self.live + self.new < self.pool.min and not self.why_full():
             self.new += 1
 
-    def start(self) -> StartAllocations | None:
-        if not self.new:
-            return None
-        names = tuple(self.wanted[:_NAMED])
-        others = self.jobs - 1
-        like = f" and {others} more" if others else ""
-        why = f"for {names[0]}{like}: no free machine fits" if names else f"its minimum is {self.pool.min}"
-        return StartAllocations(pool=self.pool.name, count=self.new, jobs=self.jobs, wanted=names, why=why)
+    def take(self, request: LaunchRequest, packing: _Packing, now_s: float) -> None:
+        """Carry out an operator's request, or answer it."""
+        if now_s - request.requested_s > REQUEST_S:
+            self._answer(request, f"expired: no launcher carried it out within {format_duration(REQUEST_S)}")
+        elif self.paused or self.brake:
+            self._answer(request, f"paused: {self.paused or self.brake}")
+        elif not request.count:
+            self.eager.append(request)
+        elif self.live + self.new + request.count > self.pool.max:
+            most = counted(self.pool.max, "machine")
+            self._answer(request, f"{self.live + self.new} of at most {most} requested already")
+        elif self.is_used_up:
+            self._answer(request, self._hours_text())
+        else:
+            for number in range(self.new, self.new + request.count):
+                packing.add(offer_for(self.pool, _new_name(self.pool, number)))
+            self.new += request.count
+            self.counted.append(request)
+
+    def _answer(self, request: LaunchRequest, why: str) -> None:
+        self.answers.append(AnswerRequest(pool=self.pool.name, id=request.id, why=why))
+
+    def starts(self) -> list[StartAllocations]:
+        """Return the machines of each request, then those for waiting jobs or the minimum."""
+        name = self.pool.name
+        found = [
+            StartAllocations(
+                pool=name,
+                count=one.count,
+                jobs=0,
+                wanted=(),
+                why=f"requested by {one.requester or 'an operator'}",
+                request=one.id,
+            )
+            for one in self.counted
+        ]
+        others = self.new - sum(one.count for one in self.counted)
+        if others:
+            names = tuple(self.wanted[:_NAMED])
+            like = f" and {self.jobs - 1} more" if self.jobs > 1 else ""
+            why = f"for {names[0]}{like}: no free machine fits" if names else f"its minimum is {self.pool.min}"
+            request = self.eager[0].id if self.eager else ""
+            start = StartAllocations(pool=name, count=others, jobs=self.jobs, wanted=names, why=why, request=request)
+            found.append(start)
+        return found
+
+    def all_answers(self, holds: Sequence[LaunchHold]) -> list[AnswerRequest]:
+        """Return the answers to requests for which nothing starts."""
+        if self.eager and self.new == sum(one.count for one in self.counted):
+            hold = next((one for one in holds if one.pool == self.pool.name), None)
+            job = f" for {hold.jobs[0]}" if hold is not None and hold.jobs else ""
+            why = f"no allocation{job}: {hold.why}" if hold is not None else "no waiting job needs a machine"
+            for request in self.eager:
+                self._answer(request, why)
+        return self.answers
 
     def cancels(self, used: set[str], now_s: float) -> list[CancelAllocation]:
         """Return requests without a job, in excess of the minimum, that are older than the pool's patience.
@@ -309,7 +394,7 @@ class _Packing:
             return 0, ""
         why = why_unfit(pool, budget.idle, demand, shape) or _useless(budget.allocations, demand)
         waited_s = now_s - demand.since_s
-        if not why and has_machines and waited_s < pool.patience_s:
+        if not why and has_machines and waited_s < pool.patience_s and not budget.eager:
             why = f"waits for a machine here first, {format_duration(pool.patience_s - waited_s)} more"
         while left and not why:
             why = budget.why_full()
@@ -327,6 +412,10 @@ class _Packing:
             budget.jobs += count - left
             budget.wanted += demand.names
         return left, why
+
+    def add(self, offer: NodeOffer) -> None:
+        """Add a machine that is new in this decision."""
+        self._nodes.put(offer)
 
     def _fill(self, machine: str, shape: PlacementShape, most: int) -> int:
         placed = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.core.frozen import fields_of, frozen
-from stoker.core.pool import Allocation, AllocationState, PoolState
+from stoker.core.pool import Allocation, AllocationState, LaunchRequest, PoolState
 from stoker.core.text import counted, format_duration, one_line
 from stoker.scheduler.launching import LaunchDecision
 from stoker.views.text_tables import ago, moment
@@ -28,12 +28,15 @@ class PoolView:
     allocations: tuple[Allocation, ...]
     now_s: float
     """When it was so, by the coordinator's clock."""
+    requests: tuple[LaunchRequest, ...] = ()
+    """Of operators: open ones, and those that were closed lately."""
 
     @classmethod
     def of(cls, state: PoolState, view: LaunchView) -> PoolView:
         """Return one pool of all."""
         mine = tuple(one for one in view.allocations if one.pool == state.pool.name)
-        return cls(state=state, allocations=mine, now_s=view.now_s)
+        requests = tuple(one for one in view.requests if one.pool == state.pool.name)
+        return cls(state=state, allocations=mine, now_s=view.now_s, requests=requests)
 
     @property
     def name(self) -> str:
@@ -67,6 +70,7 @@ class PoolView:
             "pool": {**pool, "options": dict(self.state.pool.options)},
             "hours": {"started": started_h, "before_serving": before_h},
             "allocations": [allocation_json(one) for one in self.allocations],
+            "requests": [fields_of(one) for one in self.requests],
         }
 
 
@@ -87,22 +91,27 @@ def allocation_json(one: Allocation) -> dict[str, Any]:
     return {**fields_of(one), "machine": one.machine, "name": one.name}
 
 
-def decision_lines(decision: LaunchDecision, pools: Sequence[str], *, is_dry: bool) -> list[str]:
-    """Return what a decision does for some pools, and why it does no more."""
-    nothing = ". Nothing was submitted" if is_dry else ""
+def dry_run_lines(decision: LaunchDecision, request: LaunchRequest) -> list[str]:
+    """Return what an operator's request would start, or why it would start nothing."""
     lines = [
-        f"{start.pool}: {counted(start.count, 'allocation')} {start.why}{nothing}"
+        f"{start.pool}: {counted(start.count, 'allocation')} {start.why}. Nothing was submitted"
         for start in decision.starts
-        if start.pool in pools
+        if start.request == request.id
     ]
-    lines += [
-        f"{hold.pool}: no {'further ' if any(one.pool == hold.pool for one in decision.starts) else ''}allocation"
-        f"{f' for {hold.jobs[0]}' if hold.jobs else ''}: {hold.why}"
-        for hold in decision.holds
-        if hold.pool in pools
-    ]
-    named = {line.partition(":")[0] for line in lines}
-    return [*lines, *(f"{pool}: no waiting job needs a machine" for pool in pools if pool not in named)]
+    return lines + [f"{answer.pool}: {answer.why}" for answer in decision.answers if answer.id == request.id]
+
+
+def request_lines(request: LaunchRequest, allocations: Sequence[Allocation]) -> list[str]:
+    """Return what became of an operator's request: its answer, or each of its allocations."""
+    if not allocations:
+        return [f"{request.pool}: {request.message}"]
+    names = allocations[0].wanted
+    why = f" for {', '.join(names)}" if names else ""
+    lines = [f"{request.pool}: {counted(len(allocations), 'allocation')} requested{why}"]
+    for one in allocations:
+        fields = {"pool": one.pool, "allocation": one.id, "backend_id": one.backend_id, "why": one.message}
+        lines.append(f"  {launch_event_line(f'allocation_{one.state}', fields)}")
+    return lines
 
 
 def launch_event_line(kind: str, fields: dict[str, Any]) -> str:
@@ -115,6 +124,7 @@ def launch_event_line(kind: str, fields: dict[str, Any]) -> str:
         "pool_paused": "paused",
         "launch_problem": "problem",
         "allocation_cancelled": "cancelled",
+        "request_answered": "request closed",
         "allocation_ended": f"ended ({fields.get('cause', '')})",
     }.get(kind, kind.removeprefix("allocation_"))
     backend_id = f" as {fields['backend_id']}" if fields.get("backend_id") else ""

@@ -9,7 +9,16 @@ from typing import Any
 from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, StaleLease
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand
-from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, Pool, PoolState, may_move
+from stoker.core.pool import (
+    FREE_CAUSES,
+    Allocation,
+    AllocationCause,
+    AllocationState,
+    LaunchRequest,
+    Pool,
+    PoolState,
+    may_move,
+)
 from stoker.devices.checkup import Check
 from stoker.launch.launchers import AllocationStatus, Rendered
 from stoker.protocol.launch_messages import AllocationMove, LaunchView
@@ -28,6 +37,7 @@ class FakeCoordinator:
         self.demand: tuple[Demand, ...] = ()
         self.machines = 1
         self.history: list[tuple[str, AllocationState]] = []
+        self.requests: dict[str, LaunchRequest] = {}
 
     def launch_view(self) -> LaunchView:
         return LaunchView(
@@ -38,6 +48,7 @@ class FakeCoordinator:
             pools=tuple(self.pools.values()),
             allocations=tuple(self.rows.values()),
             demand=self.demand,
+            requests=tuple(self.requests.values()),
         )
 
     def watch_pools(self, watcher: str, pools: tuple[str, ...], *, for_s: float) -> dict[str, int]:
@@ -51,8 +62,15 @@ class FakeCoordinator:
             epochs[name] = epoch
         return epochs
 
-    def plan_allocations(self, pool: str, epoch: int, plans: Sequence[tuple[str, Sequence[str]]]) -> dict[str, str]:
+    def plan_allocations(
+        self, pool: str, epoch: int, plans: Sequence[tuple[str, Sequence[str]]], *, request: str = ""
+    ) -> dict[str, str]:
         self._check(pool, epoch)
+        if request:
+            if not self.requests[request].is_open:
+                raise Conflict(f"request {request} is not open")
+            ids = tuple(id_ for id_, _ in plans)
+            self.requests[request] = changed(self.requests[request], done_s=self.now_s(), allocations=ids)
         for id_, wanted in plans:
             if id_ in self.rows:
                 raise Conflict(f"there is an allocation {id_}")
@@ -84,6 +102,19 @@ class FakeCoordinator:
                 )
             )
         return DoneView(changed=tuple(move.id for move in moves))
+
+    def request(self, pool: str, count: int = 0) -> str:
+        """Store an operator's request; return its id."""
+        id_ = f"{len(self.requests):08x}"
+        self.requests[id_] = LaunchRequest(id=id_, pool=pool, count=count, requester="ann", requested_s=self.now_s())
+        return id_
+
+    def close_request(self, pool: str, id: str, message: str = "", *, epoch: int) -> DoneView:
+        self._check(pool, epoch)
+        if not self.requests[id].is_open:
+            return DoneView()
+        self.requests[id] = changed(self.requests[id], done_s=self.now_s(), message=message)
+        return DoneView(changed=(id,))
 
     def pause_pool(self, pool: str, why: str, *, by: str = "") -> DoneView:
         self.pools[pool] = changed(self.pools[pool], paused=why)

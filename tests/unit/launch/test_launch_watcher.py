@@ -268,9 +268,82 @@ def test_workers_that_exit_at_once_pause_the_pool_with_the_last_line_of_their_lo
     assert bench.backend.submits == 3
 
 
-ACTIONS = st.sampled_from(
-    ["turn", "wait", "lose", "drop", "die", "die after", "refuse", "start", "join", "preempt", "cancel", "more", "less"]
-)
+def test_a_request_of_an_operator_is_carried_out_at_the_next_turn(bench: Bench) -> None:
+    id_ = bench.coordinator.request("p", 3)
+    bench.turn()
+    assert (bench.backend.submits, bench.states()) == (1, [S.SUBMITTED] * 3)
+    assert bench.coordinator.requests[id_].allocations == tuple(bench.coordinator.rows)
+    bench.turns(3)
+    assert bench.backend.submits == 1
+    assert len(bench.backend.live()) == 3, "no job needs them, and they stay"
+
+
+@pytest.mark.parametrize("fault", ["die", "die after", "lose", "drop"])
+def test_a_request_whose_watcher_dies_is_not_carried_out_twice(bench: Bench, fault: str) -> None:
+    bench.coordinator.request("p", 2)
+    bench.backend.faults = [fault]
+    bench.turns(8)
+    assert bench.backend.submits == 1
+    assert len(bench.coordinator.rows) == 2
+
+
+def test_a_request_that_does_not_fit_is_answered_after_a_fresh_look(bench: Bench) -> None:
+    bench.coordinator.request("p", 4)
+    bench.turns(3)
+    for one in bench.backend.live():
+        bench.backend.start(one.backend_id)
+        bench.coordinator.joined(one.id)
+    bench.turns(3)
+    for one in bench.backend.live()[:2]:
+        bench.backend.end(one.backend_id, AllocationCause.FAILED)
+    too_many, fits = bench.coordinator.request("p", 3), bench.coordinator.request("p", 2)
+    bench.turns(2, pass_s=5.0)
+    requests = bench.coordinator.requests
+    assert requests[too_many].message == "2 of at most 4 machines requested already"
+    assert len(requests[fits].allocations) == 2
+    assert ("request_answered", "p") in [(kind, fields["pool"]) for kind, fields in bench.log]
+
+
+def test_a_request_is_answered_with_the_error_of_its_backend(bench: Bench) -> None:
+    def unreachable(*_args: object, **_fields: object) -> Any:
+        raise NoBackend("squeue: no such command")
+
+    bench.backend.look = unreachable  # type: ignore[method-assign]
+    id_ = bench.coordinator.request("p", 1)
+    bench.turn()
+    assert bench.coordinator.requests[id_].message == "squeue: no such command"
+
+
+def test_requests_are_carried_out_without_a_watch_and_nothing_else_is(bench: Bench) -> None:
+    bench.want(2)
+    bench.coordinator.request("p", 1)
+    bench.watcher.carry_out_requests("p")
+    assert bench.states() == [S.SUBMITTED]
+    assert bench.coordinator.pools["p"].watched_until_s == bench.clock.wall_s(), "the lease is held on"
+    bench.coordinator.request("p")
+    bench.watcher.carry_out_requests("p")
+    assert bench.states() == [S.WAITING, S.SUBMITTED], "for the second of the waiting jobs"
+    id_ = bench.coordinator.request("p")
+    bench.watcher.carry_out_requests("p")
+    assert bench.coordinator.requests[id_].message == "no waiting job needs a machine"
+
+
+FAULTS = ("lose", "drop", "die", "die after", "refuse")
+CHANGES = {"more": 1, "less": -1}
+ACTIONS = st.sampled_from([*FAULTS, *CHANGES, "turn", "wait", "start", "join", "preempt", "cancel", "ask"])
+
+
+def _act(bench: Bench, action: str) -> None:
+    """Do something to the first or last entry of the backend."""
+    first, last = bench.backend.live()[0], bench.backend.live()[-1]
+    if action == "start":
+        bench.backend.start(first.backend_id)
+    elif action == "join" and first.state is S.STARTED:
+        bench.coordinator.joined(first.id)
+    elif action == "preempt":
+        bench.backend.end(first.backend_id, AllocationCause.PREEMPTED)
+    elif action == "cancel":
+        bench.backend.end(last.backend_id, AllocationCause.CANCELLED_THERE)
 
 
 @given(actions=st.lists(ACTIONS, max_size=40))
@@ -279,27 +352,26 @@ def test_whatever_is_lost_rows_and_backend_agree_in_the_end(actions: list[str]) 
     bench.want(jobs)
     for action in actions:
         live = bench.backend.live()
-        if action in ("lose", "drop", "die", "die after", "refuse"):
+        if action in FAULTS:
             bench.backend.faults.append(action)
-        elif action in ("more", "less"):
-            jobs = max(0, jobs + (1 if action == "more" else -1))
+        elif action in CHANGES:
+            jobs = max(0, jobs + CHANGES[action])
             bench.want(jobs)
-        elif action == "start" and live:
-            bench.backend.start(live[0].backend_id)
-        elif action == "join" and live and live[0].state is S.STARTED:
-            bench.coordinator.joined(live[0].id)
-        elif action == "preempt" and live:
-            bench.backend.end(live[0].backend_id, AllocationCause.PREEMPTED)
-        elif action == "cancel" and live:
-            bench.backend.end(live[-1].backend_id, AllocationCause.CANCELLED_THERE)
-        bench.turn(1.0 if action == "turn" else 30.0 if action == "wait" else 5.0)
+        elif action == "ask":
+            bench.coordinator.request("p", 1)
+        elif live:
+            _act(bench, action)
+        bench.turn({"turn": 1.0, "wait": 30.0}.get(action, 5.0))
         ids = [one.id for one in bench.backend.entries.values()]
         assert len(ids) == len(set(ids)), "an allocation was submitted twice"
         assert len(bench.coordinator.live()) <= 3
     bench.backend.faults.clear()
     bench.want(0)
+    by_hand = {id_ for one in bench.coordinator.requests.values() for id_ in one.allocations}
+    bench.coordinator.requests.clear()
     for entry in bench.backend.live():
-        if entry.state is S.STARTED:
+        # What was requested by hand is not cancelled.
+        if entry.state is S.STARTED or entry.id in by_hand:
             bench.coordinator.joined(entry.id)
             bench.backend.end(entry.backend_id, AllocationCause.FINISHED)
     bench.turns(20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from stoker.core.pool import (
     Allocation,
     AllocationCause,
     AllocationState,
+    LaunchRequest,
     Pool,
     PoolBackend,
     PoolGpu,
@@ -195,6 +197,58 @@ def test_hours_a_day_are_a_limit() -> None:
     assert decided([jobs()], used, limited).holds[0].why == "5.0 of 4 hours a day used"
 
 
+def asked(count: int = 0, number: int = 0, *, pool: str = "cpu", ago_s: float = 1.0) -> LaunchRequest:
+    return LaunchRequest(id=f"{number:08x}", pool=pool, count=count, requester="ann", requested_s=NOW_S - ago_s)
+
+
+def requested(
+    *requests: LaunchRequest, demand: Sequence[Demand] = (), allocations: Sequence[Allocation] = (), **pool: Any
+) -> LaunchDecision:
+    paused = pool.pop("paused", "")
+    state = PoolState(pool=changed(CPU, **pool), paused=paused)
+    return decide([state], demand, allocations, now_s=NOW_S, requests=requests)
+
+
+def test_a_request_with_a_count_starts_that_many_whatever_waits_and_jobs_use_them() -> None:
+    decision = requested(asked(3), demand=[jobs(4)], backlog=1, is_automatic=False)
+    (start,) = decision.starts
+    assert (start.count, start.request, start.wanted, start.why) == (3, "00000000", (), "requested by ann")
+    assert (decision.unplaced, decision.answers) == (0, ())
+    (by_hand, more) = requested(asked(1), demand=[jobs(5)]).starts
+    assert (by_hand.count, more.count, more.request) == (1, 2, "")
+
+
+def test_a_request_without_a_count_is_for_waiting_jobs_and_does_not_wait() -> None:
+    decision = requested(asked(), demand=[jobs(3, waited_s=0.0)], is_automatic=False)
+    (start,) = decision.starts
+    assert (start.count, start.request, start.wanted[0]) == (2, "00000000", "train/1")
+    assert decision.answers == ()
+
+
+@pytest.mark.parametrize(
+    ("request_", "state", "why"),
+    [
+        (asked(), {}, "no waiting job needs a machine"),
+        (asked(9), {}, "0 of at most 8 machines requested already"),
+        (asked(1), {"paused": "maintenance"}, "paused: maintenance"),
+        (asked(), {"paused": "maintenance"}, "paused: maintenance"),
+        (asked(1, ago_s=7200.0), {}, "expired: no launcher carried it out within 1h00m"),
+        (asked(), {"demand": [on_gpu()]}, "no allocation for resnet/1: "),
+        (
+            asked(1),
+            {"max_hours": 4.0, "allocations": [ended(AllocationCause.FINISHED, ago_s=0, started_s=NOW_S - 18000)]},
+            "5.0 of 4 hours a day used",
+        ),
+    ],
+)
+def test_a_request_that_starts_nothing_is_answered(request_: LaunchRequest, state: dict[str, Any], why: str) -> None:
+    decision = requested(request_, **state)
+    assert decision.starts == ()
+    (answer,) = decision.answers
+    assert (answer.id, answer.pool) == (request_.id, "cpu")
+    assert answer.why.startswith(why)
+
+
 def test_what_each_pool_does_for_a_waiting_job_is_explained() -> None:
     def text(demand: Demand, allocations: Sequence[Allocation] = (), **state: object) -> str:
         watched = {"watcher": "w", "watched_until_s": NOW_S + 60, **state}
@@ -217,14 +271,18 @@ STATES = st.sampled_from([state for state in AllocationState if state is not All
 @given(
     counts=st.lists(st.integers(0, 40), max_size=4),
     states=st.lists(st.tuples(STATES, st.booleans()), max_size=12),
-    most=st.integers(1, 6),
-    least=st.integers(0, 3),
-    backlog=st.integers(1, 6),
+    limits=st.tuples(st.integers(1, 6), st.integers(0, 3), st.integers(1, 6)),
     machines=st.integers(0, 1),
+    by_hand=st.lists(st.integers(0, 3), max_size=3),
 )
 def test_a_decision_keeps_every_limit(
-    counts: list[int], states: list[tuple[AllocationState, bool]], most: int, least: int, backlog: int, machines: int
+    counts: list[int],
+    states: list[tuple[AllocationState, bool]],
+    limits: tuple[int, int, int],
+    machines: int,
+    by_hand: list[int],
 ) -> None:
+    most, least, backlog = limits
     pools = [
         changed(CPU, max=most, min=min(least, most), backlog=backlog),
         changed(GPU, max=most, backlog=backlog),
@@ -234,13 +292,31 @@ def test_a_decision_keeps_every_limit(
         for number, (state, is_gpu) in enumerate(states)
     ]
     demand = [on_gpu(count) if number % 2 else jobs(count) for number, count in enumerate(counts) if count]
-    decision = decide([PoolState(pool=pool) for pool in pools], demand, allocations, now_s=NOW_S, machines=machines)
+    requests = [asked(count, number) for number, count in enumerate(by_hand)]
+    decision = decide(
+        [PoolState(pool=pool) for pool in pools],
+        demand,
+        allocations,
+        now_s=NOW_S,
+        machines=machines,
+        requests=requests,
+    )
 
+    started = [start.request for start in decision.starts if start.request]
+    answered = [answer.id for answer in decision.answers]
+    assert len({*started, *answered}) == len(started) + len(answered), "a request is carried out or answered, once"
+    left = {one.id for one in requests} - {*started, *answered}
+    assert all(one.count == 0 for one in requests if one.id in left), "only a second one for the same jobs waits"
+    for start in decision.starts:
+        counted = next((one.count for one in requests if one.id == start.request and one.count), start.count)
+        assert start.count == counted
     for pool in pools:
         mine = [one for one in allocations if one.pool == pool.name and not one.is_over]
         new = sum(start.count for start in decision.starts if start.pool == pool.name)
         assert new == 0 or len(mine) + new <= pool.max
-        assert new == 0 or sum(one.is_on_its_way for one in mine) + new <= pool.backlog
+        waiting = sum(one.is_on_its_way for one in mine)
+        by_count = sum(one.count for one in requests if one.pool == pool.name and one.id in started)
+        assert new == by_count or waiting + new <= pool.backlog
         gone = [one.id for one in decision.cancels if one.pool == pool.name]
         assert len(mine) + new - len(gone) >= min(pool.min, len(mine))
         assert not (new and gone and not pool.min), "a pool does not start and cancel at once"

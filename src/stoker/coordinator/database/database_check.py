@@ -70,6 +70,7 @@ _JSON = frozenset(
         "leases.progress", "attempts.devices", "attempts.facts", "events.fields", "machines.outdated",
         "machines.capability", "machines.declared", "machines.closed_devices", "machines.report", "policies.policy",
         "claims.granted", "submissions.answer", "hooks.kinds", "hooks.jobs", "pools.pool", "allocations.wanted",
+        "launch_requests.allocations",
     }
 )  # fmt: skip
 """Columns with JSON, or empty."""

@@ -408,3 +408,19 @@ ALLOCATIONS = Table(
 """What was requested of backends. `epoch`: the pool's when it was planned; `wanted`: JSON, names of jobs. The ticket of
 one is the row of `invites` with its id in capitals; it is deleted when the allocation ends.
 """
+
+LAUNCH_REQUESTS = Table(
+    "launch_requests",
+    METADATA,
+    Column("id", String(8), primary_key=True),
+    Column("pool", String(200), nullable=False),
+    Column("count", Integer, nullable=False, server_default="0"),
+    Column("requester", Text, nullable=False, server_default=""),
+    Column("requested_s", Double, nullable=False),
+    Column("done_s", Double),
+    Column("allocations", Text, nullable=False, server_default=""),
+    Column("message", Text, nullable=False, server_default=""),
+)
+"""Machines that operators requested of pools. `count` 0: as many as waiting jobs need; `done_s`: when allocations were
+planned for it (`allocations`: JSON, their ids), or when it was closed without any (`message`: why).
+"""

@@ -88,7 +88,7 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("POST", r"/v1/jobs/.*", _BY_ROLE[Role.OPERATE]),
     ("POST", r"/v1/job/[^/]+/(?:cancel|requeue)", _BY_ROLE[Role.OPERATE]),
     # Pausing is for launchers, too: it is their brake.
-    ("POST", r"/v1/pools/(?:watch|[^/]+/(?:allocations|moves|pause))", _BY_ROLE[Role.LAUNCH]),
+    ("POST", r"/v1/pools/(?:watch|[^/]+/(?:allocations|moves|pause|requests(?:/[^/]+/close)?))", _BY_ROLE[Role.LAUNCH]),
     ("POST", r"/v1/pools/[^/]+/(?:resume|stop)", _BY_ROLE[Role.OPERATE]),
     ("POST|DELETE", r"/v1/(?:machines|exec|invites|certificates)(?:/.*)?", _BY_ROLE[Role.OPERATE]),
     ("POST", r"/v1/(?:reload|manifest/reload|prune)", _BY_ROLE[Role.OPERATE]),

@@ -13,23 +13,28 @@ from stoker.coordinator.http.access import Who, recorded
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import answer, done
 from stoker.coordinator.queue.commands import (
+    CloseRequest,
     InspectLaunch,
     MoveAllocations,
     PausePool,
     PlanAllocations,
     PlannedTicket,
     QueueCommandResult,
+    RequestMachines,
     ResumePool,
     StopAllocations,
     WatchPools,
 )
 from stoker.protocol.launch_messages import (
+    CloseMachinesRequest,
     LaunchView,
+    MachinesRequest,
     MoveRequest,
     PlanRequest,
     PlanResponse,
     PoolName,
     PoolRequest,
+    RequestId,
     StopRequest,
     WatchRequest,
     WatchResponse,
@@ -39,8 +44,10 @@ from stoker.protocol.view_messages import DoneView
 _KEY_BYTES = 32
 _NOTHING_SAID = PoolRequest()
 _ALL = StopRequest()
+_WITHDRAWN = CloseMachinesRequest()
 
 PoolPath = Annotated[PoolName, Path(description="A pool's name")]
+RequestPath = Annotated[RequestId, Path(description="The id of a request for machines")]
 
 
 class LaunchRoutes:
@@ -58,6 +65,8 @@ class LaunchRoutes:
         add("/v1/launch", self.view, response_model=LaunchView)
         add("/v1/pools/watch", self.watch, methods=["POST"], response_model=WatchResponse)
         add("/v1/pools/{pool}/allocations", self.plan, methods=["POST"], response_model=PlanResponse)
+        add("/v1/pools/{pool}/requests", self.request, methods=["POST"], response_model=DoneView)
+        add("/v1/pools/{pool}/requests/{request}/close", self.close, methods=["POST"], response_model=DoneView)
         for verb, act in (
             ("moves", self.move),
             ("pause", self.pause),
@@ -83,7 +92,9 @@ class LaunchRoutes:
         plans = tuple(
             PlannedTicket(id=plan.id, wanted=plan.wanted, key=secrets.token_hex(_KEY_BYTES)) for plan in asked.plans
         )
-        command = PlanAllocations(pool=pool, epoch=asked.epoch, plans=plans, by=recorded(who, ""))
+        command = PlanAllocations(
+            pool=pool, epoch=asked.epoch, plans=plans, request=asked.request, by=recorded(who, "")
+        )
         planned: QueueCommandResult = await self._context.ask(command)
         return answer(PlanResponse(tickets=planned.data))
 
@@ -94,6 +105,19 @@ class LaunchRoutes:
         for machine in moved.data.pop("forgotten", ()):
             self._on_forgotten(machine)
         return done(moved)
+
+    async def request(self, pool: PoolPath, asked: MachinesRequest, who: Who) -> Response:
+        """Store a request for machines, which the pool's launcher carries out. Idempotent."""
+        command = RequestMachines(pool=pool, id=asked.id, count=asked.count, by=recorded(who, asked.by))
+        return done(await self._context.ask(command))
+
+    async def close(
+        self, pool: PoolPath, request: RequestPath, who: Who, asked: CloseMachinesRequest = _WITHDRAWN
+    ) -> Response:
+        """Close a request for machines that no allocation was planned for: withdrawn, or answered by the launcher."""
+        by = recorded(who, asked.by)
+        command = CloseRequest(pool=pool, id=request, epoch=asked.epoch, message=asked.message, by=by)
+        return done(await self._context.ask(command))
 
     async def pause(self, pool: PoolPath, who: Who, asked: PoolRequest = _NOTHING_SAID) -> Response:
         """Start no more allocations of a pool; those that exist stay."""

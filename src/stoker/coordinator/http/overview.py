@@ -191,7 +191,14 @@ class Explanations:
             return explained
         since_s = explained.job.submitted_s
         waiting = Demand(job=job, count=1, since_s=since_s, names=(explained.job.name,), takes_s=takes_s)
-        verdicts = explain_pools(waiting, view.pools, view.allocations, now_s=view.now_s, machines=view.machines)
+        verdicts = explain_pools(
+            waiting,
+            view.pools,
+            view.allocations,
+            now_s=view.now_s,
+            machines=view.machines,
+            requests=view.requests,
+        )
         changes: dict[str, Any] = {"pools": {one.pool: one.text for one in verdicts}}
         helping = next((one for one in verdicts if one.helps), None)
         if explained.never and helping is not None:

@@ -1,27 +1,28 @@
-"""Pools and allocations: the launcher's lease of a pool, allocations from their plan to their end, and demand.
+"""Allocations from their plan to their end, and demand.
 
-A planned row is durable before a backend gets the allocation. Every write of a launcher names the epoch of its pool,
-which rises with each change of the launcher: one of an older launcher is refused. An allocation serves from the hello
-of its worker on. When it has ended, its ticket is gone, its certificates are revoked, its machine is forgotten, and
-leases there have ended.
+A planned row is durable before a backend gets the allocation. Every write of a launcher names the epoch of its pool:
+one of an older launcher is refused. An allocation serves from the hello of its worker on. When it has ended, its ticket
+is gone, its certificates are revoked, its machine is forgotten, and leases there have ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from stoker.coordinator.auth import Invite, not_invited
 from stoker.coordinator.database.database import WriterConnection
-from stoker.coordinator.database.tables import ALLOCATIONS, FLEET, POOLS
+from stoker.coordinator.database.tables import ALLOCATIONS
 from stoker.coordinator.queue.commands import (
     CloseMachine,
+    CloseRequest,
     InspectLaunch,
     MachineCloseMode,
     MoveAllocations,
     PausePool,
     PlanAllocations,
     QueueCommandResult,
+    RequestMachines,
     ResumePool,
     StopAllocations,
     UseInvite,
@@ -29,6 +30,22 @@ from stoker.coordinator.queue.commands import (
 )
 from stoker.coordinator.queue.machines import close_machine
 from stoker.coordinator.queue.members import put_invitation, remove_machine, revoke, use_invite
+from stoker.coordinator.queue.pools import (
+    UNDECLARED,
+    carry_out,
+    close_request,
+    drop_if_over,
+    fenced,
+    forget_requests,
+    live_of,
+    pause_pool,
+    pool_named,
+    request_machines,
+    resume_pool,
+    shown_requests,
+    undeclared,
+    watch_pools,
+)
 from stoker.coordinator.queue.queue_state import QueueState, RegisteredMachine
 from stoker.coordinator.queue.sql import Queries, records
 from stoker.coordinator.queue.transaction import WriterTransaction, plain, telling
@@ -38,9 +55,9 @@ from stoker.core.frozen import changed, fields_of
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
 from stoker.core.machine import Demand
-from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, Pool, PoolState, may_move
-from stoker.core.text import did_you_mean, point_name
-from stoker.protocol.launch_messages import MOST_WANTED, POOL_BODY, AllocationMove, LaunchView
+from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, PoolState, may_move
+from stoker.core.text import point_name
+from stoker.protocol.launch_messages import MOST_WANTED, AllocationMove, LaunchView
 
 TICKET_S = 366 * 86400.0
 """Lifetime of a ticket while its allocation waits: the backend's queue may take weeks."""
@@ -54,18 +71,13 @@ _LOOK_EVERY_S = 3600.0
 _MOST_DROPPED = 500
 _CERTIFICATES_KEPT_S = 86400.0
 """How long rows of expired certificates are stored."""
-_UNDECLARED = "the cluster file no longer has this pool"
 
 
 # Rows.
 
 
-def load_pools(connection: WriterConnection, queries: Queries, book: QueueState) -> None:
-    """Read pools, allocations that have not ended, and those that ended lately."""
-    for row in records(POOLS, connection.read(queries.pools)):
-        pool = POOL_BODY.validate_json(row.pop("pool"))
-        del row["name"]
-        book.launch.pools[pool.name] = PoolState(pool=pool, **row | {"is_declared": bool(row["is_declared"])})
+def load_allocations(connection: WriterConnection, queries: Queries, book: QueueState) -> None:
+    """Read allocations that have not ended, and those that ended lately."""
     after_s = book.time.now_s() - SHOWN_S
     ended = connection.read(queries.ended_allocations, after_s=after_s, most=MOST_SHOWN)
     for row in records(ALLOCATIONS, [*connection.read(queries.live_allocations), *reversed(ended)]):
@@ -82,12 +94,6 @@ def _allocation(row: dict[str, Any]) -> Allocation:
             "cause": AllocationCause(row["cause"]) if row["cause"] else None,
         }
     )
-
-
-def _put_pool(transaction: WriterTransaction, state: PoolState) -> None:
-    transaction.book.launch.pools[state.pool.name] = state
-    row = fields_of(state) | {"name": state.pool.name, "pool": POOL_BODY.dump_json(state.pool).decode()}
-    transaction.write(transaction.statements.put_pool, **row)
 
 
 def _put(transaction: WriterTransaction, allocation: Allocation) -> None:
@@ -125,133 +131,12 @@ def _tell(transaction: WriterTransaction, allocation: Allocation, from_state: st
     )
 
 
-# Pools: declared, watched, paused.
-
-
-def declare_pools(transaction: WriterTransaction, pools: Iterable[Pool]) -> None:
-    """Apply the pools of the cluster file. One that it no longer has stays until its last allocation has ended."""
-    book = transaction.book
-    declared = {pool.name: pool for pool in pools}
-    if declared and not book.launch.fleet:
-        book.launch.fleet = f"{int(transaction.setting.randomness() * 0xFFFF_FFFF):08x}"
-        transaction.write(transaction.statements.put_meta, key=FLEET, value=book.launch.fleet)
-    for name, pool in declared.items():
-        known = book.launch.pools.get(name)
-        state = PoolState(pool=pool) if known is None else changed(known, pool=pool, is_declared=True)
-        if state != known:
-            _put_pool(transaction, state)
-    for name, known in list(book.launch.pools.items()):
-        if name not in declared and known.is_declared:
-            _put_pool(transaction, changed(known, is_declared=False))
-            _drop_if_over(transaction, name)
-
-
-def _drop_if_over(transaction: WriterTransaction, pool: str) -> None:
-    """Delete a pool that is no longer declared once all of its allocations have ended."""
-    book = transaction.book
-    state = book.launch.pools.get(pool)
-    if state is not None and not state.is_declared and not _live(book, pool):
-        del book.launch.pools[pool]
-        transaction.write(transaction.statements.drop_pool, at_name=pool)
-        # Before such a pool is declared again: its row would be deleted after that.
-        transaction.settle()
-
-
-def watch_pools(transaction: WriterTransaction, asked: WatchPools) -> QueueCommandResult:
-    """Give a launcher the lease of pools, all or none. One that has it gets more time under the same epoch."""
-    found = [_pool(transaction, name) for name in dict.fromkeys(asked.pools)]
-    for state in found:
-        is_held = state.watcher not in ("", asked.watcher) and state.watched_until_s > transaction.now_s
-        if is_held and asked.for_s:
-            raise Conflict(
-                f"pool {state.pool.name} is watched by {state.watcher}",
-                hint="stop that launcher, or wait until its lease ends",
-                pool=state.pool.name,
-                watcher=state.watcher,
-                until_s=state.watched_until_s,
-            )
-    epochs = {}
-    for state in found:
-        if asked.for_s:
-            epochs[state.pool.name] = _watch(transaction, state, asked)
-        elif state.watcher == asked.watcher:
-            epochs[state.pool.name] = state.epoch
-            _put_pool(transaction, changed(state, watcher="", watched_until_s=transaction.now_s))
-            _tell_pool(transaction, state, "released", asked.by, watcher=asked.watcher)
-    return QueueCommandResult(changed=tuple(epochs), data=epochs)
-
-
-def _watch(transaction: WriterTransaction, state: PoolState, asked: WatchPools) -> int:
-    """Give a launcher the lease of a pool, and return the epoch."""
-    is_new = state.watcher != asked.watcher
-    epoch = state.epoch + 1 if is_new else state.epoch
-    until_s = transaction.now_s + asked.for_s
-    _put_pool(transaction, changed(state, watcher=asked.watcher, epoch=epoch, watched_until_s=until_s))
-    if is_new:
-        _tell_pool(transaction, state, "watched", asked.by, watcher=asked.watcher, epoch=epoch)
-    return epoch
-
-
-def pause_pool(transaction: WriterTransaction, asked: PausePool) -> QueueCommandResult:
-    """Plan no more allocations of a pool; the reason is shown."""
-    state = _pool(transaction, asked.pool)
-    why = plain(asked.why) or f"paused by {plain(asked.by) or 'an operator'}"
-    if state.paused == why:
-        return QueueCommandResult(notes=(f"pool {asked.pool} is paused already: {why}",))
-    _put_pool(transaction, changed(state, paused=why))
-    _tell_pool(transaction, state, "paused", asked.by, why=why)
-    return QueueCommandResult(changed=(asked.pool,))
-
-
-def resume_pool(transaction: WriterTransaction, asked: ResumePool) -> QueueCommandResult:
-    """Plan allocations of a pool again."""
-    state = _pool(transaction, asked.pool)
-    if not state.paused:
-        return QueueCommandResult(notes=(f"pool {asked.pool} is not paused",))
-    _put_pool(transaction, changed(state, paused="", resumed_s=transaction.now_s))
-    _tell_pool(transaction, state, "resumed", asked.by)
-    return QueueCommandResult(changed=(asked.pool,))
-
-
-def _tell_pool(transaction: WriterTransaction, state: PoolState, what: str, by: str, **fields: Any) -> None:
-    told = {"pool": state.pool.name, "what": what, **fields, "by": plain(by)}
-    transaction.tell(FleetKinds.POOL_CHANGED, fields=telling(told))
-
-
-def _pool(transaction: WriterTransaction, name: str) -> PoolState:
-    found = transaction.book.launch.pools.get(name)
-    if found is None:
-        hint = (
-            did_you_mean(name, transaction.book.launch.pools)
-            or "`stoker pools` lists them; the cluster file declares them"
-        )
-        raise NotFound(f"there is no pool {name!r}", hint=hint, pool=name)
-    return found
-
-
-def _fenced(transaction: WriterTransaction, name: str, epoch: int) -> PoolState:
-    """Return a pool if an epoch is its present one."""
-    state = _pool(transaction, name)
-    if not state.epoch or epoch != state.epoch:
-        raise StaleLease(
-            f"pool {name} is at epoch {state.epoch}, not {epoch}: another launcher watches it",
-            hint="watch the pool again, and read its allocations",
-            pool=name,
-            epoch=state.epoch,
-        )
-    return state
-
-
-def _live(book: QueueState, pool: str) -> list[Allocation]:
-    return [one for one in book.launch.allocations.values() if one.pool == pool and not one.is_over]
-
-
 # Plans: intent before the backend gets anything, and tickets.
 
 
 def plan_allocations(transaction: WriterTransaction, asked: PlanAllocations) -> QueueCommandResult:
     """Plan allocations, all or none. Idempotent: the same ids under the same epoch get the same tickets."""
-    state = _fenced(transaction, asked.pool, asked.epoch)
+    state = fenced(transaction, asked.pool, asked.epoch)
     ids = transaction.many([plan.id for plan in asked.plans])
     rows = records(ALLOCATIONS, transaction.read(transaction.queries.allocations_by_id, ids=ids))
     known = {row["id"]: _allocation(row) for row in rows}
@@ -273,6 +158,8 @@ def plan_allocations(transaction: WriterTransaction, asked: PlanAllocations) -> 
         if allocation.machine in transaction.book.machines:
             what = f"there is a machine {allocation.machine!r} already"
             raise Conflict(what, hint="use another id", id=allocation.id)
+    if asked.request and new:
+        carry_out(transaction, asked.request, asked.pool, new)
     for allocation in planned:
         _plan(transaction, allocation, new[allocation.id].key, asked.by)
     return QueueCommandResult(changed=tuple(new), data=keys | {plan.id: plan.key for plan in new.values()})
@@ -307,10 +194,10 @@ def _see_room(transaction: WriterTransaction, state: PoolState, more: int) -> No
     """Refuse new allocations of a pool that is paused, no longer declared, or full."""
     name = state.pool.name
     if not state.is_declared:
-        raise Refused(f"{name}: {_UNDECLARED}", hint="add it to the file, then reload: `stoker admin reload`")
+        raise undeclared(name)
     if state.paused:
         raise Refused(f"pool {name} is paused: {state.paused}", hint=f"stoker pools resume {name}", reason="paused")
-    live = len(_live(transaction.book, name))
+    live = len(live_of(transaction.book, name))
     if live + more > state.pool.max:
         raise Refused(
             f"pool {name} has {live} of at most {state.pool.max} allocations",
@@ -375,7 +262,7 @@ class _Ending(NamedTuple):
 
 def move_allocations(transaction: WriterTransaction, asked: MoveAllocations) -> QueueCommandResult:
     """Record what a launcher found out about allocations, each by itself."""
-    _fenced(transaction, asked.pool, asked.epoch)
+    fenced(transaction, asked.pool, asked.epoch)
     done, notes, refused = [], [], {}
     endings: list[_Ending] = []
     for move in asked.moves:
@@ -493,13 +380,13 @@ def _end(transaction: WriterTransaction, endings: Sequence[_Ending], *, by: str 
         new = changed(old, state=ending.state, cause=ending.cause, message=ending.message, ended_s=transaction.now_s)
         _move(transaction, old, new, by=by)
     for pool in {one.allocation.pool for one in endings}:
-        _drop_if_over(transaction, pool)
+        drop_if_over(transaction, pool)
     return names
 
 
 def stop_allocations(transaction: WriterTransaction, asked: StopAllocations) -> QueueCommandResult:
     """Drain allocations of a pool, by id or all of them; its launcher cancels them at the backend."""
-    _pool(transaction, asked.pool)
+    pool_named(transaction, asked.pool)
     book = transaction.book
     found = [one for id in asked.ids if (one := book.launch.allocations.get(id)) is not None and one.pool == asked.pool]
     missing = set(asked.ids) - {one.id for one in found}
@@ -507,7 +394,7 @@ def stop_allocations(transaction: WriterTransaction, asked: StopAllocations) -> 
         what = f"pool {asked.pool} has no allocation {min(missing)}"
         raise NotFound(what, hint=f"`stoker pools show {asked.pool}` lists them", ids=sorted(missing))
     done, notes = [], []
-    for allocation in found if asked.ids else _live(book, asked.pool):
+    for allocation in found if asked.ids else live_of(book, asked.pool):
         if may_move(allocation.state, AllocationState.DRAINING):
             _enter(transaction, allocation, AllocationState.DRAINING, asked.by)
             done.append(allocation.id)
@@ -572,11 +459,12 @@ def inspect_launch(transaction: WriterTransaction, _asked: InspectLaunch) -> Lau
         pools=tuple(_shown(state, now_s) for state in book.launch.pools.values()),
         allocations=(*live, *ended[:MOST_SHOWN]),
         demand=_demand(transaction) if book.launch.pools else (),
+        requests=shown_requests(book, now_s),
     )
 
 
 def _shown(state: PoolState, now_s: float) -> PoolState:
-    paused = state.paused or ("" if state.is_declared else _UNDECLARED)
+    paused = state.paused or ("" if state.is_declared else UNDECLARED)
     return changed(state, paused=paused, watcher=state.watcher if state.watched_until_s > now_s else "")
 
 
@@ -603,6 +491,7 @@ def forget_old(transaction: WriterTransaction) -> None:
     for at, one in enumerate(ended):
         if (one.ended_s or 0.0) <= now_s - SHOWN_S or at < len(ended) - MOST_SHOWN:
             del book.launch.allocations[one.id]
+    forget_requests(transaction, now_s - SHOWN_S)
     before_s = now_s - transaction.setting.times.events_kept_s
     rows = transaction.read(transaction.queries.old_allocations, before_s=before_s, most=_MOST_DROPPED)
     for (id,) in rows:
@@ -620,6 +509,8 @@ LAUNCH_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult |
     WatchPools: watch_pools,
     PlanAllocations: plan_allocations,
     MoveAllocations: move_allocations,
+    RequestMachines: request_machines,
+    CloseRequest: close_request,
     PausePool: pause_pool,
     ResumePool: resume_pool,
     StopAllocations: stop_allocations,

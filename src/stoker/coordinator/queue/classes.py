@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stoker.coordinator.queue.allocations import declare_pools, refuse_ended, serve
+from stoker.coordinator.queue.allocations import refuse_ended, serve
 from stoker.coordinator.queue.commands import Declare, QueueCommandResult
 from stoker.coordinator.queue.machines import hello, offer
+from stoker.coordinator.queue.pools import declare_pools
 from stoker.coordinator.queue.queue_state import (
     JobKind,
     QueueState,

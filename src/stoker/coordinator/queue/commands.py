@@ -259,6 +259,8 @@ class PlanAllocations:
     pool: str
     epoch: int
     plans: tuple[PlannedTicket, ...]
+    request: str = ""
+    """The request that they carry out: it is closed with them. Empty: none."""
     by: str = ""
 
 
@@ -269,6 +271,29 @@ class MoveAllocations:
     pool: str
     epoch: int
     moves: tuple[AllocationMove, ...]
+    by: str = ""
+
+
+@frozen
+class RequestMachines:
+    """Store a request for machines of a pool, which its launcher carries out."""
+
+    pool: str
+    id: str
+    count: int = 0
+    """0: as many as waiting jobs need."""
+    by: str = ""
+
+
+@frozen
+class CloseRequest:
+    """Withdraw a request for machines, or record why its launcher starts none for it."""
+
+    pool: str
+    id: str
+    epoch: int | None = None
+    """The launcher's; None: its requester withdraws it."""
+    message: str = ""
     by: str = ""
 
 
@@ -305,7 +330,15 @@ class InspectLaunch:
 
 
 LaunchCommand: TypeAlias = (
-    WatchPools | PlanAllocations | MoveAllocations | PausePool | ResumePool | StopAllocations | InspectLaunch
+    WatchPools
+    | PlanAllocations
+    | MoveAllocations
+    | RequestMachines
+    | CloseRequest
+    | PausePool
+    | ResumePool
+    | StopAllocations
+    | InspectLaunch
 )
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from stoker.coordinator.database.database import WriterConnection
 from stoker.coordinator.database.tables import EVENTS_DROPPED_TO, FLEET, MACHINES
-from stoker.coordinator.queue.allocations import load_pools
+from stoker.coordinator.queue.allocations import load_allocations
 from stoker.coordinator.queue.classes import listed_words, user_of, wanted_from_dict
 from stoker.coordinator.queue.machines import away
 from stoker.coordinator.queue.members import load_standing
+from stoker.coordinator.queue.pools import load_pools
 from stoker.coordinator.queue.queue_state import (
     CoordinatorTime,
     JobKind,
@@ -70,6 +71,7 @@ def load(
         setting.revocations.apply(book.standing, time.now_s())
         book.launch.fleet = meta.get(FLEET, "")
         load_pools(connection, queries, book)
+        load_allocations(connection, queries, book)
         _load_machines(connection, queries, book, old)
         # Computing the machines' offers takes a while.
         leases = [LeaseRow(*row) for row in connection.read(queries.leases)]

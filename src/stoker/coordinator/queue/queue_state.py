@@ -23,7 +23,7 @@ from stoker.core.job import EnvironmentChoice
 from stoker.core.jsontext import loads
 from stoker.core.leases import AttemptToken, Budgets, FleetTimes
 from stoker.core.machine import Cluster, DevicePreference, SchedulableJob, environment_word
-from stoker.core.pool import ID_CHARACTERS, Allocation, PoolState
+from stoker.core.pool import ID_CHARACTERS, Allocation, LaunchRequest, PoolState
 from stoker.protocol.environment_messages import (
     EnvironmentStatus,
     environment_digest,
@@ -406,6 +406,8 @@ class LaunchState:
     pools: dict[str, PoolState] = fresh(factory=dict)
     allocations: dict[str, Allocation] = fresh(factory=dict)
     """By id: all that have not ended, and some that have."""
+    requests: dict[str, LaunchRequest] = fresh(factory=dict)
+    """By id, the oldest first: open ones, and those closed lately."""
     next_tick_s: float = float("-inf")
     """When old ones are next dropped, by the monotonic clock."""
 

@@ -41,6 +41,7 @@ from stoker.coordinator.database.tables import (
     HOOKS,
     INVITES,
     JOBS,
+    LAUNCH_REQUESTS,
     LEASES,
     MACHINES,
     META,
@@ -185,6 +186,10 @@ class Statements:
         self.put_pool = self._put(POOLS, "name")
         self.drop_pool = self._write(delete(POOLS).where(POOLS.c.name == bindparam("at_name")))
         self.put_allocation = self._put(ALLOCATIONS, "id")
+        self.put_launch_request = self._put(LAUNCH_REQUESTS, "id")
+        self.drop_launch_request = self._write(
+            delete(LAUNCH_REQUESTS).where(LAUNCH_REQUESTS.c.id == bindparam("at_id"))
+        )
         self.drop_allocation = self._write(delete(ALLOCATIONS).where(ALLOCATIONS.c.id == bindparam("at_id")))
 
     def _write(self, statement: Any, *columns: str, is_distinct: bool = False) -> PreparedStatement:
@@ -397,6 +402,7 @@ class Queries:
         self.machines = self._read(select(*MACHINES.columns))
         self.policies = self._read(select(POLICIES.c.policy))
         self.pools = self._read(select(*POOLS.columns).order_by(POOLS.c.name))
+        self.launch_requests = self._read(select(*LAUNCH_REQUESTS.columns).order_by(LAUNCH_REQUESTS.c.requested_s))
         self.live_allocations = self._read(
             select(*ALLOCATIONS.columns).where(ALLOCATIONS.c.ended_s.is_(None)).order_by(ALLOCATIONS.c.planned_s)
         )
