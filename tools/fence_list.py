@@ -745,14 +745,14 @@ FENCES = (
     ),
     Fence(
         "a launcher's epoch is compared",
-        f"{QUEUE}/allocations.py",
+        f"{QUEUE}/pools.py",
         "if not state.epoch or epoch != state.epoch:",
         "if not state.epoch:",
         (f"{ALLOCATIONS}::test_a_stale_launcher_can_write_nothing",),
     ),
     Fence(
         "one launcher watches a pool",
-        f"{QUEUE}/allocations.py",
+        f"{QUEUE}/pools.py",
         "if is_held and asked.for_s:",
         "if False:",
         (f"{ALLOCATIONS}::test_only_one_launcher_watches_a_pool",),
@@ -763,6 +763,13 @@ FENCES = (
         '    _put(transaction, allocation)\n    _tell(transaction, allocation, "", by)',
         '    _tell(transaction, allocation, "", by)',
         (f"{ALLOCATIONS}::test_everything_about_pools_and_allocations_survives_a_restart",),
+    ),
+    Fence(
+        "a request for machines is carried out once",
+        f"{QUEUE}/pools.py",
+        "if request is None or request.pool != pool or not request.is_open:",
+        "if request is None:",
+        (f"{ALLOCATIONS}::test_a_request_is_stored_and_closed_with_the_allocations_that_carry_it_out",),
     ),
     Fence(
         "an allocation's id is used under one epoch",

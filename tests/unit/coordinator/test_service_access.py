@@ -79,6 +79,8 @@ BY_ROLE = [
     ("POST", "/v1/pools/a100/allocations", Role.LAUNCH),
     ("POST", "/v1/pools/a100/moves", Role.LAUNCH),
     ("POST", "/v1/pools/a100/pause", Role.LAUNCH),
+    ("POST", "/v1/pools/a100/requests", Role.LAUNCH),
+    ("POST", "/v1/pools/a100/requests/0000000a/close", Role.LAUNCH),
     ("POST", "/v1/pools/a100/resume", Role.OPERATE),
     ("POST", "/v1/pools/a100/stop", Role.OPERATE),
     ("POST", "/v1/pools/a100/anything", Role.ADMIN),
