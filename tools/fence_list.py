@@ -851,7 +851,7 @@ FENCES = (
     Fence(
         "the watcher writes the intent before it submits",
         "launch/watcher.py",
-        "        keys = self._client.plan_allocations(pool.name, epoch, plans)\n",
+        "        keys = self._client.plan_allocations(pool.name, epoch, plans, request=start.request)\n",
         '        keys = {one: "" for one in ids}\n',
         (f"{WATCHER}::test_a_request_whose_answer_was_lost_is_adopted_and_not_repeated",),
     ),
