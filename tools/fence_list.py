@@ -814,6 +814,13 @@ FENCES = (
         (f"{ALLOCATIONS}::test_preemptions_never_make_a_job_poison",),
     ),
     Fence(
+        "a lease that expired before its machine's preemption was known costs nothing",
+        f"{QUEUE}/members.py",
+        "            forgive_machine(transaction, name)\n",
+        "            pass\n",
+        (f"{ALLOCATIONS}::test_a_lease_that_expires_before_its_preemption_is_known_costs_a_job_nothing",),
+    ),
+    Fence(
         "the worker of an ended allocation does not come back",
         f"{QUEUE}/allocations.py",
         "if allocation is not None and allocation.is_over:\n        what",

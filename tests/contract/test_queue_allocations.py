@@ -407,6 +407,32 @@ def test_preemptions_never_make_a_job_poison(fleet: Driven):
         assert state(fleet) == "pending"
 
 
+def test_a_lease_that_expires_before_its_preemption_is_known_costs_a_job_nothing(fleet: Driven):
+    declare(fleet, POOL)
+    fleet.submit(order("one"))
+    for number in range(6):
+        id = f"{number:06x}"
+        epoch = watch(fleet, f"w{number}", for_s=1000.0)
+        plan(fleet, id, epoch=epoch)
+        serving(fleet, id)
+        (grant,) = fleet.claim(f"a100-{id}")
+        fleet.start(grant)
+        fleet.clock.advance(200.0)
+        sweep(fleet)
+        assert state(fleet) == "pending"
+        end(fleet, id, AllocationCause.PREEMPTED, epoch)
+        watch(fleet, f"w{number}", for_s=0.0)
+    assert {one.cause for one in fleet.reader.story("one").attempts} == {"preempted"}
+    # What no backend ended is still charged.
+    for expected in ("pending", "failed"):
+        fleet.join(machine := f"desk-{expected}")
+        (grant,) = fleet.claim(machine)
+        fleet.start(grant)
+        fleet.clock.advance(200.0)
+        sweep(fleet)
+        assert state(fleet) == expected
+
+
 def test_a_worker_that_leaves_in_order_ends_its_allocation(fleet: Driven):
     ready(fleet)
     serving(fleet)

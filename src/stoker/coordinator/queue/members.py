@@ -32,7 +32,7 @@ from stoker.coordinator.queue.commands import (
 )
 from stoker.coordinator.queue.machines import named
 from stoker.coordinator.queue.sql import Queries, records
-from stoker.coordinator.queue.transaction import WriterTransaction, forgive, lose, plain, telling
+from stoker.coordinator.queue.transaction import WriterTransaction, forgive, forgive_machine, lose, plain, telling
 from stoker.core.errors import Conflict, Forbidden, NotFound, RateLimited, Refused
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import changed, fields_of
@@ -358,6 +358,9 @@ def remove_machine(transaction: WriterTransaction, name: str, why: str, by: str,
                 forgive(transaction, live, why, cause=FailureCause.PREEMPTED.value)
             else:
                 lose(transaction, live, why)
+        if is_free and machine.late_until_tick_s > transaction.tick_s:
+            # It lost leases, lately or before a restart.
+            forgive_machine(transaction, name)
         del book.machines[name]
         book.scheduler.remove_machine(name)
         book.barred.pop(name, None)

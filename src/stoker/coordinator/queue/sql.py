@@ -137,6 +137,17 @@ class Statements:
             "started_s", "ended_s", "ending", "cause", "message", "hint", "exit_code", "tree", "facts",
         )  # fmt: skip
 
+        # Goes through all attempts: for the few machines that lost leases before their end was known.
+        self.forgive_attempts = self._write(
+            update(ATTEMPTS).where(
+                ATTEMPTS.c.machine == bindparam("at_machine"),
+                ATTEMPTS.c.ended_s > bindparam("after_s"),
+                ending == bindparam("was_expired", "expired"),
+                ATTEMPTS.c.cause == bindparam("was_cause"),
+            ),
+            "cause",
+        )
+
     def _make_others(self) -> None:
         self.add_bundle = self._write(
             insert(BUNDLES), "id", "seq", "attempt", "tree", "archive_sha256", "size_bytes", "at_s"

@@ -436,7 +436,8 @@ def lose(transaction: WriterTransaction, live: LiveLease, why: str) -> None:
     """End an expired lease, guarded like every write: only if its row is unchanged."""
     job = live.job
     job.lost += 1
-    spent = BudgetUsage(user_failures=job.user_failures, lost=job.lost, workers_lost=_workers_lost(transaction, live))
+    job.lost, workers_lost = _losses(transaction, live)
+    spent = BudgetUsage(user_failures=job.user_failures, lost=job.lost, workers_lost=workers_lost)
     then = after_failure(
         FailureCause.LOST,
         spent,
@@ -475,13 +476,32 @@ def forgive(transaction: WriterTransaction, live: LiveLease, why: str, *, cause:
         return_to_line(transaction, live, ending)
 
 
-def _workers_lost(transaction: WriterTransaction, live: LiveLease) -> int:
-    """Return how many different workers were lost while they ran this job, since it was last submitted or requeued."""
-    if live.started_s is None or live.job.lost < transaction.setting.budgets.poisoned:
-        return 1 if live.started_s is not None else 0
+FORGIVEN_S = 600.0
+"""A machine whose backend ended it within this time after a lease expired was lost by the backend's doing."""
+
+
+def forgive_machine(transaction: WriterTransaction, machine: str) -> None:
+    """Count leases of a machine that expired before its preemption was known as preempted, not as lost."""
+    transaction.write(
+        transaction.statements.forgive_attempts,
+        at_machine=machine,
+        after_s=transaction.now_s - FORGIVEN_S,
+        was_cause=FailureCause.LOST.value,
+        cause=FailureCause.PREEMPTED.value,
+    )
+
+
+def _losses(transaction: WriterTransaction, live: LiveLease) -> tuple[int, int]:
+    """Return how often this job was lost, and with how many different workers, since it was submitted or requeued.
+
+    Attempts that were forgiven since do not count.
+    """
+    is_started = live.started_s is not None
+    if live.job.lost < transaction.setting.budgets.poisoned:
+        return live.job.lost, int(is_started)
     rows = transaction.read(transaction.queries.lost_attempts, of_seq=live.job.seq, most=live.job.lost - 1)
     machines = {machine for machine, started_s, ending in rows if ending == "expired" and started_s is not None}
-    return len(machines | {live.machine})
+    return len(rows) + 1, len(machines | {live.machine}) if is_started else 0
 
 
 # Jobs that depend on others: the number of unfinished dependencies, counted again whenever one completes or reopens.
