@@ -29,12 +29,13 @@ from stoker.coordinator.queue.commands import (
     UseInvite,
     WatchPools,
 )
+from stoker.core.capability import Capability
 from stoker.core.errors import BadInput, Conflict, Forbidden, NotFound, Refused, StaleLease
 from stoker.core.frozen import changed
 from stoker.core.machine import Cluster, UserPolicy
-from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolState
+from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolShape, PoolState
 from stoker.protocol.launch_messages import AllocationMove, LaunchView
-from stoker.protocol.lease_messages import Grant, Renewal
+from stoker.protocol.lease_messages import Grant, Hello, Renewal
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.contract.queue_words import kinds, state, sweep
 
@@ -101,6 +102,14 @@ def serving(fleet: Driven, id: str = ONE) -> None:
     """Let an allocation's worker join and say hello."""
     ask(fleet, use(fleet, str(len(fleet.queue.standing().certificates) + 1), id))
     fleet.join(f"a100-{id}")
+
+
+def hello(fleet: Driven, id: str, cores: int, ram_gib: int = 64) -> None:
+    """Let an allocation's worker say hello from a machine with so much."""
+    size = ram_gib * GIB
+    found = Capability(cpu_cores=cores, ram_total_bytes=size, ram_available_bytes=size)
+    name = f"a100-{id}"
+    fleet.ask(Hello(worker=name, incarnation=name, capability=found.to_dict(), capability_digest=name, slots=4))
 
 
 def ready(fleet: Driven) -> None:
@@ -598,3 +607,35 @@ def test_too_many_open_requests_are_refused(fleet: Driven):
 
 def pool_events(fleet: Driven) -> list[dict[str, Any]]:
     return [event for event in fleet.reader.events() if event["kind"] == "pool_changed"]
+
+
+def test_what_the_workers_of_a_pool_found_replaces_its_declaration(fleet: Driven) -> None:
+    shape = PoolShape(cpu_cores=8, ram_mb=65536)
+    declare(fleet, changed(POOL, each=shape))
+    watch(fleet)
+    plan(fleet, ONE, TWO)
+    assert pool(fleet).pool.shape == shape
+    hello(fleet, ONE, cores=4)
+    assert pool(fleet).pool.found == PoolShape(cpu_cores=4, ram_mb=65536)
+    assert pool(fleet).pool.lacks == "declared 8 cores, found 4"
+    hello(fleet, TWO, cores=32, ram_gib=16)
+    assert pool(fleet).pool.found == PoolShape(cpu_cores=4, ram_mb=16384), "the least of those that serve"
+    fleet.close()
+    fleet.open()
+    assert pool(fleet).pool.found == PoolShape(cpu_cores=4, ram_mb=16384)
+    declare(fleet, changed(POOL, each=shape, max=2))
+    assert pool(fleet).pool.found is not None, "declared as before"
+    for id in (ONE, TWO):
+        end(fleet, id)
+    plan(fleet, "00000a")
+    hello(fleet, "00000a", cores=16)
+    assert pool(fleet).pool.found == shape, "no more than was requested; the others have left"
+    declare(fleet, changed(POOL, each=PoolShape(cpu_cores=2)))
+    assert pool(fleet).pool.found is None
+
+
+def test_resume_forgets_machines_that_got_no_job(fleet: Driven) -> None:
+    ready(fleet)
+    done = ask(fleet, ResumePool(pool="a100", by="me"))
+    assert (done.changed, done.notes) == ((), ("pool a100 is not paused",))
+    assert pool(fleet).resumed_s > 0.0

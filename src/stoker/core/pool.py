@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from stoker.core.errors import Diagnostic, InvalidCluster
 from stoker.core.frozen import fresh, frozen
-from stoker.core.text import did_you_mean
+from stoker.core.text import counted, did_you_mean
 
 LABEL = "stoker"
 """First part of an allocation's name at its backend."""
@@ -63,6 +63,43 @@ class PoolShape:
     slots: int | None = None
     """Jobs at once on each machine; None: one for each device, or one."""
 
+    def smaller(self, other: PoolShape) -> PoolShape:
+        """Return what machines of both shapes have."""
+        sizes = [size for size in (self.ram_mb, other.ram_mb) if size is not None]
+        gpus = zip(self.gpus, other.gpus, strict=False)
+        return PoolShape(
+            cpu_cores=min(self.cpu_cores, other.cpu_cores),
+            ram_mb=min(sizes, default=None),
+            gpus=tuple(min(pair, key=lambda gpu: gpu.vram_mb) for pair in gpus),
+            slots=self.slots,
+        )
+
+    def lacks(self, found: PoolShape) -> str:
+        """Return what a machine has less than declared here, in words: `declared 8 cores, found 4`; empty: nothing.
+
+        Sizes that differ by less than a tenth are equal: systems keep some memory for themselves.
+        """
+        lacking = []
+        if found.cpu_cores < self.cpu_cores:
+            lacking.append(f"declared {counted(self.cpu_cores, 'core')}, found {found.cpu_cores}")
+        if _is_less(found.ram_mb, self.ram_mb):
+            lacking.append(f"declared {_gib(self.ram_mb)} of RAM, found {_gib(found.ram_mb)}")
+        if len(found.gpus) < len(self.gpus):
+            lacking.append(f"declared {counted(len(self.gpus), 'GPU')}, found {len(found.gpus)}")
+        for declared, gpu in zip(self.gpus, found.gpus, strict=False):
+            if _is_less(gpu.vram_mb, declared.vram_mb):
+                lacking.append(f"declared {declared.type} with {_gib(declared.vram_mb)}, found {_gib(gpu.vram_mb)}")
+                break
+        return "; ".join(lacking)
+
+
+def _is_less(found: int | None, declared: int | None) -> bool:
+    return found is not None and declared is not None and found * 10 < declared * 9
+
+
+def _gib(size_mb: int | None) -> str:
+    return f"{(size_mb or 0) / 1024:.1f} GiB"
+
 
 @frozen
 class Pool:
@@ -73,6 +110,9 @@ class Pool:
     via: str = ""
     """The host with the backend's commands, over SSH, or the one of an SSH pool; empty: this machine."""
     each: PoolShape = PoolShape()
+    """As declared; this much is requested."""
+    found: PoolShape | None = None
+    """What its last machines were found to have; None: none has joined since the pool was declared so."""
     wall_s: float = DEFAULT_WALL_S
     """The time limit of an allocation."""
     min: int = 0
@@ -99,6 +139,16 @@ class Pool:
     cost_per_hour: float = 0.0
     max_hours: float | None = None
     """Hours per day, of all allocations together."""
+
+    @property
+    def shape(self) -> PoolShape:
+        """What a machine of it has, as far as is known."""
+        return self.each if self.found is None else self.found
+
+    @property
+    def lacks(self) -> str:
+        """What its machines have less than declared, in words; empty: nothing that is known."""
+        return "" if self.found is None else self.each.lacks(self.found)
 
     @property
     def end_margin_s(self) -> float:

@@ -38,14 +38,8 @@ Epoch = Annotated[int, Field(ge=0, le=2**53)]
 Text = Annotated[str, Field(max_length=_MOST_TEXT)]
 Moment = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
-PoolFacts = Annotated[
-    Pool,
-    Checked(
-        is_rechecked=False,
-        is_open=True,
-        each=Annotated[PoolShape, Checked(is_open=True, gpus=tuple[Annotated[PoolGpu, Checked(is_open=True)], ...])],
-    ),
-]
+PoolShapeFacts = Annotated[PoolShape, Checked(is_open=True, gpus=tuple[Annotated[PoolGpu, Checked(is_open=True)], ...])]
+PoolFacts = Annotated[Pool, Checked(is_rechecked=False, is_open=True, each=PoolShapeFacts, found=PoolShapeFacts | None)]
 PoolStateFacts = Annotated[
     PoolState, Checked(is_rechecked=False, is_open=True, pool=PoolFacts, paused=Line, watcher=Line)
 ]

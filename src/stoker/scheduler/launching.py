@@ -12,13 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from stoker.core.capability import Capability
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.machine import Demand, Gpu, Node
-from stoker.core.pool import Allocation, AllocationCause, AllocationState, LaunchRequest, Pool, PoolState
+from stoker.core.pool import (
+    Allocation,
+    AllocationCause,
+    AllocationState,
+    LaunchRequest,
+    Pool,
+    PoolGpu,
+    PoolShape,
+    PoolState,
+)
 from stoker.core.text import counted, format_duration
 from stoker.scheduler.fit import PlacementShape
 from stoker.scheduler.node_index import NodeIndex
-from stoker.scheduler.offers import NodeOffer, offer_of
+from stoker.scheduler.offers import NodeOffer, node_of, offer_of
 from stoker.scheduler.reasons import obstacles
 
 MOST_UNJOINED = 3
@@ -143,19 +153,29 @@ def decide(
 
 
 def offer_for(pool: Pool, name: str) -> NodeOffer:
-    """Return what an idle machine of a pool would offer, by its declaration."""
-    gpus = [
-        Gpu(uuid=f"{name}-{number}", type=gpu.type, vram_mb=gpu.vram_mb) for number, gpu in enumerate(pool.each.gpus)
-    ]
+    """Return what an idle machine of a pool would offer: by what the last ones had, else by its declaration."""
+    shape = pool.shape
+    gpus = [Gpu(uuid=f"{name}-{number}", type=gpu.type, vram_mb=gpu.vram_mb) for number, gpu in enumerate(shape.gpus)]
     node = Node(
         name=name,
         host=pool.via or "localhost",
         gpus=tuple(gpus),
-        cpu_cores=pool.each.cpu_cores,
-        ram_mb=pool.each.ram_mb,
-        slots=pool.each.slots,
+        cpu_cores=shape.cpu_cores,
+        ram_mb=shape.ram_mb,
+        slots=shape.slots,
     )
     return offer_of(node)
+
+
+def detected_shape(declared: PoolShape, capability: Capability) -> PoolShape:
+    """Return what a machine of a pool was found to have, at most what was requested for it."""
+    node = node_of(capability)
+    detected = PoolShape(
+        cpu_cores=capability.cpu_cores,
+        ram_mb=node.ram_mb,
+        gpus=tuple(PoolGpu(type=gpu.type, vram_mb=gpu.vram_mb) for gpu in node.gpus),
+    )
+    return declared.smaller(detected)
 
 
 def why_unfit(pool: Pool, idle: NodeOffer, job: Demand, shape: PlacementShape) -> str:
@@ -163,7 +183,8 @@ def why_unfit(pool: Pool, idle: NodeOffer, job: Demand, shape: PlacementShape) -
     time_s = pool.wall_s - pool.end_margin_s
     if job.takes_s is not None and job.takes_s > time_s:
         return f"needs {format_duration(job.takes_s)}; its time limit leaves {format_duration(time_s)}"
-    return "; ".join(one.why for one in obstacles(shape, idle))
+    why = "; ".join(one.why for one in obstacles(shape, idle))
+    return f"{why} ({pool.lacks})" if why and pool.lacks else why
 
 
 @frozen
@@ -215,10 +236,9 @@ def explain_pools(
 class _Budget:
     """What one pool may start now."""
 
-    pool: Pool
+    state: PoolState
     idle: NodeOffer
     """What an idle machine of it offers."""
-    paused: str
     brake: str
     """Why it pauses now."""
     allocations: list[Allocation]
@@ -239,15 +259,22 @@ class _Budget:
     def of(cls, state: PoolState, allocations: list[Allocation], now_s: float) -> _Budget:
         live = [one for one in allocations if not one.is_over]
         return cls(
-            pool=state.pool,
+            state=state,
             idle=offer_for(state.pool, state.pool.name),
-            paused=state.paused,
             brake=_brake(allocations, now_s, since_s=state.resumed_s),
             allocations=allocations,
             live=len(live),
             waiting=sum(one.is_on_its_way for one in live),
             hours=_hours(allocations, now_s),
         )
+
+    @property
+    def pool(self) -> Pool:
+        return self.state.pool
+
+    @property
+    def paused(self) -> str:
+        return self.state.paused
 
     def why_full(self) -> str:
         """Return why it may request no further machine; empty if it may."""
@@ -392,7 +419,7 @@ class _Packing:
             left -= self._fill(_new_name(pool, number), shape, left)
         if not left:
             return 0, ""
-        why = why_unfit(pool, budget.idle, demand, shape) or _useless(budget.allocations, demand)
+        why = why_unfit(pool, budget.idle, demand, shape) or _useless(budget.state, budget.allocations, demand)
         waited_s = now_s - demand.since_s
         if not why and has_machines and waited_s < pool.patience_s and not budget.eager:
             why = f"waits for a machine here first, {format_duration(pool.patience_s - waited_s)} more"
@@ -454,14 +481,23 @@ def _brake(allocations: Sequence[Allocation], now_s: float, *, since_s: float) -
     return ""
 
 
-def _useless(allocations: Sequence[Allocation], demand: Demand) -> str:
+def _useless(state: PoolState, allocations: Sequence[Allocation], demand: Demand) -> str:
     """Return why further machines would not help: the last ones, requested for such jobs, ended without any."""
     ended = [one for one in allocations if one.is_over and one.serving_s is not None]
     last = sorted(ended, key=lambda one: one.ended_s or 0.0)[-MOST_USELESS:]
-    names = set(demand.names)
-    if len(last) == MOST_USELESS and all(not one.grants and names.intersection(one.wanted) for one in last):
-        return f"the last {MOST_USELESS} machines of it got no job: what they have differs from the declaration"
-    return ""
+    names, since_s = set(demand.names), state.resumed_s
+    is_useless = [
+        one.cause is AllocationCause.FINISHED
+        and not one.grants
+        and (one.ended_s or 0.0) > since_s
+        and names.intersection(one.wanted)
+        for one in last
+    ]
+    if len(last) < MOST_USELESS or not all(is_useless):
+        return ""
+    found = state.pool.lacks or "what they have differs from the declaration"
+    again = f"try again: stoker pools resume {state.pool.name}"
+    return f"the last {MOST_USELESS} machines of it got no job: {found}; {again}"
 
 
 def _hours(allocations: Iterable[Allocation], now_s: float) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.core.frozen import fields_of, frozen
+from stoker.core.jsontext import to_plain
 from stoker.core.pool import Allocation, AllocationState, LaunchRequest, PoolState
 from stoker.core.text import counted, format_duration, one_line
 from stoker.scheduler.launching import LaunchDecision
@@ -62,8 +63,8 @@ class PoolView:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON."""
-        pool, each = fields_of(self.state.pool), self.state.pool.each
-        pool["each"] = {**fields_of(each), "gpus": [fields_of(gpu) for gpu in each.gpus]}
+        pool = fields_of(self.state.pool)
+        pool["each"], pool["found"] = to_plain(self.state.pool.each), to_plain(self.state.pool.found)
         started_h, before_h = _hours(self.allocations, self.now_s)
         return {
             **fields_of(self.state),
@@ -147,6 +148,10 @@ def _hours(mine: Iterable[Allocation], now_s: float) -> tuple[float, float]:
 
 
 def _note(view: PoolView) -> str:
+    return "; ".join(filter(None, (_state_text(view), view.state.pool.lacks)))
+
+
+def _state_text(view: PoolView) -> str:
     state, now_s = view.state, view.now_s
     if state.paused:
         return f"paused: {state.paused}"

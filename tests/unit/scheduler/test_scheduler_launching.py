@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.core.capability import Capability
 from stoker.core.device import GIB
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand, DevicePreference, Requirements, SchedulableJob
@@ -23,7 +24,7 @@ from stoker.core.pool import (
     PoolShape,
     PoolState,
 )
-from stoker.scheduler.launching import LaunchDecision, decide, explain_pools
+from stoker.scheduler.launching import LaunchDecision, decide, detected_shape, explain_pools
 
 NOW_S = 100_000.0
 CPU = Pool(name="cpu", backend=PoolBackend.SLURM, each=PoolShape(cpu_cores=4, slots=2), max=8, backlog=8)
@@ -189,6 +190,53 @@ def test_machines_that_got_no_job_are_not_started_again_for_such_jobs() -> None:
     assert len(decided([jobs(name="other")], useless).starts) == 1
     useful = [useless[0], changed(useless[1], grants=1)]
     assert len(decided([jobs()], useful).starts) == 1
+
+
+def test_machines_that_others_ended_before_a_job_came_do_not_count_and_resume_forgets_all() -> None:
+    useless = [
+        ended(AllocationCause.FINISHED, number=number, serving_s=NOW_S - 65, wanted=("train/1",)) for number in range(2)
+    ]
+    cancelled = [changed(one, cause=AllocationCause.CANCELLED) for one in useless]
+    assert len(decided([jobs()], cancelled).starts) == 1
+    state = PoolState(pool=CPU, resumed_s=NOW_S - 1)
+    assert len(decide([state], [jobs()], useless, now_s=NOW_S).starts) == 1
+
+
+def test_jobs_are_packed_onto_what_the_last_machines_were_found_to_have() -> None:
+    found = changed(CPU, found=PoolShape(cpu_cores=2, slots=2))
+    (start,) = decided([jobs(4, cores=2)], (), CPU).starts
+    assert start.count == 2
+    (start,) = decided([jobs(4, cores=2)], (), found).starts
+    assert start.count == 4
+    wide = decided([jobs(cores=4)], (), found)
+    assert wide.starts == ()
+    assert wide.holds[0].why.endswith("(declared 4 cores, found 2)")
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (PoolShape(cpu_cores=8, ram_mb=60000, gpus=GPU.each.gpus), ""),
+        (
+            PoolShape(cpu_cores=4, ram_mb=32768, gpus=GPU.each.gpus),
+            "declared 8 cores, found 4; declared 64.0 GiB of RAM, found 32.0 GiB",
+        ),
+        (PoolShape(cpu_cores=8, ram_mb=65536), "declared 1 GPU, found 0"),
+        (
+            PoolShape(cpu_cores=8, ram_mb=65536, gpus=(PoolGpu(type="a100-mig", vram_mb=10240),)),
+            "declared a100 with 40.0 GiB, found 10.0 GiB",
+        ),
+    ],
+    ids=["nearly all", "half", "no device", "a part of one"],
+)
+def test_what_machines_lack_is_named(found: PoolShape, text: str) -> None:
+    assert changed(GPU, found=found).lacks == text
+
+
+def test_a_detected_shape_has_no_more_than_was_requested() -> None:
+    machine = Capability(cpu_cores=64, ram_total_bytes=512 * GIB)
+    assert detected_shape(CPU.each, machine) == changed(CPU.each, ram_mb=512 * 1024)
+    assert detected_shape(GPU.each, machine) == changed(GPU.each, gpus=())
 
 
 def test_hours_a_day_are_a_limit() -> None:

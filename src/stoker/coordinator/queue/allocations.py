@@ -38,6 +38,7 @@ from stoker.coordinator.queue.pools import (
     fenced,
     forget_requests,
     live_of,
+    note_shape,
     pause_pool,
     pool_named,
     request_machines,
@@ -422,6 +423,7 @@ def serve(transaction: WriterTransaction, machine: RegisteredMachine) -> None:
     if allocation.ends_s is None and machine.ends_s is not None:
         allocation = changed(allocation, ends_s=machine.ends_s)
     if may_move(allocation.state, AllocationState.SERVING):
+        note_shape(transaction, allocation.pool, machine)
         _enter(transaction, allocation, AllocationState.SERVING, "")
     elif allocation.state is AllocationState.DRAINING:
         _close(transaction, allocation, "")

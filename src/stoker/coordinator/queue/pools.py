@@ -20,16 +20,18 @@ from stoker.coordinator.queue.commands import (
     ResumePool,
     WatchPools,
 )
-from stoker.coordinator.queue.queue_state import QueueState
+from stoker.coordinator.queue.queue_state import QueueState, RegisteredMachine
 from stoker.coordinator.queue.sql import Queries, records
 from stoker.coordinator.queue.transaction import WriterTransaction, plain, telling
+from stoker.core.capability import capability_from_dict
 from stoker.core.errors import Conflict, NotFound, Refused, StaleLease
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import changed, fields_of
 from stoker.core.jsontext import dumps, loads
-from stoker.core.pool import Allocation, LaunchRequest, Pool, PoolState
+from stoker.core.pool import Allocation, AllocationState, LaunchRequest, Pool, PoolState
 from stoker.core.text import did_you_mean
 from stoker.protocol.launch_messages import POOL_BODY
+from stoker.scheduler.launching import detected_shape
 
 UNDECLARED = "the cluster file no longer has this pool"
 REQUEST_SHOWN_S = 600.0
@@ -76,7 +78,9 @@ def declare_pools(transaction: WriterTransaction, pools: Iterable[Pool]) -> None
         transaction.write(transaction.statements.put_meta, key=FLEET, value=book.launch.fleet)
     for name, pool in declared.items():
         known = book.launch.pools.get(name)
-        state = PoolState(pool=pool) if known is None else changed(known, pool=pool, is_declared=True)
+        found = known.pool.found if known is not None and known.pool.each == pool.each else None
+        declared_pool = changed(pool, found=found)
+        state = PoolState(pool=pool) if known is None else changed(known, pool=declared_pool, is_declared=True)
         if state != known:
             _put_pool(transaction, state)
     for name, known in list(book.launch.pools.items()):
@@ -148,10 +152,29 @@ def resume_pool(transaction: WriterTransaction, asked: ResumePool) -> QueueComma
     """Plan allocations of a pool again."""
     state = pool_named(transaction, asked.pool)
     if not state.paused:
+        # Machines that got no job no longer count against it, either.
+        _put_pool(transaction, changed(state, resumed_s=transaction.now_s))
         return QueueCommandResult(notes=(f"pool {asked.pool} is not paused",))
     _put_pool(transaction, changed(state, paused="", resumed_s=transaction.now_s))
     _tell_pool(transaction, state, "resumed", asked.by)
     return QueueCommandResult(changed=(asked.pool,))
+
+
+def note_shape(transaction: WriterTransaction, pool: str, machine: RegisteredMachine) -> None:
+    """Store what the machines of a pool were found to have: the least of those that serve."""
+    book = transaction.book
+    state = book.launch.pools.get(pool)
+    if state is None:
+        return
+    found = detected_shape(state.pool.each, capability_from_dict(loads(machine.row["capability"])))
+    others = any(one.state is AllocationState.SERVING for one in live_of(book, pool))
+    if others and state.pool.found is not None:
+        found = state.pool.found.smaller(found)
+    if found != state.pool.found:
+        new = changed(state, pool=changed(state.pool, found=found))
+        _put_pool(transaction, new)
+        if new.pool.lacks and new.pool.lacks != state.pool.lacks:
+            _tell_pool(transaction, state, "found", "", why=new.pool.lacks)
 
 
 def _tell_pool(transaction: WriterTransaction, state: PoolState, what: str, by: str, **fields: Any) -> None:
