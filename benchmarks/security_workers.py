@@ -29,7 +29,7 @@ from security_scene import (
     wait_until,
 )
 
-from stoker.host.tls.certificates import Signer, make_ca, make_key
+from stoker.host.certificates import Signer, make_ca, make_key
 from stoker.jobs.pack.environment_files import gather
 from tests.servers import attacker
 from tests.unit.worker.tiny_wheels import wheel

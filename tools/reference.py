@@ -34,7 +34,7 @@ from stoker.core.job import JobSpec
 from stoker.core.machine import Gpu, Node, UserPolicy
 from stoker.engine.catalogue import Catalogue, CookbookSource
 from stoker.jobs.program import FOUND, RECIPE
-from stoker.views.recipe_lines import argument_rows, example_line
+from stoker.views.text_tables import argument_rows, example_line
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 MADE = "<!-- Made by tools/reference.py: change the code and run `make docs`. -->"

@@ -34,8 +34,8 @@ import uvloop
 
 from stoker.core.capability import Capability
 from stoker.core.job import job_id
-from stoker.host.tls.certificates import make_csr, make_key
-from stoker.host.tls.contexts import client_context
+from stoker.host.certificates import make_csr, make_key
+from stoker.host.tls_contexts import client_context
 from stoker.protocol.discovery import find_coordinator
 from stoker.protocol.enrolment_messages import finish_proof, join_key, read_code
 

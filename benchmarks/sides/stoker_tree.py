@@ -29,8 +29,8 @@ from stoker.protocol.lease_messages import Hello
 from stoker.store.local_store import LocalStore
 from stoker.store.trees import scan_tree
 from stoker.transfer.download.types import DownloadStop
-from stoker.transfer.peers.peer_files import PeerFiles
-from stoker.transfer.peers.peer_server import PeerServer
+from stoker.transfer.peer_files import PeerFiles
+from stoker.transfer.peer_server import PeerServer
 from stoker.transfer.trees.tree_download import receive_tree
 from stoker.transfer.trees.tree_sources import FleetTreeSourceFinder, peer_opener
 from stoker.transfer.trees.tree_upload import FolderFileSource, send_tree

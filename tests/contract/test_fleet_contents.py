@@ -25,8 +25,8 @@ from stoker.store.put import put_key
 from stoker.store.records import Record
 from stoker.store.trees import scan_tree
 from stoker.transfer.download.types import DownloadStop
-from stoker.transfer.peers.peer_files import PeerFiles
-from stoker.transfer.peers.peer_server import PeerServer
+from stoker.transfer.peer_files import PeerFiles
+from stoker.transfer.peer_server import PeerServer
 from stoker.transfer.trees.holdings import check_out, held_tree
 from stoker.transfer.trees.tree_download import TreeFetchEstimate, receive_tree
 from stoker.transfer.trees.tree_sources import CoordinatorSource, FleetTreeSourceFinder, TreeSourceFinder, peer_opener

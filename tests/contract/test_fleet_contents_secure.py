@@ -22,7 +22,7 @@ from stoker.protocol.tree_messages import PACKED_BYTES, SourcesRequest, TreeLoca
 from stoker.store.local_store import LocalStore
 from stoker.store.trees import scan_tree
 from stoker.transfer.download.types import DownloadStop
-from stoker.transfer.peers.peer_server import PeerAdmission, PeerServer, share_trees
+from stoker.transfer.peer_server import PeerAdmission, PeerServer, share_trees
 from stoker.transfer.trees.tree_download import receive_tree
 from stoker.transfer.trees.tree_sources import FleetTreeSourceFinder, peer_opener
 from stoker.transfer.trees.tree_upload import FolderFileSource, send_tree

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.explain.case import Fleet, case_of_order
-from stoker.coordinator.explain.verdict import Explainer
+from stoker.coordinator.explained_case import Fleet, case_of_order
+from stoker.coordinator.explained_verdict import Explainer
 from stoker.coordinator.http.forecasts import HypotheticalJobs
 from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.queue.commands import InspectMachines, MachineInspection, Submit, Write

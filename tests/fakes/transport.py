@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from stoker.core.errors import StokerError
-from stoker.host.http.addresses import read_address
-from stoker.host.http.exchange import Headers, Request
+from stoker.host.http.exchange import Headers, Request, read_address
 from stoker.host.http.http_errors import Aborted, Ended, ExchangeStep, Malformed, Overlong, translated
 from stoker.host.http.streams import framing
 

@@ -14,8 +14,8 @@ from stoker.core.errors import Forbidden, StaleLease
 from stoker.core.leases import Role
 from stoker.core.machine import Cluster
 from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend
-from stoker.host.tls.certificates import make_csr, make_key, read_certificate
-from stoker.host.tls.contexts import unproven_context
+from stoker.host.certificates import make_csr, make_key, read_certificate
+from stoker.host.tls_contexts import unproven_context
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import TokenRequest, begin_proof, finish_proof
 from stoker.protocol.launch_messages import AllocationMove

@@ -18,8 +18,8 @@ import pytest
 from stoker.core.capability import Capability
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Tree, TreeEntry, digest_bytes
-from stoker.host.tls.certificates import Signer, make_ca, make_csr, make_key
-from stoker.host.tls.contexts import client_context, server_context
+from stoker.host.certificates import Signer, make_ca, make_csr, make_key
+from stoker.host.tls_contexts import client_context, server_context
 from stoker.protocol.enrolment_messages import unseal
 from stoker.protocol.job_messages import JOB_BODY
 from stoker.protocol.tree_messages import frame

@@ -19,7 +19,7 @@ import pytest
 
 from stoker.core.clock import SystemClock
 from stoker.core.job import job_id
-from stoker.host.tls.contexts import client_context
+from stoker.host.tls_contexts import client_context
 from stoker.protocol.job_messages import MOST_JOBS_AT_ONCE, MOST_SUBMISSION_BYTES, MOST_SUBMISSION_VALUES
 from tests.fault.real_fleet import RealFleet
 from tests.servers.attacker import DRIPS, FLOODS

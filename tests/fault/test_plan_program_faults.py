@@ -14,7 +14,7 @@ import pytest
 
 from stoker.core.errors import Cancelled, ContainmentUnavailable, NoSpace, OutOfMemory, ProcessLost, StageFailed
 from stoker.devices.admission import MachineMemory
-from stoker.engine.runners.program import program_watch
+from stoker.engine.runners.program import launch
 from stoker.engine.runners.program.launch import ProgramContext
 from stoker.engine.runners.program.program_runner import ProgramRunner
 from stoker.host.containment.mechanisms import choose_mechanism
@@ -28,7 +28,7 @@ MIB = 2**20
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_watch, "_LAST_WORDS_S", 0.15)
+    monkeypatch.setattr(launch, "_LAST_WORDS_S", 0.15)
 
 
 @pytest.fixture

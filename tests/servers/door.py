@@ -17,8 +17,8 @@ from typing import Self
 
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.leases import Role
-from stoker.host.tls.certificates import KeyPair, Signer, make_ca, make_key
-from stoker.host.tls.contexts import read_peer, server_context
+from stoker.host.certificates import KeyPair, Signer, make_ca, make_key
+from stoker.host.tls_contexts import read_peer, server_context
 from stoker.protocol.codec import to_json
 from stoker.protocol.enrolment_messages import (
     JoinBegin,

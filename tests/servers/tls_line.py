@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.host.tls.certificates import make_csr, make_key
-from stoker.host.tls.contexts import client_context, unproven_context
+from stoker.host.certificates import make_csr, make_key
+from stoker.host.tls_contexts import client_context, unproven_context
 from stoker.protocol.enrolment_messages import begin_proof, finish_proof, join_key, read_code
 from tests.servers.coordinator import Fleet
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
-from stoker.host.tls.contexts import unproven_context
+from stoker.host.tls_contexts import unproven_context
 from tests.servers.tls_line import Line
 
 

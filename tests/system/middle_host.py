@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 from stoker.core.clock import SystemClock
-from stoker.host.tls.certificates import Signer, make_ca, make_key
-from stoker.host.tls.contexts import server_context
+from stoker.host.certificates import Signer, make_ca, make_key
+from stoker.host.tls_contexts import server_context
 from tests.servers.tls_middle import Middle
 
 

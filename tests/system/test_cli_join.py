@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.clock import SystemClock
-from stoker.host.tls.certificates import KeyPair, Signer, make_csr, make_key
+from stoker.host.certificates import KeyPair, Signer, make_csr, make_key
 from tests.fault.network import HERE, CutLink, cut_link
 from tests.system.shell import PATIENCE_S, Shell
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
-from stoker.core.home import HomeFolder
 from stoker.core.text import parse_duration
+from stoker.store.places import HomeFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -51,7 +51,7 @@ def open_client(
     retry_s: float = _RETRY_S,
 ) -> tuple[FleetClient, Transport]:
     """Return a client of a coordinator, and its connections, which the caller closes. No request is sent yet."""
-    from stoker.host.http.addresses import asked_directly
+    from stoker.host.http.exchange import asked_directly
     from stoker.protocol.client import FleetClient
     from stoker.protocol.transport import RequestTimeouts
 

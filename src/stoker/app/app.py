@@ -204,9 +204,8 @@ class App:
     def ask_unproven(self, url: str, body: bytes, headers: dict[str, str]) -> UnverifiedResponse:
         """Send one request to a coordinator that has proven nothing yet: only to join a fleet."""
         from stoker.core.frozen import changed
-        from stoker.host.http.addresses import asked_directly
         from stoker.host.http.client import ask_unproven
-        from stoker.host.http.exchange import read_http_settings
+        from stoker.host.http.exchange import asked_directly, read_http_settings
 
         read = read_http_settings(self.settings.environment, user_agent=f"stoker/{self.version}")
         settings = changed(read, no_proxy=(*read.no_proxy, *asked_directly(url)))
@@ -530,8 +529,8 @@ class App:
     def survey(self) -> MachineSurvey:
         """What Stoker needs of this machine beside its hardware."""
         from stoker.devices.checkup import survey
+        from stoker.host.writers import reflink
         from stoker.protocol.discovery import DEFAULT_PORT
-        from stoker.store.links import reflink
 
         settings = self.settings
         places = {"store": settings.store, "runs": settings.runs, "scratch": settings.scratch}

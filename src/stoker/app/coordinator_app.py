@@ -383,8 +383,8 @@ class CoordinatorTls:
 
     def __init__(self, state: str, options: ServeOptions, *, host: str, port: int, clock: Clock) -> None:
         from stoker.coordinator.auth import ServerCertificate, open_ca
-        from stoker.host.tls.certificates import MACHINE_LIFE_S
-        from stoker.host.tls.contexts import server_context
+        from stoker.host.certificates import MACHINE_LIFE_S
+        from stoker.host.tls_contexts import server_context
 
         self._host, self._port = host, port
         self._advertised = read_names(options.advertise)
@@ -434,7 +434,7 @@ class CoordinatorTls:
 
     def refresh(self) -> bool:
         """Renew the certificate if needed, for connections from now on; return whether it is a new one."""
-        from stoker.host.tls.contexts import load_server
+        from stoker.host.tls_contexts import load_server
 
         is_new = self._certificate.ensure()
         if is_new:

@@ -17,8 +17,7 @@ from stoker.app.app import App
 from stoker.app.machine_parts import here_of, open_hub
 from stoker.core.errors import Terminated
 from stoker.core.jsontext import loads
-from stoker.host.http.addresses import asked_directly
-from stoker.host.http.exchange import FleetIdentity
+from stoker.host.http.exchange import FleetIdentity, asked_directly
 from stoker.host.users import OtherUser
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import Grant

@@ -24,15 +24,14 @@ from stoker.devices.checkup import (
     survey,
 )
 from stoker.devices.this_machine import host_name
-from stoker.host.http.addresses import asked_directly
-from stoker.host.http.exchange import Transport
+from stoker.host.http.exchange import Transport, asked_directly
 from stoker.host.sockets import NotifySocket, for_children
+from stoker.host.writers import reflink
 from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import OPERATOR_TOKEN
 from stoker.protocol.lease_messages import Claim, ClaimResponse, MachineInventory
 from stoker.protocol.operator_messages import DoctorFinding
 from stoker.protocol.transport import RequestTimeouts
-from stoker.store.links import reflink
 from stoker.worker.attempt_process import Worker
 from stoker.worker.coordinator_calls import WorkerConnections
 from stoker.worker.daemon import keep
@@ -258,7 +257,7 @@ def _holdings_of(house: AppParts, users: tuple[OtherUser, ...]) -> Callable[[], 
 
 def _share_trees(house: AppParts, options: WorkOptions, opened: ExitStack) -> str:
     """Serve trees to other machines of the fleet while this worker runs; return the address, empty if it can't."""
-    from stoker.transfer.peers.peer_server import PeerAdmission, share_trees
+    from stoker.transfer.peer_server import PeerAdmission, share_trees
 
     admitting = PeerAdmission(_open_line(house, options, opened).live_certificates, clock=house.clock)
     server = share_trees(options.url, options.identity, house.store, clock=house.clock, admits=admitting.admits)

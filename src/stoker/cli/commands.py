@@ -37,7 +37,7 @@ COMMANDS = (
     Command("gang run", "work", "run a script as several ranks, like torchrun; reports the first failure", "gang:gang"),
     Command("adapters", "work", "adapters over one base model, trained together", "admin:adapters"),
     Command("adapters run", "work", "train the adapters of a file in one process on this machine", "run:adapters_run"),
-    Command("adapters board", "work", "list adapters by their best checkpoint, best first", "adapters_board"),
+    Command("adapters board", "work", "list adapters by their best checkpoint, best first", "compare:board"),
     Command("compare", "work", "compare the trials of a job, best first; or several jobs", "compare"),
     Command("fetch", "work", "download a model, a dataset or any file, and verify it", "fetch"),
     Command("download-model", "work", "download one model file and its tokenizer into models/", "fetch:download_model"),

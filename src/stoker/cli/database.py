@@ -1,4 +1,4 @@
-"""`stoker admin db`: check, back up, restore, migrate and move the queue's database."""
+"""`stoker admin db` and `stoker admin objects`: the coordinator's database, and where it stores objects."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from stoker.devices.admission import memory_here, shared_bytes
 from stoker.engine.execution.dispatch import impossible_here
 from stoker.engine.preview import ForecastVerdict, NodeForecast, PlanPreview, preview
 from stoker.engine.result_cache import changes_as_json
+from stoker.jobs.adapter_jobs import SharedProcessCapacity, SharedProcessEstimate, estimate_shared_processes
 from stoker.jobs.builder import JobBuild
-from stoker.jobs.shared_forecast import SharedProcessCapacity, SharedProcessEstimate, estimate_shared_processes
 from stoker.jobs.trials import is_sweep
 from stoker.views.text_tables import ASCII, UNICODE, span, table
 from stoker.views.trial_lines import forecast_lines

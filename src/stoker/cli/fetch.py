@@ -23,7 +23,7 @@ from stoker.core.errors import AuthRefused, BadInput, NotOnServer, Usage
 from stoker.core.frozen import frozen
 from stoker.core.text import counted, format_size
 from stoker.host.folders import name_fault
-from stoker.host.http.addresses import origin, shown
+from stoker.host.http.exchange import origin, shown
 from stoker.transfer.download.download_events import frozen_of
 from stoker.transfer.download.lock_list import (
     DEFAULT_NAME,

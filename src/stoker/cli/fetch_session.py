@@ -23,8 +23,7 @@ from stoker.core.events import Event, Kinds, event_line
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import attempt_id
 from stoker.core.text import counted, format_size, outside
-from stoker.host.http.addresses import joined, shown
-from stoker.host.http.exchange import HttpClientResponse, Request, Transport
+from stoker.host.http.exchange import HttpClientResponse, Request, Transport, joined, shown
 from stoker.host.resources import free_bytes
 from stoker.store.memo import Memo
 from stoker.transfer.download.download_events import failure_of

@@ -22,9 +22,8 @@ from stoker.devices.this_machine import host_name
 from stoker.jobs.job_history import NodeHistory
 from stoker.jobs.trials import KnownMetrics, TrialEnd, shared_nodes
 from stoker.views.fleet_lines import JOB_HEADER, LOCAL_JOB_HEADER, job_row, local_job_row, local_row, spec_lines
-from stoker.views.recipe_lines import flat
 from stoker.views.stage_lines import memory_text, metrics_text, shared_process_lines, step_text
-from stoker.views.text_tables import ago, span
+from stoker.views.text_tables import ago, flat, span
 
 if TYPE_CHECKING:
     from stoker.api.fleet_job import FleetJob

@@ -10,7 +10,7 @@ from stoker.core.errors import Usage
 from stoker.core.frozen import fields_of
 from stoker.core.text import did_you_mean
 from stoker.host.install import pip_install
-from stoker.views.recipe_lines import argument_rows, example_line
+from stoker.views.text_tables import argument_rows, example_line
 
 if TYPE_CHECKING:
     from stoker.engine.catalogue import RecipeEntry

@@ -25,8 +25,7 @@ from stoker.core.errors import Damaged, Forbidden, LocalFile, RateLimited, Refus
 from stoker.core.frozen import changed, frozen
 from stoker.core.leases import Principal, Role
 from stoker.core.pool import ID_CHARACTERS
-from stoker.host.durable import create_file, read_regular, read_secret, sync_descriptor, translated, write_file
-from stoker.host.tls.certificates import (
+from stoker.host.certificates import (
     MACHINE_LIFE_S,
     SERVER_LIFE_S,
     KeyPair,
@@ -37,6 +36,7 @@ from stoker.host.tls.certificates import (
     names_in,
     read_certificate,
 )
+from stoker.host.durable import create_file, read_regular, read_secret, sync_descriptor, translated, write_file
 from stoker.protocol.enrolment_messages import NONCE_BYTES, JoinFinish, finish_proof, is_same_proof
 
 # Tokens of users: long random words that are shown once and stored as digests.

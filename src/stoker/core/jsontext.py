@@ -1,4 +1,4 @@
-"""JSON as every file and stream of ours writes it: strict, compact, non-finite numbers tagged.
+"""JSON as every file and stream of ours writes it: strict, compact, non-finite numbers tagged; and places in JSON.
 
 Plain JSON has no NaN and no infinities. Here they are `{"$float": "nan" | "inf" | "-inf"}`; a key of a real map
 that begins with `$` is written with one more `$`, so reading gives back exactly what was written.

@@ -1,4 +1,4 @@
-"""Pools and allocations: machines that can be started when jobs wait, and what was requested of their backends.
+"""Pools and allocations: machines that can be started when jobs wait, what was requested, and what pools may contain.
 
     planned ─▶ submitted ─▶ waiting ─▶ started ─▶ serving ─▶ draining ─▶ ended
        │  ╲                                                               ▲

@@ -54,8 +54,16 @@ from stoker.gang.rank_processes import (
     stop,
     wait_for,
 )
-from stoker.gang.rendezvous_link import RendezvousLink, cause_of, variables_for
-from stoker.gang.rendezvous_types import CLOSED, UP, HostPart, Rendezvous, has_passed
+from stoker.gang.rendezvous_types import (
+    CLOSED,
+    UP,
+    HostPart,
+    Rendezvous,
+    RendezvousLink,
+    cause_of,
+    has_passed,
+    variables_for,
+)
 from stoker.gang.starters import RANK_ENTRY, RankZygote, Starter, warm_here
 from stoker.host.command_runner import SubprocessRunner
 from stoker.host.install import pip_install

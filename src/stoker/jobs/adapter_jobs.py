@@ -1,4 +1,4 @@
-"""Jobs of adapters files: each adapter is a trial, with its own label and checkpoints.
+"""Jobs of adapters files: each adapter is a trial, with its own label and checkpoints; trials that share a process.
 
 The recipe that trains one adapter checks the values. Its faults, also those found when its plan is compiled (a missing
 base, a rank that is too large), are reported with line and key of the file, all in one error, together with the faults
@@ -23,6 +23,7 @@ from stoker.config.adapters_file import (
 from stoker.config.fields import FileDiagnostics
 from stoker.config.positions import ConfigLayer
 from stoker.config.values import Schema, found, same, with_value
+from stoker.core.device import Needs
 from stoker.core.digests import encode
 from stoker.core.errors import (
     Damaged,
@@ -36,9 +37,11 @@ from stoker.core.errors import (
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import JobSpec
 from stoker.core.text import is_job_name
-from stoker.engine.plan import Plan
+from stoker.engine.plan import Plan, PlanNode
 from stoker.engine.recipe import Recipe
+from stoker.engine.stage import SharedBase
 from stoker.jobs.request import JobRequest, compose_request, given_twice, swept_lists
+from stoker.jobs.trials import Trial
 
 LORA = "language/lora"
 """Trains one adapter."""
@@ -346,3 +349,95 @@ def _points(args_of: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if name not in _NOT_COMPARED and any(not same(one[name], args_of[0][name]) for one in args_of)
     ]
     return [{name: os.path.basename(one[name]) if name == "data" else one[name] for name in names} for one in args_of]
+
+
+# What becomes of a job's trials that may work together: how many share a process, what that takes, what is free.
+#
+# Pure: what trials share is asked of their recipe, what the machine has is handed in. The run decides again, member by
+# member, by what is free then.
+
+
+@frozen
+class SharedProcessCapacity:
+    """What the machine has for work on one device, or on none."""
+
+    device_bytes: int | None = None
+    """Free on the device that has the most of it."""
+    memory_bytes: int | None = None
+    """Free of the machine's own."""
+
+
+@frozen
+class SharedProcessEstimate:
+    """The expected memory of one shared process."""
+
+    members: int
+    at_once: int
+    """How many of them have room together; the rest comes after them."""
+    base_bytes: int
+    """Held once."""
+    predicted_bytes: int
+    """Of those that have room together, the base included."""
+    free_bytes: int | None
+    is_on_device: bool
+    about: str = ""
+    """Description of the base."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "members": self.members,
+            "at_once": self.at_once,
+            "base_bytes": self.base_bytes,
+            "predicted_bytes": self.predicted_bytes,
+            "free_bytes": self.free_bytes,
+            "is_on_device": self.is_on_device,
+            "about": self.about,
+        }
+
+
+def estimate_shared_processes(
+    nodes: Sequence[PlanNode],
+    trials: Sequence[Trial],
+    shared: Callable[[Trial], SharedBase | None],
+    room: SharedProcessCapacity,
+) -> list[SharedProcessEstimate]:
+    """Estimate the shared processes that trials with some nodes become, in the order of their first members.
+
+    What works alone makes none, and neither does a trial that has none of these nodes.
+    """
+    together = {node.id: node.needs for node in nodes if node.stage.together}
+    groups: dict[str, list[Needs]] = {}
+    about: dict[str, str] = {}
+    for trial in trials:
+        needs = next((together[name] for name in trial.nodes.nodes if name in together), None)
+        base = shared(trial) if needs is not None else None
+        if needs is not None and base is not None and base.share_key:
+            groups.setdefault(base.share_key, []).append(needs)
+            about.setdefault(base.share_key, base.about)
+    return [_forecast(members, room, about[word]) for word, members in groups.items()]
+
+
+def _forecast(members: Sequence[Needs], room: SharedProcessCapacity, about: str) -> SharedProcessEstimate:
+    from stoker.devices.estimate.shared_base import fitting_members  # noqa: PLC0415 - 7 ms that only shared processes need
+
+    is_on_device = members[0].gpu > 0
+    free_bytes = room.device_bytes if is_on_device else room.memory_bytes
+    wanted = [
+        (one.vram_bytes, one.base_bytes) if is_on_device else (one.memory_bytes, one.base_memory_bytes)
+        for one in members
+    ]
+    base_bytes = max(base for _, base in wanted)
+    own = [max(0, total - base) for total, base in wanted]
+    most = min((one.most for one in members if one.most), default=len(members))
+    may = own[:most]
+    # One begins whatever is free at the moment: it waits until there is room.
+    at_once = len(may) if free_bytes is None else max(1, fitting_members(free_bytes, base_bytes, may))
+    return SharedProcessEstimate(
+        members=len(members),
+        at_once=at_once,
+        base_bytes=base_bytes,
+        predicted_bytes=base_bytes + sum(may[:at_once]),
+        free_bytes=free_bytes,
+        is_on_device=is_on_device,
+        about=about,
+    )

@@ -1,4 +1,4 @@
-"""A finished job's results, found again by their keys: to be copied out, or pinned."""
+"""The end of a sweep, and a finished job's results, found again by their keys: to be copied out, or pinned."""
 
 from __future__ import annotations
 

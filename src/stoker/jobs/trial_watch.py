@@ -1,4 +1,4 @@
-"""Follows the trials of a running sweep: lays out each result, writes it down, cancels trials, and gives a sweep up.
+"""Follows the trials of a running sweep: lays out results, cancels trials, gives a sweep up, and ranks its trials.
 
 It reads the journal and does its work in a thread of its own, so the run never waits for a copy. Order for each trial:
 its result has its name in the store (that is what the journal says), then the index, then its plain folder, then the

@@ -34,8 +34,7 @@ from stoker.core.pool import LABEL, Allocation, AllocationCause, AllocationState
 from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.durable import read_secret
-from stoker.host.http.addresses import is_this_computer, origin
-from stoker.host.http.exchange import Request, Transport
+from stoker.host.http.exchange import Request, Transport, is_this_computer, origin
 from stoker.host.http.http_errors import Reason
 from stoker.launch.launchers import (
     NEXT,

@@ -359,7 +359,7 @@ def whole_address(text: str) -> str:
     """
     if "://" in text:
         return text
-    from stoker.host.http.addresses import is_this_computer  # noqa: PLC0415 - most commands name no address
+    from stoker.host.http.exchange import is_this_computer  # noqa: PLC0415 - most commands name no address
 
     host, _, path = text.partition("/")
     has_port = host.rpartition(":")[2].isdigit() if not host.endswith("]") else False
@@ -396,7 +396,7 @@ def _found_plain(
     url: str, token: str, environment: Mapping[str, str], state: str, side: MembershipKind
 ) -> CoordinatorEndpoint:
     """Return a coordinator without TLS: on this machine by its socket, as TCP does not identify the peer."""
-    from stoker.host.http.addresses import is_this_computer, read_address, shown  # noqa: PLC0415 - as below
+    from stoker.host.http.exchange import is_this_computer, read_address, shown  # noqa: PLC0415 - as below
 
     origin = read_address(url).origin
     if is_this_computer(origin.host):
@@ -412,7 +412,7 @@ def _found_plain(
 
 def _sockets(url: str, environment: Mapping[str, str], known: ServeFile | None) -> tuple[str, ...]:
     """Return possible sockets of a coordinator on this machine, best first."""
-    from stoker.host.http.addresses import read_address  # noqa: PLC0415 - as below
+    from stoker.host.http.exchange import read_address  # noqa: PLC0415 - as below
 
     origin = read_address(url).origin
     recorded = (known.socket,) if known is not None and known.socket else ()
@@ -449,7 +449,7 @@ def _fingerprint(ca_file: str) -> str:
 
 
 def _is_same(one: str, other: str) -> bool:
-    from stoker.host.http.addresses import origin  # noqa: PLC0415 - most commands name no address
+    from stoker.host.http.exchange import origin  # noqa: PLC0415 - most commands name no address
 
     try:
         return origin(one) == origin(other)

@@ -32,7 +32,7 @@ from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
 from stoker.core.text import NODE_NAME_RULE, is_node_name, one_line, some_of, whole_number
-from stoker.host.http.addresses import read_address
+from stoker.host.http.exchange import read_address
 from stoker.protocol.codec import StrictRequest, WireMessage
 from stoker.protocol.lease_messages import Name, Seconds
 

@@ -31,8 +31,15 @@ from stoker.core.errors import (
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.jsontext import loads
 from stoker.core.retry import pause_s
-from stoker.host.http.addresses import is_this_computer, read_address, shown
-from stoker.host.http.exchange import BodySource, HttpClientResponse, Request, Transport
+from stoker.host.http.exchange import (
+    BodySource,
+    HttpClientResponse,
+    Request,
+    Transport,
+    is_this_computer,
+    read_address,
+    shown,
+)
 from stoker.host.http.http_errors import Reason
 from stoker.protocol.codec import TOKEN_HEADER, VERSION, VERSION_HEADER, from_json, to_json
 from stoker.protocol.refusals import no_coordinator_there, refusal, trust_hint

@@ -1,4 +1,4 @@
-"""Digests that were verified here, each with the stamp of its file.
+"""Digests that were verified here, each with the stamp of its file; and data as trees.
 
 A file whose (size, inode, mtime, ctime) are what they were when its bytes were hashed is not hashed again. This is
 knowledge of one machine about its own disk: losing it costs time, never correctness, so no error of the database fails

@@ -26,8 +26,8 @@ from stoker.core.text import format_size
 from stoker.host.durable import NO_STEP, open_regular, remove_tree, stamp_of, sync_dir, translated, write_all
 from stoker.host.locks import BriefLocks
 from stoker.host.resources import free_bytes
+from stoker.host.writers import reflink
 from stoker.store.archives.unpack import unpack
-from stoker.store.links import reflink
 from stoker.store.local_store import INLINE_FILE_BYTES, MOST_INLINE_FILES, LocalStore, RecordHit
 from stoker.store.memo import recall_file, remember_file
 from stoker.store.places import StorePaths

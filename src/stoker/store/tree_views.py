@@ -17,7 +17,7 @@ from bisect import bisect_left
 from stoker.core.digests import TreeEntry
 from stoker.core.errors import LocalFile, StokerError
 from stoker.host.durable import remove_tree, temp_name, translated
-from stoker.store.links import copy_bytes
+from stoker.host.writers import copy_bytes
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
 from stoker.store.trees import hash_file

@@ -14,8 +14,8 @@ from stoker.core.frozen import changed, frozen
 from stoker.engine.metrics.metric_names import Direction
 from stoker.engine.ranking import Measure
 from stoker.jobs.comparison import CURVES_DRAWN, Comparison, Curves, TrialRow
-from stoker.views.recipe_lines import value_text
 from stoker.views.stage_lines import number
+from stoker.views.text_tables import value_text
 
 # Scales of a plot: from a value to a position between 0 and 1, with tick marks.
 #

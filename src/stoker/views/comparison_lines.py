@@ -10,9 +10,8 @@ from typing import Any
 from stoker.core.text import counted, format_size, one_line, some_of
 from stoker.jobs.comparison import COSTS, Comparison, TrialRow
 from stoker.jobs.job_diff import SECTIONS, ComparisonSide, Fact
-from stoker.views.recipe_lines import ground_text, no_finite_text, not_compared_text, value_text
 from stoker.views.stage_lines import number
-from stoker.views.text_tables import Signs, span, table
+from stoker.views.text_tables import Signs, ground_text, no_finite_text, not_compared_text, span, table, value_text
 
 METRICS_SHOWN = 5
 """Maximum number of metrics in a table; files have all."""

@@ -12,9 +12,8 @@ from stoker.core.job import EnvironmentChoice, JobSpec, JobState
 from stoker.core.leases import Role
 from stoker.core.text import counted, format_duration, format_size, one_line, outside
 from stoker.protocol.discovery import DEFAULT_PORT
-from stoker.views.recipe_lines import value_text
 from stoker.views.stage_lines import metrics_text, number
-from stoker.views.text_tables import Signs, ago, span, table
+from stoker.views.text_tables import Signs, ago, span, table, value_text
 
 if TYPE_CHECKING:
     from stoker.protocol.enrolment_messages import InviteResponse, TokenView

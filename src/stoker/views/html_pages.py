@@ -1,4 +1,4 @@
-"""A comparison as one self-contained HTML page: charts inside, no network, a sortable table."""
+"""Charts as SVG, and a comparison as one self-contained HTML page: no network, a sortable table."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from stoker.views.comparison_lines import (
     state_text,
     verdict,
 )
-from stoker.views.recipe_lines import value_text
 from stoker.views.stage_lines import number
-from stoker.views.text_tables import span
+from stoker.views.text_tables import span, value_text
 
 # The page may run its own script and show its own images; it fetches nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

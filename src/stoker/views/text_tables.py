@@ -1,13 +1,19 @@
-"""Tables, times, signs and paths as text."""
+"""Tables, times, signs, paths and arguments of recipes as text."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from stoker.core.frozen import frozen
-from stoker.core.text import format_duration, outside
+from stoker.core.text import format_duration, one_line, outside
+
+if TYPE_CHECKING:
+    from stoker.jobs.trials import ComparableTrials
+
 
 _GAP = "  "
 
@@ -100,3 +106,128 @@ def near_path(path: str, folder: str) -> str:
     """Return a path relative to a folder if it is below it."""
     relative = os.path.relpath(path, folder)
     return path if relative.startswith("..") else relative
+
+
+# A recipe's arguments as rows, from the JSON Schema of the index; and an example command.
+
+
+_WORDS = {"boolean": "bool", "integer": "int", "number": "float", "string": "text", "null": "null"}
+_LONGEST_TYPE = 32
+_LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+
+
+def argument_rows(schema: Mapping[str, Any]) -> list[list[str]]:
+    """Return name, type, default, limits and help of each argument; nested ones by dotted names."""
+    rows = []
+    for name, body, is_required in _leaves(schema):
+        kind, shown = type_text(body), [body.get("description", "")]
+        if len(kind) > _LONGEST_TYPE:
+            kind, shown = "choice", [*shown, f"({kind.replace('|', ', ')})"]
+        if body.get("x-runtime"):
+            shown.append("(does not change the result)")
+        default = "required" if is_required else value_text(body.get("default"))
+        rows.append([name, kind, default, limits_text(body), " ".join(text for text in shown if text)])
+    return rows
+
+
+def type_text(body: Mapping[str, Any]) -> str:
+    """Return a type as text."""
+    if "enum" in body:
+        return "|".join(map(str, body["enum"]))
+    if "anyOf" in body:
+        return " or ".join(type_text(one) for one in body["anyOf"])
+    if body.get("type") == "array":
+        return f"list of {type_text(body.get('items', {}))}"
+    if body.get("type") == "object":
+        return "map"
+    if body.get("format") == "path":
+        return "path"
+    return _WORDS.get(str(body.get("type")), str(body.get("type", "any")))
+
+
+def limits_text(body: Mapping[str, Any]) -> str:
+    """Return the limits of a number, also of an optional one or of items of a list."""
+    inner = [*body.get("anyOf", ()), *([body["items"]] if isinstance(body.get("items"), dict) else ())]
+    own = [f"{sign}{_plain(body[name])}" for name, sign in _LIMITS if name in body]
+    return " ".join([*own, *(text for one in inner if (text := limits_text(one)))])
+
+
+def value_text(value: Any) -> str:
+    """Return a value as it would be typed."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(value_text, value))}]"
+    return str(value)
+
+
+def example_line(name: str, schema: Mapping[str, Any], prefill: Mapping[str, Any]) -> str:
+    """Return a shell command with the required arguments and those that the cookbook proposes."""
+    words = [f"stoker run {name}"]
+    filled = flat(prefill)
+    for position, (argument, body, is_required) in enumerate(_leaves(schema)):
+        value = filled.get(argument)
+        if is_required and value == f"<{type_text(body)}>":
+            value = type_text(body).upper().replace(" ", "_")
+        elif not is_required and value == body.get("default") and position > 0:
+            continue
+        if isinstance(value, dict) or value is None:
+            continue
+        words.append(shlex.quote(f"{argument}={value_text(value)}"))
+    return " ".join(words)
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            found.update({f"{name}.{inner}": one for inner, one in flat(value).items()})
+        else:
+            found[name] = value
+    return found
+
+
+def _leaves(schema: Mapping[str, Any], *, is_runtime: bool = False) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    required = set(schema.get("required", ()))
+    for name, body in schema.get("properties", {}).items():
+        below_runtime = is_runtime or bool(body.get("x-runtime"))
+        if "properties" in body:
+            for inner, leaf, is_required in _leaves(body, is_runtime=below_runtime):
+                yield f"{name}.{inner}", leaf, is_required
+        else:
+            yield name, {**body, "x-runtime": below_runtime}, name in required
+
+
+def _plain(limit: float) -> str:
+    return str(int(limit)) if float(limit).is_integer() else f"{limit:g}"
+
+
+# The settings by which trials are not comparable.
+
+_LONGEST = 60
+
+
+def ground_text(told_by: Mapping[str, Any], near: str) -> str:
+    """Return the distinguishing settings of a group, such as `data=legal.jsonl`; paths relative to `near`."""
+    return ", ".join(f"{name}={one_line(ground_value(value, near), _LONGEST)}" for name, value in told_by.items())
+
+
+def ground_value(value: Any, near: str) -> str:
+    """Return one distinguishing value; a path relative to `near`."""
+    is_path = isinstance(value, str) and os.path.isabs(value)
+    return near_path(value, near) if is_path else value_text(value)
+
+
+def no_finite_text(metric: str) -> str:
+    """Return why there is no best trial if all values of a metric are NaN or infinite."""
+    return f"no trial has a finite {metric}"
+
+
+def not_compared_text(metric: str, grounds: Sequence[ComparableTrials[Any]]) -> str:
+    """Return why trials of several groups are not ranked against each other."""
+    names = list(grounds[0].told_by)
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{metric} on different {listed} is not compared"

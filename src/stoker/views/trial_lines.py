@@ -1,4 +1,4 @@
-"""Trials as lines, named by their varied settings."""
+"""Trials as lines, named by their varied settings; and adapters that share a process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from stoker.core.text import counted, format_size
 from stoker.engine.metrics.metric_names import known_direction, preference
 from stoker.engine.plan import Plan
 from stoker.jobs.trials import ComparableTrials, Trial, TrialEnd, is_sweep, on_grounds, shared_nodes
-from stoker.views.recipe_lines import ground_text, ground_value
 from stoker.views.stage_lines import memory_text, metrics_text, number
-from stoker.views.text_tables import Signs, near_path, span, table, with_signs
+from stoker.views.text_tables import Signs, ground_text, ground_value, near_path, span, table, with_signs
 
 if TYPE_CHECKING:
     from stoker.devices.estimate.shared_base import MultiAdapterEstimate, MultiAdapterTraining
     from stoker.devices.estimate.terms import EstimateTerm, SmallerOption
-    from stoker.jobs.shared_forecast import SharedProcessEstimate
+    from stoker.jobs.adapter_jobs import SharedProcessEstimate
     from stoker.jobs.trial_watch import TrialRanking
 
 

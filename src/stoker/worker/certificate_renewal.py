@@ -53,7 +53,7 @@ class CertificateTerm:
 
 def read_term(certificate_file: str) -> CertificateTerm:
     """Read the validity from a certificate file. Raises `LocalFile` and `Damaged`."""
-    from stoker.host.tls.certificates import read_certificate  # noqa: PLC0415 - cryptography costs a tenth of a second
+    from stoker.host.certificates import read_certificate  # noqa: PLC0415 - cryptography costs a tenth of a second
 
     try:
         written_s = os.stat(certificate_file).st_mtime
@@ -74,7 +74,7 @@ def wait_s(term: CertificateTerm, *, now_s: float) -> float:
 
 def renew(name: str, certificate_file: str, renewer: FleetClient) -> JoinFinishResponse:
     """Request the next certificate for a new key, and replace both files."""
-    from stoker.host.tls.certificates import make_csr, make_key  # noqa: PLC0415 - cryptography costs a tenth of a second
+    from stoker.host.certificates import make_csr, make_key  # noqa: PLC0415 - cryptography costs a tenth of a second
 
     key_pem = make_key()
     joined = renewer.renew_certificate(RenewCertificate(csr_pem=make_csr(key_pem, name)))

@@ -15,7 +15,6 @@ from typing import Any
 
 from stoker.core.clock import Clock
 from stoker.core.errors import Cancelled, LocalFile, LockHeld, ProcessLost, StokerError, Terminated
-from stoker.core.home import HomeFolder
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import AttemptToken
 from stoker.host.durable import read_regular, remove_tree, translate, translated, write_file
@@ -28,6 +27,7 @@ from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.stop import PATIENCE_S, stop_job
 from stoker.protocol.lease_messages import Hello
 from stoker.protocol.operator_messages import EXEC
+from stoker.store.places import HomeFolder
 from stoker.worker.actions import InstructionRunner, inherit
 from stoker.worker.attempt_process import AttemptSpawner, Worker, WorkerRuntime
 from stoker.worker.coordinator_calls import ClaimLoop

@@ -43,9 +43,8 @@ from stoker.core.retry import pause_s
 from stoker.core.text import format_duration, is_node_name, one_line
 from stoker.devices.checkup import Check, CheckStatus, MachineSurvey, check_devices, check_machine, check_surroundings
 from stoker.host.durable import read_regular, write_file
-from stoker.host.http.addresses import asked_directly, read_address
 from stoker.host.http.client import UnverifiedResponse
-from stoker.host.http.exchange import FleetIdentity, Transport
+from stoker.host.http.exchange import FleetIdentity, Transport, asked_directly, read_address
 from stoker.host.http.http_errors import Reason
 from stoker.protocol.client import FleetClient
 from stoker.protocol.codec import VERSION, VERSION_HEADER, from_json, to_json
@@ -317,7 +316,7 @@ def resume(invitation: Invitation, name: str, door: JoinTransport, *, state: str
 
 def finish(proven: VerifiedCoordinator, name: str, door: JoinTransport, *, state: str) -> Membership:
     """Prove that we have the invitation's key, get what it is for, and keep it."""
-    from stoker.host.tls.certificates import make_csr, make_key  # noqa: PLC0415 - cryptography costs a tenth of a second
+    from stoker.host.certificates import make_csr, make_key  # noqa: PLC0415 - cryptography costs a tenth of a second
 
     is_machine = proven.role is Role.WORKER
     key_pem = make_key() if is_machine else ""

@@ -8,8 +8,8 @@ from stoker.app.coordinator_app import CoordinatorTls, read_names
 from stoker.coordinator.http.server_options import ServeOptions
 from stoker.core.clock import FakeClock
 from stoker.core.errors import BadInput, LocalFile
+from stoker.host.certificates import names_in
 from stoker.host.network import own_addresses, own_names
-from stoker.host.tls.certificates import names_in
 
 
 def secure(folder: Path, *, host: str = "0.0.0.0", advertise: str = "") -> CoordinatorTls:

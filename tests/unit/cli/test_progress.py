@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from stoker.cli.context import CliOutput
-from stoker.cli.live import ProgressLines
+from stoker.cli.run_report import ProgressLines
 from stoker.cli.screens import Running, Screen
 from stoker.core.events import Event, Kinds
 from stoker.views.trial_lines import SharedProcessRunView, Titles

@@ -12,7 +12,7 @@ import pytest
 from stoker.coordinator.auth import FleetCa, IssuedCertificate, Revocations, ServerCertificate, TrustState, open_ca
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Damaged, LocalFile
-from stoker.host.tls.certificates import is_signed_by, names_in
+from stoker.host.certificates import is_signed_by, names_in
 
 DAY_S = 86_400.0
 

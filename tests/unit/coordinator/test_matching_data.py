@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.coordinator.explain.case import data_row, first_copies
+from stoker.coordinator.explained_case import data_row, first_copies
 from stoker.core.job import InputKind, JobInput
 from stoker.protocol.lease_messages import MachineInventory
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.coordinator.explain.case import Fleet, case_of_order
-from stoker.coordinator.explain.verdict import Explainer
+from stoker.coordinator.explained_case import Fleet, case_of_order
+from stoker.coordinator.explained_verdict import Explainer
 from stoker.core.frozen import changed
 from stoker.core.job import EnvironmentChoice, JobSpec
 from stoker.protocol.lease_messages import MachineInventory

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.explain.case import (
+from stoker.coordinator.explained_case import (
     Fleet,
     JobExplainContext,
     LeaseHolder,
@@ -14,7 +14,7 @@ from stoker.coordinator.explain.case import (
     Prerequisite,
     case_of_order,
 )
-from stoker.coordinator.explain.verdict import Explainer
+from stoker.coordinator.explained_verdict import Explainer
 from stoker.core.device import GIB
 from stoker.core.frozen import changed
 from stoker.core.job import JobSpec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.coordinator.explain.case import Fleet, JobExplainContext, LeaseHolder
-from stoker.coordinator.explain.verdict import Explainer
+from stoker.coordinator.explained_case import Fleet, JobExplainContext, LeaseHolder
+from stoker.coordinator.explained_verdict import Explainer
 from stoker.core.device import GIB
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
 from stoker.protocol.lease_messages import WorkerMeasurements

@@ -19,7 +19,7 @@ from stoker.core.clock import FakeClock
 from stoker.core.errors import Forbidden, NotFound, StokerError
 from stoker.core.frozen import changed
 from stoker.core.leases import Principal, Role
-from stoker.host.tls.contexts import Certificate
+from stoker.host.tls_contexts import Certificate
 
 TOKEN = "a-token-for-tests-only"
 HERE = rules_for(token=TOKEN, host="127.0.0.1", port=7717)

@@ -23,9 +23,9 @@ from stoker.coordinator.http.submission_body import BodyMemoryBudget
 from stoker.coordinator.http.worker_routes import WorkerExchange, WorkerRoute, WorkerTable
 from stoker.core.clock import SystemClock
 from stoker.core.leases import Principal
+from stoker.host.certificates import KeyPair, Signer, make_ca, make_csr, make_key
 from stoker.host.network import listen_at
-from stoker.host.tls.certificates import KeyPair, Signer, make_ca, make_csr, make_key
-from stoker.host.tls.contexts import client_context, load_server, server_context
+from stoker.host.tls_contexts import client_context, load_server, server_context
 
 DEADLINE_S = 30.0
 NOW_S = SystemClock().wall_s()

@@ -12,7 +12,7 @@ from stoker.core.errors import ContainmentUnavailable
 from stoker.devices.checkup import MachineSurvey, Reflink, survey
 from stoker.host.containment.box import Mechanism, NoContainment
 from stoker.host.containment.mechanisms import ContainmentChoice
-from stoker.store.links import reflink
+from stoker.host.writers import reflink
 
 
 def bare() -> ContainmentChoice:

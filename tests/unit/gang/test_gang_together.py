@@ -14,8 +14,7 @@ from stoker.core.errors import BadGang, RankFailed, RendezvousFailed, StokerErro
 from stoker.gang import Gang, RankConfig, RendezvousClient, RendezvousHost
 from stoker.gang.gang_failures import RankSnapshot
 from stoker.gang.mailbox import RankPage
-from stoker.gang.rendezvous_link import RendezvousLink, interface_of, variables_for
-from stoker.gang.rendezvous_types import HostPart, HostRanks
+from stoker.gang.rendezvous_types import HostPart, HostRanks, RendezvousLink, interface_of, variables_for
 from stoker.gang.starters import warm_here
 from tests.unit.gang import gang_functions as functions
 from tests.unit.host.real_processes import is_running

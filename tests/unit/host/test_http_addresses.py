@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.errors import BadInput
-from stoker.host.http.addresses import HttpOrigin, is_inner, joined, origin, read_address, shown
+from stoker.host.http.exchange import HttpOrigin, is_inner, joined, origin, read_address, shown
 
 
 @pytest.mark.parametrize(

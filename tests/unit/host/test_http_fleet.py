@@ -13,12 +13,11 @@ import pytest
 import stoker
 from stoker.core.clock import SystemClock
 from stoker.core.errors import BadInput, LocalFile, NetworkFailed, NoCoordinator
+from stoker.host.certificates import KeyPair, Signer, make_ca, make_csr, make_key
 from stoker.host.http import client as http_client
-from stoker.host.http.addresses import asked_directly, is_this_computer
 from stoker.host.http.client import Urllib3Transport, ask_unproven
-from stoker.host.http.exchange import FleetIdentity, HttpSettings, Request
-from stoker.host.tls.certificates import KeyPair, Signer, make_ca, make_csr, make_key
-from stoker.host.tls.contexts import read_peer, server_context
+from stoker.host.http.exchange import FleetIdentity, HttpSettings, Request, asked_directly, is_this_computer
+from stoker.host.tls_contexts import read_peer, server_context
 from stoker.protocol.client import FleetClient
 from stoker.protocol.transport import RequestTimeouts
 from tests.servers.little import Got, LittleServer, Said
@@ -210,7 +209,7 @@ def test_nothing_but_joining_asks_without_proof():
         if re.search(r"\b(?:unproven_context|ask_unproven|CERT_NONE)\b", path.read_text())
     }
     assert using == {
-        "host/tls/contexts.py",
+        "host/tls_contexts.py",
         "host/http/client.py",
         "app/app.py",
         "api/app_parts.py",

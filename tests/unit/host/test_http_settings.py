@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.core.errors import BadInput
-from stoker.host.http.addresses import origin
-from stoker.host.http.exchange import HttpSettings, read_http_settings
+from stoker.host.http.exchange import HttpSettings, origin, read_http_settings
 from stoker.host.http.http_routes import Proxy, proxy_for, route_to
 
 

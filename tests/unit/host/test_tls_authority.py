@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from stoker.core.clock import SystemClock
 from stoker.core.errors import BadInput, Damaged, LocalFile
-from stoker.host.tls.certificates import (
+from stoker.host.certificates import (
     KeyPair,
     Signer,
     is_signed_by,
@@ -26,7 +26,7 @@ from stoker.host.tls.certificates import (
     names_in,
     read_certificate,
 )
-from stoker.host.tls.contexts import Certificate, client_context, load_server, read_peer, server_context
+from stoker.host.tls_contexts import Certificate, client_context, load_server, read_peer, server_context
 
 NOW_S = SystemClock().wall_s()
 DAY_S = 86_400.0

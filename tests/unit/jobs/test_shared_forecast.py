@@ -10,7 +10,7 @@ from stoker.core.digests import digest_value
 from stoker.core.job import TrialNodes
 from stoker.engine.plan import PlanNode
 from stoker.engine.stage import SharedBase
-from stoker.jobs.shared_forecast import SharedProcessCapacity, estimate_shared_processes
+from stoker.jobs.adapter_jobs import SharedProcessCapacity, estimate_shared_processes
 from stoker.jobs.trials import Trial
 from tests.fakes.jobs import made_trial
 

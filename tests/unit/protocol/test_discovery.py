@@ -13,9 +13,9 @@ import pytest
 from stoker.core.errors import BadInput, LocalFile
 from stoker.core.frozen import changed
 from stoker.core.leases import Role
+from stoker.host.certificates import make_ca
 from stoker.host.http.exchange import FleetIdentity
 from stoker.host.identity import ProcessIdentity, mine
-from stoker.host.tls.certificates import make_ca
 from stoker.protocol.discovery import (
     CoordinatorEndpoint,
     Membership,

@@ -8,7 +8,7 @@ import ssl
 
 import pytest
 
-from stoker.host.tls.certificates import make_ca
+from stoker.host.certificates import make_ca
 from stoker.protocol import enrolment_messages
 from stoker.protocol.enrolment_messages import (
     ALPHABET,

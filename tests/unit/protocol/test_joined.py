@@ -11,8 +11,8 @@ import pytest
 from stoker.core.errors import Damaged, LocalFile
 from stoker.core.frozen import changed
 from stoker.core.leases import Role
+from stoker.host.certificates import KeyPair, Signer, make_ca, make_csr, make_key
 from stoker.host.durable import write_file
-from stoker.host.tls.certificates import KeyPair, Signer, make_ca, make_csr, make_key
 from stoker.protocol.discovery import Membership, MembershipKind, read_joined, write_certificate, write_joined
 from stoker.protocol.enrolment_messages import fingerprint
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import LocalFile, NoPermission
+from stoker.host import writers as module
 from stoker.host.folders import AnchoredFolder
-from stoker.store import links as module
-from stoker.store.links import MaterialiseMethod, copy_bytes
+from stoker.host.writers import MaterialiseMethod, copy_bytes
 
 DATA = random.Random(5).randbytes(3_000_001)
 
@@ -142,7 +142,7 @@ def test_where_blocks_can_be_shared_they_are(source: Path, tmp_path: Path, monke
         os.write(target, os.pread(original, len(DATA), 0))
         return 0
 
-    monkeypatch.setattr("stoker.store.links.fcntl.ioctl", clone)
+    monkeypatch.setattr("stoker.host.writers.fcntl.ioctl", clone)
     for may_share in (True, False):
         assert materialise(str(source), str(tmp_path / "target"), may_share=may_share) is MaterialiseMethod.REFLINK
         assert (tmp_path / "target").read_bytes() == DATA

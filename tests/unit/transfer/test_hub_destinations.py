@@ -65,7 +65,7 @@ def as_root(monkeypatch):
 
 @pytest.fixture
 def without_shared_blocks(monkeypatch):
-    monkeypatch.setattr("stoker.store.links.reflink", lambda *_: False)
+    monkeypatch.setattr("stoker.host.writers.reflink", lambda *_: False)
 
 
 @pytest.mark.usefixtures("as_a_user", "without_shared_blocks")
@@ -136,7 +136,7 @@ def test_a_folder_swapped_for_a_link_while_it_is_filled_leads_no_file_out_of_it(
         return False
 
     # Called between the opening of the folder and the first byte.
-    monkeypatch.setattr("stoker.store.links.reflink", swap)
+    monkeypatch.setattr("stoker.host.writers.reflink", swap)
     scene.fetch(out=str(out), workers=1)
     assert (out / "nested").is_symlink()
     assert os.listdir(elsewhere) == []

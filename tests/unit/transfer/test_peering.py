@@ -24,11 +24,11 @@ from stoker.store.archives.archive_members import listing_bytes
 from stoker.store.local_store import LocalStore
 from stoker.store.put import put_key
 from stoker.store.records import Record
+from stoker.transfer import peer_server
+from stoker.transfer import peer_server as server_module
 from stoker.transfer.download.partial import PART, SIDECAR, Sidecar, dump_sidecar
-from stoker.transfer.peers import peer_server
-from stoker.transfer.peers import peer_server as server_module
-from stoker.transfer.peers.peer_files import PeerFiles
-from stoker.transfer.peers.peer_server import MOST_CONNECTIONS, OwnContext, PeerRateLimit, PeerServer, share_trees
+from stoker.transfer.peer_files import PeerFiles
+from stoker.transfer.peer_server import MOST_CONNECTIONS, OwnContext, PeerRateLimit, PeerServer, share_trees
 from stoker.transfer.trees.holdings import HeldTrees, note_held
 from stoker.transfer.trees.tree_sources import own_address_towards, peer_opener
 from tests.unit.worker.peers import Authority

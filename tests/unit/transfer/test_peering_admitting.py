@@ -9,7 +9,7 @@ import pytest
 
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Unavailable
-from stoker.transfer.peers.peer_server import AGAIN_S, FRESH_S, STALE_S, PeerAdmission
+from stoker.transfer.peer_server import AGAIN_S, FRESH_S, STALE_S, PeerAdmission
 
 
 class Coordinator:

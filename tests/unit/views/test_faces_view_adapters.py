@@ -11,7 +11,7 @@ from stoker.core.device import GIB
 from stoker.core.digests import digest_value
 from stoker.core.frozen import changed
 from stoker.core.job import TrialNodes
-from stoker.jobs.shared_forecast import SharedProcessEstimate
+from stoker.jobs.adapter_jobs import SharedProcessEstimate
 from stoker.jobs.trial_watch import rank_trials
 from stoker.jobs.trials import Trial, TrialEnd
 from stoker.views.text_tables import ASCII, UNICODE

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.authoring import PlanBuilder
-from stoker.cli.run_machine import at_once
+from stoker.cli.local_run import at_once
 from stoker.core.device import Capacity, Needs
 from stoker.core.digests import digest_value
 from stoker.engine.plan import join_plans

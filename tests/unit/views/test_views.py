@@ -4,8 +4,17 @@ import shlex
 
 import pytest
 
-from stoker.views.recipe_lines import argument_rows, example_line, flat, limits_text, type_text, value_text
-from stoker.views.text_tables import ago, span, table
+from stoker.views.text_tables import (
+    ago,
+    argument_rows,
+    example_line,
+    flat,
+    limits_text,
+    span,
+    table,
+    type_text,
+    value_text,
+)
 
 SCHEMA = {
     "properties": {

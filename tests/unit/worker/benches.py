@@ -19,8 +19,8 @@ from stoker.store.local_store import LocalStore
 from stoker.store.memo import read_tree
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.hub.client import Hub
-from stoker.transfer.peers.peer_files import PeerFiles
-from stoker.transfer.peers.peer_server import PeerServer
+from stoker.transfer.peer_files import PeerFiles
+from stoker.transfer.peer_server import PeerServer
 from stoker.transfer.trees.tree_sources import CoordinatorSource
 from stoker.worker.preparation.input_check import LocalInputs
 from stoker.worker.preparation.input_fetch import InputFetcher, InputFetcherContext

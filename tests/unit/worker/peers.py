@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.core.clock import SystemClock
+from stoker.host.certificates import Signer, make_ca, make_csr, make_key
 from stoker.host.http.exchange import FleetIdentity
-from stoker.host.tls.certificates import Signer, make_ca, make_csr, make_key
 
 CLOCK = SystemClock()
 

@@ -24,7 +24,6 @@ from stoker.api.cleanup import (
 from stoker.core.clock import FakeClock
 from stoker.core.errors import CorruptBytes, NoPermission
 from stoker.core.frozen import changed
-from stoker.core.home import HomeFolder
 from stoker.engine.key_leases import KeyLeases
 from stoker.engine.scratch import open_scratch
 from stoker.host.durable import remove_tree
@@ -34,7 +33,7 @@ from stoker.jobs import upkeep
 from stoker.jobs.upkeep import FORGOTTEN_S, UPLOAD_GRACE_S, CleanupResult, find_rubbish, why_kept, why_let_go
 from stoker.store.local_store import LocalStore
 from stoker.store.objects.local import LocalObjects
-from stoker.store.places import set_aside
+from stoker.store.places import HomeFolder, set_aside
 from stoker.store.prune import candidates, decide_prune
 from stoker.store.refs import pin, remove_ref
 from stoker.transfer.trees.holdings import INCOMING_GRACE_S

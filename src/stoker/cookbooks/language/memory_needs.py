@@ -16,9 +16,8 @@ from stoker.cookbooks.language.arguments import (
     settled_dtype,
     share_key,
 )
-from stoker.cookbooks.language.base_search import base_facts, bases_here, find_base
 from stoker.cookbooks.language.bases import CONFIG, Outline, TrainableBase, read_config_alone
-from stoker.cookbooks.language.checks import LanguageArgsChecker
+from stoker.cookbooks.language.checks import LanguageArgsChecker, base_facts, bases_here, find_base
 from stoker.cookbooks.language.safetensors import SHARD_BYTES
 from stoker.core.device import GIB
 from stoker.core.errors import BadInput, InsufficientDeviceMemory

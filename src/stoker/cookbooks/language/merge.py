@@ -21,8 +21,8 @@ class MergeArgs(BaseArgs):
 
 def told_of_base(args: MergeArgs) -> str | None:
     """Return a warning if the adapter was trained over another base."""
-    from stoker.cookbooks.language.base_search import is_another_base
     from stoker.cookbooks.language.bases import read_base
+    from stoker.cookbooks.language.checks import is_another_base
     from stoker.cookbooks.language.peft import read_config
     from stoker.cookbooks.language.safetensors import shown
 

@@ -31,9 +31,8 @@ from stoker.cookbooks.language.arguments import (
     SampleArgs,
     settled_dtype,
 )
-from stoker.cookbooks.language.base_search import outline_of
 from stoker.cookbooks.language.bases import CONFIG, TrainableBase
-from stoker.cookbooks.language.checks import LanguageArgsChecker
+from stoker.cookbooks.language.checks import LanguageArgsChecker, outline_of
 from stoker.cookbooks.language.kinds import Adapter, Examples, LanguageModel, LanguageReport, Samples
 from stoker.cookbooks.language.memory_needs import (
     FullTrainingSpec,

@@ -24,8 +24,8 @@ from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, Forbidden, NotFound, VersionSkew
 from stoker.core.frozen import frozen, frozen_by_position
 from stoker.core.leases import AttemptToken, Principal, Role, verified_name
-from stoker.host.http.addresses import is_this_computer
-from stoker.host.tls.contexts import Certificate
+from stoker.host.http.exchange import is_this_computer
+from stoker.host.tls_contexts import Certificate
 from stoker.protocol.codec import OLDEST, TOKEN_HEADER, VERSION, VERSION_HEADER
 
 

@@ -34,7 +34,7 @@ from stoker.core.frozen import changed
 from stoker.core.jsontext import dumps
 from stoker.core.leases import Principal, Role
 from stoker.core.text import did_you_mean
-from stoker.host.http.addresses import is_literal, is_this_computer, read_address, shown
+from stoker.host.http.exchange import is_literal, is_this_computer, read_address, shown
 from stoker.protocol.codec import VERSION
 from stoker.protocol.operator_messages import (
     ALL_WORDS,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.coordinator.explain.case import JobExplainContext
-from stoker.coordinator.explain.verdict import Explainer
+from stoker.coordinator.explained_case import JobExplainContext
+from stoker.coordinator.explained_verdict import Explainer
 from stoker.coordinator.queue.classes import like_of, user_of
 from stoker.coordinator.queue.queue_state import JobKind
 from stoker.core.frozen import changed

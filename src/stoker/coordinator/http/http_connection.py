@@ -29,7 +29,7 @@ from stoker.coordinator.http.worker_routes import WorkerExchange, WorkerRoute, W
 from stoker.core.errors import BadInput, StokerError, TooLarge
 from stoker.core.frozen import frozen
 from stoker.host.sockets import user_at
-from stoker.host.tls.contexts import read_peer
+from stoker.host.tls_contexts import read_peer
 from stoker.protocol.codec import TOKEN_HEADER, VERSION_HEADER
 
 READ_BYTES = 32 * 1024

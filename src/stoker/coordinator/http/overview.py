@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from stoker.coordinator.explain.case import (
+from stoker.coordinator.explained_case import (
     Fleet,
     JobExplainContext,
     LeaseHolder,
@@ -21,7 +21,7 @@ from stoker.coordinator.explain.case import (
     pinned_case,
     pinned_fleet,
 )
-from stoker.coordinator.explain.verdict import Explainer
+from stoker.coordinator.explained_verdict import Explainer
 from stoker.coordinator.http.forecasts import HypotheticalJobs, chosen_text, numbered, quota
 from stoker.coordinator.queue.commands import InspectLaunch, InspectMachines, MachineInspection
 from stoker.coordinator.queue.read_jobs import JobExplainRow

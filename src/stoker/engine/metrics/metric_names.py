@@ -1,4 +1,4 @@
-"""What the names of metrics mean: which words are measures, which way they are better, and how curves are named.
+"""What the names of metrics mean: which are measures, which way they are better; and the labels of printed numbers.
 
 Programs spell the same measure in many ways. `normal_name` gives it one name, so that `val loss`, `validation_loss` and
 `eval/loss` are one curve; `known_direction` and `preference` say which trial is best by a name alone. Pure.
@@ -6,11 +6,14 @@ Programs spell the same measure in many ways. `normal_name` gives it one name, s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import Enum, StrEnum
 from itertools import pairwise
 
+from stoker.core.frozen import changed, frozen
 from stoker.core.text import lazy_pattern
+from stoker.engine.metrics.metrics_file import clean_name
 
 
 class Direction(StrEnum):
@@ -187,3 +190,234 @@ def _speed(words: Sequence[str]) -> Direction | None:
 
 def _words(name: str) -> list[str]:
     return _WORDS_OR_DIGITS.findall(_CAMEL.sub("_", name).lower())
+
+
+# What the text before a number says the number is: a metric's value, a step or an epoch, or nothing. Pure.
+#
+# " | val loss: "          → a value of val_loss, and `val` is the data of what follows
+# "Cost after iteration "  → a step; the number behind the next `:` is a value of cost
+# "Best val loss: "        → nothing, and steps behind it are not the line's
+
+
+_STEP_SPELLINGS = {"it": "iter", "itr": "iter", "ep": EPOCH, EPOCH: EPOCH, **{name: name for name in STEPS}}
+_ELSEWHERE = frozenset({"from", "since", "best", "every", "per", "max", "total", "warmup", "last", "start"})
+"""Before `epoch` or `step`: the number says where something else was or will be, not the line."""
+_RESTORED = frozenset({
+    "load", "loaded", "loading", "resume", "resumed", "resuming", "restore", "restored", "restoring",
+})  # fmt: skip
+"""At the beginning of a phrase: what follows was measured earlier."""
+_ALONGSIDE = frozenset({"lr", "learning_rate", "grad_norm", "gnorm"})
+"""Names without a measure that are curves as well where a line names them by `:`, `=` or a quote."""
+_EVERYDAY = frozenset({
+    "err", "error", "errors", "map", "ap", "score", "cost", "return", "returns", "precision", "recall", "bits", "l1",
+    "l2", "ce",
+})  # fmt: skip
+"""Words of everyday messages (`error 404`): they need a decimal point, or a word that says of which data."""
+_SETTINGS = frozenset({"l1", "l2"})
+"""Of these, the names of settings as well: they need a place or another measure."""
+_PREPOSITIONS = frozenset({"of", "at", "on", "for", "after", "over", "in"})
+_IS = frozenset({"is", "was", "now", "value"})
+_DATA_WORDS = frozenset({"set", "data", "split", "results"})
+_BEHIND = frozenset({*_IS, *_DATA_WORDS, "of", "on", "for", "over", "in", "the"})
+"""What may stand between a measure and its number."""
+_FILLERS = frozenset({
+    "is", "was", "of", "at", "now", "value", "the", "a", "an", "and", "with", "on", "for", "our", "final", "current",
+    "end", "after", "from", "finished", "done", "completed", "reached", "got", "new", "last", "latest", "result", "has",
+    "info", "debug", "epoch", "step", "iter", "iteration", "batch", "round",
+})  # fmt: skip
+"""Words before a measure that are no part of its name."""
+_LABEL_CHARACTERS = 200
+_NAME_WORDS = 3
+_SIGNS = " \t'\"|│#=:[("
+_LABEL_ENDS = frozenset({"", *_SIGNS})
+"""What a label ends in: behind any other sign the number is no word's (`$5`, `v/2`)."""
+
+_PAIR = lazy_pattern(r"(?:^|[\s(\[{,;:|])([A-Za-z_\x80-\U0010ffff][\w.@/\x80-\U0010ffff-]{0,99})=$")
+_CONTINUED = lazy_pattern(r"[\w\s]{0,60}\)?\s?(?::|=|\bis|\bwas)\s*")
+_PIECES = lazy_pattern(r"[,;|│(){}\[\]<>\t:=]|\s{2,}|\s[-–—•·]\s")
+_REMARK = lazy_pattern(r"(?<=[\w)])\s?\(([^()]{0,40})\)")
+_WRAPPED = lazy_pattern(r"\b(?:tensor|array|(?:\w+\.)?float\d+)\($")
+_CLASS = lazy_pattern(r"[a-z][A-Z]")
+
+
+class LabelKind(Enum):
+    """What a number is."""
+
+    NONE = 0
+    VALUE = 1
+    PLACE = 2
+    BARE = 3
+    """Without a word: the number may be one of a progress bar, or stand in a bracket behind an epoch."""
+
+
+@frozen
+class Label:
+    """What the text before a number says."""
+
+    kind: LabelKind = LabelKind.NONE
+    name: str = ""
+    spelt: str = ""
+    needs_decimal: bool = False
+    """Only a number with a decimal point is a value of it."""
+    needs_place: bool = False
+    """It counts only in a line with a step, an epoch or a measure: `epoch 3, train: 0.98, val: 0.97`."""
+    has_split: bool = False
+    is_any_name: bool = False
+    """Of a `name=number` without a measure: no value in a line that shows a configuration."""
+    split: str = ""
+    """The data of this measure and of those behind it, up to the next word for data."""
+    pending: Label | None = None
+    """A measure whose number comes later: `accuracy at epoch 3: 0.9`."""
+    continues: bool = False
+    """It may stand between such a measure, with a number behind it, and the value."""
+    is_best: bool = False
+    """From here on, steps and epochs say where the best value was."""
+    is_restored: bool = False
+    """What follows was measured earlier: a checkpoint was loaded."""
+
+
+NO_LABEL = Label()
+
+
+def label_of(key: bytes) -> Label:
+    """Return what the text before a number says the number is."""
+    text = key[-_LABEL_CHARACTERS:].decode("utf-8", "replace").replace("^2", "2").replace("²", "2")
+    continues = _CONTINUED.fullmatch(text) is not None
+    if not any(char.isalpha() for char in text):
+        return _bare_label(text, continues=continues)
+    splits: list[str] = []
+
+    def note_split(remark: re.Match[str]) -> str:
+        splits.extend(SPLITS[word] for word in [remark[1].lower()] if SPLITS.get(word) in DATA)
+        return ""
+
+    text = _REMARK.sub(note_split, _WRAPPED.sub("", text))
+    pieces = [_words_in(piece) for piece in _PIECES.split(text.rstrip(_SIGNS))]
+    splits = [*filter(None, map(_split_of, pieces)), *splits]
+    found = None
+    if text[-1:] in _LABEL_ENDS and not text.endswith("==") and "@[" not in text:
+        found = _meaning_of(pieces[-1], text)
+        if found is None and text.count("(") > text.count(")"):
+            # `reward (last 100): 12.3`
+            before = _PIECES.split(text.rpartition("(")[0].rstrip(_SIGNS))[-1]
+            later = _meaning_of(_words_in(before), ":")
+            found = Label(pending=later) if later is not None and later.kind is LabelKind.VALUE else None
+    label = changed(
+        found or NO_LABEL,
+        split=splits[-1] if splits else "",
+        continues=continues and (found is None or found.kind is LabelKind.NONE),
+        is_best=any(word.lower() == "best" for piece in pieces for word in piece),
+        is_restored=any(piece[0].lower() in _RESTORED for piece in pieces if piece),
+    )
+    return NO_LABEL if label == NO_LABEL else label
+
+
+def _words_in(piece: str) -> list[str]:
+    return [word for one in piece.split() if (word := one.strip("'\"*#.!"))]
+
+
+def _bare_label(text: str, *, continues: bool) -> Label:
+    if ";" in text or text[-1:] not in _LABEL_ENDS or (text[:1] == "%" and text.endswith("(")):
+        # `91.2% (912/1000)` is a score.
+        return Label(continues=continues)
+    return Label(kind=LabelKind.BARE, continues=continues)
+
+
+def _split_of(piece: list[str]) -> str:
+    """Return the data that a phrase is about: its first word says so. A `train epoch` is only an epoch."""
+    split = SPLITS.get(piece[0].lower(), "") if piece else ""
+    if split == "train" and any(word.lower() in _STEP_SPELLINGS for word in piece[1:]):
+        return ""
+    return split if split in DATA else ""
+
+
+def _meaning_of(phrase: list[str], text: str) -> Label | None:
+    """Return what the words before a number say: a place, a measure, or one whose number comes later.
+
+    `text` is what they are the last words of.
+    """
+    stripped = text.rstrip(" \t'\"|│")
+    has_separator = stripped.endswith(("=", ":"))
+    # In a cell of its own, a name such as CrossEntropyLoss is a class.
+    may_be_class = not has_separator and "|" in text[len(stripped) :]
+    measures = [
+        at
+        for at, word in enumerate(phrase)
+        if any(map(is_measure, words_of(word))) and not (may_be_class and _CLASS.search(word))
+    ]
+    at = measures[-1] if measures else len(phrase)
+    behind = [word.lower() for word in phrase[at + 1 :]]
+    later = _value_label(phrase, at, "", has_separator=True) if behind and behind[0] in _PREPOSITIONS else None
+    place = _place_label(phrase, later)
+    if place is not None or not phrase or phrase[-1].startswith("-"):
+        return place
+    pair = _PAIR.search(text)
+    name = pair[1] if pair else ""
+    is_list = stripped.endswith(("(", "[", "#"))
+    if not measures:
+        return _other_label(phrase, name, has_separator=has_separator, is_list=is_list)
+    is_direct = not is_list and all(word in _BEHIND or word in SPLITS for word in behind)
+    if is_direct and (has_separator or not behind or behind[-1] in _IS):
+        return _value_label(phrase, at, name, has_separator=has_separator)
+    # The number is one of something else: `accuracy on the 10000 test images: 54`.
+    return Label(pending=later)
+
+
+def _place_label(phrase: list[str], later: Label | None) -> Label | None:
+    """Return the label of a step or an epoch; `later` is a measure that is said to be there."""
+    words = [word.lower() for word in phrase]
+    name = next((_STEP_SPELLINGS[one] for one in ("_".join(words[-2:]), *words[-1:]) if one in _STEP_SPELLINGS), "")
+    if not name or (later is None and (words[0] == "at" or not _ELSEWHERE.isdisjoint(words))):
+        return None
+    return Label(kind=LabelKind.PLACE, name=name, spelt=" ".join(phrase), pending=later)
+
+
+def _value_label(phrase: list[str], at: int, pair: str, *, has_separator: bool) -> Label | None:
+    """Return the label of a measure, with the words before it that belong to it; None if they say that it is none."""
+    kept = [phrase[at]]
+    # In `name=number`, nothing stands outside the name.
+    for one in [] if pair else reversed(phrase[:at]):
+        word = one.lower()
+        if any(part in SPLITS for part in words_of(word)) or word == "best":
+            kept.insert(0, word)
+        elif word in _FILLERS or len(kept) == _NAME_WORDS or not word.rstrip("-0123456789").isalpha():
+            break
+        elif word not in _DATA_WORDS:
+            kept.insert(0, word)
+    spelt = " ".join([*kept, *(word for word in phrase[at + 1 :] if SPLITS.get(word.lower()) in DATA)])
+    name = normal_name(spelt)
+    words = set(words_of(name))
+    if not words.isdisjoint(NOT_MEASURES):
+        return None
+    measures = {word for word in words if is_measure(word)}
+    has_split = not words.isdisjoint(DATA)
+    needs_decimal = not pair and not has_split and measures <= _EVERYDAY
+    if needs_decimal and not has_separator:
+        return None
+    return Label(
+        kind=LabelKind.VALUE,
+        name=clean_name(name),
+        spelt=spelt,
+        needs_decimal=needs_decimal,
+        needs_place=not has_split and measures <= _SETTINGS,
+        has_split=has_split,
+    )
+
+
+def _other_label(phrase: list[str], pair: str, *, has_separator: bool, is_list: bool) -> Label | None:
+    """Return a name without a measure: one that often stands beside measures, a word for data, any `name=number`."""
+    words = [word.lower() for word in phrase]
+    split = SPLITS.get(words[0], "") if len(words) == 1 else ""
+    if is_list or not has_separator:
+        # `test: [39/40]`
+        return Label(kind=LabelKind.BARE) if is_list and split in DATA else None
+    for name in ("_".join(words[-2:]), words[-1]):
+        if name in _ALONGSIDE:
+            return Label(kind=LabelKind.VALUE, name=name, spelt=" ".join(phrase), needs_place=True, has_split=True)
+    if pair and NOT_MEASURES.isdisjoint([pair.lower(), *words_of(pair)]):
+        return Label(kind=LabelKind.VALUE, name=clean_name(pair), spelt=pair, has_split=True, is_any_name=True)
+    if split in DATA and not pair:
+        return Label(
+            kind=LabelKind.VALUE, name=split, spelt=phrase[0], needs_decimal=True, needs_place=True, has_split=True
+        )
+    return None

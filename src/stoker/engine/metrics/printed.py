@@ -19,9 +19,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.text import METRICS_OFF, PATTERN_BYTES, is_metric_pattern, is_metric_source, lazy_pattern, outside
-from stoker.engine.metrics.metric_names import DATA, EPOCH, STEPS, may_name_measure
+from stoker.engine.metrics.metric_names import (
+    DATA,
+    EPOCH,
+    NO_LABEL,
+    STEPS,
+    Label,
+    LabelKind,
+    label_of,
+    may_name_measure,
+)
 from stoker.engine.metrics.metrics_file import clean_name
-from stoker.engine.metrics.printed_labels import NO_LABEL, Label, LabelKind, label_of
 
 _LINE, _BAR = "line", "bar"
 """Places that a number without a word says: at the beginning of the line, or of a progress bar."""

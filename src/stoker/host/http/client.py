@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING
 
 from stoker.core.errors import BadAnswer, BadInput, NetworkFailed
 from stoker.core.frozen import changed, frozen
-from stoker.host.http.addresses import HttpAddress, is_inner, joined, read_address, shown
-from stoker.host.http.exchange import BodySource, Headers, HttpClientResponse, HttpSettings, Request, Transport
+from stoker.host.http.exchange import (
+    BodySource,
+    Headers,
+    HttpAddress,
+    HttpClientResponse,
+    HttpSettings,
+    Request,
+    Transport,
+    is_inner,
+    joined,
+    read_address,
+    shown,
+)
 from stoker.host.http.http_errors import (
     Aborted,
     ExchangeStep,
@@ -28,7 +39,7 @@ from stoker.host.http.http_errors import (
 )
 from stoker.host.http.http_routes import Route, Trust, proxy_for, route_to
 from stoker.host.http.streams import CancelHandle, IdleState, WireResponse, framing
-from stoker.host.tls.contexts import unproven_context
+from stoker.host.tls_contexts import unproven_context
 
 if TYPE_CHECKING:
     from stoker.host.http.connections import HttpConnection

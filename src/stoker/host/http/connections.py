@@ -26,8 +26,7 @@ from urllib3.util import Url
 
 from stoker.core.errors import LocalFile, NetworkFailed, StokerError
 from stoker.core.frozen import frozen_by_position
-from stoker.host.http.addresses import is_literal
-from stoker.host.http.exchange import BodySource, Headers
+from stoker.host.http.exchange import BodySource, Headers, is_literal
 from stoker.host.http.http_errors import (
     TROUBLE,
     Aborted,

@@ -11,9 +11,8 @@ from contextlib import suppress
 from stoker.core.errors import BadInput, LocalFile
 from stoker.core.frozen import frozen
 from stoker.host.durable import read_regular
-from stoker.host.http.addresses import HttpOrigin, read_address, shown
-from stoker.host.http.exchange import FleetIdentity, HttpSettings
-from stoker.host.tls.contexts import client_context, machine_context
+from stoker.host.http.exchange import FleetIdentity, HttpOrigin, HttpSettings, read_address, shown
+from stoker.host.tls_contexts import client_context, machine_context
 
 # Proxies: chosen from the settings, by the rules of curl and Python.
 

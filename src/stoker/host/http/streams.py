@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen
-from stoker.host.http.addresses import HttpAddress
-from stoker.host.http.exchange import Headers
+from stoker.host.http.exchange import Headers, HttpAddress
 from stoker.host.http.http_errors import TROUBLE, Aborted, Ended, ExchangeStep, Malformed, Overlong, translated
 
 

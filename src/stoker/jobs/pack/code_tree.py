@@ -21,7 +21,7 @@ from stoker.core.frozen import frozen
 from stoker.core.job import JobSpec
 from stoker.core.text import counted, format_size
 from stoker.host.durable import open_regular, stamp_of, translated
-from stoker.host.http.addresses import is_this_computer, read_address
+from stoker.host.http.exchange import is_this_computer, read_address
 from stoker.jobs.builder import JobBuilder
 from stoker.jobs.pack.left_behind import LeftBehind
 from stoker.jobs.pack.project import IGNORE_FILE, MOST_BYTES, Project, ProjectFiles, find_project, list_files

@@ -19,9 +19,9 @@ from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size
 from stoker.host.durable import open_regular, remove_tree, translated
+from stoker.host.writers import copy_bytes
 from stoker.store.archives.archive_members import ArchiveLimits, ArchiveMembers
 from stoker.store.archives.tar import Broken, TarMember, TarMemberType, TarReader
-from stoker.store.links import copy_bytes
 from stoker.store.local_store import INLINE_FILE_BYTES, MOST_INLINE_FILES
 from stoker.store.trees import HashLane, WalkedEntry
 

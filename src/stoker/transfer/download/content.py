@@ -13,9 +13,8 @@ from stoker.core.errors import BadAnswer, LocalFile, LockHeld, NetworkFailed
 from stoker.core.frozen import changed, frozen
 from stoker.host.durable import translated
 from stoker.host.folders import AnchoredFolder
-from stoker.host.http.addresses import shown
 from stoker.host.http.client import follow
-from stoker.host.http.exchange import Request, Transport
+from stoker.host.http.exchange import Request, Transport, shown
 from stoker.host.identity import mine
 from stoker.transfer.download.partial import (
     ETAG,

@@ -25,9 +25,8 @@ from stoker.core.frozen import changed
 from stoker.core.retry import NoRetry
 from stoker.core.text import format_size
 from stoker.host.folders import AnchoredFolder, check_name
-from stoker.host.http.addresses import origin, shown
 from stoker.host.http.client import follow
-from stoker.host.http.exchange import HttpClientResponse, Request, Transport
+from stoker.host.http.exchange import HttpClientResponse, Request, Transport, origin, shown
 from stoker.host.http.http_errors import Reason
 from stoker.host.resources import check_space
 from stoker.transfer.download.content import (

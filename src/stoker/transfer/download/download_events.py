@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from stoker.core.errors import NetworkFailed, StokerError
 from stoker.core.events import Event, Kinds
 from stoker.core.text import format_size
-from stoker.host.http.addresses import shown
+from stoker.host.http.exchange import shown
 from stoker.transfer.download.types import DownloadOutcome, DownloadRequest, DownloadTimeouts, FetchedFile
 
 # The speed of one connection: too slow or not, the estimated time left, when to report progress.

@@ -23,7 +23,7 @@ from stoker.core.jsontext import JsonPlaces, Place, dumps, find_places, has_repe
 from stoker.core.text import did_you_mean
 from stoker.host.durable import read_regular, translated, write_file
 from stoker.host.folders import name_fault
-from stoker.host.http.addresses import origin, read_address
+from stoker.host.http.exchange import origin, read_address
 from stoker.transfer.download.partial import companion_clashes
 
 LARGEST_BYTES = 64 * 1024 * 1024

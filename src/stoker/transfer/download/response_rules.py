@@ -24,8 +24,7 @@ from stoker.core.errors import (
 from stoker.core.frozen import frozen
 from stoker.core.retry import NoRetry, RetryAfterDelay, pause_s
 from stoker.core.text import counted, format_duration, one_line
-from stoker.host.http.addresses import shown
-from stoker.host.http.exchange import Headers
+from stoker.host.http.exchange import Headers, shown
 from stoker.transfer.download.partial import strong_etag
 from stoker.transfer.download.resumption import RangeRequest
 from stoker.transfer.download.types import DownloadTimeouts

@@ -9,8 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from stoker.core.frozen import frozen
-from stoker.host.http.addresses import shown
-from stoker.host.http.exchange import Request
+from stoker.host.http.exchange import Request, shown
 from stoker.transfer.download.partial import Sidecar
 from stoker.transfer.download.types import DownloadRequest
 

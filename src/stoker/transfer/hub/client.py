@@ -17,9 +17,8 @@ from stoker.core.frozen import changed, frozen
 from stoker.core.retry import NoRetry
 from stoker.core.text import format_duration
 from stoker.host.folders import check_name
-from stoker.host.http.addresses import origin, shown
 from stoker.host.http.client import at_another_origin, follow
-from stoker.host.http.exchange import Headers, HttpClientResponse, Request
+from stoker.host.http.exchange import Headers, HttpClientResponse, Request, origin, shown
 from stoker.store.memo import Memo
 from stoker.transfer.download.download_events import ConnectionSpeed, retry_of
 from stoker.transfer.download.response_rules import (

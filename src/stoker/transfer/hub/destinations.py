@@ -17,8 +17,8 @@ from stoker.core.errors import NoPermission
 from stoker.core.events import Event, Kinds
 from stoker.core.frozen import frozen
 from stoker.host.folders import AnchoredFolder, check_name
-from stoker.host.http.addresses import shown
-from stoker.store.links import MaterialiseMethod, materialise
+from stoker.host.http.exchange import shown
+from stoker.host.writers import MaterialiseMethod, materialise
 from stoker.transfer.download.content import Validators, remove_validators, write_validators
 from stoker.transfer.download.download_events import DownloadEvents
 from stoker.transfer.download.file_lock import PartialFileLock, sweep_lock

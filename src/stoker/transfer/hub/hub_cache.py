@@ -24,7 +24,7 @@ from stoker.core.errors import BadAnswer, NoPermission, StokerError
 from stoker.core.frozen import frozen
 from stoker.host.durable import Stamp, read_regular, stamp_of, sweep_temps, temp_name, translated, write_file
 from stoker.host.folders import AnchoredFolder
-from stoker.store.links import materialise
+from stoker.host.writers import materialise
 from stoker.store.memo import Memo
 from stoker.transfer.download.content import Sums, SumsBuilder
 from stoker.transfer.download.download_events import ConnectionSpeed, DownloadEvents

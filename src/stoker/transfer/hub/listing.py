@@ -20,7 +20,7 @@ from stoker.core.errors import BadAnswer, BadInput, NotOnServer
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean, one_line
 from stoker.host.folders import clashes, name_fault, shown_name
-from stoker.host.http.addresses import joined, origin, read_address, shown
+from stoker.host.http.exchange import joined, origin, read_address, shown
 
 # Names of repositories and revisions, and their URLs.
 #

@@ -29,9 +29,8 @@ from stoker.core.events import Event, Kinds
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import counted
 from stoker.host.folders import AnchoredFolder, most_open_files, write_named
-from stoker.host.http.addresses import shown
 from stoker.host.http.client import follow
-from stoker.host.http.exchange import Request
+from stoker.host.http.exchange import Request, shown
 from stoker.host.resources import check_space, device_of, existing_above, has_space
 from stoker.transfer.download.content import SumsBuilder, not_ours
 from stoker.transfer.download.download import fetch_file

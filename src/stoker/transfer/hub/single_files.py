@@ -30,7 +30,7 @@ from stoker.core.frozen import changed
 from stoker.core.retry import NoRetry
 from stoker.core.text import counted
 from stoker.host.durable import translated
-from stoker.host.http.addresses import origin, shown
+from stoker.host.http.exchange import origin, shown
 from stoker.host.resources import check_space, device_of
 from stoker.transfer.download.content import Validators, is_newest, not_ours
 from stoker.transfer.download.download import fetch_file, kept_bytes_of

@@ -19,7 +19,7 @@ from stoker.core.digests import Digest, Tree, TreeEntry, digest_value, is_digest
 from stoker.core.errors import CorruptBytes, LocalFile
 from stoker.host.durable import remove_tree, stamp_of, translated
 from stoker.host.folders import AnchoredFolder
-from stoker.store.links import MaterialiseMethod, copy_bytes, materialise
+from stoker.host.writers import MaterialiseMethod, copy_bytes, materialise
 from stoker.store.local_store import LocalStore, RecordHit
 from stoker.store.places import StorePaths, names_in
 from stoker.store.put import put_key

@@ -31,9 +31,8 @@ from stoker.core.errors import (
 )
 from stoker.core.frozen import changed, frozen
 from stoker.core.retry import pause_s
-from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.exchange import FleetIdentity, HttpSettings
+from stoker.host.http.exchange import FleetIdentity, HttpSettings, is_this_computer, read_address
 from stoker.protocol.client import FleetClient
 from stoker.protocol.transport import RequestTimeouts
 from stoker.protocol.tree_messages import SourcesRequest, TreeLocation

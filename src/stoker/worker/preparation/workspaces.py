@@ -20,8 +20,8 @@ from stoker.host.durable import NO_STEP, remove_tree, translated, write_file
 from stoker.host.folders import make_passed_through, names_in, placed_path
 from stoker.host.identity import ProcessIdentity, of_pid
 from stoker.host.locks import living_marks
+from stoker.host.writers import copy_bytes
 from stoker.jobs.job_folder import JobFolder
-from stoker.store.links import copy_bytes
 from stoker.store.local_store import LocalStore
 from stoker.store.memo import note_file
 from stoker.store.put import StagingCopy, put_key

@@ -13,7 +13,7 @@ from stoker.coordinator.auth import Invite
 from stoker.coordinator.queue.commands import MakeInvite
 from stoker.core.clock import SystemClock
 from stoker.core.leases import Role
-from stoker.host.tls.certificates import make_ca
+from stoker.host.certificates import make_ca
 from stoker.protocol.discovery import MembershipKind, read_joined
 from stoker.worker import enrolment
 from tests.servers.coordinator import Fleet

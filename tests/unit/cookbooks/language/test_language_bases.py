@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from stoker.cookbooks.language import bases, bundled, safetensors
-from stoker.cookbooks.language.base_search import find_base, lacking, outline_of
 from stoker.cookbooks.language.bases import base_word, read_base
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
+from stoker.cookbooks.language.checks import find_base, lacking, outline_of
 from stoker.cookbooks.language.safetensors import DamagedHeader, Header, read_header
 from stoker.core.errors import BadInput, Damaged, NoPermission, NoSpace, StokerError
 from stoker.engine.recipe import MachineContext, surrounded_by
@@ -381,7 +381,7 @@ def test_bundled_data_is_made_of_distinct_lines(name):
 
 def test_a_base_is_looked_through_without_heavy_libraries():
     code = (
-        "import sys; from stoker.cookbooks.language.base_search import find_base; find_base('tiny');"
+        "import sys; from stoker.cookbooks.language.checks import find_base; find_base('tiny');"
         "sys.exit(bool({'torch', 'numpy', 'transformers', 'safetensors'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stoker.cookbooks.language.base_search import find_base, is_another_base  # noqa: E402
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base  # noqa: E402
+from stoker.cookbooks.language.checks import find_base, is_another_base  # noqa: E402
 from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, fresh_adapter  # noqa: E402
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base  # noqa: E402
 from stoker.cookbooks.language.compute.slots import Slots  # noqa: E402

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.engine.runners.program.program_watch import ControlFile, remove_if_odd
+from stoker.engine.runners.program.launch import ControlFile, remove_if_odd
 
 
 def test_each_look_gives_what_is_new(tmp_path: Path) -> None:

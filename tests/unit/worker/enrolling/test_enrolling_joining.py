@@ -13,7 +13,7 @@ from stoker.core.errors import BadAnswer, Damaged, Forbidden, NoCoordinator, Ref
 from stoker.core.frozen import changed
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
-from stoker.host.tls.certificates import make_ca, read_certificate
+from stoker.host.certificates import make_ca, read_certificate
 from stoker.protocol.discovery import Membership, MembershipKind, read_joined
 from stoker.protocol.enrolment_messages import JoinCode, fingerprint
 from stoker.worker import enrolment

@@ -14,7 +14,7 @@ from stoker.api.app_parts import AppSettings
 from stoker.app.app import App
 from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.errors import Damaged, LocalFile
-from stoker.host.tls.certificates import read_certificate
+from stoker.host.certificates import read_certificate
 from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import Membership
 from stoker.protocol.transport import RequestTimeouts

@@ -12,7 +12,7 @@ from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.errors import NoCoordinator, StokerError, TicketRefused
 from stoker.core.frozen import changed
 from stoker.core.leases import Role
-from stoker.host.tls.certificates import make_ca, read_certificate
+from stoker.host.certificates import make_ca, read_certificate
 from stoker.protocol.discovery import Membership, MembershipKind, read_joined
 from stoker.protocol.enrolment_messages import Ticket
 from stoker.worker.enrolment import join_with_ticket

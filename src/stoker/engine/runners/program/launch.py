@@ -1,4 +1,4 @@
-"""A program's start, rendered: its words with the interpreter found, and its whole environment.
+"""A program from its start, with its words and its whole environment, to the end of all its processes.
 
 Nothing of ours leaks in by accident: the interpreter is the user's, and of our own variables the program gets those
 that are meant for it. Its libraries' settings (wandb, TensorBoard, CUDA) stay as they are.
@@ -6,21 +6,33 @@ that are meant for it. Its libraries' settings (wandb, TensorBoard, CUDA) stay a
 
 from __future__ import annotations
 
+import fcntl
 import os
+import selectors
+import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 
-from stoker.core.errors import BadInput, LocalFile, NoPermission, ProgramNotFound
+from stoker.core.clock import Clock
+from stoker.core.errors import BadInput, LocalFile, NoPermission, ProcessLost, ProgramNotFound, StokerError
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.job import JOB_VARIABLES
 from stoker.core.jsontext import dumps
 from stoker.core.text import did_you_mean, format_size
 from stoker.engine.device_gate import HIDDEN
 from stoker.engine.program import Program, fill_resume, split_gang_words
+from stoker.engine.runners.program.output import ProgramOutput
+from stoker.engine.runners.program.sandbox import SecretRedactor
 from stoker.engine.runners.stage_runner import Work
 from stoker.host.box_entry import find_program
+from stoker.host.containment.box import ContainedGroup
+from stoker.host.durable import remove_tree
+from stoker.host.identity import ProcessExit
 from stoker.host.interpreter import find_python, is_bare_python, is_python, script_interpreter
+from stoker.host.processes import GRACE_S, Child, ask_group
 from stoker.host.users import OtherUser
+from stoker.host.writers import LogFile
 
 # The kernel takes no longer word, and no longer variable with its name.
 _LONGEST_WORD_BYTES = 128 * 1024 - 1
@@ -194,3 +206,232 @@ def _refuse_what_no_system_takes(launch: Launch) -> None:
     odd = next((name for name in launch.env if not name or "=" in name), None)
     if odd is not None:
         raise BadInput(f"invalid variable name {odd!r}", hint="env.NAME=VALUE")
+
+
+# Listening to a program until it and whatever it left behind are gone.
+#
+# One thread reads its two streams and the file through which `stoker_trainer` reports, writes the log, passes on what
+# is progress, and keeps an eye on silence. Memory and time are bounded whatever is printed, also if other processes
+# hold the streams open when the program has ended.
+
+
+_LOOK_BYTES = 1 << 18
+# What the last look reads at most; a trainer writes far less in an hour.
+_REST_BYTES = 1 << 24
+
+
+class ControlFile:
+    """One attempt's file, through which `stoker_trainer` reports: JSON lines, only appended to. It need not exist.
+
+    The program owns it, so anything may be found in its place. Nothing here waits, and each read is bounded.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._read_bytes = 0
+
+    def fresh(self) -> bytes:
+        """Return what was written since the last look, some of it if it is much."""
+        try:
+            # Most looks end here. A pipe or a device has no size, and a link is never followed.
+            if os.lstat(self._path).st_size <= self._read_bytes:
+                return b""
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return b""
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return b""
+            data = os.pread(descriptor, _LOOK_BYTES, self._read_bytes)
+        except OSError:
+            return b""
+        finally:
+            os.close(descriptor)
+        self._read_bytes += len(data)
+        return data
+
+    def rest(self) -> Iterator[bytes]:
+        """Return all that is left, up to a bound; for when the program has ended."""
+        end_bytes = self._read_bytes + _REST_BYTES
+        while self._read_bytes < end_bytes and (data := self.fresh()):
+            yield data
+
+
+def remove_if_odd(path: str) -> bool:
+    """Remove what a program put in the place of a file of ours and is none, so that no reader waits for it.
+
+    Says whether there was such a thing.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISREG(mode):
+            return False
+        if stat.S_ISDIR(mode):
+            remove_tree(path)
+        else:
+            os.unlink(path)
+    except FileNotFoundError:
+        return False
+    except (OSError, StokerError):
+        return True
+    return True
+
+
+_CHUNK_BYTES = 1 << 18
+_PIPE_BYTES = 1 << 20
+_LOOK_EVERY_S = 0.2
+_TAIL_BYTES = 16384
+# Between the end of a program and the moment when its other processes must be gone, too.
+_LAST_WORDS_S = 0.5
+_SETTLE_S = 0.01
+# Of what is left in the streams, all that pipes hold: a process that still writes then is out of reach.
+_LAST_READ_BYTES = 4 << 20
+
+
+class ProgramWatch:
+    """Listens to one attempt."""
+
+    def __init__(  # noqa: PLR0913 - all that it listens with
+        self,
+        *,
+        speech: ProgramOutput,
+        control: ControlFile,
+        log: LogFile,
+        clock: Clock,
+        silence_s: float | None,
+        beat: Callable[[], None],
+        hidden: tuple[str, ...] = (),
+    ) -> None:
+        self._speech = speech
+        self._control = control
+        self._log = log
+        self._clock = clock
+        self._silence_s = silence_s
+        self._beat = beat
+        self._hidings = {is_out: SecretRedactor(hidden) for is_out in (True, False)}
+        self._control_hiding = SecretRedactor(hidden)
+        self._tail = bytearray()
+        self._heard_s = clock.monotonic_s()
+        self._next_look_s = self._heard_s
+        self._kill_at_s: float | None = None
+        self.was_silent = False
+        """It was stopped because no output for too long."""
+        self.strays = 0
+        """How many processes it left behind, which were stopped."""
+
+    def last_words(self) -> str:
+        """Return the end of what it wrote to its error stream."""
+        return self._tail.decode(errors="replace")
+
+    def until_end(self, child: Child, box: ContainedGroup) -> ProcessExit:
+        """Listen until the program and all its processes have ended."""
+        streams = [stream for stream in (child.stdout, child.stderr) if stream is not None]
+        end_fd = _end_of(child)
+        self._heard_s = self._clock.monotonic_s()
+        try:
+            with selectors.DefaultSelector() as selector:
+                for stream in streams:
+                    _widen(stream.fileno())
+                    selector.register(stream, selectors.EVENT_READ, stream is child.stdout)
+                if end_fd is not None:
+                    selector.register(end_fd, selectors.EVENT_READ)
+                while (ended := child.poll()) is None:
+                    self._listen(selector, _LOOK_EVERY_S)
+                    self._look_around(child, box)
+                if end_fd is not None:
+                    selector.unregister(end_fd)
+                self._hear_out(selector, box)
+        finally:
+            if end_fd is not None:
+                os.close(end_fd)
+        for is_out, hiding in self._hidings.items():
+            self._take(hiding.finish(), is_out=is_out)
+        for data in self._control.rest():
+            self._speech.hear_control(self._control_hiding.feed(data))
+        self._speech.hear_control(self._control_hiding.finish())
+        self._speech.finish(is_success=ended.is_success)
+        return ended
+
+    def _listen(self, selector: selectors.BaseSelector, wait_s: float) -> int:
+        """Read once from each stream that has something, and return how many bytes that was."""
+        read_bytes = 0
+        for key, _ in selector.select(wait_s):
+            if key.data is None:
+                continue
+            data = os.read(key.fd, _CHUNK_BYTES)
+            if not data:
+                selector.unregister(key.fileobj)
+                continue
+            read_bytes += len(data)
+            self._heard_s = self._clock.monotonic_s()
+            self._take(self._hidings[key.data].feed(data), is_out=key.data)
+        return read_bytes
+
+    def _take(self, data: bytes, *, is_out: bool) -> None:
+        """Write down what was printed, and hear what it says; secrets are out of it."""
+        if not data:
+            return
+        self._log.write(data)
+        self._speech.hear(data, is_out=is_out)
+        if not is_out:
+            self._tail += data
+            del self._tail[:-_TAIL_BYTES]
+
+    def _look_around(self, child: Child, box: ContainedGroup) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + _LOOK_EVERY_S
+        self._beat()
+        # Read while it runs: then its memory can be distinguished from the kernel's cache of files.
+        if box.read().was_out_of_memory:
+            # Some kernels kill one and let the others wait for it for ever.
+            box.kill_all()
+        quiet_s = self._speech.hear_control(self._control_hiding.feed(self._control.fresh()))
+        if quiet_s is not None:
+            self._heard_s = max(self._heard_s, now_s - quiet_s)
+        self._speech.look()
+        if self._kill_at_s is not None:
+            if now_s >= self._kill_at_s:
+                box.kill_all()
+        elif self._silence_s is not None and now_s - self._heard_s >= self._silence_s:
+            self.was_silent = True
+            self._kill_at_s = now_s + GRACE_S
+            ask_group(child.identity)
+
+    def _hear_out(self, selector: selectors.BaseSelector, box: ContainedGroup) -> None:
+        """Read what is left; stop the processes of the program that are still there after a moment."""
+        deadline_s = self._clock.monotonic_s() + _LAST_WORDS_S
+        strays = box.members()
+        while (strays or selector.get_map()) and self._clock.monotonic_s() < deadline_s:
+            if selector.get_map():
+                self._listen(selector, _SETTLE_S)
+            else:
+                self._clock.sleep(_SETTLE_S)
+            if strays:
+                strays = box.members()
+        if strays:
+            self.strays = len(strays)
+            # If a process stays even so, closing the box reports it.
+            with suppress(ProcessLost):
+                box.kill_all()
+        left_bytes = _LAST_READ_BYTES
+        while selector.get_map() and selector.select(0) and left_bytes > 0:
+            left_bytes -= self._listen(selector, 0)
+
+
+def _widen(pipe_fd: int) -> None:
+    """Enlarge a pipe, so that a program that prints much blocks less often."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            fcntl.fcntl(pipe_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _end_of(child: Child) -> int | None:
+    """Return a descriptor that is readable when the program has ended, where there is such a thing."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.pidfd_open(child.identity.pid)
+    except OSError:
+        return None

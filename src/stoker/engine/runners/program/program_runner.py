@@ -24,7 +24,15 @@ from stoker.core.text import METRICS_OFF, format_size, is_metric_pattern, one_li
 from stoker.engine.metrics.written import WrittenMetrics
 from stoker.engine.program import DeclaredOutputs, Program, output_locks, split_gang_words, tidy_out
 from stoker.engine.runners.program.found_checkpoints import CheckpointFinder, KeptCheckpoint, put_back
-from stoker.engine.runners.program.launch import Launch, ProgramContext, find_launch, render_launch
+from stoker.engine.runners.program.launch import (
+    ControlFile,
+    Launch,
+    ProgramContext,
+    ProgramWatch,
+    find_launch,
+    remove_if_odd,
+    render_launch,
+)
 from stoker.engine.runners.program.output import ProgramCheckpointStore, ProgramOutput
 from stoker.engine.runners.program.program_end import (
     ProgramExit,
@@ -33,7 +41,6 @@ from stoker.engine.runners.program.program_end import (
     manifest_of_program,
     went_silent,
 )
-from stoker.engine.runners.program.program_watch import ControlFile, ProgramWatch, remove_if_odd
 from stoker.engine.runners.program.sandbox import RunAsFolders
 from stoker.engine.runners.stage_runner import AttemptUsage, StageAttempt, StageFailure, StageSuccess, Work, failure_of
 from stoker.engine.scratch import OURS, Scratch, choose_checkpoint, open_scratch

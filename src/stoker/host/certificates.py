@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from stoker.core.errors import BadInput, Damaged
 from stoker.core.frozen import frozen
-from stoker.host.tls.contexts import MACHINE_URI, Certificate, machine_in, serial_text
+from stoker.host.tls_contexts import MACHINE_URI, Certificate, machine_in, serial_text
 
 _LONGEST_COMMON_NAME = 64
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stoker.coordinator.explain.case import (
+from stoker.coordinator.explained_case import (
     EnvironmentViews,
     Fleet,
     JobExplainContext,

@@ -28,16 +28,15 @@ from stoker.core.digests import is_digest
 from stoker.core.errors import BadInput, Forbidden, InternalError, LocalFile, NotFound, StokerError, Unavailable
 from stoker.core.jsontext import dumps
 from stoker.host.durable import read_regular
-from stoker.host.http.addresses import is_this_computer
-from stoker.host.http.exchange import FleetIdentity
-from stoker.host.tls.contexts import load_server, read_peer, server_context
+from stoker.host.http.exchange import FleetIdentity, is_this_computer
+from stoker.host.tls_contexts import load_server, read_peer, server_context
 from stoker.protocol.codec import VERSION, VERSION_HEADER, from_json, read_range
 from stoker.protocol.tree_messages import (
     DigestsRequest,
     frame,
 )
 from stoker.store.local_store import LocalStore
-from stoker.transfer.peers.peer_files import PeerFiles, ServedFile
+from stoker.transfer.peer_files import PeerFiles, ServedFile
 from stoker.transfer.trees.tree_sources import own_address_towards
 
 # Connections that have not shown a certificate yet: limited in number, per address, and in time.
