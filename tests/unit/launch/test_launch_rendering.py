@@ -14,6 +14,7 @@ import pytest
 
 from stoker.core.errors import BadInput
 from stoker.core.frozen import changed
+from stoker.host.install import FROM_PIP
 from stoker.launch import service as launch_service
 from stoker.launch.service import (
     HOPELESS,
@@ -30,7 +31,7 @@ from stoker.launch.service import (
     render_unit,
     unit_words,
 )
-from stoker.worker.environments.uv import _FOR_OTHERS, _FROM_PIP
+from stoker.worker.environments.uv import _FOR_OTHERS
 
 HOSTILE = "/srv/a b%h$HOME'\"\\é;#"
 SPACE = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
@@ -114,7 +115,7 @@ def test_what_the_hub_the_network_and_uv_read_reaches_a_service():
     proxies = [f"{name}_proxy" for name in ("http", "https", "all")]
     wanted = {*hub, *http, *proxies, *map(str.upper, proxies)} - {"REQUEST_METHOD"}
     assert {"HF_HOME", "HF_TOKEN", "SSL_CERT_FILE", "no_proxy"} <= wanted
-    uv = {*_FROM_PIP, *_FOR_OTHERS}
+    uv = {*FROM_PIP, *_FOR_OTHERS}
     assert (wanted | uv) - set(PASSED_ON) == set(SECRETS)
 
 

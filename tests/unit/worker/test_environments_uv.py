@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.worker.environments.uv import Trouble, diagnose, find_uv, uv_environment, without_secrets
+from stoker.host.install import Trouble, diagnose, find_uv, uv_environment, without_secrets
 
 NO_WHEEL = """\
 Creating virtual environment at: /somewhere

@@ -24,7 +24,7 @@ from stoker.core.text import one_line
 from stoker.devices.detection import read_interpreter
 from stoker.host.durable import read_regular, write_file
 from stoker.host.identity import ProcessIdentity
-from stoker.host.install import packages_in
+from stoker.host.install import Diagnosis, Trouble, diagnose, find_uv, packages_in, without_secrets
 from stoker.host.interpreter import find_python
 from stoker.host.locks import FileLock, read_owner
 from stoker.host.processes import stop_group
@@ -43,18 +43,13 @@ from stoker.worker.environments.environment_cache import (
 )
 from stoker.worker.environments.uv import (
     Build,
-    Diagnosis,
     Interpreters,
     Python,
-    Trouble,
     build,
-    diagnose,
-    find_uv,
     lay_out,
     reading_as,
     size_of,
     uv_of,
-    without_secrets,
 )
 
 Say = Callable[[str], None]

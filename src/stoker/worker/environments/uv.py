@@ -1,7 +1,6 @@
-"""The program uv: its path, the settings passed to it, and the meaning of its failures.
+"""Builds of environments by the program uv, and the interpreters that they are made of.
 
-The user's `PIP_*` settings are passed under uv's own names, in variables: an index may have a password in it, and
-arguments are visible to all users.
+Its path, its settings and the meaning of its failures are in `host.install`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from enum import Enum
 from functools import partial
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -22,11 +20,9 @@ from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import Platform
-from stoker.core.text import one_line
-from stoker.host.box_entry import find_program
 from stoker.host.durable import open_regular, read_regular, remove_tree, translated
 from stoker.host.identity import ProcessIdentity
-from stoker.host.install import UV_SETTINGS, package_folders
+from stoker.host.install import UV_SETTINGS, package_folders, uv_environment
 from stoker.host.processes import Child, start
 from stoker.host.user_switch import end_everybody_of, start_as
 from stoker.host.users import OtherUser, acting_as, give_to, may_execute, take_back
@@ -175,100 +171,10 @@ def _ask_all(paths: Sequence[str], clock: Clock) -> dict[str, list[Any]]:
     return answers
 
 
-_FROM_PIP = {
-    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
-    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
-    "PIP_FIND_LINKS": "UV_FIND_LINKS",
-    "PIP_NO_INDEX": "UV_NO_INDEX",
-    "PIP_CERT": "SSL_CERT_FILE",
-    "PIP_TRUSTED_HOST": "UV_INSECURE_HOST",
-    "PIP_DEFAULT_TIMEOUT": "UV_HTTP_TIMEOUT",
-    "PIP_CONSTRAINT": "UV_CONSTRAINT",
-    "PIP_PROXY": "ALL_PROXY",
-}
-_LISTS_BY_COMMA = ("UV_FIND_LINKS",)
-# They select an environment, a project or a Python: the build does that.
-_OURS = (
-    "CONDA_DEFAULT_ENV",
-    "CONDA_PREFIX",
-    "PYTHONHOME",
-    "PYTHONPATH",
-    "UV_ACTIVE",
-    "UV_FROZEN",
-    "UV_LOCKED",
-    "UV_NO_SYNC",
-    "UV_OUTPUT_FORMAT",
-    "UV_PROJECT",
-    "UV_PROJECT_ENVIRONMENT",
-    "UV_PYTHON",
-    "UV_SYSTEM_PYTHON",
-    "UV_TARGET",
-    "UV_WORKING_DIR",
-    "UV_WORKING_DIRECTORY",
-    "VIRTUAL_ENV",
-)
 # All variables of the worker that uv gets as another user: the operator's configuration of uv itself.
 _FOR_OTHERS = ("LANG", "SSL_CERT_DIR", "SSL_CERT_FILE", *UV_SETTINGS)
 _NAMED_INDEX = re.compile(r"UV_INDEX_[A-Z0-9_]+_(?:USERNAME|PASSWORD)")
 _PROXIES = ("all_proxy", "http_proxy", "https_proxy", "no_proxy")
-_LONGEST_WHY = 300
-_BEGINNING = re.compile(r"^[×╰─▶│├→ ]*(?:error: )?")
-_SECRETS = re.compile(r"(?<=://)[^/@\s]*@")
-_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_NO_WHEEL = re.compile(
-    r"Distribution `([A-Za-z0-9._-]+)==\S+ @ \S+` can't be installed because|"
-    r"Because ([A-Za-z0-9._-]+)==\S+ has no wheels with a matching"
-)
-_PASSING = re.compile(
-    r"No space left|Disk quota|Read-only file system|Permission denied|dns error|error sending request|"
-    r"[Cc]onnection (?:refused|reset|closed)|tcp connect|timed? ?out|Failed to fetch|Failed to download|"
-    r"[Nn]etwork (?:connectivity )?(?:is|was) disabled|not found in the cache|Could not connect|"
-    r"HTTP status (?:client|server) error|"
-    r"\b(?:401|403|429|50[0-4]) |TLS|certificate|Hash mismatch|Too many open files|Cannot allocate memory|"
-    r"stream ended|error decoding response"
-)
-_IMPOSSIBLE = re.compile(
-    r"has no wheels? with a matching|no matching Python|does not satisfy Python|requires Python|"
-    r"is not compatible with|No solution found|has no usable wheels|[Bb]uilding source distributions .*disabled|"
-    r"Failed to build|[Bb]uild backend|No interpreter found|unsatisfiable|was not found in"
-)
-
-
-class Trouble(Enum):
-    """What a failure of uv means for this machine."""
-
-    IMPOSSIBLE = "impossible"
-    PASSING = "passing"
-
-
-@frozen
-class Diagnosis:
-    """The cause of a failure."""
-
-    trouble: Trouble
-    why: str
-
-
-def find_uv(own_prefix: str, environment: Mapping[str, str]) -> str:
-    """Return uv's path: beside our own interpreter, else on `PATH`; empty if there is none."""
-    beside = os.path.join(own_prefix, "bin", "uv")
-    if os.access(beside, os.X_OK):
-        return beside
-    try:
-        return find_program("uv", cwd="/", env=environment)
-    except StokerError:
-        return ""
-
-
-def uv_environment(environment: Mapping[str, str], **ours: str) -> dict[str, str]:
-    """Return uv's variables: the user's, their pip settings under uv's names, and ours."""
-    made = {name: value for name, value in environment.items() if name not in _OURS}
-    for pip, uv in _FROM_PIP.items():
-        value = environment.get(pip, "").strip()
-        if value and not environment.get(uv):
-            made[uv] = ",".join(value.split()) if uv in _LISTS_BY_COMMA else value
-    made.setdefault("UV_PYTHON_DOWNLOADS", "never")
-    return {**made, "UV_NO_PROGRESS": "1", "NO_COLOR": "1", **ours}
 
 
 def uv_environment_for_others(environment: Mapping[str, str], place: str) -> dict[str, str]:
@@ -290,39 +196,6 @@ def uv_environment_for_others(environment: Mapping[str, str], place: str) -> dic
 
 def _is_for_others(name: str) -> bool:
     return name in _FOR_OTHERS or name.lower() in _PROXIES or _NAMED_INDEX.fullmatch(name) is not None
-
-
-def without_secrets(line: str) -> str:
-    """Return a line of uv's output without user names and passwords in URLs."""
-    return _SECRETS.sub("***@", _CODES.sub("", line))
-
-
-def diagnose(lines: Sequence[str], exit_code: int, *, where: str) -> Diagnosis:
-    """Return the cause of a failed run of uv; `where` names the machine: `aarch64 cp311`.
-
-    Passing failures are checked first: if an index does not answer, a package also seems not to exist.
-    """
-    text = "\n".join(lines)
-    flat = " ".join(text.split())
-    if _PASSING.search(flat):
-        return Diagnosis(trouble=Trouble.PASSING, why=_reason(lines, _PASSING) or f"uv ended with {exit_code}")
-    missing = _NO_WHEEL.search(flat)
-    if missing:
-        return Diagnosis(trouble=Trouble.IMPOSSIBLE, why=f"no wheel of {missing[1] or missing[2]} for {where}")
-    if _IMPOSSIBLE.search(flat):
-        return Diagnosis(trouble=Trouble.IMPOSSIBLE, why=_reason(lines, _IMPOSSIBLE) or f"uv ended with {exit_code}")
-    return Diagnosis(trouble=Trouble.PASSING, why=_reason(lines, None) or f"uv ended with {exit_code}")
-
-
-def _reason(lines: Sequence[str], about: re.Pattern[str] | None) -> str:
-    """Return uv's error in one line."""
-    clean = [line for line in (without_secrets(line).strip() for line in lines) if line]
-    begin = next((at for at, line in enumerate(clean) if line.startswith(("error", "× ", "x "))), None)
-    if begin is None and about is not None:
-        begin = next((at for at, line in enumerate(clean) if about.search(line)), None)
-    shown = clean[begin:] if begin is not None else clean[-3:]
-    words = " ".join(_BEGINNING.sub("", line) for line in shown if not line.startswith("hint: "))
-    return one_line(words.removeprefix("cause: ").replace(" cause: ", ": "), _LONGEST_WHY)
 
 
 _LARGEST_TEXT_BYTES = 64 << 20
