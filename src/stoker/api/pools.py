@@ -117,7 +117,8 @@ class FleetPools:
             launcher = self._parts.launcher(state.pool.backend)
             ids = [f"{number:06x}" for number in range(min(start.count, MOST_TOGETHER))]
             planned = [Allocation(id=one, pool=state.pool.name) for one in ids]
-            rendered = launcher.render(state.pool, planned, fleet=plan.view.fleet)
+            pool = launcher.prepare(state.pool, lambda _kind, _fields: None, is_dry=True)
+            rendered = launcher.render(pool, planned, fleet=plan.view.fleet)
             yield request, state.pool, rendered, launcher.forecast(rendered)
 
     def launch(

@@ -247,8 +247,10 @@ class App:
         """Return what starts the workers of pools with this backend."""
         from stoker.core.pool import PoolBackend
         from stoker.host.command_runner import SubprocessRunner
+        from stoker.host.install import find_uv, uv_environment
         from stoker.launch.commands import HostCommands, public_environment
         from stoker.launch.hosts import HostLauncher
+        from stoker.launch.kit import KitBuilder, Kits
         from stoker.launch.slurm import SlurmLauncher
 
         settings = self.settings
@@ -260,9 +262,12 @@ class App:
         runner = SubprocessRunner(public_environment(settings.environment), language=None, most_bytes=64 << 20)
         commands = HostCommands(runner, control_folder=settings.ssh_folder)
         folder = os.path.join(settings.state, "workers-launched")
+        uv_runner = SubprocessRunner(uv_environment(settings.environment))
+        made = KitBuilder(os.path.join(settings.state, "kits"), find_uv(sys.prefix, settings.environment), uv_runner)
+        kits = Kits(commands, made, folder=os.path.join(settings.state, "kits-launched"), clock=self.clock)
         if backend in (PoolBackend.LOCAL, PoolBackend.SSH):
-            return HostLauncher(commands, folder=folder, python=sys.executable)
-        return SlurmLauncher(commands, folder=folder, python=sys.executable)
+            return HostLauncher(commands, folder=folder, python=sys.executable, kits=kits)
+        return SlurmLauncher(commands, folder=folder, python=sys.executable, kits=kits)
 
     def _ray_launcher(self) -> Launcher:
         from stoker.launch.ray import RayLauncher, read_ray_token

@@ -445,6 +445,10 @@ class LaunchRefused(Refused, code="launch_refused", exit_code=60):
     """A backend did not accept an allocation. The message has the backend's own text."""
 
 
+class KitRefused(LaunchRefused, code="kit_refused", exit_code=60):
+    """Stoker can't be brought to a machine of a pool. `data` has the reason: no Python, no disk space, no libraries."""
+
+
 class LaunchDoubtful(Unavailable, code="launch_doubtful", exit_code=61):
     """A backend's answer was lost: it may have accepted the allocations. A look at it shows whether it has."""
 

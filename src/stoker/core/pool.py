@@ -24,6 +24,8 @@ LABEL = "stoker"
 """First part of an allocation's name at its backend."""
 ID_CHARACTERS = 6
 LONGEST_POOL_NAME = 40
+KIT = "kit"
+"""As the `python` of a pool: Stoker is brought along, also if the launcher's own interpreter could be used."""
 DEFAULT_IDLE_S = 300.0
 DEFAULT_WALL_S = 4 * 3600.0
 SSH_WALL_S = 30 * 86400.0
@@ -131,7 +133,7 @@ class Pool:
     setup: tuple[str, ...] = ()
     """Shell commands before the worker starts."""
     python: str = ""
-    """A Python there that has Stoker; empty: Stoker is brought along."""
+    """A Python there that has Stoker; empty: the launcher's own if it is there, else Stoker is brought along."""
     folder: str = ""
     """A folder that the launcher and the pool's machines share; empty: the launcher's own."""
     is_automatic: bool = True
@@ -414,10 +416,7 @@ def _names(pool: Pool) -> tuple[Diagnostic, ...]:
         if not _TYPE.fullmatch(gpu.type):
             where = f"each.gpus[{number}].type"
             faults.append(Diagnostic(where, f"{gpu.type[:80]!r} is not a type", "letters, digits, and _ . - inside"))
-    for name, path in (("python", pool.python), ("folder", pool.folder)):
-        if path and not _PATH.fullmatch(path):
-            message = f"{path[:80]!r} is not an absolute path of plain characters"
-            faults.append(Diagnostic(name, message, "no spaces, quotes or characters of a shell"))
+    faults += _paths(pool)
     if pool.backend is PoolBackend.SLURM and pool.via and not pool.folder:
         hint = "an absolute path that the host and the pool's machines share"
         faults.append(Diagnostic("folder", "required with `via`", hint))
@@ -427,6 +426,17 @@ def _names(pool: Pool) -> tuple[Diagnostic, ...]:
         hint = "one worker with several slots: max: 1, each: { slots: N }"
         faults.append(Diagnostic("max", "workers of one machine would all offer its first devices", hint))
     return tuple(faults)
+
+
+def _paths(pool: Pool) -> list[Diagnostic]:
+    faults = []
+    if pool.python == KIT and pool.backend in (PoolBackend.RAY, PoolBackend.KUBERNETES):
+        faults.append(Diagnostic("python", f"no kit for {pool.backend}", "a Python there that has Stoker"))
+    for name, path in (("python", pool.python if pool.python != KIT else ""), ("folder", pool.folder)):
+        if path and not _PATH.fullmatch(path):
+            message = f"{path[:80]!r} is not an absolute path of plain characters"
+            faults.append(Diagnostic(name, message, "no spaces, quotes or characters of a shell"))
+    return faults
 
 
 def _options(pool: Pool) -> tuple[Diagnostic, ...]:

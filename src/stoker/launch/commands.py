@@ -57,8 +57,10 @@ class HostCommands:
         while self._hosts:
             self._runner.ask([*self._ssh_words(), "-O", "exit", "--", self._hosts.pop()])
 
-    def run(self, where: str, argv: Sequence[str], *, stdin: str = "", limit_s: float = LIMIT_S) -> Reply:
-        """Run a command on a host, or here if `where` is empty. Blocks.
+    def run(
+        self, where: str, argv: Sequence[str], *, stdin: str = "", stdin_path: str = "", limit_s: float = LIMIT_S
+    ) -> Reply:
+        """Run a command on a host, or here if `where` is empty. `stdin_path` is a file that it reads. Blocks.
 
         Raises `NoBackend` if it certainly did not run, `HostKeyChanged` if the host has another key.
         """
@@ -66,6 +68,8 @@ class HostCommands:
         if where:
             self._hosts.add(where)
             words = [*self._ssh_words(), "--", where, shlex.join(argv)]
+        if stdin_path:
+            words = ["sh", "-c", 'exec "$@" < "$0"', stdin_path, *words]
         program = next(word for word in argv if word != "env" and "=" not in word)
         reply = self._runner.ask(words, limit_s=limit_s, stdin=stdin)
         if isinstance(reply, ProbeFailure):

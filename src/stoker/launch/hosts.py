@@ -15,14 +15,14 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 
-from stoker import __version__
 from stoker.core.errors import InternalError, LaunchDoubtful, LaunchRefused, StokerError
 from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, require_valid
 from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure
 from stoker.launch.commands import HostCommands
-from stoker.launch.launchers import AllocationStatus, Rendered, fill, ticket_hole, worker_command
+from stoker.launch.kit import Kits, check_python, is_kit_used, versions_command
+from stoker.launch.launchers import AllocationStatus, Log, Rendered, fill, ticket_hole, worker_command
 
 _SHELL = ("sh", "-s")
 OWN_FOLDER = '[ -O . ] && [ -z "$(find . -maxdepth 0 -perm /022)" ]'
@@ -86,11 +86,18 @@ echo "$code $(date +%s)" > exit.new && mv exit.new exit
 class HostLauncher:
     """Starts workers as processes of this machine and of SSH hosts."""
 
-    def __init__(self, commands: HostCommands, *, folder: str, python: str) -> None:
-        """`folder` is where workers of this machine have their folders; `python` the interpreter that has Stoker."""
+    def __init__(self, commands: HostCommands, *, folder: str, python: str, kits: Kits | None = None) -> None:
+        """`folder` is where workers of this machine have their folders; `python` the interpreter that has Stoker.
+
+        Without `kits` each host has that interpreter, or the pool names one.
+        """
         self._commands = commands
+        self._kits = kits
         self._folder = folder
         self._python = python
+
+    def prepare(self, pool: Pool, log: Log, *, is_dry: bool = False) -> Pool:
+        return self._kits.prepare(pool, log, is_dry=is_dry) if self._kits is not None else pool
 
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         require_valid(pool)
@@ -233,12 +240,11 @@ rmdir * 2>/dev/null
 
     def check(self, pool: Pool) -> tuple[Check, ...]:
         require_valid(pool)
-        python = shlex.quote(pool.python or self._python)
-        program = "import stoker, sys; print(sys.version.split()[0], stoker.__version__)"
+        python = pool.python or self._python
         script = f"""\
 echo "system $(uname -srm)"
 [ -n "$boot" ] && command -v setsid > /dev/null && echo "setsid yes"
-echo "python $({python} -c {shlex.quote(program)} 2>&1 | tail -n 1)"
+echo "python $({versions_command(python)})"
 umask 077
 mkdir -p {self._base(pool)} && cd {self._base(pool)} && echo "free $(df -Pk . | awk 'NR == 2 {{ print $4 }}')"
 """
@@ -250,7 +256,11 @@ mkdir -p {self._base(pool)} && cd {self._base(pool)} && echo "free $(df -Pk . | 
         return (
             Check("reached", CheckStatus.OK, f"{_host(pool.via)}: {said.get('system', '')}"),
             _check_setsid(said),
-            check_python(said.get("python", ""), pool.python or self._python),
+            *(
+                self._kits.check(pool)
+                if self._kits is not None and is_kit_used(pool)
+                else (check_python(said.get("python", ""), python),)
+            ),
             _check_folder(said),
         )
 
@@ -262,18 +272,6 @@ mkdir -p {self._base(pool)} && cd {self._base(pool)} && echo "free $(df -Pk . | 
 
     def _read(self, pool: Pool, script: str) -> str:
         return self._commands.read(pool.via, _SHELL, stdin=f"{_FUNCTIONS}main() {{\n{script}}}\nmain\n").out
-
-
-def check_python(text: str, python: str) -> Check:
-    """Return the check of an interpreter that printed its version and that of Stoker."""
-    words = text.split()
-    if len(words) != 2 or not words[0][:1].isdigit():
-        message = f"{python}: {one_line(text, 200) or 'no output'}"
-        return Check("python", CheckStatus.BAD, message, f"set python to one that has Stoker {__version__}")
-    if words[1] != __version__:
-        message = f"{python}: Stoker {words[1]}, here is {__version__}"
-        return Check("python", CheckStatus.BAD, message, f"{python} -m pip install stoker=={__version__}")
-    return Check("python", CheckStatus.OK, f"{python}: Python {words[0]}, Stoker {words[1]}")
 
 
 def _check_setsid(said: Mapping[str, str]) -> Check:

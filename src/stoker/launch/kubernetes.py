@@ -23,7 +23,7 @@ from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from stoker.launch.commands import HostCommands
-from stoker.launch.launchers import NEXT, AllocationStatus, Rendered, fill, ticket_hole, worker_command
+from stoker.launch.launchers import NEXT, AllocationStatus, Log, Rendered, fill, ticket_hole, worker_command
 
 _PYTHON = "python3"
 _GPU_RESOURCE = "nvidia.com/gpu"
@@ -83,6 +83,9 @@ class KubernetesLauncher:
     def __init__(self, commands: HostCommands) -> None:
         """`commands` need what `kubectl` reads: HOME, KUBECONFIG, and variables of its credential plugins."""
         self._commands = commands
+
+    def prepare(self, pool: Pool, log: Log, *, is_dry: bool = False) -> Pool:
+        return pool
 
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         require_valid(pool)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from stoker.core.errors import InternalError
 from stoker.core.frozen import fresh, frozen
@@ -24,6 +24,8 @@ from stoker.devices.checkup import Check
 MOST_TOGETHER = 100
 """Allocations in one request: Slurm's comment, which names all of them, has at most 1,024 characters."""
 
+Log = Callable[[str, dict[str, Any]], None]
+"""Receives events: a kind and its fields."""
 NEXT = "\n---\n"
 """Between documents of a request that are sent one after the other, each with the same command."""
 _HOLE = re.compile(r"\{ticket:([0-9a-f]+)\}")
@@ -74,6 +76,12 @@ class Launcher(Protocol):
 
     Raises `NoBackend` if its commands or its host can't be reached, `HostKeyChanged` if that is another host now.
     """
+
+    def prepare(self, pool: Pool, log: Log, *, is_dry: bool = False) -> Pool:
+        """Return the pool with the Python of its workers; bring Stoker there if it is not. `render` takes that pool.
+
+        With `is_dry` nothing is sent. `log` gets an event for each transfer. Raises `KitRefused`.
+        """
 
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         """Return the request of one to `MOST_TOGETHER` allocations. Pure. Raises `InvalidCluster`."""

@@ -39,6 +39,7 @@ from stoker.host.http.http_errors import Reason
 from stoker.launch.launchers import (
     NEXT,
     AllocationStatus,
+    Log,
     Rendered,
     fill,
     ids_of,
@@ -106,6 +107,9 @@ class RayLauncher:
         """`token` returns the cluster's token, which may change; empty: the cluster needs none."""
         self._transport = transport
         self._token = token
+
+    def prepare(self, pool: Pool, log: Log, *, is_dry: bool = False) -> Pool:
+        return pool
 
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         require_valid(pool)

@@ -27,10 +27,12 @@ from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from stoker.launch.commands import HostCommands
-from stoker.launch.hosts import OWN_FOLDER, check_python
+from stoker.launch.hosts import OWN_FOLDER
+from stoker.launch.kit import Kits, check_python, is_kit_used, versions_command
 from stoker.launch.launchers import (
     MOST_TOGETHER,
     AllocationStatus,
+    Log,
     Rendered,
     fill,
     ids_of,
@@ -93,13 +95,20 @@ _HINTS = (
 class SlurmLauncher:
     """Starts workers through Slurm."""
 
-    def __init__(self, commands: HostCommands, *, folder: str, python: str) -> None:
-        """`folder` is shared with the compute nodes, for pools that name none; `python` has Stoker there."""
+    def __init__(self, commands: HostCommands, *, folder: str, python: str, kits: Kits | None = None) -> None:
+        """`folder` is shared with the compute nodes, for pools that name none; `python` has Stoker there.
+
+        Without `kits` the compute nodes have that interpreter, or the pool names one.
+        """
         self._commands = commands
+        self._kits = kits
         self._folder = folder
         self._python = python
         self._exit_codes: dict[tuple[str, str], str] = {}
         """Of failed jobs that the queue still shows, by host and id."""
+
+    def prepare(self, pool: Pool, log: Log, *, is_dry: bool = False) -> Pool:
+        return self._kits.prepare(pool, log, is_dry=is_dry) if self._kits is not None else pool
 
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         require_valid(pool)
@@ -189,12 +198,11 @@ class SlurmLauncher:
             version = self._commands.read(pool.via, ("sbatch", "--version"))
             answer = self._commands.read(pool.via, (*rendered.argv, "--test-only"), stdin=rendered.stdin)
             limits = self._commands.read(pool.via, ("sinfo", "--noheader", "--format=%P|%l"))
-            python = shlex.quote(pool.python or self._python)
-            program = shlex.quote("import stoker, sys; print(sys.version.split()[0], stoker.__version__)")
+            python = pool.python or self._python
             base = shlex.quote(self._base(pool))
             probe = self._shell(
                 pool,
-                f"{python} -c {program} 2>&1 | tail -n 1\n"
+                f"{versions_command(python)}\n"
                 f"umask 077; mkdir -p {base} && : > {base}/.check && rm {base}/.check && echo writable",
             )
         except StokerError as error:
@@ -204,7 +212,11 @@ class SlurmLauncher:
             Check("reached", CheckStatus.OK, f"{pool.via or 'this machine'}: {one_line(version.out, 80)}"),
             _check_answer(answer),
             _check_limit(limits.out, pool),
-            check_python(said, pool.python or self._python),
+            *(
+                self._kits.check(pool)
+                if self._kits is not None and is_kit_used(pool)
+                else (check_python(said, python),)
+            ),
             Check("folder", CheckStatus.OK, f"{self._base(pool)} is writable")
             if "writable" in writable
             else Check("folder", CheckStatus.BAD, f"{self._base(pool)}: {one_line(probe.err, 200)}", "set folder"),

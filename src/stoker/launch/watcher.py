@@ -15,9 +15,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from stoker.core.clock import Clock
-from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, StaleLease, StokerError
+from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, NoBackend, StaleLease, StokerError
 from stoker.core.frozen import changeable, changed, fresh, frozen
-from stoker.core.pool import ID_CHARACTERS, Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolState
+from stoker.core.pool import (
+    ID_CHARACTERS,
+    Allocation,
+    AllocationCause,
+    AllocationState,
+    Pool,
+    PoolBackend,
+    PoolState,
+)
 from stoker.core.text import one_line
 from stoker.launch.launchers import MOST_TOGETHER, Launcher, Rendered
 from stoker.launch.reconcile import LookMemory, reconcile
@@ -304,8 +312,9 @@ class Watcher:
         ids = [secrets.token_hex(ID_CHARACTERS // 2) for _ in range(min(start.count, MOST_AT_ONCE))]
         allocations = [Allocation(id=one, pool=pool.name, wanted=start.wanted) for one in ids]
         # Faults of the pool are found before anything is planned.
+        ready, fault = self._prepare(launcher, pool)
         together = [
-            launcher.render(pool, allocations[first : first + MOST_TOGETHER], fleet=fleet)
+            launcher.render(ready, allocations[first : first + MOST_TOGETHER], fleet=fleet)
             for first in range(0, len(ids), MOST_TOGETHER)
         ]
         plans = [(one, start.wanted) for one in ids]
@@ -316,11 +325,23 @@ class Watcher:
             for one in allocations
         }
         for rendered in together:
-            outcome = _submitted(launcher, rendered, {id_: tickets[id_] for id_ in rendered.ids})
+            outcome = fault or _submitted(launcher, rendered, {id_: tickets[id_] for id_ in rendered.ids})
             for id_ in rendered.ids:
                 fields = {"pool": pool.name, "allocation": id_, "backend_id": outcome.backend_ids.get(id_, "")}
                 self._log(f"allocation_{outcome.state}", {**fields, "why": outcome.message or start.why})
             self._write(pool, epoch, [outcome.move(id_) for id_ in rendered.ids])
+
+    def _prepare(self, launcher: Launcher, pool: Pool) -> tuple[Pool, _Outcome | None]:
+        """Return the pool as its launcher renders it, and what is to become of requests if Stoker can't get there.
+
+        They are planned all the same: brakes count them, and `stoker pools` shows why.
+        """
+        try:
+            return launcher.prepare(pool, self._log), None
+        except LaunchRefused as error:
+            return pool, _Outcome(state=AllocationState.REFUSED, message=_last_line(str(error)))
+        except NoBackend as error:
+            return pool, _Outcome(state=AllocationState.DOUBTFUL, message=_last_line(str(error)))
 
     def _write(self, pool: Pool, epoch: int, moves: Sequence[AllocationMove]) -> None:
         for first in range(0, len(moves), MOST_AT_ONCE):

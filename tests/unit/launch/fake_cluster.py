@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, StaleLease
+from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, StaleLease, StokerError
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand
 from stoker.core.pool import (
@@ -20,7 +20,7 @@ from stoker.core.pool import (
     may_move,
 )
 from stoker.devices.checkup import Check
-from stoker.launch.launchers import AllocationStatus, Rendered
+from stoker.launch.launchers import AllocationStatus, Log, Rendered
 from stoker.protocol.launch_messages import AllocationMove, LaunchView
 from stoker.protocol.view_messages import DoneView
 
@@ -153,6 +153,12 @@ class FakeBackend:
         self.looks = 0
         self.cleaned: set[str] = set()
         self.tickets: list[str] = []
+        self.kit_fault: StokerError | None = None
+
+    def prepare(self, pool: Pool, log: Log, *, is_dry: bool = False) -> Pool:
+        if self.kit_fault is not None:
+            raise self.kit_fault
+        return pool
 
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         return Rendered(argv=("request", pool.name), ids=tuple(one.id for one in allocations))
