@@ -150,7 +150,7 @@ POOL = MapSchema(
             "further options of the backend",
         ),
         Field("setup", ListOf(Text("a shell command")), "commands before the worker starts"),
-        Field("python", Text("a path"), "a Python there that has Stoker"),
+        Field("python", Text("a path"), "a Python there that has Stoker; kit: Stoker is brought along"),
         Field("folder", Text("a path"), "a folder that launcher and machines share"),
         Field("automatic", Flag(), "false: it starts only by `stoker launch NAME` (default: true)"),
         Field("cost_per_hour", NumberField(), "cost of one machine, for reports"),

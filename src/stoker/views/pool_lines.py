@@ -124,6 +124,8 @@ def launch_event_line(kind: str, fields: dict[str, Any]) -> str:
         "pool_watched": "watched from now on",
         "pool_paused": "paused",
         "launch_problem": "problem",
+        "kit_sent": "sends Stoker",
+        "kit_installed": "has Stoker",
         "allocation_cancelled": "cancelled",
         "request_answered": "request closed",
         "allocation_ended": f"ended ({fields.get('cause', '')})",
