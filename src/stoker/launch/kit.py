@@ -18,7 +18,7 @@ import shlex
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -56,7 +56,6 @@ _GLIBC_MINORS = (17, 28, *range(31, 41))
 _MACHINES = ("x86_64", "aarch64")
 _OLDEST_MINOR, _NEWEST_MINOR = 11, 19
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_.,:=+@%/-]*")
-_NAME = re.compile(r"[-_.]+")
 _FAR_BASE = ".local/state/stoker/kits"
 # Of libraries only what a program imports; records of an installation name this machine's paths.
 _LEFT_OUT = re.compile(
@@ -239,39 +238,14 @@ class KitBuilder:
 
 def requirements_here() -> tuple[list[str], list[str]]:
     """Return what a worker requires, and the versions installed here of all that belongs to it."""
-    from packaging.requirements import Requirement  # noqa: PLC0415 - of an extra
+    from stoker.jobs.pack.wheels import installed_requirements  # noqa: PLC0415 - of an extra
 
     try:
-        own = metadata.distribution("stoker")
+        return installed_requirements("stoker", _EXTRA)
     except metadata.PackageNotFoundError:
         raise KitRefused(
             "this Stoker is not installed", hint=pip_install("stoker[fleet]"), reason="no_stoker"
         ) from None
-
-    def needs(distribution: metadata.Distribution, extras: Iterable[str]) -> Iterator[Requirement]:
-        for one in map(Requirement, distribution.requires or ()):
-            if one.marker is None or any(one.marker.evaluate({"extra": name}) for name in ("", *extras)):
-                yield one
-
-    first = list(needs(own, (_EXTRA,)))
-    pins: dict[str, str] = {}
-    ahead = list(first)
-    while ahead:
-        need = ahead.pop()
-        name = _NAME.sub("-", need.name).lower()
-        if name in pins:
-            continue
-        try:
-            found = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            # Another platform may need it nevertheless; uv chooses its version.
-            continue
-        pins[name] = f"{name}=={found.version}"
-        ahead += needs(found, need.extras)
-    for one in first:
-        # It was evaluated; what it said of the extra means nothing to uv.
-        one.marker = None
-    return sorted(map(str, first)), sorted(pins.values())
 
 
 def uv_platform(platform: Platform) -> str:

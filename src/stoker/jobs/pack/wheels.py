@@ -1,16 +1,19 @@
 """Checks from the lock alone whether an environment can be installed on a platform, before any download.
 
 Only what is certain is impossible: a required package without a matching wheel and without source. A marker that can't
-be evaluated gives no result. Importing this module imports `packaging`.
+be evaluated gives no result. Beside that: what an installed distribution requires. Importing this module imports
+`packaging`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from importlib import metadata
 
 from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
+from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion
 
 from stoker.core.errors import BadInput
@@ -196,3 +199,35 @@ def _facts(platform: Platform, version: str) -> dict[str, str]:
         "sys_platform": sys_platform,
         "extra": "",
     }
+
+
+def installed_requirements(name: str, extra: str) -> tuple[list[str], list[str]]:
+    """Return what a distribution with an extra requires, and the versions installed here of all that belongs to it.
+
+    Raises `PackageNotFoundError` if it is not installed itself.
+    """
+    first = list(_needs(metadata.distribution(name), (extra,)))
+    pins: dict[str, str] = {}
+    ahead = list(first)
+    while ahead:
+        need = ahead.pop()
+        plain = canonicalize_name(need.name)
+        if plain in pins:
+            continue
+        try:
+            found = metadata.distribution(plain)
+        except metadata.PackageNotFoundError:
+            # Another platform may need it nevertheless.
+            continue
+        pins[plain] = f"{plain}=={found.version}"
+        ahead += _needs(found, need.extras)
+    for one in first:
+        # Evaluated above.
+        one.marker = None
+    return sorted(map(str, first)), sorted(pins.values())
+
+
+def _needs(distribution: metadata.Distribution, extras: Iterable[str]) -> Iterator[Requirement]:
+    for one in map(Requirement, distribution.requires or ()):
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield one
