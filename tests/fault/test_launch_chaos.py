@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import StokerError
-from stoker.core.pool import AllocationState
+from stoker.core.pool import Allocation, AllocationState
 from stoker.protocol.view_messages import JobDetails
 from tests.servers.slurm import SlurmCluster, slurm, why_no_slurm
 from tests.system.test_launch_slurm import Site
@@ -32,7 +32,7 @@ from tests.system.test_launch_slurm import Site
 JOBS = int(os.environ.get("STOKER_CHAOS_JOBS", "200"))
 SEED = int(os.environ.get("STOKER_CHAOS_SEED", "1"))
 NODES = 4
-PAUSE_S = (1.0, 6.0)
+PAUSE_S = (3.0, 15.0)
 """Between two faults."""
 STEPS, SAVED_EVERY = 18, 6
 DEADLINE_S = 2400.0
@@ -84,14 +84,14 @@ SERVE = (
 class Chaos(Site):
     """A fleet on Slurm, and what breaks it."""
 
-    def __init__(self, cluster: SlurmCluster, folder: Path, *, most: int, backlog: int) -> None:
+    def __init__(self, cluster: SlurmCluster, folder: Path, *, backlog: int, steps: int = STEPS) -> None:
         super().__init__(cluster, folder)
-        text = POOL.format(folder=self.shared, python=sys.executable, most=most, backlog=backlog)
+        text = POOL.format(folder=self.shared, python=sys.executable, most=2 * NODES, backlog=backlog)
         (folder / "cluster.yaml").write_text(text)
         (folder / "steps").mkdir()
         # Apart: code is sent as a folder, and the logs here change.
         (folder / "code").mkdir()
-        (folder / "code" / "train.py").write_text(TRAINER.format(steps=STEPS, every=SAVED_EVERY))
+        (folder / "code" / "train.py").write_text(TRAINER.format(steps=steps, every=SAVED_EVERY))
         self.order = folder / "lose_an_answer"
         self._replace_sbatch()
         self.random = random.Random(SEED)
@@ -289,7 +289,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.mark.slow
 def test_no_fault_of_a_cluster_loses_a_job_or_records_it_twice(cluster: SlurmCluster, tmp_path: Path) -> None:
-    site = Chaos(cluster, tmp_path, most=2 * NODES, backlog=2 * NODES)
+    site = Chaos(cluster, tmp_path, backlog=2 * NODES)
     began_s = time.monotonic()
     try:
         site.begin()
@@ -318,45 +318,40 @@ def test_no_fault_of_a_cluster_loses_a_job_or_records_it_twice(cluster: SlurmClu
 def test_a_pool_whose_machines_are_all_cancelled_pauses_with_the_reason_and_goes_on_when_resumed(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    backlog = 2
-    site = Chaos(cluster, tmp_path, most=2 * NODES, backlog=backlog)
-    waiting: list[int] = []
+    backlog, count = 2, 4
+    site = Chaos(cluster, tmp_path, backlog=backlog, steps=100)
+
+    def is_served() -> bool:
+        site.resume_if_paused()
+        return any(one.state is AllocationState.SERVING for one in site.allocations())
+
+    def is_done() -> bool:
+        site.resume_if_paused()
+        return site.states()["completed"] == count
+
     try:
         site.begin()
-        site.submit(8)
-
-        def is_there() -> bool:
-            site_rows = site.allocations()
-            coming = [one for one in site_rows if one.state in _COMING]
-            waiting.append(len(coming))
-            return any(one.state is AllocationState.SERVING for one in site_rows)
-
+        site.submit(count)
         for _ in range(10):
-            site.resume_if_paused()
-            if site.states()["completed"] == 8:
-                break
-            site.until(is_there, "no worker comes", 120)
+            site.until(is_served, "no worker comes", 180)
             cluster.run("scancel", "--full", "--user=root", check=False)
             site.until(lambda: not any(one.state is AllocationState.SERVING for one in site.allocations()), "they stay")
-        site.until(lambda: bool(site.ask(lambda client: client.launch_view()).pools[0].paused) or is_over(site, 8), "")
-        site.resume_if_paused()
-        assert site.pauses
-        assert all("cancelled" in why for why in site.pauses), site.pauses
-        site.until(lambda: is_over(site, 8), "they do not go on", 300)
-        assert max(waiting) <= backlog
-        assert not any(any(site.details(f"chaos/{number}").counts.values()) for number in range(1, 9))
+        site.until(is_done, "they do not go on", 600)
+        allocations = site.allocations()
+        print(f"\n{len(allocations)} allocations, {len(site.pauses)} pauses: {site.pauses[0]}")
+        assert all("cancelled at the backend" in why for why in site.pauses)
+        assert len(site.pauses) >= 3
+        assert max(waiting_at(allocations, one.planned_s) for one in allocations) <= backlog
+        assert not any(any(site.details(f"chaos/{number}").counts.values()) for number in range(1, count + 1))
         site.check_nothing_is_left()
     finally:
         site.close()
 
 
-_COMING = (
-    AllocationState.PLANNED, AllocationState.DOUBTFUL, AllocationState.SUBMITTED, AllocationState.WAITING,
-)  # fmt: skip
-
-
-def is_over(site: Chaos, count: int) -> bool:
-    return site.states()["completed"] == count
+def waiting_at(allocations: Sequence[Allocation], at_s: float) -> int:
+    """Return how many allocations were requested and not started at a time."""
+    ends_s = [(one.planned_s, one.started_s or one.ended_s or math.inf) for one in allocations]
+    return sum(planned_s <= at_s < end_s for planned_s, end_s in ends_s)
 
 
 def report(site: Chaos, jobs: list[JobDetails], seconds: float) -> None:
