@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from stoker.coordinator.http.access import LAST, LeaseToken, Number, Who, owner_of, recorded
@@ -26,6 +26,7 @@ from stoker.coordinator.http.http_messages import (
     FilePath,
     Ref,
     Refusal,
+    RouteTable,
     answer,
     done,
     headers_of,
@@ -91,8 +92,8 @@ class FileRoutes:
     def __init__(self, context: ServiceContext, contents: CoordinatorTrees) -> None:
         self._context = context
         self._contents = contents
-        self.router = APIRouter(tags=["files"])
-        add = self.router.add_api_route
+        self.router = RouteTable("files")
+        add = self.router.add
         put: dict[str, Any] = {"response_model": FileOffset, "openapi_extra": BYTES_BODY}
         add("/v1/attempts/{job}/files/{path:path}", self.put, methods=["PUT"], **put)
         add("/v1/jobs/{ref}/files", self.list, response_model=FileList)
@@ -307,8 +308,8 @@ class RetentionRoutes:
         self._pruning = CoordinatorPruner(
             context.keeping, QueueRecords(context.queue, context.reader.database), contents
         )
-        self.router = APIRouter(tags=["fleet"])
-        self.router.add_api_route("/v1/prune", self.prune, methods=["POST"], response_model=PruneView)
+        self.router = RouteTable("fleet")
+        self.router.add("/v1/prune", self.prune, methods=["POST"], response_model=PruneView)
 
     async def prune(self, asked: PruneRequest, who: Who) -> Response:
         """Return which results and logs would go, and let them go if that is wanted."""
@@ -375,8 +376,8 @@ class ExecRoutes:
         self._desk: ExecSessions = context.execs
         self._desk.on_end = self._note_end
         self._noting: set[asyncio.Task[None]] = set()
-        self.router = APIRouter(tags=["exec"])
-        add = self.router.add_api_route
+        self.router = RouteTable("exec")
+        add = self.router.add
         add("/v1/jobs/{ref}/exec", self.begin, methods=["POST"], response_model=ExecResponse)
         add("/v1/exec/{session}/in", self.send, methods=["POST"], response_model=FileOffset, openapi_extra=BYTES_BODY)
         add("/v1/exec/{session}/out", self.read, response_model=ExecOutput)

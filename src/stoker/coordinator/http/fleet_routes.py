@@ -7,14 +7,14 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import Header, Path, Query, Response
 from fastapi.responses import StreamingResponse
 
 from stoker.coordinator.database.database_check import judge
 from stoker.coordinator.database.tables import EVENTS_DROPPED_TO
 from stoker.coordinator.http.access import Still, Who, recorded
 from stoker.coordinator.http.app_state import CONTENT_TYPE, ServiceContext
-from stoker.coordinator.http.http_messages import HEADERS, MachineName, answer, done, json_bytes, raw
+from stoker.coordinator.http.http_messages import HEADERS, MachineName, RouteTable, answer, done, json_bytes, raw
 from stoker.coordinator.http.long_poll import BEAT_S, EventFeed
 from stoker.coordinator.http.worker_routes import own
 from stoker.coordinator.notify import Notifier, is_allowed_address, trial
@@ -58,8 +58,8 @@ class MachineRoutes:
         """Answer them; `on_forgotten` hears of a machine that no longer belongs to the fleet."""
         self._context = context
         self._on_forgotten = on_forgotten
-        self.router = APIRouter(tags=["machines"])
-        add = self.router.add_api_route
+        self.router = RouteTable("machines")
+        add = self.router.add
         add("/v1/machines", self.all, response_model=MachineList)
         add("/v1/machines/{name}", self.one, response_model=MachineView)
         for verb, act in (
@@ -143,8 +143,8 @@ class FleetRoutes:
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        self.router = APIRouter(tags=["fleet"])
-        add = self.router.add_api_route
+        self.router = RouteTable("fleet")
+        add = self.router.add
         add("/v1/status", self.status, response_model=FleetStatus)
         add("/v1/schedule", self.schedule, response_model=ScheduleView)
         add("/v1/health", self.health)
@@ -247,8 +247,8 @@ class HealthRoutes:
         self._context = context
         # A check reads much: one at a time.
         self._judging = asyncio.Lock()
-        self.router = APIRouter(tags=["health"])
-        add = self.router.add_api_route
+        self.router = RouteTable("health")
+        add = self.router.add
         add("/v1/machines/{name}/report", self.report, methods=["POST"], response_model=DoneView)
         add("/v1/history/verdict", self.verdict, response_model=HistoryCheck)
 
@@ -298,8 +298,8 @@ class WebhookRoutes:
     def __init__(self, context: ServiceContext, notifier: Notifier | None) -> None:
         self._context = context
         self._notifier = notifier
-        self.router = APIRouter(tags=["hooks"])
-        add = self.router.add_api_route
+        self.router = RouteTable("hooks")
+        add = self.router.add
         add("/v1/hooks", self.all, response_model=WebhookList)
         add("/v1/hooks", self.make, methods=["POST"], response_model=WebhookResponse)
         add("/v1/hooks/{id}", self.close, methods=["DELETE"], response_model=DoneView)

@@ -12,9 +12,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -28,7 +29,6 @@ from stoker.coordinator.http.http_messages import (
     ARCHIVE_BYTES,
     CSR_BYTES,
     JOIN_BYTES,
-    REFUSALS,
     SPEECH_BYTES,
     WORD_BYTES,
     App,
@@ -36,6 +36,7 @@ from stoker.coordinator.http.http_messages import (
     Gone,
     Receive,
     Refusal,
+    RouteTable,
     Scope,
     Send,
     announced_bytes,
@@ -81,7 +82,7 @@ _LEFT = 499
 _REF = "#/components/schemas/{model}"
 
 
-def documented_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:
+def documented_app(tables: Sequence[RouteTable], *, version: str) -> FastAPI:
     """Return the app of these routes."""
     app = FastAPI(
         title="Stoker's coordinator",
@@ -90,11 +91,9 @@ def documented_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses=REFUSALS,
-        generate_unique_id_function=lambda route: f"{route.tags[0]}_{route.name}".replace(" ", "_"),
     )
-    for router in routers:
-        app.include_router(router)
+    routes = [route for table in tables for route in table.routes]
+    app.router.routes.extend(routes)
     for kind in (StokerError, Refusal, Exception):
         app.add_exception_handler(kind, _refused)
     app.add_exception_handler(Gone, _gone)
@@ -104,7 +103,7 @@ def documented_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:
 
     def openapi() -> dict[str, Any]:
         if not document:
-            document.update(_document(app))
+            document.update(_document(app, [deferred.route for deferred in routes]))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # as the framework documents it
@@ -155,9 +154,9 @@ def _response(error: Exception, headers: Mapping[str, str] | None = None) -> Res
     return raw(refusal.body, "application/json", refusal.status, {**own, **(headers or {})})
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
+def _document(app: FastAPI, routes: Sequence[APIRoute]) -> dict[str, Any]:
     """Return the OpenAPI document: the framework's routes, and those of `WorkerRoutes`."""
-    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    made = get_openapi(title=app.title, version=app.version, routes=routes)
     spoken_models = [kind for spoken in SPOKEN for kind in (spoken.asks, spoken.answers)]
     models: dict[type[BaseModel], None] = dict.fromkeys((*spoken_models, Submission, ErrorBody))
     _, shared = models_json_schema([(kind, "validation") for kind in models], ref_template=_REF)

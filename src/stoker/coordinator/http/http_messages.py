@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from functools import cached_property
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from fastapi import Path, Response
+from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from starlette.routing import BaseRoute, Match, compile_path
 
 from stoker.coordinator.queue.commands import QueueCommandResult
 from stoker.core import jsontext
@@ -294,6 +297,48 @@ class ErrorBody(BaseModel):
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "Error"}}
+
+
+class RouteTable:
+    """The routes of one subject."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self.routes: list[DeferredRoute] = []
+
+    def add(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        """Add a route, with the options of an `APIRoute`."""
+        options["responses"] = {**REFUSALS, **options.get("responses", {})}
+        self.routes.append(DeferredRoute(path, endpoint, {**options, "tags": [self._tag]}))
+
+
+class DeferredRoute(BaseRoute):
+    """A route that is built for its first request: to build all of them takes longer than the rest of the start."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self._path = path
+        self._endpoint = endpoint
+        self._options = options
+        self._pattern = compile_path(path)[0]
+
+    @cached_property
+    def route(self) -> APIRoute:
+        """The route itself."""
+        return APIRoute(self._path, self._endpoint, generate_unique_id_function=_operation, **self._options)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return how the route matches a request."""
+        if scope["type"] != "http" or not self._pattern.match(scope["path"]):
+            return Match.NONE, {}
+        return self.route.matches(scope)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self.route.handle(scope, receive, send)
+
+
+def _operation(route: APIRoute) -> str:
+    return f"{route.tags[0]}_{route.name}".replace(" ", "_")
 
 
 def answer(message: BaseModel) -> Response:

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Mapping
 from typing import Annotated, BinaryIO
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from stoker.coordinator.http.access import Who, changes_only, recorded
 from stoker.coordinator.http.app_state import ServiceContext
-from stoker.coordinator.http.http_messages import Ref, answer, body_of, done, headers_of
+from stoker.coordinator.http.http_messages import Ref, RouteTable, answer, body_of, done, headers_of
 from stoker.coordinator.http.submission_body import read_submission, spooled
 from stoker.coordinator.queue.commands import CancelJobs, PinJobs, RequeueJobs, SetPriority
 from stoker.coordinator.queue.read_jobs import JobMatch
@@ -155,8 +155,8 @@ class JobRoutes:
         self._submissions = asyncio.Semaphore(SUBMISSIONS_AT_ONCE)
         self._dry_runs = asyncio.Semaphore(SUBMISSIONS_AT_ONCE)
         """Dry runs in memory besides these, until their forecast is made: others do not wait for that."""
-        self.router = APIRouter(tags=["jobs"])
-        add = self.router.add_api_route
+        self.router = RouteTable("jobs")
+        add = self.router.add
         add(
             "/v1/jobs",
             self.submit,

@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import Path, Response
 
 from stoker.coordinator.auth import Enrolment
 from stoker.coordinator.http.access import Who, recorded
 from stoker.coordinator.http.app_state import ServiceContext
-from stoker.coordinator.http.http_messages import answer, done
+from stoker.coordinator.http.http_messages import RouteTable, answer, done
 from stoker.coordinator.queue.commands import (
     CloseRequest,
     InspectLaunch,
@@ -60,8 +60,8 @@ class LaunchRoutes:
         self._context = context
         self._enrolment = enrolment
         self._on_forgotten = on_forgotten
-        self.router = APIRouter(tags=["launch"])
-        add = self.router.add_api_route
+        self.router = RouteTable("launch")
+        add = self.router.add
         add("/v1/launch", self.view, response_model=LaunchView)
         add("/v1/pools/watch", self.watch, methods=["POST"], response_model=WatchResponse)
         add("/v1/pools/{pool}/allocations", self.plan, methods=["POST"], response_model=PlanResponse)

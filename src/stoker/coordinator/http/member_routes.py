@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 
 from stoker.coordinator.auth import (
     LIFE_S,
@@ -30,7 +30,7 @@ from stoker.coordinator.auth import (
 )
 from stoker.coordinator.http.access import PEER, UNKNOWN, Peer, Who, recorded
 from stoker.coordinator.http.app_state import ServiceContext
-from stoker.coordinator.http.http_messages import answer, done
+from stoker.coordinator.http.http_messages import RouteTable, answer, done
 from stoker.coordinator.queue.commands import (
     FailInvite,
     IssueCertificate,
@@ -93,8 +93,8 @@ class EnrolmentRoutes:
         self._enrolment = enrolment
         self._joins, self._all_joins = RateLimiter(_BY_ADDRESS), RateLimiter(_BY_ALL)
         self._wrong_codes = RateLimiter(_WRONG_CODES)
-        self.router = APIRouter(tags=["enrolment"])
-        add = self.router.add_api_route
+        self.router = RouteTable("enrolment")
+        add = self.router.add
         add("/v1/invites", self.invite, methods=["POST"], response_model=InviteResponse)
         add("/v1/invites", self.invites, response_model=InviteList)
         add("/v1/invites/{id}", self.withdraw, methods=["DELETE"], response_model=DoneView)
@@ -293,8 +293,8 @@ class TokenRoutes:
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        self.router = APIRouter(tags=["tokens"])
-        add = self.router.add_api_route
+        self.router = RouteTable("tokens")
+        add = self.router.add
         add("/v1/tokens", self.make, methods=["POST"], response_model=TokenResponse)
         add("/v1/tokens", self.all, response_model=TokenList)
         add("/v1/tokens/{id}/rotate", self.rotate, methods=["POST"], response_model=TokenResponse)

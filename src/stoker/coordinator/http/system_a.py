@@ -17,7 +17,7 @@ from hashlib import sha256
 from tempfile import NamedTemporaryFile
 from typing import IO, Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi import Header, Path, Request, Response
 from pydantic import AliasChoices, Field
 
 from stoker.coordinator.http.access import Who, changes_only, recorded
@@ -25,6 +25,7 @@ from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import (
     BYTES_BODY,
     Ref,
+    RouteTable,
     answer,
     body_pieces,
     done,
@@ -276,8 +277,8 @@ class SystemARoutes:
         self._models: dict[tuple[AttemptToken, str], SystemAModel] = {}
         """By lease and digest, in the order in which they came."""
         self._output = threading.Lock()
-        self.router = APIRouter(tags=["system A"])
-        add = self.router.add_api_route
+        self.router = RouteTable("system A")
+        add = self.router.add
         add("/v1/job/claim", self.claim, methods=["POST"])
         add("/v1/job/{claim}/heartbeat", self.heartbeat, methods=["POST"])
         add("/v1/job/{claim}/complete", self.complete, methods=["POST"])

@@ -12,12 +12,20 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from stoker.coordinator.http.access import Who
 from stoker.coordinator.http.app_state import ServiceContext
-from stoker.coordinator.http.http_messages import BYTES_ANSWER, BYTES_BODY, HEADERS, answer, headers_of, read_body
+from stoker.coordinator.http.http_messages import (
+    BYTES_ANSWER,
+    BYTES_BODY,
+    HEADERS,
+    RouteTable,
+    answer,
+    headers_of,
+    read_body,
+)
 from stoker.coordinator.http.submission_body import spooled
 from stoker.coordinator.http.worker_routes import own
 from stoker.coordinator.storage.tree_storage import CoordinatorTrees
@@ -281,8 +289,8 @@ class ContentRoutes:
         self._contents = contents
         self._sources = sources
         self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
-        self.router = APIRouter(tags=["contents"])
-        add = self.router.add_api_route
+        self.router = RouteTable("contents")
+        add = self.router.add
         found: dict[str, Any] = {"response_class": Response, "responses": BYTES_ANSWER}
         add("/v1/trees/{tree}", self.want, methods=["POST"], response_model=TreeView)
         add("/v1/trees/{tree}", self.keep, methods=["PUT"], response_model=TreeView, openapi_extra=BYTES_BODY)
