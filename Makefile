@@ -41,9 +41,7 @@ run: setup ## show it all on this machine: a coordinator, two workers, a manifes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/15_a_fleet_on_one_machine/run.sh $(ARGS)
 	@echo "(\`stoker\` is $(BIN)/stoker here: export PATH=\$$PATH:\$$PWD/$(BIN))" >&2
 
-# mypy takes one core. On the other one pytest reads the tests and leaves them compiled for the processes that run them.
-test: $(STAMPS)/torch $(STAMPS)/programs ## install what tests need, check the code, run every test (ONLY=store, ARGS=…)
-	@$(BIN)/python -m pytest --collect-only -qq $(TESTS) >/dev/null 2>&1 & $(MAKE) --no-print-directory check || { kill $$!; exit 1; }; wait $$! || true
+test: check $(STAMPS)/torch $(STAMPS)/programs ## install what tests need, check the code, run every test (ONLY=store, ARGS=…)
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(TESTS) $(ARGS)
 
 quick: $(STAMPS)/dev ## lint, and the tests of pure rules: no torch, database or process (ARGS=…)

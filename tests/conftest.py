@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -53,6 +55,19 @@ def pytest_configure() -> None:
     room = os.statvfs(MEMORY)
     if room.f_bavail * room.f_frsize >= _ROOM_BYTES and not room.f_flag & os.ST_NOEXEC:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import a share of the modules before the rest: what one process has compiled, the others need not."""
+    given: dict[str, Any] = getattr(session.config, "workerinput", {})
+    if not given or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    modules = sorted(Path(__file__).parent.rglob("test_*.py"))
+    for path in modules[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]:
+        # Whatever is wrong with it is told when it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(path.relative_to(session.config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
