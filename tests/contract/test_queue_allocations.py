@@ -35,7 +35,7 @@ from stoker.core.frozen import changed
 from stoker.core.machine import Cluster, UserPolicy
 from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolShape, PoolState
 from stoker.protocol.launch_messages import AllocationMove, LaunchView
-from stoker.protocol.lease_messages import Grant, Hello, Renewal
+from stoker.protocol.lease_messages import Grant, Hello, Renewal, RenewalResponse
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.contract.queue_words import kinds, state, sweep
 
@@ -543,6 +543,29 @@ def test_jobs_beyond_the_limits_of_their_user_are_no_demand(fleet: Driven):
 def test_without_a_pool_no_demand_is_computed(fleet: Driven):
     fleet.submit(order("one"))
     assert view(fleet).demand == ()
+
+
+def test_as_many_idle_workers_as_the_minimum_stay_those_with_the_most_time_left(fleet: Driven):
+    declare(fleet, changed(POOL, min=1))
+    watch(fleet)
+    plan(fleet, ONE, TWO)
+
+    def stays(id: str) -> bool:
+        name = f"a100-{id}"
+        answer = fleet.ask(Renewal(worker=name, incarnation=f"incarnation-{name}"))
+        assert isinstance(answer, RenewalResponse)
+        return answer.stays
+
+    for id in (ONE, TWO):
+        serving(fleet, id)
+    now_s = fleet.clock.wall_s()
+    move(fleet, ONE, ends_s=now_s + 100.0)
+    move(fleet, TWO, ends_s=now_s + 200.0)
+    assert (stays(ONE), stays(TWO)) == (False, True)
+    end(fleet, TWO)
+    assert stays(ONE)
+    declare(fleet, POOL)
+    assert not stays(ONE)
 
 
 def request(fleet: Driven, id: str = "0000000a", count: int = 1) -> QueueCommandResult:

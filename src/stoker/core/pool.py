@@ -13,7 +13,7 @@ worker on an SSH host. Its worker is an ordinary machine of the fleet with the n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from stoker.core.errors import Diagnostic, InvalidCluster
@@ -297,6 +297,18 @@ class PoolState:
     watched_until_s: float = 0.0
     resumed_s: float = 0.0
     """When an operator last resumed it: what happened before no longer counts against it."""
+
+
+def staying(state: PoolState, allocations: Iterable[Allocation]) -> frozenset[str]:
+    """Return the ids of a pool's allocations whose workers stay when they are idle: its minimum.
+
+    Those with the most time left; the same ones for everybody who looks, so that the others may leave.
+    """
+    if not state.pool.min or not state.is_declared:
+        return frozenset()
+    serving = [one for one in allocations if one.pool == state.pool.name and one.state is AllocationState.SERVING]
+    serving.sort(key=lambda one: (-one.ends_s if one.ends_s is not None else float("-inf"), one.id))
+    return frozenset(one.id for one in serving[: state.pool.min])
 
 
 @frozen

@@ -279,6 +279,8 @@ class RenewalResponse(WireMessage):
     orders: tuple[LeaseInstruction, ...] = ()
     execs: tuple[ExecCall, ...] = ()
     closed: str = ""
+    stays: bool = False
+    """The worker of a pool does not leave when it is idle: it belongs to the pool's minimum."""
     wants_holdings: bool = False
     """The coordinator restarted and lost the inventory: the worker sends it at once."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.core.frozen import fields_of, frozen
 from stoker.core.jsontext import to_plain
-from stoker.core.pool import Allocation, AllocationState, LaunchRequest, PoolState
+from stoker.core.pool import Allocation, AllocationState, LaunchRequest, PoolState, staying
 from stoker.core.text import counted, format_duration, one_line
 from stoker.scheduler.launching import LaunchDecision
 from stoker.views.text_tables import ago, moment
@@ -53,12 +53,18 @@ class PoolView:
         """How many workers are on their way."""
         return sum(not one.is_over and one.state not in _DONE for one in self.allocations)
 
+    @property
+    def staying(self) -> frozenset[str]:
+        """Allocations whose workers stay when they are idle: the pool's minimum."""
+        return staying(self.state, self.allocations)
+
     def row(self) -> list[str]:
         """Return its row in a table."""
         pool = self.state.pool
         started_h, before_h = _hours(self.allocations, self.now_s)
         hours = f"{started_h:.1f} h, {before_h:.1f} h before serving" if started_h >= 0.05 else ""
-        count = f"{self.serving} serving, {self.requested} requested, of {pool.max}"
+        most = f"{pool.min} to {pool.max}" if pool.min else str(pool.max)
+        count = f"{self.serving} serving, {self.requested} requested, of {most}"
         return [pool.name, str(pool.backend), count, hours, _note(self)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,19 +77,20 @@ class PoolView:
             "pool": {**pool, "options": dict(self.state.pool.options)},
             "hours": {"started": started_h, "before_serving": before_h},
             "allocations": [allocation_json(one) for one in self.allocations],
+            "staying": sorted(self.staying),
             "requests": [fields_of(one) for one in self.requests],
         }
 
 
-def allocation_row(one: Allocation, now_s: float) -> list[str]:
-    """Return the row of one allocation."""
+def allocation_row(one: Allocation, now_s: float, *, stays: bool = False) -> list[str]:
+    """Return the row of one allocation; `stays`: it belongs to the pool's minimum."""
     times = [one.ended_s, one.serving_s, one.started_s, one.submitted_s]
     since_s = next((time_s for time_s in times if time_s is not None), one.planned_s)
     state = f"{one.state}: {one.cause}" if one.cause is not None else str(one.state)
     left = ""
     if one.ends_s is not None and not one.is_over:
         left = f"{format_duration(max(0.0, one.ends_s - now_s))} left"
-    about = "; ".join(filter(None, (one.message or one.reason, left)))
+    about = "; ".join(filter(None, (one.message or one.reason, left, "stays when idle (min)" if stays else "")))
     return [one.id, state, one.backend_id, ago(since_s, now_s), str(one.grants or ""), one_line(about, 200)]
 
 

@@ -258,7 +258,8 @@ def _leave_in_time(turn: DecisionBuilder) -> None:
         return
     since_s = turn.now_s if keeping.idle_since_s is None else keeping.idle_since_s
     turn.now_knows(idle_since_s=None if keeping.leases else since_s)
-    if not keeping.leases and turn.now_s - since_s >= wishes.idle_s:
+    is_idle = not keeping.leases and turn.now_s - since_s >= wishes.idle_s
+    if is_idle and turn.now_s >= keeping.stays_until_s:
         _leave_softly(turn, 0, f"idle for {format_duration(wishes.idle_s)}")
 
 
@@ -344,6 +345,8 @@ def _take_answer(turn: DecisionBuilder, answered: RenewalAnswered) -> None:
         heartbeat_s=answer.heartbeat_s,
         lease_s=answer.lease_s,
         renew_at_s=answered.now_s if answer.wants_holdings else answered.asked_s + answer.heartbeat_s,
+        # Without another response it leaves: nothing shows that the coordinator is still there.
+        stays_until_s=answered.now_s + answer.lease_s if answer.stays else 0.0,
     )
     _hear_closed(turn, answer.closed)
     orders = {(order.job, order.epoch): order for order in answer.orders}

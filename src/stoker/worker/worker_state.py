@@ -161,6 +161,8 @@ class WorkerState:
     """Why it claims no jobs, by source: its owner, its disk, the coordinator."""
     idle_since_s: float | None = None
     """Since when it has no lease; None: it has one, or has just started."""
+    stays_until_s: float = 0.0
+    """Until when it does not leave because it is idle: the coordinator said that it belongs to its pool's minimum."""
     leaving: WorkerShutdownMode = WorkerShutdownMode.NO
     exit_code: int = 0
 

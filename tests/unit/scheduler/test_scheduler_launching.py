@@ -23,6 +23,7 @@ from stoker.core.pool import (
     PoolGpu,
     PoolShape,
     PoolState,
+    staying,
 )
 from stoker.scheduler.launching import LaunchDecision, decide, detected_shape, explain_pools
 
@@ -311,6 +312,36 @@ def test_what_each_pool_does_for_a_waiting_job_is_explained() -> None:
     assert text(jobs(), paused="5 requests were refused") == "paused: 5 requests were refused"
     assert text(jobs(waited_s=2.0)) == "waits for a machine here first, 8.0s more"
     assert text(changed(jobs(), takes_s=5 * 3600.0)).startswith("needs 5h00m")
+
+
+@given(
+    least=st.integers(1, 4),
+    walls=st.lists(st.one_of(st.none(), st.integers(1, 3)), min_size=1, max_size=12),
+    bursts=st.lists(st.integers(0, 4), max_size=4),
+)
+def test_a_minimum_stays_and_is_not_started_again(least: int, walls: list[int | None], bursts: list[int]) -> None:
+    state = PoolState(pool=changed(CPU, min=least, patience_s=0.0))
+    rows: dict[str, Allocation] = {}
+
+    def turn(demand: Sequence[Demand]) -> int:
+        decision = decide([state], demand, list(rows.values()), now_s=NOW_S)
+        assert decision.cancels == ()
+        count = sum(start.count for start in decision.starts)
+        for number in range(len(rows), len(rows) + count):
+            wall = walls[number % len(walls)]
+            ends_s = None if wall is None else NOW_S + 3600.0 * wall
+            serving = changed(live(AllocationState.SERVING, number=number), ends_s=ends_s, grants=1)
+            rows[serving.id] = serving
+        return count
+
+    for burst in [*bursts, 0]:
+        turn([jobs(burst)] if burst else [])
+        stay = staying(state, rows.values())
+        for one in [one for one in rows.values() if not one.is_over and one.id not in stay]:
+            over = changed(one, state=AllocationState.ENDED, cause=AllocationCause.FINISHED, ended_s=NOW_S)
+            rows[one.id] = over
+    assert sum(not one.is_over for one in rows.values()) == least
+    assert [turn([]) for _ in range(3)] == [0, 0, 0], "the minimum is started again and again"
 
 
 STATES = st.sampled_from([state for state in AllocationState if state is not AllocationState.REFUSED])

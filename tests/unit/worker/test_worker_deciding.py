@@ -357,6 +357,25 @@ def test_a_worker_without_an_idle_time_stays():
     assert told.keeping.leaving is WorkerShutdownMode.NO
 
 
+def test_a_worker_of_its_pools_minimum_stays_while_the_coordinator_says_so():
+    told = Told(idle_s=60.0).join()
+    for _ in range(10):
+        told.wait(30.0)
+        told.answer(stays=True)
+    assert told.keeping.leaving is WorkerShutdownMode.NO
+    told.answer(stays=False)
+    assert told.keeping.leaving is WorkerShutdownMode.SOFTLY
+
+
+def test_a_worker_of_its_pools_minimum_leaves_if_no_coordinator_answers():
+    told = Told(idle_s=60.0).join()
+    told.answer(stays=True)
+    told.wait(89.0)
+    assert told.keeping.leaving is WorkerShutdownMode.NO
+    told.wait(1.0)
+    assert told.keeping.leaving is WorkerShutdownMode.SOFTLY
+
+
 def test_of_idle_time_and_end_the_first_counts():
     told = Told(idle_s=60.0, ends_s=1030.0).join()
     told.wait(30.0)

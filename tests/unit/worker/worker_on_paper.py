@@ -79,10 +79,8 @@ class Told:
         self.take(AttemptStarted(now_s=self.now_s, token=one.token(), child=mine(), run="run-1"))
         return one.token()
 
-    def answer(self, *orders: LeaseInstruction, asked_s: float | None = None, closed: str = "") -> list[Any]:
-        answer = RenewalResponse(
-            lease_s=90.0, heartbeat_s=30.0, generation=1, server_s=0.0, orders=orders, closed=closed
-        )
+    def answer(self, *orders: LeaseInstruction, asked_s: float | None = None, **more: Any) -> list[Any]:
+        answer = RenewalResponse(lease_s=90.0, heartbeat_s=30.0, generation=1, server_s=0.0, orders=orders, **more)
         asked_s = self.now_s if asked_s is None else asked_s
         return self.take(
             RenewalAnswered(now_s=self.now_s, asked_s=asked_s, tokens=tuple(self.keeping.leases), answer=answer)

@@ -56,7 +56,7 @@ from stoker.core.frozen import changed, fields_of
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
 from stoker.core.machine import Demand
-from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, PoolState, may_move
+from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, PoolState, may_move, staying
 from stoker.core.text import point_name
 from stoker.protocol.launch_messages import MOST_WANTED, AllocationMove, LaunchView
 
@@ -434,6 +434,15 @@ def count_grants(transaction: WriterTransaction, machine: str, more: int) -> Non
     allocation = transaction.book.launch.allocation_of(machine)
     if allocation is not None:
         _put(transaction, changed(allocation, grants=allocation.grants + more))
+
+
+def belongs_to_minimum(book: QueueState, machine: str) -> bool:
+    """Return True if an allocation's worker stays when it is idle."""
+    allocation = book.launch.allocation_of(machine)
+    state = book.launch.pools.get(allocation.pool) if allocation is not None else None
+    if allocation is None or state is None:
+        return False
+    return allocation.id in staying(state, book.launch.allocations.values())
 
 
 def say_goodbye(transaction: WriterTransaction, machine: str) -> None:

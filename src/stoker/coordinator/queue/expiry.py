@@ -6,7 +6,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from stoker.coordinator.database.tables import EVENTS_DROPPED_TO, EVENTS_FROM_S
-from stoker.coordinator.queue.allocations import forget_old, say_goodbye
+from stoker.coordinator.queue.allocations import belongs_to_minimum, forget_old, say_goodbye
 from stoker.coordinator.queue.claims import order_for
 from stoker.coordinator.queue.commands import LeaseSweepResult, OpenMachine
 from stoker.coordinator.queue.endings import is_kept
@@ -46,6 +46,7 @@ def renew(transaction: WriterTransaction, renewal: Renewal) -> RenewalResponse:
         server_s=transaction.now_s,
         orders=tuple(orders),
         closed=machine.closed,
+        stays=belongs_to_minimum(transaction.book, machine.name),
         wants_holdings=machine.holdings is None and not renewal.is_leaving,
     )
 
