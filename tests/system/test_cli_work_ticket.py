@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from stoker.host.identity import Liveness, is_alive, of_pid
+from stoker.launch.relay import Relay
 from stoker.protocol.enrolment_messages import Ticket, ticket_to_text
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, finish, wait_until
@@ -38,14 +39,15 @@ class Fleet:
     def tmp(self) -> Path:
         return Path(self.node.env["TMPDIR"])
 
-    def ticket(self, mode: int = 0o600) -> Path:
+    def ticket(self, mode: int = 0o600, *, url: str = "", server_name: str = "") -> Path:
         """Plan an allocation; return the file of its ticket."""
         id = secrets.token_hex(3)
         key = self.desk.client.plan_allocations("here", self.epoch, [(id, ())])[id]
         file = self.node.folder / f"{id}.ticket"
         file.touch(mode)
         file.chmod(mode)
-        file.write_text(ticket_to_text(Ticket(id=id.upper(), key=key, url=self.url, name=f"here-{id}")))
+        ticket = Ticket(id=id.upper(), key=key, url=url or self.url, name=f"here-{id}", server_name=server_name)
+        file.write_text(ticket_to_text(ticket))
         return file
 
     def homes(self) -> list[str]:
@@ -110,6 +112,30 @@ def test_a_worker_joins_with_its_ticket_works_and_leaves_nothing_behind(fleet: F
     assert f"ticket {ticket.stem.upper()} of {name}" in again.err
     assert "hint: a ticket works once" in again.err
     assert fleet.homes() == []
+
+
+@pytest.fixture
+def relay(fleet: Fleet) -> Iterator[Relay]:
+    """A relay at an address that is not in the coordinator's certificate."""
+    made = Relay("127.0.0.2", 0, to=("127.0.0.1", int(fleet.url.rpartition(":")[2])))
+    yield made
+    made.close()
+
+
+def test_a_worker_works_through_a_relay(fleet: Fleet, relay: Relay):
+    ticket = fleet.ticket(url=f"https://127.0.0.2:{relay.port}", server_name="127.0.0.1")
+    fleet.desk.submit("relayed", "python", "-c", "print('trained')", folder=fleet.node.folder)
+    done = fleet.node.stoker("work", "--ticket", ticket, "--idle", "2s")
+    assert done.code == 0, done.out + done.err
+    assert fleet.desk.states()["relayed"] == ("completed", f"here-{ticket.stem}")
+
+
+@pytest.mark.parametrize("name", ["", "elsewhere.example.org"])
+def test_behind_a_relay_the_coordinators_own_name_is_verified(fleet: Fleet, relay: Relay, name: str):
+    ticket = fleet.ticket(url=f"https://127.0.0.2:{relay.port}", server_name=name)
+    done = fleet.node.stoker("work", "--ticket", ticket, "--idle", "2s")
+    assert done.code != 0
+    assert "certificate" in done.err, done.err
 
 
 def test_a_ticket_that_others_may_read_or_that_is_none_is_refused(fleet: Fleet):

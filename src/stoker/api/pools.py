@@ -166,8 +166,13 @@ class FleetPools:
                 on_wait(state.watcher)
             self._parts.clock.sleep(_POLL_S)
 
-    def watcher(self, view: LaunchView, names: Sequence[str], log: LaunchLog, *, url: str = "") -> Watcher:
-        """Return a watcher of pools, all without names. `url` is where workers reach the coordinator."""
+    def watcher(
+        self, view: LaunchView, names: Sequence[str], log: LaunchLog, *, url: str = "", server_name: str = ""
+    ) -> Watcher:
+        """Return a watcher of pools, all without names. `url` is where workers reach the coordinator.
+
+        `server_name` is the coordinator's name in its certificate, if `url` is that of a relay.
+        """
         url = url or reachable(view.urls)
         if not url.startswith("https://"):
             raise BadInput(
@@ -175,7 +180,10 @@ class FleetPools:
                 hint="serve other machines with TLS: stoker serve --listen 0.0.0.0",
             )
         settings = WatchSettings(
-            watcher=f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}", url=url, local_url=self._wire.url
+            watcher=f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}",
+            url=url,
+            local_url=self._wire.url,
+            server_name=server_name,
         )
         parts = self._parts
         return Watcher(self._wire, parts.launcher, settings, clock=parts.clock, log=log, pools=names)

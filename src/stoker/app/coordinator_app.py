@@ -117,7 +117,8 @@ class CoordinatorProcess:
             ca_file = secure.ca_file if secure is not None else ""
             names = secure.names() if secure is not None else ()
             rules = rules_for(token=token, host=host, port=port, names=names)
-            rules = changed(rules, system_a=self._options.system_a)
+            launch_token = self._options.launch_token.encode()
+            rules = changed(rules, system_a=self._options.system_a, launch_token=launch_token)
             ready = ListeningCoordinator(
                 url=url,
                 database=parts.about.database,

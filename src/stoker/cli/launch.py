@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
 from stoker.cli.pools import pools_of
-from stoker.core.errors import LaunchDoubtful, LaunchRefused, NoBackend, NotFound
+from stoker.cli.services import INSTALL, UNINSTALL, YES, install_watch, refuse_both, uninstall_watch
+from stoker.core.errors import BadInput, LaunchDoubtful, LaunchRefused, NoBackend, NotFound, Usage
 from stoker.core.events import Event, event_line
+from stoker.core.frozen import changed
 from stoker.core.text import counted
+from stoker.host.network import read_listen
+from stoker.host.sockets import NotifySocket
 from stoker.views.pool_lines import allocation_json, dry_run_lines, launch_event_line, request_lines
 
 if TYPE_CHECKING:
     from stoker.api.pools import LaunchLog
     from stoker.launch.launchers import Rendered
+    from stoker.launch.relay import Relay
+    from stoker.launch.watcher import Watcher
 
+_END_S = 1.5
+_LONGEST_TOKEN = 4096
 NAMES = Positional("NAME", help="pools, from `stoker pools`", is_many=True)
 
 LAUNCH_GRAMMAR = Grammar(
@@ -97,9 +110,28 @@ WATCH_GRAMMAR = Grammar(
     positionals=(Positional("NAME", help="pools to watch (default: all)", is_required=False, is_many=True),),
     options=(
         Option("--url", value="URL", help="where workers reach the coordinator (default: its first advertised name)"),
+        Option(
+            "--relay",
+            value="HOST[:PORT]",
+            help="for machines that can't reach the coordinator: they connect to this host, by this name, and it "
+            "passes the TLS bytes on (default port: 7718)",
+        ),
+        INSTALL,
+        UNINSTALL,
+        YES,
+        Option(
+            "--token-stdin",
+            help="read the token from the first line of standard input, and end when standard input closes",
+        ),
         AT,
     ),
-    examples=("stoker launch watch", "stoker launch watch a100", "stoker launch watch --url https://10.0.0.5:7717"),
+    examples=(
+        "stoker launch watch",
+        "stoker launch watch a100",
+        "stoker launch watch --url https://10.0.0.5:7717",
+        "stoker launch watch --relay login1.cluster",
+        "stoker launch watch --install",
+    ),
 )
 
 
@@ -107,23 +139,99 @@ def perform_watch(call: CommandContext, given: dict[str, Any]) -> int:
     """Watch pools until stopped."""
     from stoker.api.pools import FleetPools, pools_named
 
-    client = call.lookup.client_of(call.lookup.wait_for_coordinator(given["at"]))
+    refuse_both(given)
+    if given["install"] or given["uninstall"]:
+        return install_watch(call, given) if given["install"] else uninstall_watch(call)
+    found = call.lookup.wait_for_coordinator(given["at"])
+    if given["token_stdin"]:
+        found = changed(found, token=sys.stdin.buffer.readline(_LONGEST_TOKEN).decode(errors="replace").strip())
+    client = call.lookup.client_of(found)
     view = client.launch_view()
     pools_named(view, given["name"])
     call.out.goes_on_unread = call.out.is_watched = True
-    watcher = FleetPools(client, call.parts).watcher(view, given["name"], _log(call), url=given["url"] or "")
+    with ExitStack() as held:
+        url, server_name = given["url"] or "", ""
+        if given["relay"]:
+            relay, url = _open_relay(given["relay"], client.url)
+            held.callback(relay.close)
+            server_name = urlsplit(client.url).hostname or ""
+            call.out.note(f"relay at {url}, to {client.url}")
+        pools = FleetPools(client, call.parts)
+        watcher = pools.watcher(view, given["name"], _log(call), url=url, server_name=server_name)
 
-    def close(number: int, _frame: object) -> None:
-        watcher.close()
-        # A coordinator or a backend that hangs may hold it up: the second signal ends it at once.
-        signal.signal(number, signal.SIG_DFL)
+        ended = threading.Event()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, close)
-    count = len(given["name"] or view.pools)
-    call.out.note(f"watching {counted(count, 'pool')} of {client.url}; Ctrl-C ends the watch")
-    watcher.run()
-    return 0
+        def close(number: int, _frame: object) -> None:
+            ended.set()
+            # The second signal ends it at once.
+            signal.signal(number, signal.SIG_DFL)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, close)
+        if given["token_stdin"]:
+            threading.Thread(target=_wait_for_end_of_input, args=(ended,), daemon=True).start()
+        count = len(given["name"] or view.pools)
+        call.out.note(f"watching {counted(count, 'pool')} of {client.url}; Ctrl-C ends the watch")
+        supervisor = NotifySocket(call.parts.settings.environment, call.parts.clock)
+        supervisor.ready()
+        held.callback(supervisor.ending)
+        _watch_until(call, watcher, ended, supervisor)
+        return 0
+
+
+def _open_relay(text: str, coordinator: str) -> tuple[Relay, str]:
+    """Open a relay to a coordinator; return it, and the URL that workers use."""
+    from stoker.launch.relay import PORT, Relay
+
+    target = urlsplit(coordinator)
+    if target.scheme != "https" or not target.hostname or not target.port:
+        raise BadInput(
+            f"the coordinator at {coordinator} serves only its own machine",
+            hint="serve other machines with TLS: stoker serve --listen 0.0.0.0",
+        )
+    host, port = read_listen(text)
+    if not host:
+        raise Usage(f"--relay {text}: no host name", hint="the name by which the machines reach this host: HOST[:PORT]")
+    relay = Relay("0.0.0.0", PORT if port < 0 else port, to=(target.hostname, target.port))  # noqa: S104 - it passes TLS on
+    return relay, f"https://{f'[{host}]' if ':' in host else host}:{relay.port}"
+
+
+def _wait_for_end_of_input(ended: threading.Event) -> None:
+    while sys.stdin.buffer.read(_LONGEST_TOKEN):
+        pass
+    ended.set()
+
+
+def _watch_until(call: CommandContext, watcher: Watcher, ended: threading.Event, supervisor: NotifySocket) -> None:
+    """Watch until an event, and end within `_END_S` after it: a coordinator or a backend that hangs delays nothing."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            watcher.run()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run, name="stoker-watch", daemon=True)
+    thread.start()
+    turns = 0
+    # With a limit: without one no signal handler would run.
+    while not ended.wait(1.0):
+        if watcher.turns > turns:
+            turns = watcher.turns
+            supervisor.alive()
+    watcher.close()
+    thread.join(_END_S)
+    if errors:
+        raise errors[0]
+    if thread.is_alive():
+        call.out.note("ended without an answer; another launcher may watch the pools in 1 min")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads that wait for an answer would delay the end. Rows show what they were about to do.
+        os._exit(0)
 
 
 def _log(call: CommandContext) -> LaunchLog:

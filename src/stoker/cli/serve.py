@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import sys
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CliOutput, CommandContext
@@ -11,8 +13,11 @@ from stoker.cli.services import INSTALL, UNINSTALL, YES, refuse_both
 from stoker.coordinator.http.server_options import KeepTree, ListeningCoordinator, ServeOptions
 from stoker.core.errors import AlreadyServing, DatabaseTrouble, InvalidCluster, InvalidManifest, NoPermission, Usage
 from stoker.core.text import format_duration
+from stoker.host.http.addresses import is_this_computer
+from stoker.protocol.discovery import COORDINATOR, OPERATOR_TOKEN
 
 if TYPE_CHECKING:
+    from stoker.launch.supervisor import SupervisedChild
     from stoker.protocol.job_messages import Submission
 
 GRAMMAR = Grammar(
@@ -63,6 +68,11 @@ GRAMMAR = Grammar(
             help="serve the routes of system A; its workers have no credentials, so on loopback every process of this "
             "machine may claim jobs and report results (default: off)",
         ),
+        Option(
+            "--launch",
+            help="also run `stoker launch watch`, as a child process with a token of its own that may only launch; "
+            "it needs --listen, and the backends' commands and keys on this machine",
+        ),
         INSTALL,
         UNINSTALL,
         YES,
@@ -74,6 +84,7 @@ GRAMMAR = Grammar(
         "stoker serve --objects s3://bucket/stoker",
         "stoker serve --listen 0.0.0.0 --advertise desk.example.org",
         "stoker serve --accept-code /srv/git/project.git:main",
+        "stoker serve --listen 0.0.0.0 --cluster cluster.yaml --launch",
         "stoker serve --install",
         "stoker serve --listen 127.0.0.1:0 --json",
     ),
@@ -88,6 +99,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         from stoker.cli.services import install_serve, uninstall_serve
 
         return install_serve(call, given) if given["install"] else uninstall_serve(call)
+    if given["launch"] and is_this_computer((given["listen"] or "localhost").rpartition(":")[0] or "localhost"):
+        raise Usage("--launch needs TLS: workers of pools join with tickets", hint="add --listen 0.0.0.0")
     options = ServeOptions(
         db=given["db"] or "",
         objects=given["objects"] or "",
@@ -103,11 +116,50 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         certificate_life_s=given["certificate_life"],
         **_accepted_code(call, given["accept_code"]),
         system_a=given["system_a"],
+        launch_token=secrets.token_urlsafe(32) if given["launch"] else "",
     )
     out = call.out
     out.goes_on_unread = out.is_watched = True
     serving = call.parts.serving(options, lambda path, keep, url: _read_manifest(call, path, keep, url))
-    return serving.run(on_ready=lambda ready: _announce(out, ready), say=out.note)
+    if not options.launch_token:
+        return serving.run(on_ready=lambda ready: _announce(out, ready), say=out.note)
+    watcher = _watcher(call, options.launch_token)
+
+    def on_ready(ready: ListeningCoordinator) -> None:
+        _announce(out, ready)
+        watcher.start()
+
+    try:
+        return serving.run(on_ready=on_ready, say=out.note)
+    finally:
+        watcher.close()
+
+
+def _watcher(call: CommandContext, token: str) -> SupervisedChild:
+    """Return the child process that watches pools. It finds this coordinator by its home."""
+    from stoker.host.sockets import for_children
+    from stoker.launch.supervisor import SupervisedChild
+
+    out, settings = call.out, call.parts.settings
+    environment = for_children(settings.environment)
+    for name in (OPERATOR_TOKEN, COORDINATOR):
+        environment.pop(name, None)
+    words = ("launch", "watch", "--token-stdin", *(("--json",) if out.is_json else ()))
+
+    def show(line: str) -> None:
+        if out.is_json and line.startswith("{"):
+            out.json_line(line)
+        else:
+            out.note(f"launch: {line}")
+
+    return SupervisedChild(
+        (sys.executable, "-m", "stoker", *words),
+        folder=settings.folder,
+        environment=environment,
+        secret=token,
+        on_line=show,
+        clock=call.parts.clock,
+    )
 
 
 def _announce(out: CliOutput, ready: ListeningCoordinator) -> None:

@@ -163,6 +163,33 @@ def work_words(given: dict[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
+# `stoker launch watch --install`.
+
+
+def install_watch(call: CommandContext, given: dict[str, Any]) -> int:
+    """Install the service of a watcher of pools."""
+    if given["token_stdin"]:
+        raise Usage("--token-stdin and --install exclude each other", hint="stoker join --operator CODE@HOST first")
+    at = given["at"] or call.parts.settings.environment.get(COORDINATOR, "")
+    words = ["watch", *given["name"]]
+    for name, value in (("--url", given["url"]), ("--relay", given["relay"]), ("--at", at)):
+        if value:
+            words += [name, value]
+    # Starts after the coordinator of this home, if it watches for that one.
+    serve = call.parts.service(ServiceKind.SERVE, ()).label
+    after = serve if not at and call.parts.installer().stands(serve) else ""
+    service = call.parts.service(ServiceKind.LAUNCH, words, after=after)
+    if not install_services(call, (service,), yes=given["yes"]):
+        return 1
+    call.out.line(boot_line(call))
+    return 0
+
+
+def uninstall_watch(call: CommandContext) -> int:
+    """Remove the service of a watcher."""
+    return uninstall_services(call, (call.parts.service(ServiceKind.LAUNCH, ()).label,))
+
+
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - beyond this machine it speaks TLS alone
 _CODE_S = 900.0
 _JOINS_WITHIN_S = 30.0
@@ -207,7 +234,7 @@ def serve_words(call: CommandContext, given: dict[str, Any]) -> tuple[str, ...]:
     words |= {name: f"{given[name]:g}s" for name in _TIMES if given[name] is not None}
     words |= {name: str(given[name]) for name in _SIZES if given[name] is not None}
     words |= {name: call.path(given[name]) for name in _PATHS if given[name]}
-    flags = ("--system-a",) if given["system_a"] else ()
+    flags = tuple(f"--{name.replace('_', '-')}" for name in ("system_a", "launch") if given[name])
     return (*(word for name, value in words.items() for word in (f"--{name.replace('_', '-')}", value)), *flags)
 
 

@@ -84,14 +84,19 @@ def load_server(context: ssl.SSLContext, *, certificate_file: str, key_file: str
 
 
 def client_context(
-    ca_pem: str, *, certificate_file: str = "", key_file: str = "", is_host_checked: bool = True
+    ca_pem: str, *, certificate_file: str = "", key_file: str = "", is_host_checked: bool = True, server_name: str = ""
 ) -> ssl.SSLContext:
     """Trust only what this CA signed, under the host's name, and show our own certificate if there is one.
 
+    With `server_name` the other side must have that name, whatever the address is: behind it is a relay.
     Machines have no host names in their certificates: a caller that connects to one leaves the host unchecked and
     verifies the machine itself (`read_peer`).
     """
-    context = _bounded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    made: ssl.SSLContext = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if server_name:
+        made = named = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
+        named.server_name = server_name
+    context = _bounded(made)
     context.check_hostname = is_host_checked
     # A name in a machine's subject must never be taken for a host name.
     context.hostname_checks_common_name = False
@@ -100,6 +105,15 @@ def client_context(
     if certificate_file:
         _load(context, certificate_file, key_file)
     return context
+
+
+class _NamedContext(ssl.SSLContext):
+    """Checks one name, whatever the address is."""
+
+    server_name: str
+
+    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+        return super().wrap_socket(*args, **{**options, "server_hostname": self.server_name})
 
 
 def machine_context(ca_pem: str, machine: str, *, certificate_file: str, key_file: str) -> ssl.SSLContext:

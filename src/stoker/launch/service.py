@@ -84,6 +84,8 @@ PASSED_ON = (
     *UV_SETTINGS,
 )
 """Variables that a service gets as they are when it is installed: every setting that our programs read."""
+_OF_BACKENDS = ("KUBECONFIG", "SLURM_CONF", "SSH_AUTH_SOCK")
+"""What the commands of backends read; a launcher's service gets it, too."""
 NOT_PASSED_ON = {
     "STOKER_HOME": "written by itself",
     "STOKER_COORDINATOR": "`work --install` writes it as --join",
@@ -123,6 +125,11 @@ class ServiceKind(StrEnum):
 
     SERVE = "serve"
     WORK = "work"
+    LAUNCH = "launch"
+    """`stoker launch watch`."""
+
+
+_ABOUT = {ServiceKind.SERVE: "coordinator", ServiceKind.WORK: "worker", ServiceKind.LAUNCH: "launcher"}
 
 
 @frozen
@@ -164,7 +171,8 @@ def make_service(  # noqa: PLR0913 - what a service is made of
     """
     _refuse_secrets(words)
     argv = (python, "-m", "stoker", str(kind), *words)
-    passed = {name: environment[name] for name in PASSED_ON if environment.get(name)}
+    names = (*PASSED_ON, *(_OF_BACKENDS if kind is ServiceKind.LAUNCH else ()))
+    passed = {name: environment[name] for name in names if environment.get(name)}
     secret = {name for name, value in passed.items() if _PASSWORD.search(value)}
     left_out = dict.fromkeys(secret, "leave the password out, or put it into a drop-in that only you may read")
     left_out |= {
@@ -173,11 +181,11 @@ def make_service(  # noqa: PLR0913 - what a service is made of
     service = SupervisedService(
         kind=kind,
         label=label_of(kind, home, usual_home, called=called),
-        about="Stoker's coordinator" if kind is ServiceKind.SERVE else f"Stoker's worker {called}".rstrip(),
+        about=f"Stoker's {_ABOUT[kind]} {called}".rstrip(),
         argv=argv,
         folder=home,
         environment={"STOKER_HOME": home, **{name: passed[name] for name in passed if name not in secret}},
-        stop_s=_STOP_S if kind is ServiceKind.SERVE else _GIVE_BACK_S + grace_s,
+        stop_s=_GIVE_BACK_S + grace_s if kind is ServiceKind.WORK else _STOP_S,
         after=after,
         left_out=left_out,
     )
@@ -278,7 +286,7 @@ def _reloading(kind: ServiceKind) -> list[str]:
 
 
 def _ending(kind: ServiceKind) -> list[str]:
-    if kind is ServiceKind.SERVE:
+    if kind is not ServiceKind.WORK:
         return ["KillMode=mixed"]
     # Asked to end, a worker gives back its jobs itself. Killed, its jobs live on, and the next one finds them again;
     # if none comes, they end with their leases. A job that runs out of memory is no reason to end the worker.

@@ -56,6 +56,8 @@ class WatchSettings:
     """Where workers reach the coordinator."""
     local_url: str
     """Where workers of this machine reach it."""
+    server_name: str = ""
+    """The coordinator's host name in its certificate, if `url` is that of a relay; empty: the URL's host."""
     look_s: float = LOOK_S
 
 
@@ -103,6 +105,8 @@ class Watcher:
         self._held: dict[str, int] = {}
         self._renew_at_s = 0.0
         self._is_closed = False
+        self.turns = 0
+        """How often it has looked at the coordinator's rows, or tried to."""
 
     def run(self) -> None:
         """Watch until closed. Errors of the coordinator are logged, and the watcher tries again."""
@@ -110,6 +114,7 @@ class Watcher:
         with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="stoker-launch") as threads:
             try:
                 while not self._is_closed:
+                    self.turns += 1
                     try:
                         self.turn(threads)
                         problem = ""
@@ -319,9 +324,12 @@ class Watcher:
         ]
         plans = [(one, start.wanted) for one in ids]
         keys = self._client.plan_allocations(pool.name, epoch, plans, request=start.request)
-        url = self._settings.local_url if pool.backend is PoolBackend.LOCAL else self._settings.url
+        settings, is_here = self._settings, pool.backend is PoolBackend.LOCAL
+        url, server_name = (settings.local_url, "") if is_here else (settings.url, settings.server_name)
         tickets = {
-            one.id: ticket_to_text(Ticket(id=one.id.upper(), key=keys[one.id], url=url, name=one.machine))
+            one.id: ticket_to_text(
+                Ticket(id=one.id.upper(), key=keys[one.id], url=url, name=one.machine, server_name=server_name)
+            )
             for one in allocations
         }
         for rendered in together:

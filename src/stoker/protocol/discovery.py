@@ -137,6 +137,8 @@ class Membership:
     joined_s: float = 0.0
     expires_s: float | None = None
     """When the certificate or token expires, as known at the time of joining."""
+    server_name: str = ""
+    """The coordinator's host name in its certificate, if a relay has the address of `url`; empty: that host."""
 
     @property
     def side(self) -> MembershipKind:
@@ -145,7 +147,7 @@ class Membership:
     @property
     def identity(self) -> FleetIdentity:
         """The CA to trust and the certificate to send."""
-        return FleetIdentity(ca_file=self.ca_file, certificate_file=self.certificate_file)
+        return FleetIdentity(ca_file=self.ca_file, certificate_file=self.certificate_file, server_name=self.server_name)
 
     def token(self) -> str:
         """Read the user's token; empty for a machine. Raises `LocalFile`."""
@@ -268,6 +270,7 @@ def _from_dict(raw: dict[str, Any], folder: str) -> Membership:
         fingerprint=str(raw.get("fingerprint", "")),
         joined_s=float(raw.get("joined_s", 0.0)),
         expires_s=None if expires_s is None else float(expires_s),
+        server_name=str(raw.get("server_name", "")),
     )
 
 

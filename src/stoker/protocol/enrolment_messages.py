@@ -303,7 +303,8 @@ LARGEST_TICKET_BYTES = 4096
 _TICKET_VERSION = 1
 _TICKET_ID = re.compile(r"[0-9A-Z]{2,8}")
 _TICKET_KEY = re.compile(r"[0-9a-f]{64}")
-_TICKET_FIELDS = ("v", "id", "key", "url", "name")
+_TICKET_FIELDS = ("v", "id", "key", "url", "name", "server_name")
+_SERVER_NAME = re.compile(r"[A-Za-z0-9_.:%-]{0,253}")
 _MOST_NAMED = 5
 
 
@@ -318,6 +319,8 @@ class Ticket:
     url: str
     """`https://HOST:PORT`"""
     name: str
+    server_name: str = ""
+    """The coordinator's host name in its certificate, if a relay has the address; empty: the URL's host."""
 
     def __repr__(self) -> str:
         return f"Ticket(id={self.id!r}, url={self.url!r}, name={self.name!r})"
@@ -326,7 +329,7 @@ class Ticket:
 def ticket_to_text(ticket: Ticket) -> str:
     """Return the content of a ticket's file."""
     body = {"v": _TICKET_VERSION, "id": ticket.id, "key": ticket.key, "url": ticket.url, "name": ticket.name}
-    return dumps(body) + "\n"
+    return dumps({**body, "server_name": ticket.server_name} if ticket.server_name else body) + "\n"
 
 
 def read_ticket(data: bytes) -> Ticket:
@@ -343,6 +346,8 @@ def read_ticket(data: bytes) -> Ticket:
         faults.append("url is not https://HOST:PORT")
     if not is_node_name(texts["name"]):
         faults.append(f"name is not valid: {NODE_NAME_RULE}")
+    if not _SERVER_NAME.fullmatch(texts["server_name"]):
+        faults.append("server_name is not a host name")
     unknown = [one_line(name, 40) for name in raw if name not in _TICKET_FIELDS]
     if unknown:
         faults.append(f"unknown fields: {some_of(unknown, _MOST_NAMED)}")

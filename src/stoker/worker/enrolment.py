@@ -94,6 +94,8 @@ class Invitation:
     """The key of the proofs."""
     url: str
     """`https://HOST:PORT`"""
+    server_name: str = ""
+    """The coordinator's host name in its certificate, if a relay has the address; empty: the URL's host."""
 
     @classmethod
     def of_code(cls, code: JoinCode, url: str) -> Invitation:
@@ -354,6 +356,7 @@ def _complete(
         fingerprint=proven.fingerprint,
         joined_s=door.clock.wall_s(),
         expires_s=joined.expires_s,
+        server_name=proven.invitation.server_name,
     )
     membership = write_joined(
         state,
@@ -380,7 +383,7 @@ def join_with_ticket(
 
     Raises `TicketRefused` with the coordinator's reason.
     """
-    invitation = Invitation(id=ticket.id, key=bytes.fromhex(ticket.key), url=ticket.url)
+    invitation = Invitation(id=ticket.id, key=bytes.fromhex(ticket.key), url=ticket.url, server_name=ticket.server_name)
     ends_s = door.clock.boottime_s() + min(_TICKET_PATIENCE_S, _TICKET_PATIENCE_S if limit_s is None else limit_s)
     count = 0
     while True:
@@ -439,7 +442,7 @@ def _ask_begin(invitation: Invitation, said: JoinBegin, door: JoinTransport) -> 
 def _with_client(
     proven: VerifiedCoordinator, door: JoinTransport, act: Callable[[FleetClient], JoinFinishResponse]
 ) -> JoinFinishResponse:
-    identity = FleetIdentity(ca_pem=proven.ca_pem)
+    identity = FleetIdentity(ca_pem=proven.ca_pem, server_name=proven.invitation.server_name)
     transport = door.open_transport(_ANSWER_S, direct=asked_directly(proven.invitation.url), fleet=identity)
     with closing(transport):
         client = FleetClient(

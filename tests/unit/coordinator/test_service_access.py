@@ -411,6 +411,17 @@ SYSTEM_A_OPERATORS = [
     ("POST", "/v1/job/claim/cancel"),
     ("POST", "/v1/manifest/reload"),
 ]
+
+
+def test_the_token_of_the_coordinators_own_launcher_may_only_launch():
+    desk, token = Desk(changed(EVERYWHERE, launch_token=b"launcher" * 6)), f"Bearer {'launcher' * 6}"
+    assert desk.ask("POST", "/v1/pools/watch", authorization=token).role is Role.LAUNCH
+    for path in ("/v1/jobs", "/v1/pools/a100/stop", "/v1/tokens"):
+        assert desk.status("POST", path, authorization=token) == 403
+    assert Desk(EVERYWHERE).status("POST", "/v1/pools/watch", authorization=token) == 403
+    assert Desk(EVERYWHERE).status("POST", "/v1/pools/watch", authorization="Bearer ") == 401
+
+
 LOCAL_A, REMOTE_A = (changed(rules, system_a=True) for rules in (HERE, EVERYWHERE))
 
 

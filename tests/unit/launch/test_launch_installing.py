@@ -75,6 +75,26 @@ def test_a_service_is_written_started_and_seen_running(installer: Installer, sys
     assert (tmp_path / "home").is_dir(), "it could not start in a folder that is not there"
 
 
+def test_the_service_of_a_watcher_gets_what_backends_read_and_no_secret(installer: Installer, tmp_path: Path):
+    environment = {"SLURM_CONF": "/etc/slurm.conf", "KUBECONFIG": "/k", "STOKER_OPERATOR_TOKEN": "secret" * 9}
+    watch = make_service(
+        ServiceKind.LAUNCH,
+        ("watch", "a100", "--relay", "login1"),
+        python="/usr/bin/python3",
+        home=str(tmp_path),
+        usual_home=str(tmp_path),
+        environment=environment,
+    )
+    installer.install(watch)
+    text = (tmp_path / "units" / "stoker-launch.service").read_text()
+    assert 'ExecStart="/usr/bin/python3" "-m" "stoker" "launch" "watch" "a100" "--relay" "login1"' in text
+    assert "SLURM_CONF=/etc/slurm.conf" in text
+    assert "KUBECONFIG=/k" in text
+    assert "secret" not in text
+    assert "KillMode=mixed" in text
+    assert installer.words_of("stoker-launch") == ("watch", "a100", "--relay", "login1")
+
+
 def test_twice_is_once_and_a_running_service_is_not_disturbed(
     installer: Installer, systemctl: Systemctl, tmp_path: Path
 ):

@@ -158,6 +158,8 @@ class Rules:
     """The operator's token, from its file or the environment."""
     hosts: frozenset[bytes]
     """Accepted values of `Host` for a coordinator on loopback, without TLS. Empty: it listens elsewhere; any name."""
+    launch_token: bytes = b""
+    """Of the launcher that this coordinator starts beside itself; empty: it starts none."""
     names: frozenset[str] = frozenset()
     """Accepted hosts on its Unix socket, besides those of loopback; without ports."""
     system_a: bool = False
@@ -293,6 +295,8 @@ class Access:
         rules, clock = self._rules, self._clock
         if rules.token and hmac.compare_digest(given, rules.token):
             return Principal(name="operator", role=Role.ADMIN)
+        if rules.launch_token and hmac.compare_digest(given, rules.launch_token):
+            return Principal(name="serve --launch", role=Role.LAUNCH)
         found = self._standing().person(given, clock.wall_s())
         if found is None:
             # Only wrong ones are limited: they do not lock out a valid one from the same address.

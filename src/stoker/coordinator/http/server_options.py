@@ -47,6 +47,8 @@ class ServeOptions:
     code_branch: str = ""
     system_a: bool = False
     """Serve the routes of system A, whose workers have no credentials."""
+    launch_token: str = ""
+    """Accepted with the role `launch` while this coordinator runs; empty: none is."""
 
 
 @frozen

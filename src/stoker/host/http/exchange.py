@@ -132,6 +132,8 @@ class FleetIdentity:
     """
     machine: str = ""
     """The one machine to accept, whatever its address is; empty: the coordinator, by its host name."""
+    server_name: str = ""
+    """The coordinator's host name in its certificate, if a relay has the address; empty: the address's own host."""
 
 
 @frozen

@@ -153,7 +153,7 @@ def _of_fleet(fleet: FleetIdentity) -> ssl.SSLContext:
         own = fleet.certificate_file
         if fleet.machine:
             return machine_context(ca_pem, fleet.machine, certificate_file=own, key_file=own)
-        return client_context(ca_pem, certificate_file=own, key_file=own)
+        return client_context(ca_pem, certificate_file=own, key_file=own, server_name=fleet.server_name)
     except (OSError, ValueError) as error:
         text = getattr(error, "strerror", None) or "there is no certificate in it"
         hint = "`stoker join CODE@HOST --again` replaces it; an operator's `stoker machines invite` prints a code"
