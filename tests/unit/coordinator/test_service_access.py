@@ -419,7 +419,7 @@ def test_the_token_of_the_coordinators_own_launcher_may_only_launch():
     for path in ("/v1/jobs", "/v1/pools/a100/stop", "/v1/tokens"):
         assert desk.status("POST", path, authorization=token) == 403
     assert Desk(EVERYWHERE).status("POST", "/v1/pools/watch", authorization=token) == 403
-    assert Desk(EVERYWHERE).status("POST", "/v1/pools/watch", authorization="Bearer ") == 401
+    assert Desk(EVERYWHERE).status("POST", "/v1/pools/watch", authorization="Bearer ") == 403
 
 
 LOCAL_A, REMOTE_A = (changed(rules, system_a=True) for rules in (HERE, EVERYWHERE))
