@@ -13,7 +13,7 @@ from stoker.cli.services import INSTALL, UNINSTALL, YES, refuse_both
 from stoker.coordinator.http.server_options import KeepTree, ListeningCoordinator, ServeOptions
 from stoker.core.errors import AlreadyServing, DatabaseTrouble, InvalidCluster, InvalidManifest, NoPermission, Usage
 from stoker.core.text import format_duration
-from stoker.host.http.addresses import is_this_computer
+from stoker.host.http.exchange import is_this_computer
 from stoker.protocol.discovery import COORDINATOR, OPERATOR_TOKEN
 
 if TYPE_CHECKING:
