@@ -180,6 +180,43 @@ def test_workers_come_when_jobs_wait_and_what_slurm_ends_costs_a_job_nothing(sit
     assert site.ask(lambda client: client.machines()) == ()
 
 
+@pytest.mark.slow
+def test_jobs_longer_than_their_allocations_complete_over_several_and_slurm_ends_none(site: Site) -> None:
+    steps, step_s, jobs = 600, 0.5, 2
+    pool = POOL.format(folder=site.shared, python=sys.executable)
+    pool = pool.replace("wall: 10m", "wall: 2m\n    drain: 15s").replace("max: 4", f"max: {jobs}")
+    (site.folder / "cluster.yaml").write_text(pool)
+    site.run("admin", "reload")
+    trained = site.folder / "trained"
+    trained.mkdir()
+    trainer = COUNTER.replace("50", str(steps)).replace("sleep(0.1)", f"sleep({step_s})")
+    trainer += f"    print(step, file=open('{trained}/' + os.environ['WHICH'], 'a'))\n"
+    (site.folder / "train.py").write_text(trainer)
+    for number in range(jobs):
+        environment = ("env", f"WHICH={number}")
+        site.run("submit", "--yes", "--name", f"long{number}", "--", *environment, sys.executable, "train.py")
+    site.start("launch", "watch")
+    names = [f"long{number}" for number in range(jobs)]
+    site.until(
+        lambda: all(site.details(name).job.state == "completed" for name in names), "they do not complete", 1400.0
+    )
+    for number, name in enumerate(names):
+        details = site.details(name)
+        assert len(details.attempts) >= 3
+        assert not any(details.counts.values()), "the job was charged"
+        done = [int(line) for line in (trained / str(number)).read_text().split()]
+        times = [done.count(step) for step in range(steps)]
+        assert min(times) == 1
+        assert max(times) <= 2, "a step was repeated twice"
+    site.until(lambda: all(one.is_over for one in site.allocations()), "workers stay")
+    allocations = site.allocations()
+    assert {one.cause for one in allocations} == {AllocationCause.FINISHED}, "Slurm ended one"
+    serving_s = sum((one.ended_s or 0.0) - (one.serving_s or 0.0) for one in allocations)
+    part = jobs * steps * step_s / serving_s
+    print(f"{len(allocations)} allocations, {serving_s:.0f} s serving, {part:.0%} of it trains")
+    assert part >= 0.8
+
+
 def _causes(site: Site) -> list[AllocationCause | None]:
     return [one.cause for one in site.allocations()]
 

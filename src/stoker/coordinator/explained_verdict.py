@@ -212,6 +212,8 @@ def _held_back_view(held: MachineHold, case: JobExplainContext, now_s: float) ->
 def _why_held(held: MachineHold, case: JobExplainContext) -> str:
     if held.first is not None:
         return f"{case.names.get(held.first) or 'another job'} starts first there"
+    if held.reason == HoldReason.ENDS and held.left_s is not None and held.end_s is not None:
+        return f"{format_duration(max(0.0, held.left_s))} left, needs {format_duration(held.end_s)}"
     return _HELD.get(held.reason, held.reason)
 
 
@@ -270,7 +272,13 @@ def _place(case: JobExplainContext, explanation: Explanation, fleet: Fleet, now_
 def _room_text(case: JobExplainContext) -> str:
     """Return why it does not start on a machine with free capacity; empty: there is none, or only the order matters."""
     held = next((one for one in _held_back(case) if one.reason != HoldReason.ORDER), None)
-    return "" if held is None else f": {held.machine} is free, but {_why_held(held, case)}"
+    return "" if held is None else f": {_free_but(held, case)}"
+
+
+def _free_but(held: MachineHold, case: JobExplainContext) -> str:
+    """Return a machine with free capacity and why the job does not start there: `a100-7f3a2c: 38m left, needs 2h`."""
+    is_short = held.reason == HoldReason.ENDS and held.left_s is not None
+    return f"{held.machine}{':' if is_short else ' is free, but'} {_why_held(held, case)}"
 
 
 def _in(start: ExpectedStart) -> str:
@@ -282,7 +290,7 @@ def _compared(case: JobExplainContext, start: ExpectedStart, held: MachineHold) 
     if held.reason in _BY_TIME and start.is_end_known and held.end_s is not None:
         there, here = format_duration(start.end_s), format_duration(held.end_s)
         return f", for {start.machine}: done there in about {there}, on {held.machine}, which is free, in {here}"
-    return f": expected on {start.machine}{_in(start)}; {held.machine} is free, but {_why_held(held, case)}"
+    return f": expected on {start.machine}{_in(start)}; {_free_but(held, case)}"
 
 
 def _taken(explanation: Explanation, fleet: Fleet, now_s: float) -> str:

@@ -116,6 +116,10 @@ def test_a_job_that_starts_nowhere_though_there_is_room_says_why():
     found = told(cpu_job(), fleet, ahead=4, forecast=JobForecast(held_back=(held,)))
     assert found.verdict == "pending, queue position 5: desk is free, but it leaves before the job would end"
     assert found.changes == ()
+    held = changed(held, left_s=2280.0)
+    found = told(cpu_job(), fleet, ahead=4, forecast=JobForecast(held_back=(held,)))
+    assert found.verdict == "pending, queue position 5: desk: 38m00s left, needs 2h10m"
+    assert [row.text for row in found.held_back] == ["38m00s left, needs 2h10m"]
 
 
 def test_a_higher_priority_is_proposed_only_where_the_order_alone_is_in_the_way():

@@ -47,6 +47,8 @@ class MachineHold:
     """When it would end if it started there now; `None`: no estimate."""
     first: int | None = None
     """The number of a job that goes first there."""
+    left_s: float | None = None
+    """How long the machine stays; `None`: no end is known."""
 
 
 @frozen
@@ -176,4 +178,5 @@ class SnapshotForecast:
             reason=str(HoldReason.ORDER) if is_taken else reason,
             end_s=one.expected_s / max(speeds) if one.is_known and speeds else None,
             first=self._first.get(machine.name) if is_taken else None,
+            left_s=machine.ends_s,
         )

@@ -260,3 +260,12 @@ def _rows(run: Simulator, began_s: float) -> list[tuple[int, float, str]]:
         (run.batch.numbers[row], run.log.start_s[row] + began_s, run.offers[run.log.node_of[row]].node)
         for row in run.log.started
     ]
+
+
+def test_a_machine_that_leaves_too_soon_is_named_with_the_time_that_it_has() -> None:
+    snapshot = one_device(ready=(line(2),), expected_s=7200.0)
+    leaving = changed(snapshot, machines=(changed(snapshot.machines[0], ends_s=2280.0),))
+    found = SnapshotForecast(leaving).of(2)
+    assert found is not None
+    (held,) = found.held_back
+    assert (held.reason, held.left_s, held.end_s) == (HoldReason.ENDS, 2280.0, pytest.approx(7200.0, rel=0.05))
