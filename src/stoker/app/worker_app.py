@@ -160,6 +160,8 @@ def work(house: AppParts, options: WorkOptions, tell: Callable[[str, dict[str, A
                 is_once=options.is_once,
                 until_idle=options.until_idle,
                 ends_s=options.ends_s,
+                drain_s=options.drain[0],
+                most_drain_s=options.drain[1],
                 idle_s=options.idle_s,
                 stop_grace_s=STOP_GRACE_S if options.stop_grace_s is None else options.stop_grace_s,
             ),

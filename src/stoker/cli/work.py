@@ -108,6 +108,13 @@ GRAMMAR = Grammar(
             "longer are not started; jobs still running then are released with their checkpoints",
         ),
         Option("--for", value="TIME", read=_some_time, help="like --until, as a duration: 90m, 3h"),
+        Option(
+            "--drain",
+            value="TIME",
+            read=_some_time,
+            help="with --until or --for: stop this long before, so that jobs save and send their checkpoints; longer "
+            "if the last checkpoints took longer, at most a quarter of the time (default: 0s)",
+        ),
         Option("--idle", value="TIME", read=_some_time, help="exit after this time without a job: 5m"),
         INSTALL,
         UNINSTALL,
@@ -119,7 +126,7 @@ GRAMMAR = Grammar(
         "stoker work --until-idle --json",
         "stoker work --until 18:00",
         "stoker work --for 3h",
-        "stoker work --ticket 7f3a2c.ticket --idle 5m --for 4h",
+        "stoker work --ticket 7f3a2c.ticket --idle 5m --for 4h --drain 2m",
         "stoker work --slots 2 --run-as 60000-60001",
         "stoker work --accept-code @trees.txt",
         "stoker work --install",
@@ -144,6 +151,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         is_once=given["once"],
         until_idle=given["until_idle"],
         ends_s=None if for_s is None else call.parts.clock.boottime_s() + for_s,
+        drain=_drain(given["drain"], for_s),
         idle_s=given["idle"],
         stop_grace_s=given["grace"],
         run_as=given["run_as"] or "",
@@ -227,6 +235,17 @@ def _time_left_s(given: dict[str, Any], now_s: float) -> float | None:
         return seconds_until(given["until"], now_s)
     except ValueError as error:
         raise Usage(f"--until: {error}", hint="give a time such as 18:00, or a date and a time") from None
+
+
+def _drain(drain_s: float | None, for_s: float | None) -> tuple[float, float]:
+    """Return how long before its end a worker stops, at least and at most."""
+    if drain_s is None:
+        return 0.0, 0.0
+    if for_s is None:
+        raise Usage("--drain needs --for or --until", hint="omit --drain, or say when the worker ends")
+    if drain_s >= for_s:
+        raise Usage("--drain is not shorter than the time of the worker", hint="give it more time, or omit --drain")
+    return drain_s, max(drain_s, for_s / 4)
 
 
 def seconds_until(text: str, now_s: float) -> float:

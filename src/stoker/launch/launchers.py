@@ -144,17 +144,21 @@ def ids_of(label: str, *, fleet: str) -> tuple[str, ...]:
     return tuple(ids.split(",")) if mark == LABEL and owner == fleet and ids else ()
 
 
-def worker_command(pool: Pool, ticket: str, *, python: str) -> str:
+def worker_command(pool: Pool, ticket: str, *, python: str, spent: str = "") -> str:
     """Return the shell words that start an allocation's worker. `ticket` is the file as the shell reads it, quoted.
 
-    The name of the machine is in the ticket. `python` is the interpreter if the pool names none.
+    The name of the machine is in the ticket. `python` is the interpreter if the pool names none. `spent` is the shell's
+    variable with the seconds of the time limit that have passed already.
     """
     declared = [f"cores={pool.each.cpu_cores}", f"gpus={len(pool.each.gpus)}"]
     if pool.each.ram_mb is not None:
         declared.insert(1, f"ram={pool.each.ram_mb}MiB")
+    wall_s = math.floor(pool.wall_s)
+    for_text = f"$(({wall_s}-{spent}))s" if spent else f"{wall_s}s"
     words = [
         *(shlex.quote(pool.python or python), "-m", "stoker", "work", "--ticket", ticket),
-        *("--idle", f"{math.ceil(pool.idle_s)}s", "--for", f"{math.floor(pool.wall_s - pool.end_margin_s)}s"),
+        *("--idle", f"{math.ceil(pool.idle_s)}s", "--for", for_text),
+        *("--drain", f"{math.ceil(pool.end_margin_s)}s"),
         *("--declare", ",".join(declared)),
         *(("--slots", str(pool.each.slots)) if pool.each.slots is not None else ()),
     ]

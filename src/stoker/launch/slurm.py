@@ -134,7 +134,7 @@ class SlurmLauncher:
         if is_array:
             lines.append(f"ids=({' '.join(ids)})")
             ticket = shlex.quote(f"{folder}/") + '"${ids[$SLURM_ARRAY_TASK_ID]}.ticket"'
-        worker = worker_command(pool, ticket, python=self._python)
+        worker = worker_command(pool, ticket, python=self._python, spent="SECONDS")
         lines.append(f"exec srun --ntasks=1 --cpus-per-task={pool.each.cpu_cores} {worker}")
         return Rendered(
             where=pool.via,

@@ -120,6 +120,7 @@ class CheckpointShipper:
         clock: Clock,
         check_lease: Callable[[], None],
         log: Callable[[str], None],
+        on_sent: Callable[[float], None] = lambda _took_s: None,
         chance: Callable[[], float] | None = None,
     ) -> None:
         self._root = watched.root
@@ -130,6 +131,7 @@ class CheckpointShipper:
         self._clock = clock
         self._check_lease = check_lease
         self._log = log
+        self._on_sent = on_sent
         self._backoff = TransferBackoff(chance=chance)
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -237,6 +239,7 @@ class CheckpointShipper:
             )
             if body == self.pointed:
                 return True
+            began_s = self._clock.monotonic_s()
             send_tree(self._client, tree, files, stop=self._stop, waits_for_space=True)
         except (ReadingStopped, Cancelled):
             return False
@@ -244,6 +247,7 @@ class CheckpointShipper:
         self._client.write(self._token.job, PointCheckpoint(**self._token.fence(), checkpoint=body))
         self._backoff.worked()
         self.pointed = body
+        self._on_sent(self._clock.monotonic_s() - began_s)
         return True
 
     def _check_stop(self, _size_bytes: int) -> None:

@@ -131,11 +131,11 @@ class ClaimLoop:
         report: Callable[[Happening], None],
         new_word: Callable[[], str],
         holds: Callable[[], MachineInventory | None] = lambda: None,
-        ends_s: float | None = None,
+        stops_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Create it; `new_word` returns a new request id, `holds` the inventory of this machine.
 
-        `ends_s` is when the worker stops, on the boot-time clock.
+        `stops_s` returns when the worker stops, on the boot-time clock.
         """
         self._lines = lines
         self._hello = hello
@@ -143,7 +143,7 @@ class ClaimLoop:
         self._report = report
         self._new_word = new_word
         self._holds = holds
-        self._ends_s = ends_s
+        self._stops_s = stops_s
         self._sent_holdings: MachineInventory | None = None
         self._chance = random.SystemRandom().random
         self._greeting = SerialThread("stoker-hello")
@@ -237,7 +237,8 @@ class ClaimLoop:
 
     def _ends_in_s(self) -> float | None:
         """Return the seconds until this worker stops; None: it has no end time."""
-        return None if self._ends_s is None else max(0.0, self._ends_s - self._clock.boottime_s())
+        stops_s = self._stops_s()
+        return None if stops_s is None else max(0.0, stops_s - self._clock.boottime_s())
 
     def _held(self) -> MachineInventory | None:
         """Return this machine's inventory, or the last one sent: an unreadable disk must not stop heartbeats."""

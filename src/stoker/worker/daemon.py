@@ -106,7 +106,7 @@ class Daemon:
         questions = ClaimLoop(
             worker.lines,
             hello=lambda: self._hello,
-            ends_s=worker.wishes.ends_s,
+            stops_s=lambda: self._keeping.stops_s,
             holds=worker.holds or (lambda: None),
             clock=worker.clock,
             report=self._report,

@@ -31,6 +31,7 @@ from stoker.worker.worker_state import (
     AttemptPhase,
     AttemptStarted,
     AttemptStopped,
+    CheckpointSent,
     ClaimAnswered,
     ClaimJobs,
     ClockTick,
@@ -251,7 +252,7 @@ def decide(keeping: WorkerState, happening: Happening) -> tuple[WorkerState, lis
 def _leave_in_time(turn: DecisionBuilder) -> None:
     """Leave at the end of the worker's time, and after a long time without a lease, also if no coordinator answers."""
     keeping, wishes = turn.keeping, turn.keeping.wishes
-    if wishes.ends_s is not None and turn.now_s >= wishes.ends_s:
+    if turn.now_s >= (keeping.stops_s or float("inf")):
         _leave_softly(turn, 0, "time limit reached")
         return
     if wishes.idle_s is None:
@@ -297,20 +298,17 @@ def _take_grants(turn: DecisionBuilder, given: ClaimAnswered) -> None:
                 _obey(turn, lease, order)
     _hear_calls(turn, given.answer.execs)
     keeping = turn.keeping
+    # A delayed job may become ready, and a running job may release another.
+    is_more_expected = keeping.leases or keeping.closed or given.others_work or given.answer.next_s is not None
     if given.answer.grants:
         # The claim may have been open for long, and its times count from when it was sent.
         if turn.now_s - given.asked_s > keeping.heartbeat_s / 4:
             turn.now_knows(renew_at_s=min(keeping.renew_at_s, turn.now_s))
-    elif had_asked and keeping.wishes.until_idle and _is_nothing_left(keeping, given):
+    elif had_asked and keeping.wishes.until_idle and not is_more_expected:
         turn.tell("idle", waiting=dict(given.answer.waiting))
         turn.leave(0, softly=True)
     elif not was_called_back:
         turn.now_knows(ask_at_s=turn.now_s + _FIRST_PAUSE_S)
-
-
-def _is_nothing_left(keeping: WorkerState, given: ClaimAnswered) -> bool:
-    """Return True if no more work is expected: no job is delayed, and no running job can release another."""
-    return not (keeping.leases or keeping.closed or given.others_work or given.answer.next_s is not None)
 
 
 def _take_grant(turn: DecisionBuilder, given: ClaimAnswered, grant: Grant) -> None:
@@ -321,8 +319,7 @@ def _take_grant(turn: DecisionBuilder, given: ClaimAnswered, grant: Grant) -> No
     turn.put(lease)
     turn.now_knows(taken=keeping.taken + 1)
     turn.tell("granted", lease)
-    why = _why_not(turn, lease)
-    if why:
+    if why := _why_not(turn, lease):
         turn.send(lease, FinalReport(word=FinalReportKind.RELEASE, why=why), None)
     else:
         turn.do(StartAttempt(token=token))
@@ -448,6 +445,11 @@ def _take_refusal(turn: DecisionBuilder, refused: AttemptNotStarted) -> None:
     turn.now_knows(ask_at_s=max(turn.keeping.ask_at_s, turn.now_s + 1.0))
     last = FinalReport(word=FinalReportKind.DECLINE, why=refusal.message, reason=refusal.reason, lasts=refusal.lasts)
     turn.send(lease, last, None)
+
+
+def _take_checkpoint(turn: DecisionBuilder, sent: CheckpointSent) -> None:
+    if (lease := turn.lease(sent.token)) is not None:
+        turn.put(changed(lease, sent_in_s=sent.took_s))
 
 
 def _take_end(turn: DecisionBuilder, ended: AttemptEnded) -> None:
@@ -590,6 +592,7 @@ _TAKERS: dict[type, Callable[[DecisionBuilder, Any], None]] = {
     WorkerRejected: _take_fatal,
     AttemptStarted: _take_begin,
     AttemptNotStarted: _take_refusal,
+    CheckpointSent: _take_checkpoint,
     AttemptEnded: _take_end,
     AttemptStopped: _take_stop,
     FinalReportAccepted: _take_settlement,

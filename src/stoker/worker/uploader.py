@@ -51,6 +51,7 @@ from stoker.worker.attempt_process import WorkerRuntime
 from stoker.worker.checkpoint_transfer import CheckpointShipper, WatchedScratch
 from stoker.worker.preparation.input_check import data_facts
 from stoker.worker.worker_state import (
+    CheckpointSent,
     FinalReport,
     FinalReportAccepted,
     FinalReportKind,
@@ -96,6 +97,8 @@ def _facts(grant: Grant, folder: JobFolder, trial_end: TrialEnd, worker: str) ->
 
 DRAIN_S = 30.0
 """How long a release or a cancellation waits for the rest of logs and checkpoints."""
+_EXIT_S = 5.0
+"""Between the last checkpoint and the end of a worker's time."""
 _LOOK_AGAIN_S = 0.2
 _DRAIN_TURN_S = 1.0
 _LONGEST_MESSAGE = 3900
@@ -137,6 +140,7 @@ class AttemptReporter:
             clock=worker.clock,
             check_lease=check_lease,
             log=self._tell_not_shipped,
+            on_sent=self._note_sent,
         )
         self._checkpoints.begin()
 
@@ -229,8 +233,20 @@ class AttemptReporter:
             self._drain(wait_s=None)
             return
         if last.word is not FinalReportKind.CANCELLED and self._checkpoints is not None:
-            self._checkpoints.settle(self._worker.clock.monotonic_s() + DRAIN_S)
+            self._checkpoints.settle(self._worker.clock.monotonic_s() + self._settle_s())
         self._drain(wait_s=DRAIN_S)
+
+    def _settle_s(self) -> float:
+        """Return how long the last checkpoint may take: of a worker with an end, as long as it drains before that."""
+        wishes = self._worker.wishes
+        if wishes.ends_s is None:
+            return DRAIN_S
+        left_s = wishes.ends_s - self._worker.clock.boottime_s() - _EXIT_S
+        return max(DRAIN_S, min(left_s, wishes.most_drain_s))
+
+    def _note_sent(self, took_s: float) -> None:
+        now_s = self._worker.clock.boottime_s()
+        self._runtime.report(CheckpointSent(now_s=now_s, token=self._token, took_s=took_s))
 
     def _final_message(self, last: FinalReport, end: AttemptEnd | None) -> LeaseWrite:
         """Return the message of a final report without a result."""

@@ -36,7 +36,9 @@ class WorkOptions:
     is_once: bool = False
     until_idle: bool = False
     ends_s: float | None = None
-    """When it releases everything and stops, on the boot-time clock; None: when it is stopped."""
+    """When it has to be gone, on the boot-time clock; None: when it is stopped."""
+    drain: tuple[float, float] = (0.0, 0.0)
+    """It releases everything and stops so many seconds before: at least, and at most if checkpoints need longer."""
     idle_s: float | None = None
     """It stops after so long without a job; None: never."""
     stop_grace_s: float | None = None

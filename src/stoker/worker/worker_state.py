@@ -26,6 +26,8 @@ COORDINATOR = "coordinator"
 
 
 STOP_GRACE_S = 10.0
+SPARE_DRAIN_S = 30.0
+"""Before the end of a worker's time, besides saving and sending checkpoints."""
 
 
 class AttemptPhase(StrEnum):
@@ -81,6 +83,8 @@ class HeldLease:
     """It expired by this machine's clock: nothing is sent under it, unless it is renewed (`on_partition: keep`)."""
     is_hurried: bool = False
     """It expired, and its processes did not stop in time: they were killed."""
+    sent_in_s: float = 0.0
+    """How long it took to send its last checkpoint."""
     say_until_s: float | None = None
     """When a worker that stops at once stops waiting for a response to its final report."""
 
@@ -124,7 +128,11 @@ class WorkerPolicy:
     stop_grace_s: float = STOP_GRACE_S
     """Between SIGTERM and SIGKILL of a program."""
     ends_s: float | None = None
-    """When it releases everything and stops, on the boot-time clock; None: when it is stopped."""
+    """When it has to be gone, on the boot-time clock; None: when it is stopped."""
+    drain_s: float = 0.0
+    """It releases everything and stops so long before `ends_s`, or longer if checkpoints need it."""
+    most_drain_s: float = 0.0
+    """And at most so long before."""
     idle_s: float | None = None
     """It stops after so long without a lease; None: never."""
 
@@ -184,6 +192,16 @@ class WorkerState:
     def is_away(self) -> bool:
         """True if the coordinator did not respond to the last request."""
         return self.misses > 0
+
+    @property
+    def stops_s(self) -> float | None:
+        """When it begins to stop: early enough to save and send checkpoints before its end; None: it has no end."""
+        wishes = self.wishes
+        sending_s = sum(lease.sent_in_s for lease in self.leases.values())
+        if wishes.ends_s is None or not sending_s:
+            return None if wishes.ends_s is None else wishes.ends_s - wishes.drain_s
+        needed_s = min(wishes.stop_grace_s + sending_s + SPARE_DRAIN_S, wishes.most_drain_s)
+        return wishes.ends_s - max(wishes.drain_s, needed_s)
 
 
 @frozen
@@ -275,6 +293,15 @@ class AttemptNotStarted:
 
 
 @frozen
+class CheckpointSent:
+    """A checkpoint of an attempt is stored by the coordinator."""
+
+    now_s: float
+    token: AttemptToken
+    took_s: float
+
+
+@frozen
 class AttemptEnded:
     """An attempt's child has exited."""
 
@@ -349,6 +376,7 @@ Happening = (
     | WorkerRejected
     | AttemptStarted
     | AttemptNotStarted
+    | CheckpointSent
     | AttemptEnded
     | AttemptStopped
     | FinalReportAccepted

@@ -22,7 +22,7 @@ worker() {
 . ~/.profile
 echo 'SETUP COMMAND'
 END
-exec /opt/venv/bin/python -m stoker work --ticket "$PWD/ticket" --idle 300s --for 14280s --declare cores=4,ram=8192MiB,gpus=1
+exec /opt/venv/bin/python -m stoker work --ticket "$PWD/ticket" --idle 300s --for 14400s --drain 120s --declare cores=4,ram=8192MiB,gpus=1
 }
 worker &
 child=$!

@@ -6,4 +6,4 @@
 module load python/3.11
 export X='a "b" $c'
 ids=(7f3a2c 000001 abcdef)
-exec srun --ntasks=1 --cpus-per-task=8 /shared/lab7/venv/bin/python -m stoker work --ticket /shared/lab7/stoker/4c1d/"${ids[$SLURM_ARRAY_TASK_ID]}.ticket" --idle 300s --for 14280s --declare cores=8,ram=65536MiB,gpus=2
+exec srun --ntasks=1 --cpus-per-task=8 /shared/lab7/venv/bin/python -m stoker work --ticket /shared/lab7/stoker/4c1d/"${ids[$SLURM_ARRAY_TASK_ID]}.ticket" --idle 300s --for $((14400-SECONDS))s --drain 120s --declare cores=8,ram=65536MiB,gpus=2

@@ -35,6 +35,6 @@ def test_a_workers_command_has_the_pools_shape_and_limits() -> None:
     pool = Pool(name="a100", backend=PoolBackend.SLURM, each=shape, wall_s=3600.5, idle_s=0.2)
     command = worker_command(pool, '"$RUN/x"', python="/opt/my python")
     assert command == (
-        "'/opt/my python' -m stoker work --ticket \"$RUN/x\" --idle 1s --for 3480s"
+        "'/opt/my python' -m stoker work --ticket \"$RUN/x\" --idle 1s --for 3600s --drain 120s"
         " --declare cores=8,ram=65536MiB,gpus=1"
     )

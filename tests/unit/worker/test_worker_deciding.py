@@ -15,6 +15,7 @@ from stoker.worker.worker_state import (
     AttemptPhase,
     AttemptStarted,
     AttemptStopped,
+    CheckpointSent,
     ExitWorker,
     FinalReportAccepted,
     FinalReportKind,
@@ -278,6 +279,22 @@ def test_a_worker_whose_time_is_over_gives_everything_back_and_ends_with_zero():
     assert StopAttempt(token=token, grace_s=0.0) not in told.wait(0.5), "its time is over once"
     (sent,) = told.take(AttemptStopped(now_s=told.now_s, token=token, end=STOPPED))
     assert sent.last.word is FinalReportKind.RELEASE
+
+
+def test_a_worker_drains_before_its_end_and_longer_if_checkpoints_take_longer():
+    told = Told(ends_s=1400.0, drain_s=20.0, most_drain_s=100.0, slots=2).join()
+    assert told.keeping.stops_s == 1380.0
+    one, two = told.run(grant("a")), told.run(grant("b"))
+    for took_s, stops_s in ((0.0, 1380.0), (5.0, 1400.0 - 10.0 - 5.0 - 30.0), (500.0, 1300.0)):
+        told.take(CheckpointSent(now_s=told.now_s, token=one, took_s=took_s))
+        assert told.keeping.stops_s == stops_s
+    told.take(CheckpointSent(now_s=told.now_s, token=one, took_s=15.0))
+    told.take(CheckpointSent(now_s=told.now_s, token=two, took_s=25.0))
+    assert told.keeping.stops_s == 1400.0 - 10.0 - 40.0 - 30.0, "both are sent over one line"
+    told.wait(1319.0 - told.now_s)
+    assert "leaving" not in told.told
+    told.wait(1.5)
+    assert "leaving" in told.told
 
 
 def test_a_worker_whose_time_is_over_takes_no_grant_that_comes_late():

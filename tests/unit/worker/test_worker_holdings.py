@@ -68,7 +68,7 @@ class Asking:
             report=lambda _: self._answered.release(),
             new_word=lambda: "a-word-of-its-own",
             holds=self._holds,
-            ends_s=ends_s,
+            stops_s=lambda: ends_s,
         )
 
     def _holds(self) -> MachineInventory:

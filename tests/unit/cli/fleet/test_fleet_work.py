@@ -176,6 +176,8 @@ def test_what_is_no_time_to_end_at_is_refused(berlin: Callable[[str], float], te
         (["--for", "0s"], "--for: '0s' is not a duration above 0"),
         (["--for", "soon"], "--for: 'soon' is not a duration"),
         (["--for", f"{'9' * 400}h"], "is not a duration above 0"),
+        (["--drain", "2m"], "--drain needs --for or --until"),
+        (["--for", "2m", "--drain", "2m"], "--drain is not shorter"),
         (["--until", "18:00", "--install", "--yes"], "--until and --install exclude each other"),
     ],
     ids=str,
