@@ -211,6 +211,12 @@ def test_rendering_is_pure_and_shows_no_ticket(case: LauncherCase) -> None:
     assert holes == 1
 
 
+def test_a_pool_that_names_its_python_needs_no_preparation(case: LauncherCase) -> None:
+    for is_dry in (True, False):
+        ready = case.launcher.prepare(case.pool, lambda kind, _fields: pytest.fail(kind), is_dry=is_dry)
+        assert ready == case.pool
+
+
 def test_a_submitted_allocation_is_found_by_its_label_and_runs_the_worker(case: LauncherCase) -> None:
     one = case.ids()
     made = case.submit(one)

@@ -122,11 +122,17 @@ class FleetPools:
             yield request, state.pool, rendered, launcher.forecast(rendered)
 
     def launch(
-        self, name: str, count: int | None = None, *, on_wait: Callable[[str], None] = lambda _watcher: None
+        self,
+        name: str,
+        count: int | None = None,
+        *,
+        on_wait: Callable[[str], None] = lambda _watcher: None,
+        log: LaunchLog = lambda _kind, _fields: None,
     ) -> PoolRequestResult:
         """Request workers of a pool, and wait until its backend has answered.
 
-        The pool's watcher carries the request out; if there is none, it is done here. `on_wait` gets the watcher.
+        The pool's watcher carries the request out; if there is none, it is done here. `on_wait` gets the watcher,
+        `log` the events of what is done here.
         Whatever ends the wait withdraws a request that was not carried out yet.
         """
         view = self._wire.launch_view()
@@ -134,7 +140,7 @@ class FleetPools:
         request = self._request(name, count, view.now_s)
         self._wire.request_machines(name, request.id, request.count, by=request.requester)
         try:
-            return self._follow(request, on_wait)
+            return self._follow(request, on_wait, log)
         except BaseException:
             with suppress(StokerError):
                 self._wire.close_request(name, request.id, f"withdrawn by {request.requester}")
@@ -144,7 +150,7 @@ class FleetPools:
         id_ = secrets.token_hex(4)
         return LaunchRequest(id=id_, pool=pool, count=count or 0, requester=self._user(), requested_s=now_s)
 
-    def _follow(self, request: LaunchRequest, on_wait: Callable[[str], None]) -> PoolRequestResult:
+    def _follow(self, request: LaunchRequest, on_wait: Callable[[str], None], log: LaunchLog) -> PoolRequestResult:
         watcher, is_shown = None, False
         while True:
             view = self._wire.launch_view()
@@ -156,7 +162,7 @@ class FleetPools:
                 return PoolRequestResult(request=found, allocations=rows)
             (state,) = pools_named(view, (request.pool,))
             if found.is_open and not state.watcher:
-                watcher = watcher or self.watcher(view, (request.pool,), lambda _kind, _fields: None)
+                watcher = watcher or self.watcher(view, (request.pool,), log)
                 # Another launcher may have come first: it carries the request out.
                 with suppress(Conflict):
                     watcher.carry_out_requests(request.pool)

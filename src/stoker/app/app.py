@@ -263,7 +263,8 @@ class App:
         commands = HostCommands(runner, control_folder=settings.ssh_folder)
         folder = os.path.join(settings.state, "workers-launched")
         uv_runner = SubprocessRunner(uv_environment(settings.environment))
-        made = KitBuilder(os.path.join(settings.state, "kits"), find_uv(sys.prefix, settings.environment), uv_runner)
+        uv = find_uv(sys.prefix, settings.environment)
+        made = KitBuilder(os.path.join(settings.state, "kits"), uv, uv_runner, clock=self.clock)
         kits = Kits(commands, made, folder=os.path.join(settings.state, "kits-launched"), clock=self.clock)
         if backend in (PoolBackend.LOCAL, PoolBackend.SSH):
             return HostLauncher(commands, folder=folder, python=sys.executable, kits=kits)

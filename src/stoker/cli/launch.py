@@ -38,8 +38,9 @@ LAUNCH_GRAMMAR = Grammar(
     about=(
         "Start workers of pools now: as many as waiting jobs need, or --count of them. The request is stored at the "
         "coordinator, and the pool's watcher carries it out; if no process watches the pool, this command does. It "
-        "waits until the backend has answered; Ctrl-C before that withdraws the request. --dry-run prints what would "
-        "be submitted and submits nothing. To start workers whenever jobs wait, run `stoker launch watch`."
+        "waits until the backend has answered; Ctrl-C before that withdraws the request. Machines without Stoker get "
+        "it from here first. --dry-run prints what would be submitted and submits nothing. To start workers whenever "
+        "jobs wait, run `stoker launch watch`."
     ),
     positionals=(NAMES,),
     options=(
@@ -67,7 +68,7 @@ def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
                 call.out.line(f"--- {pool.backend} says: {expected}")
         return 0
     for name in given["name"]:
-        made = pools.launch(name, given["count"], on_wait=partial(_show_wait, call, name))
+        made = pools.launch(name, given["count"], on_wait=partial(_show_wait, call, name), log=partial(_show_kit, call))
         listed = [allocation_json(one) for one in made.allocations]
         message = made.request.message
         call.out.object({"pool": name, "request": made.request.id, "message": message, "allocations": listed})
@@ -79,6 +80,12 @@ def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
 
 def _show_wait(call: CommandContext, pool: str, watcher: str) -> None:
     call.out.note(f"{pool}: requested of its watcher, {watcher}; Ctrl-C withdraws the request")
+
+
+def _show_kit(call: CommandContext, kind: str, fields: dict[str, Any]) -> None:
+    """Print that Stoker is sent somewhere, which may take minutes."""
+    if kind.startswith("kit_"):
+        call.out.note(launch_event_line(kind, fields))
 
 
 def _show(call: CommandContext, pool: str, rendered: Rendered) -> None:

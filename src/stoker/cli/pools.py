@@ -68,7 +68,8 @@ CHECK_GRAMMAR = Grammar(
     "pools check",
     about=(
         "Check from this machine whether pools could start workers: whether the backend is reached and accepts the "
-        "request, its version and limits. Nothing is started. Exits 1 if a check fails."
+        "request, its version and limits, the Python there, and how much of Stoker is to be sent. Nothing is started. "
+        "Exits 1 if a check fails."
     ),
     positionals=(Positional("NAME", help="pools (default: all)", is_required=False, is_many=True),),
     options=(AT,),

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -47,6 +48,7 @@ _RECENT_S = 60.0
 _LOOK_LIMIT_S = 120.0
 _SEND_LIMIT_S = 900.0
 _UV_LIMIT_S = 600.0
+_STALE_S = 3600.0
 _MOST_TURNS = 3
 # Beyond a worker's time limit: Slurm may let a request wait for days.
 _SLACK_S = {PoolBackend.SLURM: 7 * 86400.0}
@@ -75,6 +77,7 @@ _HINTS = {
     "no_space": "free disk space there, or set folder to another path",
     "not_writable": "set folder to a path there in which you may write",
     "not_own": "remove that folder there, or set folder to a path that is yours alone",
+    "failed": "set folder to another path",
     "unusable": f"set python to one there that has Stoker {__version__}",
 }
 
@@ -129,12 +132,13 @@ def versions_command(python: str) -> str:
 class KitBuilder:
     """Makes kits on this side, and keeps their libraries in a folder. Thread-safe."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - places, and what is packed
         self,
         folder: str,
         uv: str,
         runner: CommandRunner,
         *,
+        clock: Clock,
         package: str = os.path.dirname(stoker.__file__),
         requirements: Callable[[], tuple[list[str], list[str]]] | None = None,
         trial: str = _TRIAL,
@@ -143,6 +147,7 @@ class KitBuilder:
         self._folder = folder
         self._uv = uv
         self._runner = runner
+        self._clock = clock
         self._package = package
         self._requirements = requirements or requirements_here
         self._trial = trial
@@ -167,7 +172,7 @@ class KitBuilder:
 
     def payload(self, kit: Kit, digests: Iterable[str]) -> str:
         """Write what the receiver reads, the listing and some files; return its path. Caller removes it."""
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        self._make_folder()
         descriptor, path = tempfile.mkstemp(prefix=".payload-", dir=self._folder)
         rows = [[one.path, one.size_bytes, one.sha256, one.executable, None] for one in kit.tree.entries]
         with open(descriptor, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1, mtime=0) as file:
@@ -189,7 +194,7 @@ class KitBuilder:
         if not os.path.isdir(folder):
             if not self._uv:
                 raise KitRefused("uv is not installed here", hint=pip_install(f"stoker[{_EXTRA}]"), reason="no_uv")
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            self._make_folder()
             new = tempfile.mkdtemp(prefix=".new-", dir=self._folder)
             try:
                 self._unpack(new, requirements, pins, platform, minor, where)
@@ -228,6 +233,15 @@ class KitBuilder:
                 why = diagnose(reply.err.splitlines(), reply.exit_code, where=where).why
                 hint = f"set python to one there that has Stoker {__version__}"
                 raise KitRefused(f"libraries for {where}: {why}", hint=hint, reason="no_libraries")
+
+    def _make_folder(self) -> None:
+        """Make the folder; remove what killed processes left in it."""
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        for name in os.listdir(self._folder):
+            path = os.path.join(self._folder, name)
+            with suppress(FileNotFoundError):
+                if name.startswith(".") and self._clock.wall_s() - os.lstat(path).st_mtime > _STALE_S:
+                    remove_tree(path)
 
     def _prune(self) -> None:
         names = [name for name in os.listdir(self._folder) if not name.startswith(".")]

@@ -63,6 +63,7 @@ class Site:
             str(self.shared / "here"),
             find_uv(sys.prefix, os.environ),
             SubprocessRunner({**os.environ, **settings}),
+            clock=SystemClock(),
             package=str(self.package),
             requirements=lambda: ([requirement], []),
             trial=trial,
@@ -225,6 +226,32 @@ def test_a_full_disk_is_found_before_anything_is_sent(site: Site, monkeypatch: p
     assert (answer["state"], answer["reason"], answer["free"]) == ("refused", "no_space", 1000)
     assert answer["needed"] > kit.tree.size_bytes
     assert not site.far.exists()
+
+
+def test_a_home_that_is_not_writable_is_found_before_anything_is_sent(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit, far = built(site)
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    answer = receive("look", far, kit, payload(site, kit, ()))
+    assert (answer["reason"], answer["text"]) == ("not_writable", f"{site.folder}: no permission to write")
+
+
+def test_a_file_in_the_way_is_refused(site: Site) -> None:
+    (site.folder / "far").write_text("")
+    with pytest.raises(KitRefused, match="no permission to write") as refused:
+        site.prepare()
+    assert refused.value.hint.startswith("set folder")
+
+
+def test_what_a_killed_launcher_left_here_goes_after_an_hour(site: Site) -> None:
+    left, recent = (site.shared / "here" / name for name in (".payload-left", ".payload-recent"))
+    built(site)
+    for path in (left, recent):
+        path.write_text("")
+    os.utime(left, (1, 1))
+    site.kits.check(POOL)
+    assert (left.exists(), recent.exists()) == (False, True)
 
 
 def test_a_kit_that_does_not_start_there_is_not_kept(site: Site) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.clock import FakeClock
-from stoker.core.errors import NoBackend
+from stoker.core.errors import KitRefused, NoBackend
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand, Requirements, SchedulableJob
 from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend, PoolShape
@@ -126,6 +126,29 @@ def test_five_refusals_pause_the_pool_with_the_backends_words(bench: Bench) -> N
     bench.coordinator.resume("p")
     bench.turns(1)
     assert bench.backend.submits == 6
+
+
+def test_a_host_that_can_not_get_stoker_pauses_the_pool_with_the_reason(bench: Bench) -> None:
+    bench.want(1)
+    bench.backend.kit_fault = KitRefused("far: no Python; Stoker needs >=3.11")
+    bench.turns(10)
+    assert bench.coordinator.pools["p"].paused.endswith("in a row: far: no Python; Stoker needs >=3.11")
+    assert bench.backend.submits == 0
+    bench.backend.kit_fault = None
+    bench.coordinator.resume("p")
+    bench.turns(1)
+    assert bench.backend.submits == 1
+
+
+def test_a_broken_transfer_of_stoker_is_no_request(bench: Bench) -> None:
+    bench.want(1)
+    bench.backend.kit_fault = NoBackend("transfer of the kit to far broke")
+    bench.turns(1)
+    assert [one.state for one in bench.coordinator.rows.values()] == [AllocationState.DOUBTFUL]
+    bench.backend.kit_fault = None
+    bench.turns(10)
+    assert bench.backend.submits == 1
+    assert len(bench.backend.live()) == 1
 
 
 def test_cancelling_everything_there_pauses_the_pool(bench: Bench) -> None:
