@@ -57,7 +57,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Explain a job or one of its stages."""
     job = call.lookup.job(given["target"], given["at"])
     if given["key"]:
-        from stoker.cli.config import show_stacks
+        from stoker.cli.recipes import show_stacks
 
         layers, known, varying = job.layers_of(given["key"])
         return show_stacks(call, layers, given["key"], known, recipe=job.view.recipe, varying=varying)

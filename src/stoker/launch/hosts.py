@@ -22,7 +22,7 @@ from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure
 from stoker.launch.commands import HostCommands
 from stoker.launch.kit import Kits, check_python, is_kit_used, versions_command
-from stoker.launch.launchers import AllocationStatus, Log, Rendered, fill, ticket_hole, worker_command
+from stoker.launch.launchers import AllocationStatus, Log, Rendered, fill, ticket_hole, with_lost, worker_command
 
 _SHELL = ("sh", "-s")
 OWN_FOLDER = '[ -O . ] && [ -z "$(find . -maxdepth 0 -perm /022)" ]'
@@ -184,16 +184,9 @@ for one in {pool.name}-*; do
 done
 """
         reply = self._read(pool, script)
-        found = [_status(line.split(), pool) for line in reply.splitlines() if line.startswith(f"{pool.name}-")]
-        seen = {one.backend_id for one in found if one is not None}
-        lost = (
-            AllocationStatus(
-                id=one.id, backend_id=one.backend_id, state=AllocationState.ENDED, reason="its folder is gone"
-            )
-            for one in known
-            if one.backend_id not in seen
-        )
-        return (*(one for one in found if one is not None), *lost)
+        lines = [line.split() for line in reply.splitlines() if line.startswith(f"{pool.name}-")]
+        found = [status for words in lines if (status := _status(words, pool)) is not None]
+        return with_lost(found, known, "its folder is gone")
 
     def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
         # TERM to the session's group, KILL once its time is over; what does that outlives the script and ends with the

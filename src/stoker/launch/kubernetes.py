@@ -23,7 +23,7 @@ from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from stoker.launch.commands import HostCommands
-from stoker.launch.launchers import NEXT, AllocationStatus, Log, Rendered, fill, ticket_hole, worker_command
+from stoker.launch.launchers import NEXT, AllocationStatus, Log, Rendered, fill, ticket_hole, with_lost, worker_command
 
 _PYTHON = "python3"
 _GPU_RESOURCE = "nvidia.com/gpu"
@@ -139,20 +139,8 @@ class KubernetesLauncher:
             if shown is not None:
                 (jobs if shown.kind == "Job" else pods)[shown.id] = shown
         found = [_status(id, pool, jobs.get(id), pods.get(id)) for id in {**jobs, **pods}]
-        seen = {one.backend_id for one in found}
         # Nothing but a deletion ends a Job without a trace.
-        lost = [
-            AllocationStatus(
-                id=one.id,
-                backend_id=one.backend_id,
-                state=AllocationState.ENDED,
-                reason="Job not found",
-                cause=AllocationCause.CANCELLED_THERE,
-            )
-            for one in known
-            if one.backend_id not in seen
-        ]
-        return (*found, *lost)
+        return with_lost(found, known, "Job not found", AllocationCause.CANCELLED_THERE)
 
     def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
         if backend_ids:

@@ -163,3 +163,20 @@ def worker_command(pool: Pool, ticket: str, *, python: str, spent: str = "") -> 
         *(("--slots", str(pool.each.slots)) if pool.each.slots is not None else ()),
     ]
     return " ".join(words)
+
+
+def with_lost(
+    found: Sequence[AllocationStatus], known: Sequence[Allocation], reason: str, cause: AllocationCause | None = None
+) -> tuple[AllocationStatus, ...]:
+    """Return what a backend shows, and as ended what it should know and does not show."""
+    seen = {one.backend_id for one in found}
+    lost = [one for one in known if one.backend_id not in seen]
+    return (
+        *found,
+        *(
+            AllocationStatus(
+                id=one.id, backend_id=one.backend_id, state=AllocationState.ENDED, reason=reason, cause=cause
+            )
+            for one in lost
+        ),
+    )

@@ -45,6 +45,7 @@ from stoker.launch.launchers import (
     ids_of,
     label_of,
     ticket_hole,
+    with_lost,
     worker_command,
 )
 
@@ -143,20 +144,8 @@ class RayLauncher:
         if not isinstance(jobs, list):
             raise NoBackend(f"{_address(pool)} is not the Jobs interface of Ray", hint=_interface_hint(pool))
         found = [status for job in jobs if (status := _status(job, pool, fleet)) is not None]
-        seen = {one.backend_id for one in found}
         # A cluster forgets its jobs when it starts again.
-        lost = [
-            AllocationStatus(
-                id=one.id,
-                backend_id=one.backend_id,
-                state=AllocationState.ENDED,
-                reason="job not found",
-                cause=AllocationCause.PREEMPTED,
-            )
-            for one in known
-            if one.backend_id not in seen
-        ]
-        return (*found, *lost)
+        return with_lost(found, known, "job not found", AllocationCause.PREEMPTED)
 
     def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
         for name in backend_ids:

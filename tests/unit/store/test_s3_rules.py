@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.core.errors import AuthRefused, BadInput, HashMismatch, NetworkFailed, NotOnServer, RateLimited
-from stoker.store.objects.s3_faults import S3Fault, S3Meaning, judge_fault, read_fault
+from stoker.store.objects.s3_bucket import S3Fault, S3Meaning, judge_fault, read_fault
 from stoker.store.objects.s3_passes import S3Keys, read_site, sign
 
 KEYS = {

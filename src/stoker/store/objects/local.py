@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from stoker.core.digests import Digest, TreeEntry, digest_bytes, is_digest
+from stoker.core.digests import Digest, TreeEntry, is_digest
 from stoker.core.errors import BadInput
 from stoker.host.durable import open_regular, remove_tree, translated, write_all
 from stoker.host.folders import settle_files
 from stoker.store.local_store import LocalStore
-from stoker.store.objects.seam import Condition, StoredObject, check_digest, not_here, wrong_bytes
+from stoker.store.objects.seam import Condition, StoredObject, check_digest, checked, not_here, wrong_bytes
 from stoker.store.objects.staging import StagedObjects
 from stoker.store.prune import remove_untouched
 from stoker.store.trees import WalkedEntry
@@ -61,11 +61,7 @@ class LocalObjects(StagedObjects):
 
         `HashMismatch` if one has other bytes than its digest: none of them is kept then.
         """
-        wanted = dict(objects)
-        for name, data in wanted.items():
-            check_digest(name)
-            if (found := digest_bytes(data)) != name:
-                raise wrong_bytes(Digest(name), found, len(data), None)
+        wanted = checked(objects)
         new = [Digest(name) for name, data in wanted.items() if not self._is_known(Digest(name), len(data))]
         if not new:
             return 0

@@ -34,7 +34,7 @@ from stoker.store.local_store import LocalStore
 from stoker.store.objects.s3_bucket import S3Bucket
 from stoker.store.objects.s3_index import IndexedObject, Parts, S3Index
 from stoker.store.objects.s3_passes import PASS_LIFE_S, Pass, S3Site
-from stoker.store.objects.seam import Condition, StoredObject, check_digest, not_here, wrong_bytes
+from stoker.store.objects.seam import Condition, StoredObject, check_digest, checked, not_here, wrong_bytes
 from stoker.store.objects.staging import StagedObjects
 
 PART_BYTES = 64 << 20
@@ -128,11 +128,7 @@ class S3Objects(StagedObjects):
 
     def put_all(self, objects: Iterable[tuple[str, bytes]]) -> int:
         """Put small objects together, durable on return; return how many were new."""
-        wanted = dict(objects)
-        for name, data in wanted.items():
-            check_digest(name)
-            if (found := digest_bytes(data)) != name:
-                raise wrong_bytes(Digest(name), found, len(data), None)
+        wanted = checked(objects)
         new = [Digest(name) for name, data in wanted.items() if not self._is_known(Digest(name), len(data))]
         if not new:
             return 0

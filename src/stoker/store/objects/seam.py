@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import BinaryIO, Protocol
 
-from stoker.core.digests import Digest, is_digest
+from stoker.core.digests import Digest, digest_bytes, is_digest
 from stoker.core.errors import BadInput, HashMismatch, NotFound
 from stoker.core.frozen import frozen
 
@@ -136,3 +136,13 @@ def check_digest(digest: str) -> None:
     """Raise `BadInput` for a text that is not a digest."""
     if not is_digest(digest):
         raise BadInput(f"not a digest: {digest[:80]!r}", hint="it is written as 64 lower-case hex digits")
+
+
+def checked(objects: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Return small objects by their digests. Raises `HashMismatch` if one has other bytes than its digest."""
+    wanted = dict(objects)
+    for name, data in wanted.items():
+        check_digest(name)
+        if (found := digest_bytes(data)) != name:
+            raise wrong_bytes(Digest(name), found, len(data), None)
+    return wanted

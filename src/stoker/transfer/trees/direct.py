@@ -33,7 +33,7 @@ from stoker.host.http.exchange import HttpSettings, Request, Transport
 from stoker.host.locks import FileLock
 from stoker.protocol.client import FleetClient
 from stoker.protocol.tree_messages import PassResponse, PassView
-from stoker.store.objects.s3_faults import S3Meaning, judge_fault, read_fault
+from stoker.store.objects.s3_bucket import S3Meaning, judge_fault, read_fault
 from stoker.store.trees import Heed
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.trees.tree_sources import StopEvent, TransferBackoff

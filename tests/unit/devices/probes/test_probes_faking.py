@@ -4,7 +4,7 @@ import pytest
 
 from stoker.core.device import GIB, Backend, MemoryType
 from stoker.core.errors import FakeForbidden, InvalidConfig
-from stoker.devices.probes.fake_devices import faked
+from stoker.devices.probes.inventory import faked
 from stoker.devices.probes.observations import DetectedDevices
 
 
