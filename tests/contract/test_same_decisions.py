@@ -21,7 +21,7 @@ def check(script: Script, url: str, folder: Path) -> None:
     assert digest_of(played.decisions) == digest_of(expected)
 
 
-@pytest.mark.parametrize(("mix", "users"), [("everything", 3), ("adapters", 1)])
+@pytest.mark.parametrize(("mix", "users"), [("everything", 3), pytest.param("adapters", 1, marks=pytest.mark.slow)])
 def test_a_coordinator_and_the_simulation_grant_the_same_jobs_at_the_same_times(
     mix: str, users: int, database_url: str, tmp_path: Path
 ) -> None:

@@ -132,9 +132,18 @@ def prune_everything(store: LocalStore) -> None:
     carry_out(store, decide_prune(kept, now_s=0, max_bytes=0, older_than_s=None), clock=clock_of_now())
 
 
-@pytest.mark.parametrize("replace", [False, True], ids=["first wins", "replace"])
 @pytest.mark.parametrize(
-    "before", [_before_nothing, _before_shared_blob, _before_other_result, _before_tombstone], ids=lambda f: f.__name__
+    ("before", "replace"),
+    [
+        pytest.param(_before_nothing, False, id="nothing, first wins"),
+        pytest.param(_before_nothing, True, id="nothing, replace", marks=pytest.mark.slow),
+        pytest.param(_before_shared_blob, False, id="shared blob, first wins", marks=pytest.mark.slow),
+        pytest.param(_before_shared_blob, True, id="shared blob, replace"),
+        pytest.param(_before_other_result, False, id="other result, first wins", marks=pytest.mark.slow),
+        pytest.param(_before_other_result, True, id="other result, replace"),
+        pytest.param(_before_tombstone, False, id="tombstone, first wins"),
+        pytest.param(_before_tombstone, True, id="tombstone, replace", marks=pytest.mark.slow),
+    ],
 )
 def test_a_commit_killed_at_any_step_leaves_all_or_nothing_and_can_be_repeated(memory, before, replace):
     for moment in moments():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tempfile
 import warnings
@@ -153,9 +154,16 @@ def test_the_page_has_rows() -> None:
     assert len(ROWS) >= 15
 
 
-@pytest.mark.parametrize("entries", ["k: deep, g: null", "k: deep, g: one", "g: null, k: deep", "g: one, k: deep"])
-@pytest.mark.parametrize("words", [[], ["g=two"], ["~g"]], ids=str)
-@pytest.mark.parametrize("override", ["", "override g: two"])
+def reaches() -> Iterator[Any]:
+    """Yield entries, words and an override: all in `make soak`, a third of them in `make test`."""
+    entries = ["k: deep, g: null", "k: deep, g: one", "g: null, k: deep", "g: one, k: deep"]
+    words = [[], ["g=two"], ["~g"]]
+    for place in itertools.product(range(4), range(3), range(2)):
+        one = (entries[place[0]], words[place[1]], ["", "override g: two"][place[2]])
+        yield pytest.param(*one, marks=[pytest.mark.slow] if sum(place) % 3 else [], id=" ".join(map(str, one)))
+
+
+@pytest.mark.parametrize(("entries", "words", "override"), list(reaches()))
 def test_an_override_in_a_groups_file_reaches_the_groups_that_hydra_lets_it_reach(
     hydra: Composer, entries: str, words: list[str], override: str
 ) -> None:
