@@ -45,8 +45,8 @@ SHA = hashlib.sha256(BLOB).hexdigest()
 
 
 @pytest.fixture
-def fleet(database_url: str, tmp_path: Path) -> Iterator[Fleet]:
-    with coordinator(database_url, tmp_path) as fleet:
+def fleet(queue_url: str, tmp_path: Path) -> Iterator[Fleet]:
+    with coordinator(queue_url, tmp_path) as fleet:
         yield fleet
 
 

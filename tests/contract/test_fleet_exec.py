@@ -22,8 +22,8 @@ INCARNATION = "incarnation-1"
 
 
 @pytest.fixture
-def fleet(database_url: str, tmp_path: Path) -> Iterator[Fleet]:
-    with coordinator(database_url, tmp_path) as fleet:
+def fleet(queue_url: str, tmp_path: Path) -> Iterator[Fleet]:
+    with coordinator(queue_url, tmp_path) as fleet:
         yield fleet
 
 

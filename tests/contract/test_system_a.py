@@ -25,8 +25,8 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def fleet(database_url: str, tmp_path: Path) -> Iterator[Fleet]:
-    with coordinator(database_url, tmp_path, system_a=True) as fleet:
+def fleet(queue_url: str, tmp_path: Path) -> Iterator[Fleet]:
+    with coordinator(queue_url, tmp_path, system_a=True) as fleet:
         yield fleet
 
 
