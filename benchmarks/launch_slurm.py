@@ -27,7 +27,7 @@ from tests.servers.slurm import SlurmCluster, slurm, why_no_slurm
 
 BEYOND_S = 3.0
 NEXT_S = 0.15
-IDLE_S = 2.0
+IDLE_S = 5.0
 """As in `sides/slurm_stoker.py`."""
 GONE_S = IDLE_S + 5.0
 LOOKS = 2.0
@@ -104,7 +104,7 @@ def many_jobs(bench: Benchmark, cluster: SlurmCluster, peer: Installed) -> None:
     if bench.quick and not sides:
         return
     bench.say(f"{count} jobs on four slots: stoker, {', '.join(others)}")
-    runs = bench.in_turns([Side(name="stoker", once=ours), *sides], rounds=3)
+    runs = bench.in_turns([Side(name="stoker", once=ours), *sides], rounds=2)
     question = f"{count} jobs of {seconds:g} s on 4 slots, from submit on an empty Slurm"
     bench.compare(question, "submitit's array", runs, theirs="submitit", at_most=0.8)
     bench.compare(question, "dask-jobqueue, adaptive", runs, theirs="dask-jobqueue", at_most=1.3)

@@ -26,7 +26,7 @@ from tests.servers.sshd import why_no_sshd
 
 HOSTS, FEW_HOSTS = 100, 8
 MOST_BYTES = 150e6
-NAMED_S = 15.0
+NAMED_S = 30.0
 """The time-out of a connection is 5 s, and the first turn of a watcher takes a few."""
 ENTER = ("setpriv", "--pdeathsig=KILL", "unshare", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
 

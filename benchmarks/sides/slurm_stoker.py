@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import fleet
 from peers import Installed
 
-IDLE_S = 2
+IDLE_S = {"one": 5, "many": 60, "looks": 60}
+"""On a busy machine a worker with a shorter time may leave before its first grant arrives."""
 SETTLED_S = 40.0
 """The pause between two looks doubles from 1 s to 30 s."""
 COUNTED_S = 60.0
@@ -62,7 +63,7 @@ def main() -> None:
     for name in ("shared", "project", "node"):
         (home / name).mkdir()
     here = Installed(name="stoker", folder=asked.environment)
-    (home / "cluster.yaml").write_text(POOL.format(folder=home / "shared", python=here.python, idle=IDLE_S))
+    (home / "cluster.yaml").write_text(POOL.format(folder=home / "shared", python=here.python, idle=IDLE_S[asked.way]))
     with fleet.serving(here, home, "--cluster", str(home / "cluster.yaml"), listen="0.0.0.0:0"), watching(here, home):
         from stoker import Client
 

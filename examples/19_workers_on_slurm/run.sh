@@ -63,7 +63,7 @@ try squeue
 try stoker submit manifest.toml --yes --watch
 try stoker pools
 
-printf '\nworkers without a job leave after 2 s\n'
+printf '\nworkers without a job leave after 5 s\n'
 until_true bash -c '[ -z "$(squeue --noheader)" ]'
 try squeue
 try stoker pools show small
