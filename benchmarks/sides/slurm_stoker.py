@@ -82,7 +82,7 @@ def one(client: object, home: Path, asked: argparse.Namespace) -> dict[str, list
         subprocess.run(["sbatch", "--parsable", "--output=/dev/null"], input=script, text=True, check=True,
                        stdout=subprocess.DEVNULL)  # fmt: skip
         times["slurm"].append(_read(mark) - started_s)
-        _until(_is_empty)
+        _until(_is_empty, 0.25)
         for turn in ("first", "next"):
             mark = home / f"{turn}{number}"
             command = [sys.executable, "-c", STAMP, str(mark)]
@@ -91,7 +91,7 @@ def one(client: object, home: Path, asked: argparse.Namespace) -> dict[str, list
             if turn == "first":
                 # The worker makes the process of its next job meanwhile.
                 time.sleep(1)
-        _until(_is_empty)
+        _until(_is_empty, 0.25)
         times["gone"].append(time.time() - ended_s)
     return times
 
