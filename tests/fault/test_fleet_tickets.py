@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.coordinator.queue.commands import Declare
+from stoker.core.clock import SystemClock
 from stoker.core.errors import Forbidden, StaleLease
 from stoker.core.leases import Role
 from stoker.core.machine import Cluster
@@ -18,11 +20,14 @@ from stoker.host.certificates import make_csr, make_key, read_certificate
 from stoker.host.tls_contexts import unproven_context
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import TokenRequest, begin_proof, finish_proof
+from stoker.protocol.job_messages import Submission
 from stoker.protocol.launch_messages import AllocationMove
+from tests.contract.queue_driving import order
 from tests.fault.test_fleet_trust import hello
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.tls_line import Lines
 
+CLOCK = SystemClock()
 POOL = Pool(name="a100", backend=PoolBackend.LOCAL, max=50, wall_s=3600.0)
 
 
@@ -183,3 +188,25 @@ def test_a_launcher_that_lost_its_pool_gets_stale_lease(fleet: Fleet, launcher: 
         launcher.plan_allocations("a100", epoch, [("abcdef", ())])
     assert fleet.client().stop_allocations("a100").data == {}
     fleet.client().watch_pools("w2", ["a100"], 0.0)
+
+
+@pytest.mark.parametrize("what", ["jobs", "machines"])
+def test_a_launcher_that_waits_is_woken_by_a_submission_or_a_request(fleet: Fleet, launcher: FleetClient, what: str):
+    with ThreadPoolExecutor(1) as threads:
+        # After this the last submission is no longer recent.
+        CLOCK.sleep(1.1)
+        begun_s = CLOCK.monotonic_s()
+        waiting = threads.submit(launcher.launch_view, 20.0)
+        CLOCK.sleep(0.3)
+        assert not waiting.done()
+        if what == "jobs":
+            fleet.client().submit(Submission(jobs=(order("woken"),)))
+            (woken,) = waiting.result().demand
+            assert woken.names == ("woken",)
+        else:
+            fleet.client().request_machines("a100", "01234567", 1)
+            assert [one.count for one in waiting.result().requests] == [1]
+    assert CLOCK.monotonic_s() - begun_s < 15
+    # One that had no time to wait finds it at once.
+    launcher.launch_view(20.0)
+    assert CLOCK.monotonic_s() - begun_s < 15

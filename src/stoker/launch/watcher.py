@@ -39,7 +39,8 @@ LOOK_S = 30.0
 LEASE_S = 60.0
 _FIRST_LOOK_S = 1.0
 _TURN_S = 1.0
-_REST_S = 0.1
+"""The longest time between two turns: a submission begins one after `_REST_S`."""
+_REST_S = 0.25
 _OVERDUE_S = 120.0
 """A worker whose time limit ended so long ago did not end by itself."""
 _MOST_THREADS = 64
@@ -110,19 +111,20 @@ class Watcher:
 
     def run(self) -> None:
         """Watch until closed. Errors of the coordinator are logged, and the watcher tries again."""
-        problem = ""
+        problem, wait_s = "", 0.0
         with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="stoker-launch") as threads:
             try:
                 while not self._is_closed:
                     self.turns += 1
                     try:
-                        self.turn(threads)
-                        problem = ""
+                        self.turn(threads, wait_s=wait_s)
+                        problem, wait_s = "", _TURN_S - _REST_S
                     except StokerError as error:
                         if str(error) != problem:
                             problem = str(error)
                             self._log("launch_problem", {"pool": "", "why": problem, "hint": error.hint})
-                    self._rest()
+                        self._clock.sleep(wait_s)
+                    self._clock.sleep(_REST_S)
             finally:
                 self._is_closed = True
                 self._let_go()
@@ -131,16 +133,11 @@ class Watcher:
         """End the watch; allocations stay. Safe in signal handlers: it takes no lock."""
         self._is_closed = True
 
-    def _rest(self) -> None:
-        until_s = self._clock.monotonic_s() + _TURN_S
-        while not self._is_closed and self._clock.monotonic_s() < until_s:
-            self._clock.sleep(_REST_S)
-
-    def turn(self, threads: ThreadPoolExecutor) -> None:
-        """Decide once, and begin a task for each pool that has no task under way."""
+    def turn(self, threads: ThreadPoolExecutor, *, wait_s: float = 0.0) -> None:
+        """Wait for jobs, decide once, and begin a task for each pool that has no task under way."""
         # A task may write rows after they were read: only pools that were free before count.
         busy = {name for name, task in self._tasks.items() if not task.done()}
-        view = self._client.launch_view()
+        view = self._client.launch_view(wait_s)
         states = [state for state in view.pools if not self._pools or state.pool.name in self._pools]
         self._lease(states)
         states = [state for state in states if state.pool.name in self._held]

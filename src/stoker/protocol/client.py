@@ -320,9 +320,12 @@ class FleetClient(CoordinatorClient):
 
     # -- pools and allocations
 
-    def launch_view(self) -> LaunchView:
-        """Return pools, allocations, and the jobs that no present machine has room for."""
-        return self._get("/v1/launch", LaunchView)
+    def launch_view(self, wait_s: float = 0.0) -> LaunchView:
+        """Return pools, allocations, and the jobs that no present machine has room for.
+
+        With `wait_s` it returns after the next submission, or after so long.
+        """
+        return self._get("/v1/launch", LaunchView, {"wait_s": wait_s or None}, waits_s=wait_s)
 
     def watch_pools(self, watcher: str, pools: Sequence[str], for_s: float) -> dict[str, int]:
         """Watch pools, or for longer, all or none; return their epochs. For 0 s: watch them no longer.

@@ -39,7 +39,7 @@ class FakeCoordinator:
         self.history: list[tuple[str, AllocationState]] = []
         self.requests: dict[str, LaunchRequest] = {}
 
-    def launch_view(self) -> LaunchView:
+    def launch_view(self, wait_s: float = 0.0) -> LaunchView:
         return LaunchView(
             fleet=FLEET,
             now_s=self.now_s(),

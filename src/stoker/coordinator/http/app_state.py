@@ -14,7 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from stoker.coordinator.http.exec_sessions import ExecSessions
-from stoker.coordinator.http.long_poll import EventFeed, Followers, WaitingClaims
+from stoker.coordinator.http.long_poll import EventFeed, Followers, SubmissionSignal, WaitingClaims
 from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.queue.commands import Answer, Command, NoteTokens, Submit, Write
 from stoker.coordinator.queue.writer import Queue, Then
@@ -274,6 +274,7 @@ class ServiceContext:
         self.waiting = WaitingClaims(self.claim)
         self.feed = EventFeed(lambda after, limit: _in(self._past, self.reader.events, after, limit))
         self.followers = Followers(loop)
+        self.submissions = SubmissionSignal()
         queue.on_change(self.counter.bring_change)
         queue.on_wish(self._call_machines)
         keeping.attempt_files.on_growth(self.followers.grew)
@@ -319,6 +320,7 @@ class ServiceContext:
         submitted: SubmissionResponse = await self.counter.ask_through(
             self._orders, Submit(asked=submission, only_of=only_of)
         )
+        self.submissions.submitted()
         return submitted
 
     async def reload(self, *, dry_run: bool, by: str = "") -> DoneView:
@@ -358,6 +360,7 @@ class ServiceContext:
         self.waiting.close()
         self.feed.close()
         self.followers.close()
+        self.submissions.submitted()
 
     def end(self) -> None:
         """Shut down the thread pools; call after the last request."""

@@ -6,12 +6,13 @@ import secrets
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import Path, Response
+from fastapi import Path, Query, Response
 
 from stoker.coordinator.auth import Enrolment
 from stoker.coordinator.http.access import Who, recorded
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import RouteTable, answer, done
+from stoker.coordinator.http.long_poll import MOST_LAUNCH_WAIT_S
 from stoker.coordinator.queue.commands import (
     CloseRequest,
     InspectLaunch,
@@ -75,8 +76,12 @@ class LaunchRoutes:
         ):
             add(f"/v1/pools/{{pool}}/{verb}", act, methods=["POST"], response_model=DoneView)
 
-    async def view(self) -> Response:
-        """Return pools, allocations, and the jobs that no present machine has room for."""
+    async def view(self, wait_s: Annotated[float, Query(ge=0, le=MOST_LAUNCH_WAIT_S)] = 0.0) -> Response:
+        """Return pools, allocations, and the jobs that no present machine has room for.
+
+        With `wait_s` the response comes with the next submission or request for machines, or after so long.
+        """
+        await self._context.submissions.wait(wait_s)
         view: LaunchView = await self._context.ask(InspectLaunch())
         names = self._enrolment.names() if self._enrolment is not None else ()
         return answer(view.model_copy(update={"urls": tuple(f"https://{name}" for name in names)}))
@@ -109,7 +114,9 @@ class LaunchRoutes:
     async def request(self, pool: PoolPath, asked: MachinesRequest, who: Who) -> Response:
         """Store a request for machines, which the pool's launcher carries out. Idempotent."""
         command = RequestMachines(pool=pool, id=asked.id, count=asked.count, by=recorded(who, asked.by))
-        return done(await self._context.ask(command))
+        requested: QueueCommandResult = await self._context.ask(command)
+        self._context.submissions.submitted()
+        return done(requested)
 
     async def close(
         self, pool: PoolPath, request: RequestPath, who: Who, asked: CloseMachinesRequest = _WITHDRAWN

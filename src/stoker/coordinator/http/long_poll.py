@@ -283,6 +283,30 @@ class Followers:
             grown.set()
 
 
+MOST_LAUNCH_WAIT_S = 30.0
+_RECENT_S = 1.0
+
+
+class SubmissionSignal:
+    """Wakes launchers that wait for jobs or for requests of operators, in the event loop."""
+
+    def __init__(self) -> None:
+        self._submitted = asyncio.Event()
+        self._last_s = float("-inf")
+
+    def submitted(self) -> None:
+        """Wake all that wait."""
+        self._last_s = asyncio.get_running_loop().time()
+        submitted, self._submitted = self._submitted, asyncio.Event()
+        submitted.set()
+
+    async def wait(self, wait_s: float) -> None:
+        """Wait for the next submission, or for so long. Right after one, return: a launcher may have missed it."""
+        if wait_s and asyncio.get_running_loop().time() - self._last_s > _RECENT_S:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._submitted.wait(), wait_s)
+
+
 KEPT = 4096
 BATCH = 500
 MOST_LISTENERS = 200
