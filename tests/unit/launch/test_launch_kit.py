@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from stoker.core.clock import SystemClock
-from stoker.core.errors import KitRefused, NoBackend
+from stoker.core.errors import InvalidCluster, KitRefused, NoBackend
 from stoker.core.frozen import changed
 from stoker.core.machine import Platform
-from stoker.core.pool import KIT, Pool, PoolBackend
+from stoker.core.pool import KIT, Pool, PoolBackend, require_valid
 from stoker.devices.checkup import CheckStatus
 from stoker.host.command_runner import ProbeFailure, Reply, SubprocessRunner
 from stoker.host.install import find_uv
@@ -397,6 +397,17 @@ def test_another_version_of_stoker_in_the_pools_python_is_refused(site: Site) ->
     slurm = changed(pool, backend=PoolBackend.SLURM)
     assert site.kits.prepare(slurm, lambda *_: None) == slurm, "its compute nodes may have it"
     assert check_python("3.11.7 0.0.1", "p").verdict is CheckStatus.BAD
+
+
+def test_a_pool_may_ask_for_a_kit_where_its_backend_can_bring_one(site: Site) -> None:
+    require_valid(POOL)
+    ray = Pool(name="r", backend=PoolBackend.RAY, python=KIT, options={"address": "http://127.0.0.1:8265"})
+    with pytest.raises(InvalidCluster, match="no kit for ray"):
+        require_valid(ray)
+    own = changed(POOL, python="")
+    assert site.kits.prepare(own, lambda *_: None) == own, "without `via` the launcher's interpreter is used"
+    with pytest.raises(InvalidCluster, match="setup"):
+        site.kits.prepare(changed(POOL, setup=("a\nb",)), lambda *_: None)
 
 
 def built(site: Site) -> tuple[Kit, FarSide]:
