@@ -568,6 +568,14 @@ def test_as_many_idle_workers_as_the_minimum_stay_those_with_the_most_time_left(
     assert not stays(ONE)
 
 
+def test_a_worker_that_is_lost_is_named_also_if_no_launcher_looks(fleet: Driven):
+    ready(fleet)
+    serving(fleet)
+    assert view(fleet).silent == ()
+    fleet.sweep_late()
+    assert view(fleet).silent == (ONE,)
+
+
 def request(fleet: Driven, id: str = "0000000a", count: int = 1) -> QueueCommandResult:
     return ask(fleet, RequestMachines(pool="a100", id=id, count=count, by="ann"))
 

@@ -107,5 +107,6 @@ def test_a_connection_that_breaks_leaves_the_command_in_doubt(reached: Reached) 
 
 def test_private_variables_are_left_out() -> None:
     private = ("STOKER_HOME", "STOKER_TOKEN", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "WANDB_API_KEY")
-    public = {"PATH": "/bin", "HOME": "/h", "LANG": "C", "KEYBOARD": "us", "SLURM_CONF": "/c"}
-    assert public_environment({**public, **dict.fromkeys(private, "x")}) == public
+    unknown = {"KEYBOARD": "us", "SLURM_JWT": "x", "HTTPS_PROXY": "http://ann:secret@proxy:3128"}
+    public = {"PATH": "/bin", "HOME": "/h", "LANG": "C", "SLURM_CONF": "/c", "no_proxy": "*", "LC_ALL": "C"}
+    assert public_environment({**public, **dict.fromkeys(private, "x"), **unknown}) == public

@@ -59,7 +59,10 @@ def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
     call.out.table([pool.row()], header=POOL_HEADER)
     if pool.allocations:
         call.out.line()
-        rows = [allocation_row(one, pool.now_s, stays=one.id in pool.staying) for one in pool.allocations]
+        rows = [
+            allocation_row(one, pool.now_s, stays=one.id in pool.staying, is_silent=one.id in pool.silent)
+            for one in pool.allocations
+        ]
         call.out.table(rows, header=ALLOCATION_HEADER)
     return 0
 

@@ -1,8 +1,9 @@
 """Commands of a backend, here or on another host by the system's OpenSSH.
 
 Of OpenSSH the user's configuration counts: names, keys, agents, jump hosts. One connection per host is kept open for a
-minute, so that the next command takes milliseconds. Unknown host keys are accepted once and then remembered; a changed
-one is refused with both fingerprints. What a command reads is its standard input, never its arguments.
+minute, so that the next command takes milliseconds. Unknown host keys are accepted once and then remembered, unless the
+user's configuration has `StrictHostKeyChecking yes`; a changed one is refused with both fingerprints. What a command
+reads is its standard input, never its arguments.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from stoker.core.errors import HostKeyChanged, NoBackend
 from stoker.core.text import one_line
 from stoker.host.command_runner import CommandRunner, ProbeFailure, ProbeOutput, Reply
 from stoker.host.sockets import own_folder
+from stoker.launch.service import PASSED_ON, PASSWORD
 
 LIMIT_S = 30.0
 CONNECT_S = 5
@@ -33,13 +35,29 @@ _NOT_REACHED = re.compile(
 _CHANGED = "REMOTE HOST IDENTIFICATION HAS CHANGED"
 _SENT = re.compile(r"SHA256:[A-Za-z0-9+/=]+")
 _OFFENDING = re.compile(r"Offending \S+ key in (.+):(\d+)")
-# Names of variables that no backend needs: our settings, and whatever may hold a secret.
-_PRIVATE = re.compile(r"^STOKER|TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|APIKEY", re.IGNORECASE)
+# Slurm keeps all variables with a job, and a worker inherits them: only what the backends' commands and our programs
+# read, by name or prefix. Anything else may hold a secret.
+_PUBLIC = frozenset(
+    {
+        *(name for name in PASSED_ON if not name.startswith("STOKER")),
+        *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "TZ", "TERM", "LANGUAGE", "TMPDIR", "MANPATH"),
+        *("LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS"),
+        *("SSH_AUTH_SOCK", "KRB5CCNAME", "KUBECONFIG"),
+    }
+)
+_PUBLIC_PREFIXES = ("LC_", "XDG_", "SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "MODULE", "LMOD_")
+_PRIVATE = re.compile(r"TOKEN$|SECRET|PASSW|CREDENTIAL|_KEY$|APIKEY|JWT", re.IGNORECASE)
 
 
 def public_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a backend may see: Slurm keeps all of them with a job, and a worker inherits them."""
-    return {name: value for name, value in environment.items() if not _PRIVATE.search(name)}
+    """Return the variables that a backend may see, without those whose value is a URL with a password."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name in _PUBLIC or name.startswith(_PUBLIC_PREFIXES))
+        and not _PRIVATE.search(name)
+        and not PASSWORD.search(value)
+    }
 
 
 class HostCommands:
@@ -51,11 +69,13 @@ class HostCommands:
         self._control_folder = control_folder
         self._ssh = tuple(ssh)
         self._hosts: set[str] = set()
+        self._host_key_rules: dict[str, str] = {}
 
     def close(self) -> None:
         """Close the connections that are kept open."""
         while self._hosts:
-            self._runner.ask([*self._ssh_words(), "-O", "exit", "--", self._hosts.pop()])
+            host = self._hosts.pop()
+            self._runner.ask([*self._ssh_words(host), "-O", "exit", "--", host])
 
     def run(
         self, where: str, argv: Sequence[str], *, stdin: str = "", stdin_path: str = "", limit_s: float = LIMIT_S
@@ -67,7 +87,7 @@ class HostCommands:
         words = argv
         if where:
             self._hosts.add(where)
-            words = [*self._ssh_words(), "--", where, shlex.join(argv)]
+            words = [*self._ssh_words(where), "--", where, shlex.join(argv)]
         if stdin_path:
             words = ["sh", "-c", 'exec "$@" < "$0"', stdin_path, *words]
         program = next(word for word in argv if word != "env" and "=" not in word)
@@ -90,14 +110,22 @@ class HostCommands:
             raise NoBackend(f"{argv[0]} on {where or 'this machine'}: {reply.why}", host=where)
         return reply
 
-    def _ssh_words(self) -> tuple[str, ...]:
+    def _host_key_rule(self, where: str) -> str:
+        """Return `yes` if the user's configuration accepts known host keys only, else `accept-new`."""
+        if where not in self._host_key_rules:
+            reply = self._runner.ask([*self._ssh, "-G", "--", where])
+            is_strict = re.search(r"(?m)^stricthostkeychecking (?:yes|true)$", reply.out) is not None
+            self._host_key_rules[where] = "yes" if is_strict else "accept-new"
+        return self._host_key_rules[where]
+
+    def _ssh_words(self, where: str) -> tuple[str, ...]:
         with own_folder(self._control_folder):
             # Who can write there could take over connections.
             pass
         options = {
             "BatchMode": "yes",
             "ConnectTimeout": CONNECT_S,
-            "StrictHostKeyChecking": "accept-new",
+            "StrictHostKeyChecking": self._host_key_rule(where),
             "ServerAliveInterval": 5,
             "ServerAliveCountMax": 3,
             "ControlMaster": "auto",

@@ -117,7 +117,7 @@ SECRETS = dict.fromkeys(
     ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), "`hf auth login` writes a token file, which the service finds"
 )
 """Variables that our programs read and that stand in no file of a service, with what does instead."""
-_PASSWORD = re.compile(r"(?:^|://)[^/\s]*:[^/\s]*@|://[^/\s]+@")
+PASSWORD = re.compile(r"(?:^|://)[^/\s]*:[^/\s]*@|://[^/\s]+@")
 
 
 class ServiceKind(StrEnum):
@@ -173,7 +173,7 @@ def make_service(  # noqa: PLR0913 - what a service is made of
     argv = (python, "-m", "stoker", str(kind), *words)
     names = (*PASSED_ON, *(_OF_BACKENDS if kind is ServiceKind.LAUNCH else ()))
     passed = {name: environment[name] for name in names if environment.get(name)}
-    secret = {name for name, value in passed.items() if _PASSWORD.search(value)}
+    secret = {name for name, value in passed.items() if PASSWORD.search(value)}
     left_out = dict.fromkeys(secret, "leave the password out, or put it into a drop-in that only you may read")
     left_out |= {
         name: instead for name, instead in SECRETS.items() if kind is ServiceKind.WORK and environment.get(name)

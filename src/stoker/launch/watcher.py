@@ -104,6 +104,7 @@ class Watcher:
         self._watched: dict[str, _Watched] = {}
         self._tasks: dict[str, Future[None]] = {}
         self._held: dict[str, int] = {}
+        self._pools_seen: dict[str, Pool] = {}
         self._renew_at_s = 0.0
         self._is_closed = False
         self.turns = 0
@@ -141,11 +142,32 @@ class Watcher:
         states = [state for state in view.pools if not self._pools or state.pool.name in self._pools]
         self._lease(states)
         states = [state for state in states if state.pool.name in self._held]
+        self._clean_removed(view, threads)
         decision = _decide(states, view)
         for state in states:
+            self._pools_seen[state.pool.name] = state.pool
             if state.pool.name not in busy:
                 epoch = self._held[state.pool.name]
                 self._tasks[state.pool.name] = threads.submit(self._serve_pool, state, epoch, view, decision)
+
+    def _clean_removed(self, view: LaunchView, threads: ThreadPoolExecutor) -> None:
+        """Remove the files of pools that the cluster file no longer has, whose last allocation has ended."""
+        present = {state.pool.name for state in view.pools}
+        for name in [name for name in self._pools_seen if name not in present]:
+            task = self._tasks.get(name)
+            if task is None or task.done():
+                pool = self._pools_seen.pop(name)
+                self._held.pop(name, None)
+                rows = [one for one in view.allocations if one.pool == name and one.is_over]
+                self._tasks[name] = threads.submit(self._clean, pool, rows)
+
+    def _clean(self, pool: Pool, over: Sequence[Allocation]) -> None:
+        cleaned = self._watched.pop(pool.name, _Watched()).cleaned
+        try:
+            if left := [one for one in over if one.id not in cleaned]:
+                self._launcher(pool).clean(pool, left)
+        except StokerError as error:
+            self._log("launch_problem", {"pool": pool.name, "why": str(error), "hint": error.hint})
 
     def carry_out_requests(self, pool: str) -> None:
         """Do what operators requested of a pool, and nothing else, under its lease.

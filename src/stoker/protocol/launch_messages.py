@@ -98,6 +98,8 @@ class LaunchView(WireMessage):
     pools: tuple[PoolStateFacts, ...] = ()
     allocations: tuple[AllocationFacts, ...] = ()
     """All that have not ended, then the newest that have."""
+    silent: tuple[AllocationId, ...] = ()
+    """Allocations that serve, and whose worker sends no heartbeat."""
     demand: tuple[DemandFacts, ...] = ()
     """In the order of the queue."""
     requests: tuple[LaunchRequestFacts, ...] = ()

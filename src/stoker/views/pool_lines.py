@@ -31,13 +31,16 @@ class PoolView:
     """When it was so, by the coordinator's clock."""
     requests: tuple[LaunchRequest, ...] = ()
     """Of operators: open ones, and those that were closed lately."""
+    silent: frozenset[str] = frozenset()
+    """Allocations that serve, and whose worker sends no heartbeat."""
 
     @classmethod
     def of(cls, state: PoolState, view: LaunchView) -> PoolView:
         """Return one pool of all."""
         mine = tuple(one for one in view.allocations if one.pool == state.pool.name)
         requests = tuple(one for one in view.requests if one.pool == state.pool.name)
-        return cls(state=state, allocations=mine, now_s=view.now_s, requests=requests)
+        silent = frozenset(one.id for one in mine if one.id in view.silent)
+        return cls(state=state, allocations=mine, now_s=view.now_s, requests=requests, silent=silent)
 
     @property
     def name(self) -> str:
@@ -78,11 +81,12 @@ class PoolView:
             "hours": {"started": started_h, "before_serving": before_h},
             "allocations": [allocation_json(one) for one in self.allocations],
             "staying": sorted(self.staying),
+            "silent": sorted(self.silent),
             "requests": [fields_of(one) for one in self.requests],
         }
 
 
-def allocation_row(one: Allocation, now_s: float, *, stays: bool = False) -> list[str]:
+def allocation_row(one: Allocation, now_s: float, *, stays: bool = False, is_silent: bool = False) -> list[str]:
     """Return the row of one allocation; `stays`: it belongs to the pool's minimum."""
     times = [one.ended_s, one.serving_s, one.started_s, one.submitted_s]
     since_s = next((time_s for time_s in times if time_s is not None), one.planned_s)
@@ -91,6 +95,8 @@ def allocation_row(one: Allocation, now_s: float, *, stays: bool = False) -> lis
     if one.ends_s is not None and not one.is_over:
         left = f"{format_duration(max(0.0, one.ends_s - now_s))} left"
     about = "; ".join(filter(None, (one.message or one.reason, left, "stays when idle (min)" if stays else "")))
+    if is_silent:
+        about = f"no heartbeat from its worker{f'; {about}' if about else ''}"
     return [one.id, state, one.backend_id, ago(since_s, now_s), str(one.grants or ""), one_line(about, 200)]
 
 
@@ -157,7 +163,8 @@ def _hours(mine: Iterable[Allocation], now_s: float) -> tuple[float, float]:
 
 
 def _note(view: PoolView) -> str:
-    return "; ".join(filter(None, (_state_text(view), view.state.pool.lacks)))
+    silent = f"no heartbeat from {counted(len(view.silent), 'worker')}" if view.silent else ""
+    return "; ".join(filter(None, (_state_text(view), silent, view.state.pool.lacks)))
 
 
 def _state_text(view: PoolView) -> str:

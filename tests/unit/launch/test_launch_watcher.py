@@ -219,6 +219,22 @@ def test_a_stray_of_this_fleet_is_cancelled(bench: Bench) -> None:
     assert bench.backend.live() == []
 
 
+def test_files_of_a_pool_that_was_removed_from_the_file_are_cleaned(bench: Bench) -> None:
+    bench.want(2)
+    bench.turns(2)
+    bench.want(0)
+    for one in bench.backend.live():
+        bench.backend.start(one.backend_id)
+        bench.coordinator.joined(one.id)
+    bench.turn()
+    for id_, row in bench.coordinator.rows.items():
+        # Their workers said goodbye, and with the last one the pool is gone.
+        bench.coordinator.rows[id_] = changed(row, state=S.ENDED, cause=AllocationCause.FINISHED, ended_s=1.0)
+    bench.coordinator.pools.clear()
+    bench.turns(2)
+    assert bench.backend.cleaned == set(bench.coordinator.rows)
+
+
 def test_few_looks_while_nothing_moves(bench: Bench) -> None:
     bench.want(1)
     bench.turns(60, pass_s=1.0)

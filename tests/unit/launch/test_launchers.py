@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 
 from stoker.core.errors import InternalError
 from stoker.core.pool import Allocation, Pool, PoolBackend, PoolGpu, PoolShape
+from stoker.host.command_runner import ProbeOutput
+from stoker.launch.commands import HostCommands
 from stoker.launch.launchers import MOST_TOGETHER, fill, ids_of, label_of, ticket_hole, worker_command
 
 
@@ -38,3 +44,28 @@ def test_a_workers_command_has_the_pools_shape_and_limits() -> None:
         "'/opt/my python' -m stoker work --ticket \"$RUN/x\" --idle 1s --for 3600s --drain 120s"
         " --declare cores=8,ram=65536MiB,gpus=1"
     )
+
+
+class SshConfig:
+    """A runner whose ssh has a configuration."""
+
+    def __init__(self, rule: str) -> None:
+        self.rule = rule
+        self.asked: list[Sequence[str]] = []
+
+    def ask(self, argv: Sequence[str], *, limit_s: float = 0.0, stdin: str = "") -> ProbeOutput:
+        self.asked.append(argv)
+        return ProbeOutput(out=f"user me\nstricthostkeychecking {self.rule}\n" if "-G" in argv else "")
+
+
+@pytest.mark.parametrize(
+    ("configured", "used"), [("ask", "accept-new"), ("true", "yes"), ("yes", "yes"), ("false", "accept-new")]
+)
+def test_only_known_host_keys_are_accepted_if_the_user_says_so(tmp_path: Path, configured: str, used: str) -> None:
+    runner = SshConfig(configured)
+    commands = HostCommands(cast("Any", runner), control_folder=str(tmp_path / "c"))
+    for _ in range(2):
+        commands.run("login", ["squeue"])
+    first, *ran = runner.asked
+    assert list(first) == ["ssh", "-G", "--", "login"], "the configuration is read once"
+    assert [f"StrictHostKeyChecking={used}" in one for one in ran] == [True, True]

@@ -469,9 +469,15 @@ def inspect_launch(transaction: WriterTransaction, _asked: InspectLaunch) -> Lau
         machines=sum(machine.is_offered and not machine.closed for machine in book.machines.values()),
         pools=tuple(_shown(state, now_s) for state in book.launch.pools.values()),
         allocations=(*live, *ended[:MOST_SHOWN]),
+        silent=tuple(one.id for one in live if one.state is AllocationState.SERVING and _is_silent(book, one.machine)),
         demand=_demand(transaction) if book.launch.pools else (),
         requests=shown_requests(book, now_s),
     )
+
+
+def _is_silent(book: QueueState, machine: str) -> bool:
+    found = book.machines.get(machine)
+    return found is None or not found.is_offered
 
 
 def _shown(state: PoolState, now_s: float) -> PoolState:
