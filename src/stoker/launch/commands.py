@@ -2,7 +2,7 @@
 
 Of OpenSSH the user's configuration counts: names, keys, agents, jump hosts. One connection per host is kept open for a
 minute, so that the next command takes milliseconds. Unknown host keys are accepted once and then remembered, unless the
-user's configuration has `StrictHostKeyChecking yes`; a changed one is refused with both fingerprints. What a command
+user's configuration accepts known ones only; a changed one is refused with both fingerprints. What a command
 reads is its standard input, never its arguments.
 """
 
