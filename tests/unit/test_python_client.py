@@ -27,8 +27,10 @@ from stoker.core.errors import (
 )
 from stoker.core.machine import Cluster
 from stoker.core.pool import AllocationState, Pool, PoolBackend, PoolShape
+from stoker.devices.checkup import CheckStatus
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import CancelConfirmed, Grant, Release, Start
+from stoker.views.pool_lines import check_pool
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.hand import Hand, said
@@ -212,6 +214,17 @@ def test_pools_are_listed_paused_and_resumed(client: Client, backend: FakeBacken
     client.resume_pool("a100")
     assert client.pool("a100").state.paused == ""
     assert client.resume_pool("a100").notes == ("pool a100 is not paused",)
+
+
+def test_a_pool_that_starts_nothing_is_a_warning_of_doctor(client: Client, fleet: Fleet, backend: FakeBackend):
+    assert check_pool(client.pool("a100")).verdict is CheckStatus.WARN
+    fleet.client().watch_pools("w", ("a100",), for_s=60.0)
+    checked = check_pool(client.pool("a100"))
+    assert (checked.verdict, checked.message) == (CheckStatus.OK, "watched; 0 serving, 0 requested, of 4")
+    client.pause_pool("a100", "maintenance")
+    checked = check_pool(client.pool("a100"))
+    assert (checked.verdict, checked.message) == (CheckStatus.WARN, "paused: maintenance")
+    assert checked.hint == "stoker pools resume a100"
 
 
 def test_workers_are_launched_for_waiting_jobs_and_stopped(client: Client, backend: FakeBackend, monkeypatch):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.grammar import Grammar, Option, whole
 from stoker.core.capability import Capability, MachineInterpreter
-from stoker.core.errors import Usage
+from stoker.core.errors import StokerError, Usage
 from stoker.core.jsontext import dumps
 from stoker.devices.checkup import (
     WORDS,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _FORMAT = 1
+_CONNECT_S = 2.0
 
 
 def _read_ranks(text: str) -> int:
@@ -45,9 +47,10 @@ GRAMMAR = Grammar(
     "doctor",
     about=(
         "Check this machine: processors, memory, disks, each accelerator (installed, visible to programs, usable), "
-        "torch, containment, clock, ports. ✓ is good, ! is a warning, ✗ prevents work; hints name the fix. Nothing is "
-        "changed. Exit code 1 only if something that --require names is missing, or if --smoke computes a wrong "
-        "result; --gang has its own codes (54: a rank failed, 55: a rank timed out, 29: torch is missing)."
+        "torch, containment, clock, ports, and the pools of the coordinator if it is known. ✓ is good, ! is a "
+        "warning, ✗ prevents work; hints name the fix. Nothing is changed. Exit code 1 only if something that "
+        "--require names is missing, or if --smoke computes a wrong result; --gang has its own codes (54: a rank "
+        "failed, 55: a rank timed out, 29: torch is missing)."
     ),
     options=(
         Option(
@@ -91,6 +94,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         *check_torch(capability),
         check_recipes(len(capability.recipes), parts.recipes[1]),
         *check_smoke(smoked),
+        *_check_pools(call),
         *_check_gang(rehearsal),
         *check_required(lacking),
     ]
@@ -117,6 +121,24 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     if rehearsal is not None and rehearsal.error is not None:
         return rehearsal.error.exit_code
     return 1 if lacking or any(one.is_wrong for one in smoked) else 0
+
+
+def _check_pools(call: CommandContext) -> list[Check]:
+    """Return the pools of the coordinator that this home knows; none if it does not answer at once."""
+    from stoker.api.job_lookup import open_client
+    from stoker.views.pool_lines import PoolView, check_pool
+
+    try:
+        found = call.lookup.coordinator()
+        if found is None:
+            return []
+        client, transport = open_client(call.parts, found, connect_s=_CONNECT_S, retry_s=0.0)
+        with closing(transport):
+            view = client.launch_view()
+    except (StokerError, ModuleNotFoundError):
+        # Commands of the fleet tell more of it.
+        return []
+    return [check_pool(PoolView.of(state, view)) for state in view.pools]
 
 
 def _check_gang(rehearsal: GangSelfTest | None) -> tuple[Check, ...]:

@@ -9,6 +9,7 @@ from stoker.core.frozen import fields_of, frozen
 from stoker.core.jsontext import to_plain
 from stoker.core.pool import Allocation, AllocationState, LaunchRequest, PoolState, staying
 from stoker.core.text import counted, format_duration, one_line
+from stoker.devices.checkup import Check, CheckStatus
 from stoker.scheduler.launching import LaunchDecision
 from stoker.views.text_tables import ago, moment
 
@@ -84,6 +85,19 @@ class PoolView:
             "silent": sorted(self.silent),
             "requests": [fields_of(one) for one in self.requests],
         }
+
+
+def check_pool(view: PoolView) -> Check:
+    """Return whether a pool starts workers when jobs wait, as a check of `stoker doctor`."""
+    state, name = view.state, f"pool {view.name}"
+    if state.paused:
+        return Check(name, CheckStatus.WARN, f"paused: {state.paused}", f"stoker pools resume {view.name}")
+    if not state.watcher:
+        return Check(name, CheckStatus.WARN, "no launcher watches it: it starts nothing", "stoker launch watch")
+    lacks = state.pool.lacks
+    text = f"watched; {view.serving} serving, {view.requested} requested, of {state.pool.max}"
+    hint = "correct `each` in the cluster file" if lacks else ""
+    return Check(name, CheckStatus.WARN if lacks else CheckStatus.OK, "; ".join(filter(None, (text, lacks))), hint)
 
 
 def allocation_row(one: Allocation, now_s: float, *, stays: bool = False, is_silent: bool = False) -> list[str]:
