@@ -127,3 +127,7 @@ class FleetKinds:
     POLICY_RELOADED = "policy_reloaded"
     DATABASE_RESTORED = "database_restored"
     """The queue continues from a backup, under a new generation."""
+
+
+MEMBER_USAGE = "company"
+"""Field of a stage's events and messages: what it used as a member of a shared process."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from stoker.core.events import Kinds
+from stoker.core.events import MEMBER_USAGE, Kinds
 from stoker.core.frozen import changeable, fields_of, fresh
 from stoker.host.durable import open_regular, translate
 
@@ -160,7 +160,7 @@ def _end(node: NodeHistory, event: dict[str, Any]) -> None:
     node.seconds = event.get("seconds")
     node.peak_rss_bytes = event.get("peak_rss_bytes")
     node.peak_gpu_bytes = event.get("peak_gpu_bytes")
-    node.member_usage = event.get("company")
+    node.member_usage = event.get(MEMBER_USAGE)
     node.metrics.update(_metrics(event))
 
 

@@ -221,7 +221,7 @@ def redeem(transaction: WriterTransaction, asked: UseInvite) -> QueueCommandResu
     """Redeem an invitation or a ticket once; idempotent.
 
     The sender has proven that it has the key. A ticket that was used with another key of a machine has been copied:
-    neither side can be told from the other, so both are refused from now on.
+    neither side can be distinguished from the other, so both are refused from now on.
     """
     book = transaction.book
     found = book.standing.invites.get(asked.id)

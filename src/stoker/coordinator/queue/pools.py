@@ -178,8 +178,8 @@ def note_shape(transaction: WriterTransaction, pool: str, machine: RegisteredMac
 
 
 def _tell_pool(transaction: WriterTransaction, state: PoolState, what: str, by: str, **fields: Any) -> None:
-    told = {"pool": state.pool.name, "what": what, **fields, "by": plain(by)}
-    transaction.tell(FleetKinds.POOL_CHANGED, fields=telling(told))
+    about = {"pool": state.pool.name, "what": what, **fields, "by": plain(by)}
+    transaction.tell(FleetKinds.POOL_CHANGED, fields=telling(about))
 
 
 def pool_named(transaction: WriterTransaction, name: str) -> PoolState:

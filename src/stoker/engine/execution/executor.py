@@ -22,7 +22,7 @@ from stoker.core.errors import (
     StageTimeout,
     StokerError,
 )
-from stoker.core.events import Kinds
+from stoker.core.events import MEMBER_USAGE, Kinds
 from stoker.core.frozen import changed
 from stoker.core.retry import FailureCause, RetryAfterDelay, decide_retry
 from stoker.core.text import format_duration
@@ -423,7 +423,7 @@ class Executor:
         if running.taken is not None:
             more |= {"devices": list(running.taken.devices), "peak_gpu_bytes": running.taken.peak_bytes}
         if report.usage.member_usage is not None:
-            more["company"] = report.usage.member_usage.to_json()
+            more[MEMBER_USAGE] = report.usage.member_usage.to_json()
         self._status.hold(
             Kinds.STAGE_END,
             node=running.name,

@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker.core.clock import Clock
 from stoker.core.errors import Cancelled, InvalidInput, ProcessLost, StokerError
-from stoker.core.events import Event, Kinds
+from stoker.core.events import MEMBER_USAGE, Event, Kinds
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.retry import FailureCause
 from stoker.core.text import some_of
@@ -385,7 +385,7 @@ class Attempts:
         if running.taken is not None:
             facts["peak_gpu_bytes"] = running.taken.peak_bytes
         if outcome.usage.member_usage is not None:
-            facts["company"] = outcome.usage.member_usage.to_json()
+            facts[MEMBER_USAGE] = outcome.usage.member_usage.to_json()
         if running.reports.last:
             facts["metrics"] = running.reports.last
         facts["manifest"] = outcome.manifest or manifest_of_stage(running.work)

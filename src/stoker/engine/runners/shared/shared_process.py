@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TextIO
 
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import InternalError, StokerError
+from stoker.core.events import MEMBER_USAGE
 from stoker.core.frozen import changeable, fresh
 from stoker.core.jsontext import loads
 from stoker.devices.ledger.ledger import Ledger
@@ -312,4 +313,4 @@ def main(descriptor: int) -> NoReturn:
 def _as_message(outcome: StageSuccess | StageFailure, usage: MemberUsage | None = None) -> dict[str, Any]:
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     recorded = None if usage is None else usage.to_json()
-    return {"answer": answer_of(outcome), "peak_rss_bytes": peak_bytes, "company": recorded}
+    return {"answer": answer_of(outcome), "peak_rss_bytes": peak_bytes, MEMBER_USAGE: recorded}

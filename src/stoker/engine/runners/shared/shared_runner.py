@@ -21,6 +21,7 @@ from typing import Any
 from stoker.core.clock import Clock
 from stoker.core.digests import digest_value
 from stoker.core.errors import Diagnostic, InvalidArgs, NoPermission, ProcessLost, StokerError
+from stoker.core.events import MEMBER_USAGE
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps
 from stoker.core.retry import FailureCause
@@ -386,7 +387,7 @@ class _Member:
         answer, peak_bytes = body["answer"], body.get("peak_rss_bytes")
         usage = AttemptUsage(
             peak_rss_bytes=peak_bytes if isinstance(peak_bytes, int) else None,
-            member_usage=read_member_usage(body.get("company")),
+            member_usage=read_member_usage(body.get(MEMBER_USAGE)),
         )
         if answer.get("outcome") == "finished":
             return StageSuccess(usage=usage)

@@ -88,8 +88,9 @@ class SharedProcessSupervisor:
         order = self._order
         environment: dict[str, str] = order["environment"]
         limits = ContainmentLimits(memory_bytes=order["memory_bytes"], uses_gpu=bool(order["devices"]))
-        mark = f"company-{order['name']}-{os.getpid()}"
-        box = choose_mechanism(order["contain"], environment=environment).open(f"company-{order['name']}", limits, mark)
+        label = f"company-{order['name']}"
+        mark = f"{label}-{os.getpid()}"
+        box = choose_mechanism(order["contain"], environment=environment).open(label, limits, mark)
         try:
             child = self._start(box, {**environment, **order["variables"], MARK: mark})
             try:
