@@ -109,9 +109,12 @@ class Chaos(Site):
     def submit(self, count: int) -> None:
         numbers = ",".join(str(number) for number in range(1, count + 1))
         program = [sys.executable, "train.py", f"{self.folder}/steps/{{n}}"]
-        words = [sys.executable, "-m", "stoker", "submit", "--yes", "--name", "chaos", f"n={numbers}", "--", *program]
+        self._submit("chaos", f"n={numbers}", "--", *program)
+
+    def _submit(self, name: str, *words: str) -> None:
         enter = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.folder / "code")]
-        subprocess.run(self.cluster.inside([*enter, *words]), env=self.environment, check=True)
+        command = [sys.executable, "-m", "stoker", "submit", "--yes", "--name", name, *words]
+        subprocess.run(self.cluster.inside([*enter, *command]), env=self.environment, check=True)
 
     def states(self) -> Counter[str]:
         """Return how many jobs are in which state; nothing while no coordinator answers."""
@@ -266,7 +269,14 @@ class Chaos(Site):
         assert {step for run in runs.values() for step in run} == set(range(STEPS)), (number, runs)
         return [max(0, before[-1] - after[0] + 1) for before, after in pairwise(runs.values())]
 
+    def _is_swept(self) -> bool:
+        self.resume_if_paused()
+        return self.details("sweeper").job.state == "completed"
+
     def check_nothing_is_left(self) -> None:
+        # The home of a killed worker goes with the next start on its machine.
+        self._submit("sweeper", "--", "python3", "-c", "pass")
+        self.until(self._is_swept, "the sweeper waits", 180)
         self.until(lambda: all(one.is_over for one in self.allocations()), "workers stay", 120)
         self.until(lambda: self.cluster.run("squeue", "-h", check=False).strip() == "", "Slurm has jobs", 120)
         self.until(lambda: not list(self.shared.rglob("*")), "files are left in the shared folder", 120)
