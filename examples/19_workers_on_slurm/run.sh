@@ -26,7 +26,7 @@ if [ "${1:-}" != --inside ]; then
   exit
 fi
 
-export STOKER_HOME=$TOP/home SLURM_CONF=$TOP/slurm.conf
+export STOKER_HOME=$TOP/home STOKER_RUNTIME=$TOP/run SLURM_CONF=$TOP/slurm.conf
 unset STOKER_COORDINATOR STOKER_OPERATOR_TOKEN
 trap '[ $? = 0 ] || tail -n 20 "$TOP"/*.log "$TOP"/log/* >&2' EXIT
 say() { printf '\n$ %s\n' "$*"; }

@@ -64,6 +64,8 @@ class Site:
             **cluster.environment,
             "HOME": str(folder),
             "STOKER_HOME": str(folder / "home"),
+            # Coordinators of other network namespaces have the same port, and would have the same socket.
+            "STOKER_RUNTIME": str(folder / "run"),
             "TMPDIR": str(folder / "node"),
         }
         (folder / "node").mkdir()

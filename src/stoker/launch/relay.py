@@ -79,21 +79,20 @@ class Relay:
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.count += 1
-        far: asyncio.StreamWriter | None = None
+        writers = [writer]
         try:
-            there, far = await asyncio.wait_for(
-                asyncio.open_connection(*self._to, limit=_PIECE_BYTES), timeout=CONNECT_S
-            )
+            opened = asyncio.open_connection(*self._to, limit=_PIECE_BYTES)
+            far_reader, far_writer = await asyncio.wait_for(opened, timeout=CONNECT_S)
+            writers.append(far_writer)
             # Either direction may end first; the other goes on until it ends, too.
-            await asyncio.gather(_copy(reader, far), _copy(there, writer))
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
         except (OSError, TimeoutError):
             # The worker sees a connection that ends, and connects again.
             pass
         finally:
             self.count -= 1
-            for one in (writer, far):
-                if one is not None:
-                    one.transport.abort()
+            for one in writers:
+                one.transport.abort()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -379,18 +379,18 @@ def test_a_worker_of_its_pools_minimum_stays_while_the_coordinator_says_so():
     for _ in range(10):
         told.wait(30.0)
         told.answer(stays=True)
-    assert told.keeping.leaving is WorkerShutdownMode.NO
+    assert not told.is_leaving()
     told.answer(stays=False)
-    assert told.keeping.leaving is WorkerShutdownMode.SOFTLY
+    assert told.is_leaving()
 
 
 def test_a_worker_of_its_pools_minimum_leaves_if_no_coordinator_answers():
     told = Told(idle_s=60.0).join()
     told.answer(stays=True)
     told.wait(89.0)
-    assert told.keeping.leaving is WorkerShutdownMode.NO
+    assert not told.is_leaving()
     told.wait(1.0)
-    assert told.keeping.leaving is WorkerShutdownMode.SOFTLY
+    assert told.is_leaving()
 
 
 def test_of_idle_time_and_end_the_first_counts():

@@ -30,6 +30,7 @@ from stoker.worker.worker_state import (
     RenewalAnswered,
     WithdrawClaim,
     WorkerPolicy,
+    WorkerShutdownMode,
     WorkerState,
 )
 from tests.fakes.grants import grant_of
@@ -60,6 +61,9 @@ class Told:
         self.lines = [one for one in instructions if isinstance(one, LogLine)]
         self.told = [one.kind for one in self.lines]
         return self.done
+
+    def is_leaving(self) -> bool:
+        return self.keeping.leaving is WorkerShutdownMode.SOFTLY
 
     def join(self, **more: Any) -> Told:
         welcome = Welcome(

@@ -268,4 +268,6 @@ def test_a_machine_that_leaves_too_soon_is_named_with_the_time_that_it_has() -> 
     found = SnapshotForecast(leaving).of(2)
     assert found is not None
     (held,) = found.held_back
-    assert (held.reason, held.left_s, held.end_s) == (HoldReason.ENDS, 2280.0, pytest.approx(7200.0, rel=0.05))
+    assert held.reason == HoldReason.ENDS
+    assert held.left_s == 2280.0
+    assert held.end_s == pytest.approx(7200.0, rel=0.05)
