@@ -77,7 +77,7 @@ fi
 exec {sbatch} "$@"
 """
 SERVE = (
-    "serve", "--listen", "0.0.0.0:7717", "--cluster", "cluster.yaml", "--heartbeat", "1s", "--lease", "20s",
+    "serve", "--listen", "0.0.0.0:7717", "--cluster", "../cluster.yaml", "--heartbeat", "1s", "--lease", "20s",
 )  # fmt: skip
 
 

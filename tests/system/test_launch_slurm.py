@@ -58,6 +58,9 @@ class Site:
     def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
         self.cluster = cluster
         self.folder = folder
+        self.project = folder / "project"
+        """Where commands run: a folder in which nothing changes while it is packed."""
+        self.project.mkdir()
         self.shared = folder / "shared"
         self.shared.mkdir()
         self.environment = {
@@ -74,7 +77,7 @@ class Site:
 
     def _inside(self, words: tuple[str, ...]) -> list[str]:
         # Entering the namespace of mounts changes the folder.
-        enter = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.folder)]
+        enter = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.project)]
         return self.cluster.inside([*enter, sys.executable, "-m", "stoker", *words])
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
@@ -144,7 +147,7 @@ def site(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[Site]:
     made = Site(slurm_cluster, tmp_path)
     try:
         made.start(
-            "serve", "--listen", "0.0.0.0:7717", "--cluster", "cluster.yaml", "--heartbeat", "1s", "--lease", "20s"
+            "serve", "--listen", "0.0.0.0:7717", "--cluster", "../cluster.yaml", "--heartbeat", "1s", "--lease", "20s"
         )
         made.until(lambda: "operator's token" in (tmp_path / "serve.log").read_text(), "no coordinator")
         yield made
@@ -162,7 +165,7 @@ def test_workers_come_when_jobs_wait_and_what_slurm_ends_costs_a_job_nothing(sit
 
     site.start("launch", "watch")
     site.until(lambda: all(site.details(f"quick/{one}").job.state == "completed" for one in (1, 2)), "jobs wait")
-    (site.folder / "train.py").write_text(COUNTER)
+    (site.project / "train.py").write_text(COUNTER)
     site.run("submit", "--yes", "--name", "long", "--", sys.executable, "train.py")
     site.until(lambda: _step(site.details("long")) >= 3, "it does not train")
     site.cluster.run("scancel", "--full", "--user=root")
@@ -193,7 +196,7 @@ def test_jobs_longer_than_their_allocations_complete_over_several_and_slurm_ends
     trained.mkdir()
     trainer = COUNTER.replace("50", str(steps)).replace("sleep(0.1)", f"sleep({step_s})")
     trainer += f"    print(step, file=open('{trained}/' + os.environ['WHICH'], 'a'))\n"
-    (site.folder / "train.py").write_text(trainer)
+    (site.project / "train.py").write_text(trainer)
     for number in range(jobs):
         environment = ("env", f"WHICH={number}")
         site.run("submit", "--yes", "--name", f"long{number}", "--", *environment, sys.executable, "train.py")
