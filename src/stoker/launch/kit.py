@@ -77,6 +77,7 @@ _HINTS = {
     "no_space": "free disk space there, or set folder to another path",
     "not_writable": "set folder to a path there in which you may write",
     "not_own": "remove that folder there, or set folder to a path that is yours alone",
+    "replaceable": "chmod g-w,o-w that folder there if it is yours, or set folder to a path that is yours alone",
     "failed": "set folder to another path",
     "unusable": f"set python to one there that has Stoker {__version__}",
 }

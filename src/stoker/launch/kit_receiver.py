@@ -7,18 +7,21 @@ does not have, each after a line with its digest and size. It prints one line of
 
 A kit is complete under its name, `FOLDER/DIGEST`, or not there: it is made under another name and renamed. Files that
 arrived before a transfer broke stay in `FOLDER/.parts`, each under its digest, and are not sent again. A folder that
-belongs to another user, or in which others may write, is refused. Every file is compared with its digest before a kit
-is used, also in one that was there before.
+belongs to another user, in which others may write, or which they may replace, is refused. Every file is compared with
+its digest before a kit is used, also in one that was there before.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import grp
 import gzip
 import hashlib
 import json
 import os
+import pathlib
+import pwd
 import shutil
 import stat
 import subprocess
@@ -79,6 +82,8 @@ def _look(base: str, digest: str, until_s: float, entries: list[tuple[Any, ...]]
         existing = os.path.dirname(existing)
     if existing == base:
         check_own(base)
+    else:
+        _check_above(existing)
     if not os.access(existing, os.W_OK | os.X_OK):
         raise KitFault("not_writable", f"{existing}: no permission to write")
     if not why_unusable(os.path.join(base, digest), entries, executable):
@@ -100,9 +105,30 @@ def check_own(folder: str) -> None:
         raise KitFault("not_own", f"{folder} belongs to another user ({found.st_uid})")
     if found.st_mode & 0o022:
         raise KitFault("not_own", f"others may write in {folder} (mode {found.st_mode & 0o777:o})")
-    above = os.stat(os.path.dirname(folder))
-    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
-        raise KitFault("not_own", f"others may replace {folder} (mode of the folder above: {above.st_mode & 0o777:o})")
+    _check_above(os.path.dirname(folder))
+
+
+def _check_above(folder: str) -> None:
+    """Raise `KitFault` if another user may replace this folder or one above it, as sshd's StrictModes does."""
+    # Where a link leads to another folder, both paths count.
+    for start in (pathlib.Path(folder), pathlib.Path(os.path.realpath(folder))):
+        for path in (start, *start.parents):
+            found = path.stat()
+            for owner in (found.st_uid, path.lstat().st_uid):
+                if owner not in (0, os.geteuid()):
+                    raise KitFault("replaceable", f"{path} belongs to another user ({owner})")
+            allowed = stat.S_IWGRP if _is_private_group(found.st_gid) else 0
+            if found.st_mode & 0o022 & ~allowed and not found.st_mode & stat.S_ISVTX:
+                raise KitFault("replaceable", f"others may write in {path} (mode {found.st_mode & 0o777:o})")
+
+
+def _is_private_group(gid: int) -> bool:
+    """Return True for the group of this user's own name, if it has no other members."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def why_unusable(kit: str, entries: list[tuple[Any, ...]], executable: str) -> str:

@@ -232,8 +232,8 @@ class SlurmLauncher:
         """Write the files, of mode 0600 from the first byte; the text goes through standard input."""
         lines = ["main() {", "umask 077"]
         for path, text in rendered.files.items():
-            name = shlex.quote(path)
-            folder = shlex.quote(path.rpartition("/")[0])
+            folder, name = map(shlex.quote, path.rsplit("/", 1))
+            # By relative names: the path may lead to another folder a moment later.
             lines.append(f"mkdir -p {folder} && cd {folder} && {OWN_FOLDER} || exit 73")
             lines += [f"cat > {name}.new <<'END' && mv {name}.new {name} || exit 73"]
             lines += [fill(text, tickets).rstrip("\n"), "END"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import grp
 import gzip
 import io
 import json
 import os
+import pwd
 import subprocess
 import sys
 import zipfile
@@ -208,6 +210,52 @@ def test_a_folder_in_which_others_may_write_is_refused(site: Site) -> None:
     site.far.rmdir()
     site.far.symlink_to(site.folder)
     with pytest.raises(KitRefused, match="is not a folder"):
+        site.prepare()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("above", ["lab", "lab/me", "link"])
+def test_a_folder_that_others_may_replace_is_refused(site: Site, above: str, is_there: bool) -> None:
+    (site.folder / "lab/me").mkdir(parents=True, mode=0o700)
+    (site.folder / "links").mkdir(mode=0o700)
+    (site.folder / "links/me").symlink_to(site.folder / "lab/me")
+    site.far = site.folder / ("links/me/kits" if above == "link" else "lab/me/kits")
+    if is_there:
+        site.far.mkdir(mode=0o700)
+    replaceable = site.folder / ("links" if above == "link" else above)
+    replaceable.chmod(0o757)
+    with pytest.raises(KitRefused, match=rf"others may write in {replaceable} ") as refused:
+        site.prepare()
+    assert (refused.value.data["reason"], "chmod g-w" in refused.value.hint) == ("replaceable", True)
+    replaceable.chmod(0o1777)
+    assert site.prepare().parent == site.far, "with the sticky bit only the owner may rename it"
+
+
+def test_members_of_a_group_may_not_replace_kits_unless_the_group_is_the_users_own(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, far = built(site)
+    data = payload(site, made, made.sources)
+    site.far.parent.mkdir(mode=0o700)
+    site.far.parent.chmod(0o775)
+    user = pwd.getpwuid(os.geteuid())
+    group = grp.getgrgid(user.pw_gid)
+    os.chown(site.far.parent, -1, user.pw_gid)
+    own = grp.struct_group((user.pw_name, "x", user.pw_gid, []))
+    for found, state in (
+        (grp.struct_group((user.pw_name, "x", user.pw_gid, ["mallory"])), "refused"),
+        (grp.struct_group(("staff", "x", user.pw_gid, [])), "refused"),
+        (own, "ready"),
+    ):
+        monkeypatch.setattr(grp, "getgrgid", lambda gid, found=found: found if gid == group.gr_gid else group)
+        assert receive("install", far, made, data)["state"] == state
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_folder_below_one_of_another_user_is_refused(site: Site) -> None:
+    site.far.mkdir(parents=True, mode=0o700)
+    os.chown(site.far.parent, 65534, 65534)
+    with pytest.raises(KitRefused, match=rf"{site.far.parent} belongs to another user"):
         site.prepare()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from stoker.core.errors import InternalError, LaunchDoubtful, LaunchRefused, NoB
 from stoker.core.frozen import changed
 from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolGpu, PoolShape
 from stoker.devices.checkup import CheckStatus
-from stoker.host.command_runner import LIMIT_S, ProbeFailure, ProbeOutput, Reply
+from stoker.host.command_runner import LIMIT_S, ProbeFailure, ProbeOutput, Reply, SubprocessRunner
 from stoker.launch.commands import HostCommands
 from stoker.launch.launchers import MOST_TOGETHER
 from stoker.launch.slurm import SlurmLauncher, limit_s, read_queue
@@ -75,6 +76,23 @@ def test_what_is_rendered_is_what_is_sent_and_tickets_go_by_standard_input() -> 
     assert "umask 077" in tickets
     assert tickets.count("secret") == 3
     assert "secret" not in script
+
+
+def test_tickets_are_written_in_the_folder_that_was_checked(tmp_path: Path) -> None:
+    folder = tmp_path / "pool/4c1d"
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    # Another user replaces the folder while it is checked.
+    (tools / "find").write_text(f"#!/bin/sh\nmv {folder} {folder}.checked\nmkdir {folder}\n")
+    (tools / "find").chmod(0o755)
+    (tools / "sbatch").write_text("#!/bin/sh\necho 5\n")
+    (tools / "sbatch").chmod(0o755)
+    runner = SubprocessRunner({"PATH": f"{tools}:/usr/bin:/bin"})
+    made = SlurmLauncher(HostCommands(runner, control_folder="/none"), folder=str(folder.parent), python="/p")
+    rendered = made.render(changed(POOL, via="", folder=""), [ONE], fleet="4c1d")
+    made.submit(rendered, {ONE.id: "secret"})
+    assert [one.name for one in folder.iterdir()] == []
+    assert (tmp_path / f"pool/4c1d.checked/{ONE.id}.ticket").read_text() == "secret\n"
 
 
 def test_one_request_holds_a_bounded_number() -> None:
