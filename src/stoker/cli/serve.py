@@ -14,6 +14,7 @@ from stoker.coordinator.http.server_options import KeepTree, ListeningCoordinato
 from stoker.core.errors import AlreadyServing, DatabaseTrouble, InvalidCluster, InvalidManifest, NoPermission, Usage
 from stoker.core.text import format_duration
 from stoker.host.http.exchange import is_this_computer
+from stoker.host.network import read_listen
 from stoker.protocol.discovery import COORDINATOR, OPERATOR_TOKEN
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         from stoker.cli.services import install_serve, uninstall_serve
 
         return install_serve(call, given) if given["install"] else uninstall_serve(call)
-    if given["launch"] and is_this_computer((given["listen"] or "localhost").rpartition(":")[0] or "localhost"):
+    if given["launch"] and is_this_computer(read_listen(given["listen"] or "")[0] or "localhost"):
         raise Usage("--launch needs TLS: workers of pools join with tickets", hint="add --listen 0.0.0.0")
     options = ServeOptions(
         db=given["db"] or "",

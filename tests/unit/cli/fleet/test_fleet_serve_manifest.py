@@ -9,6 +9,7 @@ import pytest
 from stoker.__main__ import run_command_line
 from stoker.api.app_parts import AppSettings
 from stoker.app import App
+from stoker.cli.serve import GRAMMAR as SERVE
 from stoker.coordinator.http.server_options import ReadManifest, ServeOptions
 from stoker.core.digests import OpenEntry, Tree
 from stoker.protocol.job_messages import Submission
@@ -69,3 +70,22 @@ def test_data_of_the_coordinators_manifest_is_taken_in_like_its_code(tmp_path: P
     submission: Submission = House.read(str(project / "manifest.toml"), keep, url)
     assert taken == kept
     assert sorted(one.where for one in submission.jobs[0].inputs) == ["env:BASE", "env:DATA"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (next(one for one in SERVE.examples if "--launch" in one), 0),
+        ("stoker serve --launch --listen [::]:7717", 0),
+        ("stoker serve --launch --listen desk.example.org", 0),
+        ("stoker serve --launch", 2),
+        ("stoker serve --launch --listen :7717", 2),
+        ("stoker serve --launch --listen 127.0.0.1", 2),
+        ("stoker serve --launch --listen localhost:0", 2),
+    ],
+)
+def test_pools_are_watched_beside_a_coordinator_that_listens_for_other_machines(
+    tmp_path: Path, words: str, code: int
+) -> None:
+    settings = AppSettings(home=str(tmp_path / "home"), folder=str(tmp_path), environment={"PATH": "/usr/bin:/bin"})
+    assert run_command_line(words.split()[1:], build=lambda: House(settings)) == code
