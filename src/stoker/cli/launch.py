@@ -149,9 +149,11 @@ def perform_watch(call: CommandContext, given: dict[str, Any]) -> int:
     refuse_both(given)
     if given["install"] or given["uninstall"]:
         return install_watch(call, given) if given["install"] else uninstall_watch(call)
+    ended = threading.Event()
+    token = _token_of_parent(ended) if given["token_stdin"] else ""
     found = call.lookup.wait_for_coordinator(given["at"])
     if given["token_stdin"]:
-        found = changed(found, token=sys.stdin.buffer.readline(_LONGEST_TOKEN).decode(errors="replace").strip())
+        found = changed(found, token=token)
     client = call.lookup.client_of(found)
     view = client.launch_view()
     pools_named(view, given["name"])
@@ -166,8 +168,6 @@ def perform_watch(call: CommandContext, given: dict[str, Any]) -> int:
         pools = FleetPools(client, call.parts)
         watcher = pools.watcher(view, given["name"], _log(call), url=url, server_name=server_name)
 
-        ended = threading.Event()
-
         def close(number: int, _frame: object) -> None:
             ended.set()
             # The second signal ends it at once.
@@ -175,8 +175,6 @@ def perform_watch(call: CommandContext, given: dict[str, Any]) -> int:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, close)
-        if given["token_stdin"]:
-            threading.Thread(target=_wait_for_end_of_input, args=(ended,), daemon=True).start()
         count = len(given["name"] or view.pools)
         call.out.note(f"watching {counted(count, 'pool')} of {client.url}; Ctrl-C ends the watch")
         supervisor = NotifySocket(call.parts.settings.environment, call.parts.clock)
@@ -203,10 +201,23 @@ def _open_relay(text: str, coordinator: str) -> tuple[Relay, str]:
     return relay, f"https://{f'[{host}]' if ':' in host else host}:{relay.port}"
 
 
-def _wait_for_end_of_input(ended: threading.Event) -> None:
-    while sys.stdin.buffer.read(_LONGEST_TOKEN):
-        pass
-    ended.set()
+def _token_of_parent(ended: threading.Event) -> str:
+    """Return the token from the first line of standard input. The end of input acts like SIGTERM, from now on.
+
+    Unbuffered: Python aborts if it ends while a thread holds the lock of a buffer.
+    """
+    line = b""
+    while b"\n" not in line and len(line) < _LONGEST_TOKEN and (piece := os.read(0, _LONGEST_TOKEN)):
+        line += piece
+
+    def wait_for_end() -> None:
+        while os.read(0, _LONGEST_TOKEN):
+            pass
+        if not ended.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait_for_end, name="stoker-life-line", daemon=True).start()
+    return line.partition(b"\n")[0].decode(errors="replace").strip()
 
 
 def _watch_until(call: CommandContext, watcher: Watcher, ended: threading.Event, supervisor: NotifySocket) -> None:

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,35 @@ def _state(number: int) -> str:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
+
+
+@contextmanager
+def watch(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Start `stoker launch watch` as `stoker serve --launch` does, with its input open."""
+    argv = [sys.executable, "-m", "stoker", "launch", "watch", "--token-stdin", *words]
+    environment = {"PATH": os.environ["PATH"], "STOKER_HOME": str(folder)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, env=environment, stdin=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(f"{SECRET}\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_watcher_that_fails_while_its_input_is_open_ends_with_the_code_of_its_error(tmp_path: Path) -> None:
+    with watch(tmp_path, "--at", "http://127.0.0.1:1") as process:
+        assert process.wait(30) == 34
+        assert process.stderr is not None
+        assert "Fatal Python error" not in process.stderr.read()
+
+
+def test_a_watcher_that_waits_for_its_coordinator_ends_with_its_input(tmp_path: Path) -> None:
+    with watch(tmp_path) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("waiting for a coordinator")
+        process.stdin.close()
+        assert process.wait(30) == 143
