@@ -43,9 +43,14 @@ _PUBLIC = frozenset(
         *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "TZ", "TERM", "LANGUAGE", "TMPDIR", "MANPATH"),
         *("LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS"),
         *("SSH_AUTH_SOCK", "KRB5CCNAME", "KUBECONFIG"),
+        # `module` in batch scripts: a function of the shell, or a file that the shell reads first.
+        *("BASH_ENV", "ENV", "LOADEDMODULES", "_LMFILES_"),
     }
 )
-_PUBLIC_PREFIXES = ("LC_", "XDG_", "SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "MODULE", "LMOD_")
+_PUBLIC_PREFIXES = (
+    *("LC_", "XDG_", "SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_"),
+    *("MODULE", "LMOD_", "__LMOD", "_ModuleTable", "BASH_FUNC_module", "BASH_FUNC_ml", "BASH_FUNC__module"),
+)
 _PRIVATE = re.compile(r"TOKEN$|SECRET|PASSW|CREDENTIAL|_KEY$|APIKEY|JWT", re.IGNORECASE)
 
 
@@ -114,6 +119,9 @@ class HostCommands:
         """Return `yes` if the user's configuration accepts known host keys only, else `accept-new`."""
         if where not in self._host_key_rules:
             reply = self._runner.ask([*self._ssh, "-G", "--", where])
+            if isinstance(reply, ProbeFailure) or reply.exit_code:
+                # Unknown for now: the next command asks again.
+                return "yes"
             is_strict = re.search(r"(?m)^stricthostkeychecking (?:yes|true)$", reply.out) is not None
             self._host_key_rules[where] = "yes" if is_strict else "accept-new"
         return self._host_key_rules[where]

@@ -22,7 +22,16 @@ from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure
 from stoker.launch.commands import HostCommands
 from stoker.launch.kit import Kits, check_python, is_kit_used, versions_command
-from stoker.launch.launchers import AllocationStatus, Log, Rendered, fill, ticket_hole, with_lost, worker_command
+from stoker.launch.launchers import (
+    FLEET_FOLDERS,
+    AllocationStatus,
+    Log,
+    Rendered,
+    fill,
+    ticket_hole,
+    with_lost,
+    worker_command,
+)
 
 _SHELL = ("sh", "-s")
 OWN_FOLDER = '[ -O . ] && [ -z "$(find . -maxdepth 0 -perm /022)" ]'
@@ -227,7 +236,7 @@ cd {self._base(pool)} 2>/dev/null || exit 0
 for one in {names}; do
   is_own "$one" && ! is_alive "$one" && rm -rf "$one"
 done
-rmdir * 2>/dev/null
+rmdir {FLEET_FOLDERS} 2>/dev/null
 """,
         )
 

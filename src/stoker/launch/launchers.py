@@ -24,6 +24,8 @@ from stoker.devices.checkup import Check
 MOST_TOGETHER = 100
 """Allocations in one request: Slurm's comment, which names all of them, has at most 1,024 characters."""
 
+FLEET_FOLDERS = "[0-9a-f]" * 8
+"""The folders of fleets in a pool's folder, as the shell matches them; all others are the user's."""
 Log = Callable[[str, dict[str, Any]], None]
 """Receives events: a kind and its fields."""
 NEXT = "\n---\n"

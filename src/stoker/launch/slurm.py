@@ -30,6 +30,7 @@ from stoker.launch.commands import HostCommands
 from stoker.launch.hosts import OWN_FOLDER
 from stoker.launch.kit import Kits, check_python, is_kit_used, versions_command
 from stoker.launch.launchers import (
+    FLEET_FOLDERS,
     MOST_TOGETHER,
     AllocationStatus,
     Log,
@@ -190,7 +191,7 @@ class SlurmLauncher:
         names = [f"*/{one.id}.ticket" for one in allocations]
         names += [f"*/{_checked_id(one.backend_id)}.log" for one in allocations if one.backend_id]
         base = shlex.quote(self._base(pool))
-        self._shell(pool, f"cd {base} 2>/dev/null && {{ rm -f {' '.join(names)}; rmdir * 2>/dev/null; }}")
+        self._shell(pool, f"cd {base} 2>/dev/null && {{ rm -f {' '.join(names)}; rmdir {FLEET_FOLDERS} 2>/dev/null; }}")
 
     def check(self, pool: Pool) -> tuple[Check, ...]:
         rendered = self.render(pool, [Allocation(id="000000", pool=pool.name)], fleet="check")

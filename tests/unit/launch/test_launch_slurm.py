@@ -249,3 +249,14 @@ def test_time_limits_of_slurm_are_read() -> None:
         *(60.0, 7200.0, 90_001.0),
         *(None, None, None),
     ]
+
+
+def test_folders_of_the_user_are_not_removed(tmp_path: Path) -> None:
+    slurm = SlurmLauncher(
+        HostCommands(SubprocessRunner({"PATH": "/usr/bin:/bin"}), control_folder="/none"), folder="/none", python="/p"
+    )
+    for name in ("0123abcd", "results", "4c1d"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "0123abcd" / f"{ONE.id}.ticket").touch()
+    slurm.clean(changed(here(), folder=str(tmp_path)), [changed(ONE, backend_id="7")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["4c1d", "results"]

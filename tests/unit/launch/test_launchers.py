@@ -10,8 +10,8 @@ import pytest
 
 from stoker.core.errors import InternalError
 from stoker.core.pool import Allocation, Pool, PoolBackend, PoolGpu, PoolShape
-from stoker.host.command_runner import ProbeOutput
-from stoker.launch.commands import HostCommands
+from stoker.host.command_runner import ProbeFailure, ProbeOutput, Reply, SubprocessRunner
+from stoker.launch.commands import HostCommands, public_environment
 from stoker.launch.launchers import MOST_TOGETHER, fill, ids_of, label_of, ticket_hole, worker_command
 
 
@@ -52,9 +52,12 @@ class SshConfig:
     def __init__(self, rule: str) -> None:
         self.rule = rule
         self.asked: list[Sequence[str]] = []
+        self.faults: list[Reply] = []
 
-    def ask(self, argv: Sequence[str], *, limit_s: float = 0.0, stdin: str = "") -> ProbeOutput:
+    def ask(self, argv: Sequence[str], *, limit_s: float = 0.0, stdin: str = "") -> Reply:
         self.asked.append(argv)
+        if "-G" in argv and self.faults:
+            return self.faults.pop()
         return ProbeOutput(out=f"user me\nstricthostkeychecking {self.rule}\n" if "-G" in argv else "")
 
 
@@ -69,3 +72,42 @@ def test_only_known_host_keys_are_accepted_if_the_user_says_so(tmp_path: Path, c
     first, *ran = runner.asked
     assert list(first) == ["ssh", "-G", "--", "login"], "the configuration is read once"
     assert [f"StrictHostKeyChecking={used}" in one for one in ran] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "fault", [ProbeFailure(why="timed out", code="probe_timeout"), ProbeOutput(out="", exit_code=255)]
+)
+def test_a_configuration_that_was_not_read_is_read_again_and_no_host_key_is_accepted_before(
+    tmp_path: Path, fault: Reply
+) -> None:
+    runner = SshConfig("ask")
+    runner.faults = [fault]
+    commands = HostCommands(cast("Any", runner), control_folder=str(tmp_path / "c"))
+    for _ in range(2):
+        commands.run("login", ["squeue"])
+    first, second = [one for one in runner.asked if "-G" not in one]
+    assert "StrictHostKeyChecking=yes" in first
+    assert "StrictHostKeyChecking=accept-new" in second
+
+
+def test_the_command_module_of_a_site_is_there_in_scripts_of_its_backends() -> None:
+    exported = {
+        "PATH": "/usr/bin:/bin",
+        "BASH_FUNC_module%%": "() { echo module of $MODULESHOME: $*; }",
+        "BASH_FUNC_other%%": "() { echo private; }",
+        "MODULESHOME": "/opt/modules",
+        "MODULEPATH": "/opt/a:/opt/b",
+        "LOADEDMODULES": "gcc/12",
+        "_LMFILES_": "/opt/a/gcc/12",
+        "BASH_ENV": "/dev/null",
+        "ENV": "/dev/null",
+        "LMOD_CMD": "/opt/lmod",
+        "__LMOD_REF_COUNT_PATH": "/bin:1",
+        "_ModuleTable001_": "X01v",
+    }
+    public = public_environment({**exported, "MODULES_TOKEN": "x"})
+    assert set(exported) - set(public) == {"BASH_FUNC_other%%"}
+    assert "MODULES_TOKEN" not in public
+    script = ["bash", "-s"]
+    reply = SubprocessRunner(public).ask(script, stdin="module load python; declare -F other || echo none\n")
+    assert reply.out == "module of /opt/modules: load python\nnone\n"
