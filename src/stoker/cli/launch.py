@@ -19,7 +19,7 @@ from stoker.core.errors import BadInput, LaunchDoubtful, LaunchRefused, NoBacken
 from stoker.core.events import Event, event_line
 from stoker.core.frozen import changed
 from stoker.core.text import counted
-from stoker.host.network import read_listen
+from stoker.host.network import allow_many_files, read_listen
 from stoker.host.sockets import NotifySocket
 from stoker.views.pool_lines import allocation_json, dry_run_lines, launch_event_line, request_lines
 
@@ -197,7 +197,8 @@ def _open_relay(text: str, coordinator: str) -> tuple[Relay, str]:
     host, port = read_listen(text)
     if not host:
         raise Usage(f"--relay {text}: no host name", hint="the name by which the machines reach this host: HOST[:PORT]")
-    relay = Relay("0.0.0.0", PORT if port < 0 else port, to=(target.hostname, target.port))  # noqa: S104 - it passes TLS on
+    allow_many_files()
+    relay = Relay(host, PORT if port < 0 else port, to=(target.hostname, target.port))
     return relay, f"https://{f'[{host}]' if ':' in host else host}:{relay.port}"
 
 

@@ -29,8 +29,11 @@ def read_listen(text: str) -> tuple[str, int]:
     return bare, int(port) if port else -1
 
 
-def listen_at(host: str, port: int) -> socket.socket:
-    """Bind an address; port 0 is any free one. Connections are accepted after `listen` is called."""
+def listen_at(host: str, port: int, *, if_taken: str = "") -> socket.socket:
+    """Bind an address; port 0 is any free one. Connections are accepted after `listen` is called.
+
+    `if_taken` is what to do if another program has the port (default: `--listen` with any free one).
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -43,7 +46,7 @@ def listen_at(host: str, port: int) -> socket.socket:
         taken.bind(address)
     except OSError as error:
         taken.close()
-        raise _refused(error, f"{host}:{port}") from None
+        raise _refused(error, f"{host}:{port}", if_taken or f"--listen {host}:0 takes any free port") from None
     return taken
 
 
@@ -56,9 +59,9 @@ def allow_many_files(most: int = 65_536) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _refused(error: OSError, where: str) -> Exception:
+def _refused(error: OSError, where: str, if_taken: str) -> Exception:
     if error.errno == errno.EADDRINUSE:
-        hint = f"--listen {where.rpartition(':')[0]}:0 takes any free port; `ss -ltnp` shows who has this one"
+        hint = f"{if_taken}; `ss -ltnp` shows who has this one"
         return Unavailable(f"{where} is in use by another program", hint=hint, address=where)
     if error.errno == errno.EACCES:
         return NoPermission(f"no permission to listen at {where}", hint="ports below 1024 need root")
@@ -115,6 +118,27 @@ def own_addresses() -> tuple[str, ...]:
         with suppress(OSError):
             found = [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
     return tuple(dict.fromkeys(text for text in found if _is_reachable(text)))
+
+
+def listen_addresses(host: str) -> tuple[str, ...]:
+    """Return the addresses of this computer that a host name has; `::` or `0.0.0.0` if it has none, as behind NAT.
+
+    Loopback counts only if it is named: some systems give their own name an address of loopback.
+    """
+    found: list[str] = []
+    with suppress(OSError, UnicodeError):
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    has_ipv6 = sys.platform != "linux" or bool(_ipv6_of_kernel())
+    own, is_named = own_addresses(), host == "localhost" or _is_loopback(host)
+    listed = [text for text in found if text in own or (is_named and _is_loopback(text) and (has_ipv6 or "." in text))]
+    return tuple(dict.fromkeys(listed)) or ("::" if has_ipv6 else "0.0.0.0",)  # noqa: S104 - no address is known
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).is_loopback
+    except ValueError:
+        return False
 
 
 def _ipv4_of_kernel() -> list[str]:

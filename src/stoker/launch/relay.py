@@ -2,23 +2,32 @@
 
 It accepts TCP connections and passes their bytes to the coordinator's address, to no other. The bytes are TLS between
 worker and coordinator: the worker verifies the coordinator's certificate under its own name, and the relay reads and
-changes nothing. The number of connections is limited, and so is what it buffers of each.
+changes nothing. The number of connections is limited, in all and of each address, and so is what it buffers of each. A
+connection whose one direction has ended is closed soon after, and one whose peer vanished is found by keepalive.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from stoker.core.errors import Unavailable
-from stoker.host.network import listen_at
+from stoker.host.network import listen_addresses, listen_at
 
 PORT = 7718
 """The default port. It stays the same after a restart: workers have it for as long as they live."""
-MOST_CONNECTIONS = 2000
+MOST_CONNECTIONS = 900
+MOST_OF_ADDRESS = 64
 CONNECT_S = 10.0
+END_S = 30.0
+"""After the end of one direction, the other one has this long."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 _PIECE_BYTES = 1 << 16
 _START_S = 10.0
 
@@ -26,14 +35,35 @@ _START_S = 10.0
 class Relay:
     """Passes connections on to one address until closed. Runs in a thread of its own."""
 
-    def __init__(self, host: str, port: int, *, to: tuple[str, int], most: int = MOST_CONNECTIONS) -> None:
-        """Listen at an address of this machine; port 0 is any. Raises `Unavailable` if it is taken."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        to: tuple[str, int],
+        most: int = MOST_CONNECTIONS,
+        most_of_address: int = MOST_OF_ADDRESS,
+        end_s: float = END_S,
+    ) -> None:
+        """Listen at the addresses that a name has on this machine; port 0 is any. Raises `Unavailable` if it is taken.
+
+        Where the name has none of this machine's addresses, listen at all.
+        """
         self._to = to
         self._most = most
-        self._listening = listen_at(host, port)
-        self.port: int = self._listening.getsockname()[1]
+        self._most_of_address = most_of_address
+        self._end_s = end_s
+        self._listening: list[socket.socket] = []
+        if_taken = f"--relay {f'[{host}]' if ':' in host else host}:PORT takes another port"
+        with ExitStack() as held:
+            for address in listen_addresses(host):
+                self._listening.append(held.enter_context(listen_at(address, port, if_taken=if_taken)))
+                port = self._listening[0].getsockname()[1]
+            held.pop_all()
+        self.port = port
         self.count = 0
         """Open connections."""
+        self._count_of_address: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._end: asyncio.Event | None = None
         self._is_ready = threading.Event()
@@ -62,37 +92,75 @@ class Relay:
         tasks: set[asyncio.Task[None]] = set()
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if self.count >= self._most:
+            # None of a connection that has ended meanwhile.
+            address = (writer.get_extra_info("peername") or ("",))[0]
+            if self.count >= self._most or self._count_of_address[address] >= self._most_of_address:
                 writer.transport.abort()
                 return
+            self.count += 1
+            self._count_of_address[address] += 1
             task = self._loop.create_task(self._pass_on(reader, writer))
             tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            task.add_done_callback(partial(ended, address, writer))
 
-        server = await asyncio.start_server(accept, sock=self._listening, limit=_PIECE_BYTES)
+        def ended(address: str, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            writer.transport.abort()
+            self.count -= 1
+            self._count_of_address[address] -= 1
+            if not self._count_of_address[address]:
+                del self._count_of_address[address]
+
+        servers = [await asyncio.start_server(accept, sock=one, limit=_PIECE_BYTES) for one in self._listening]
         self._is_ready.set()
         await self._end.wait()
-        server.close()
+        for server in servers:
+            server.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # The sockets of aborted connections are closed in the loop's next turn.
+        await asyncio.sleep(0)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.count += 1
         writers = [writer]
+        copies: list[asyncio.Task[None]] = []
         try:
             opened = asyncio.open_connection(*self._to, limit=_PIECE_BYTES)
             far_reader, far_writer = await asyncio.wait_for(opened, timeout=CONNECT_S)
             writers.append(far_writer)
-            # Either direction may end first; the other goes on until it ends, too.
-            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+            for one in writers:
+                _keep_alive(one.get_extra_info("socket"))
+            copies += map(self._loop.create_task, (_copy(reader, far_writer), _copy(far_reader, writer)))
+            ended, others = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+            # One of them may have failed.
+            await asyncio.gather(*ended)
+            await asyncio.wait_for(_finish(others, writers), timeout=self._end_s)
         except (OSError, TimeoutError):
             # The worker sees a connection that ends, and connects again.
             pass
         finally:
-            self.count -= 1
+            for copy in copies:
+                copy.cancel()
             for one in writers:
                 one.transport.abort()
+            await asyncio.gather(*copies, return_exceptions=True)
+
+
+def _keep_alive(line: socket.socket) -> None:
+    """Find out within minutes if the peer is gone."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def _finish(copies: Iterable[asyncio.Task[None]], writers: Sequence[asyncio.StreamWriter]) -> None:
+    await asyncio.gather(*copies)
+    # What is buffered is still sent.
+    for one in writers:
+        one.close()
+    await asyncio.gather(*(one.wait_closed() for one in writers))
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

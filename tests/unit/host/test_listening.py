@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import resource
 import socket
+import sys
 
 import pytest
 
 from stoker.core.errors import BadInput, Unavailable
-from stoker.host.network import allow_many_files, listen_at, read_listen
+from stoker.host import network
+from stoker.host.network import allow_many_files, listen_addresses, listen_at, read_listen
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,47 @@ def test_a_port_in_use_is_said_to_be():
         with pytest.raises(Unavailable, match=f"127.0.0.1:{port} is in use") as caught:
             listen_at("127.0.0.1", port)
         assert "--listen 127.0.0.1:0" in caught.value.hint
+
+
+def test_the_hint_names_the_option_of_the_command():
+    with listen_at("127.0.0.1", 0) as first:
+        first.listen()
+        with pytest.raises(Unavailable) as caught:
+            listen_at("127.0.0.1", first.getsockname()[1], if_taken="--relay desk:PORT takes another port")
+        assert caught.value.hint.startswith("--relay desk:PORT takes another port; ")
+
+
+@pytest.mark.parametrize(
+    ("host", "resolved", "addresses"),
+    [
+        ("login1", ("10.0.0.7", "fd00::7"), ("10.0.0.7", "fd00::7")),
+        ("login", ("10.0.0.7", "10.0.0.8"), ("10.0.0.7",)),
+        ("login1", ("127.0.1.1",), ("::",)),
+        ("login1", ("203.0.113.5",), ("::",)),
+        ("login1", (), ("::",)),
+        ("localhost", ("::1", "127.0.0.1"), ("::1", "127.0.0.1")),
+        ("127.0.0.2", ("127.0.0.2",), ("127.0.0.2",)),
+    ],
+)
+def test_a_host_name_gives_the_addresses_that_are_this_computers(
+    monkeypatch: pytest.MonkeyPatch, host: str, resolved: tuple[str, ...], addresses: tuple[str, ...]
+):
+    def resolve(name: str, *_: object, **_options: object) -> list[tuple[object, ...]]:
+        assert name == host
+        if not resolved:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (address, 0)) for address in resolved]
+
+    monkeypatch.setattr(network, "own_addresses", lambda: ("10.0.0.7", "fd00::7"))
+    monkeypatch.setattr(network, "_ipv6_of_kernel", lambda: ["::1"])
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert listen_addresses(host) == addresses
+
+
+def test_without_ipv6_all_addresses_are_those_of_ipv4(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(network, "_ipv6_of_kernel", list)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert listen_addresses("203.0.113.5") == ("0.0.0.0",)
 
 
 @pytest.mark.timing
