@@ -14,7 +14,7 @@ import pytest
 from stoker import __version__
 from stoker.core.errors import InvalidCluster, LaunchDoubtful, StokerError
 from stoker.core.frozen import changed, frozen
-from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolShape
+from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolShape
 from stoker.devices.checkup import CheckStatus
 from stoker.host.command_runner import ProbeFailure, Reply, SubprocessRunner
 from stoker.host.http.client import Urllib3Transport
@@ -268,7 +268,17 @@ def test_a_cancelled_allocation_is_over_and_cancelling_again_is_no_error(case: L
     case.launcher.cancel(case.pool, list(made.values()))
     ended = case.wait(one[0].id, ENDED)
     assert ended.cause is AllocationCause.CANCELLED_THERE
-    case.launcher.cancel(case.pool, list(made.values()))
+    for is_gentle in (False, True):
+        case.launcher.cancel(case.pool, list(made.values()), is_gentle=is_gentle)
+
+
+def test_a_gentle_cancel_asks_the_worker_to_end(case: LauncherCase) -> None:
+    one = case.ids()
+    made = case.submit(one)
+    case.wait(one[0].id, STARTED)
+    _arguments(case)
+    case.launcher.cancel(case.pool, list(made.values()), is_gentle=True)
+    assert case.wait(one[0].id, ENDED).cause in FREE_CAUSES
 
 
 def test_a_lost_answer_is_doubtful_and_a_look_finds_the_allocation(case: LauncherCase) -> None:

@@ -197,7 +197,7 @@ done
         found = [status for words in lines if (status := _status(words, pool)) is not None]
         return with_lost(found, known, "its folder is gone")
 
-    def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
+    def cancel(self, pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
         # TERM to the session's group, KILL once its time is over; what does that outlives the script and ends with the
         # worker.
         watch = "; ".join(

@@ -142,7 +142,7 @@ class KubernetesLauncher:
         # Nothing but a deletion ends a Job without a trace.
         return with_lost(found, known, "Job not found", AllocationCause.CANCELLED_THERE)
 
-    def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
+    def cancel(self, pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
         if backend_ids:
             self._read(pool, "delete", "jobs", "--ignore-not-found", "--wait=false", "--", *backend_ids)
 

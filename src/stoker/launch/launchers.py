@@ -107,8 +107,12 @@ class Launcher(Protocol):
         `known` are allocations that were submitted and should be among them. One that is not found in any way is over.
         """
 
-    def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
-        """End allocations, and return without waiting for their ends. One that is over already is no error."""
+    def cancel(self, pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
+        """End allocations, and return without waiting for their ends. One that is over already is no error.
+
+        Workers get the pool's `end_margin_s`. A backend that can't grant that by itself only signals them if
+        `is_gentle`; call it again without once the time is over.
+        """
 
     def log(self, pool: Pool, allocation: Allocation) -> str:
         """Return the end of what the allocation's worker and its backend printed; empty if there is none."""

@@ -147,7 +147,7 @@ class RayLauncher:
         # A cluster forgets its jobs when it starts again.
         return with_lost(found, known, "job not found", AllocationCause.PREEMPTED)
 
-    def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
+    def cancel(self, pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
         for name in backend_ids:
             self._call("POST", _job_url(pool, name, "/stop"), b"{}", also=(404,))
 

@@ -138,7 +138,8 @@ def _found(row: Allocation, status: AllocationStatus, *, is_ours: bool, was_seen
 
 
 def _end_cause(row: Allocation, status: AllocationStatus, *, is_ours: bool, was_seen: bool) -> AllocationCause:
-    if status.cause is AllocationCause.CANCELLED_THERE and is_ours:
+    if status.cause in (AllocationCause.CANCELLED_THERE, AllocationCause.PREEMPTED) and is_ours:
+        # A worker that ended because of our signal looks like a preempted one.
         return AllocationCause.CANCELLED
     if status.cause is None:
         # It is gone without a trace. Slurm forgets at once what is cancelled while it waits, and later all that ended.

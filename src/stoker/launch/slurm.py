@@ -173,10 +173,19 @@ class SlurmLauncher:
         missing = [one for one in known if one.backend_id not in found]
         return (*found.values(), *(self._recorded(pool, missing) if missing else ()))
 
-    def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
+    def cancel(self, pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
         if not backend_ids:
             return
-        reply = self._commands.read(pool.via, ("scancel", *map(_checked_id, backend_ids)))
+        ids = [_checked_id(id) for id in backend_ids]
+        if not is_gentle:
+            self._scancel(pool, ids)
+            return
+        # Without a signal Slurm kills after KillWait (30 s by default), whatever the worker still has to save.
+        self._scancel(pool, ["--state=PENDING", *ids])
+        self._scancel(pool, ["--state=RUNNING", "--signal=TERM", *ids])
+
+    def _scancel(self, pool: Pool, words: Sequence[str]) -> None:
+        reply = self._commands.read(pool.via, ("scancel", *words))
         errors = [line for line in reply.err.splitlines() if "error" in line and "Invalid job id" not in line]
         if reply.exit_code and (errors := [line for line in errors if "already complet" not in line]):
             raise NoBackend(f"scancel: {one_line(errors[0], 300)}", host=pool.via)

@@ -69,8 +69,8 @@ class _Watched:
     memory: LookMemory = LookMemory()
     look_at_s: float = 0.0
     pause_s: float = _FIRST_LOOK_S
-    cancelled: set[str] = fresh(factory=set)
-    """Allocations that this watcher cancelled."""
+    cancelled: dict[str, float] = fresh(factory=dict)
+    """Allocations that this watcher cancelled, with the time of the last attempt."""
     seen_over: set[str] = fresh(factory=set)
     """Allocations that are over and whose files are not removed yet."""
     cleaned: set[str] = fresh(factory=set)
@@ -251,7 +251,7 @@ class Watcher:
         answers = {one.id: one.why for one in decision.answers if one.pool == pool.name}
         try:
             self._look(pool, epoch, watched, view)
-            self._cancel(pool, watched, view, decision)
+            self._cancel(pool, epoch, watched, view, decision)
             for pause in decision.pauses:
                 if pause.pool == pool.name:
                     self._client.pause_pool(pool.name, one_line(pause.why, _LONGEST_MESSAGE))
@@ -310,24 +310,33 @@ class Watcher:
         # A worker that serves or idles ends by itself; its machine tells the coordinator.
         watched.look_at_s = now_s + watched.pause_s
 
-    def _cancel(self, pool: Pool, watched: _Watched, view: LaunchView, decision: LaunchDecision) -> None:
+    def _cancel(self, pool: Pool, epoch: int, watched: _Watched, view: LaunchView, decision: LaunchDecision) -> None:
+        """Cancel what is not needed: first gently, and what still runs after the pool's margin plainly."""
         unwanted = {one.id: one.why for one in decision.cancels if one.pool == pool.name}
         for one in view.allocations:
             if one.pool != pool.name or one.is_over:
                 continue
             if one.state is AllocationState.DRAINING:
-                unwanted.setdefault(one.id, "stopped by an operator")
+                unwanted.setdefault(one.id, "draining")
             elif one.ends_s is not None and view.now_s > one.ends_s + _OVERDUE_S:
                 unwanted.setdefault(one.id, "its time limit is over")
         rows = {one.id: one for one in view.allocations}
+        now_s = self._clock.monotonic_s()
         new = [one for one in unwanted if one not in watched.cancelled and rows[one].backend_id]
+        late = [one for one in unwanted if now_s - watched.cancelled.get(one, now_s) >= pool.end_margin_s]
+        if late:
+            self._launcher(pool).cancel(pool, [rows[one].backend_id for one in late])
+            watched.cancelled.update(dict.fromkeys(late, now_s))
         if not new:
             return
-        self._launcher(pool).cancel(pool, [rows[one].backend_id for one in new])
-        watched.cancelled.update(new)
+        # Before the backend cancels anything: after a restart it would look as if others had done it.
+        draining = [one for one in new if rows[one].state is not AllocationState.DRAINING]
+        self._write(pool, epoch, [AllocationMove(id=one, state=AllocationState.DRAINING) for one in draining])
+        self._launcher(pool).cancel(pool, [rows[one].backend_id for one in new], is_gentle=True)
+        watched.cancelled.update(dict.fromkeys(new, now_s))
         for id_ in new:
             self._log("allocation_cancelled", {"pool": pool.name, "allocation": id_, "why": unwanted[id_]})
-        watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
+        watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, now_s + _FIRST_LOOK_S
 
     def _start(self, pool: Pool, epoch: int, start: StartAllocations, fleet: str) -> None:
         """Plan allocations, and submit them; all are durable before the backend gets the first."""

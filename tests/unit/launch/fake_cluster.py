@@ -152,6 +152,10 @@ class FakeBackend:
         self.submits = 0
         self.looks = 0
         self.cleaned: set[str] = set()
+        self.cancels: list[tuple[str, bool]] = []
+        """Each with whether it was gentle."""
+        self.is_stubborn = False
+        """Workers that run do not end at a gentle cancel."""
         self.tickets: list[str] = []
         self.kit_fault: StokerError | None = None
 
@@ -193,8 +197,11 @@ class FakeBackend:
         self.looks += 1
         return tuple(self.entries.values())
 
-    def cancel(self, pool: Pool, backend_ids: Sequence[str]) -> None:
+    def cancel(self, pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
         for one in backend_ids:
+            self.cancels.append((one, is_gentle))
+            if is_gentle and self.is_stubborn and self.entries[one].state is AllocationState.STARTED:
+                continue
             self.end(one, AllocationCause.CANCELLED_THERE)
 
     def log(self, pool: Pool, allocation: Allocation) -> str:

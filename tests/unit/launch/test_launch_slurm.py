@@ -224,6 +224,14 @@ def test_cancelling_what_is_over_is_no_error_and_other_trouble_is() -> None:
     denied = "scancel: error: Kill job error on job id 8: Access/permission denied\n"
     with pytest.raises(NoBackend, match="permission denied"):
         launcher(scancel=ProbeOutput(out="", err=gone + denied, exit_code=1))[0].cancel(here(), ["7", "8"])
+    slurm, runner = launcher()
+    slurm.cancel(here(), ["7", "8_1"], is_gentle=True)
+    slurm.cancel(here(), ["7"])
+    assert [words for words, _ in runner.sent] == [
+        "scancel --state=PENDING 7 8_1",
+        "scancel --state=RUNNING --signal=TERM 7 8_1",
+        "scancel 7",
+    ]
     for id in ("", "-u root", "7;id", "$(id)"):
         with pytest.raises(InternalError):
             launcher()[0].cancel(here(), [id])

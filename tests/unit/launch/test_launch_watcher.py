@@ -270,7 +270,7 @@ def test_a_cancel_that_failed_is_repeated(bench: Bench) -> None:
     bench.want(0)
     cancel, tries = bench.backend.cancel, []
 
-    def once_broken(pool: Pool, backend_ids: Sequence[str]) -> None:
+    def once_broken(pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
         tries.append(backend_ids)
         if len(tries) == 1:
             raise NoBackend("not reached")
@@ -280,6 +280,42 @@ def test_a_cancel_that_failed_is_repeated(bench: Bench) -> None:
     bench.turns(6)
     assert bench.backend.live() == []
     assert len(tries) == 2
+
+
+def test_a_worker_has_the_pools_margin_before_it_is_cancelled_plainly() -> None:
+    bench = Bench(changed(POOL, drain_s=100.0))
+    bench.backend.is_stubborn = True
+    bench.want(1)
+    bench.turns(2)
+    (entry,) = bench.backend.live()
+    bench.backend.start(entry.backend_id)
+    bench.turns(1)
+    bench.coordinator.joined(entry.id)
+    bench.coordinator.rows[entry.id] = changed(bench.coordinator.rows[entry.id], state=S.DRAINING)
+    bench.want(0)
+    bench.turns(4)
+    assert bench.backend.cancels == [(entry.backend_id, True)]
+    bench.turns(2)
+    assert bench.backend.cancels == [(entry.backend_id, True), (entry.backend_id, False)]
+    assert bench.coordinator.rows[entry.id].cause is AllocationCause.CANCELLED
+
+
+def test_a_cancellation_is_known_as_ours_after_a_restart(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(2)
+    bench.want(0)
+    cancel = bench.backend.cancel
+
+    def die_after(pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
+        cancel(pool, backend_ids, is_gentle=is_gentle)
+        raise KeyboardInterrupt
+
+    bench.backend.cancel = die_after  # type: ignore[method-assign]
+    bench.turns(1)
+    assert bench.states() == [S.DRAINING]
+    bench.backend.cancel = cancel  # type: ignore[method-assign]
+    bench.turns(4)
+    assert [row.cause for row in bench.coordinator.rows.values()] == [AllocationCause.CANCELLED]
 
 
 def test_a_worker_that_outlives_its_time_limit_is_cancelled(bench: Bench) -> None:
