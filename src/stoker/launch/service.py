@@ -84,8 +84,8 @@ PASSED_ON = (
     *UV_SETTINGS,
 )
 """Variables that a service gets as they are when it is installed: every setting that our programs read."""
-_OF_BACKENDS = ("KUBECONFIG", "SLURM_CONF", "SSH_AUTH_SOCK")
-"""What the commands of backends read; a launcher's service gets it, too."""
+_OF_BACKENDS = ("KUBECONFIG", "RAY_AUTH_TOKEN_PATH", "SLURM_CONF", "SSH_AUTH_SOCK")
+"""Paths that the commands of backends read; a service that starts workers of pools gets them, too."""
 NOT_PASSED_ON = {
     "STOKER_HOME": "written by itself",
     "STOKER_COORDINATOR": "`work --install` writes it as --join",
@@ -148,6 +148,8 @@ class SupervisedService:
     """How long it may take to end in order."""
     after: str = ""
     """The label of a service of the same machine that is started before it."""
+    is_launching: bool = False
+    """Starts workers of pools."""
     left_out: Mapping[str, str] = fresh(factory=dict)
     """Variables that are set and do not stand in its file because they hold a secret, each with what to do instead."""
 
@@ -171,7 +173,8 @@ def make_service(  # noqa: PLR0913 - what a service is made of
     """
     _refuse_secrets(words)
     argv = (python, "-m", "stoker", str(kind), *words)
-    names = (*PASSED_ON, *(_OF_BACKENDS if kind is ServiceKind.LAUNCH else ()))
+    is_launching = kind is ServiceKind.LAUNCH or (kind is ServiceKind.SERVE and "--launch" in words)
+    names = (*PASSED_ON, *(_OF_BACKENDS if is_launching else ()))
     passed = {name: environment[name] for name in names if environment.get(name)}
     secret = {name for name, value in passed.items() if PASSWORD.search(value)}
     left_out = dict.fromkeys(secret, "leave the password out, or put it into a drop-in that only you may read")
@@ -187,6 +190,7 @@ def make_service(  # noqa: PLR0913 - what a service is made of
         environment={"STOKER_HOME": home, **{name: passed[name] for name in passed if name not in secret}},
         stop_s=_GIVE_BACK_S + grace_s if kind is ServiceKind.WORK else _STOP_S,
         after=after,
+        is_launching=is_launching,
         left_out=left_out,
     )
     _refuse_odd(service)
@@ -265,7 +269,7 @@ def render_unit(service: SupervisedService) -> str:
         f"SuccessExitStatus={_numbers(ASKED_TO_END)}",
         f"WatchdogSec={WATCHDOG_S}",
         f"TimeoutStopSec={service.stop_s:.0f}",
-        *_ending(service.kind),
+        *_ending(service),
         "",
         "[Install]",
         "WantedBy=default.target",
@@ -285,11 +289,12 @@ def _reloading(kind: ServiceKind) -> list[str]:
     return ["ExecReload=/bin/kill -HUP $MAINPID"] if kind is ServiceKind.SERVE else []
 
 
-def _ending(kind: ServiceKind) -> list[str]:
-    if kind is not ServiceKind.WORK:
+def _ending(service: SupervisedService) -> list[str]:
+    if service.kind is not ServiceKind.WORK and not service.is_launching:
         return ["KillMode=mixed"]
     # Asked to end, a worker gives back its jobs itself. Killed, its jobs live on, and the next one finds them again;
-    # if none comes, they end with their leases. A job that runs out of memory is no reason to end the worker.
+    # if none comes, they end with their leases. A job that runs out of memory is no reason to end the worker. Workers
+    # of pools on this machine outlive the launcher that started them.
     return ["KillMode=process", "OOMPolicy=continue"]
 
 

@@ -91,7 +91,7 @@ def test_the_service_of_a_watcher_gets_what_backends_read_and_no_secret(installe
     assert "SLURM_CONF=/etc/slurm.conf" in text
     assert "KUBECONFIG=/k" in text
     assert "secret" not in text
-    assert "KillMode=mixed" in text
+    assert "KillMode=process" in text
     assert installer.words_of("stoker-launch") == ("watch", "a100", "--relay", "login1")
 
 

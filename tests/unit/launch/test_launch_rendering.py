@@ -68,6 +68,18 @@ def test_a_killed_worker_leaves_its_jobs_to_the_next_one_and_a_coordinator_leave
     assert settings_of(render_unit(service_of(kind=ServiceKind.SERVE)))["KillMode"] == "mixed"
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"), [(ServiceKind.LAUNCH, ("watch",)), (ServiceKind.SERVE, ("--listen", "0.0.0.0", "--launch"))]
+)
+def test_a_launcher_leaves_its_workers_and_gets_what_backends_read(kind: ServiceKind, words: tuple[str, ...]):
+    names = ("KUBECONFIG", "RAY_AUTH_TOKEN_PATH", "SLURM_CONF", "SSH_AUTH_SOCK")
+    environment = {**dict.fromkeys(names, "/x"), "RAY_AUTH_TOKEN": "s3cret"}
+    service = service_of(*words, kind=kind, environment=environment)
+    assert settings_of(render_unit(service))["KillMode"] == "process"
+    assert set(service.environment) == {"STOKER_HOME", *names}
+    assert set(service_of(kind=ServiceKind.SERVE, environment=environment).environment) == {"STOKER_HOME"}
+
+
 def test_what_systemd_would_read_as_its_own_is_escaped():
     service = service_of("--name", HOSTILE, home=HOSTILE)
     said = settings_of(render_unit(service))
