@@ -13,7 +13,16 @@ from contextlib import suppress
 from typing import Any
 
 from stoker.api.app_parts import AppParts
-from stoker.core.errors import BadInput, Conflict, LaunchDoubtful, LaunchRefused, NotFound, StokerError, Usage
+from stoker.core.errors import (
+    BadInput,
+    Conflict,
+    LaunchDoubtful,
+    LaunchRefused,
+    NotFound,
+    StaleLease,
+    StokerError,
+    Usage,
+)
 from stoker.core.frozen import frozen
 from stoker.core.pool import ID_CHARACTERS, Allocation, AllocationState, LaunchRequest, Pool, PoolState
 from stoker.core.text import did_you_mean
@@ -164,7 +173,7 @@ class FleetPools:
             if found.is_open and not state.watcher:
                 watcher = watcher or self.watcher(view, (request.pool,), log)
                 # Another launcher may have come first: it carries the request out.
-                with suppress(Conflict):
+                with suppress(Conflict, StaleLease):
                     watcher.carry_out_requests(request.pool)
                 continue
             if state.watcher and not is_shown:

@@ -10,8 +10,10 @@ is found again by its label. Each pool has its own thread: one whose backend doe
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from stoker.core.clock import Clock
@@ -177,17 +179,37 @@ class Watcher:
         self._held.update(self._client.watch_pools(self._settings.watcher, (pool,), for_s=LEASE_S))
         try:
             epoch, watched = self._held[pool], _Watched()
-            view = self._client.launch_view()
-            # First compare rows with the backend: what has ended no longer counts.
-            for state in _named(view, pool):
-                self._do(state, epoch, watched, view, LaunchDecision())
-            view = self._client.launch_view()
-            for state in _named(view, pool):
-                decision = _decide([state], view)
-                requested = tuple(start for start in decision.starts if start.request)
-                self._do(state, epoch, watched, view, changed(decision, starts=requested, cancels=()))
+            with self._renewed(pool):
+                view = self._client.launch_view()
+                # First compare rows with the backend: what has ended no longer counts.
+                for state in _named(view, pool):
+                    self._do(state, epoch, watched, view, LaunchDecision())
+                view = self._client.launch_view()
+                for state in _named(view, pool):
+                    decision = _decide([state], view)
+                    requested = tuple(start for start in decision.starts if start.request)
+                    self._do(state, epoch, watched, view, changed(decision, starts=requested, cancels=()))
         finally:
             self._let_go()
+
+    @contextmanager
+    def _renewed(self, pool: str) -> Iterator[None]:
+        """Renew the lease of a pool within the block: to bring Stoker to a host may take minutes."""
+        is_over = threading.Event()
+
+        def renew() -> None:
+            while not is_over.wait(LEASE_S / 3):
+                # If another watcher has it, the next write is refused.
+                with suppress(StokerError):
+                    self._client.watch_pools(self._settings.watcher, (pool,), for_s=LEASE_S)
+
+        thread = threading.Thread(target=renew, name="stoker-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
     def _launcher(self, pool: Pool) -> Launcher:
         found = self._launchers.get(pool.backend)
@@ -198,11 +220,12 @@ class Watcher:
     def _lease(self, states: Sequence[PoolState]) -> None:
         """Take or renew the leases of pools; one that another watcher holds is left to it."""
         now_s = self._clock.monotonic_s()
-        wanted = [state.pool.name for state in states]
-        if now_s < self._renew_at_s and all(name in self._held for name in wanted):
-            return
-        self._renew_at_s = now_s + LEASE_S / 3
-        for name in wanted:
+        is_due = now_s >= self._renew_at_s
+        if is_due:
+            self._renew_at_s = now_s + LEASE_S / 3
+        free = [state.pool.name for state in states if not state.watcher]
+        names = [state.pool.name for state in states] if is_due else [name for name in free if name not in self._held]
+        for name in names:
             try:
                 epochs = self._client.watch_pools(self._settings.watcher, (name,), for_s=LEASE_S)
                 if name not in self._held:

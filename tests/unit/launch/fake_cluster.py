@@ -45,7 +45,10 @@ class FakeCoordinator:
             now_s=self.now_s(),
             urls=("https://desk:7717",),
             machines=self.machines,
-            pools=tuple(self.pools.values()),
+            pools=tuple(
+                state if state.watched_until_s > self.now_s() else changed(state, watcher="")
+                for state in self.pools.values()
+            ),
             allocations=tuple(self.rows.values()),
             demand=self.demand,
             requests=tuple(self.requests.values()),

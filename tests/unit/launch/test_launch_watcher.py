@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -13,7 +14,9 @@ from stoker.core.clock import FakeClock
 from stoker.core.errors import KitRefused, NoBackend
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand, Requirements, SchedulableJob
-from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend, PoolShape
+from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend, PoolShape, PoolState
+from stoker.launch import watcher
+from stoker.launch.launchers import Log
 from stoker.launch.watcher import LEASE_S, Watcher, WatchSettings
 from tests.unit.launch.fake_cluster import FakeBackend, FakeCoordinator, Inline
 
@@ -401,6 +404,43 @@ def test_requests_are_carried_out_without_a_watch_and_nothing_else_is(bench: Ben
     id_ = bench.coordinator.request("p")
     bench.watcher.carry_out_requests("p")
     assert bench.coordinator.requests[id_].message == "no waiting job needs a machine"
+
+
+def test_the_lease_is_renewed_while_a_request_is_carried_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "LEASE_S", 0.03)
+    watch, is_renewed = bench.coordinator.watch_pools, threading.Event()
+
+    def watch_pools(watcher: str, pools: tuple[str, ...], *, for_s: float) -> dict[str, int]:
+        if bench.coordinator.pools["p"].watcher:
+            is_renewed.set()
+        return watch(watcher, pools, for_s=for_s)
+
+    def prepare(pool: Pool, log: Log, *, is_dry: bool = False) -> Pool:
+        assert is_renewed.wait(10)
+        return pool
+
+    bench.coordinator.watch_pools = watch_pools  # type: ignore[method-assign]
+    bench.backend.prepare = prepare  # type: ignore[method-assign]
+    bench.coordinator.request("p", 1)
+    bench.watcher.carry_out_requests("p")
+    assert bench.states() == [S.SUBMITTED]
+
+
+def test_leases_are_not_written_at_every_turn_because_another_watcher_has_a_pool(bench: Bench) -> None:
+    until_s = bench.clock.wall_s() + 30.5
+    other = PoolState(pool=changed(POOL, name="q"), watcher="another", watched_until_s=until_s)
+    bench.coordinator.pools["q"] = other
+    watch, tried = bench.coordinator.watch_pools, list[str]()
+
+    def watch_pools(watcher: str, pools: tuple[str, ...], *, for_s: float) -> dict[str, int]:
+        tried.extend(pools)
+        return watch(watcher, pools, for_s=for_s)
+
+    bench.coordinator.watch_pools = watch_pools  # type: ignore[method-assign]
+    bench.turns(30, pass_s=1.0)
+    assert tried == ["p", "q"] * 2
+    bench.turns(1, pass_s=1.0)
+    assert tried[4:] == ["q"], "the lease of the other one has ended"
 
 
 FAULTS = ("lose", "drop", "die", "die after", "refuse")
