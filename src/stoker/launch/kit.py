@@ -11,6 +11,7 @@ far side are found before anything is sent: `KitRefused`.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import os
 import re
@@ -18,8 +19,9 @@ import shlex
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any
 
@@ -153,40 +155,60 @@ class KitBuilder:
         self._requirements = requirements or requirements_here
         self._trial = trial
         self._lock = threading.Lock()
-        self._made: dict[tuple[str, str, str], Kit] = {}
+        self._locks: dict[tuple[str, str, str], threading.Lock] = {}
+        self._made: dict[tuple[str, str, str], tuple[str, Kit]] = {}
+        """With the folder of the libraries."""
 
     def build(self, far: FarSide) -> Kit:
         """Return the kit for a machine. Raises `KitRefused`. Blocks; the first time it may download libraries."""
         version = far.platform.pythons[0]
         key = (uv_platform(far.platform), version, far.python)
         with self._lock:
-            if key not in self._made:
-                minor = ".".join(version.split(".")[:2])
-                where = f"{far.platform.machine} {tag_of(version)}"
-                self._made[key] = _kit(self._libraries(key[0], minor, where), self._package, far.python, minor)
-            return self._made[key]
+            lock = self._locks.setdefault(key, threading.Lock())
+        # uv may take minutes; kits for other machines do not wait for it.
+        with lock, _refuse_os_errors():
+            if made := self._made.get(key):
+                libraries, kit = made
+                with suppress(FileNotFoundError):
+                    # What is used is not pruned. Where another process has removed it, it is made again.
+                    os.utime(libraries)
+                    return kit
+            minor = ".".join(version.split(".")[:2])
+            libraries = self._libraries(key[0], minor, f"{far.platform.machine} {tag_of(version)}")
+            kit = _kit(libraries, self._package, far.python, minor)
+            self._made[key] = (libraries, kit)
+            return kit
 
     def forget(self) -> None:
         """Read this machine's files again at the next build: one was changed."""
-        with self._lock:
-            self._made.clear()
+        self._made = {}
 
     def payload(self, kit: Kit, digests: Iterable[str]) -> str:
-        """Write what the receiver reads, the listing and some files; return its path. Caller removes it."""
-        self._make_folder()
-        descriptor, path = tempfile.mkstemp(prefix=".payload-", dir=self._folder)
+        """Write what the receiver reads, the listing and some files; return its path. Caller removes it.
+
+        Raises `KitRefused` if a file was changed or removed here, or the disk is full.
+        """
+        with _refuse_os_errors():
+            self._make_folder()
+            descriptor, path = tempfile.mkstemp(prefix=".payload-", dir=self._folder)
+            try:
+                self._write_payload(descriptor, kit, digests)
+            except BaseException:
+                self.forget()
+                os.unlink(path)
+                raise
+        return path
+
+    def _write_payload(self, descriptor: int, kit: Kit, digests: Iterable[str]) -> None:
         rows = [[one.path, one.size_bytes, one.sha256, one.executable, None] for one in kit.tree.entries]
         with open(descriptor, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1, mtime=0) as file:
             file.write(dumps({"executable": kit.executable, "program": self._trial, "entries": rows}).encode() + b"\n")
             for digest in digests:
                 data = _read(kit.sources[Digest(digest)])
                 if digest_bytes(data) != digest:
-                    self.forget()
-                    os.unlink(path)
                     raise KitRefused("files of Stoker changed while they were sent", hint="try again", reason="changed")
                 file.write(f"{digest} {len(data)}\n".encode())
                 file.write(data)
-        return path
 
     def _libraries(self, platform: str, minor: str, where: str) -> str:
         """Return the folder with the libraries of a worker, unpacked for a platform."""
@@ -249,6 +271,16 @@ class KitBuilder:
         paths = sorted((os.path.join(self._folder, name) for name in names), key=os.path.getmtime, reverse=True)
         for path in paths[_KEPT_HERE:]:
             remove_tree(path)
+
+
+@contextmanager
+def _refuse_os_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"the kit can't be made here: {error.filename or 'its folder'}: {error.strerror or error}"
+        hint = "check disk space and permissions of that folder, and try again"
+        raise KitRefused(message, hint=hint, reason="not_made") from None
 
 
 def requirements_here() -> tuple[list[str], list[str]]:
@@ -340,7 +372,8 @@ class Kits:
         require_valid(pool)
         if not pool.python and not pool.via:
             return pool
-        key = (pool.backend, pool.via, pool.folder, pool.python, pool.setup)
+        # With the time limit: the kit must stay for as long.
+        key = (pool.backend, pool.via, pool.folder, pool.python, pool.setup, pool.wall_s)
         made_s, made = self._ready.get(key, (-_RECENT_S, pool))
         if self._clock.monotonic_s() - made_s < _RECENT_S:
             return changed(pool, python=made.python)
@@ -504,8 +537,10 @@ def _shell(pool: Pool) -> tuple[str, ...]:
 
 
 def _receiver() -> str:
-    with open(kit_receiver.__file__, encoding="utf-8") as file:
-        return file.read()
+    """Return the receiver's program in one line: login shells such as csh accept no word of several."""
+    with open(kit_receiver.__file__, "rb") as file:
+        packed = base64.b64encode(zlib.compress(file.read(), 9)).decode()
+    return f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{packed}")))'
 
 
 def _host(pool: Pool) -> str:

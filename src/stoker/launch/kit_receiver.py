@@ -1,6 +1,6 @@
 """The far side of a kit: checks and installs one, where no Stoker is yet.
 
-The text of this module is run there by `python -I -c`, so it imports only the standard library of Python 3.11. It gets
+The program is run there by `python -I -c`, so it imports only the standard library of Python 3.11. It gets
 `look` or `install`, the folder of all kits, the kit's digest, and the time until which it is needed. Its standard input
 is compressed: one line of JSON with the listing of the kit's files, then the files to be installed that the far side
 does not have, each after a line with its digest and size. It prints one line of JSON.
@@ -330,8 +330,13 @@ def _prune(base: str, *, keep: str) -> None:
             shutil.rmtree(kit, ignore_errors=True)
     for name in os.listdir(base):
         path = os.path.join(base, name)
-        if name.startswith(_NEW) and os.lstat(path).st_mtime < now_s - _STALE_S:
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            if not name.startswith(_NEW) or (found := os.lstat(path)).st_mtime >= now_s - _STALE_S:
+                continue
+            if stat.S_ISDIR(found.st_mode):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
 
 
 def _until(kit: str) -> float:

@@ -10,6 +10,7 @@ import os
 import pwd
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,22 @@ from stoker.core.frozen import changed
 from stoker.core.machine import Platform
 from stoker.core.pool import KIT, Pool, PoolBackend, require_valid
 from stoker.devices.checkup import CheckStatus
-from stoker.host.command_runner import ProbeFailure, Reply, SubprocessRunner
+from stoker.host.command_runner import ProbeFailure, ProbeOutput, Reply, SubprocessRunner
+from stoker.host.durable import remove_tree
 from stoker.host.install import find_uv
 from stoker.launch import kit_receiver
 from stoker.launch.commands import HostCommands
-from stoker.launch.kit import FarSide, Kit, KitBuilder, Kits, check_python, read_probe, requirements_here, uv_platform
+from stoker.launch.kit import (
+    FarSide,
+    Kit,
+    KitBuilder,
+    Kits,
+    _receiver,
+    check_python,
+    read_probe,
+    requirements_here,
+    uv_platform,
+)
 
 POOL = Pool(name="small", backend=PoolBackend.LOCAL, python=KIT, wall_s=600)
 FAR = Pool(name="far", backend=PoolBackend.SSH, via="me@far")
@@ -224,11 +236,12 @@ def test_a_folder_that_others_may_replace_is_refused(site: Site, above: str, is_
         site.far.mkdir(mode=0o700)
     replaceable = site.folder / ("links" if above == "link" else above)
     replaceable.chmod(0o757)
-    with pytest.raises(KitRefused, match=rf"others may write in {replaceable} ") as refused:
-        site.prepare()
-    assert (refused.value.data["reason"], "chmod g-w" in refused.value.hint) == ("replaceable", True)
+    kit, far = built(site)
+    answer = receive("look", far, kit, payload(site, kit, ()))
+    assert (answer["reason"], answer["text"]) == ("replaceable", f"others may write in {replaceable} (mode 757)")
     replaceable.chmod(0o1777)
-    assert site.prepare().parent == site.far, "with the sticky bit only the owner may rename it"
+    answer = receive("look", far, kit, payload(site, kit, ()))
+    assert answer["state"] == "missing", "with the sticky bit only the owner may rename it"
 
 
 def test_members_of_a_group_may_not_replace_kits_unless_the_group_is_the_users_own(
@@ -255,8 +268,9 @@ def test_members_of_a_group_may_not_replace_kits_unless_the_group_is_the_users_o
 def test_a_folder_below_one_of_another_user_is_refused(site: Site) -> None:
     site.far.mkdir(parents=True, mode=0o700)
     os.chown(site.far.parent, 65534, 65534)
-    with pytest.raises(KitRefused, match=rf"{site.far.parent} belongs to another user"):
+    with pytest.raises(KitRefused, match=rf"{site.far.parent} belongs to another user") as refused:
         site.prepare()
+    assert "chmod g-w" in refused.value.hint
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -300,6 +314,88 @@ def test_what_a_killed_launcher_left_here_goes_after_an_hour(site: Site) -> None
     os.utime(left, (1, 1))
     site.kits.check(POOL)
     assert (left.exists(), recent.exists()) == (False, True)
+
+
+def test_what_a_killed_receiver_left_there_goes_after_an_hour(site: Site) -> None:
+    site.prepare()
+    for name in (".new-file", ".new-recent"):
+        (site.far / name).write_text("")
+    (site.far / ".new-folder").mkdir()
+    for name in (".new-file", ".new-folder"):
+        os.utime(site.far / name, (1, 1))
+    made, far = built(site)
+    assert receive("install", far, made, payload(site, made, made.sources))["state"] == "ready"
+    assert sorted(one.name for one in site.far.glob(".new-*")) == [".new-recent"]
+
+
+def test_libraries_that_another_process_removed_are_refused_and_then_made_again(site: Site, shared: Path) -> None:
+    builder = site.builder("import tiny")
+    _, far = built(site)
+    kit = builder.build(far)
+    libraries = Path(next(iter(builder._made.values()))[0])
+    payloads = list((shared / "here").glob(".payload-*"))
+    os.utime(libraries, (1, 1))
+    assert builder.build(far) is kit
+    assert libraries.stat().st_mtime > 1, "what is used is not pruned"
+    remove_tree(libraries)
+    with pytest.raises(KitRefused, match="No such file") as refused:
+        builder.payload(kit, kit.sources)
+    assert (refused.value.data["reason"], "try again" in refused.value.hint) == ("not_made", True)
+    assert list((shared / "here").glob(".payload-*")) == payloads, "no half payload stays"
+    again = builder.build(far)
+    assert again.digest == kit.digest
+    os.unlink(builder.payload(again, again.sources))
+    remove_tree(libraries)
+    assert builder.build(far).digest == kit.digest
+    assert libraries.is_dir()
+
+
+def test_a_slow_index_delays_no_kit_that_needs_nothing_of_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = site.builder()
+    _, far = built(site)
+    begun, go_on = threading.Event(), threading.Event()
+    unpack = builder._libraries
+
+    def slow(platform: str, minor: str, where: str) -> str:
+        if platform.startswith("aarch64"):
+            begun.set()
+            go_on.wait(30)
+        return unpack(platform, minor, where)
+
+    monkeypatch.setattr(builder, "_libraries", slow)
+    other = changed(far, platform=changed(far.platform, machine="aarch64"))
+    waiting = threading.Thread(target=builder.build, args=(other,), daemon=True)
+    waiting.start()
+    assert begun.wait(10)
+    quick = threading.Thread(target=builder.build, args=(far,), daemon=True)
+    quick.start()
+    quick.join(10)
+    is_done = not quick.is_alive()
+    go_on.set()
+    waiting.join(30)
+    assert is_done
+
+
+def test_a_longer_time_limit_keeps_the_kit_longer(site: Site) -> None:
+    needed_until: list[float] = []
+
+    class Ready(HostCommands):
+        def run(self, where: str, argv: Any, **options: Any) -> Reply:
+            if "look" not in argv:
+                return super().run(where, argv, **options)
+            needed_until.append(float(argv[-1]))
+            return ProbeOutput(out='{"state": "ready"}')
+
+    kits = site.fresh(commands=Ready)
+    for wall_s in (600, 600, 86_400):
+        kits.prepare(changed(POOL, wall_s=wall_s), lambda *_: None)
+    first, second = needed_until
+    assert second - first > 80_000
+
+
+def test_the_program_for_a_login_shell_is_one_line() -> None:
+    # csh ends a word at the line's end, and reads `!` also within quotes.
+    assert not {"\n", "!", "'"} & set(_receiver())
 
 
 def test_a_kit_that_does_not_start_there_is_not_kept(site: Site) -> None:
