@@ -576,6 +576,24 @@ def test_a_worker_that_is_lost_is_named_also_if_no_launcher_looks(fleet: Driven)
     assert view(fleet).silent == (ONE,)
 
 
+def test_the_hours_of_a_pool_count_also_allocations_that_are_not_listed(fleet: Driven, monkeypatch):
+    monkeypatch.setattr("stoker.coordinator.queue.allocations.MOST_SHOWN", 1)
+    declare(fleet, POOL)
+    watch(fleet)
+    plan(fleet, ONE, TWO)
+    for id in (ONE, TWO):
+        move(fleet, id, AllocationState.STARTED)
+    fleet.clock.advance(5 * 3600.0)
+    end(fleet, ONE)
+    fleet.clock.advance(3600.0)
+    assert view(fleet).pools[0].hours == pytest.approx(11.0, abs=0.1)
+    end(fleet, TWO)
+    found = view(fleet)
+    assert (len(found.allocations), found.pools[0].hours) == (1, pytest.approx(11.0, abs=0.1))
+    fleet.clock.advance(20 * 3600.0)
+    assert view(fleet).pools[0].hours == pytest.approx(7.0, abs=0.1), "what was before the last day does not count"
+
+
 def request(fleet: Driven, id: str = "0000000a", count: int = 1) -> QueueCommandResult:
     return ask(fleet, RequestMachines(pool="a100", id=id, count=count, by="ann"))
 
@@ -613,7 +631,7 @@ def test_a_request_is_withdrawn_or_answered_by_the_watcher_of_the_pool_alone(fle
         fleet.ask(CloseRequest(pool="a100", id="0000000a", epoch=epoch - 1, message="stale"))
     with pytest.raises(NotFound):
         fleet.ask(CloseRequest(pool="a100", id="0000000d"))
-    ask(fleet, CloseRequest(pool="a100", id="0000000a", epoch=epoch, message="full"))
+    ask(fleet, CloseRequest(pool="a100", id="0000000a", epoch=epoch, message="full", code="launch_refused"))
     ask(fleet, CloseRequest(pool="a100", id="0000000b", by="ann"))
     declare(fleet)
     assert [one.message for one in view(fleet).requests] == [
@@ -621,6 +639,9 @@ def test_a_request_is_withdrawn_or_answered_by_the_watcher_of_the_pool_alone(fle
         "withdrawn",
         "the cluster file no longer has this pool",
     ]
+    fleet.close()
+    fleet.open()
+    assert [one.code for one in view(fleet).requests] == ["launch_refused", "", "refused"]
     fleet.clock.advance(601.0)
     assert view(fleet).requests == ()
     assert [one["what"] for one in pool_events(fleet)][-3:] == ["request_closed"] * 3

@@ -21,6 +21,7 @@ from stoker.core.errors import (
     InvalidManifest,
     InvalidTransition,
     LaunchRefused,
+    NoBackend,
     NoCoordinator,
     NotFound,
     Usage,
@@ -264,12 +265,14 @@ def test_a_launch_waits_for_the_watcher_of_the_pool_and_withdraws_its_request_on
     def answer(_clock: SystemClock, seconds: float) -> None:
         slept.append(seconds)
         (request,) = [one for one in wire.launch_view().requests if one.is_open]
-        wire.close_request("tiny", request.id, "squeue: no such command", epoch=epoch)
+        wire.close_request("tiny", request.id, "squeue: no such command", epoch=epoch, code="no_backend")
 
     monkeypatch.setattr(SystemClock, "sleep", answer)
-    with pytest.raises(LaunchRefused, match="tiny: squeue: no such command"):
+    with pytest.raises(NoBackend, match="tiny: squeue: no such command"):
         client.launch("tiny", count=1)
-    assert (len(slept), backend.submits) == (1, 0)
+    with pytest.raises(NoBackend, match="tiny: squeue: no such command"):
+        client.launch("tiny")
+    assert (len(slept), backend.submits) == (2, 0)
 
     def interrupt(_clock: SystemClock, _seconds: float) -> None:
         raise KeyboardInterrupt

@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 from stoker.api.app_parts import AppParts
@@ -33,6 +34,7 @@ from stoker.launch.launchers import MOST_TOGETHER, Rendered
 from stoker.launch.watcher import Watcher, WatchSettings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.launch_messages import LaunchView
+from stoker.protocol.refusals import error_of
 from stoker.protocol.view_messages import DoneView
 from stoker.scheduler.launching import LaunchDecision, decide
 from stoker.views.pool_lines import PoolView
@@ -59,12 +61,22 @@ class PoolRequestResult:
     request: LaunchRequest
     allocations: tuple[Allocation, ...] = ()
 
+    @property
+    def is_refused(self) -> bool:
+        """Return True if nothing was requested of the backend, though a count was requested or for an error."""
+        return not self.allocations and bool(self.request.count or self.request.code)
+
     def require_submitted(self) -> None:
-        """Raise `LaunchRefused` or `LaunchDoubtful` if not all of a count was requested, and accepted there."""
+        """Raise the error that closed the request, or because of which a backend did not accept an allocation."""
         pool = self.request.pool
-        if self.request.count and not self.allocations:
-            hint = "resume" if self.request.message.startswith("paused") else "show"
-            raise LaunchRefused(f"{pool}: {self.request.message}", hint=f"stoker pools {hint} {pool}")
+        if self.is_refused:
+            verb = "resume" if self.request.message.startswith("paused") else "show"
+            error = {
+                "error": self.request.code or LaunchRefused.code,
+                "message": f"{pool}: {self.request.message}",
+                "hint": f"stoker pools {verb} {pool}",
+            }
+            raise error_of(error, HTTPStatus.BAD_GATEWAY)
         for one in self.allocations:
             if one.state is AllocationState.REFUSED:
                 raise LaunchRefused(f"{pool}: {one.message}", hint=f"stoker pools check {pool}")

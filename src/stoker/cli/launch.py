@@ -72,7 +72,7 @@ def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
         listed = [allocation_json(one) for one in made.allocations]
         message = made.request.message
         call.out.object({"pool": name, "request": made.request.id, "message": message, "allocations": listed})
-        if made.allocations or not made.request.count:
+        if not made.is_refused:
             call.out.lines(request_lines(made.request, made.allocations))
         made.require_submitted()
     return 0

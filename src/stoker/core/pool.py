@@ -297,6 +297,8 @@ class PoolState:
     watched_until_s: float = 0.0
     resumed_s: float = 0.0
     """When an operator last resumed it: what happened before no longer counts against it."""
+    hours: float | None = None
+    """Machine hours of the last day, by the coordinator's rows; None: only the given allocations count."""
 
 
 def staying(state: PoolState, allocations: Iterable[Allocation]) -> frozenset[str]:
@@ -327,6 +329,8 @@ class LaunchRequest:
     """Ids of the allocations that were planned for it."""
     message: str = ""
     """Why it was closed without allocations."""
+    code: str = ""
+    """The code of the error that closed it; empty: no error."""
 
     @property
     def is_open(self) -> bool:

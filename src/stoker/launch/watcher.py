@@ -34,7 +34,7 @@ from stoker.launch.reconcile import LookMemory, reconcile
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import Ticket, ticket_to_text
 from stoker.protocol.launch_messages import MOST_AT_ONCE, AllocationMove, LaunchView
-from stoker.scheduler.launching import LaunchDecision, StartAllocations, decide
+from stoker.scheduler.launching import AnswerRequest, LaunchDecision, StartAllocations, decide
 
 LOOK_S = 30.0
 """Time between two looks at a backend while nothing moves."""
@@ -271,7 +271,7 @@ class Watcher:
     def _do(self, state: PoolState, epoch: int, watched: _Watched, view: LaunchView, decision: LaunchDecision) -> None:
         """Do what was decided for a pool. Requests of operators are answered with the error, if there is one."""
         pool = state.pool
-        answers = {one.id: one.why for one in decision.answers if one.pool == pool.name}
+        answers = {one.id: one for one in decision.answers if one.pool == pool.name}
         try:
             self._look(pool, epoch, watched, view)
             self._cancel(pool, epoch, watched, view, decision)
@@ -286,14 +286,16 @@ class Watcher:
         except StokerError as error:
             if not isinstance(error, StaleLease):
                 requests = (one for one in view.requests if one.pool == pool.name and one.is_open)
-                answers = {one.id: str(error) for one in requests} | answers
+                failed = (AnswerRequest(pool=one.pool, id=one.id, why=str(error), code=error.code) for one in requests)
+                answers = {one.id: one for one in failed} | answers
             raise
         finally:
-            for id_, why in answers.items():
+            for one in answers.values():
                 # One that allocations were planned for before the error stays as it is.
-                closed = self._client.close_request(pool.name, id_, one_line(why, _LONGEST_MESSAGE), epoch=epoch)
+                why = one_line(one.why, _LONGEST_MESSAGE)
+                closed = self._client.close_request(pool.name, one.id, why, epoch=epoch, code=one.code)
                 if closed.changed:
-                    self._log("request_answered", {"pool": pool.name, "request": id_, "why": why})
+                    self._log("request_answered", {"pool": pool.name, "request": one.id, "why": one.why})
 
     def _look(self, pool: Pool, epoch: int, watched: _Watched, view: LaunchView) -> None:
         """Compare rows with the backend if that is due, and write what changed."""

@@ -361,10 +361,10 @@ class FleetClient(CoordinatorClient):
         return self._ask(f"/v1/pools/{part(pool)}/requests", DoneView, MachinesRequest(id=id, count=count, by=by))
 
     def close_request(
-        self, pool: str, id: str, message: str = "", *, epoch: int | None = None, by: str = ""
+        self, pool: str, id: str, message: str = "", *, epoch: int | None = None, code: str = "", by: str = ""
     ) -> DoneView:
         """Withdraw a request for machines, or answer it under an epoch. One that was carried out stays as it is."""
-        asked = CloseMachinesRequest(epoch=epoch, message=message, by=by)
+        asked = CloseMachinesRequest(epoch=epoch, message=message, code=code, by=by)
         return self._ask(f"/v1/pools/{part(pool)}/requests/{part(id)}/close", DoneView, asked)
 
     def pause_pool(self, pool: str, why: str = "", *, by: str = "") -> DoneView:

@@ -79,6 +79,7 @@ LaunchRequestFacts = Annotated[
         requested_s=FiniteSeconds,
         allocations=tuple[AllocationId, ...],
         message=Line,
+        code=Line,
     ),
 ]
 POOL_BODY: TypeAdapter[Pool] = adapter_of(PoolFacts)
@@ -188,6 +189,8 @@ class CloseMachinesRequest(StrictRequest):
 
     epoch: Epoch | None = None
     message: Text = ""
+    code: Annotated[str, Field(pattern=r"^[a-z_]{0,40}$")] = ""
+    """Of the error because of which no machine starts; empty: no error."""
     by: By = ""
 
 

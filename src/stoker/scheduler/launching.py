@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stoker.core.capability import Capability
+from stoker.core.errors import LaunchRefused
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.machine import Demand, Gpu, Node
 from stoker.core.pool import (
@@ -67,6 +68,8 @@ class AnswerRequest:
     pool: str
     id: str
     why: str
+    code: str = ""
+    """Of the error because of which none starts; empty: none is needed, or none would help."""
 
 
 @frozen
@@ -265,7 +268,7 @@ class _Budget:
             allocations=allocations,
             live=len(live),
             waiting=sum(one.is_on_its_way for one in live),
-            hours=_hours(allocations, now_s),
+            hours=_hours(allocations, now_s) if state.hours is None else state.hours,
         )
 
     @property
@@ -305,24 +308,24 @@ class _Budget:
     def take(self, request: LaunchRequest, packing: _Packing, now_s: float) -> None:
         """Carry out an operator's request, or answer it."""
         if now_s - request.requested_s > REQUEST_S:
-            self._answer(request, f"expired: no launcher carried it out within {format_duration(REQUEST_S)}")
+            self._refuse(request, f"expired: no launcher carried it out within {format_duration(REQUEST_S)}")
         elif self.paused or self.brake:
-            self._answer(request, f"paused: {self.paused or self.brake}")
+            self._refuse(request, f"paused: {self.paused or self.brake}")
         elif not request.count:
             self.eager.append(request)
         elif self.live + self.new + request.count > self.pool.max:
             most = counted(self.pool.max, "machine")
-            self._answer(request, f"{self.live + self.new} of at most {most} requested already")
+            self._refuse(request, f"{self.live + self.new} of at most {most} requested already")
         elif self.is_used_up:
-            self._answer(request, self._hours_text())
+            self._refuse(request, self._hours_text())
         else:
             for number in range(self.new, self.new + request.count):
                 packing.add(offer_for(self.pool, _new_name(self.pool, number)))
             self.new += request.count
             self.counted.append(request)
 
-    def _answer(self, request: LaunchRequest, why: str) -> None:
-        self.answers.append(AnswerRequest(pool=self.pool.name, id=request.id, why=why))
+    def _refuse(self, request: LaunchRequest, why: str) -> None:
+        self.answers.append(AnswerRequest(pool=self.pool.name, id=request.id, why=why, code=LaunchRefused.code))
 
     def starts(self) -> list[StartAllocations]:
         """Return the machines of each request, then those for waiting jobs or the minimum."""
@@ -354,8 +357,7 @@ class _Budget:
             hold = next((one for one in holds if one.pool == self.pool.name), None)
             job = f" for {hold.jobs[0]}" if hold is not None and hold.jobs else ""
             why = f"no allocation{job}: {hold.why}" if hold is not None else "no waiting job needs a machine"
-            for request in self.eager:
-                self._answer(request, why)
+            self.answers += [AnswerRequest(pool=self.pool.name, id=request.id, why=why) for request in self.eager]
         return self.answers
 
     def cancels(self, used: set[str], now_s: float) -> list[CancelAllocation]:

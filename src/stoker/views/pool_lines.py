@@ -62,10 +62,16 @@ class PoolView:
         """Allocations whose workers stay when they are idle: the pool's minimum."""
         return staying(self.state, self.allocations)
 
+    @property
+    def _hours(self) -> tuple[float, float]:
+        """The machine hours of the last day, and those of them before the worker joined."""
+        listed_h, before_h = _hours(self.allocations, self.now_s)
+        return listed_h if self.state.hours is None else self.state.hours, before_h
+
     def row(self) -> list[str]:
         """Return its row in a table."""
         pool = self.state.pool
-        started_h, before_h = _hours(self.allocations, self.now_s)
+        started_h, before_h = self._hours
         hours = f"{started_h:.1f} h, {before_h:.1f} h before serving" if started_h >= 0.05 else ""
         most = f"{pool.min} to {pool.max}" if pool.min else str(pool.max)
         count = f"{self.serving} serving, {self.requested} requested, of {most}"
@@ -75,7 +81,7 @@ class PoolView:
         """Return it as JSON."""
         pool = fields_of(self.state.pool)
         pool["each"], pool["found"] = to_plain(self.state.pool.each), to_plain(self.state.pool.found)
-        started_h, before_h = _hours(self.allocations, self.now_s)
+        started_h, before_h = self._hours
         return {
             **fields_of(self.state),
             "pool": {**pool, "options": dict(self.state.pool.options)},

@@ -112,11 +112,11 @@ class FakeCoordinator:
         self.requests[id_] = LaunchRequest(id=id_, pool=pool, count=count, requester="ann", requested_s=self.now_s())
         return id_
 
-    def close_request(self, pool: str, id: str, message: str = "", *, epoch: int) -> DoneView:
+    def close_request(self, pool: str, id: str, message: str = "", *, epoch: int, code: str) -> DoneView:
         self._check(pool, epoch)
         if not self.requests[id].is_open:
             return DoneView()
-        self.requests[id] = changed(self.requests[id], done_s=self.now_s(), message=message)
+        self.requests[id] = changed(self.requests[id], done_s=self.now_s(), message=message, code=code)
         return DoneView(changed=(id,))
 
     def pause_pool(self, pool: str, why: str, *, by: str = "") -> DoneView:

@@ -389,7 +389,8 @@ def test_a_request_is_answered_with_the_error_of_its_backend(bench: Bench) -> No
     bench.backend.look = unreachable  # type: ignore[method-assign]
     id_ = bench.coordinator.request("p", 1)
     bench.turn()
-    assert bench.coordinator.requests[id_].message == "squeue: no such command"
+    closed = bench.coordinator.requests[id_]
+    assert (closed.message, closed.code) == ("squeue: no such command", "no_backend")
 
 
 def test_requests_are_carried_out_without_a_watch_and_nothing_else_is(bench: Bench) -> None:

@@ -244,6 +244,9 @@ def test_hours_a_day_are_a_limit() -> None:
     used = [ended(AllocationCause.FINISHED, ago_s=0.0, started_s=NOW_S - 5 * 3600.0)]
     limited = changed(CPU, max_hours=4.0)
     assert decided([jobs()], used, limited).holds[0].why == "5.0 of 4 hours a day used"
+    counted = PoolState(pool=limited, hours=6.0)
+    decision = decide([counted], [jobs()], used, now_s=NOW_S)
+    assert decision.holds[0].why == "6.0 of 4 hours a day used", "also of allocations that are not listed"
 
 
 def asked(count: int = 0, number: int = 0, *, pool: str = "cpu", ago_s: float = 1.0) -> LaunchRequest:
@@ -296,6 +299,7 @@ def test_a_request_that_starts_nothing_is_answered(request_: LaunchRequest, stat
     (answer,) = decision.answers
     assert (answer.id, answer.pool) == (request_.id, "cpu")
     assert answer.why.startswith(why)
+    assert answer.code == ("" if why.startswith("no ") else "launch_refused")
 
 
 def test_what_each_pool_does_for_a_waiting_job_is_explained() -> None:

@@ -420,7 +420,9 @@ LAUNCH_REQUESTS = Table(
     Column("done_s", Double),
     Column("allocations", Text, nullable=False, server_default=""),
     Column("message", Text, nullable=False, server_default=""),
+    Column("code", String(40), nullable=False, server_default=""),
 )
 """Machines that operators requested of pools. `count` 0: as many as waiting jobs need; `done_s`: when allocations were
-planned for it (`allocations`: JSON, their ids), or when it was closed without any (`message`: why).
+planned for it (`allocations`: JSON, their ids), or when it was closed without any (`message`: why; `code`: of the
+error).
 """

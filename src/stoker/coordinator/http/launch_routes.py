@@ -123,7 +123,7 @@ class LaunchRoutes:
     ) -> Response:
         """Close a request for machines that no allocation was planned for: withdrawn, or answered by the launcher."""
         by = recorded(who, asked.by)
-        command = CloseRequest(pool=pool, id=request, epoch=asked.epoch, message=asked.message, by=by)
+        command = CloseRequest(pool=pool, id=request, epoch=asked.epoch, message=asked.message, code=asked.code, by=by)
         return done(await self._context.ask(command))
 
     async def pause(self, pool: PoolPath, who: Who, asked: PoolRequest = _NOTHING_SAID) -> Response:

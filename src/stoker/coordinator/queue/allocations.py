@@ -463,11 +463,14 @@ def inspect_launch(transaction: WriterTransaction, _asked: InspectLaunch) -> Lau
         one for one in book.launch.allocations.values() if one.ended_s is not None and one.ended_s > now_s - SHOWN_S
     ]
     ended.sort(key=lambda one: one.ended_s or 0.0, reverse=True)
+    # By the rows: of allocations that have ended, only some are listed.
+    query, after_s = transaction.queries.seconds_by_pool, now_s - SHOWN_S
+    used_s = dict(transaction.read(query, now_s=now_s, after_s=after_s)) if book.launch.pools else {}
     return LaunchView(
         fleet=book.launch.fleet,
         now_s=now_s,
         machines=sum(machine.is_offered and not machine.closed for machine in book.machines.values()),
-        pools=tuple(_shown(state, now_s) for state in book.launch.pools.values()),
+        pools=tuple(_shown(state, now_s, used_s.get(name, 0.0)) for name, state in book.launch.pools.items()),
         allocations=(*live, *ended[:MOST_SHOWN]),
         silent=tuple(one.id for one in live if one.state is AllocationState.SERVING and _is_silent(book, one.machine)),
         demand=_demand(transaction) if book.launch.pools else (),
@@ -480,9 +483,10 @@ def _is_silent(book: QueueState, machine: str) -> bool:
     return found is None or not found.is_offered
 
 
-def _shown(state: PoolState, now_s: float) -> PoolState:
+def _shown(state: PoolState, now_s: float, used_s: float) -> PoolState:
     paused = state.paused or ("" if state.is_declared else UNDECLARED)
-    return changed(state, paused=paused, watcher=state.watcher if state.watched_until_s > now_s else "")
+    watcher = state.watcher if state.watched_until_s > now_s else ""
+    return changed(state, paused=paused, watcher=watcher, hours=used_s / 3600)
 
 
 def _demand(transaction: WriterTransaction) -> tuple[Demand, ...]:

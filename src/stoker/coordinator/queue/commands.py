@@ -294,6 +294,7 @@ class CloseRequest:
     epoch: int | None = None
     """The launcher's; None: its requester withdraws it."""
     message: str = ""
+    code: str = ""
     by: str = ""
 
 

@@ -63,6 +63,7 @@ def _put_request(transaction: WriterTransaction, request: LaunchRequest) -> None
 def _put_pool(transaction: WriterTransaction, state: PoolState) -> None:
     transaction.book.launch.pools[state.pool.name] = state
     row = fields_of(state) | {"name": state.pool.name, "pool": POOL_BODY.dump_json(state.pool).decode()}
+    del row["hours"]
     transaction.write(transaction.statements.put_pool, **row)
 
 
@@ -87,7 +88,7 @@ def declare_pools(transaction: WriterTransaction, pools: Iterable[Pool]) -> None
         if name not in declared and known.is_declared:
             _put_pool(transaction, changed(known, is_declared=False))
             for request in [one for one in book.launch.requests.values() if one.pool == name and one.is_open]:
-                _close(transaction, request, UNDECLARED, "")
+                _close(transaction, changed(request, message=UNDECLARED, code=Refused.code), "")
             drop_if_over(transaction, name)
 
 
@@ -250,7 +251,8 @@ def close_request(transaction: WriterTransaction, asked: CloseRequest) -> QueueC
         raise NotFound(f"pool {asked.pool} has no request {asked.id}", id=asked.id, pool=asked.pool)
     if not request.is_open:
         return QueueCommandResult(notes=(f"request {asked.id} is closed already",))
-    _close(transaction, request, plain(asked.message) or "withdrawn", asked.by)
+    message = plain(asked.message) or "withdrawn"
+    _close(transaction, changed(request, message=message, code=asked.code), asked.by)
     return QueueCommandResult(changed=(asked.id,))
 
 
@@ -262,9 +264,10 @@ def carry_out(transaction: WriterTransaction, id: str, pool: str, allocations: I
     _put_request(transaction, changed(request, done_s=transaction.now_s, allocations=tuple(allocations)))
 
 
-def _close(transaction: WriterTransaction, request: LaunchRequest, message: str, by: str) -> None:
-    _put_request(transaction, changed(request, done_s=transaction.now_s, message=message))
-    fields = {"pool": request.pool, "what": "request_closed", "request": request.id, "why": message, "by": plain(by)}
+def _close(transaction: WriterTransaction, request: LaunchRequest, by: str) -> None:
+    _put_request(transaction, changed(request, done_s=transaction.now_s))
+    about = {"pool": request.pool, "what": "request_closed", "request": request.id}
+    fields = about | {"why": request.message, "by": plain(by)}
     transaction.tell(FleetKinds.POOL_CHANGED, fields=telling(fields))
 
 

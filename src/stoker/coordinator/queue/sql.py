@@ -11,6 +11,7 @@ from sqlalchemy import (
     Table,
     and_,
     bindparam,
+    case,
     delete,
     false,
     func,
@@ -424,6 +425,14 @@ class Queries:
             .limit(bindparam("most"))
         )
         self.allocations_by_id = self._read(select(*ALLOCATIONS.columns).where(self._one_of(ALLOCATIONS.c.id, "ids")))
+        started_s, ended_s = ALLOCATIONS.c.started_s, ALLOCATIONS.c.ended_s
+        from_s = case((started_s > bindparam("after_s"), started_s), else_=bindparam("after_s"))
+        until_s = func.coalesce(ended_s, bindparam("now_s"))
+        self.seconds_by_pool = self._read(
+            select(ALLOCATIONS.c.pool, func.sum(until_s - from_s))
+            .where(started_s.is_not(None), or_(ended_s.is_(None), ended_s > bindparam("after_s")), until_s > from_s)
+            .group_by(ALLOCATIONS.c.pool)
+        )
         self.old_allocations = self._read(
             select(ALLOCATIONS.c.id).where(ALLOCATIONS.c.ended_s < bindparam("before_s")).limit(bindparam("most"))
         )

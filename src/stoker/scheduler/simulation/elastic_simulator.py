@@ -100,7 +100,8 @@ class ElasticSimulator(Simulator):
         snapshot: Snapshot | None = None,
     ) -> None:
         self._plan = plan
-        self._states = {state.pool.name: state for state in plan.pools}
+        # Hours count from the simulated allocations alone.
+        self._states = {state.pool.name: changed(state, hours=None) for state in plan.pools}
         known = {offer.node: offer for offer in offers}
         self._machines: dict[str, _PoolMachine] = {}
         for one in plan.allocations:

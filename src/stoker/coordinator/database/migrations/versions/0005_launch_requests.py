@@ -23,5 +23,6 @@ def upgrade() -> None:
         sa.Column("done_s", sa.Double(), nullable=True),
         sa.Column("allocations", sa.Text(), server_default="", nullable=False),
         sa.Column("message", sa.Text(), server_default="", nullable=False),
+        sa.Column("code", sa.String(length=40), server_default="", nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
