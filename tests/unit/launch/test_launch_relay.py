@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from stoker.cli import launch
 from stoker.core.clock import SystemClock
 from stoker.core.errors import Unavailable
 from stoker.launch import relay as relay_module
@@ -165,3 +167,19 @@ def test_a_target_that_does_not_answer_ends_the_connection() -> None:
             assert read_end(line) == b""
     finally:
         relay.close()
+
+
+def test_the_command_listens_at_the_named_address_and_raises_the_limit_of_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        relay, url = launch._open_relay("127.0.0.2:0", "https://192.0.2.1:7717")
+        try:
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512
+            assert url == f"https://127.0.0.2:{relay.port}"
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", relay.port), timeout=10)
+        finally:
+            relay.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
