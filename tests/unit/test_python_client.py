@@ -31,7 +31,7 @@ from stoker.core.pool import AllocationState, Pool, PoolBackend, PoolShape
 from stoker.devices.checkup import CheckStatus
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import CancelConfirmed, Grant, Release, Start
-from stoker.views.pool_lines import check_pool
+from stoker.views.pool_lines import check_pool, open_request_lines
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.hand import Hand, said
@@ -265,6 +265,9 @@ def test_a_launch_waits_for_the_watcher_of_the_pool_and_withdraws_its_request_on
     def answer(_clock: SystemClock, seconds: float) -> None:
         slept.append(seconds)
         (request,) = [one for one in wire.launch_view().requests if one.is_open]
+        (line,) = open_request_lines(client.pool("tiny"))
+        assert line.startswith(f"request {request.id}: ")
+        assert ("1 allocation, by " if request.count else "as many as waiting jobs need, by ") in line
         wire.close_request("tiny", request.id, "squeue: no such command", epoch=epoch, code="no_backend")
 
     monkeypatch.setattr(SystemClock, "sleep", answer)

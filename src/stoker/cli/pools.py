@@ -43,7 +43,10 @@ def perform_pools(call: CommandContext, given: dict[str, Any]) -> int:
 
 SHOW_GRAMMAR = Grammar(
     "pools show",
-    about="Show a pool with its allocations: those that have not ended, and those of the last 24 hours.",
+    about=(
+        "Show a pool with its allocations: those that have not ended, and those of the last 24 hours. Requests of "
+        "operators that are not carried out yet follow."
+    ),
     positionals=(POOL,),
     options=(AT,),
     examples=("stoker pools show a100", "stoker pools show a100 --json"),
@@ -52,7 +55,7 @@ SHOW_GRAMMAR = Grammar(
 
 def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
     """Show a pool."""
-    from stoker.views.pool_lines import ALLOCATION_HEADER, POOL_HEADER, allocation_row
+    from stoker.views.pool_lines import ALLOCATION_HEADER, POOL_HEADER, allocation_row, open_request_lines
 
     (pool,) = pools_of(call, given).list((given["name"],))
     call.out.object(pool.to_dict())
@@ -64,6 +67,9 @@ def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
             for one in pool.allocations
         ]
         call.out.table(rows, header=ALLOCATION_HEADER)
+    if requests := open_request_lines(pool):
+        call.out.line()
+        call.out.lines(requests)
     return 0
 
 

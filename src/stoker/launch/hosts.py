@@ -278,8 +278,8 @@ mkdir -p {self._base(pool)} && cd {self._base(pool)} && echo "free $(df -Pk . | 
 
 def _check_setsid(said: Mapping[str, str]) -> Check:
     if said.get("setsid") != "yes":
-        return Check("engine", CheckStatus.BAD, "no /proc or no setsid", "workers need Linux with util-linux")
-    return Check("engine", CheckStatus.OK, "processes in sessions of their own")
+        return Check("backend", CheckStatus.BAD, "no /proc or no setsid", "workers need Linux with util-linux")
+    return Check("backend", CheckStatus.OK, "processes in sessions of their own")
 
 
 def _check_folder(said: Mapping[str, str]) -> Check:

@@ -44,11 +44,12 @@ _SHOWN = (
     '{.status.conditions}{"\\t"}{.status.containerStatuses[*].state}{"\\n"}{end}'
 )
 _ALLOWED = (
-    'jsonpath={.status.allowed}{" "}{.spec.resourceAttributes.verb}{" "}{.spec.resourceAttributes.resource}{"\\n"}'
+    'jsonpath={.status.allowed}{" "}{.spec.resourceAttributes.verb}{" "}{.spec.resourceAttributes.resource}'
+    '{"/"}{.spec.resourceAttributes.subresource}{"\\n"}'
 )
 _RIGHTS = (
     *(("create", "jobs", "batch"), ("list", "jobs", "batch"), ("delete", "jobs", "batch")),
-    *(("create", "secrets", ""), ("list", "pods", "")),
+    *(("create", "secrets", ""), ("list", "pods", ""), ("get", "pods/log", "")),
 )
 _RIGHTS_HINT = "kubectl auth can-i --list shows what the kubeconfig's user may do"
 
@@ -175,15 +176,21 @@ class KubernetesLauncher:
             return (Check("reached", CheckStatus.BAD, "kubectl version printed no JSON", "kubectl version -o json"),)
 
     def _check_rights(self, pool: Pool) -> Check:
+        namespace = pool.options.get("namespace", "")
+        if not namespace:
+            # Where kubectl makes the objects then: the namespace of the context.
+            shown = self._read(pool, "config", "view", "--minify", "-o", "jsonpath={..namespace}")
+            namespace = shown.out.strip() or "default"
         reviews = [
             {
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectAccessReview",
                 "spec": {
                     "resourceAttributes": {
-                        "namespace": pool.options.get("namespace", "default"),
+                        "namespace": namespace,
                         "verb": verb,
-                        "resource": resource,
+                        "resource": resource.partition("/")[0],
+                        "subresource": resource.partition("/")[2],
                         "group": group,
                     }
                 },
@@ -192,7 +199,9 @@ class KubernetesLauncher:
         ]
         argv = ("create", "--validate=false", "-f", "-", "-o", _ALLOWED)
         reply = self._read(pool, *argv, stdin=_text(reviews))
-        allowed = {line.removeprefix("true ") for line in reply.out.splitlines() if line.startswith("true ")}
+        allowed = {
+            line.removeprefix("true ").rstrip("/") for line in reply.out.splitlines() if line.startswith("true ")
+        }
         missing = [f"{verb} {resource}" for verb, resource, _ in _RIGHTS if f"{verb} {resource}" not in allowed]
         if missing:
             return Check("rights", CheckStatus.BAD, f"not allowed: {', '.join(missing)}", _RIGHTS_HINT)

@@ -18,7 +18,10 @@ from stoker.protocol.launch_messages import AllocationMove
 PLANNED_S = 60.0
 """A planned allocation is submitted within this time, or its launcher died before."""
 JOIN_S = 300.0
-"""A started allocation whose worker has not joined by then ends as `never_joined`."""
+"""A started allocation whose worker has not joined by then ends as `never_joined`.
+
+Half of the time that its ticket lives (`coordinator.queue.allocations.JOIN_S`): the watcher ends it first.
+"""
 STRAY_S = 60.0
 MISSED_LOOKS = 2
 """Looks that do not find an allocation, before it counts as unknown to the backend."""

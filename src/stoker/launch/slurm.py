@@ -374,8 +374,8 @@ def _hint(text: str) -> str:
 def _check_answer(reply: ProbeOutput) -> Check:
     text = one_line((reply.err or reply.out).replace("sbatch: ", ""), 300)
     if reply.exit_code:
-        return Check("engine", CheckStatus.BAD, text, _hint(text))
-    return Check("engine", CheckStatus.OK, text)
+        return Check("backend", CheckStatus.BAD, text, _hint(text))
+    return Check("backend", CheckStatus.OK, text)
 
 
 def _check_limit(text: str, pool: Pool) -> Check:

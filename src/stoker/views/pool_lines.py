@@ -148,6 +148,16 @@ def request_lines(request: LaunchRequest, allocations: Sequence[Allocation]) -> 
     return lines
 
 
+def open_request_lines(view: PoolView) -> list[str]:
+    """Return the requests of operators that are not carried out yet: id, count, requester, age."""
+    return [
+        f"request {one.id}: {counted(one.count, 'allocation') if one.count else 'as many as waiting jobs need'}, "
+        f"by {one.requester or 'an operator'}, {ago(one.requested_s, view.now_s)}"
+        for one in view.requests
+        if one.is_open
+    ]
+
+
 def launch_event_line(kind: str, fields: dict[str, Any]) -> str:
     """Return an event of the watcher as a line."""
     pool = fields.get("pool", "")

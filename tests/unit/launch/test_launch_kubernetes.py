@@ -140,6 +140,18 @@ def test_a_job_without_its_secret_is_deleted_again(
     assert (rights.verdict, rights.message) == (CheckStatus.BAD, "not allowed: create secrets")
 
 
+def test_rights_are_checked_in_the_namespace_of_the_context(
+    kubernetes_api: KubernetesApi, launcher: Callable[..., KubernetesLauncher]
+) -> None:
+    kubernetes_api.forbidden = {"get pods/log"}
+    made = launcher()
+    (rights,) = [one for one in made.check(SMALL) if one.name == "rights"]
+    assert rights.message == "not allowed: get pods/log"
+    elsewhere = changed(SMALL, options={**SMALL.options, "namespace": "other"})
+    (rights,) = [one for one in made.check(elsewhere) if one.name == "rights"]
+    assert "create jobs" in rights.message
+
+
 def test_of_several_the_created_ones_get_their_secrets(
     kubernetes_api: KubernetesApi, launcher: Callable[..., KubernetesLauncher]
 ) -> None:
