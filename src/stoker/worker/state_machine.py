@@ -411,12 +411,9 @@ def _take_fatal(turn: DecisionBuilder, fatal: WorkerRejected) -> None:
         turn.tell("refused", why=str(fatal.error), hint=fatal.error.hint)
     turn.leave(fatal.error.exit_code, softly=False)
     turn.now_knows(asking=None, is_renewing=False)
+    report = FinalReport(word=FinalReportKind.NOTHING, why=str(fatal.error))
     for lease in list(turn.keeping.leases.values()):
-        turn.stop(
-            lease,
-            FinalReport(word=FinalReportKind.NOTHING, why=str(fatal.error)),
-            grace_s=turn.keeping.wishes.stop_grace_s,
-        )
+        turn.stop(lease, report, grace_s=turn.keeping.wishes.stop_grace_s)
 
 
 def _take_begin(turn: DecisionBuilder, began: AttemptStarted) -> None:
