@@ -82,7 +82,8 @@ def main() -> None:
     _make_keys(home)
     _make_bridge()
     stand_in = home / "stand_in"
-    stand_in.write_text("#!/bin/sh\nexec sleep 600\n")
+    versions = f"3.11.0 {here.version('stoker')}"
+    stand_in.write_text(f"#!/bin/sh\n[ \"$1\" = -c ] && exec echo '{versions}'\nexec sleep 600\n")
     stand_in.chmod(0o755)
     pools = [
         POOL.format(

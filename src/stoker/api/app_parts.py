@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.core.text import parse_duration
-from stoker.store.places import HomeFolder
+from stoker.host.folders import HomeFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

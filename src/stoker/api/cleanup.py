@@ -15,12 +15,13 @@ from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.core.text import counted, format_size
 from stoker.engine.key_leases import KeyLeases
+from stoker.host.folders import HomeFolder
 from stoker.host.locks import is_locked
 from stoker.host.resources import folder_bytes
 from stoker.jobs.upkeep import FORGOTTEN_S, CleanupResult, Rubbish, remove_all, sweep_uploads
 from stoker.store.local_store import LocalStore
 from stoker.store.objects.local import LocalObjects
-from stoker.store.places import HomeFolder, StorePaths, list_quarantine, names_in
+from stoker.store.places import StorePaths, list_quarantine, names_in
 from stoker.store.prune import PruneCandidate, PruneDecision, carry_out
 from stoker.store.refs import refuse_if_damaged, refuse_if_refs_damaged
 from stoker.transfer.download.partial import PART, unfinished_of

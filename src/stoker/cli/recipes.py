@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional
-from stoker.cli.run import read_request
-from stoker.config.sweep import Sweep, axes_of
-from stoker.config.values import NOTHING, text_of
 from stoker.core.errors import Usage
 from stoker.core.frozen import fields_of
 from stoker.core.text import did_you_mean
 from stoker.host.install import pip_install
-from stoker.jobs.builder import ComposedJob
-from stoker.jobs.trial_settings import masked, masked_origin
 from stoker.views.text_tables import argument_rows, example_line
 
 if TYPE_CHECKING:
+    from stoker.config.sweep import Sweep
     from stoker.engine.catalogue import RecipeEntry
+    from stoker.jobs.builder import ComposedJob
 
 
 # Repeated here, because importing their enumeration is slow.
@@ -171,6 +168,10 @@ CONFIG_GRAMMAR = Grammar(
 
 def perform_config(call: CommandContext, given: dict[str, Any]) -> int:
     """Show a configuration."""
+    from stoker.cli.run import read_request
+    from stoker.config.values import text_of
+    from stoker.jobs.trial_settings import masked, masked_origin
+
     draft = call.builder().compose(read_request(given, CONFIG_GRAMMAR))
     if given["why"]:
         return _show_why(call, draft, given["why"])
@@ -206,6 +207,8 @@ def perform_config(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def _show_sweep(call: CommandContext, sweep: Sweep, size: int) -> None:
+    from stoker.config.sweep import axes_of
+
     out = call.out
     rows = []
     for axis in axes_of(sweep):
@@ -234,8 +237,10 @@ def show_stacks(
     varying: Container[str] = (),
 ) -> int:
     """Print the layers of some values, the winner last; `varying` paths differ by trial and have no winner."""
+    from stoker.config.values import NOTHING, text_of
     from stoker.core.errors import NotFound
     from stoker.core.text import did_you_mean_path
+    from stoker.jobs.trial_settings import masked, masked_origin
 
     if not stacks:
         raise NotFound(f"no setting {key!r}", hint=did_you_mean_path(key, known))
@@ -256,4 +261,6 @@ def _mark(path: str, position: int, stack: Sequence[Any], varying: Container[str
 
 
 def _plain(value: Any) -> Any:
+    from stoker.config.values import NOTHING
+
     return None if value is NOTHING else value

@@ -1,4 +1,4 @@
-"""Folders: held by descriptor, walked, synced; names checked; many files made durable together."""
+"""Folders: of a home by name; held by descriptor, walked, synced; names checked; many files made durable together."""
 
 from __future__ import annotations
 
@@ -11,12 +11,38 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from typing import Self
 
 from stoker.core.clock import Closable
 from stoker.core.errors import BadInput, StokerError
 from stoker.core.text import one_line
 from stoker.host.durable import NO_STEP, begin_write_back, sync_descriptor, temp_name, translated, write_all
+
+
+class HomeFolder(StrEnum):
+    """One folder of a home, by its name on disk."""
+
+    STORE = "store"
+    """Results, stored trees, code and data, each under its digest."""
+    RUNS = "runs"
+    """A folder for each job that ran here: spec, journal, logs, end."""
+    STATE = "state"
+    """Indexes, histories, receipts, credentials, what was measured."""
+    SCRATCH = "scratch"
+    """Checkpoints of work that has not succeeded yet."""
+    WORKSPACES = "workspaces"
+    """A worker's: a folder for each attempt, and data of jobs as plain folders."""
+    ENVS = "envs"
+    """Python environments that jobs run in."""
+    KERNELS = "kernels"
+    """What was compiled for devices, kept from one run to the next."""
+    FLEET = "fleet"
+    """A coordinator's: database, results, logs."""
+
+    def below(self, home: str) -> str:
+        return os.path.join(home, self)
+
 
 _OPEN_BASE = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_BELOW = _OPEN_BASE | os.O_NOFOLLOW

@@ -16,7 +16,6 @@ from enum import Enum
 from stoker.core.errors import MissingExtra, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.text import one_line
-from stoker.host.box_entry import find_program
 from stoker.host.folders import names_in
 
 _DIST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._]*)-([^-]+)\.dist-info")
@@ -165,6 +164,8 @@ def find_uv(own_prefix: str, environment: Mapping[str, str]) -> str:
     beside = os.path.join(own_prefix, "bin", "uv")
     if os.access(beside, os.X_OK):
         return beside
+    from stoker.host.box_entry import find_program  # noqa: PLC0415 - runs that find all results need no socket
+
     try:
         return find_program("uv", cwd="/", env=environment)
     except StokerError:

@@ -1,4 +1,4 @@
-"""All paths of a store, and the folders of a home. The only module that knows them.
+"""All paths of a store. The only module that knows them.
 
 A Stoker with another layout must use another root: an older one would take what it can't read for damage.
 """
@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator
-from enum import StrEnum
 
 from stoker.core.digests import Digest
 from stoker.core.frozen import frozen
@@ -154,27 +153,3 @@ def _changed_s(path: str) -> float:
 
 
 # The folders of a home (`STOKER_HOME`).
-
-
-class HomeFolder(StrEnum):
-    """One folder of a home, by its name on disk."""
-
-    STORE = "store"
-    """Results, stored trees, code and data, each under its digest."""
-    RUNS = "runs"
-    """A folder for each job that ran here: spec, journal, logs, end."""
-    STATE = "state"
-    """Indexes, histories, receipts, credentials, what was measured."""
-    SCRATCH = "scratch"
-    """Checkpoints of work that has not succeeded yet."""
-    WORKSPACES = "workspaces"
-    """A worker's: a folder for each attempt, and data of jobs as plain folders."""
-    ENVS = "envs"
-    """Python environments that jobs run in."""
-    KERNELS = "kernels"
-    """What was compiled for devices, kept from one run to the next."""
-    FLEET = "fleet"
-    """A coordinator's: database, results, logs."""
-
-    def below(self, home: str) -> str:
-        return os.path.join(home, self)

@@ -18,6 +18,7 @@ from stoker.core.errors import Cancelled, LocalFile, LockHeld, ProcessLost, Stok
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import AttemptToken
 from stoker.host.durable import read_regular, remove_tree, translate, translated, write_file
+from stoker.host.folders import HomeFolder
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 from stoker.host.locks import FileLock
 from stoker.host.processes import stop_group
@@ -27,7 +28,6 @@ from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.stop import PATIENCE_S, stop_job
 from stoker.protocol.lease_messages import Hello
 from stoker.protocol.operator_messages import EXEC
-from stoker.store.places import HomeFolder
 from stoker.worker.actions import InstructionRunner, inherit
 from stoker.worker.attempt_process import AttemptSpawner, Worker, WorkerRuntime
 from stoker.worker.coordinator_calls import ClaimLoop

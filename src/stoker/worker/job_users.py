@@ -16,11 +16,10 @@ from contextlib import suppress
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, LockHeld, ProcessLost
 from stoker.host.durable import read_regular, translated, write_file
-from stoker.host.folders import PASSED_THROUGH
+from stoker.host.folders import PASSED_THROUGH, HomeFolder
 from stoker.host.locks import FileLock
 from stoker.host.user_switch import end_everybody_of, is_of_a_job, processes_of
 from stoker.host.users import OtherUser, acting_as, why_not_allowed
-from stoker.store.places import HomeFolder
 
 USERS = "users"
 """The folder beside a worker's other files."""

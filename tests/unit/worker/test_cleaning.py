@@ -27,13 +27,14 @@ from stoker.core.frozen import changed
 from stoker.engine.key_leases import KeyLeases
 from stoker.engine.scratch import open_scratch
 from stoker.host.durable import remove_tree
+from stoker.host.folders import HomeFolder
 from stoker.host.identity import mine
 from stoker.host.resources import folder_bytes
 from stoker.jobs import upkeep
 from stoker.jobs.upkeep import FORGOTTEN_S, UPLOAD_GRACE_S, CleanupResult, find_rubbish, why_kept, why_let_go
 from stoker.store.local_store import LocalStore
 from stoker.store.objects.local import LocalObjects
-from stoker.store.places import HomeFolder, set_aside
+from stoker.store.places import set_aside
 from stoker.store.prune import candidates, decide_prune
 from stoker.store.refs import pin, remove_ref
 from stoker.transfer.trees.holdings import INCOMING_GRACE_S
