@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from stoker.jobs.upkeep import clear_rubbish, find_rubbish
 from stoker.store.local_store import RecordHit
 from stoker.store.objects.local import LocalObjects
 from stoker.store.prune import all_records
-from tests.lengths import moments
 from tests.unit.engine.lab import Lab, Ran, quick_folder
 from tests.unit.engine.stages import CountArgs, NumberArgs, add, blob, blob_sum, count, double
 from tests.unit.host.real_processes import code_of, fork
@@ -76,8 +74,8 @@ def test_a_run_that_is_killed_at_any_step_of_a_commit_is_taken_up_by_the_next(re
         reference = run(folder / "reference", on_step=counting(steps), rerun=rerun)
         assert len(steps) > (10 if rerun else 25)
         assert {"write", "sync", "rename"} & set(steps)
-        for number in takewhile(lambda number: number < len(steps), moments()):
-            name, home = steps[number], folder / f"{number}"
+        for number, name in enumerate(steps):
+            home = folder / f"{number}"
             if rerun:
                 run(home)
             killed = fork(lambda home=home, number=number: run(home, on_step=killing_at(number), rerun=rerun))  # type: ignore[misc]

@@ -258,7 +258,7 @@ class AllocationsBesideModel(RuleBasedStateMachine):
         assert broken == []
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(300, marks=pytest.mark.slow)])
 def test_allocations_and_their_model_are_alike(sqlite_template: Path, count: int):
     class OnSqlite(AllocationsBesideModel):
         template = sqlite_template

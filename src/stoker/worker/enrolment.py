@@ -48,14 +48,7 @@ from stoker.host.http.exchange import FleetIdentity, Transport, asked_directly, 
 from stoker.host.http.http_errors import Reason
 from stoker.protocol.client import FleetClient
 from stoker.protocol.codec import VERSION, VERSION_HEADER, from_json, to_json
-from stoker.protocol.discovery import (
-    DEFAULT_PORT,
-    FOLDER,
-    SECURE,
-    Membership,
-    make_folder,
-    write_joined,
-)
+from stoker.protocol.discovery import DEFAULT_PORT, FOLDER, SECURE, Membership, make_folder, write_joined
 from stoker.protocol.enrolment_messages import (
     JOIN_BEGIN,
     NONCE_BYTES,
