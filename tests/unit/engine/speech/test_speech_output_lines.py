@@ -87,10 +87,22 @@ def test_fewer_lines_are_read_if_reading_takes_long() -> None:
     lines = OutputLines(clock)
     assert lines.feed(b"loss 1\nloss 2\n") == [b"loss 1", b"loss 2"]
     lines.spent(0.01)
-    assert lines.feed(b"loss 3\n") == [b"loss 3"]
+    assert lines.feed(b"loss 3\n" * 97) == [b"loss 3"] * 97
     lines.spent(0.2)
     clock.advance(2.0)
-    assert lines.feed(b"loss 4\nloss 5\n") == []
+    assert lines.feed(b"loss 4\nloss 5\nloss 6\n") == [b"loss 4"], "the hundredth"
     clock.advance(0.2)
-    assert lines.feed(b"loss 6\n") == [b"loss 5", b"loss 6"], "the last one is not lost"
+    assert lines.feed(b"loss 7\n") == [b"loss 6", b"loss 7"], "the last one is not lost"
     assert lines.lost == 1
+
+
+def test_a_line_per_epoch_is_read_however_long_reading_takes() -> None:
+    clock = FakeClock()
+    lines = OutputLines(clock)
+    for epoch in range(5):
+        line = f"epoch={epoch} val_loss=0.01".encode()
+        assert lines.feed(line + b"\n") == [line]
+        lines.spent(0.3)
+        clock.advance(0.3)
+    assert lines.finish() == []
+    assert lines.lost == 0

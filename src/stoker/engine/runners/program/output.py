@@ -45,6 +45,8 @@ LINES_PER_WINDOW = 4000
 CONTROLS_PER_WINDOW = 1000
 _READING_SHARE = 10.0
 """Lines are read for at most a tenth of the time."""
+_LEAST_LINES_PER_WINDOW = 100
+"""So many are read however long that takes: a program that prints a line per epoch loses none on a busy machine."""
 _LONG_LINE_BYTES = 256
 """A longer line counts as several."""
 _NUMBER_OR_JSON = lazy_pattern(rb"[0-9{]")
@@ -75,6 +77,8 @@ class OutputLines:
         self._left = 0.0
         self._spent_s = 0.0
         """How long reading the lines of this window has taken."""
+        self._is_slow = False
+        """That is too long, and only the least number of lines is read in this window."""
         self._controls_left = 0
         self._tail = b""
         """The beginning of a line whose end has not come."""
@@ -101,7 +105,9 @@ class OutputLines:
         """Take in how long reading lines took: on a busy machine fewer are read, so that the program need not wait."""
         self._spent_s += seconds
         if self._spent_s > WINDOW_S / _READING_SHARE:
-            self._left = 0.0
+            if not self._is_slow:
+                self._is_slow = True
+                self._left -= max(0, self._lines_per_window - _LEAST_LINES_PER_WINDOW)
             self._window_end_s = max(self._window_end_s, self._clock.monotonic_s() + _READING_SHARE * self._spent_s)
 
     def finish(self) -> list[bytes]:
@@ -115,6 +121,7 @@ class OutputLines:
             return []
         self._window_end_s = now_s + WINDOW_S
         self._spent_s = 0.0
+        self._is_slow = False
         self._left, self._controls_left = self._lines_per_window, CONTROLS_PER_WINDOW
         if not self._unread:
             return []
