@@ -230,7 +230,7 @@ def renewals(bench: Benchmark, peer: Installed, coordinator: Coordinator) -> Non
 
 def machines(bench: Benchmark, peer: Installed) -> None:
     """Claims of a large fleet that is at work, by a coordinator that knows nothing else."""
-    known, cycles = (40, 100) if bench.quick else (10_000, 5_000)
+    known, cycles = (20, 20) if bench.quick else (10_000, 5_000)
     bench.say(f"{known:,} machines")
     # Nobody renews: leases last longer than all of it.
     with fleet.serving(peer, bench.home("machines"), "--lease", "1h") as coordinator:

@@ -3,7 +3,7 @@
 Every host is a network namespace with a real sshd. `stoker launch watch` has a pool for each, with a minimum of one
 worker, and three bad hosts beside them: one refuses, one does not answer, one has another key than before. They must
 delay no other, and be named. The loop sends the same scripts by ssh to the good hosts, 16 at once. All workers share
-this machine's cores, and their start is most of the work on both sides. A smoke run has 8 hosts, and a worker on one of
+this machine's cores, and their start is most of the work on both sides. A smoke run has 3 hosts, and a worker on one of
 them; on the others a program that sleeps stands for it.
 """
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(CHECKOUT))
 
 from tests.servers.sshd import why_no_sshd
 
-HOSTS, FEW_HOSTS = 100, 8
+HOSTS, FEW_HOSTS = 100, 3
 MOST_BYTES = 150e6
 NAMED_S = 30.0
 """The time-out of a connection is 5 s, and the first turn of a watcher takes a few."""

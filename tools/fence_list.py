@@ -415,6 +415,29 @@ FENCES = (
         ("tests/unit/coordinator/test_service_access.py",),
     ),
     Fence(
+        "a secret of another user is refused",
+        "host/durable.py",
+        "if found.st_uid != os.geteuid():",
+        "if False:",
+        ("tests/unit/host/test_host_durable.py",),
+    ),
+    Fence(
+        "no ticket is written where others may replace its folder",
+        "launch/hosts.py",
+        'cd "$base" && own_folder || exit 73',
+        'cd "$base" || exit 73',
+        (
+            "tests/unit/launch/test_launch_hosts.py::test_a_folder_that_others_may_replace_refuses_the_launch_and_the_check",
+        ),
+    ),
+    Fence(
+        "a kit has the listing that its digest is made of",
+        "launch/kit_receiver.py",
+        "if hashing.hexdigest() != digest:",
+        "if False:",
+        ("tests/unit/launch/test_launch_kit.py::test_a_listing_that_is_not_the_kits_is_refused",),
+    ),
+    Fence(
         "a keeper notices by its own clock that a lease is over",
         "worker/state_machine.py",
         "if held.is_over or self.now_s < held.ends_s or held.is_harmless:",
@@ -874,6 +897,13 @@ FENCES = (
         "launch/reconcile.py",
         "if missed < MISSED_LOOKS or ",
         "if ",
+        (RECONCILE,),
+    ),
+    Fence(
+        "a worker that sends heartbeats is not lost",
+        "launch/reconcile.py",
+        "if row.state is not AllocationState.SERVING or row.id in silent:",
+        "if True:",
         (RECONCILE,),
     ),
     Fence(

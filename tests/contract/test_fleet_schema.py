@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis import Case
-from schemathesis.core.result import Ok
 
+from tests.later import imported_later
 from tests.servers.coordinator import Fleet, coordinator
 from tests.servers.relay import Relay
+
+with imported_later():
+    import schemathesis
+    from schemathesis import Case
+    from schemathesis.core.result import Ok
 
 BUG = 500
 ENDLESS = "/v1/events"

@@ -23,9 +23,12 @@ from stoker.launch.commands import HostCommands, public_environment
 from stoker.launch.hosts import HostLauncher
 from stoker.launch.kubernetes import KubernetesLauncher
 from stoker.launch.ray import RayLauncher
+from stoker.launch.ray_actors import RayActors
 from stoker.launch.slurm import SlurmLauncher
 from tests.contract.launcher_cases import SECRET, LauncherCase, make_stand_in, tickets
 from tests.servers.kubernetes_api import KubernetesApi
+from tests.servers.ray_head import PORT as RAY_PORT
+from tests.servers.ray_head import ray_without_dashboard, why_no_ray
 from tests.servers.ray_jobs import TOKEN as RAY_TOKEN
 from tests.servers.ray_jobs import RayJobs
 from tests.servers.slurm import SlurmCluster
@@ -42,7 +45,7 @@ class LosingCommands(HostCommands):
         # Slurm's tickets are written before, by another command.
         words = cast("Sequence[str]", argv)
         is_script = words == ("sh", "-s") and "setsid" in str(options["stdin"])
-        is_submit = is_script or "--parsable" in words or "create" in words
+        is_submit = is_script or "--parsable" in words or "create" in words or "submit" in words
         return ProbeFailure(why="timed out after 30 s", code="probe_timeout") if is_submit else reply
 
 
@@ -76,7 +79,9 @@ def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Login]:
         commands.close()
 
 
-@pytest.fixture(params=["local", "ssh", "slurm", "kubernetes", "ray"])
+@pytest.fixture(
+    params=["local", "ssh", "slurm", "kubernetes", "ray", pytest.param("ray_actors", marks=pytest.mark.slow)]
+)
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LauncherCase]:
     match request.param:
         case "slurm":
@@ -87,12 +92,26 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LauncherCas
             found = kubernetes_case(tmp_path, request.getfixturevalue("kubernetes_api"))
         case "ray":
             found = ray_case(tmp_path, request.getfixturevalue("ray_jobs"), request.getfixturevalue("transport"))
+        case "ray_actors":
+            found = ray_actors_case(tmp_path, *request.getfixturevalue("ray_cluster"))
         case _:
             found = local_case(tmp_path)
     yield found
     # The servers of Kubernetes and Ray are of this test alone and end all processes.
     if request.param not in ("kubernetes", "ray"):
         end_all(found)
+    if request.param == "ray_actors":
+        # Actors have their cores until they are removed.
+        found.launcher.clean(found.pool, [Allocation(id=id, pool=found.pool.name) for id in found.look()])
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[tuple[str, str]]:
+    if why := why_no_ray():
+        pytest.skip(why)
+    # A short path: Ray has sockets in it.
+    with TemporaryDirectory(prefix="ray") as name, ray_without_dashboard(Path(name)) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -201,6 +220,26 @@ def ray_case(tmp_path: Path, cluster: RayJobs, transport: Transport) -> Launcher
     )
 
 
+def ray_actors_case(tmp_path: Path, token: str, python: str) -> LauncherCase:
+    worker = str(make_stand_in(tmp_path / "stand-in", __version__))
+    environment = public_environment(os.environ)
+
+    def launcher(kind: type[HostCommands]) -> RayLauncher:
+        commands = kind(SubprocessRunner(environment), control_folder=str(tmp_path / "control"))
+        return RayLauncher(cast("Transport", None), lambda: token, RayActors(commands, lambda: token, python=python))
+
+    options = {"address": f"127.0.0.1:{RAY_PORT}"}
+    pool = Pool(name="small", backend=PoolBackend.RAY, python=worker, wall_s=600, options=options)
+    return LauncherCase(
+        launcher=launcher(HostCommands),
+        pool=pool,
+        folder=tmp_path / "stand-in",
+        break_answer=lambda: launcher(LosingCommands),
+        unreachable=changed(pool, options={"address": "127.0.0.1:1"}),
+        sees_far_side=False,
+    )
+
+
 def test_rendering_is_pure_and_shows_no_ticket(case: LauncherCase) -> None:
     one = case.ids()
     rendered = case.launcher.render(case.pool, one, fleet=case.fleet)
@@ -223,7 +262,7 @@ def test_a_submitted_allocation_is_found_by_its_label_and_runs_the_worker(case: 
     assert list(made) == [one[0].id]
     seen = case.wait(one[0].id, STARTED)
     assert seen.backend_id == made[one[0].id]
-    if case.pool.backend is not PoolBackend.RAY:
+    if not case.pool.options.get("address", "").startswith("http"):
         assert seen.started_s is not None
         assert seen.ends_s is not None
         assert 500 < seen.ends_s - seen.started_s < 700
@@ -259,6 +298,18 @@ def test_several_are_one_request_and_each_has_its_own_id(case: LauncherCase) -> 
     case.launcher.cancel(case.pool, [made[several[0].id]])
     case.wait(several[0].id, ENDED)
     assert case.look()[several[1].id].state is not ENDED
+
+
+def test_one_that_waits_is_cancelled_alone(tmp_path: Path, slurm_cluster: SlurmCluster) -> None:
+    case = slurm_case(tmp_path, slurm_cluster)
+    # Its time limit is above that of the partition: it waits for good.
+    case = changed(case, pool=changed(case.pool, options={"partition": "short"}))
+    first, second = case.ids(2)
+    made = case.submit([first, second])
+    case.launcher.cancel(case.pool, [made[first.id]], is_gentle=True)
+    assert case.wait(first.id, ENDED).state is ENDED
+    assert case.look()[second.id].state is AllocationState.WAITING
+    end_all(case)
 
 
 def test_a_cancelled_allocation_is_over_and_cancelling_again_is_no_error(case: LauncherCase) -> None:
@@ -334,6 +385,41 @@ def test_a_pools_setup_runs_first_and_a_failing_command_is_in_the_log(case: Laun
     assert "a  b $c" in case.launcher.log(pool, changed(one[0], backend_id=made[one[0].id]))
 
 
+class AtHome(HostCommands):
+    """Runs the commands of a login host here, as SSH does: in the user's home."""
+
+    def run(self, where: str, argv: object, **options: object) -> Reply:
+        words = ("sh", "-c", 'cd "$HOME" && exec "$@"', "sh", *cast("Sequence[str]", argv))
+        return super().run("", words, **options)  # type: ignore[arg-type]
+
+
+def test_a_pool_of_a_login_host_needs_no_folder(tmp_path: Path, slurm_cluster: SlurmCluster) -> None:
+    python = str(make_stand_in(tmp_path / "stand-in", __version__))
+    environment = public_environment({**os.environ, "HOME": str(tmp_path)})
+    commands = AtHome(slurm_cluster.runner(environment), control_folder=str(tmp_path / "control"))
+    pool = Pool(name="small", backend=PoolBackend.SLURM, via="login", python=python, wall_s=600)
+    launcher = SlurmLauncher(commands, folder="/none", python="/none")
+    (tmp_path / "stand-in/exit").write_text("0")
+    case = LauncherCase(
+        launcher=launcher,
+        pool=pool,
+        folder=tmp_path / "stand-in",
+        break_answer=lambda: launcher,
+        unreachable=pool,
+    )
+    several = case.ids(2)
+    made = case.submit(several)
+    for one in several:
+        assert case.wait(one.id, ENDED).cause is AllocationCause.FINISHED
+        assert "the worker started" in launcher.log(pool, changed(one, backend_id=made[one.id]))
+    read = {path.read_text() for path in case.folder.glob("ticket.*")}
+    assert read == set(tickets(several).values())
+    checks = launcher.check(pool)
+    assert [one for one in checks if one.verdict is CheckStatus.BAD] == []
+    launcher.clean(pool, [changed(one, backend_id=made[one.id]) for one in several])
+    assert [path for path in (tmp_path / ".local").rglob("*") if path.is_file()] == []
+
+
 def test_what_would_break_out_of_a_script_is_not_rendered(case: LauncherCase) -> None:
     for bad in (changed(case.pool, name="x;id"), changed(case.pool, setup=("a\nb",))):
         with pytest.raises(InvalidCluster):
@@ -350,6 +436,19 @@ def test_check_reports_what_works_and_starts_nothing(case: LauncherCase) -> None
     (case.folder / "version").write_text("0.0.1")
     checks = case.launcher.check(case.pool)
     assert [one.name for one in checks if one.verdict is CheckStatus.BAD] == ["python"]
+
+
+def test_check_asks_for_versions_after_the_pools_setup_commands(case: LauncherCase) -> None:
+    if not case.sees_far_side:
+        pytest.skip("nothing runs on the far side before a worker")
+    (case.folder / "version").write_text("0.0.1")
+    setup = f"printf %s {__version__} > {case.folder}/version; echo noise"
+    checks = case.launcher.check(changed(case.pool, setup=(setup,)))
+    assert [one for one in checks if one.verdict is CheckStatus.BAD] == []
+    (bad,) = (
+        one for one in case.launcher.check(changed(case.pool, setup=("exit 3",))) if one.verdict is CheckStatus.BAD
+    )
+    assert (bad.name, "the setup commands ended the shell with exit code 3" in bad.message) == ("python", True)
 
 
 def test_a_missing_backend_is_an_error_with_its_own_class(case: LauncherCase) -> None:

@@ -200,6 +200,22 @@ def test_a_launcher_that_stops_leaves_the_pool_to_the_next_one_at_once(fleet: Dr
     assert pool(fleet).watcher == "w2"
 
 
+def test_the_coordinators_own_launcher_replaces_its_predecessor_and_no_other(fleet: Driven):
+    declare(fleet, POOL, changed(POOL, name="cpu"))
+    own = "serve --launch "
+    ask(fleet, WatchPools(watcher=f"{own}desk:7", pools=("a100",), for_s=60.0, replaces=own))
+    with pytest.raises(Conflict, match="watched by serve --launch desk:7"):
+        watch(fleet, "w2")
+    again = ask(fleet, WatchPools(watcher=f"{own}desk:8", pools=("a100",), for_s=60.0, replaces=own))
+    assert again.data == {"a100": 2}
+    with pytest.raises(StaleLease):
+        plan(fleet, ONE, epoch=1)
+    plan(fleet, ONE, epoch=2)
+    watch(fleet, "w2", pool="cpu")
+    with pytest.raises(Conflict, match="watched by w2"):
+        ask(fleet, WatchPools(watcher=f"{own}desk:8", pools=("cpu",), for_s=60.0, replaces=own))
+
+
 def test_pools_are_watched_all_or_none(fleet: Driven):
     declare(fleet, POOL, changed(POOL, name="cpu"))
     watch(fleet, "w1", pool="cpu")
@@ -669,19 +685,19 @@ def test_what_the_workers_of_a_pool_found_replaces_its_declaration(fleet: Driven
     plan(fleet, ONE, TWO)
     assert pool(fleet).pool.shape == shape
     hello(fleet, ONE, cores=4)
-    assert pool(fleet).pool.found == PoolShape(cpu_cores=4, ram_mb=65536)
+    assert pool(fleet).pool.found == PoolShape(cpu_cores=4, ram_mb=58 * 1024), "64 GiB without the reserve"
     assert pool(fleet).pool.lacks == "declared 8 cores, found 4"
     hello(fleet, TWO, cores=32, ram_gib=16)
-    assert pool(fleet).pool.found == PoolShape(cpu_cores=4, ram_mb=16384), "the least of those that serve"
+    assert pool(fleet).pool.found == PoolShape(cpu_cores=4, ram_mb=14745), "the least of those that serve"
     fleet.close()
     fleet.open()
-    assert pool(fleet).pool.found == PoolShape(cpu_cores=4, ram_mb=16384)
+    assert pool(fleet).pool.found == PoolShape(cpu_cores=4, ram_mb=14745)
     declare(fleet, changed(POOL, each=shape, max=2))
     assert pool(fleet).pool.found is not None, "declared as before"
     for id in (ONE, TWO):
         end(fleet, id)
     plan(fleet, "00000a")
-    hello(fleet, "00000a", cores=16)
+    hello(fleet, "00000a", cores=16, ram_gib=128)
     assert pool(fleet).pool.found == shape, "no more than was requested; the others have left"
     declare(fleet, changed(POOL, each=PoolShape(cpu_cores=2)))
     assert pool(fleet).pool.found is None

@@ -9,10 +9,21 @@ import pytest
 from stoker.coordinator.queue.commands import Declare, Sweep
 from stoker.core.machine import Cluster, UserPolicy
 from stoker.protocol.job_messages import SubmissionOutcome
-from stoker.protocol.lease_messages import Claim, ClaimResponse, Decline, Hello, LeaseReport, Renewal
+from stoker.protocol.lease_messages import (
+    CheckpointBody,
+    Claim,
+    ClaimResponse,
+    Decline,
+    Hello,
+    LeaseReport,
+    PointCheckpoint,
+    Release,
+    Renewal,
+)
+from stoker.scheduler.job_types import LEAST_PROGRESS_S
 from stoker.scheduler.machine_index import MachineLease
 from tests.contract.queue_driving import Driven, order
-from tests.contract.queue_words import say, token
+from tests.contract.queue_words import SHA, TREE, say, token
 from tests.contract.test_queue_scheduling import FAST, ON_DEVICE, SLOW, Called, ask, join, scheduler_of
 from tests.unit.coordinator.fleets import box, card
 
@@ -226,6 +237,26 @@ def test_a_job_that_would_end_too_late_is_not_granted_to_a_machine_that_goes_awa
     fleet.clock.advance(600.0)
     fleet.submit(order("late"))
     assert ask(fleet, "m1").waiting == {"machine_ends": 2}
+
+
+def test_a_job_that_has_saved_a_checkpoint_starts_where_it_does_not_end(fleet: Driven) -> None:
+    fleet.submit(order("long", expected_s=HOUR_S), order("other", expected_s=HOUR_S, priority=-1))
+    greet(fleet, "stays", ends_in_s=2 * HOUR_S)
+    (grant,) = ask(fleet, "stays").grants
+    fleet.start(grant)
+    body = CheckpointBody(scratch="c" * 64, tree=TREE, archive_sha256=SHA, size_bytes=10, step=7)
+    for step in (7, 8):
+        say(fleet, grant, PointCheckpoint, checkpoint=body.model_copy(update={"step": step}))
+    say(fleet, grant, Release, why="drained")
+    # What the class of the job is outlives the coordinator.
+    fleet.close()
+    fleet.open()
+    greet(fleet, ends_in_s=LEAST_PROGRESS_S - 10.0)
+    assert ask(fleet, "m1").waiting == {"machine_ends": 2}
+    greet(fleet, ends_in_s=600.0)
+    (again,) = ask(fleet, "m1").grants
+    assert (again.spec.name, again.checkpoint is not None) == ("long", True)
+    assert ask(fleet, "m1").waiting == {"machine_ends": 1}, "the other one has saved nothing"
 
 
 def test_a_job_that_a_machine_has_no_time_for_is_granted_elsewhere(fleet: Driven) -> None:

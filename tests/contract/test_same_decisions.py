@@ -25,7 +25,7 @@ def check(script: Script, url: str, folder: Path) -> None:
 def test_a_coordinator_and_the_simulation_grant_the_same_jobs_at_the_same_times(
     mix: str, users: int, database_url: str, tmp_path: Path
 ) -> None:
-    check(make_script(mix, machines=12, jobs=120, shapes=16, users=users), database_url, tmp_path)
+    check(make_script(mix, machines=12, jobs=60, shapes=16, users=users), database_url, tmp_path)
 
 
 @pytest.mark.parametrize("mix", ["edge", "everything"])

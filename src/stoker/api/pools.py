@@ -15,29 +15,39 @@ from typing import Any
 
 from stoker.api.app_parts import AppParts
 from stoker.core.errors import (
-    BadInput,
     Conflict,
     LaunchDoubtful,
     LaunchRefused,
+    NoBackend,
     NotFound,
     StaleLease,
     StokerError,
     Usage,
 )
 from stoker.core.frozen import frozen
-from stoker.core.pool import ID_CHARACTERS, Allocation, AllocationState, LaunchRequest, Pool, PoolState
+from stoker.core.pool import (
+    ID_CHARACTERS,
+    Allocation,
+    AllocationCause,
+    AllocationState,
+    LaunchRequest,
+    Pool,
+    PoolBackend,
+    PoolState,
+)
 from stoker.core.text import did_you_mean
-from stoker.devices.checkup import Check
+from stoker.devices.checkup import Check, CheckStatus
 from stoker.devices.this_machine import submitter_name
 from stoker.host.network import reachable
 from stoker.launch.launchers import MOST_TOGETHER, Rendered
-from stoker.launch.watcher import Watcher, WatchSettings
+from stoker.launch.watcher import Watcher, WatchSettings, needs_tls
 from stoker.protocol.client import FleetClient
+from stoker.protocol.discovery import find_coordinator
 from stoker.protocol.launch_messages import LaunchView
 from stoker.protocol.refusals import error_of
 from stoker.protocol.view_messages import DoneView
 from stoker.scheduler.launching import LaunchDecision, decide
-from stoker.views.pool_lines import PoolView
+from stoker.views.pool_lines import PoolView, is_cut_off
 
 _POLL_S = 0.3
 LaunchLog = Callable[[str, dict[str, Any]], None]
@@ -78,6 +88,8 @@ class PoolRequestResult:
             }
             raise error_of(error, HTTPStatus.BAD_GATEWAY)
         for one in self.allocations:
+            if one.cause is AllocationCause.NOT_SUBMITTED:
+                raise NoBackend(f"{pool}: {one.message}", hint=f"stoker pools check {pool}")
             if one.state is AllocationState.REFUSED:
                 raise LaunchRefused(f"{pool}: {one.message}", hint=f"stoker pools check {pool}")
             if one.state is AllocationState.DOUBTFUL:
@@ -107,16 +119,35 @@ class FleetPools:
         return self._wire.resume_pool(name, by=self._user())
 
     def stop(self, name: str, ids: Sequence[str] = ()) -> DoneView:
-        """Stop allocations of a pool, by default all. Their jobs save a checkpoint and return to the queue."""
+        """Stop allocations of a pool, by default all. Their jobs save a checkpoint and return to the queue.
+
+        The pool's watcher cancels them at the backend; if there is none, it is done here. Raises `NoBackend` then.
+        """
         for one in ids:
             if len(one) != ID_CHARACTERS or not set(one) <= set("0123456789abcdef"):
                 raise Usage(f"{one!r} is not an allocation's id", hint=f"`stoker pools show {name}` lists them")
-        return self._wire.stop_allocations(name, tuple(ids), by=self._user())
+        done = self._wire.stop_allocations(name, tuple(ids), by=self._user())
+        view = self._wire.launch_view()
+        (state,) = pools_named(view, (name,))
+        draining = any(one.pool == name and one.state is AllocationState.DRAINING for one in view.allocations)
+        if draining and not state.watcher:
+            try:
+                # Another launcher may have come first: it cancels them.
+                with suppress(Conflict, StaleLease):
+                    self._watcher((name,), lambda _kind, _fields: None, url="", socket="").carry_out_stops(name)
+            except NoBackend as error:
+                message = f"{name}: the stop is stored, but no launcher watches the pool, and here: {error.message}"
+                raise NoBackend(message, hint=f"where the backend is reached: stoker launch watch {name}") from None
+        return done
 
     def check(self, names: Sequence[str] = ()) -> Iterator[tuple[PoolState, tuple[Check, ...]]]:
         """Check from this machine whether pools could start workers. Nothing is started."""
-        for state in pools_named(self._wire.launch_view(), names):
-            yield state, self._parts.launcher(state.pool.backend).check(state.pool)
+        view = self._wire.launch_view()
+        for state in pools_named(view, names):
+            error = needs_tls(self._wire.url)
+            way_back = Check("coordinator", CheckStatus.BAD, error.message, error.hint)
+            checks = self._parts.launcher(state.pool.backend).check(state.pool)
+            yield state, (*checks, way_back) if is_cut_off(state, view) else checks
 
     def plan(self, names: Sequence[str], count: int | None = None) -> LaunchPlan:
         """Decide what `launch` would start now: as many workers as waiting jobs need, or `count` of each pool."""
@@ -200,20 +231,34 @@ class FleetPools:
 
         `server_name` is the coordinator's name in its certificate, if `url` is that of a relay.
         """
+        socket = ""
         url = url or reachable(view.urls)
         if not url.startswith("https://"):
-            raise BadInput(
-                f"the coordinator at {self._wire.url} serves only its own machine",
-                hint="serve other machines with TLS: stoker serve --listen 0.0.0.0",
-            )
+            pools = [state.pool for state in view.pools if not names or state.pool.name in names]
+            socket, url = self._socket(), ""
+            if not socket or (pools and all(pool.backend is not PoolBackend.LOCAL for pool in pools)):
+                raise needs_tls(self._wire.url)
+        return self._watcher(names, log, url=url, socket=socket, server_name=server_name)
+
+    def _watcher(
+        self, names: Sequence[str], log: LaunchLog, *, url: str, socket: str, server_name: str = ""
+    ) -> Watcher:
+        parts = self._parts
         settings = WatchSettings(
             watcher=f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}",
             url=url,
             local_url=self._wire.url,
+            local_socket=socket,
             server_name=server_name,
         )
-        parts = self._parts
         return Watcher(self._wire, parts.launcher, settings, clock=parts.clock, log=log, pools=names)
+
+    def _socket(self) -> str:
+        """Return the Unix socket of a coordinator on this machine; empty if it has none."""
+        settings = self._parts.settings
+        found = find_coordinator(self._wire.url, environment=settings.environment, state=settings.state)
+        sockets = found.identity.sockets if found is not None and found.identity is not None else ()
+        return next((path for path in sockets if os.path.exists(path)), "")
 
     def _user(self) -> str:
         return submitter_name(self._parts.settings.environment)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker import __version__
 from stoker.api.app_parts import AppSettings, read_settings, with_kernels_kept
 from stoker.core.clock import SystemClock
+from stoker.host.folders import make_home, make_state
 from stoker.host.import_watch import watch_imports
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class App:
 
     @cached_property
     def store(self) -> LocalStore:
+        make_home(self.settings.home)
         self._unopened_store.open()
         return self._unopened_store
 
@@ -271,13 +273,23 @@ class App:
         return SlurmLauncher(commands, folder=folder, python=sys.executable, kits=kits)
 
     def _ray_launcher(self) -> Launcher:
+        from stoker.host.command_runner import SubprocessRunner
+        from stoker.launch.commands import HostCommands, public_environment
         from stoker.launch.ray import RayLauncher, read_ray_token
+        from stoker.launch.ray_actors import RayActors
 
         environment = self.settings.environment
         home = environment.get("HOME") or os.path.expanduser("~")
         # The token is for the cluster alone: no proxy gets it.
         transport = self.open_transport(30.0, direct=("*",), connect_s=5.0)
-        return RayLauncher(transport, lambda: read_ray_token(environment, home))
+        commands = HostCommands(
+            SubprocessRunner(public_environment(environment)), control_folder=self.settings.ssh_folder
+        )
+
+        def token() -> str:
+            return read_ray_token(environment, home)
+
+        return RayLauncher(transport, token, RayActors(commands, token, python=sys.executable), clock=self.clock)
 
     def _kubernetes_launcher(self) -> Launcher:
         from stoker.host.command_runner import SubprocessRunner
@@ -347,10 +359,7 @@ class App:
 
     def make_state(self) -> None:
         """Make the folder for indexes and memos."""
-        from stoker.host.durable import translated
-
-        with translated(self.settings.state):
-            os.makedirs(self.settings.state, exist_ok=True)
+        make_state(self.settings.state)
 
     def close(self) -> None:
         """Close every object that was built."""

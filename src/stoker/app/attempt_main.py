@@ -1,8 +1,7 @@
 """The front door of an attempt's child: `python -m stoker.app.attempt_main`.
 
-A worker starts it ahead of time. It builds and imports what every attempt needs, then waits for its assignment, one
-line on its standard input: from there to the user's program is a matter of milliseconds. If the worker goes away before
-that, so does it.
+It waits for its assignment, one line on its standard input, and runs it. If the worker goes away before that, it ends.
+A worker starts it once, as a fork server: it imports what every attempt needs, and each attempt is a fork of it.
 """
 
 from __future__ import annotations
@@ -12,21 +11,28 @@ import os
 import sys
 
 from stoker.app.app import App
+from stoker.core.errors import StokerError
 from stoker.core.frozen import changed
+from stoker.host.fork_server import serve_if_asked
 from stoker.host.users import OtherUser
 from stoker.worker.assignment import Assignment
 from stoker.worker.attempt_child import run_attempt
 
 
 def main() -> int:
-    """Wait for an assignment and run it; give the exit code."""
-    # What is made until the assignment comes stays: searching it for garbage is lost time.
+    """Serve forks, or wait for an assignment and run it; return the exit code."""
+    # What is made here stays: searching it for garbage is lost time.
     gc.disable()
+    _warm_up()
+    serve_if_asked(_attempt)
+    gc.freeze()
+    return _attempt()
+
+
+def _attempt() -> int:
+    gc.enable()
     assembly = App.here()
     try:
-        _warm_up(assembly)
-        gc.freeze()
-        gc.enable()
         line = sys.stdin.buffer.readline()
         if not line.endswith(b"\n"):
             return 0
@@ -53,19 +59,24 @@ def main() -> int:
         assembly.close()
 
 
-def _warm_up(assembly: App) -> None:
-    """Import and open what most attempts need. Whatever is wrong shows again when it is needed."""
-    from stoker.core.errors import StokerError
-
+def _warm_up() -> None:
+    """Import what most attempts need. Whatever is wrong shows again when it is needed."""
+    assembly = App.here()
     try:
-        assembly.catalogue.cookbooks()
+        # The others are seldom needed here, and import libraries that take longer.
+        assembly.catalogue.cookbook("command")
         for part in ("cache", "history", "footprints", "capacity", "containment"):
             getattr(assembly, part)
+        import stoker.app.machine_parts
+        import stoker.devices.probes.readers
         import stoker.engine.ledger_gate
+        import stoker.engine.metrics.written_formats
         import stoker.engine.runners.program.program_runner
         import stoker.trainer.stoker_trainer  # noqa: F401 - checkpoints that programs report are kept with it
     except StokerError:
         return
+    finally:
+        assembly.close()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ from stoker.core.errors import AlreadyServing, BadInput, LocalFile, NotFound, St
 from stoker.core.frozen import changed
 from stoker.core.leases import Budgets, FleetTimes
 from stoker.core.text import format_duration
-from stoker.host.durable import create_file, read_secret, translated
+from stoker.host.durable import create_file, read_secret
+from stoker.host.folders import make_state
 from stoker.host.network import allow_many_files, listen_at, own_addresses, own_names, read_listen
 from stoker.host.sockets import NotifySocket
 from stoker.protocol.discovery import DEFAULT_PORT, OPERATOR_TOKEN
@@ -77,6 +78,11 @@ class CoordinatorProcess:
         """Serve until a signal ends it, and give the exit code. `say` hears what a log should have."""
         from stoker.protocol.discovery import announce_start, withdraw_start
 
+        if self._options.cluster:
+            from stoker.config.cluster_file import read_cluster
+
+            # A file with faults is refused before a home, a database and certificates are made for it.
+            read_cluster(self._options.cluster, self._options.cluster)
         # Importing the server takes seconds on a slow machine, and commands of this home wait meanwhile.
         announce_start(self._settings.state)
         try:
@@ -476,9 +482,7 @@ _MOST_BYTES = 4096
 
 def make_token(path: str) -> str:
     """Return the token of a file; the file is made, for us alone, if it is missing."""
-    folder = os.path.dirname(path)
-    with translated(folder):
-        os.makedirs(folder, exist_ok=True)
+    make_state(os.path.dirname(path))
     create_file(path, f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
     return read_token(path)
 

@@ -308,7 +308,8 @@ class DeclaredFileCheck:
         if isinstance(self.made, Cluster):
             gpus = sum(len(node.gpus) for node in self.made.nodes)
             counts = {"nodes": len(self.made.nodes), "GPUs": gpus, "adapter slots": self.made.adapter_slots}
-            return {**counts, **({"pools": len(self.made.pools)} if self.made.pools else {})}
+            # As many as `stoker pools` lists: nodes over SSH are pools, too.
+            return {**counts, **({"pools": len(self.made.all_pools)} if self.made.pools else {})}
         if isinstance(self.made, Manifest):
             return {"jobs": len(self.made.jobs), "hosts": len(self.made.hosts)}
         if isinstance(self.made, AdaptersFile):

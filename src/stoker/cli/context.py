@@ -45,6 +45,10 @@ class CommandContext:
                 self._parts = self._build()
             except FileNotFoundError as error:
                 raise LocalFile("the current folder no longer exists", hint="cd to an existing folder") from error
+            from stoker.host.folders import close_home
+
+            if note := close_home(self._parts.settings.home):
+                self.out.note(note)
         return self._parts
 
     def state_folder(self) -> str:

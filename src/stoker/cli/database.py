@@ -11,6 +11,7 @@ from stoker.cli.context import CommandContext, list_verbs
 from stoker.cli.grammar import Grammar, Option, Positional
 from stoker.core.errors import AuthRefused, BadInput, Conflict, HashMismatch, NetworkFailed, Usage
 from stoker.core.text import counted, format_size
+from stoker.host.folders import make_home
 
 if TYPE_CHECKING:
     from stoker.coordinator.database.database import Database
@@ -357,6 +358,7 @@ def perform_objects_move(call: CommandContext, given: dict[str, Any]) -> int:
         message = "no place to move to"
         raise Usage(message, hint=f"--to s3://BUCKET/PREFIX, or --to {DISK}")
     settings = call.parts.settings
+    make_home(settings.home)
     os.makedirs(settings.fleet, mode=0o700, exist_ok=True)
     # Holding the database keeps a coordinator from starting.
     with alone(call, address(call, given)):
@@ -397,6 +399,7 @@ def perform_objects_adopt(call: CommandContext, given: dict[str, Any]) -> int:
     from stoker.coordinator.storage.object_place import adopt_objects
 
     settings = call.parts.settings
+    make_home(settings.home)
     os.makedirs(settings.fleet, mode=0o700, exist_ok=True)
     with alone(call, address(call, given)):
         count = adopt_objects(settings.fleet, given["url"], settings.environment, clock=call.parts.clock)

@@ -186,6 +186,7 @@ def _keep(error: BaseException, folder: str) -> str:
     import traceback
 
     from stoker import __version__
+    from stoker.host.folders import make_state
 
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-"
     text = (
@@ -194,11 +195,11 @@ def _keep(error: BaseException, folder: str) -> str:
     )
     for place in (folder, tempfile.gettempdir()):
         try:
-            os.makedirs(place, exist_ok=True)
+            make_state(place)
             descriptor, path = tempfile.mkstemp(prefix=name, suffix=".txt", dir=place)
             with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
-        except OSError:
+        except (OSError, StokerError):
             continue
         return path
     return ""

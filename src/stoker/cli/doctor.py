@@ -14,6 +14,7 @@ from stoker.core.jsontext import dumps
 from stoker.devices.checkup import (
     WORDS,
     Check,
+    CheckStatus,
     check_devices,
     check_machine,
     check_recipes,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 _CONNECT_S = 2.0
+_S3_REQUEST_S = 5.0
 
 
 def _read_ranks(text: str) -> int:
@@ -47,8 +49,9 @@ GRAMMAR = Grammar(
     "doctor",
     about=(
         "Check this machine: processors, memory, disks, each accelerator (installed, visible to programs, usable), "
-        "torch, containment, clock, ports, and the pools of the coordinator if it is known. ✓ is good, ! is a "
-        "warning, ✗ prevents work; hints name the fix. Nothing is changed. Exit code 1 only if something that "
+        "torch, containment, clock, ports, and the pools of the coordinator if it is known. If the coordinator of "
+        "this home stores objects in S3, two small ones are written there and deleted. ✓ is good, ! is a warning, ✗ "
+        "prevents work; hints name the fix. Nothing else is changed. Exit code 1 only if something that "
         "--require names is missing, or if --smoke computes a wrong result; --gang has its own codes (54: a rank "
         "failed, 55: a rank timed out, 29: torch is missing)."
     ),
@@ -94,6 +97,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         *check_torch(capability),
         check_recipes(len(capability.recipes), parts.recipes[1]),
         *check_smoke(smoked),
+        *_check_objects(call),
         *_check_pools(call),
         *_check_gang(rehearsal),
         *check_required(lacking),
@@ -121,6 +125,31 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     if rehearsal is not None and rehearsal.error is not None:
         return rehearsal.error.exit_code
     return 1 if lacking or any(one.is_wrong for one in smoked) else 0
+
+
+def _check_objects(call: CommandContext) -> list[Check]:
+    """Return whether the bucket of this home's coordinator is reached and may be written; none if it has none."""
+    from stoker.coordinator.storage.object_place import check_site, read_place
+    from stoker.store.objects.s3_passes import read_site
+
+    settings, name = call.parts.settings, "objects"
+    try:
+        place = read_place(settings.fleet)
+        if not place.url:
+            return []
+        name = f"objects {place.url}"
+        site = read_site(place.url, settings.environment)
+        tried = check_site(site, settings.environment, clock=call.parts.clock, request_s=_S3_REQUEST_S)
+    except StokerError as error:
+        return [Check(name, CheckStatus.BAD, error.message, error.hint)]
+    reached = f"reached at {site.endpoint}, may write"
+    if lacking := [one.name for one in tried if not one.is_good]:
+        message = f"{reached}; all bytes go through the coordinator, without {', '.join(lacking)}"
+        return [Check(name, CheckStatus.WARN, message, "stoker admin objects check")]
+    if not place.is_direct:
+        message = f"{reached}; all bytes go through the coordinator, by an earlier check"
+        return [Check(name, CheckStatus.WARN, message, "move to disk and back: stoker admin objects move --to disk")]
+    return [Check(name, CheckStatus.OK, f"{reached}; machines transfer bytes directly")]
 
 
 def _check_pools(call: CommandContext) -> list[Check]:

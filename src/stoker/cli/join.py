@@ -14,6 +14,7 @@ from stoker.core.leases import Principal, Role
 from stoker.core.text import LONGEST_NAME, NODE_NAME_RULE, format_duration, is_node_name
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.devices.this_machine import host_name, user_name
+from stoker.host.folders import make_state
 from stoker.host.locks import is_locked
 from stoker.protocol.discovery import find_coordinator, no_coordinator_known
 from stoker.views.device_lines import check_lines
@@ -280,7 +281,7 @@ def perform_pause(call: CommandContext, given: dict[str, Any]) -> int:
         call.out.object({"is_paused": False, "was_paused": was is not None})
         call.out.line("resumed: takes jobs" if was is not None else "not paused")
         return 0
-    os.makedirs(settings.state, exist_ok=True)
+    make_state(settings.state)
     until_s = None if for_s is None else now_s + for_s
     write_pause(settings.state, Pause(until_s=until_s, since_s=now_s, by=user_name()))
     workers = _workers(settings.state)

@@ -21,7 +21,14 @@ from stoker.core.frozen import changed
 from stoker.core.text import counted
 from stoker.host.network import allow_many_files, read_listen
 from stoker.host.sockets import NotifySocket
-from stoker.views.pool_lines import allocation_json, dry_run_lines, launch_event_line, request_lines
+from stoker.scheduler.launching import CUT_OFF
+from stoker.views.pool_lines import (
+    allocation_json,
+    dry_run_lines,
+    is_cut_off,
+    launch_event_line,
+    request_lines,
+)
 
 if TYPE_CHECKING:
     from stoker.api.pools import LaunchLog
@@ -39,8 +46,9 @@ LAUNCH_GRAMMAR = Grammar(
         "Start workers of pools now: as many as waiting jobs need, or --count of them. The request is stored at the "
         "coordinator, and the pool's watcher carries it out; if no process watches the pool, this command does. It "
         "waits until the backend has answered; Ctrl-C before that withdraws the request. Machines without Stoker get "
-        "it from here first. --dry-run prints what would be submitted and submits nothing. To start workers whenever "
-        "jobs wait, run `stoker launch watch`."
+        "it from here first. Exit code 60 if jobs wait and the pool can help none of them. --dry-run prints what would "
+        "be submitted, or why nothing would be, submits nothing, and exits with 0 in both cases. To start workers "
+        "whenever jobs wait, run `stoker launch watch`."
     ),
     positionals=(NAMES,),
     options=(
@@ -66,6 +74,9 @@ def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
             _show(call, pool.name, rendered)
             if expected:
                 call.out.line(f"--- {pool.backend} says: {expected}")
+        for state in plan.states:
+            if is_cut_off(state, plan.view):
+                call.out.note(f"{state.pool.name}: without --dry-run this is refused: {CUT_OFF}")
         return 0
     for name in given["name"]:
         made = pools.launch(name, given["count"], on_wait=partial(_show_wait, call, name), log=partial(_show_kit, call))
@@ -181,6 +192,7 @@ def perform_watch(call: CommandContext, given: dict[str, Any]) -> int:
         supervisor.ready()
         held.callback(supervisor.ending)
         _watch_until(call, watcher, ended, supervisor)
+        call.out.note("watch ended; workers that run stay until they are idle")
         return 0
 
 

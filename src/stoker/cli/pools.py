@@ -134,8 +134,9 @@ def perform_resume(call: CommandContext, given: dict[str, Any]) -> int:
 STOP_GRAMMAR = Grammar(
     "pools stop",
     about=(
-        "Stop allocations of a pool: all, or those named. Their jobs save a checkpoint and return to the queue. Pause "
-        "the pool first if no others should be started."
+        "Stop allocations of a pool: all, or those named. Their jobs save a checkpoint and return to the queue. The "
+        "pool's watcher cancels them at the backend; if no process watches the pool, this command does. Pause the pool "
+        "first if no others should be started."
     ),
     positionals=(
         POOL,
@@ -149,6 +150,8 @@ STOP_GRAMMAR = Grammar(
 def perform_stop(call: CommandContext, given: dict[str, Any]) -> int:
     """Stop allocations."""
     done = pools_of(call, given).stop(given["name"], given["id"])
+    if not done.changed and not done.notes:
+        call.out.note(f"{given['name']}: nothing to stop: no allocation is live")
     return _done(call, given, done, f": {counted(len(done.changed), 'allocation')} will stop")
 
 

@@ -18,7 +18,7 @@ from stoker.host.network import read_listen
 from stoker.protocol.discovery import COORDINATOR, OPERATOR_TOKEN
 
 if TYPE_CHECKING:
-    from stoker.launch.supervisor import SupervisedChild
+    from stoker.launch.service import SupervisedChild
     from stoker.protocol.job_messages import Submission
 
 GRAMMAR = Grammar(
@@ -122,24 +122,26 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     out = call.out
     out.goes_on_unread = out.is_watched = True
     serving = call.parts.serving(options, lambda path, keep, url: _read_manifest(call, path, keep, url))
-    if not options.launch_token:
-        return serving.run(on_ready=lambda ready: _announce(out, ready), say=out.note)
-    watcher = _watcher(call, options.launch_token)
+    watcher = _watcher(call, options.launch_token) if options.launch_token else None
 
     def on_ready(ready: ListeningCoordinator) -> None:
         _announce(out, ready)
-        watcher.start()
+        if watcher is not None:
+            watcher.start()
 
     try:
-        return serving.run(on_ready=on_ready, say=out.note)
+        code = serving.run(on_ready=on_ready, say=out.note)
     finally:
-        watcher.close()
+        if watcher is not None:
+            watcher.close()
+    out.note("stopped")
+    return code
 
 
 def _watcher(call: CommandContext, token: str) -> SupervisedChild:
     """Return the child process that watches pools. It finds this coordinator by its home."""
     from stoker.host.sockets import for_children
-    from stoker.launch.supervisor import SupervisedChild
+    from stoker.launch.service import SupervisedChild
 
     out, settings = call.out, call.parts.settings
     environment = for_children(settings.environment)

@@ -114,6 +114,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     from stoker.views.simulation_lines import pool_use_lines, report_lines, with_pools_lines
 
     request, machines = _request(call, given)
+    if given["cluster"]:
+        call.out.note(f"simulating {counted(request.jobs, 'generated job')} on {machines}; --jobs N changes the number")
     with show_progress(call, "simulating", request.jobs) as count:
         fleet = request if request.pools is None or not request.offers else changed(request, pools=None)
         simulated = simulate(fleet, call.parts.clock, count.reach)

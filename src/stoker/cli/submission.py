@@ -33,6 +33,7 @@ from stoker.core.jsontext import dumps
 from stoker.core.text import counted, format_size, outside, some_of
 from stoker.devices.this_machine import submitter_name
 from stoker.host.durable import translated
+from stoker.host.folders import make_state
 from stoker.host.processes import start
 from stoker.protocol.job_messages import JOB_BODY, OnChangedCode, SubmissionOutcome, SubmissionResponse
 from stoker.protocol.view_messages import JobView
@@ -315,8 +316,8 @@ def _add_webhook(call: CommandContext, url: str, jobs: Sequence[str], client: Fl
 def _run_here(call: CommandContext, command: str, jobs: Sequence[str], *, at: str) -> None:
     settings = call.parts.settings
     path = os.path.join(settings.state, LOG)
+    make_state(settings.state)
     with translated(path):
-        os.makedirs(settings.state, exist_ok=True)
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         child = start(

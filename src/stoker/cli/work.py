@@ -183,6 +183,7 @@ def _work(call: CommandContext, options: WorkOptions) -> int:
 
 def _work_with_ticket(call: CommandContext, given: dict[str, Any], options: WorkOptions, for_s: float | None) -> int:
     """Join with a ticket, remove its file, and work under its name in a home of its own."""
+    from stoker.host.http.exchange import FleetIdentity
     from stoker.protocol.enrolment_messages import LARGEST_TICKET_BYTES, read_ticket
     from stoker.worker.enrolment import join_with_ticket
 
@@ -196,10 +197,15 @@ def _work_with_ticket(call: CommandContext, given: dict[str, Any], options: Work
     with _home_of(call, ticket.name):
         state = call.parts.settings.state
         _refuse_other_membership(state, ticket)
-        joined = join_with_ticket(ticket, call.parts, state=state, limit_s=for_s, note=call.out.note)
+        if ticket.socket:
+            # The kernel tells the coordinator that this is a worker of its own user: no certificate is needed.
+            identity = FleetIdentity(sockets=(ticket.socket,))
+        else:
+            joined = join_with_ticket(ticket, call.parts, state=state, limit_s=for_s, note=call.out.note)
+            identity = joined.identity
         with suppress(FileNotFoundError), translated(path):
             os.unlink(path)
-        found = {"url": joined.url, "identity": joined.identity, "name": joined.name}
+        found = {"url": ticket.url, "identity": identity, "name": ticket.name}
         return _work(call, changed(options, **found, renews_certificate=False))
 
 

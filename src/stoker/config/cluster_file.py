@@ -48,6 +48,7 @@ from stoker.core.device import MIB, MemoryType
 from stoker.core.errors import InvalidCluster
 from stoker.core.frozen import fields_of
 from stoker.core.machine import ANY_USER, Cluster, Gpu, Node, NodeLaunch, NodeTransport, UserPolicy
+from stoker.core.pool import is_ssh_destination
 from stoker.core.text import NODE_NAME_RULE, counted, is_node_name, one_line
 
 WHAT = "cluster file"
@@ -282,9 +283,17 @@ class _Rules:
 
     def _check_address(self, node: ParsedMap) -> None:
         host = node.get("host")
-        if host is not None and node.get("transport") is NodeTransport.SSH and is_this_machine(host):
+        if host is None or node.get("transport") is not NodeTransport.SSH:
+            return
+        if is_this_machine(host):
             message = f"{_called(node)}: SSH transport to {host} leads back to the machine it starts from"
             self._refuse(node, "host", message, "transport: local, or the machine's own address")
+        user = node.get("user")
+        destination = f"{user}@{host}" if user else host
+        if node.get("launch") is NodeLaunch.AUTO and not is_ssh_destination(destination):
+            message = f"{_called(node)}: {one_line(destination, 80)!r} is not an SSH destination that workers start at"
+            hint = "host: letters a to z, digits and _ . - : %, such as a name of ~/.ssh/config; or launch: manual"
+            self._refuse(node, "host", message, hint)
 
     def _check_memory(self, node: ParsedMap, gpu: ParsedMap) -> None:
         if gpu.get("vram_mb") == 0:

@@ -37,7 +37,7 @@ from stoker.config.fields import (
 )
 from stoker.config.positions import LocatedValue
 from stoker.core.device import MIB
-from stoker.core.frozen import fields_of
+from stoker.core.frozen import changed, fields_of
 from stoker.core.machine import NodeTransport, pool_name
 from stoker.core.pool import (
     DEFAULT_WALL_S,
@@ -189,9 +189,15 @@ def check_pools(reading: FileDiagnostics, pools: Iterable[ParsedMap], nodes: Ite
         if drain_s is not None and drain_s > wall_s / 4:
             hint = f"at most {format_duration(wall_s / 4)}, a quarter of wall"
             _refuse(reading, pool, "drain", "drain leaves too little time for jobs", hint)
-        if name is not None and "backend" in pool.values:
-            for fault in pool_faults(pool_of(pool)):
-                reading.refuse(_place(pool.node, fault.where), f"{pool.key}.{fault.where}", fault.message, fault.hint)
+        for fault in pool_faults(_stand_in(pool)):
+            reading.refuse(_place(pool.node, fault.where), f"{pool.key}.{fault.where}", fault.message, fault.hint)
+
+
+def _stand_in(given: ParsedMap) -> Pool:
+    """Return a pool, possibly with faults, whose texts can be checked: what is missing or wrong is replaced."""
+    read = pool_of(changed(given, values={"name": "name", "backend": PoolBackend.SLURM, **given.values}))
+    # Each backend has options of its own.
+    return read if "backend" in given.values else changed(read, options={})
 
 
 def _taken_names(reading: FileDiagnostics, nodes: Iterable[ParsedMap]) -> set[str]:
@@ -231,12 +237,12 @@ _NAMED = {**_SECONDS, "automatic": "is_automatic"}
 
 
 def pool_of(given: ParsedMap) -> Pool:
-    """Return a pool that was read without a fault."""
+    """Return a pool that was read; required keys that are missing in its devices were noted as faults."""
     values = {_NAMED.get(name, name): value for name, value in given.values.items()}
     if "each" in values:
         each: ParsedMap = values["each"]
         gpus = [
-            PoolGpu(type=gpu.get("type"), vram_mb=gpu.get("vram_mb"))
+            PoolGpu(type=gpu.get("type", "gpu"), vram_mb=gpu.get("vram_mb", 1))
             for gpu in each.get("gpus", ())
             for _ in range(gpu.get("count", 1))
         ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import ipaddress
 import os
 import re
 import secrets
@@ -529,7 +528,6 @@ class Enrolment:
 # Rate limit of wrong codes and tokens: a burst per address, then one per period.
 
 _MOST_ADDRESSES = 10_000
-_NETWORK_BITS = 64
 
 
 @frozen
@@ -538,19 +536,6 @@ class RateLimiterSettings:
 
     burst: int
     each_s: float
-
-
-def source_of(address: str) -> str:
-    """Return the source of an address: an IPv4 address, or the /64 network of an IPv6 one."""
-    if ":" not in address:
-        return address
-    try:
-        found = ipaddress.IPv6Address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.IPv6Network((int(found), _NETWORK_BITS), strict=False))
 
 
 class RateLimiter:

@@ -67,6 +67,8 @@ class JobExplainContext:
     """Cause → number of attempts that ended by it, and the limit."""
     ends_s: float | None = None
     """Expected end of a running job."""
+    takes_s: float | None = None
+    """Its expected duration on a device of speed 1; None: unknown."""
     based_on: str = ""
     """Source of the estimate of its duration; empty: there is none."""
     forecast: JobForecast | None = None
@@ -117,6 +119,8 @@ class Fleet:
     """What absent machines would offer if they were back, as far as it is known."""
     closed_until_s: Mapping[str, float] = fresh(factory=dict)
     """Of machines that are closed for a time."""
+    ends_s: Mapping[str, float] = fresh(factory=dict)
+    """When machines with a time limit take no more jobs."""
     holdings: Mapping[str, MachineInventory] = fresh(factory=dict)
     """Inventories of machines."""
 

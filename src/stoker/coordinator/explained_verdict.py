@@ -31,13 +31,18 @@ from stoker.protocol.view_messages import ExpectedView, HeldBackView, JobExplana
 from stoker.scheduler.changes import Change, why_never
 from stoker.scheduler.explain import Explanation, NodeGroups, NodeVerdict, explain
 from stoker.scheduler.fit import PlacementShape, choose, shape_of
+from stoker.scheduler.job_types import least_time_s
+from stoker.scheduler.launching import needed_time
 from stoker.scheduler.leases import HoldReason
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.simulation.forecast import ExpectedStart, JobForecast, MachineHold
 
+MACHINE_JOINS = "starts once a machine joins (stoker work --join URL)"
 _MOST_CHANGES = 4
 _MOST_MACHINES = 3
 """Number of machines named in one line; more are counted."""
+_ROUNDED = 0.1
+"""Job types round durations by less than this part."""
 _BY_TIME = (HoldReason.FASTER, HoldReason.PREFERRED)
 _HELD: Mapping[str, str] = {
     HoldReason.FASTER: "the job ends earlier on a faster machine",
@@ -213,8 +218,15 @@ def _why_held(held: MachineHold, case: JobExplainContext) -> str:
     if held.first is not None:
         return f"{case.names.get(held.first) or 'another job'} starts first there"
     if held.reason == HoldReason.ENDS and held.left_s is not None and held.end_s is not None:
-        return f"{format_duration(max(0.0, held.left_s))} left, needs {format_duration(held.end_s)}"
+        return _left_text(held.left_s, held.end_s, case)
     return _HELD.get(held.reason, held.reason)
+
+
+def _left_text(left_s: float, takes_s: float, case: JobExplainContext) -> str:
+    """Return that a machine leaves too early. `takes_s` may be rounded: then the job's own time is shown."""
+    if case.takes_s is not None and abs(takes_s - case.takes_s) < _ROUNDED * case.takes_s:
+        takes_s = case.takes_s
+    return f"{format_duration(max(0.0, left_s))} left, needs {needed_time(takes_s, case.wanted)}"
 
 
 def _verdict(
@@ -260,13 +272,13 @@ def _place(case: JobExplainContext, explanation: Explanation, fleet: Fleet, now_
             return ". " + _listed([_declined_text(one, now_s) for one in declined.values()], "; ")
         not_before_s = None if case.forecast is None else case.forecast.not_before_s
         after = "" if not_before_s is None else f": starts in more than {format_duration(not_before_s)}"
-        return after or _room_text(case) or _taken(explanation, fleet, now_s)
+        return after or _room_text(case) or _taken(case, explanation, fleet, now_s)
     if start.start_s <= 0:
         return f": starts with the next claim of {start.machine}{more}"
     held = [one for one in _held_back(case) if one.reason != HoldReason.ORDER]
     if held:
         return _compared(case, start, held[0]) + more
-    return f": expected on {start.machine}{_in(start)}{more}{_taken(explanation, fleet, now_s)}"
+    return f": expected on {start.machine}{_in(start)}{more}{_taken(case, explanation, fleet, now_s)}"
 
 
 def _room_text(case: JobExplainContext) -> str:
@@ -293,12 +305,16 @@ def _compared(case: JobExplainContext, start: ExpectedStart, held: MachineHold) 
     return f": expected on {start.machine}{_in(start)}; {_free_but(held, case)}"
 
 
-def _taken(explanation: Explanation, fleet: Fleet, now_s: float) -> str:
-    """Return the jobs on the machines that it waits for."""
+def _taken(case: JobExplainContext, explanation: Explanation, fleet: Fleet, now_s: float) -> str:
+    """Return the jobs on the machines that it waits for, and which of these leave too early."""
     found = []
+    least_s = least_time_s(case.takes_s, has_checkpoint=case.wanted.has_checkpoint)
     for node in explanation.waits_for:
         holders = fleet.holders.get(node, ())
-        if holders:
+        end_s = fleet.ends_s.get(node)
+        if case.takes_s is not None and end_s is not None and end_s - now_s < least_s:
+            found.append(f"{node}: {_left_text(end_s - now_s, case.takes_s, case)}")
+        elif holders:
             until = [holder.ends_s for holder in holders if holder.ends_s is not None]
             end_s = max(until) if len(until) == len(holders) else None
             found.append(f"{node}: taken by {_listed([holder.job for holder in holders])}{_for(end_s, now_s)}")
@@ -337,7 +353,7 @@ def _changes(
         for machine, why in list(returning.items())[:_MOST_MACHINES]:
             yield f"may start if {machine} comes back ({why})"
     if not fleet.offers and not fleet.absent:
-        yield "starts once a machine joins (stoker work --join URL)"
+        yield MACHINE_JOINS
 
 
 def _of_placement(explanation: Explanation) -> Iterator[str]:

@@ -213,6 +213,8 @@ class SchedulableJob:
     """What its Python environments amount to, by one digest; empty: it has none of its own."""
     code: str = ""
     """The word for its code (`code_word`), where some machine asks about that; else empty."""
+    has_checkpoint: bool = False
+    """It has saved a checkpoint before: it may end earlier than it is done, and continue elsewhere."""
 
 
 @frozen

@@ -79,12 +79,13 @@ class PoolShape:
     def lacks(self, found: PoolShape) -> str:
         """Return what a machine has less than declared here, in words: `declared 8 cores, found 4`; empty: nothing.
 
-        Sizes that differ by less than a tenth are equal: systems keep some memory for themselves.
+        Sizes that differ by less than a tenth are equal, and RAM that differs by less than a fifth: systems keep some
+        memory for themselves, and jobs get no RAM of the system reserve.
         """
         lacking = []
         if found.cpu_cores < self.cpu_cores:
             lacking.append(f"declared {counted(self.cpu_cores, 'core')}, found {found.cpu_cores}")
-        if _is_less(found.ram_mb, self.ram_mb):
+        if _is_less(found.ram_mb, self.ram_mb, tenths=8):
             lacking.append(f"declared {_gib(self.ram_mb)} of RAM, found {_gib(found.ram_mb)}")
         if len(found.gpus) < len(self.gpus):
             lacking.append(f"declared {counted(len(self.gpus), 'GPU')}, found {len(found.gpus)}")
@@ -95,8 +96,8 @@ class PoolShape:
         return "; ".join(lacking)
 
 
-def _is_less(found: int | None, declared: int | None) -> bool:
-    return found is not None and declared is not None and found * 10 < declared * 9
+def _is_less(found: int | None, declared: int | None, *, tenths: int = 9) -> bool:
+    return found is not None and declared is not None and found * 10 < declared * tenths
 
 
 def _gib(size_mb: int | None) -> str:
@@ -135,7 +136,9 @@ class Pool:
     python: str = ""
     """A Python there that has Stoker; empty: the launcher's own if it is there, else Stoker is brought along."""
     folder: str = ""
-    """A folder that the launcher and the pool's machines share; empty: the launcher's own."""
+    """A folder that the host of the commands and the pool's machines share; empty: the launcher's own, or with `via`
+    one below the user's home there.
+    """
     is_automatic: bool = True
     """False: its machines start only by `stoker launch NAME`."""
     cost_per_hour: float = 0.0
@@ -299,6 +302,8 @@ class PoolState:
     """When an operator last resumed it: what happened before no longer counts against it."""
     hours: float | None = None
     """Machine hours of the last day, by the coordinator's rows; None: only the given allocations count."""
+    problem: str = ""
+    """Why its watcher can't work with its backend now, in the watcher's words; empty: it can. Not stored."""
 
 
 def staying(state: PoolState, allocations: Iterable[Allocation]) -> frozenset[str]:
@@ -379,8 +384,12 @@ _KNOWN: Mapping[PoolBackend, Mapping[str, tuple[re.Pattern[str], str]]] = {
     },
     PoolBackend.RAY: {
         "address": (
-            re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9_.-]+)*/?"),
-            "the dashboard's address, such as http://127.0.0.1:8265",
+            re.compile(
+                r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9_.-]+)*/?"
+                # 8265 is the dashboard's port: its address has a scheme.
+                r"|(ray://)?([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):(?!8265$)[0-9]{1,5}"
+            ),
+            "the dashboard, such as http://127.0.0.1:8265; without one ray://HOST:10001, or HOST:6379 of this cluster",
         ),
         "resources": (
             re.compile(rf"[A-Za-z0-9_.:-]+={_NUMBER}(,[A-Za-z0-9_.:-]+={_NUMBER})*"),
@@ -422,20 +431,25 @@ def require_valid(pool: Pool) -> None:
         raise InvalidCluster(f"pool {pool.name[:60]!r}: {faults[0]}", faults=faults)
 
 
+def is_ssh_destination(text: str) -> bool:
+    """Return True for a text that workers are started at over SSH: HOST or USER@HOST."""
+    return _HOST.fullmatch(text) is not None
+
+
 def _names(pool: Pool) -> tuple[Diagnostic, ...]:
     faults = []
     if not _NAME.fullmatch(pool.name):
         faults.append(Diagnostic("name", f"{pool.name[:80]!r} is not a pool's name", POOL_NAME_RULE))
-    if pool.via and not _HOST.fullmatch(pool.via):
+    if pool.via and not is_ssh_destination(pool.via):
         faults.append(Diagnostic("via", f"{pool.via[:80]!r} is not an SSH destination", "HOST or USER@HOST"))
     for number, gpu in enumerate(pool.each.gpus):
         if not _TYPE.fullmatch(gpu.type):
             where = f"each.gpus[{number}].type"
             faults.append(Diagnostic(where, f"{gpu.type[:80]!r} is not a type", "letters, digits, and _ . - inside"))
+    if pool.backend is PoolBackend.LOCAL and pool.via:
+        hint = "backend: ssh starts workers on another host"
+        faults.append(Diagnostic("via", "local starts workers on the launcher's own machine", hint))
     faults += _paths(pool)
-    if pool.backend is PoolBackend.SLURM and pool.via and not pool.folder:
-        hint = "an absolute path that the host and the pool's machines share"
-        faults.append(Diagnostic("folder", "required with `via`", hint))
     if pool.backend is PoolBackend.SSH and not pool.via:
         faults.append(Diagnostic("via", "required: the SSH host on which workers start", "HOST or USER@HOST"))
     if pool.backend in (PoolBackend.LOCAL, PoolBackend.SSH) and pool.max > 1 and pool.each.gpus:
@@ -457,6 +471,8 @@ def _paths(pool: Pool) -> list[Diagnostic]:
 
 def _options(pool: Pool) -> tuple[Diagnostic, ...]:
     faults = []
+    if pool.backend is PoolBackend.LOCAL and pool.options:
+        return (Diagnostic("options", "local has no options", "remove them"),)
     ours = _OURS.get(pool.backend, frozenset())
     known = _KNOWN.get(pool.backend)
     required = _REQUIRED.get(pool.backend)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,7 @@ from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import did_you_mean
 from stoker.host.durable import write_file
+from stoker.host.folders import make_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -174,7 +176,7 @@ class Catalogue:
 
     def _write_index(self, index: dict[str, Any]) -> None:
         try:
-            os.makedirs(os.path.dirname(self._index_path), exist_ok=True)
+            make_state(os.path.dirname(self._index_path))
             write_file(self._index_path, dumps(index).encode())
         except (StokerError, OSError):
             # Without an index every listing imports the cookbooks: slow, not wrong.
@@ -213,13 +215,21 @@ def find_sources(search: Sequence[str]) -> list[CookbookSource]:
     found: dict[str, CookbookSource] = {}
     for folder in search:
         try:
-            names = sorted(name for name in os.listdir(folder or ".") if name.endswith(".dist-info"))
+            modified_ns = os.stat(folder or ".").st_mtime_ns
+            for source in _sources_in(os.path.abspath(folder), modified_ns):
+                found.setdefault(source.name, source)
         except OSError:
             continue
-        for name in names:
-            for source in _read_entry_points(os.path.join(folder, name, "entry_points.txt")):
-                found.setdefault(source.name, source)
     return sorted(found.values(), key=lambda source: source.name)
+
+
+@lru_cache(maxsize=64)
+def _sources_in(folder: str, _modified_ns: int) -> tuple[CookbookSource, ...]:
+    """Return the cookbooks of a folder, read once: installing or removing a distribution modifies the folder."""
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".dist-info"))
+    return tuple(
+        source for name in names for source in _read_entry_points(os.path.join(folder, name, "entry_points.txt"))
+    )
 
 
 def read_sources(text: str) -> list[CookbookSource]:

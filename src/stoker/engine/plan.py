@@ -7,10 +7,13 @@ machine; input files there and readable; stage preflights.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from stoker.core.device import Needs
@@ -21,7 +24,6 @@ from stoker.core.job import TrialNodes
 from stoker.core.retry import RetryPolicy
 from stoker.core.text import did_you_mean
 from stoker.engine.stage import Port, Stage, contradictions_in
-from stoker.host.gc_control import searched_seldom
 
 MAX_NODES_ADDED = 4096
 """How many nodes one fan-out may add while a plan runs."""
@@ -189,6 +191,37 @@ class UncheckedNode:
     retry: RetryPolicy | None = None
     timeout_s: float | None = None
     needs: Needs | None = None
+
+
+# A plan of a hundred thousand stages makes millions of objects that all stay: Python's searches for reference cycles,
+# one for every 700 new objects, are in vain, and take longer each time.
+
+_SELDOM = 100_000
+_lock = threading.Lock()
+_open_blocks = 0
+_before = gc.get_threshold()
+
+
+@contextmanager
+def searched_seldom() -> Iterator[None]:
+    """Search a hundred times less often during a block. Blocks may overlap, in one thread or several.
+
+    A lower frequency that is already set stays.
+    """
+    global _open_blocks, _before  # noqa: PLW0603 - the setting is the process's, too
+    with _lock:
+        if not _open_blocks:
+            _before = gc.get_threshold()
+            if 0 < _before[0] < _SELDOM:
+                gc.set_threshold(_SELDOM, *_before[1:])
+        _open_blocks += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _open_blocks -= 1
+            if not _open_blocks:
+                gc.set_threshold(*_before)
 
 
 def compile_plan(name: str, drafts: Sequence[UncheckedNode], *, final: str | None, keep: Sequence[str] = ()) -> Plan:

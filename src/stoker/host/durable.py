@@ -130,9 +130,20 @@ def read_regular(path: StrPath, limit_bytes: int) -> bytes:
 
 
 def read_secret(path: StrPath, limit_bytes: int) -> bytes:
-    """Read a file whole, on the terms of `read_regular`. Raises `LocalFile` if others than its owner have access."""
+    """Read a file of this user whole, on the terms of `read_regular`.
+
+    Raises `LocalFile` if others than its owner have access, or if it belongs to another user: root could read such a
+    file, but the other user chose its content.
+    """
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid():
+            raise LocalFile(
+                f"the secret in {path} belongs to another user ({found.st_uid})",
+                hint=f"run the command as that user, or trust the file: chown {os.geteuid()} {path}",
+                path=os.fspath(path),
+            )
+        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise LocalFile(f"others may read the secret in {path}", hint=f"chmod 600 {path}", path=os.fspath(path))
         return _read_whole(file, path, limit_bytes)
 

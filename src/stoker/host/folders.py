@@ -44,6 +44,51 @@ class HomeFolder(StrEnum):
         return os.path.join(home, self)
 
 
+def make_home(home: str) -> None:
+    """Create a home if there is none, closed to other users whatever the umask is. One that exists stays as it is."""
+    with translated(home):
+        _make_closed(home, 0o700)
+
+
+def make_state(state: str) -> None:
+    """Create the folder `state` of a home, and the home, on the terms of `make_home`."""
+    with translated(state):
+        _make_closed(os.path.dirname(state), 0o700)
+        _make_closed(state, 0o700)
+
+
+def _make_closed(folder: str, mode: int) -> None:
+    if os.path.isdir(folder):
+        return
+    if (parent := os.path.dirname(folder)) != folder:
+        _make_closed(parent, 0o755)
+    with suppress(FileExistsError):
+        os.mkdir(folder, mode)
+
+
+def close_home(home: str) -> str:
+    """Take from other users the right to write in our home and its folder `state`; return a note, empty if none could.
+
+    They could replace tokens, code and the queue. Members of a group keep their right: they may share the home. A
+    folder with the sticky bit, or with files of other programs in it, is left as it is.
+    """
+    notes = []
+    for folder in (home, HomeFolder.STATE.below(home)):
+        try:
+            found = os.lstat(folder)
+            is_open = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+            if not is_open or found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+                continue
+            if folder == home and not set(os.listdir(home)) <= set(HomeFolder):
+                notes.append(f"note: others may write in {home}, and act as you through it: chmod o-w {home}")
+                continue
+            os.chmod(folder, stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
+            notes.append(f"note: others could write in {folder} (mode {found.st_mode & 0o777:o}); they no longer can")
+        except OSError:
+            continue
+    return "\n".join(notes)
+
+
 _OPEN_BASE = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_BELOW = _OPEN_BASE | os.O_NOFOLLOW
 _OPEN_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -327,7 +327,7 @@ else:
 
 @frozen
 class ProcessExit:
-    """How a process ended: with a status or by a signal."""
+    """How a process ended: with a status or by a signal; neither if its parent ended before it."""
 
     status: int | None
     signal: int | None
@@ -342,7 +342,7 @@ class ProcessExit:
 
     def __str__(self) -> str:
         if self.signal is None:
-            return f"exit status {self.status}"
+            return "unknown exit status" if self.status is None else f"exit status {self.status}"
         try:
             return f"signal {self.signal} ({signal.Signals(self.signal).name})"
         except ValueError:

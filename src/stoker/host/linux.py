@@ -111,6 +111,11 @@ def become_independent(parent_pid: int) -> None:
     if os.getppid() != parent_pid:
         # It ended before we asked, so the signal never comes.
         os._exit(1)
+    lead_session()
+
+
+def lead_session() -> None:
+    """Begin a session of our own, with nothing left of our parent's handlers. Blocked signals stay blocked."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     for number in HANDLED:

@@ -180,3 +180,16 @@ def reachable(urls: Sequence[str]) -> str:
         if any(not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found):
             return url
     return urls[0] if urls else ""
+
+
+def source_of(address: str) -> str:
+    """Return the source of an address: an IPv4 address, or the /64 network of an IPv6 one."""
+    if ":" not in address:
+        return address
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(found), 64), strict=False))

@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from stoker.core import jsontext
@@ -60,7 +60,7 @@ def run_forked(order: dict[str, Any], ends: ChildPipes, *, zygote_pid: int, zygo
     except BaseException:  # noqa: BLE001 - there is no caller above
         traceback.print_exc()
     finally:
-        _end(status, emit)
+        end_process(status, emit.flush)
 
 
 def _redirect(log_fd: int) -> None:
@@ -148,12 +148,12 @@ def _status_of(end: SystemExit) -> int:
     return 1
 
 
-def _end(status: int, emit: Emitter) -> NoReturn:
-    # The interpreter's shutdown without the teardown of every module, which costs more than most stages.
+def end_process(status: int, *flushes: Callable[[], None]) -> NoReturn:
+    """End a forked process: the interpreter's shutdown without the teardown of every module, which takes longer."""
     steps = (
         threading._shutdown,  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads, as multiprocessing does
         atexit._run_exitfuncs,  # noqa: SLF001 - as multiprocessing does
-        emit.flush,
+        *flushes,
         sys.stdout.flush,
         sys.stderr.flush,
     )

@@ -324,10 +324,35 @@ def check_values(
 ) -> Manifest:
     """Note what is wrong with the values of a manifest's jobs; give the manifest."""
     checks = JobChecks(catalogue)
+    firsts: dict[str, str] = {}
     for job in jobs:
-        checks.check(job, reading)
+        checked = checks.check(job, reading)
+        if checked is not None and checked.is_good and checked.sweep is None:
+            first = firsts.setdefault(_identity_text(checked), checked.entry.name)
+            if first != checked.entry.name:
+                refuse_same(checked, checked.entry.name, first, reading)
     reading.sort()
     return Manifest(jobs=tuple(job.entry for job in jobs if job.entry is not None), hosts=hosts)
+
+
+def refuse_same(checked: CheckedJob, name: str, first: str, reading: FileDiagnostics) -> None:
+    """Note that a job would have the id of an earlier one."""
+    message = f"job {name} is the same as {first}: same recipe, same values"
+    _refuse(checked.job.given, "name", reading, message, "leave out one, or give it another seed")
+
+
+def _identity_text(checked: CheckedJob) -> str:
+    """Return the part of a job that makes its id, files by their paths: equal texts mean equal ids."""
+    entry, form = checked.entry, checked.form
+    if checked.program is not None:
+        data = sorted(entry.data.items())
+        own: Sequence[Any] = (entry.command, sorted(flat(checked.values).items()), data, entry.outputs, entry.ranks)
+        own = (*own, str(entry.code))
+    else:
+        values = form.identity(checked.values, form.own(checked.given_names), str)
+        base = form.identity(form.base, [name for name in values if name in form.base], str)
+        own = sorted((name, value) for name, value in values.items() if name not in base or value != base[name])
+    return repr((form.name, own, checked.mode, entry.split_recipe, entry.train_hosts))
 
 
 def count_of(sweep: Sweep | None) -> int:

@@ -23,7 +23,7 @@ from stoker.core.text import counted
 from stoker.engine.catalogue import Catalogue
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs.builder import ComposedJob, JobBuilder, TrialSpecs, check_name
-from stoker.jobs.manifest_checks import CheckedJob, JobChecks, RecipeForm, count_of, note_value_fault
+from stoker.jobs.manifest_checks import CheckedJob, JobChecks, RecipeForm, count_of, note_value_fault, refuse_same
 from stoker.jobs.pack.code_tree import PackedProject, PreparedSubmission, SubmittedCode, code_shipments
 from stoker.jobs.pack.data_inputs import DataInputs
 from stoker.jobs.pack.left_behind import find_left_behind
@@ -258,9 +258,7 @@ class _ManifestJobs:
         if first.name == spec.name:
             self._merged += 1
             return False
-        message = f"job {spec.shown} is the same as {first.shown}: same recipe, same values"
-        given = checked.job.given
-        self._reading.refuse(given.at("name"), f"{given.key}.name", message, "leave out one, or give it another seed")
+        refuse_same(checked, spec.shown, first.shown, self._reading)
         return False
 
     def _noting(self, checked: CheckedJob) -> Callable[[Diagnostic], None]:

@@ -12,16 +12,17 @@ it by themselves, from `/proc`. So a recycled number is never signalled, and a r
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from stoker.core.errors import InternalError, LaunchDoubtful, LaunchRefused, StokerError
+from stoker.core.errors import InternalError, LaunchDoubtful, LaunchRefused, NoBackend, StokerError
 from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, require_valid
 from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure
 from stoker.launch.commands import HostCommands
-from stoker.launch.kit import Kits, check_python, is_kit_used, versions_command
+from stoker.launch.kit import Kits, check_python, is_kit_used, read_versions
 from stoker.launch.launchers import (
     FLEET_FOLDERS,
     AllocationStatus,
@@ -34,10 +35,46 @@ from stoker.launch.launchers import (
 )
 
 _SHELL = ("sh", "-s")
-OWN_FOLDER = '[ -O . ] && [ -z "$(find . -maxdepth 0 -perm /022)" ]'
-"""Shell: nobody else may write in the current folder. Who can could replace tickets, and name processes to end."""
+OWN_FOLDER = """\
+own_folder() {
+  [ -O . ] || { echo "$PWD belongs to another user" >&2; return 1; }
+  me=$(id -u); private=; path=
+  if [ "$(id -gn)" = "$(id -un)" ]; then
+    case "$(getent group "$(id -g)" 2>/dev/null)" in *: | *":$(id -un)") private=$(id -g) ;; esac
+  fi
+  for folder in "$PWD" "$(pwd -P)"; do
+    [ "$folder" != "$path" ] || continue
+    path=$folder
+    at=$folder
+    while :; do
+      set -- $(stat -c %u "$at") $(stat -L -c '%u %g %a' "$at")
+      for owner in "$1" "$2"; do
+        [ "$owner" = "$me" ] || [ "$owner" = 0 ] || { echo "$at belongs to another user ($owner)" >&2; return 1; }
+      done
+      bits=022
+      if [ "$at" != "$folder" ]; then
+        [ "$3" != "$private" ] || bits=002
+        [ $((0$4 & 01000)) = 0 ] || bits=0
+      fi
+      [ $((0$4 & $bits)) = 0 ] || { echo "others may write in $at (mode $4)" >&2; return 1; }
+      [ "$at" != / ] || break
+      at=${at%/*}
+      at=${at:-/}
+    done
+  done
+}
+"""
+"""Shell: `own_folder` fails, with the reason, if another user may write in the current folder or replace it.
+
+Who can could replace tickets, and name processes to end. The rule is that of kits: each folder above belongs to this
+user or to root, and only they may write there, except for a user's private group and where the sticky bit is set.
+Where a link leads to another folder, both paths count.
+"""
 _REMOTE_BASE = '"$HOME"/.local/state/stoker/workers'
 _LOG_BYTES = 4096
+_LOOKED = "stoker:look"
+"""Printed by the script of `look`. An answer without it is not that script's."""
+_NUMBER = re.compile(r"[0-9]{1,12}")
 _NOT_MADE = 73
 """Exit status of the script: nothing was started."""
 _STARTING_S = 60
@@ -118,13 +155,13 @@ class HostLauncher:
             end += "_"
         lines = [
             # A shell parses a function as a whole: of a script that is cut off nothing runs.
-            "main() {",
+            OWN_FOLDER + "main() {",
             "umask 077",
             f"base={self._base(pool)}/{shlex.quote(fleet)}",
-            f'mkdir -p "$base" && cd "$base" && {OWN_FOLDER} || exit 73',
+            'mkdir -p "$base" && cd "$base" && own_folder || exit 73',
             "names=",
             "start() {",
-            '  mkdir "$1" 2>/dev/null || { [ -d "$1" ] && return; exit 73; }',
+            '  error=$(mkdir "$1" 2>&1) || { [ -d "$1" ] && return; echo "$error" >&2; exit 73; }',
             '  cat > "$1/ticket" || exit 73',
             f"  cat > \"$1/run\" <<'{end}' || exit 73",
             leader + end,
@@ -170,6 +207,7 @@ class HostLauncher:
 
     def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[AllocationStatus, ...]:
         script = f"""\
+echo {_LOOKED}
 cd {self._base(pool)}/{shlex.quote(fleet)} 2>/dev/null || exit 0
 for one in {pool.name}-*; do
   is_own "$one" || continue
@@ -193,6 +231,8 @@ for one in {pool.name}-*; do
 done
 """
         reply = self._read(pool, script)
+        if _LOOKED not in reply.splitlines():
+            raise NoBackend(f"{_host(pool.via)} ran no script: {one_line(reply, 200)!r}", host=pool.via)
         lines = [line.split() for line in reply.splitlines() if line.startswith(f"{pool.name}-")]
         found = [status for words in lines if (status := _status(words, pool)) is not None]
         return with_lost(found, known, "its folder is gone")
@@ -246,23 +286,25 @@ rmdir {FLEET_FOLDERS} 2>/dev/null
         script = f"""\
 echo "system $(uname -srm)"
 [ -n "$boot" ] && command -v setsid > /dev/null && echo "setsid yes"
-echo "python $({versions_command(python)})"
 umask 077
-mkdir -p {self._base(pool)} && cd {self._base(pool)} && echo "free $(df -Pk . | awk 'NR == 2 {{ print $4 }}')"
+mkdir -p {self._base(pool)}/.check$$ && cd {self._base(pool)}/.check$$ && {{
+  error=$(own_folder 2>&1) && echo "free $(df -Pk . | awk 'NR == 2 {{ print $4 }}')" || echo "error $error"
+  rmdir ../.check$$
+}}
 """
         try:
-            reply = self._read(pool, script)
+            reply = self._read(pool, script, functions=OWN_FOLDER)
+            if self._kits is not None and is_kit_used(pool):
+                pythons = self._kits.check(pool)
+            else:
+                pythons = (check_python(read_versions(self._commands, pool, python), pool, python),)
         except StokerError as error:
             return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
         said = dict(line.partition(" ")[::2] for line in reply.splitlines() if " " in line)
         return (
             Check("reached", CheckStatus.OK, f"{_host(pool.via)}: {said.get('system', '')}"),
             _check_setsid(said),
-            *(
-                self._kits.check(pool)
-                if self._kits is not None and is_kit_used(pool)
-                else (check_python(said.get("python", ""), python),)
-            ),
+            *pythons,
             _check_folder(said),
         )
 
@@ -272,8 +314,8 @@ mkdir -p {self._base(pool)} && cd {self._base(pool)} && echo "free $(df -Pk . | 
             return shlex.quote(f"{pool.folder}/workers")
         return _REMOTE_BASE if pool.via else shlex.quote(self._folder)
 
-    def _read(self, pool: Pool, script: str) -> str:
-        return self._commands.read(pool.via, _SHELL, stdin=f"{_FUNCTIONS}main() {{\n{script}}}\nmain\n").out
+    def _read(self, pool: Pool, script: str, *, functions: str = "") -> str:
+        return self._commands.read(pool.via, _SHELL, stdin=f"{_FUNCTIONS}{functions}main() {{\n{script}}}\nmain\n").out
 
 
 def _check_setsid(said: Mapping[str, str]) -> Check:
@@ -283,7 +325,9 @@ def _check_setsid(said: Mapping[str, str]) -> Check:
 
 
 def _check_folder(said: Mapping[str, str]) -> Check:
-    if not said.get("free", "").isdigit():
+    if error := said.get("error"):
+        return Check("folder", CheckStatus.BAD, one_line(error, 200), "chmod it if it is yours, or set folder")
+    if not _NUMBER.fullmatch(said.get("free", "")):
         return Check("folder", CheckStatus.BAD, "the folder of workers can't be made", "set folder to another path")
     mib = int(said["free"]) // 1024
     verdict = CheckStatus.OK if mib >= 1024 else CheckStatus.WARN
@@ -292,7 +336,7 @@ def _check_folder(said: Mapping[str, str]) -> Check:
 
 def _status(words: Sequence[str], pool: Pool) -> AllocationStatus | None:
     """Read one line of the script of `look`: name, state, start, and exit status and its time if there is one."""
-    if len(words) < 3 or not words[2].isdigit():
+    if len(words) < 3 or not all(_NUMBER.fullmatch(word) for word in words[2:]):
         return None
     name, state, started, *exit_words = words
     id = name.removeprefix(f"{pool.name}-")

@@ -36,7 +36,7 @@ from stoker.core.machine import Platform, fits, platform_of, tag_of
 from stoker.core.pool import KIT, Pool, PoolBackend, require_valid
 from stoker.core.text import format_size, one_line
 from stoker.devices.checkup import Check, CheckStatus
-from stoker.host.command_runner import CommandRunner, ProbeFailure
+from stoker.host.command_runner import CommandRunner, ProbeFailure, ProbeOutput
 from stoker.host.durable import remove_tree
 from stoker.host.install import diagnose, pip_install
 from stoker.launch import kit_receiver
@@ -74,6 +74,7 @@ flags, base = getattr(sys, "abiflags", "") or "-", getattr(sys, "_base_executabl
 print(platform.python_version(), sys.implementation.name, flags, base)
 sys.exit(0 if sys.version_info >= (3, 11) and sys.implementation.name == "cpython" and flags == "-" else 1)
 """
+_SETUP_HINT = "correct setup: a command of it ends the shell"
 _PYTHON_HINT = "setup: [module load python/3.12] if there is such a module; or python: one there that has Stoker {}"
 _HINTS = {
     "no_space": "free disk space there, or set folder to another path",
@@ -110,11 +111,13 @@ class Kit:
     """The interpreter there."""
 
 
-def check_python(text: str, python: str) -> Check:
-    """Return the check of an interpreter that printed its version and that of Stoker."""
-    words = text.split()
+def check_python(reply: ProbeOutput, pool: Pool, python: str) -> Check:
+    """Return the check of an interpreter that was to print its version and that of Stoker (`read_versions`)."""
+    words = reply.out.split()
+    if pool.setup and not words:
+        return Check("python", CheckStatus.BAD, _setup_failure(reply), _SETUP_HINT)
     if len(words) != 2 or not words[0][:1].isdigit():
-        message = f"{python}: {one_line(text, 200) or 'no output'}"
+        message = f"{python}: {one_line(reply.out, 200) or 'no output'}"
         return Check("python", CheckStatus.BAD, message, f"set python to one that has Stoker {__version__}")
     if words[1] != __version__:
         message = f"{python}: Stoker {words[1]}, here is {__version__}"
@@ -127,9 +130,17 @@ def is_kit_used(pool: Pool) -> bool:
     return pool.python == KIT or bool(pool.via and not pool.python)
 
 
-def versions_command(python: str) -> str:
-    """Return the shell command that prints the versions of an interpreter and its Stoker, for `check_python`."""
-    return f"{shlex.quote(python)} -c {shlex.quote(_VERSIONS)} 2>&1 | tail -n 1"
+def read_versions(commands: HostCommands, pool: Pool, python: str) -> ProbeOutput:
+    """Let an interpreter print its version and Stoker's, for `check_python`, as a worker is started.
+
+    It runs after the pool's setup commands, in the shell of its workers. Raises `NoBackend`.
+    """
+    return _after_setup(commands, pool, f"{shlex.quote(python)} -c {shlex.quote(_VERSIONS)} 2>&1 | tail -n 1")
+
+
+def _setup_failure(reply: ProbeOutput) -> str:
+    said = one_line(reply.err, 300) or "no error output"
+    return f"the setup commands ended the shell with exit code {reply.exit_code}: {said}"
 
 
 class KitBuilder:
@@ -419,9 +430,8 @@ class Kits:
 
         A login node need not have the Python of its compute nodes.
         """
-        script = _script(pool, versions_command(pool.python))
-        reply = self._commands.read(pool.via, _shell(pool), stdin=script)
-        found = check_python(reply.out, pool.python)
+        reply = read_versions(self._commands, pool, pool.python)
+        found = check_python(reply, pool, pool.python)
         is_certain = pool.backend is not PoolBackend.SLURM or len(reply.out.split()) == 2
         if found.verdict is CheckStatus.BAD and is_certain:
             raise KitRefused(f"{_host(pool)}: {found.message}", hint=found.hint, reason="version", host=pool.via)
@@ -449,8 +459,7 @@ for name in {names}; do
   echo "python $answer"
   [ "$is_usable" = 0 ] && break
 done"""
-        reply = self._commands.read(pool.via, _shell(pool), stdin=_script(pool, body))
-        return read_probe(reply.out, pool, folder=self._folder)
+        return read_probe(_after_setup(self._commands, pool, body), pool, folder=self._folder)
 
     def _bring(self, pool: Pool, far: FarSide, kit: Kit, log: Log) -> None:
         until_s = self._clock.wall_s() + pool.wall_s + _SLACK_S.get(pool.backend, _LEAST_SLACK_S)
@@ -484,7 +493,7 @@ done"""
         if isinstance(reply, ProbeFailure):
             raise NoBackend(f"transfer of the kit to {_host(pool)} broke: {reply.why}", hint=again, host=pool.via)
         try:
-            answer: dict[str, Any] = loads(reply.out.strip().splitlines()[-1])
+            answer = _checked_answer(loads(reply.out.strip().splitlines()[-1]), kit)
         except (IndexError, ValueError):
             text = one_line((reply.err.strip().splitlines() or [f"exit {reply.exit_code}"])[-1], 300)
             raise NoBackend(f"kit on {_host(pool)}: {text}", hint=again, host=pool.via) from None
@@ -499,13 +508,32 @@ done"""
         raise KitRefused(message, hint=_HINTS.get(reason, ""), reason=reason, host=pool.via)
 
 
-def read_probe(text: str, pool: Pool, *, folder: str) -> FarSide:
+def _checked_answer(answer: Any, kit: Kit) -> dict[str, Any]:
+    """Return what the receiver answered. Raises `ValueError` if it is not an answer about this kit."""
+    if not isinstance(answer, dict) or answer.get("state") not in ("ready", "missing", "refused"):
+        raise ValueError
+    is_missing, is_refused = answer["state"] == "missing", answer["state"] == "refused"
+    texts = ("reason", "text") if is_refused else ()
+    numbers = ("bytes", "free") if is_missing else ("needed", "free") if "needed" in answer else ()
+    missing = answer.get("missing") if is_missing else []
+    is_whole = (
+        all(isinstance(answer.get(name), str) for name in texts)
+        and all(type(answer.get(name)) is int for name in numbers)
+        and isinstance(missing, list)
+        and all(isinstance(one, str) and one in kit.sources for one in missing)
+    )
+    if not is_whole:
+        raise ValueError
+    return answer
+
+
+def read_probe(reply: ProbeOutput, pool: Pool, *, folder: str) -> FarSide:
     """Read what the probe printed, and choose a Python. `folder` is for kits of this machine. Raises `KitRefused`."""
-    lines = [line.partition(" ")[::2] for line in text.splitlines()]
+    lines = [line.partition(" ")[::2] for line in reply.out.splitlines()]
     facts = dict(lines)
     if "machine" not in facts:
-        message = f"{_host(pool)}: no answer after the setup commands"
-        raise KitRefused(message, hint="setup: is there a command that ends the shell?", reason="setup", host=pool.via)
+        message = f"{_host(pool)}: {_setup_failure(reply)}"
+        raise KitRefused(message, hint=_SETUP_HINT, reason="setup", host=pool.via)
     pythons = [words for key, rest in lines if key == "python" and len(words := rest.split(" ", 3)) == 4]
     required = metadata.metadata("stoker")["Requires-Python"] or ""
     able = [words for words in pythons if words[1:3] == ["cpython", "-"] and fits(words[0], required)]
@@ -525,15 +553,17 @@ def read_probe(text: str, pool: Pool, *, folder: str) -> FarSide:
     return FarSide(platform=changed(platform, pythons=(version,)), python=python, base=base, is_same=is_same)
 
 
-def _script(pool: Pool, body: str) -> str:
-    """Return a script that runs the pool's setup commands, then others, as its workers do."""
+def _after_setup(commands: HostCommands, pool: Pool, body: str) -> ProbeOutput:
+    """Run the pool's setup commands, then others, as its workers do. Raises `NoBackend`."""
     setup = "\n".join(pool.setup) or ":"
-    return f"main() {{\n{{\n{setup}\n}} > /dev/null 2>&1 < /dev/null\n{body}\n}}\nmain\n"
-
-
-def _shell(pool: Pool) -> tuple[str, ...]:
     # As the script of the pool's workers: Slurm's is one of bash, which may have `module` as a function.
-    return ("bash" if pool.backend is PoolBackend.SLURM else "sh", "-s")
+    shell = ("bash" if pool.backend is PoolBackend.SLURM else "sh", "-s")
+    script = "main() {{\n{{\n{}\n}} > /dev/null {} < /dev/null\n{}\n}}\nmain\n"
+    reply = commands.read(pool.via, shell, stdin=script.format(setup, "2>&1", body))
+    if reply.out.strip() or not pool.setup:
+        return reply
+    # Again, for the error: a daemon that setup starts would hold the error output open, and the command would not end.
+    return commands.read(pool.via, shell, stdin=script.format(setup, "", body))
 
 
 def _receiver() -> str:

@@ -3,7 +3,8 @@
 The program is run there by `python -I -c`, so it imports only the standard library of Python 3.11. It gets
 `look` or `install`, the folder of all kits, the kit's digest, and the time until which it is needed. Its standard input
 is compressed: one line of JSON with the listing of the kit's files, then the files to be installed that the far side
-does not have, each after a line with its digest and size. It prints one line of JSON.
+does not have, each after a line with its digest and size. The kit's digest is that of the listing. It prints one line
+of JSON.
 
 A kit is complete under its name, `FOLDER/DIGEST`, or not there: it is made under another name and renamed. Files that
 arrived before a transfer broke stay in `FOLDER/.parts`, each under its digest, and are not sent again. A folder that
@@ -59,10 +60,10 @@ def main(verb: str, base: str, digest: str, until_s: float, stream: IO[bytes]) -
     try:
         with gzip.open(stream) as source:
             header = json.loads(source.readline())
-            entries = [tuple(row) for row in header["entries"]]
+            entries = _read_listing(header["entries"], digest)
             if verb == "look":
                 return _look(base, digest, until_s, entries, header["executable"])
-            return _install(base, digest, until_s, header, source)
+            return _install(base, digest, until_s, entries, header, source)
     except KitFault as fault:
         return fault.answer
     except (EOFError, zlib.error, ValueError) as error:
@@ -74,6 +75,21 @@ def main(verb: str, base: str, digest: str, until_s: float, stream: IO[bytes]) -
             return KitFault("no_space", f"{base}: {error.strerror}", free=_free_bytes(base)).answer
         reason = "not_writable" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "failed"
         return KitFault(reason, f"{error.filename or base}: {error.strerror or error}").answer
+
+
+def _read_listing(rows: list[list[Any]], digest: str) -> list[tuple[Any, ...]]:
+    """Return the entries of a listing. Raises `KitFault` if it is not that of the kit, or if a path leads out of it."""
+    # The digest of a tree, as `core.digests` computes it.
+    hashing = hashlib.sha256(b"stoker/tree\0l%d:" % len(rows))
+    for path, size, sha256, is_program, _ in rows:
+        if path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
+            raise KitFault("broken", f"the listing of {digest[:12]} has a path out of the kit: {path[:200]!r}")
+        name, number, mark = path.encode(), b"%d" % size, b"T" if is_program else b"F"
+        hashing.update(b"l5:s%d:%b%bNi%d:%bs%d:" % (len(name), name, mark, len(number), number, len(sha256)))
+        hashing.update(sha256.encode())
+    if hashing.hexdigest() != digest:
+        raise KitFault("broken", f"the listing is not that of {digest[:12]}")
+    return [tuple(row) for row in rows]
 
 
 def _look(base: str, digest: str, until_s: float, entries: list[tuple[Any, ...]], executable: str) -> dict[str, Any]:
@@ -160,8 +176,14 @@ def hash_of(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _install(base: str, digest: str, until_s: float, header: dict[str, Any], source: gzip.GzipFile) -> dict[str, Any]:
-    entries = [tuple(row) for row in header["entries"]]
+def _install(
+    base: str,
+    digest: str,
+    until_s: float,
+    entries: list[tuple[Any, ...]],
+    header: dict[str, Any],
+    source: gzip.GzipFile,
+) -> dict[str, Any]:
     kit = os.path.join(base, digest)
     os.makedirs(base, mode=0o700, exist_ok=True)
     check_own(base)

@@ -37,9 +37,12 @@ _LOG_LINES = 100
 _LOG_BYTES = 4096
 
 _CREATED = 'jsonpath={.metadata.name}{"\\t"}{.metadata.uid}{"\\n"}'
+_LIST = "stoker:list"
+"""The first line that `_SHOWN` prints. An answer without it is not kubectl's."""
 # Objects are printed as JSON, so a line break in a message does not end a line.
 _SHOWN = (
-    'jsonpath={range .items[*]}{.kind}{"\\t"}{.metadata.name}{"\\t"}{.metadata.labels.stoker-allocation}{"\\t"}'
+    f'jsonpath={{"{_LIST}"}}{{"\\n"}}'
+    '{range .items[*]}{.kind}{"\\t"}{.metadata.name}{"\\t"}{.metadata.labels.stoker-allocation}{"\\t"}'
     '{.status.phase}{"\\t"}{.status.reason}{"\\t"}{.status.startTime}{"\\t"}{.metadata.deletionTimestamp}{"\\t"}'
     '{.status.conditions}{"\\t"}{.status.containerStatuses[*].state}{"\\n"}{end}'
 )
@@ -135,10 +138,13 @@ class KubernetesLauncher:
         reply = self._read(pool, "get", "jobs,pods", "-l", selector, "-o", _SHOWN)
         jobs: dict[str, _Shown] = {}
         pods: dict[str, _Shown] = {}
-        for line in reply.out.splitlines():
-            shown = _shown(line)
-            if shown is not None:
-                (jobs if shown.kind == "Job" else pods)[shown.id] = shown
+        printed = reply.out.splitlines()
+        listed = [_shown(line) for line in printed[printed.index(_LIST) + 1 :]] if _LIST in printed else [None]
+        for shown in listed:
+            if shown is None:
+                text = one_line(reply.out, 200)
+                raise NoBackend(f"kubectl printed no list of Jobs: {text!r}", hint="kubectl get jobs", host=pool.via)
+            (jobs if shown.kind == "Job" else pods)[shown.id] = shown
         found = [_status(id, pool, jobs.get(id), pods.get(id)) for id in {**jobs, **pods}]
         # Nothing but a deletion ends a Job without a trace.
         return with_lost(found, known, "Job not found", AllocationCause.CANCELLED_THERE)
@@ -394,8 +400,13 @@ def _shown(line: str) -> _Shown | None:
         return None
     try:
         conditions = json.loads(words[7] or "[]")
-        container = json.loads(words[8] or "{}")
+        # Of several containers the first.
+        container, _ = json.JSONDecoder().raw_decode(words[8] or "{}")
     except ValueError:
+        return None
+    if not isinstance(conditions, list) or not isinstance(container, dict):
+        return None
+    if not all(isinstance(one, dict) for one in (*conditions, *container.values())):
         return None
     return _Shown(
         kind=words[0],

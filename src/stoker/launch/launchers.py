@@ -43,7 +43,7 @@ class Rendered:
     stdin: str = ""
     """Several documents, with `NEXT` between them, if the backend takes them one by one."""
     files: Mapping[str, str] = fresh(factory=dict)
-    """Content by absolute path, on the host of the command, or by URL if the backend takes files over HTTP.
+    """Content by path on the host of the command, absolute or below the user's home (`~/`), or by URL over HTTP.
 
     Only their owner may read them (mode 0600).
     """
@@ -60,7 +60,7 @@ class AllocationStatus:
     backend_id: str
     """As `submit` returned it."""
     state: AllocationState
-    """`waiting`, `started` or `ended`."""
+    """`waiting`, `started`, `draining` if the backend is ending it, or `ended`."""
     reason: str = ""
     """The backend's own words about this state."""
     cause: AllocationCause | None = None
@@ -71,6 +71,8 @@ class AllocationStatus:
     ends_s: float | None = None
     """When its time limit ends it."""
     ended_s: float | None = None
+    is_lost: bool = False
+    """The backend does not show it, although it should know it: `ended`, if that lasts. `cause` is the usual one."""
 
 
 class Launcher(Protocol):
@@ -104,7 +106,8 @@ class Launcher(Protocol):
     def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[AllocationStatus, ...]:
         """Return all allocations of this fleet and pool that the backend shows, ended ones as long as it shows them.
 
-        `known` are allocations that were submitted and should be among them. One that is not found in any way is over.
+        `known` are allocations that were submitted and should be among them. One that is not found in any way is lost.
+        Raises `NoBackend` if the answer is not that of the backend.
         """
 
     def cancel(self, pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
@@ -174,14 +177,19 @@ def worker_command(pool: Pool, ticket: str, *, python: str, spent: str = "") -> 
 def with_lost(
     found: Sequence[AllocationStatus], known: Sequence[Allocation], reason: str, cause: AllocationCause | None = None
 ) -> tuple[AllocationStatus, ...]:
-    """Return what a backend shows, and as ended what it should know and does not show."""
+    """Return what a backend shows, and as lost what it should know and does not show."""
     seen = {one.backend_id for one in found}
     lost = [one for one in known if one.backend_id not in seen]
     return (
         *found,
         *(
             AllocationStatus(
-                id=one.id, backend_id=one.backend_id, state=AllocationState.ENDED, reason=reason, cause=cause
+                id=one.id,
+                backend_id=one.backend_id,
+                state=AllocationState.ENDED,
+                reason=reason,
+                cause=cause,
+                is_lost=True,
             )
             for one in lost
         ),

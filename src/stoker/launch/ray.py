@@ -1,4 +1,6 @@
-"""Workers as Ray jobs, by the Jobs interface of a Ray cluster's dashboard over HTTP. Ray is not imported.
+"""Workers as Ray jobs, by the Jobs interface of a Ray cluster's dashboard over HTTP; without a dashboard, as actors.
+
+Ray is not imported. Actors are in `launch.ray_actors`.
 
 A job's submission id is the allocation's name, so a request that is repeated starts nothing twice. Ray has no private
 place for a ticket. It is sent as the only file of the job's working directory, with mode 0600: in no entrypoint, no
@@ -20,7 +22,7 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
-from stoker.core.device import MIB
+from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import (
     BadAnswer,
     LaunchDoubtful,
@@ -48,17 +50,25 @@ from stoker.launch.launchers import (
     with_lost,
     worker_command,
 )
+from stoker.launch.ray_actors import (
+    EXIT_CAUSES,
+    LOG_BYTES,
+    RAY_PYTHON,
+    TOKEN_HINT,
+    TOKEN_VARIABLE,
+    RayActors,
+    address_of,
+    resources_of,
+    words_of,
+)
 
-TOKEN_VARIABLE = "RAY_AUTH_TOKEN"  # noqa: S105 - its name
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - its name
-_PYTHON = "python3"
 _TICKET = "ticket"
 _MOST_BYTES = 64 << 20
-_SHOWN_BYTES = 1 << 14
-_LOG_BYTES = 4096
 _LIMIT_S = 30.0
+_ANSWER_S = 60.0
+"""Limit of a whole answer: one that arrives byte by byte never reaches the other one."""
 _TOKEN_BYTES = 1 << 16
-_TOKEN_HINT = f"set {TOKEN_VARIABLE}, or write the cluster's token to ~/.ray/auth_token"
 # Failures after which the request may have been processed.
 _LOST = frozenset(
     {
@@ -72,11 +82,6 @@ _STATES = {
     "SUCCEEDED": AllocationState.ENDED,
     "FAILED": AllocationState.ENDED,
     "STOPPED": AllocationState.ENDED,
-}
-# By the exit status of the entrypoint; a signal is negative.
-_CAUSES = {
-    **dict.fromkeys((0, 75), AllocationCause.FINISHED),
-    **dict.fromkeys((143, -15), AllocationCause.PREEMPTED),
 }
 # The job's supervisor died with its node, or never found one: Ray gives up after 15 minutes in its queue.
 _BY_RAY = frozenset(
@@ -104,25 +109,44 @@ def read_ray_token(environment: Mapping[str, str], home: str) -> str:
 class RayLauncher:
     """Starts workers as jobs of a Ray cluster."""
 
-    def __init__(self, transport: Transport, token: Callable[[], str]) -> None:
-        """`token` returns the cluster's token, which may change; empty: the cluster needs none."""
+    def __init__(
+        self,
+        transport: Transport,
+        token: Callable[[], str],
+        actors: RayActors | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """`token` returns the cluster's token, which may change; empty: the cluster needs none.
+
+        `actors` start the workers of pools whose address is not that of a dashboard.
+        """
         self._transport = transport
         self._token = token
+        self._actors = actors
+        self._clock = clock or SystemClock()
+
+    def _actors_of(self, pool: Pool) -> RayActors | None:
+        return None if pool.options.get("address", "http").startswith("http") else self._actors
 
     def prepare(self, pool: Pool, log: Log, *, is_dry: bool = False) -> Pool:
         return pool
 
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         require_valid(pool)
+        if (actors := self._actors_of(pool)) is not None:
+            return actors.render(pool, allocations, fleet=fleet)
         bodies = [json.dumps(_body(pool, one, fleet), indent=2) for one in allocations]
         return Rendered(
-            argv=("POST", f"{_address(pool)}/api/jobs/"),
+            argv=("POST", f"{address_of(pool)}/api/jobs/"),
             stdin=NEXT.join(bodies) + "\n",
-            files={f"{_address(pool)}/api/packages/gcs/{one.name}.zip": ticket_hole(one) for one in allocations},
+            files={f"{address_of(pool)}/api/packages/gcs/{one.name}.zip": ticket_hole(one) for one in allocations},
             ids=tuple(one.id for one in allocations),
         )
 
     def submit(self, rendered: Rendered, tickets: Mapping[str, str]) -> Mapping[str, str]:
+        if self._actors is not None and rendered.argv[0] != "POST":
+            return self._actors.submit(rendered, tickets)
         made: dict[str, str] = {}
         posts = zip(rendered.ids, rendered.files.items(), rendered.stdin.rstrip("\n").split(NEXT), strict=True)
         for id, (package, ticket), body in posts:
@@ -140,41 +164,53 @@ class RayLauncher:
         return ""
 
     def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[AllocationStatus, ...]:
-        jobs = self._read(f"{_address(pool)}/api/jobs/")
+        if (actors := self._actors_of(pool)) is not None:
+            return actors.look(pool, fleet=fleet, known=known)
+        jobs = self._read(f"{address_of(pool)}/api/jobs/")
         if not isinstance(jobs, list):
-            raise NoBackend(f"{_address(pool)} is not the Jobs interface of Ray", hint=_interface_hint(pool))
+            raise NoBackend(f"{address_of(pool)} is not the Jobs interface of Ray", hint=_interface_hint(pool))
         found = [status for job in jobs if (status := _status(job, pool, fleet)) is not None]
         # A cluster forgets its jobs when it starts again.
         return with_lost(found, known, "job not found", AllocationCause.PREEMPTED)
 
     def cancel(self, pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
+        if (actors := self._actors_of(pool)) is not None:
+            actors.cancel(pool, backend_ids)
+            return
         for name in backend_ids:
             self._call("POST", _job_url(pool, name, "/stop"), b"{}", also=(404,))
 
     def log(self, pool: Pool, allocation: Allocation) -> str:
+        if (actors := self._actors_of(pool)) is not None:
+            return actors.log(pool, allocation)
         _, data = self._call("GET", _job_url(pool, allocation.name, "/logs"), also=(404, 500))
         try:
             answer = json.loads(data)
         except ValueError:
             return ""
         logs = answer.get("logs") if isinstance(answer, dict) else None
-        return f"{logs or ''}"[-_LOG_BYTES:]
+        return f"{logs or ''}"[-LOG_BYTES:]
 
     def clean(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
+        if (actors := self._actors_of(pool)) is not None:
+            actors.clean(pool, allocations)
+            return
         for one in allocations:
             # Ray refuses to delete what still runs.
             self._call("DELETE", _job_url(pool, one.name), also=(404, 500))
 
     def check(self, pool: Pool) -> tuple[Check, ...]:
         require_valid(pool)
-        address = _address(pool)
+        if (actors := self._actors_of(pool)) is not None:
+            return actors.check(pool)
+        address = address_of(pool)
         try:
             version = self._read(f"{address}/api/version")
             self.look(pool, fleet="")
         except StokerError as error:
             return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
         text = version.get("ray_version", "unknown") if isinstance(version, dict) else "unknown"
-        python = f"{pool.python or _PYTHON} on the cluster's nodes: not checked before a job starts"
+        python = f"{pool.python or RAY_PYTHON} on the cluster's nodes: not checked before a job starts"
         return (
             Check("reached", CheckStatus.OK, f"{address}: Ray {one_line(f'{text}', 40)}"),
             self._check_token(address),
@@ -189,7 +225,7 @@ class RayLauncher:
                 "token", CheckStatus.WARN, message, "ssh -L 8265:127.0.0.1:8265 HOST, address: http://127.0.0.1:8265"
             )
         if not self._token():
-            return Check("token", CheckStatus.WARN, "none: whoever reaches the address can run code", _TOKEN_HINT)
+            return Check("token", CheckStatus.WARN, "none: whoever reaches the address can run code", TOKEN_HINT)
         return Check("token", CheckStatus.OK, "accepted")
 
     def _post(self, url: str, body: str) -> str:
@@ -205,7 +241,7 @@ class RayLauncher:
             return name
         if b"already exists" in data:
             return name
-        text = _words(data)
+        text = words_of(data)
         if status == 400:
             raise LaunchRefused(f"Ray: {text}", hint="stoker pools check")
         raise LaunchDoubtful(f"Ray: {text}")
@@ -227,11 +263,15 @@ class RayLauncher:
         if token := self._token():
             headers["Authorization"] = f"Bearer {token}"
         request = Request(url=url, method=method, headers=headers, body=body, head_s=_LIMIT_S, read_s=_LIMIT_S)
+        deadline_s = self._clock.monotonic_s() + _ANSWER_S
         try:
             with closing(self._transport.send(request)) as reply:
                 data = bytearray()
                 while len(data) <= _MOST_BYTES and (piece := reply.read(1 << 16)):
                     data += piece
+                    if self._clock.monotonic_s() > deadline_s:
+                        text = f"{origin(url)} did not answer completely within {_ANSWER_S:g} s"
+                        raise NetworkFailed(text, reason=Reason.READ_TIMEOUT)
                 status = reply.status
         except (NetworkFailed, BadAnswer) as error:
             hint = error.hint or "is the dashboard running? ray status"
@@ -241,16 +281,12 @@ class RayLauncher:
         raise _failure(status, bytes(data), url)
 
 
-def _address(pool: Pool) -> str:
-    return pool.options["address"].rstrip("/")
-
-
 def _job_url(pool: Pool, name: str, rest: str = "") -> str:
-    return f"{_address(pool)}/api/jobs/{quote(name, safe='')}{rest}"
+    return f"{address_of(pool)}/api/jobs/{quote(name, safe='')}{rest}"
 
 
 def _body(pool: Pool, allocation: Allocation, fleet: str) -> dict[str, Any]:
-    command = worker_command(pool, f'"$PWD/{_TICKET}"', python=_PYTHON)
+    command = worker_command(pool, f'"$PWD/{_TICKET}"', python=RAY_PYTHON)
     body: dict[str, Any] = {
         "entrypoint": "\n".join((*pool.setup, f"exec {command}")),
         "submission_id": allocation.name,
@@ -260,15 +296,8 @@ def _body(pool: Pool, allocation: Allocation, fleet: str) -> dict[str, Any]:
             # Between TERM and KILL; 3 s otherwise.
             "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": f"{math.ceil(pool.end_margin_s)}"},
         },
-        "entrypoint_num_cpus": pool.each.cpu_cores,
-        "entrypoint_num_gpus": len(pool.each.gpus),
+        **{f"entrypoint_{name}": value for name, value in resources_of(pool).items()},
     }
-    if pool.each.ram_mb is not None:
-        body["entrypoint_memory"] = pool.each.ram_mb * MIB
-    if "resources" in pool.options:
-        # A name may contain colons, and no equals sign.
-        pairs = (one.partition("=") for one in pool.options["resources"].split(","))
-        body["entrypoint_resources"] = {name: float(number) for name, _, number in pairs}
     return body
 
 
@@ -295,7 +324,7 @@ def _status(job: Any, pool: Pool, fleet: str) -> AllocationStatus | None:
     if job.get("submission_id") != name:
         return None
     message = f"{job.get('message') or ''}"
-    message = _words(message.encode()) if message.startswith("Traceback") else one_line(message, 300)
+    message = words_of(message.encode()) if message.startswith("Traceback") else one_line(message, 300)
     if state is not AllocationState.ENDED:
         return AllocationStatus(
             id=id, backend_id=name, state=state, reason=message if state is AllocationState.WAITING else ""
@@ -317,27 +346,20 @@ def _end(job: Mapping[str, Any], message: str) -> tuple[AllocationCause, str]:
     elif job.get("error_type") in _BY_RAY:
         cause = AllocationCause.PREEMPTED
     elif isinstance(code, int):
-        return _CAUSES.get(code, AllocationCause.FAILED), f"exit {code}"
+        return EXIT_CAUSES.get(code, AllocationCause.FAILED), f"exit {code}"
     else:
         cause = AllocationCause.FINISHED if job["status"] == "SUCCEEDED" else AllocationCause.FAILED
     return cause, message
 
 
 def _failure(status: int, data: bytes, url: str) -> StokerError:
-    text = f"{origin(url)} answered {status}: {_words(data)}"
+    text = f"{origin(url)} answered {status}: {words_of(data)}"
     if status in (401, 403):
-        return NoBackend(f"Ray: {text}", hint=_TOKEN_HINT)
+        return NoBackend(f"Ray: {text}", hint=TOKEN_HINT)
     if status == 404:
         return NoBackend(f"Ray: {text}", hint="the Jobs interface needs ray[default] and a dashboard")
     return NoBackend(f"Ray: {text}")
 
 
 def _interface_hint(pool: Pool) -> str:
-    return f"open {_address(pool)}: it is the address of Ray's dashboard"
-
-
-def _words(data: bytes) -> str:
-    """Return the text of an answer; of a traceback its last line with words."""
-    lines = data[-_SHOWN_BYTES:].decode("utf-8", "replace").splitlines()
-    spoken = [line for line in lines if any(character.isalpha() for character in line)]
-    return one_line(spoken[-1], 400) if spoken else "no text"
+    return f"open {address_of(pool)}: it is the address of Ray's dashboard"

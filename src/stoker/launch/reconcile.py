@@ -2,7 +2,7 @@
 
 Pure. An allocation whose answer was lost is adopted if the backend shows it, and was never submitted if two looks do
 not find it. What the backend runs of ours without a live row is a stray, and is cancelled after a grace period. An
-allocation that the backend no longer knows is over.
+allocation that two looks do not find is over, but not while its worker sends heartbeats.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _EXITS = frozenset({AllocationCause.FINISHED, AllocationCause.FAILED, Allocation
 _LONGEST_TEXT = 500
 _LATEST_S = 1e11
 _LIVE = (AllocationState.WAITING, AllocationState.STARTED)
+_BEFORE_SERVING = (AllocationState.SUBMITTED, *_LIVE)
 
 
 @frozen
@@ -41,7 +42,9 @@ class LookMemory:
     strays: Mapping[str, float] = fresh(factory=dict)
     """Backend id → when it was first seen without a live row."""
     live: frozenset[str] = frozenset()
-    """Allocations that the last look found waiting or started."""
+    """Allocations that were waiting or started when a look last found them."""
+    ending: frozenset[str] = frozenset()
+    """Allocations that the backend is ending, before anybody drained them."""
 
 
 @frozen
@@ -63,35 +66,48 @@ def reconcile(
     *,
     now_s: float,
     cancelled: frozenset[str] = frozenset(),
+    silent: frozenset[str] = frozenset(),
 ) -> Reconciliation:
-    """Compare. `cancelled` are the allocations that this launcher cancelled itself."""
+    """Compare. `cancelled` are the allocations that this launcher cancelled itself.
+
+    `silent` are those whose workers have joined and send no heartbeat.
+    """
     rows = {one.id: one for one in allocations}
     seen = {one.id: one for one in statuses}
     moves: list[AllocationMove] = []
     cancels: list[str] = []
     unjoined: list[str] = []
     missed: dict[str, int] = {}
+    ending = set(memory.ending & rows.keys())
     for row in rows.values():
         status = seen.get(row.id)
         if row.is_over:
             if status is not None and row.cause is AllocationCause.FINISHED and status.cause in FREE_CAUSES:
                 # It said goodbye, because the backend had asked it to.
-                corrected = _end_cause(row, status, is_ours=row.id in cancelled, was_seen=False)
+                corrected = _end_cause(row, status, is_ours=row.id in cancelled)
                 moves.append(
                     AllocationMove(
                         id=row.id,
                         state=AllocationState.ENDED,
                         cause=corrected,
-                        message=one_line(status.reason, _LONGEST_TEXT),
+                        message=""
+                        if corrected is AllocationCause.CANCELLED
+                        else one_line(status.reason, _LONGEST_TEXT),
                     )
                 )
             continue
-        if status is None:
+        is_drained = row.state is AllocationState.DRAINING and row.id not in ending
+        is_ours = row.id in cancelled or is_drained
+        if status is None or status.is_lost:
             missed[row.id] = memory.missed.get(row.id, 0) + 1
-            move = _not_found(row, missed[row.id], now_s)
+            move = None
+            if row.state is not AllocationState.SERVING or row.id in silent:
+                was_seen = row.id in memory.live
+                move = _not_found(row, status, missed[row.id], now_s, is_ours=is_ours, was_seen=was_seen)
         else:
-            is_ours = row.id in cancelled or row.state is AllocationState.DRAINING
-            move = _found(row, status, is_ours=is_ours, was_seen=row.id in memory.live)
+            if status.state is AllocationState.DRAINING and may_move(row.state, AllocationState.DRAINING):
+                ending.add(row.id)
+            move = _found(row, status, is_ours=is_ours)
             if move is not None and move.cause is AllocationCause.NEVER_JOINED:
                 unjoined.append(row.id)
             if move is None and _never_joined(row, now_s):
@@ -113,17 +129,20 @@ def reconcile(
         cancels=tuple(cancels),
         unjoined=tuple(unjoined),
         memory=LookMemory(
-            missed=missed, strays=strays, live=frozenset(one.id for one in statuses if one.state in _LIVE)
+            missed=missed,
+            strays=strays,
+            live=frozenset(one.id for one in statuses if one.state in _LIVE) | (memory.live & missed.keys()),
+            ending=frozenset(ending),
         ),
     )
 
 
-def _found(row: Allocation, status: AllocationStatus, *, is_ours: bool, was_seen: bool) -> AllocationMove | None:
+def _found(row: Allocation, status: AllocationStatus, *, is_ours: bool) -> AllocationMove | None:
     """Return the change by what the backend shows; None if nothing changes."""
     state = status.state if may_move(row.state, status.state) else row.state
     cause = None
     if state is AllocationState.ENDED:
-        cause = _end_cause(row, status, is_ours=is_ours, was_seen=was_seen)
+        cause = _end_cause(row, status, is_ours=is_ours)
     elif (state, row.backend_id, row.reason) == (row.state, status.backend_id, status.reason) and (
         status.ends_s is None or row.ends_s is not None
     ):
@@ -135,35 +154,41 @@ def _found(row: Allocation, status: AllocationStatus, *, is_ours: bool, was_seen
         backend_id=one_line(status.backend_id, 200),
         reason=reason,
         cause=cause,
-        message=reason if cause is not None else "",
+        # Of our own end the backend's words are an exit status, which looks like a failure.
+        message=reason if cause not in (None, AllocationCause.CANCELLED) else "",
         ends_s=status.ends_s if status.ends_s is not None and 0 <= status.ends_s < _LATEST_S else None,
     )
 
 
-def _end_cause(row: Allocation, status: AllocationStatus, *, is_ours: bool, was_seen: bool) -> AllocationCause:
+def _end_cause(row: Allocation, status: AllocationStatus, *, is_ours: bool) -> AllocationCause:
     if status.cause in (AllocationCause.CANCELLED_THERE, AllocationCause.PREEMPTED) and is_ours:
         # A worker that ended because of our signal looks like a preempted one.
         return AllocationCause.CANCELLED
-    if status.cause is None:
-        # It is gone without a trace. Slurm forgets at once what is cancelled while it waits, and later all that ended.
-        if row.state in (AllocationState.SERVING, AllocationState.DRAINING):
-            return AllocationCause.FINISHED
-        return AllocationCause.CANCELLED_THERE if was_seen and not is_ours else AllocationCause.PREEMPTED
     if status.cause in _EXITS and row.serving_s is None and not is_ours:
         return AllocationCause.NEVER_JOINED
-    return status.cause
+    return status.cause or AllocationCause.FAILED
 
 
-def _not_found(row: Allocation, missed: int, now_s: float) -> AllocationMove | None:
+def _not_found(
+    row: Allocation, status: AllocationStatus | None, missed: int, now_s: float, *, is_ours: bool, was_seen: bool
+) -> AllocationMove | None:
     """Return the end of an allocation that the backend does not show; None if it may still appear."""
     if missed < MISSED_LOOKS or (row.state is AllocationState.PLANNED and now_s - row.planned_s < PLANNED_S):
         return None
     if row.state in (AllocationState.PLANNED, AllocationState.DOUBTFUL):
         cause, message = AllocationCause.NOT_SUBMITTED, "the backend never had it"
-    elif row.state is AllocationState.DRAINING:
-        cause, message = AllocationCause.FINISHED, ""
     else:
-        cause, message = AllocationCause.PREEMPTED, "the backend no longer knows it"
+        cause = AllocationCause.PREEMPTED
+        if is_ours:
+            cause = AllocationCause.CANCELLED
+        elif status is not None and status.cause is not None:
+            cause = status.cause
+        elif was_seen and row.state in _BEFORE_SERVING:
+            # Slurm forgets at once what is cancelled while it waits.
+            cause = AllocationCause.CANCELLED_THERE
+        message = status.reason if status is not None else "the backend no longer knows it"
+        if is_ours:
+            message = ""
     return AllocationMove(id=row.id, state=AllocationState.ENDED, cause=cause, message=message)
 
 

@@ -2,8 +2,9 @@
 
 It accepts TCP connections and passes their bytes to the coordinator's address, to no other. The bytes are TLS between
 worker and coordinator: the worker verifies the coordinator's certificate under its own name, and the relay reads and
-changes nothing. The number of connections is limited, in all and of each address, and so is what it buffers of each. A
-connection whose one direction has ended is closed soon after, and one whose peer vanished is found by keepalive.
+changes nothing. The number of connections is limited, in all, of each address and of each IPv6 network, and so is what
+it buffers of each. A connection whose one direction has ended is closed soon after, and one whose peer vanished is
+found by keepalive.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from functools import partial
 from typing import Any
 
 from stoker.core.errors import Unavailable
-from stoker.host.network import listen_addresses, listen_at
+from stoker.host.network import listen_addresses, listen_at, source_of
 
 PORT = 7718
 """The default port. It stays the same after a restart: workers have it for as long as they live."""
 MOST_CONNECTIONS = 900
 MOST_OF_ADDRESS = 64
+MOST_OF_NETWORK = 450
+"""Of a /64 of IPv6, all of which one machine may have. All nodes of a cluster may share one too."""
 CONNECT_S = 10.0
 END_S = 30.0
 """After the end of one direction, the other one has this long."""
+FAR_END_S = 5.0
+"""The same after the coordinator's end: it reads no more."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 _PIECE_BYTES = 1 << 16
 _START_S = 10.0
@@ -64,6 +69,7 @@ class Relay:
         self.count = 0
         """Open connections."""
         self._count_of_address: Counter[str] = Counter()
+        self._count_of_network: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._end: asyncio.Event | None = None
         self._is_ready = threading.Event()
@@ -94,11 +100,12 @@ class Relay:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             # None of a connection that has ended meanwhile.
             address = (writer.get_extra_info("peername") or ("",))[0]
-            if self.count >= self._most or self._count_of_address[address] >= self._most_of_address:
+            if self._is_full(address):
                 writer.transport.abort()
                 return
             self.count += 1
             self._count_of_address[address] += 1
+            self._count_of_network[source_of(address)] += 1
             task = self._loop.create_task(self._pass_on(reader, writer))
             tasks.add(task)
             task.add_done_callback(partial(ended, address, writer))
@@ -107,9 +114,10 @@ class Relay:
             tasks.discard(task)
             writer.transport.abort()
             self.count -= 1
-            self._count_of_address[address] -= 1
-            if not self._count_of_address[address]:
-                del self._count_of_address[address]
+            for counter, source in ((self._count_of_address, address), (self._count_of_network, source_of(address))):
+                counter[source] -= 1
+                if not counter[source]:
+                    del counter[source]
 
         servers = [await asyncio.start_server(accept, sock=one, limit=_PIECE_BYTES) for one in self._listening]
         self._is_ready.set()
@@ -121,6 +129,13 @@ class Relay:
         await asyncio.gather(*tasks, return_exceptions=True)
         # The sockets of aborted connections are closed in the loop's next turn.
         await asyncio.sleep(0)
+
+    def _is_full(self, address: str) -> bool:
+        return (
+            self.count >= self._most
+            or self._count_of_address[address] >= self._most_of_address
+            or self._count_of_network[source_of(address)] >= MOST_OF_NETWORK
+        )
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]
@@ -135,7 +150,8 @@ class Relay:
             ended, others = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
             # One of them may have failed.
             await asyncio.gather(*ended)
-            await asyncio.wait_for(_finish(others, writers), timeout=self._end_s)
+            end_s = self._end_s if copies[0] in ended else min(self._end_s, FAR_END_S)
+            await asyncio.wait_for(_finish(others, writers), timeout=end_s)
         except (OSError, TimeoutError):
             # The worker sees a connection that ends, and connects again.
             pass

@@ -15,6 +15,7 @@ version to version and ignores such a limit.
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections import Counter
@@ -28,7 +29,7 @@ from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from stoker.launch.commands import HostCommands
 from stoker.launch.hosts import OWN_FOLDER
-from stoker.launch.kit import Kits, check_python, is_kit_used, versions_command
+from stoker.launch.kit import Kits, check_python, is_kit_used, read_versions
 from stoker.launch.launchers import (
     FLEET_FOLDERS,
     MOST_TOGETHER,
@@ -45,18 +46,25 @@ from stoker.launch.launchers import (
 SUBMIT_LIMIT_S = 90.0
 """A busy slurmctld makes `sbatch` wait and try again; a site's MessageTimeout may be a minute."""
 _EPOCH = ("env", "SLURM_TIME_FORMAT=%s")
-_SQUEUE = (*_EPOCH, "squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%T|%S|%e|%r|%j|%k")
+_SQUEUE = (*_EPOCH, "squeue", "--me", "--array", "--states=all", "--format=%i|%T|%S|%e|%r|%j|%k")
+_HEADING = "JOBID|STATE|"
+"""Begins the first line that `squeue` prints. An answer without it is not Slurm's."""
+_PENDING = ("squeue", "--me", "--noheader", "--array", "--states=PENDING", "--format=%i")
 _SACCT = (*_EPOCH, "sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State,Start,End,ExitCode")
 _SHOW_JOB = ("scontrol", "--oneliner", "show", "job")
+_FAR_FOLDER = "~/.local/state/stoker/slurm"
+"""On the host of the commands, for pools that name none: compute nodes usually share home directories with it."""
 _LOG_BYTES = 4096
 _EXIT_CODE = re.compile(r"\bExitCode=([0-9]+:[0-9]+)")
 _MOST_EXIT_CODES = 1000
 _ID = re.compile(r"[0-9]+(_[0-9]+)?")
-_PARSABLE = re.compile(r"([0-9]+)(;\S+)?")
+_PARSABLE = re.compile(r"([0-9]{1,20})(;\S+)?")
 
 _WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
+_ENDING = frozenset({"COMPLETING", "STAGE_OUT"})
+"""Its processes have ended, or are being ended. The cause is shown when the nodes are free again."""
 # Of each other state the job still has its nodes.
 _CAUSES = {
     "COMPLETED": AllocationCause.FINISHED,
@@ -82,6 +90,8 @@ _DOUBTFUL = re.compile(r"[Tt]imed out|Zero Bytes|Transport endpoint|Message (sen
 _NOT_REACHED = re.compile(r"Unable to contact|Unable to resolve|Could not establish a configuration|Connection refused")
 # In the backend's text, in lower case.
 _HINTS = (
+    ("configuration source", "set SLURM_CONF, or via: the host that has Slurm's commands"),
+    ("unable to contact", "scontrol ping shows whether Slurm's controller runs"),
     ("partition", "options.partition: sinfo -o %P lists those that exist"),
     ("account", "options.account: sacctmgr show associations user=$USER lists yours"),
     ("association", "options.account: sacctmgr show associations user=$USER lists yours"),
@@ -97,7 +107,9 @@ class SlurmLauncher:
     """Starts workers through Slurm."""
 
     def __init__(self, commands: HostCommands, *, folder: str, python: str, kits: Kits | None = None) -> None:
-        """`folder` is shared with the compute nodes, for pools that name none; `python` has Stoker there.
+        """`folder` is shared with the compute nodes, for pools of this machine that name none.
+
+        `python` has Stoker there.
 
         Without `kits` the compute nodes have that interpreter, or the pool names one.
         """
@@ -119,6 +131,8 @@ class SlurmLauncher:
         folder = f"{self._base(pool)}/{fleet}"
         is_array = len(ids) > 1
         log = "%A_%a" if is_array else "%j"
+        # Slurm expands no `~`: a relative path begins where `sbatch` runs, which over SSH is the user's home.
+        output = f"{folder.removeprefix('~/')}/{log}.log"
         shape = [f"--time={math.ceil(pool.wall_s / 60)}", "--ntasks=1", f"--cpus-per-task={pool.each.cpu_cores}"]
         if pool.each.ram_mb is not None:
             shape.append(f"--mem={pool.each.ram_mb}M")
@@ -126,15 +140,15 @@ class SlurmLauncher:
             shape.append("--gres=" + ",".join(f"gpu:{kind}:{count}" for kind, count in gpus.items()))
         options = [
             [f"--job-name={allocations[0].name}", f"--comment={label_of(fleet, ids)}", "--no-requeue"],
-            [*([f"--array=0-{len(ids) - 1}"] if is_array else []), f"--output={folder}/{log}.log"],
+            [*([f"--array=0-{len(ids) - 1}"] if is_array else []), f"--output={output}"],
             shape,
             [f"--{name}={value}" if value else f"--{name}" for name, value in pool.options.items()],
         ]
         lines = ["#!/bin/bash", *(f"#SBATCH {' '.join(words)}" for words in options if words), *pool.setup]
-        ticket = shlex.quote(f"{folder}/{ids[0]}.ticket")
+        ticket = _quoted(f"{folder}/{ids[0]}.ticket")
         if is_array:
             lines.append(f"ids=({' '.join(ids)})")
-            ticket = shlex.quote(f"{folder}/") + '"${ids[$SLURM_ARRAY_TASK_ID]}.ticket"'
+            ticket = _quoted(f"{folder}/") + '"${ids[$SLURM_ARRAY_TASK_ID]}.ticket"'
         worker = worker_command(pool, ticket, python=self._python, spent="SECONDS")
         lines.append(f"exec srun --ntasks=1 --cpus-per-task={pool.each.cpu_cores} {worker}")
         return Rendered(
@@ -181,8 +195,13 @@ class SlurmLauncher:
             self._scancel(pool, ids)
             return
         # Without a signal Slurm kills after KillWait (30 s by default), whatever the worker still has to save.
-        self._scancel(pool, ["--state=PENDING", *ids])
         self._scancel(pool, ["--state=RUNNING", "--signal=TERM", *ids])
+        # By their ids alone: `--state=PENDING` with one member of an array cancels all that wait (Slurm 22.05).
+        reply = self._commands.read(pool.via, _PENDING)
+        if reply.exit_code:
+            raise NoBackend(f"squeue: {one_line(reply.err, 300)}", host=pool.via)
+        if waiting := set(reply.out.split()) & set(ids):
+            self._scancel(pool, sorted(waiting))
 
     def _scancel(self, pool: Pool, words: Sequence[str]) -> None:
         reply = self._commands.read(pool.via, ("scancel", *words))
@@ -191,15 +210,16 @@ class SlurmLauncher:
             raise NoBackend(f"scancel: {one_line(errors[0], 300)}", host=pool.via)
 
     def log(self, pool: Pool, allocation: Allocation) -> str:
-        if not allocation.backend_id:
+        if not _ID.fullmatch(allocation.backend_id):
             return ""
-        path = f"{shlex.quote(self._base(pool))}/*/{_checked_id(allocation.backend_id)}.log"
+        path = f"{_quoted(self._base(pool))}/*/{allocation.backend_id}.log"
         return self._shell(pool, f"tail -q -c {_LOG_BYTES} {path} 2>/dev/null").out
 
     def clean(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
         names = [f"*/{one.id}.ticket" for one in allocations]
-        names += [f"*/{_checked_id(one.backend_id)}.log" for one in allocations if one.backend_id]
-        base = shlex.quote(self._base(pool))
+        # A pool may have had another backend before.
+        names += [f"*/{one.backend_id}.log" for one in allocations if _ID.fullmatch(one.backend_id)]
+        base = _quoted(self._base(pool))
         self._shell(pool, f"cd {base} 2>/dev/null && {{ rm -f {' '.join(names)}; rmdir {FLEET_FOLDERS} 2>/dev/null; }}")
 
     def check(self, pool: Pool) -> tuple[Check, ...]:
@@ -207,44 +227,45 @@ class SlurmLauncher:
         try:
             version = self._commands.read(pool.via, ("sbatch", "--version"))
             answer = self._commands.read(pool.via, (*rendered.argv, "--test-only"), stdin=rendered.stdin)
-            limits = self._commands.read(pool.via, ("sinfo", "--noheader", "--format=%P|%l"))
+            limits = self._commands.read(pool.via, ("sinfo", "--all", "--noheader", "--format=%P|%l"))
             python = pool.python or self._python
-            base = shlex.quote(self._base(pool))
+            if self._kits is not None and is_kit_used(pool):
+                pythons = self._kits.check(pool)
+            else:
+                pythons = (check_python(read_versions(self._commands, pool, python), pool, python),)
+            trial = f"{_quoted(self._base(pool))}/.check$$"
             probe = self._shell(
                 pool,
-                f"{versions_command(python)}\n"
-                f"umask 077; mkdir -p {base} && : > {base}/.check && rm {base}/.check && echo writable",
+                f"{OWN_FOLDER}umask 077\nmkdir -p {trial} && cd {trial} && own_folder && echo writable\n"
+                f"rmdir {trial} 2>/dev/null",
             )
         except StokerError as error:
             return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
-        said, _, writable = probe.out.partition("\n")
         return (
-            Check("reached", CheckStatus.OK, f"{pool.via or 'this machine'}: {one_line(version.out, 80)}"),
+            _check_version(version, pool),
             _check_answer(answer),
-            _check_limit(limits.out, pool),
-            *(
-                self._kits.check(pool)
-                if self._kits is not None and is_kit_used(pool)
-                else (check_python(said, python),)
-            ),
+            _check_limit(limits, pool),
+            *pythons,
             Check("folder", CheckStatus.OK, f"{self._base(pool)} is writable")
-            if "writable" in writable
+            if "writable" in probe.out
             else Check("folder", CheckStatus.BAD, f"{self._base(pool)}: {one_line(probe.err, 200)}", "set folder"),
         )
 
     def _base(self, pool: Pool) -> str:
-        return pool.folder or self._folder
+        """Return the folder of all fleets' folders."""
+        return pool.folder or (_FAR_FOLDER if pool.via else self._folder)
 
     def _shell(self, pool: Pool, script: str) -> ProbeOutput:
         return self._commands.read(pool.via, ("sh", "-s"), stdin=f"main() {{\n{script}\n}}\nmain\n")
 
     def _write(self, rendered: Rendered, tickets: Mapping[str, str]) -> None:
         """Write the files, of mode 0600 from the first byte; the text goes through standard input."""
-        lines = ["main() {", "umask 077"]
+        lines = [OWN_FOLDER + "main() {", "umask 077"]
+        (folder,) = {os.path.dirname(path) for path in rendered.files}
+        # By relative names: the path may lead to another folder a moment later.
+        lines.append(f"mkdir -p {_quoted(folder)} && cd {_quoted(folder)} && own_folder || exit 73")
         for path, text in rendered.files.items():
-            folder, name = map(shlex.quote, path.rsplit("/", 1))
-            # By relative names: the path may lead to another folder a moment later.
-            lines.append(f"mkdir -p {folder} && cd {folder} && {OWN_FOLDER} || exit 73")
+            name = _quoted(os.path.basename(path))
             lines += [f"cat > {name}.new <<'END' && mv {name}.new {name} || exit 73"]
             lines += [fill(text, tickets).rstrip("\n"), "END"]
         reply = self._commands.read(rendered.where, ("sh", "-s"), stdin="\n".join([*lines, "}", "main", ""]))
@@ -272,7 +293,7 @@ class SlurmLauncher:
 
     def _recorded(self, pool: Pool, missing: Sequence[Allocation]) -> list[AllocationStatus]:
         """Return how allocations ended that Slurm's controller has forgotten, by its accounting if there is one."""
-        ids = ",".join(_checked_id(one.backend_id) for one in missing if one.backend_id)
+        ids = ",".join(one.backend_id for one in missing if _ID.fullmatch(one.backend_id))
         rows: dict[str, Sequence[str]] = {}
         if ids:
             try:
@@ -286,13 +307,14 @@ class SlurmLauncher:
 
 
 def _recorded_status(allocation: Allocation, row: Sequence[str] | None) -> AllocationStatus:
-    """Return what a row of the accounting shows; without one the allocation is over."""
+    """Return what a row of the accounting shows; without one the allocation is lost."""
     if row is None:
         return AllocationStatus(
             id=allocation.id,
             backend_id=allocation.backend_id,
             state=AllocationState.ENDED,
             reason="unknown to Slurm",
+            is_lost=True,
         )
     # `CANCELLED by 1000`
     word = row[1].partition(" ")[0]
@@ -309,9 +331,17 @@ def _recorded_status(allocation: Allocation, row: Sequence[str] | None) -> Alloc
 
 
 def read_queue(text: str, pool: Pool, *, fleet: str) -> list[AllocationStatus]:
-    """Read the output of `squeue`: our jobs of one pool."""
+    """Read the output of `squeue`: our jobs of one pool. Raises `NoBackend` if it is something else.
+
+    Lines before the heading are a shell's greetings. A comment of another job may have several lines.
+    """
+    lines = text.splitlines()
+    first = next((number for number, line in enumerate(lines, 1) if line.startswith(_HEADING)), None)
+    if first is None:
+        printed = one_line(text, 200)
+        raise NoBackend(f"squeue printed no list of jobs: {printed!r}", hint="squeue --me", host=pool.via)
     found = []
-    for line in text.splitlines():
+    for line in lines[first:]:
         words = line.split("|", 6)
         if len(words) != 7:
             continue
@@ -344,7 +374,14 @@ def _state(word: str) -> AllocationState:
     """Return what a state of Slurm means. An unknown one counts as started: its worker reports for itself."""
     if word in _CAUSES:
         return AllocationState.ENDED
+    if word in _ENDING:
+        return AllocationState.DRAINING
     return AllocationState.WAITING if word in _WAITING else AllocationState.STARTED
+
+
+def _quoted(path: str) -> str:
+    """Return a path as a word of a shell; one below the user's home begins with `~/`."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
 def _time(text: str) -> float | None:
@@ -371,6 +408,14 @@ def _hint(text: str) -> str:
     return next((hint for words, hint in _HINTS if words in text.lower()), "change the pool's options")
 
 
+def _check_version(reply: ProbeOutput, pool: Pool) -> Check:
+    where = pool.via or "this machine"
+    if reply.exit_code or not reply.out.strip():
+        text = one_line(reply.err, 300)
+        return Check("reached", CheckStatus.BAD, f"{where}: sbatch: {text or 'no output'}", _hint(text))
+    return Check("reached", CheckStatus.OK, f"{where}: {one_line(reply.out, 80)}")
+
+
 def _check_answer(reply: ProbeOutput) -> Check:
     text = one_line((reply.err or reply.out).replace("sbatch: ", ""), 300)
     if reply.exit_code:
@@ -378,19 +423,26 @@ def _check_answer(reply: ProbeOutput) -> Check:
     return Check("backend", CheckStatus.OK, text)
 
 
-def _check_limit(text: str, pool: Pool) -> Check:
+def _check_limit(reply: ProbeOutput, pool: Pool) -> Check:
     """Compare the time limit with the partition's: Slurm accepts more than that, and never starts it."""
-    limits = dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
+    limits = dict(line.split("|", 1) for line in reply.out.splitlines() if "|" in line)
     default = next((name for name in limits if name.endswith("*")), "")
     names = pool.options.get("partition", default.rstrip("*")).split(",")
+    if not limits:
+        text = one_line(reply.err, 300)
+        return Check("limits", CheckStatus.BAD, f"sinfo lists no partition{f': {text}' if text else ''}", _hint(text))
     found = {name: limits.get(name, limits.get(f"{name}*", "")) for name in names}
+    if missing := [name for name, limit in found.items() if not limit]:
+        what = f"no partition {', '.join(missing)}" if missing != [""] else "no default partition"
+        listed = ", ".join(name.rstrip("*") for name in limits)
+        return Check("limits", CheckStatus.BAD, f"{what}: sinfo lists {listed}", "set options.partition")
     over = {name: limit for name, limit in found.items() if (s := limit_s(limit)) is not None and s < pool.wall_s}
     if over and len(over) == len(found):
         listed = ", ".join(f"{name} {limit}" for name, limit in over.items())
         message = f"wall is {math.ceil(pool.wall_s / 60)} min, above the limit of partition {listed}"
         return Check("limits", CheckStatus.BAD, message, "Slurm would accept it and never start it: lower wall")
-    listed = ", ".join(f"{name} {limit}" for name, limit in found.items() if limit)
-    return Check("limits", CheckStatus.OK, f"partition {listed}" if listed else "no partition found by sinfo")
+    listed = ", ".join(f"{name} {limit}" for name, limit in found.items())
+    return Check("limits", CheckStatus.OK, f"partition {listed}")
 
 
 def limit_s(text: str) -> float | None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from stoker.core.clock import Clock
-from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, NoBackend, StaleLease, StokerError
+from stoker.core.errors import BadInput, Conflict, LaunchRefused, NoBackend, StaleLease, StokerError
 from stoker.core.frozen import changeable, changed, fresh, frozen
 from stoker.core.pool import (
     ID_CHARACTERS,
@@ -30,7 +30,7 @@ from stoker.core.pool import (
 )
 from stoker.core.text import one_line
 from stoker.launch.launchers import MOST_TOGETHER, Launcher, Rendered
-from stoker.launch.reconcile import LookMemory, reconcile
+from stoker.launch.reconcile import MISSED_LOOKS, LookMemory, reconcile
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import Ticket, ticket_to_text
 from stoker.protocol.launch_messages import MOST_AT_ONCE, AllocationMove, LaunchView
@@ -45,6 +45,7 @@ _TURN_S = 1.0
 _REST_S = 0.25
 _OVERDUE_S = 120.0
 """A worker whose time limit ended so long ago did not end by itself."""
+_STOP_LOOKS = 5
 _MOST_THREADS = 64
 _LONGEST_MESSAGE = 500
 
@@ -56,9 +57,11 @@ class WatchSettings:
     watcher: str
     """Unique for each start."""
     url: str
-    """Where workers reach the coordinator."""
+    """Where workers reach the coordinator; empty: it has no TLS, and serves only its own machine."""
     local_url: str
     """Where workers of this machine reach it."""
+    local_socket: str = ""
+    """Its Unix socket, if it has no TLS."""
     server_name: str = ""
     """The coordinator's host name in its certificate, if `url` is that of a relay; empty: the URL's host."""
     look_s: float = LOOK_S
@@ -76,10 +79,20 @@ class _Watched:
     seen_over: set[str] = fresh(factory=set)
     """Allocations that are over and whose files are not removed yet."""
     cleaned: set[str] = fresh(factory=set)
+    unclean: str = ""
+    """Why files could not be removed at the last look; the next one tries again, and nothing else waits for it."""
     deferred: set[str] = fresh(factory=set)
     """Requests of operators that could not be carried out before the last look."""
     problem: str = ""
     """The last error, which is logged once."""
+    reported: str = ""
+    """The last error as the coordinator has it."""
+    states: dict[str, AllocationState] = fresh(factory=dict)
+    """The last state of allocations whose end is not logged yet."""
+    start_at_s: float = 0.0
+    """Later than now, if the last request did not reach the backend."""
+    is_blind: bool = False
+    """The last look failed: nothing is started before one succeeds."""
 
 
 class Watcher:
@@ -107,6 +120,7 @@ class Watcher:
         self._tasks: dict[str, Future[None]] = {}
         self._held: dict[str, int] = {}
         self._pools_seen: dict[str, Pool] = {}
+        self._cut_off: set[str] = set()
         self._renew_at_s = 0.0
         self._is_closed = False
         self.turns = 0
@@ -142,6 +156,8 @@ class Watcher:
         busy = {name for name, task in self._tasks.items() if not task.done()}
         view = self._client.launch_view(wait_s)
         states = [state for state in view.pools if not self._pools or state.pool.name in self._pools]
+        if not self._settings.url:
+            states = self._local_only(states)
         self._lease(states)
         states = [state for state in states if state.pool.name in self._held]
         self._clean_removed(view, threads)
@@ -151,6 +167,15 @@ class Watcher:
             if state.pool.name not in busy:
                 epoch = self._held[state.pool.name]
                 self._tasks[state.pool.name] = threads.submit(self._serve_pool, state, epoch, view, decision)
+
+    def _local_only(self, states: Sequence[PoolState]) -> list[PoolState]:
+        """Return the pools whose workers reach a coordinator without TLS; log once that others start nothing."""
+        cut_off = [one.pool.name for one in states if one.pool.backend is not PoolBackend.LOCAL]
+        for name in set(cut_off) - self._cut_off:
+            error = needs_tls(self._settings.local_url)
+            self._log("launch_problem", {"pool": name, "why": error.message, "hint": error.hint})
+        self._cut_off.update(cut_off)
+        return [one for one in states if one.pool.name not in cut_off]
 
     def _clean_removed(self, view: LaunchView, threads: ThreadPoolExecutor) -> None:
         """Remove the files of pools that the cluster file no longer has, whose last allocation has ended."""
@@ -165,30 +190,60 @@ class Watcher:
 
     def _clean(self, pool: Pool, over: Sequence[Allocation]) -> None:
         cleaned = self._watched.pop(pool.name, _Watched()).cleaned
+        if left := [one for one in over if one.id not in cleaned]:
+            self._clean_files(pool, left)
+
+    def _clean_files(self, pool: Pool, over: Sequence[Allocation], problem: str = "") -> str:
+        """Remove files; return why they stay, if they do. `problem` is the last such reason, which is logged once."""
         try:
-            if left := [one for one in over if one.id not in cleaned]:
-                self._launcher(pool).clean(pool, left)
+            self._launcher(pool).clean(pool, over)
         except StokerError as error:
-            self._log("launch_problem", {"pool": pool.name, "why": str(error), "hint": error.hint})
+            if str(error) != problem:
+                self._log("launch_problem", {"pool": pool.name, "why": str(error), "hint": error.hint})
+            return str(error)
+        return ""
 
     def carry_out_requests(self, pool: str) -> None:
         """Do what operators requested of a pool, and nothing else, under its lease.
 
         Raises `Conflict` if another watcher has the lease, and the backend's error after the requests have it too.
         """
-        self._held.update(self._client.watch_pools(self._settings.watcher, (pool,), for_s=LEASE_S))
-        try:
-            epoch, watched = self._held[pool], _Watched()
-            with self._renewed(pool):
+        with self._leased(pool) as epoch:
+            watched = _Watched()
+            view = self._client.launch_view()
+            # First compare rows with the backend: what has ended no longer counts.
+            for state in _named(view, pool):
+                self._do(state, epoch, watched, view, LaunchDecision())
+            view = self._client.launch_view()
+            for state in _named(view, pool):
+                decision = _decide([state], view)
+                requested = tuple(start for start in decision.starts if start.request)
+                self._do(state, epoch, watched, view, changed(decision, starts=requested, cancels=()))
+
+    def carry_out_stops(self, pool: str) -> None:
+        """Cancel what operators stopped of a pool, under its lease; wait a moment for what had not served yet.
+
+        Raises `Conflict` if another watcher has the lease, and the backend's error.
+        """
+        with self._leased(pool) as epoch:
+            watched = _Watched()
+            for _ in range(_STOP_LOOKS):
                 view = self._client.launch_view()
-                # First compare rows with the backend: what has ended no longer counts.
                 for state in _named(view, pool):
                     self._do(state, epoch, watched, view, LaunchDecision())
-                view = self._client.launch_view()
-                for state in _named(view, pool):
-                    decision = _decide([state], view)
-                    requested = tuple(start for start in decision.starts if start.request)
-                    self._do(state, epoch, watched, view, changed(decision, starts=requested, cancels=()))
+                rows = self._client.launch_view().allocations
+                draining = [one for one in rows if one.pool == pool and one.state is AllocationState.DRAINING]
+                if all(one.serving_s is not None for one in draining):
+                    return
+                self._clock.sleep(_FIRST_LOOK_S)
+
+    @contextmanager
+    def _leased(self, pool: str) -> Iterator[int]:
+        """Take the lease of a pool within the block; return its epoch."""
+        self._held.update(self._client.watch_pools(self._settings.watcher, (pool,), for_s=LEASE_S))
+        try:
+            with self._renewed(pool):
+                yield self._held[pool]
         finally:
             self._let_go()
 
@@ -225,18 +280,29 @@ class Watcher:
             self._renew_at_s = now_s + LEASE_S / 3
         free = [state.pool.name for state in states if not state.watcher]
         names = [state.pool.name for state in states] if is_due else [name for name in free if name not in self._held]
-        for name in names:
+        new = {name for name in names if name not in self._watched}
+        others: dict[str, list[str]] = {}
+        news = [name for name in self._held if (one := self._watched.get(name)) and one.problem != one.reported]
+        for name in dict.fromkeys((*names, *news)):
             try:
-                epochs = self._client.watch_pools(self._settings.watcher, (name,), for_s=LEASE_S)
+                watched = self._watched.setdefault(name, _Watched())
+                problem = one_line(watched.problem, _LONGEST_MESSAGE)
+                epochs = self._client.watch_pools(self._settings.watcher, (name,), for_s=LEASE_S, problem=problem)
+                watched.reported = watched.problem
                 if name not in self._held:
                     self._log("pool_watched", {"pool": name, "epoch": epochs[name]})
                 self._held[name] = epochs[name]
             except (Conflict, ValueError) as error:
                 # A pool that the protocol does not accept stops no other.
-                if self._held.pop(name, None) is not None or name not in self._watched:
-                    hint = error.hint if isinstance(error, Conflict) else "give it another name"
+                if self._held.pop(name, None) is None and name not in new:
+                    continue
+                if isinstance(error, Conflict):
+                    others.setdefault(str(error.data.get("watcher", "another launcher")), []).append(name)
+                else:
+                    hint = "give it another name"
                     self._log("launch_problem", {"pool": name, "why": one_line(str(error), 300), "hint": hint})
-                self._watched.setdefault(name, _Watched())
+        for watcher, theirs in others.items():
+            self._log("launch_stands_by", {"pools": theirs, "watcher": watcher})
 
     def _let_go(self) -> None:
         for name in list(self._held):
@@ -280,9 +346,13 @@ class Watcher:
                     self._client.pause_pool(pool.name, one_line(pause.why, _LONGEST_MESSAGE))
                     self._log("pool_paused", {"pool": pool.name, "why": pause.why})
             for start in decision.starts:
-                if start.pool == pool.name and not self._is_closed:
-                    self._start(pool, epoch, start, view.fleet)
-                    watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, self._clock.monotonic_s() + _FIRST_LOOK_S
+                if start.pool != pool.name or self._is_closed or watched.is_blind:
+                    continue
+                if start.request or self._clock.monotonic_s() >= watched.start_at_s:
+                    is_reached = self._start(pool, epoch, start, view.fleet, watched)
+                    now_s = self._clock.monotonic_s()
+                    watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, now_s + _FIRST_LOOK_S
+                    watched.start_at_s = 0.0 if is_reached else now_s + self._settings.look_s
         except StokerError as error:
             if not isinstance(error, StaleLease):
                 requests = (one for one in view.requests if one.pool == pool.name and one.is_open)
@@ -301,18 +371,28 @@ class Watcher:
         """Compare rows with the backend if that is due, and write what changed."""
         now_s = self._clock.monotonic_s()
         rows = [one for one in view.allocations if one.pool == pool.name]
+        self._log_serving(pool, watched, rows)
         uncleaned = {one.id for one in rows if one.is_over} - watched.cleaned
         if uncleaned - watched.seen_over:
             # A worker has left: look soon, and remove its files.
             watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, min(watched.look_at_s, now_s + _FIRST_LOOK_S)
         watched.seen_over = uncleaned
-        if now_s < watched.look_at_s:
+        is_requested = any(one.pool == pool.name and one.is_open for one in view.requests)
+        if now_s < watched.look_at_s and not (watched.is_blind and is_requested):
             return
         launcher = self._launcher(pool)
         known = [one for one in rows if one.backend_id and not one.is_over]
+        watched.is_blind = True
         statuses = launcher.look(pool, fleet=view.fleet, known=known)
-        watched.problem = ""
-        found = reconcile(rows, statuses, watched.memory, now_s=view.now_s, cancelled=frozenset(watched.cancelled))
+        watched.is_blind, watched.problem = False, ""
+        found = reconcile(
+            rows,
+            statuses,
+            watched.memory,
+            now_s=view.now_s,
+            cancelled=frozenset(watched.cancelled),
+            silent=frozenset(view.silent),
+        )
         watched.memory = found.memory
         by_id = {one.id: one for one in rows}
         moves = [
@@ -325,15 +405,35 @@ class Watcher:
             launcher.cancel(pool, found.cancels)
             for backend_id in found.cancels:
                 self._log("stray_cancelled", {"pool": pool.name, "backend_id": backend_id})
-        self._write(pool, epoch, moves)
+        self._write(pool, epoch, moves, watched)
         running = {one.id for one in statuses if one.state is not AllocationState.ENDED}
         over = [one for one in rows if one.id in uncleaned - running]
         if over:
-            launcher.clean(pool, over)
-            watched.cleaned.update(one.id for one in over)
-        watched.pause_s = _FIRST_LOOK_S if moves else min(self._settings.look_s, watched.pause_s * 2)
+            for one in over:
+                # Its worker said goodbye. Had the backend told why, a move would have been written.
+                self._log_end(pool, watched, one.id, one.cause, one.message)
+            watched.unclean = self._clean_files(pool, over, watched.unclean)
+            if not watched.unclean:
+                watched.cleaned.update(one.id for one in over)
+        is_missed = any(count < MISSED_LOOKS for count in found.memory.missed.values())
+        watched.pause_s = _FIRST_LOOK_S if moves or is_missed else min(self._settings.look_s, watched.pause_s * 2)
         # A worker that serves or idles ends by itself; its machine tells the coordinator.
         watched.look_at_s = now_s + watched.pause_s
+
+    def _log_serving(self, pool: Pool, watched: _Watched, rows: Sequence[Allocation]) -> None:
+        for one in rows:
+            if one.is_over:
+                continue
+            is_new = watched.states.get(one.id, AllocationState.SERVING) is not AllocationState.SERVING
+            if is_new and one.state is AllocationState.SERVING:
+                self._log("allocation_serving", {"pool": pool.name, "allocation": one.id})
+            watched.states[one.id] = one.state
+
+    def _log_end(self, pool: Pool, watched: _Watched, id: str, cause: AllocationCause | None, why: str) -> None:
+        """Log the end of an allocation once."""
+        if watched.states.pop(id, None) is not None:
+            fields = {"pool": pool.name, "allocation": id, "cause": str(cause or ""), "why": why}
+            self._log("allocation_ended", fields)
 
     def _cancel(self, pool: Pool, epoch: int, watched: _Watched, view: LaunchView, decision: LaunchDecision) -> None:
         """Cancel what is not needed: first gently, and what still runs after the pool's margin plainly."""
@@ -341,7 +441,7 @@ class Watcher:
         for one in view.allocations:
             if one.pool != pool.name or one.is_over:
                 continue
-            if one.state is AllocationState.DRAINING:
+            if one.state is AllocationState.DRAINING and one.id not in watched.memory.ending:
                 unwanted.setdefault(one.id, "draining")
             elif one.ends_s is not None and view.now_s > one.ends_s + _OVERDUE_S:
                 unwanted.setdefault(one.id, "its time limit is over")
@@ -356,15 +456,21 @@ class Watcher:
             return
         # Before the backend cancels anything: after a restart it would look as if others had done it.
         draining = [one for one in new if rows[one].state is not AllocationState.DRAINING]
-        self._write(pool, epoch, [AllocationMove(id=one, state=AllocationState.DRAINING) for one in draining])
+        self._write(pool, epoch, [AllocationMove(id=one, state=AllocationState.DRAINING) for one in draining], watched)
         self._launcher(pool).cancel(pool, [rows[one].backend_id for one in new], is_gentle=True)
         watched.cancelled.update(dict.fromkeys(new, now_s))
         for id_ in new:
             self._log("allocation_cancelled", {"pool": pool.name, "allocation": id_, "why": unwanted[id_]})
         watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, now_s + _FIRST_LOOK_S
 
-    def _start(self, pool: Pool, epoch: int, start: StartAllocations, fleet: str) -> None:
-        """Plan allocations, and submit them; all are durable before the backend gets the first."""
+    def _start(self, pool: Pool, epoch: int, start: StartAllocations, fleet: str, watched: _Watched) -> bool:
+        """Plan allocations, and submit them; all are durable before the backend gets the first.
+
+        Return False if the backend was not reached.
+        """
+        settings, is_here = self._settings, pool.backend is PoolBackend.LOCAL
+        if not is_here and not settings.url:
+            raise needs_tls(settings.local_url)
         launcher = self._launcher(pool)
         # More than one message has are planned in the next turn.
         ids = [secrets.token_hex(ID_CHARACTERS // 2) for _ in range(min(start.count, MOST_AT_ONCE))]
@@ -376,21 +482,34 @@ class Watcher:
             for first in range(0, len(ids), MOST_TOGETHER)
         ]
         plans = [(one, start.wanted) for one in ids]
-        keys = self._client.plan_allocations(pool.name, epoch, plans, request=start.request)
-        settings, is_here = self._settings, pool.backend is PoolBackend.LOCAL
-        url, server_name = (settings.local_url, "") if is_here else (settings.url, settings.server_name)
+        try:
+            keys = self._client.plan_allocations(pool.name, epoch, plans, request=start.request)
+        except Conflict:
+            if not start.request:
+                raise
+            # Its operator withdrew it a moment ago.
+            self._log("request_withdrawn", {"pool": pool.name, "request": start.request})
+            return True
+        watched.states.update(dict.fromkeys(ids, AllocationState.PLANNED))
+        is_reached = True
+        where = (
+            {"url": settings.local_url, "socket": settings.local_socket}
+            if is_here
+            else {"url": settings.url, "server_name": settings.server_name}
+        )
         tickets = {
-            one.id: ticket_to_text(
-                Ticket(id=one.id.upper(), key=keys[one.id], url=url, name=one.machine, server_name=server_name)
-            )
+            one.id: ticket_to_text(Ticket(id=one.id.upper(), key=keys[one.id], name=one.machine, **where))
             for one in allocations
         }
         for rendered in together:
             outcome = fault or _submitted(launcher, rendered, {id_: tickets[id_] for id_ in rendered.ids})
-            for id_ in rendered.ids:
-                fields = {"pool": pool.name, "allocation": id_, "backend_id": outcome.backend_ids.get(id_, "")}
-                self._log(f"allocation_{outcome.state}", {**fields, "why": outcome.message or start.why})
-            self._write(pool, epoch, [outcome.move(id_) for id_ in rendered.ids])
+            is_reached = is_reached and outcome.state is not AllocationState.ENDED
+            if outcome.state is not AllocationState.ENDED:
+                for id_ in rendered.ids:
+                    fields = {"pool": pool.name, "allocation": id_, "backend_id": outcome.backend_ids.get(id_, "")}
+                    self._log(f"allocation_{outcome.state}", {**fields, "why": outcome.message or start.why})
+            self._write(pool, epoch, [outcome.move(id_) for id_ in rendered.ids], watched)
+        return is_reached
 
     def _prepare(self, launcher: Launcher, pool: Pool) -> tuple[Pool, _Outcome | None]:
         """Return the pool as its launcher renders it, and what is to become of requests if Stoker can't get there.
@@ -402,15 +521,20 @@ class Watcher:
         except LaunchRefused as error:
             return pool, _Outcome(state=AllocationState.REFUSED, message=_last_line(str(error)))
         except NoBackend as error:
-            return pool, _Outcome(state=AllocationState.DOUBTFUL, message=_last_line(str(error)))
+            return pool, _not_submitted(error)
 
-    def _write(self, pool: Pool, epoch: int, moves: Sequence[AllocationMove]) -> None:
+    def _write(self, pool: Pool, epoch: int, moves: Sequence[AllocationMove], watched: _Watched) -> None:
         for first in range(0, len(moves), MOST_AT_ONCE):
             self._client.move_allocations(pool.name, epoch, tuple(moves[first : first + MOST_AT_ONCE]))
         for move in moves:
             if move.state is AllocationState.ENDED:
-                fields = {"pool": pool.name, "allocation": move.id, "cause": str(move.cause or ""), "why": move.message}
-                self._log("allocation_ended", fields)
+                self._log_end(pool, watched, move.id, move.cause, move.message)
+
+
+def needs_tls(url: str) -> BadInput:
+    """Return the error of a pool whose workers can't reach a coordinator without TLS."""
+    hint = "serve other machines with TLS: stoker serve --listen 0.0.0.0; without it only local pools start"
+    return BadInput(f"the coordinator at {url} serves only its own machine", hint=hint)
 
 
 def _named(view: LaunchView, pool: str) -> list[PoolState]:
@@ -437,10 +561,21 @@ class _Outcome:
     message: str = ""
 
     def move(self, id: str) -> AllocationMove:
-        cause = AllocationCause.REFUSED if self.state is AllocationState.REFUSED else None
+        cause = _OUTCOME_CAUSES.get(self.state)
         return AllocationMove(
             id=id, state=self.state, backend_id=self.backend_ids.get(id, ""), cause=cause, message=self.message
         )
+
+
+_OUTCOME_CAUSES = {
+    AllocationState.REFUSED: AllocationCause.REFUSED,
+    AllocationState.ENDED: AllocationCause.NOT_SUBMITTED,
+}
+
+
+def _not_submitted(error: NoBackend) -> _Outcome:
+    """Return the outcome of a request that certainly did not reach its backend."""
+    return _Outcome(state=AllocationState.ENDED, message=_last_line(str(error)))
 
 
 def _submitted(launcher: Launcher, rendered: Rendered, tickets: Mapping[str, str]) -> _Outcome:
@@ -448,10 +583,10 @@ def _submitted(launcher: Launcher, rendered: Rendered, tickets: Mapping[str, str
         return _Outcome(state=AllocationState.SUBMITTED, backend_ids=launcher.submit(rendered, tickets))
     except LaunchRefused as error:
         return _Outcome(state=AllocationState.REFUSED, message=_last_line(str(error)))
-    except LaunchDoubtful as error:
-        return _Outcome(state=AllocationState.DOUBTFUL, message=_last_line(str(error)))
+    except NoBackend as error:
+        return _not_submitted(error)
     except StokerError as error:
-        # Its command never ran, or nobody knows: the next looks find out.
+        # Nobody knows: the next looks find out.
         return _Outcome(state=AllocationState.DOUBTFUL, message=_last_line(str(error)))
 
 

@@ -327,12 +327,13 @@ class FleetClient(CoordinatorClient):
         """
         return self._get("/v1/launch", LaunchView, {"wait_s": wait_s or None}, waits_s=wait_s)
 
-    def watch_pools(self, watcher: str, pools: Sequence[str], for_s: float) -> dict[str, int]:
+    def watch_pools(self, watcher: str, pools: Sequence[str], for_s: float, *, problem: str = "") -> dict[str, int]:
         """Watch pools, or for longer, all or none; return their epochs. For 0 s: watch them no longer.
 
+        `problem` is why it can't work with their backend now, for operators to read.
         Raises `Conflict` if another launcher watches one of them.
         """
-        asked = WatchRequest(watcher=watcher, pools=tuple(pools), for_s=for_s)
+        asked = WatchRequest(watcher=watcher, pools=tuple(pools), for_s=for_s, problem=problem)
         return self._ask("/v1/pools/watch", WatchResponse, asked).epochs
 
     def plan_allocations(

@@ -20,6 +20,7 @@ from stoker.core.frozen import changed, fields_of, frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
 from stoker.host.durable import read_regular, read_secret, translated, write_file
+from stoker.host.folders import make_state
 from stoker.host.http.exchange import FleetIdentity
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 
@@ -67,8 +68,7 @@ def withdraw(state: str) -> None:
 
 def announce_start(state: str) -> None:
     """Record that this process is starting the coordinator of this home: commands wait for it."""
-    with translated(state):
-        os.makedirs(state, exist_ok=True)
+    make_state(state)
     write_file(os.path.join(state, STARTING_NAME), dumps(mine().to_dict()).encode())
 
 
@@ -205,6 +205,7 @@ def write_joined(
 def make_folder(state: str) -> str:
     """Create the folder of memberships, for our user only, and return its path."""
     folder = os.path.join(state, FOLDER)
+    make_state(state)
     with translated(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)
         os.chmod(folder, 0o700)

@@ -21,6 +21,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import os
 import re
 from typing import Annotated, Any, Final, Literal
 
@@ -32,7 +33,7 @@ from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
 from stoker.core.text import NODE_NAME_RULE, is_node_name, one_line, some_of, whole_number
-from stoker.host.http.exchange import read_address
+from stoker.host.http.exchange import is_this_computer, read_address
 from stoker.protocol.codec import StrictRequest, WireMessage
 from stoker.protocol.lease_messages import Name, Seconds
 
@@ -303,7 +304,7 @@ LARGEST_TICKET_BYTES = 4096
 _TICKET_VERSION = 1
 _TICKET_ID = re.compile(r"[0-9A-Z]{2,8}")
 _TICKET_KEY = re.compile(r"[0-9a-f]{64}")
-_TICKET_FIELDS = ("v", "id", "key", "url", "name", "server_name")
+_TICKET_FIELDS = ("v", "id", "key", "url", "name", "server_name", "socket")
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_.:%-]{0,253}")
 _MOST_NAMED = 5
 
@@ -317,10 +318,12 @@ class Ticket:
     key: str
     """32 random bytes in hex: the key of the proofs."""
     url: str
-    """`https://HOST:PORT`"""
+    """`https://HOST:PORT`; `http://HOST:PORT` of this machine with `socket`."""
     name: str
     server_name: str = ""
     """The coordinator's host name in its certificate, if a relay has the address; empty: the URL's host."""
+    socket: str = ""
+    """The Unix socket of a coordinator without TLS, on this machine. Its kernel identifies the worker's user."""
 
     def __repr__(self) -> str:
         return f"Ticket(id={self.id!r}, url={self.url!r}, name={self.name!r})"
@@ -329,7 +332,8 @@ class Ticket:
 def ticket_to_text(ticket: Ticket) -> str:
     """Return the content of a ticket's file."""
     body = {"v": _TICKET_VERSION, "id": ticket.id, "key": ticket.key, "url": ticket.url, "name": ticket.name}
-    return dumps({**body, "server_name": ticket.server_name} if ticket.server_name else body) + "\n"
+    optional = {"server_name": ticket.server_name, "socket": ticket.socket}
+    return dumps(body | {name: text for name, text in optional.items() if text}) + "\n"
 
 
 def read_ticket(data: bytes) -> Ticket:
@@ -341,9 +345,11 @@ def read_ticket(data: bytes) -> Ticket:
         faults.append("id is not 2 to 8 digits and capitals")
     if not _TICKET_KEY.fullmatch(texts["key"]):
         faults.append("key is not 64 hexadecimal digits")
-    texts["url"] = _secure_origin(texts["url"])
+    texts["url"] = _ticket_origin(texts["url"], texts["socket"])
     if not texts["url"]:
-        faults.append("url is not https://HOST:PORT")
+        faults.append("url is not https://HOST:PORT, nor of this machine with a socket")
+    if texts["socket"] and not os.path.isabs(texts["socket"]):
+        faults.append("socket is not an absolute path")
     if not is_node_name(texts["name"]):
         faults.append(f"name is not valid: {NODE_NAME_RULE}")
     if not _SERVER_NAME.fullmatch(texts["server_name"]):
@@ -371,14 +377,17 @@ def _ticket_fields(data: bytes) -> dict[str, Any]:
     return {**raw, "v": version}
 
 
-def _secure_origin(url: str) -> str:
-    """Return `https://HOST:PORT`; empty if the URL is anything else."""
+def _ticket_origin(url: str, socket: str) -> str:
+    """Return `https://HOST:PORT`, or with a socket `http://HOST:PORT` of this machine; empty for any other URL."""
     try:
         address = read_address(url)
     except BadInput:
         return ""
-    is_origin = address.origin.scheme == "https" and address.target == "/" and not address.authorization
-    return str(address.origin) if is_origin else ""
+    if address.target != "/" or address.authorization:
+        return ""
+    is_plain = address.origin.scheme == "http" and is_this_computer(address.origin.host)
+    is_reached = is_plain if socket else address.origin.scheme == "https"
+    return str(address.origin) if is_reached else ""
 
 
 def _invalid_ticket(*faults: str) -> TicketRefused:

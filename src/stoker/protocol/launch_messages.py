@@ -41,7 +41,7 @@ Moment = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 PoolShapeFacts = Annotated[PoolShape, Checked(is_open=True, gpus=tuple[Annotated[PoolGpu, Checked(is_open=True)], ...])]
 PoolFacts = Annotated[Pool, Checked(is_rechecked=False, is_open=True, each=PoolShapeFacts, found=PoolShapeFacts | None)]
 PoolStateFacts = Annotated[
-    PoolState, Checked(is_rechecked=False, is_open=True, pool=PoolFacts, paused=Line, watcher=Line)
+    PoolState, Checked(is_rechecked=False, is_open=True, pool=PoolFacts, paused=Line, watcher=Line, problem=Line)
 ]
 AllocationFacts = Annotated[
     Allocation,
@@ -114,6 +114,8 @@ class WatchRequest(StrictRequest):
     """Unique for each start of a launcher."""
     pools: Annotated[tuple[PoolName, ...], Field(min_length=1, max_length=MOST_AT_ONCE)]
     for_s: Annotated[float, Field(ge=0, le=MOST_WATCH_S)]
+    problem: Text = ""
+    """Why it can't work with the backend of these pools now; empty: it can."""
 
 
 class WatchResponse(WireMessage):

@@ -131,12 +131,25 @@ class Durations:
 
 UNKNOWN_S = 600.0
 """How long a job without any estimate is taken to last where amounts of work are compared."""
+LEAST_PROGRESS_S = 120.0
+"""A job that has saved a checkpoint makes progress in this time: it starts, loads the checkpoint, and trains."""
 _STEP = log(1.1)
 """Estimates closer than this factor are one type."""
 _LEAST_S, _MOST_S = 1e-3, 1e9
 """Estimates beyond these count as these."""
 _MASKS_KNOWN = 50_000
 _FEW = 40
+
+
+def least_time_s(takes_s: float | None, *, has_checkpoint: bool) -> float:
+    """Return for how long a machine must still take part so that a job may start there.
+
+    Without a checkpoint that is the whole duration, as far as it is known. A job that has saved one continues
+    elsewhere, and only has to make progress. Saving at the end is not part of it: machines stop that much earlier.
+    """
+    if takes_s is None:
+        return 0.0
+    return min(takes_s, LEAST_PROGRESS_S) if has_checkpoint else takes_s
 
 
 def rounded_s(expected_s: float) -> float:
@@ -157,16 +170,19 @@ class JobType:
 
     __slots__ = (
         "bits", "cpu_number", "cpu_shape", "cpu_speed", "device_count", "device_number", "device_shape",
-        "expected_s", "index", "is_known", "options", "shape",
+        "expected_s", "has_checkpoint", "index", "is_known", "options", "shape",
     )  # fmt: skip
 
-    def __init__(self, index: int, shape: PlacementShape, expected_s: float, *, is_known: bool) -> None:
+    def __init__(
+        self, index: int, shape: PlacementShape, expected_s: float, *, is_known: bool, has_checkpoint: bool
+    ) -> None:
         self.index = index
         self.shape = shape
         self.expected_s = expected_s
         """How long one takes on a device of speed 1."""
         self.is_known = is_known
         """True if it is an estimate; otherwise it is unknown."""
+        self.has_checkpoint = has_checkpoint
         self.device_number: int | None = None
         self.cpu_number: int | None = None
         self.device_shape: PlacementShape | None = None
@@ -176,6 +192,10 @@ class JobType:
         self.options: list[RunOption] = []
         self.cpu_speed = 1.0 if shape.wish is DevicePreference.NEVER else CPU_SPEED
         self.device_count = shape.device_count if shape.takes_devices else 0
+
+    def least_s(self, speed: float) -> float:
+        """Return for how long a machine of a speed must still take part so that a job may start there."""
+        return least_time_s(self.expected_s / speed if self.is_known else None, has_checkpoint=self.has_checkpoint)
 
     def placed_shape(self, *, on_devices: bool) -> PlacementShape:
         """Return as what a job is placed that has devices, or has none."""
@@ -202,7 +222,7 @@ class JobTypes:
         """By bit number."""
         self.devices = 0
         """The bits of placements on devices."""
-        self._known: dict[tuple[PlacementShape, int | None], JobType] = {}
+        self._known: dict[tuple[PlacementShape, int | None, bool], JobType] = {}
         self._by_shape: dict[int, int] = {}
         self._expanded: dict[int, int] = {}
         self._pickers: dict[int, Picker] = {}
@@ -212,11 +232,14 @@ class JobTypes:
         """Return the type of a job, and whether it is new. Without an estimate jobs of one shape are one type."""
         shape = self._index.shape_of(wanted)
         bucket = None if expected_s is None else _bucket(expected_s)
-        known = self._known.get((shape, bucket))
+        key = (shape, bucket, wanted.has_checkpoint)
+        known = self._known.get(key)
         if known is not None:
             return known, False
         lasts_s = UNKNOWN_S if bucket is None else exp(bucket * _STEP)
-        made = self._known[shape, bucket] = JobType(len(self.types), shape, lasts_s, is_known=bucket is not None)
+        made = self._known[key] = JobType(
+            len(self.types), shape, lasts_s, is_known=bucket is not None, has_checkpoint=wanted.has_checkpoint
+        )
         self.types.append(made)
         for on_devices, unless, wish in (
             (True, DevicePreference.NEVER, DevicePreference.REQUIRE),

@@ -13,21 +13,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stoker.core.capability import Capability
+from stoker.core.device import MIB
 from stoker.core.errors import LaunchRefused
-from stoker.core.frozen import changeable, fresh, frozen
-from stoker.core.machine import Demand, Gpu, Node
+from stoker.core.frozen import changeable, changed, fresh, frozen
+from stoker.core.machine import Demand, Gpu, Node, SchedulableJob
 from stoker.core.pool import (
     Allocation,
     AllocationCause,
     AllocationState,
     LaunchRequest,
     Pool,
+    PoolBackend,
     PoolGpu,
     PoolShape,
     PoolState,
 )
 from stoker.core.text import counted, format_duration
+from stoker.devices.admission import above_floor_bytes
 from stoker.scheduler.fit import PlacementShape
+from stoker.scheduler.job_types import least_time_s
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.offers import NodeOffer, node_of, offer_of
 from stoker.scheduler.reasons import obstacles
@@ -69,7 +73,7 @@ class AnswerRequest:
     id: str
     why: str
     code: str = ""
-    """Of the error because of which none starts; empty: none is needed, or none would help."""
+    """Of the error because of which none starts; empty: none is needed."""
 
 
 @frozen
@@ -167,15 +171,16 @@ def offer_for(pool: Pool, name: str) -> NodeOffer:
         ram_mb=shape.ram_mb,
         slots=shape.slots,
     )
-    return offer_of(node)
+    # The worker offers the declared RAM if its machine has more than that: the system reserve is the machine's.
+    return changed(offer_of(node), ram_bytes=None if shape.ram_mb is None else shape.ram_mb * MIB)
 
 
 def detected_shape(declared: PoolShape, capability: Capability) -> PoolShape:
-    """Return what a machine of a pool was found to have, at most what was requested for it."""
+    """Return what jobs may use of a machine of a pool, as detected, at most what was requested for it."""
     node = node_of(capability)
     detected = PoolShape(
         cpu_cores=capability.cpu_cores,
-        ram_mb=node.ram_mb,
+        ram_mb=None if node.ram_mb is None else above_floor_bytes(node.ram_mb * MIB) // MIB,
         gpus=tuple(PoolGpu(type=gpu.type, vram_mb=gpu.vram_mb) for gpu in node.gpus),
     )
     return declared.smaller(detected)
@@ -183,11 +188,29 @@ def detected_shape(declared: PoolShape, capability: Capability) -> PoolShape:
 
 def why_unfit(pool: Pool, idle: NodeOffer, job: Demand, shape: PlacementShape) -> str:
     """Return why no machine of a pool could ever take such a job, by what an idle one offers; empty if one could."""
-    time_s = pool.wall_s - pool.end_margin_s
-    if job.takes_s is not None and job.takes_s > time_s:
-        return f"needs {format_duration(job.takes_s)}; its time limit leaves {format_duration(time_s)}"
+    if not _has_time(pool, job):
+        left_s = pool.wall_s - pool.end_margin_s
+        return f"needs {needed_time(job.takes_s, job.job)}; its time limit leaves {format_duration(left_s)}"
     why = "; ".join(one.why for one in obstacles(shape, idle))
     return f"{why} ({pool.lacks})" if why and pool.lacks else why
+
+
+def _has_time(pool: Pool, job: Demand) -> bool:
+    """Return True if such a job may start on a new machine of a pool."""
+    least_s = least_time_s(job.takes_s, has_checkpoint=job.job.has_checkpoint)
+    return least_s <= pool.wall_s - pool.end_margin_s
+
+
+def needed_time(takes_s: float | None, job: SchedulableJob) -> str:
+    """Return the time that a machine must have left for a job, in words."""
+    least_s = least_time_s(takes_s, has_checkpoint=job.has_checkpoint)
+    if takes_s is not None and least_s < takes_s:
+        return f"{format_duration(least_s)} to continue from its checkpoint"
+    return format_duration(least_s)
+
+
+CUT_OFF = "the coordinator serves only its own machine: stoker serve --listen 0.0.0.0"
+"""Why a pool of other machines starts nothing if the coordinator has no TLS."""
 
 
 @frozen
@@ -196,11 +219,11 @@ class PoolVerdict:
 
     pool: str
     text: str
-    helps: bool
-    """True if a machine of it is on its way, or could be started for the job."""
+    order: int | None
+    """Lower: it helps sooner, from a machine on its way to one that starts only by hand; None: it can't help."""
 
 
-def explain_pools(
+def explain_pools(  # noqa: PLR0913 - what a launcher decides by
     waiting: Demand,
     pools: Sequence[PoolState],
     allocations: Sequence[Allocation],
@@ -208,8 +231,12 @@ def explain_pools(
     now_s: float,
     machines: int = 1,
     requests: Iterable[LaunchRequest] = (),
+    is_reachable: bool = True,
 ) -> tuple[PoolVerdict, ...]:
-    """Return for each pool what it does for a waiting job, or why it does nothing."""
+    """Return for each pool what it does for a waiting job, or why it does nothing.
+
+    Without `is_reachable` only workers of this machine can join: the coordinator has no TLS.
+    """
     verdicts = []
     for state in pools:
         pool = state.pool
@@ -217,21 +244,25 @@ def explain_pools(
         coming = [one for one in mine if one.is_idle_room]
         decision = decide([state], [waiting], mine, now_s=now_s, machines=machines, requests=requests)
         shape = NodeIndex().shape_of(waiting.job)
-        why = why_unfit(pool, offer_for(pool, pool.name), waiting, shape)
-        if why:
-            verdicts.append(PoolVerdict(pool=pool.name, text=why, helps=False))
-        elif coming and not decision.starts and not decision.unplaced:
-            first = min(coming, key=lambda one: one.planned_s)
+        is_watched = bool(state.watcher) and state.watched_until_s >= now_s
+        order: int | None = None
+        text = why_unfit(pool, offer_for(pool, pool.name), waiting, shape)
+        if not text and coming and not decision.starts and not decision.unplaced:
+            first = min(coming, key=lambda one: (one.state is AllocationState.DOUBTFUL, one.planned_s))
             said = f", {pool.backend}: {first.reason}" if first.reason else ""
             text = f"requested {format_duration(now_s - first.planned_s)} ago{said}"
-            verdicts.append(PoolVerdict(pool=pool.name, text=text, helps=True))
-        elif decision.holds:
-            verdicts.append(PoolVerdict(pool=pool.name, text=decision.holds[0].why, helps=not state.paused))
-        elif not state.watcher or state.watched_until_s < now_s:
-            text = "a machine of it would fit; nobody watches it: stoker launch watch"
-            verdicts.append(PoolVerdict(pool=pool.name, text=text, helps=True))
-        else:
-            verdicts.append(PoolVerdict(pool=pool.name, text="a machine of it is about to be requested", helps=True))
+            order = 3 if first.state is AllocationState.DOUBTFUL else 0
+        elif not (text or is_reachable or state.paused) and pool.backend is not PoolBackend.LOCAL:
+            text = CUT_OFF
+        elif not text and decision.holds:
+            text = decision.holds[0].why
+            if not state.paused:
+                order = 5 if not pool.is_automatic else 2 if is_watched else 4
+        elif not text and not is_watched:
+            text, order = "a machine of it would fit; nobody watches it: stoker launch watch", 4
+        elif not text:
+            text, order = "a machine of it is about to be requested", 1
+        verdicts.append(PoolVerdict(pool=pool.name, text=text, order=order))
     return tuple(verdicts)
 
 
@@ -284,10 +315,10 @@ class _Budget:
         pool = self.pool
         if self.paused or self.brake:
             return f"paused: {self.paused or self.brake}"
-        if not pool.is_automatic and not self.eager:
-            return f"starts only by hand: stoker launch {pool.name}"
         if self.live + self.new >= pool.max:
             return f"all {counted(pool.max, 'machine')} of it requested"
+        if not pool.is_automatic and not self.eager:
+            return f"starts only by hand: stoker launch {pool.name}"
         if self.waiting + self.new >= pool.backlog:
             return f"{counted(self.waiting + self.new, 'allocation')} waiting already (backlog {pool.backlog})"
         return self._hours_text() if self.is_used_up else ""
@@ -314,8 +345,8 @@ class _Budget:
         elif not request.count:
             self.eager.append(request)
         elif self.live + self.new + request.count > self.pool.max:
-            most = counted(self.pool.max, "machine")
-            self._refuse(request, f"{self.live + self.new} of at most {most} requested already")
+            requested = f"{self.live + self.new} requested"
+            self._refuse(request, f"{request.count} more would exceed max {self.pool.max} ({requested})")
         elif self.is_used_up:
             self._refuse(request, self._hours_text())
         else:
@@ -357,7 +388,10 @@ class _Budget:
             hold = next((one for one in holds if one.pool == self.pool.name), None)
             job = f" for {hold.jobs[0]}" if hold is not None and hold.jobs else ""
             why = f"no allocation{job}: {hold.why}" if hold is not None else "no waiting job needs a machine"
-            self.answers += [AnswerRequest(pool=self.pool.name, id=request.id, why=why) for request in self.eager]
+            code = LaunchRefused.code if hold is not None else ""
+            self.answers += [
+                AnswerRequest(pool=self.pool.name, id=request.id, why=why, code=code) for request in self.eager
+            ]
         return self.answers
 
     def cancels(self, used: set[str], now_s: float) -> list[CancelAllocation]:
@@ -400,7 +434,7 @@ class _Packing:
         """Place jobs on machines that are on their way; return how many are left."""
         left = demand.count
         for pool, machine in self._machines:
-            if demand.takes_s is None or demand.takes_s <= pool.wall_s - pool.end_margin_s:
+            if _has_time(pool, demand):
                 left -= self._fill(machine, shape, left)
         return left
 

@@ -12,7 +12,7 @@ from math import inf
 from operator import or_
 
 from stoker.scheduler.fit import PlacementShape, is_wished, shares
-from stoker.scheduler.job_types import UNKNOWN_S, JobType, JobTypes
+from stoker.scheduler.job_types import LEAST_PROGRESS_S, UNKNOWN_S, JobType, JobTypes
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.prices import RESOURCES, Pricer, Prices, RunOption, run_options
 from stoker.scheduler.score import CPU_SPEED
@@ -28,7 +28,7 @@ class NodeTable:
 
     __slots__ = (
         "arrived_s", "by_length", "cheap", "count", "ever", "fast", "gap_s", "here_s", "leaving", "less_wanted",
-        "longest_s", "needs", "number", "offer", "own", "own_cpu", "own_devices", "patience", "slow", "speed",
+        "longest_s", "needs", "number", "offer", "own", "own_cpu", "own_devices", "patience", "saving", "slow", "speed",
         "staying", "tiers", "times", "unknown", "wanted",
     )  # fmt: skip
 
@@ -57,6 +57,8 @@ class NodeTable:
         """What runs about as fast here as anywhere."""
         self.unknown = 0
         """Work of unknown duration."""
+        self.saving = 0
+        """Work that has saved a checkpoint."""
         self.wanted = 0
         """What prefers this node type to others that could run it."""
         self.less_wanted = 0
@@ -122,8 +124,9 @@ class NodeTable:
         return shortest_s
 
     def within(self, seconds: float) -> int:
-        """Return what is over after this time, or has no estimate; nothing if no time is left."""
-        return self.times.upto(seconds) | self.unknown if seconds > 0.0 else 0
+        """Return what may start in this time, by `least_time_s`; nothing if no time is left."""
+        found = self.times.upto(seconds) | self.unknown if seconds > 0.0 else 0
+        return found | self.saving if seconds >= LEAST_PROGRESS_S else found
 
 
 class AmountSteps:
@@ -240,7 +243,7 @@ class NodeTables:
     def is_counted(self, one: JobType, option: RunOption, now_s: float) -> bool:
         """Return whether a job may wait for a node type: for machines that are there, and stay for long enough."""
         table = self.tables[option.node_type]
-        takes_s = one.expected_s / option.speed if one.is_known else 0.0
+        takes_s = one.least_s(option.speed)
         return table.count > 0 and (not table.leaving or takes_s <= table.ends_s - now_s)
 
     def refresh(self, now_s: float) -> bool:
@@ -342,7 +345,7 @@ class NodeTables:
         """Find when the next job type takes longer than the last machines of some node type stay."""
         ends = {table.number: table.ends_s for table in self.tables if table.leaving and not table.staying}
         last_starts = [
-            ends[option.node_type] - (one.expected_s / option.speed if one.is_known else 0.0)
+            ends[option.node_type] - one.least_s(option.speed)
             for one in (self._types.types if ends else ())
             for option in one.options
             if option.node_type in ends
@@ -395,6 +398,8 @@ class NodeTables:
             table.here_s[number] = here_s
         else:
             table.unknown |= bit
+        if one.has_checkpoint:
+            table.saving |= bit
         if not one.is_known:
             table.fast |= bit
         elif is_fast(here_s, self.fastest_s[one.index]):

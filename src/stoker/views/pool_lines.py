@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.core.frozen import fields_of, frozen
 from stoker.core.jsontext import to_plain
-from stoker.core.pool import Allocation, AllocationState, LaunchRequest, PoolState, staying
+from stoker.core.pool import (
+    Allocation,
+    AllocationCause,
+    AllocationState,
+    LaunchRequest,
+    PoolBackend,
+    PoolState,
+    staying,
+)
 from stoker.core.text import counted, format_duration, one_line
 from stoker.devices.checkup import Check, CheckStatus
-from stoker.scheduler.launching import LaunchDecision
+from stoker.scheduler.launching import CUT_OFF, LaunchDecision
 from stoker.views.text_tables import ago, moment
 
 if TYPE_CHECKING:
@@ -19,7 +27,6 @@ if TYPE_CHECKING:
 POOL_HEADER = ("pool", "backend", "machines", "last 24 h", "")
 ALLOCATION_HEADER = ("allocation", "state", "backend id", "since", "jobs", "")
 _DAY_S = 86400.0
-_DONE = frozenset({AllocationState.SERVING, AllocationState.DRAINING})
 
 
 @frozen
@@ -34,6 +41,8 @@ class PoolView:
     """Of operators: open ones, and those that were closed lately."""
     silent: frozenset[str] = frozenset()
     """Allocations that serve, and whose worker sends no heartbeat."""
+    is_cut_off: bool = False
+    """Its workers could not reach the coordinator, which has no TLS."""
 
     @classmethod
     def of(cls, state: PoolState, view: LaunchView) -> PoolView:
@@ -41,7 +50,14 @@ class PoolView:
         mine = tuple(one for one in view.allocations if one.pool == state.pool.name)
         requests = tuple(one for one in view.requests if one.pool == state.pool.name)
         silent = frozenset(one.id for one in mine if one.id in view.silent)
-        return cls(state=state, allocations=mine, now_s=view.now_s, requests=requests, silent=silent)
+        return cls(
+            state=state,
+            allocations=mine,
+            now_s=view.now_s,
+            requests=requests,
+            silent=silent,
+            is_cut_off=is_cut_off(state, view),
+        )
 
     @property
     def name(self) -> str:
@@ -50,12 +66,15 @@ class PoolView:
     @property
     def serving(self) -> int:
         """How many workers have joined the fleet."""
-        return sum(one.state in _DONE for one in self.allocations)
+        return sum(not one.is_over and one.serving_s is not None for one in self.allocations)
 
     @property
     def requested(self) -> int:
         """How many workers are on their way."""
-        return sum(not one.is_over and one.state not in _DONE for one in self.allocations)
+        return sum(
+            not one.is_over and one.serving_s is None and one.state is not AllocationState.DRAINING
+            for one in self.allocations
+        )
 
     @property
     def staying(self) -> frozenset[str]:
@@ -93,13 +112,24 @@ class PoolView:
         }
 
 
+def is_cut_off(state: PoolState, view: LaunchView) -> bool:
+    """Return True if workers of a pool could not reach the coordinator, because it has no TLS."""
+    return not view.urls and state.pool.backend is not PoolBackend.LOCAL
+
+
 def check_pool(view: PoolView) -> Check:
     """Return whether a pool starts workers when jobs wait, as a check of `stoker doctor`."""
     state, name = view.state, f"pool {view.name}"
     if state.paused:
         return Check(name, CheckStatus.WARN, f"paused: {state.paused}", f"stoker pools resume {view.name}")
+    if not state.watcher and view.is_cut_off:
+        return Check(
+            name, CheckStatus.WARN, "starts nothing: the coordinator has no TLS", "stoker serve --listen 0.0.0.0"
+        )
     if not state.watcher:
         return Check(name, CheckStatus.WARN, "no launcher watches it: it starts nothing", "stoker launch watch")
+    if state.problem:
+        return Check(name, CheckStatus.WARN, f"watched; problem: {state.problem}", f"stoker pools check {view.name}")
     lacks = state.pool.lacks
     text = f"watched; {view.serving} serving, {view.requested} requested, of {state.pool.max}"
     hint = "correct `each` in the cluster file" if lacks else ""
@@ -110,11 +140,12 @@ def allocation_row(one: Allocation, now_s: float, *, stays: bool = False, is_sil
     """Return the row of one allocation; `stays`: it belongs to the pool's minimum."""
     times = [one.ended_s, one.serving_s, one.started_s, one.submitted_s]
     since_s = next((time_s for time_s in times if time_s is not None), one.planned_s)
-    state = f"{one.state}: {one.cause}" if one.cause is not None else str(one.state)
+    state = f"{one.state}: {_cause_text(one.cause)}" if one.cause is not None else str(one.state)
+    words = one.message or ("" if one.cause is AllocationCause.CANCELLED else one.reason)
     left = ""
     if one.ends_s is not None and not one.is_over:
         left = f"{format_duration(max(0.0, one.ends_s - now_s))} left"
-    about = "; ".join(filter(None, (one.message or one.reason, left, "stays when idle (min)" if stays else "")))
+    about = "; ".join(filter(None, (words, left, "stays when idle (min)" if stays else "")))
     if is_silent:
         about = f"no heartbeat from its worker{f'; {about}' if about else ''}"
     return [one.id, state, one.backend_id, ago(since_s, now_s), str(one.grants or ""), one_line(about, 200)]
@@ -142,8 +173,12 @@ def request_lines(request: LaunchRequest, allocations: Sequence[Allocation]) -> 
     names = allocations[0].wanted
     why = f" for {', '.join(names)}" if names else ""
     lines = [f"{request.pool}: {counted(len(allocations), 'allocation')} requested{why}"]
+    bad = (AllocationState.REFUSED, AllocationState.DOUBTFUL)
+    raised = next((one.message for one in allocations if one.state in bad), None)
     for one in allocations:
-        fields = {"pool": one.pool, "allocation": one.id, "backend_id": one.backend_id, "why": one.message}
+        # The command's error has the first reason.
+        message = "" if one.message == raised else one.message
+        fields = {"pool": one.pool, "allocation": one.id, "backend_id": one.backend_id, "why": message}
         lines.append(f"  {launch_event_line(f'allocation_{one.state}', fields)}")
     return lines
 
@@ -163,6 +198,8 @@ def launch_event_line(kind: str, fields: dict[str, Any]) -> str:
     pool = fields.get("pool", "")
     one = f"{pool}-{fields['allocation']}" if fields.get("allocation") else pool
     why = fields.get("why", "")
+    if kind == "launch_stands_by":
+        return f"stands by: {fields['watcher']} watches {', '.join(fields['pools'])}"
     what = {
         "pool_watched": "watched from now on",
         "pool_paused": "paused",
@@ -171,12 +208,21 @@ def launch_event_line(kind: str, fields: dict[str, Any]) -> str:
         "kit_installed": "has Stoker",
         "allocation_cancelled": "cancelled",
         "request_answered": "request closed",
-        "allocation_ended": f"ended ({fields.get('cause', '')})",
+        "request_withdrawn": "request withdrawn",
+        "allocation_serving": "serves",
+        "allocation_ended": f"ended ({_cause_text(fields.get('cause', ''))})",
     }.get(kind, kind.removeprefix("allocation_"))
     backend_id = f" as {fields['backend_id']}" if fields.get("backend_id") else ""
     head = f"{one} {what}{backend_id}" if one else what
     hint = f" (hint: {fields['hint']})" if fields.get("hint") else ""
     return f"{head}{f': {why}' if why else ''}{hint}"
+
+
+def _cause_text(cause: str) -> str:
+    """Return the cause of an end in words."""
+    if cause == AllocationCause.CANCELLED_THERE:
+        return "cancelled at the backend"
+    return cause.replace("_", " ")
 
 
 def _hours(mine: Iterable[Allocation], now_s: float) -> tuple[float, float]:
@@ -201,9 +247,13 @@ def _state_text(view: PoolView) -> str:
     state, now_s = view.state, view.now_s
     if state.paused:
         return f"paused: {state.paused}"
+    if not state.watcher and view.is_cut_off:
+        return CUT_OFF
     if state.watcher and state.watched_until_s < now_s:
         return f"not watched since {moment(state.watched_until_s, now_s)}: stoker launch watch"
     if not state.watcher:
         return "not watched: stoker launch watch"
+    if state.problem:
+        return f"problem: {state.problem}"
     reasons = {one.reason: None for one in view.allocations if one.is_on_its_way and one.reason}
     return f"{state.pool.backend}: {', '.join(reasons)}" if reasons else ""

@@ -5,17 +5,24 @@ Nothing here blocks the worker's loop: slow work has a thread of its own.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import IO
 
 from stoker.core.errors import StokerError
-from stoker.core.frozen import changed, frozen
+from stoker.core.events import Kinds
+from stoker.core.frozen import changed, fresh, frozen
+from stoker.core.jsontext import loads
 from stoker.core.leases import AttemptToken, Partition
+from stoker.core.text import one_line
 from stoker.engine.scratch import EARLIER_ATTEMPT
+from stoker.host.durable import open_regular
 from stoker.host.identity import Liveness, ProcessIdentity
+from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.protocol.lease_messages import ExecCall, LeaseReport, WorkerMeasurements
-from stoker.worker.attempt_process import AttemptJournalTail, AttemptProgress, RunningAttempt, WorkerRuntime
+from stoker.worker.attempt_process import RunningAttempt, WorkerRuntime
 from stoker.worker.checkpoint_transfer import bring_checkpoint
 from stoker.worker.coordinator_calls import ClaimLoop, PendingClaim, as_internal_error
 from stoker.worker.exec_command import Sessions
@@ -122,11 +129,11 @@ class InstructionRunner:
                 self._worker.tell(kind, fields)
 
     def keep_warm(self) -> None:
-        """Keep a spare child ready for the next assignment while a slot is free."""
+        """Keep the next child's start fast while a slot is free."""
         keeping = self.keeping
         if keeping.is_known and keeping.wanted and not keeping.closed:
             with suppress(StokerError):
-                self._runtime.spawner.keep_spare()
+                self._runtime.spawner.keep_warm()
 
     def say_goodbye(self) -> None:
         """Report to the coordinator that this worker stops, if the coordinator is known and answers."""
@@ -389,3 +396,100 @@ def inherit(
             ended.append(written)
     incarnation = predecessor.incarnation if adopted else ""
     return WorkerRecovery(incarnation=incarnation, adopted=tuple(adopted), ended=tuple(ended))
+
+
+# Progress of an attempt, from its journal: step, metrics, one line for people.
+
+_MOST_BYTES = 4 * 1024 * 1024
+_MOST_METRICS = 64
+_LONGEST_LINE = 200
+
+
+@frozen
+class AttemptProgress:
+    """The progress of an attempt."""
+
+    step: int | None = None
+    of: int | None = None
+    metrics: dict[str, float] = fresh(factory=dict)
+    stage: str = ""
+    says: str = ""
+
+
+class AttemptJournalTail:
+    """Follows one journal; each call reads what was written since the last one."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._torn = b""
+        self._story = RunHistory()
+        self._last: NodeHistory | None = None
+        self._says = ""
+
+    def look(self) -> AttemptProgress:
+        """Read new lines; return the progress. A missing or unreadable journal gives none."""
+        for line in self._new_lines():
+            try:
+                event = loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                self._take(event)
+        node = self._last
+        if node is None:
+            return AttemptProgress(says=self._says)
+        numbers = {
+            one_line(name, _LONGEST_LINE): number
+            for name, value in list(node.metrics.items())[:_MOST_METRICS]
+            if (number := _number(value)) is not None
+        }
+        step, of = (value if isinstance(value, int) else None for value in (node.step, node.of))
+        return AttemptProgress(step=step, of=of, metrics=numbers, stage=node.node, says=self._says)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _take(self, event: dict[str, object]) -> None:
+        node = self._story.take(event)
+        self._last = node or self._last
+        kind = event.get("kind")
+        if kind in (Kinds.STAGE_LOG, Kinds.STAGE_TOLD):
+            self._says = one_line(str(event.get("text", "")), _LONGEST_LINE)
+        elif kind == Kinds.STAGE_WAITING:
+            self._says = one_line(f"waits: {event.get('why', '')}", _LONGEST_LINE)
+        elif kind == Kinds.STAGE_BEGIN:
+            self._says = ""
+
+    def _new_lines(self) -> list[bytes]:
+        read = self._read()
+        lines = (self._torn + read).split(b"\n")
+        self._torn = lines.pop()
+        return lines
+
+    def _read(self) -> bytes:
+        try:
+            if self._file is None:
+                self._file = open_regular(self._path)
+            read = self._file.read(_MOST_BYTES)
+            if not read and os.fstat(self._file.fileno()).st_ino != os.stat(self._path).st_ino:
+                # The journal was rotated; the old file has been read to its end.
+                self.close()
+                self._file = open_regular(self._path)
+                read = self._file.read(_MOST_BYTES)
+        except OSError:
+            return b""
+        return read
+
+
+def _number(value: object) -> float | None:
+    """Return a metric as a float, or None: a value that can't be sent must not break the heartbeat."""
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None

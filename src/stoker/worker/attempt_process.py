@@ -16,19 +16,16 @@ from typing import IO, Any
 from stoker.core.capability import Capability
 from stoker.core.clock import Clock
 from stoker.core.errors import InternalError, InvalidTransition, NotFound, ProcessLost, StokerError, Unavailable
-from stoker.core.events import Kinds
-from stoker.core.frozen import fresh, frozen
+from stoker.core.frozen import frozen
 from stoker.core.job import attempt_id, variables_of
-from stoker.core.jsontext import loads
 from stoker.core.leases import AttemptToken
-from stoker.core.text import one_line
-from stoker.host.durable import open_regular, translated
+from stoker.host.durable import translated
+from stoker.host.fork_server import IS_SUPPORTED, ForkServer, IndependentChild
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive
 from stoker.host.processes import Child, start, stop_group
 from stoker.host.sockets import NotifySocket
 from stoker.host.users import OtherUser, give_to
 from stoker.jobs.job_folder import JobFolder
-from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.jobs.program import RECIPE
 from stoker.jobs.stop import stop_job
 from stoker.protocol.lease_messages import Grant, MachineInventory
@@ -46,12 +43,16 @@ SAID_FILE = "said.log"
 """In an attempt's folder: output of the attempt's own process, if any."""
 _LAST_WORDS_BYTES = 2000
 _LOOK_EVERY_S = 0.25
+_REPORT_S = 5.0
+
+
+AttemptChild = Child | IndependentChild
 
 
 class AttemptProcess:
     """A child with an assignment, started by this worker or by its predecessor."""
 
-    def __init__(self, identity: ProcessIdentity, child: Child | None = None, said_path: str = "") -> None:
+    def __init__(self, identity: ProcessIdentity, child: AttemptChild | None = None, said_path: str = "") -> None:
         self.identity = identity
         self._child = child
         self._said_path = said_path
@@ -59,7 +60,11 @@ class AttemptProcess:
     def wait(self, clock: Clock) -> str:
         """Wait until it has exited; return how, as far as known. Blocks."""
         self._watch(clock)
-        return "" if self._child is None else str(self._child.wait(clock=clock))
+        try:
+            return "" if self._child is None else str(self._child.wait(_REPORT_S, clock=clock))
+        except TimeoutError:
+            # Its parent, the fork server, hangs.
+            return "unknown exit status"
 
     def last_words(self) -> str:
         """Return the last line of its standard error."""
@@ -99,7 +104,7 @@ class AttemptProcess:
 
 
 class AttemptSpawner:
-    """Starts attempt processes, and keeps a spare one."""
+    """Starts attempt processes: forks of a warm process where the system can do that."""
 
     def __init__(
         self, argv: Sequence[str], *, folder: str, said_folder: str, environment: Callable[[], Mapping[str, str]]
@@ -110,32 +115,32 @@ class AttemptSpawner:
         self._said_folder = said_folder
         self._environment = environment
         self._lock = threading.Lock()
-        self._spare: tuple[Child, str] | None = None
-        self._may_keep = True
-        """False after a spare one died by itself: the next might too. The next `take` reports the error."""
+        self._server: ForkServer | None = None
+        self._ended: list[ForkServer] = []
+        """Former servers that still have children."""
+        self._variables: dict[str, str] = {}
+        """The server's environment."""
+        self._may_serve = IS_SUPPORTED
+        """False after a server died by itself: the next might too. A child started without it reports the error."""
         self._count = 0
 
-    def keep_spare(self) -> None:
-        """Start a spare child for the next assignment if there is none."""
-        with self._lock:
-            if self._spare is not None and self._spare[0].poll() is not None:
-                self.dismiss(*self._spare)
-                self._spare, self._may_keep = None, False
-            if self._spare is None and self._may_keep:
-                self._spare = self._start()
+    def keep_warm(self) -> None:
+        """Start the server from which the next child is forked if there is none. Never waits for it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._warm_server()
+            finally:
+                self._lock.release()
 
-    def take(self) -> tuple[Child, str]:
-        """Return a waiting child, and the path of its output."""
+    def take(self) -> tuple[AttemptChild, str]:
+        """Return a child that waits for its assignment, and the path of its output."""
         with self._lock:
-            spare, self._spare = self._spare, None
-            self._may_keep = True
-            if spare is not None and spare[0].poll() is None:
-                return spare
-            if spare is not None:
-                self.dismiss(*spare)
-            return self._start()
+            self._count += 1
+            said_path = os.path.join(self._said_folder, f"{os.getpid()}-{self._count}.log")
+            with translated(said_path), open(said_path, "wb") as output:
+                return self._fork(output) or self._start(output), said_path
 
-    def hand(self, child: Child, assignment: Assignment) -> None:
+    def hand(self, child: AttemptChild, assignment: Assignment) -> None:
         """Send a child its assignment. Raises `ProcessLost` if it has exited."""
         if child.stdin is None:
             raise ProcessLost("the attempt's process accepts no assignment")
@@ -145,7 +150,7 @@ class AttemptSpawner:
         except OSError as error:
             raise ProcessLost(f"the attempt's process exited before it started: {error}") from error
 
-    def dismiss(self, child: Child, said_path: str) -> None:
+    def dismiss(self, child: AttemptChild, said_path: str) -> None:
         """Stop a child without assignment, and delete its output."""
         if child.stdin is not None:
             child.stdin.close()
@@ -153,27 +158,54 @@ class AttemptSpawner:
         _remove(said_path)
 
     def close(self) -> None:
-        """Stop the spare child."""
+        """End the server. Children go on."""
         with self._lock:
-            spare, self._spare = self._spare, None
-        if spare is not None:
-            self.dismiss(*spare)
+            self._end_server()
 
-    def _start(self) -> tuple[Child, str]:
+    def _warm_server(self) -> ForkServer | None:
+        variables = dict(self._environment())
+        if self._server is not None and not self._server.is_running():
+            self._may_serve = False
+            self._end_server()
+        elif variables != self._variables:
+            self._end_server()
+        if self._server is None and self._may_serve:
+            self._server = ForkServer.start(self._argv, cwd=self._folder, env=variables)
+            self._variables = variables
+        return self._server
+
+    def _fork(self, output: IO[bytes]) -> AttemptChild | None:
+        try:
+            server = self._warm_server()
+            child = None if server is None else server.fork(output)
+            if server is not None and child is None:
+                # Code has changed since it started.
+                self._end_server()
+                server = self._warm_server()
+                child = None if server is None else server.fork(output)
+            return child
+        except ProcessLost:
+            self._end_server(hangs=True)
+            return None
+
+    def _end_server(self, *, hangs: bool = False) -> None:
+        server, self._server = self._server, None
+        if server is None:
+            return
+        if hangs:
+            server.kill()
+        else:
+            server.close()
+        # Those with children end later, and are reaped here.
+        self._ended = [one for one in (*self._ended, server) if one.is_running()]
+
+    def _start(self, output: IO[bytes]) -> AttemptChild:
         import subprocess  # noqa: PLC0415 - a constant of it
 
-        self._count += 1
-        said_path = os.path.join(self._said_folder, f"{os.getpid()}-{self._count}.log")
-        with translated(said_path), open(said_path, "wb") as output:
-            child = start(
-                self._argv,
-                cwd=self._folder,
-                env=self._environment(),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-            )
-        return child, said_path
+        # Where children live again, the next one is forked.
+        self._may_serve = IS_SUPPORTED
+        env = self._environment()
+        return start(self._argv, cwd=self._folder, env=env, stdin=subprocess.PIPE, stdout=output, stderr=output)
 
 
 def _remove(path: str) -> None:
@@ -479,100 +511,3 @@ class RunningAttempt:
             "STOKER_TOKEN": grant.token().to_text(),
             **variables_of(grant.spec),
         }
-
-
-# Progress of an attempt, from its journal: step, metrics, one line for people.
-
-_MOST_BYTES = 4 * 1024 * 1024
-_MOST_METRICS = 64
-_LONGEST_LINE = 200
-
-
-@frozen
-class AttemptProgress:
-    """The progress of an attempt."""
-
-    step: int | None = None
-    of: int | None = None
-    metrics: dict[str, float] = fresh(factory=dict)
-    stage: str = ""
-    says: str = ""
-
-
-class AttemptJournalTail:
-    """Follows one journal; each call reads what was written since the last one."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._file: IO[bytes] | None = None
-        self._torn = b""
-        self._story = RunHistory()
-        self._last: NodeHistory | None = None
-        self._says = ""
-
-    def look(self) -> AttemptProgress:
-        """Read new lines; return the progress. A missing or unreadable journal gives none."""
-        for line in self._new_lines():
-            try:
-                event = loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                self._take(event)
-        node = self._last
-        if node is None:
-            return AttemptProgress(says=self._says)
-        numbers = {
-            one_line(name, _LONGEST_LINE): number
-            for name, value in list(node.metrics.items())[:_MOST_METRICS]
-            if (number := _number(value)) is not None
-        }
-        step, of = (value if isinstance(value, int) else None for value in (node.step, node.of))
-        return AttemptProgress(step=step, of=of, metrics=numbers, stage=node.node, says=self._says)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _take(self, event: dict[str, object]) -> None:
-        node = self._story.take(event)
-        self._last = node or self._last
-        kind = event.get("kind")
-        if kind in (Kinds.STAGE_LOG, Kinds.STAGE_TOLD):
-            self._says = one_line(str(event.get("text", "")), _LONGEST_LINE)
-        elif kind == Kinds.STAGE_WAITING:
-            self._says = one_line(f"waits: {event.get('why', '')}", _LONGEST_LINE)
-        elif kind == Kinds.STAGE_BEGIN:
-            self._says = ""
-
-    def _new_lines(self) -> list[bytes]:
-        read = self._read()
-        lines = (self._torn + read).split(b"\n")
-        self._torn = lines.pop()
-        return lines
-
-    def _read(self) -> bytes:
-        try:
-            if self._file is None:
-                self._file = open_regular(self._path)
-            read = self._file.read(_MOST_BYTES)
-            if not read and os.fstat(self._file.fileno()).st_ino != os.stat(self._path).st_ino:
-                # The journal was rotated; the old file has been read to its end.
-                self.close()
-                self._file = open_regular(self._path)
-                read = self._file.read(_MOST_BYTES)
-        except OSError:
-            return b""
-        return read
-
-
-def _number(value: object) -> float | None:
-    """Return a metric as a float, or None: a value that can't be sent must not break the heartbeat."""
-    if not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None

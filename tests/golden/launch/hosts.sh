@@ -1,10 +1,37 @@
+own_folder() {
+  [ -O . ] || { echo "$PWD belongs to another user" >&2; return 1; }
+  me=$(id -u); private=; path=
+  if [ "$(id -gn)" = "$(id -un)" ]; then
+    case "$(getent group "$(id -g)" 2>/dev/null)" in *: | *":$(id -un)") private=$(id -g) ;; esac
+  fi
+  for folder in "$PWD" "$(pwd -P)"; do
+    [ "$folder" != "$path" ] || continue
+    path=$folder
+    at=$folder
+    while :; do
+      set -- $(stat -c %u "$at") $(stat -L -c '%u %g %a' "$at")
+      for owner in "$1" "$2"; do
+        [ "$owner" = "$me" ] || [ "$owner" = 0 ] || { echo "$at belongs to another user ($owner)" >&2; return 1; }
+      done
+      bits=022
+      if [ "$at" != "$folder" ]; then
+        [ "$3" != "$private" ] || bits=002
+        [ $((0$4 & 01000)) = 0 ] || bits=0
+      fi
+      [ $((0$4 & $bits)) = 0 ] || { echo "others may write in $at (mode $4)" >&2; return 1; }
+      [ "$at" != / ] || break
+      at=${at%/*}
+      at=${at:-/}
+    done
+  done
+}
 main() {
 umask 077
 base="$HOME"/.local/state/stoker/workers/4c1d
-mkdir -p "$base" && cd "$base" && [ -O . ] && [ -z "$(find . -maxdepth 0 -perm /022)" ] || exit 73
+mkdir -p "$base" && cd "$base" && own_folder || exit 73
 names=
 start() {
-  mkdir "$1" 2>/dev/null || { [ -d "$1" ] && return; exit 73; }
+  error=$(mkdir "$1" 2>&1) || { [ -d "$1" ] && return; echo "$error" >&2; exit 73; }
   cat > "$1/ticket" || exit 73
   cat > "$1/run" <<'END_' || exit 73
 identity() {

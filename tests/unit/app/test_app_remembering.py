@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 
@@ -14,8 +15,8 @@ from stoker.devices.estimate.terms import CalibrationFile, keys_of
 COMPANY = MultiAdapterTraining(shape=read_shape({"model_type": "llama"}))
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_a_plan_learns_what_shared_processes_of_its_kind_took_and_where_to_note_the_next(tmp_path):
-    pytest.importorskip("torch")
     path = str(tmp_path / "vram.json")
     first = remembered(path, COMPANY)
     assert first.correction is None

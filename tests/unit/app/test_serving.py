@@ -12,7 +12,7 @@ from stoker.api.app_parts import AppSettings
 from stoker.app.coordinator_app import CoordinatorProcess, make_token, read_token
 from stoker.coordinator.http.server_options import KeepTree, ListeningCoordinator, ServeOptions
 from stoker.core.clock import SystemClock
-from stoker.core.errors import AlreadyServing, BadInput, LocalFile, StokerError, Unavailable
+from stoker.core.errors import AlreadyServing, BadInput, InvalidCluster, LocalFile, StokerError, Unavailable
 from stoker.host.identity import mine
 from stoker.protocol.discovery import ServeFile
 from stoker.protocol.job_messages import Submission
@@ -60,6 +60,14 @@ def test_what_can_not_be_served_is_refused_with_the_reason(tmp_path: Path, optio
     assert not (tmp_path / "state" / "serve.json").exists()
 
 
+def test_a_cluster_file_with_faults_is_refused_before_anything_is_made(tmp_path: Path):
+    home, cluster = tmp_path / "home", tmp_path / "cluster.yaml"
+    cluster.write_text("pools: [{ name: A100, backend: slurm }]\n")
+    with pytest.raises(InvalidCluster, match="A100"):
+        serving(home, cluster=str(cluster)).run(on_ready=never_ready, say=print)
+    assert not home.exists()
+
+
 def test_a_second_coordinator_of_a_home_is_told_of_the_first(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -81,8 +89,13 @@ def test_a_heartbeat_follows_a_short_lease(tmp_path: Path):
 
 
 def test_the_token_is_made_once_for_its_owner_alone(tmp_path: Path):
-    path = str(tmp_path / "state" / "operator.token")
-    token = make_token(path)
+    path = str(tmp_path / "home" / "state" / "operator.token")
+    umask = os.umask(0)
+    try:
+        token = make_token(path)
+    finally:
+        os.umask(umask)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("home", "home/state")] == [0o700, 0o700]
     assert len(token) > 30
     assert make_token(path) == token
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600

@@ -1,8 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
 import pytest
 
-from stoker.cli.commands import ALIASES, COMMANDS, expand, find_command, take_flags, top_help, verbs_of
+from stoker.api.app_parts import AppSettings
+from stoker.cli.commands import ALIASES, COMMANDS, Flags, expand, find_command, take_flags, top_help, verbs_of
+from stoker.cli.context import CliOutput, CommandContext
+
+if TYPE_CHECKING:
+    from stoker.api.app_parts import AppParts
 
 
 def test_flags_of_every_command_are_taken_from_anywhere_but_behind_two_dashes() -> None:
@@ -42,3 +51,15 @@ def test_a_longer_alias_wins_over_a_shorter_one() -> None:
     assert expand(["plan", "tabular/gbt", "lr=1"]) == ["run", "--dry-run", "tabular/gbt", "lr=1"]
     assert expand(["plan", "resume", "plan.json"]) == ["run", "plan.json"]
     assert expand(["train", "tabular/gbt"]) == ["run", "tabular/gbt"]
+
+
+def test_a_command_closes_a_home_in_which_others_may_write_and_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    parts = SimpleNamespace(settings=AppSettings(home=str(tmp_path), folder="/", environment={}))
+    for said in (f"note: others could write in {tmp_path}/state (mode 777); they no longer can\n", ""):
+        call = CommandContext(Flags(), CliOutput(is_json=False, is_quiet=False), lambda: cast("AppParts", parts))
+        assert call.parts is call.parts is parts
+        assert capsys.readouterr().err == said

@@ -12,6 +12,7 @@ from stoker.config.positions import MOST_FAULTS
 from stoker.core.device import MIB, MemoryType
 from stoker.core.errors import InvalidCluster, LocalFile
 from stoker.core.machine import Gpu, Node, NodeTransport, UserPolicy
+from stoker.core.pool import pool_faults
 from tests.unit.config.declaring import Drawer
 
 SAMPLE = """\
@@ -202,6 +203,24 @@ def test_ssh_to_this_machine_is_refused(drawer: Drawer, host: str) -> None:
 def test_other_addresses_are_not_this_machine(host: str) -> None:
     assert is_host(host)
     assert not is_this_machine(host)
+
+
+@pytest.mark.parametrize(
+    "keys", ["host: ü", "host: '[fe80::1]'", "host: desk, user: 'LAB\\me'", "host: desk, user: me$"]
+)
+def test_a_node_that_starts_by_itself_needs_a_host_that_ssh_is_given(drawer: Drawer, keys: str) -> None:
+    node = f"nodes:\n- {{name: n, transport: ssh, {keys}"
+    (fault,) = drawer.cluster_faults(f"{node}, launch: auto}}\n")
+    assert "nodes[0].host: node n: " in fault
+    assert "is not an SSH destination" in fault
+    assert drawer.cluster(f"{node}}}\n").nodes, "otherwise it is shown only"
+
+
+@pytest.mark.parametrize("keys", ["host: desk.local", "host: 'fe80::1%eth0'", "host: desk, user: me"])
+def test_a_node_that_starts_by_itself_is_a_pool_that_can_be_launched(drawer: Drawer, keys: str) -> None:
+    cluster = drawer.cluster(f"nodes:\n- {{name: n, transport: ssh, {keys}, launch: auto}}\n")
+    (pool,) = cluster.all_pools
+    assert pool_faults(pool) == ()
 
 
 @pytest.mark.parametrize(

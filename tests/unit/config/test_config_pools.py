@@ -59,6 +59,9 @@ pools:
   - { name: b, backend: local, hosts: [x], wall: 10s }
   - { name: desk, backend: local }
   - { name: A 1, backend: slurm, options: { time: 5 } }
+  - { name: A100, backend: slurn, options: { x: "$y" }, via: "x;rm" }
+  - { name: [], backend: ssh, via: "x;rm", each: { gpus: [{ vram_mb: many }] } }
+  - { name: here, backend: local, via: desk, options: { partition: gpu } }
 """
     )
     assert sorted(fault.partition(": ")[2].partition(" (")[0] for fault in faults) == [
@@ -75,6 +78,15 @@ pools:
         "pools[3].name: 'desk' is a node of this file, too",
         "pools[4].name: 'A 1' is not a pool's name",
         "pools[4].options.time: set by the launcher",
+        "pools[5].backend: 'slurn' is not local or ssh or slurm or ray or kubernetes",
+        "pools[5].name: 'A100' is not a pool's name",
+        "pools[5].via: 'x;rm' is not an SSH destination",
+        "pools[6].each.gpus[0].vram_mb: 'many' is not a whole number",
+        "pools[6].each.gpus[0]: type is missing",
+        "pools[6].name: an empty list is not text",
+        "pools[6].via: 'x;rm' is not an SSH destination",
+        "pools[7].options: local has no options",
+        "pools[7].via: local starts workers on the launcher's own machine",
     ]
 
 

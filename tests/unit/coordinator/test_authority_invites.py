@@ -21,7 +21,6 @@ from stoker.coordinator.auth import (
     open_ca,
     request_digest,
     server_nonce,
-    source_of,
     wrong_code,
 )
 from stoker.core.clock import FakeClock
@@ -151,21 +150,6 @@ def test_tries_come_back_with_time_and_each_address_has_its_own():
     with pytest.raises(RateLimited):
         guesses.check("a", 10.0)
     guesses.check("a", 1000.0)
-
-
-@pytest.mark.parametrize(
-    ("address", "source"),
-    [
-        ("192.0.2.7", "192.0.2.7"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("odd:", "odd:"),
-    ],
-    ids=["v4", "mapped", "v6", "link", "odd"],
-)
-def test_a_whole_network_of_addresses_is_one_source(address: str, source: str):
-    assert source_of(address) == source
 
 
 def test_addresses_do_not_fill_the_memory():

@@ -78,6 +78,24 @@ def test_nobody_knows_when_it_starts_if_nobody_knows_when_others_end():
     assert (found.starts_s, found.verdict) == (None, "pending, queue position 1. desk: taken by resnet/1")
 
 
+def test_a_busy_machine_that_leaves_too_early_is_not_waited_for():
+    leaving = changed(busy(ends_s=None), ends_s={"desk": NOW_S + 540.0})
+    found = told(gpu_job(6), leaving, takes_s=7200.0)
+    assert found.verdict == "pending, queue position 1. desk: 9m00s left, needs 2h00m"
+    short = told(gpu_job(6), leaving, takes_s=500.0)
+    assert short.verdict == "pending, queue position 1. desk: taken by resnet/1"
+    saved = told(changed(gpu_job(6), has_checkpoint=True), leaving, takes_s=7200.0)
+    assert saved.verdict == "pending, queue position 1. desk: taken by resnet/1"
+
+
+def test_the_time_that_a_job_declares_is_shown_and_not_a_rounded_one():
+    hold = MachineHold(machine="desk", reason="machine_ends", end_s=7020.0, left_s=540.0)
+    found = told(
+        cpu_job(), Fleet(offers=Driven(box("desk")).offers), takes_s=7200.0, forecast=JobForecast(held_back=(hold,))
+    )
+    assert [row.text for row in found.held_back] == ["9m00s left, needs 2h00m"]
+
+
 def test_a_start_that_rests_on_a_guess_has_no_time():
     found = told(gpu_job(6), busy(ends_s=None), forecast=expected("desk", 600.0, is_start_known=False))
     assert found.verdict == "pending, queue position 1: expected on desk. desk: taken by resnet/1"
@@ -120,6 +138,9 @@ def test_a_job_that_starts_nowhere_though_there_is_room_says_why():
     found = told(cpu_job(), fleet, ahead=4, forecast=JobForecast(held_back=(held,)))
     assert found.verdict == "pending, queue position 5: desk: 38m00s left, needs 2h10m"
     assert [row.text for row in found.held_back] == ["38m00s left, needs 2h10m"]
+    saved = changed(cpu_job(), has_checkpoint=True)
+    found = told(saved, fleet, ahead=4, forecast=JobForecast(held_back=(changed(held, left_s=60.0),)))
+    assert [row.text for row in found.held_back] == ["1m00s left, needs 2m00s to continue from its checkpoint"]
 
 
 def test_a_higher_priority_is_proposed_only_where_the_order_alone_is_in_the_way():

@@ -529,4 +529,5 @@ def test_who_does_not_read_answers_is_not_asked_for_more_requests(toy):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(0.2)
         send_until_blocked(connection, post("/quick") * 100)
+        connection.settimeout(DEADLINE_S)
         assert is_cut(connection)

@@ -126,7 +126,9 @@ class Lab:
         on_step: Callable[[str], None] | None = None,
         preload: tuple[str, ...] = (),
         store: Path | None = None,
+        processes: ProcessRunner | None = None,
     ) -> None:
+        """`processes` are shared with others, who close them."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.clock = clock or SystemClock()
@@ -136,7 +138,8 @@ class Lab:
         self.cache = Cache(self.store, code=CodeIdentity(str(folder / "code.json")), clock=self.clock)
         self.history = History(str(folder / "history.db"))
         self.leases = KeyLeases(self.store.places.leases, clock=self.clock)
-        self.processes = ProcessRunner(self._start_zygote, containment, gang_child="stoker.app.gang_child:run_work")
+        self.processes = processes or process_runner(folder, preload)
+        self._has_own_processes = processes is None
         around = ProgramContext(
             environment=dict(os.environ), own_prefix=sys.prefix, trainer_folder=str(TRAINER), has_gpus=False
         )
@@ -164,7 +167,8 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        self.processes.close()
+        if self._has_own_processes:
+            self.processes.close()
         self.history.close()
         self.footprints.close()
         self.cache.close()
@@ -289,15 +293,21 @@ class Lab:
             for entry in record.blobs():
                 Path(self.store.places.blob(entry.sha256)).unlink(missing_ok=True)
 
-    def _start_zygote(self) -> Zygote:
+
+def process_runner(folder: Path, preload: tuple[str, ...] = ()) -> ProcessRunner:
+    """Return a runner that forks stages from a process that has imported these modules."""
+
+    def start_zygote() -> Zygote:
         return Zygote.start(
             sys.executable,
-            ("stoker.engine.runners.stage_runner", "tests.unit.engine.stages", *self._preload),
+            ("stoker.engine.runners.stage_runner", "tests.unit.engine.stages", *preload),
             env={"PATH": "/usr/bin:/bin"},
-            cwd=self.folder,
+            cwd=folder,
             sys_path=sys.path,
             linger_s=0.2,
         )
+
+    return ProcessRunner(start_zygote, containment, gang_child="stoker.app.gang_child:run_work")
 
 
 def card(uuid: str, total_bytes: int | None = 24 * GIB, **more: Any) -> Device:

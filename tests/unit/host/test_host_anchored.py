@@ -7,7 +7,7 @@ import pytest
 
 from stoker.core.errors import LocalFile, NoPermission, NoSpace
 from stoker.host.durable import write_all
-from stoker.host.folders import AnchoredFolder
+from stoker.host.folders import AnchoredFolder, close_home, make_home, make_state
 from tests.unit.host.real_mounts import small_disk
 
 
@@ -160,3 +160,57 @@ def test_a_full_disk_is_said_to_be_one(tmp_path):
         with pytest.raises(NoSpace):
             folder.write_file("f", bytes(1 << 20))
         assert folder.names() == []
+
+
+@pytest.fixture
+def no_umask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_a_new_home_and_its_state_are_closed_whatever_the_umask_is(tmp_path):
+    home = tmp_path / "share/stoker"
+    make_state(str(home / "state"))
+    assert [mode_of(one) for one in (home.parent, home, home / "state")] == [0o755, 0o700, 0o700]
+    other = tmp_path / "other"
+    make_home(str(other))
+    assert mode_of(other) == 0o700
+    other.chmod(0o2775)
+    make_state(str(other / "state"))
+    assert mode_of(other) == 0o2775, "one that exists stays as it is"
+
+
+def test_others_lose_the_right_to_write_in_a_home_that_is_ours(tmp_path):
+    home, state = tmp_path / "home", tmp_path / "home/state"
+    assert close_home(str(home)) == "", "there is none"
+    state.mkdir(parents=True)
+    home.chmod(0o777)
+    state.chmod(0o2777)
+    assert close_home(str(home)).splitlines() == [
+        f"note: others could write in {home} (mode 777); they no longer can",
+        f"note: others could write in {state} (mode 777); they no longer can",
+    ]
+    assert (mode_of(home), mode_of(state)) == (0o775, 0o2775), "a group may share it"
+    assert close_home(str(home)) == ""
+
+
+def test_the_folder_of_other_programs_or_users_is_not_closed(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    (home / "state").mkdir(parents=True, mode=0o700)
+    (home / "somebodys").mkdir()
+    home.chmod(0o777)
+    assert close_home(str(home)) == f"note: others may write in {home}, and act as you through it: chmod o-w {home}"
+    home.chmod(0o1777)
+    assert close_home(str(home)) == "", "as /tmp is"
+    (home / "somebodys").rmdir()
+    home.chmod(0o777)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert close_home(str(home)) == ""
+    assert mode_of(home) == 0o777

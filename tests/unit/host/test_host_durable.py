@@ -17,6 +17,7 @@ from stoker.host.durable import (
     move_into,
     open_regular,
     read_regular,
+    read_secret,
     remove_tree,
     rename_exclusively,
     replace_symlink,
@@ -433,3 +434,15 @@ def test_a_file_is_read_whole_or_refused(tmp_path):
         read_regular(tmp_path / "a", 3)
     with pytest.raises(FileNotFoundError):
         read_regular(tmp_path / "b", 3)
+
+
+def test_a_secret_of_another_user_is_refused_even_if_it_can_be_read(tmp_path, monkeypatch):
+    path = tmp_path / "token"
+    path.write_bytes(b"chosen by mallory")
+    path.chmod(0o600)
+    assert read_secret(path, 100) == b"chosen by mallory"
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(LocalFile, match=f"belongs to another user \\({owner}\\)") as refused:
+        read_secret(path, 100)
+    assert refused.value.hint == f"run the command as that user, or trust the file: chown {owner + 1} {path}"

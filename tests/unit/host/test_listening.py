@@ -8,7 +8,7 @@ import pytest
 
 from stoker.core.errors import BadInput, Unavailable
 from stoker.host import network
-from stoker.host.network import allow_many_files, listen_addresses, listen_at, read_listen
+from stoker.host.network import allow_many_files, listen_addresses, listen_at, read_listen, source_of
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,18 @@ def test_as_many_connections_are_allowed_as_the_system_lets_us():
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("address", "source"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("odd:", "odd:"),
+    ],
+    ids=["v4", "mapped", "v6", "link", "odd"],
+)
+def test_a_whole_network_of_addresses_is_one_source(address: str, source: str):
+    assert source_of(address) == source

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.config.manifest_file import read_manifest_into
+from stoker.config.manifest_rules import KnownNames
 from stoker.core.device import GIB
 from stoker.core.errors import InvalidManifest
 from stoker.core.frozen import changed
@@ -16,6 +19,7 @@ from stoker.core.machine import DevicePreference
 from stoker.engine.catalogue import Catalogue, CookbookSource
 from stoker.engine.code_identity import OWN, CodeIdentity
 from stoker.jobs.builder import JobBuilder
+from stoker.jobs.manifest_checks import check_values
 from stoker.jobs.pack.code_tree import PreparedSubmission
 from stoker.jobs.request import JobRequest
 from stoker.jobs.submission import prepare
@@ -311,6 +315,37 @@ def test_one_jobs_wrong_number_is_not_held_against_another(drawer: Drawer) -> No
 def test_two_names_for_one_job_are_refused(drawer: Drawer) -> None:
     (fault,) = drawer.faults(SUM + '[[jobs]]\nname = "again"\nrecipe = "sum"\nhyper = { plus = 0 }')
     assert "m.toml:5:8: jobs[1].name: job again is the same as sums" in fault
+
+
+@pytest.mark.parametrize(
+    ("again", "is_same"),
+    [
+        ('recipe = "sum"\nhyper = { plus = 0 }', True),
+        ('recipe = "sum"\nmin_ram_gib = 3\nrequire_cuda = true', True),
+        ('recipe = "sum"\nhyper = { plus = 1 }', False),
+        ('recipe = "sum"\nmode = "oracle"', False),
+        ('command = ["python", "train.py"]\nmin_cores = 2', True),
+        ('command = ["python", "train.py"]\nhyper = { lr = 1 }', False),
+        ('command = ["python", "train.py"]\noutputs = ["out"]', False),
+    ],
+)
+def test_a_check_refuses_two_names_for_one_job_as_submitting_does(drawer: Drawer, again: str, is_same: bool) -> None:
+    (drawer.folder / "train.py").touch()
+    first = '[[jobs]]\nname = "own"\ncommand = ["python", "train.py"]\n' if "command" in again else SUM
+    text = f'{first}\n[[jobs]]\nname = "again"\n{again}\n'
+
+    def check() -> None:
+        make = partial(check_values, drawer.office.builder.catalogue)
+        read_manifest_into(make, "m.toml", str(drawer.folder / "m.toml"), KnownNames())
+
+    if not is_same:
+        assert len(drawer.read(text).jobs) == 2
+        check()
+        return
+    faults = drawer.faults(text)
+    with pytest.raises(InvalidManifest) as raised:
+        check()
+    assert [str(fault) for fault in raised.value.faults] == faults
 
 
 def test_what_stands_in_hyper_and_beside_it_is_refused(drawer: Drawer) -> None:

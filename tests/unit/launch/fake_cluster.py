@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, StaleLease, StokerError
+from stoker.core.errors import Conflict, LaunchDoubtful, LaunchRefused, NoBackend, StaleLease, StokerError
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand
 from stoker.core.pool import (
@@ -54,14 +54,16 @@ class FakeCoordinator:
             requests=tuple(self.requests.values()),
         )
 
-    def watch_pools(self, watcher: str, pools: tuple[str, ...], *, for_s: float) -> dict[str, int]:
+    def watch_pools(self, watcher: str, pools: tuple[str, ...], *, for_s: float, problem: str = "") -> dict[str, int]:
         epochs = {}
         for name in pools:
             state, now_s = self.pools[name], self.now_s()
             if state.watcher not in ("", watcher) and state.watched_until_s > now_s:
-                raise Conflict(f"{name} is watched by {state.watcher}")
+                raise Conflict(f"{name} is watched by {state.watcher}", watcher=state.watcher)
             epoch = state.epoch if state.watcher == watcher else state.epoch + 1
-            self.pools[name] = changed(state, watcher=watcher, epoch=epoch, watched_until_s=now_s + for_s)
+            self.pools[name] = changed(
+                state, watcher=watcher, epoch=epoch, watched_until_s=now_s + for_s, problem=problem
+            )
             epochs[name] = epoch
         return epochs
 
@@ -151,7 +153,9 @@ class FakeBackend:
         self.now_s = now_s
         self.entries: dict[str, AllocationStatus] = {}
         self.faults: list[str] = []
-        """What happens to the next requests: `refuse`, `lose` (accepted, answer lost), `drop` (neither), `die`."""
+        """What happens to the next requests: `refuse`, `lose` (accepted, answer lost), `drop` (neither), `die`,
+        `unreachable` (it certainly did not arrive).
+        """
         self.submits = 0
         self.looks = 0
         self.cleaned: set[str] = set()
@@ -171,7 +175,7 @@ class FakeBackend:
         return Rendered(argv=("request", pool.name), ids=tuple(one.id for one in allocations))
 
     def check(self, pool: Pool) -> tuple[Check, ...]:
-        raise NotImplementedError
+        return ()
 
     def submit(self, rendered: Rendered, tickets: Mapping[str, str]) -> Mapping[str, str]:
         self.submits += 1
@@ -181,6 +185,8 @@ class FakeBackend:
             raise LaunchRefused("Invalid account")
         if fault == "die":
             raise KeyboardInterrupt
+        if fault == "unreachable":
+            raise NoBackend("No route to host")
         if fault != "drop":
             for number, one in enumerate(rendered.ids):
                 backend_id = f"{self.submits}_{number}"

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from stoker.core.clock import SystemClock
+from stoker.core.digests import Tree, TreeEntry, digest_bytes
 from stoker.core.errors import InvalidCluster, KitRefused, NoBackend
 from stoker.core.frozen import changed
 from stoker.core.machine import Platform
@@ -184,6 +185,28 @@ def test_bytes_that_are_not_their_digest_are_refused(site: Site) -> None:
     forged = gzip.compress(lines + f"{digest} 3\nabc".encode())
     assert receive("install", far, kit, forged)["reason"] == "broken"
     assert not list((site.far / ".parts").iterdir())
+
+
+@pytest.mark.parametrize("verb", ["look", "install"])
+def test_a_listing_that_is_not_the_kits_is_refused(site: Site, verb: str) -> None:
+    kit, far = built(site)
+    lines = gzip.decompress(payload(site, kit, ()))
+    changed_name = gzip.compress(lines.replace(b"METADATA", b"METADATE", 1))
+    answer = receive(verb, far, kit, changed_name)
+    assert (answer["reason"], answer["text"]) == ("broken", f"the listing is not that of {kit.digest[:12]}")
+
+
+@pytest.mark.parametrize("path", ["../../escaped", "/{far}/escaped", "lib/../../escaped", "..", "", "lib//x", "./x"])
+def test_a_listing_with_a_path_out_of_the_kit_is_refused(site: Site, path: str) -> None:
+    data = b"escaped"
+    entry = TreeEntry(path.format(far=site.far), len(data), digest_bytes(data))
+    tree = Tree((entry,))
+    kit = Kit(tree=tree, digest=tree.digest(), sources={entry.sha256: data}, executable=BASE_PYTHON)
+    _, far = built(site)
+    answer = receive("install", far, kit, payload(site, kit, kit.sources))
+    assert (answer["reason"], "has a path out of the kit" in answer["text"]) == ("broken", True)
+    assert not site.far.exists()
+    assert not (site.far.parent / "escaped").exists()
 
 
 @pytest.mark.parametrize("damage", ["change", "remove", "add", "mode", "link"])
@@ -393,6 +416,30 @@ def test_a_longer_time_limit_keeps_the_kit_longer(site: Site) -> None:
     assert second - first > 80_000
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        "null",
+        '{"state": "odd"}',
+        '{"state": "missing"}',
+        '{"state": "missing", "bytes": "1", "free": 1, "missing": []}',
+        '{"state": "missing", "bytes": 1, "free": 1, "missing": ["../../etc/passwd"]}',
+        '{"state": "missing", "bytes": 1, "free": 1, "missing": [{}]}',
+        '{"state": "refused"}',
+        '{"state": "refused", "reason": "no_space", "text": "", "needed": {}, "free": 1}',
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_of_the_backend(site: Site, text: str) -> None:
+    class Lying(HostCommands):
+        def run(self, where: str, argv: Any, **options: Any) -> Reply:
+            return ProbeOutput(out=text) if "look" in argv else super().run(where, argv, **options)
+
+    with pytest.raises(NoBackend, match="kit on "):
+        site.prepare(site.fresh(commands=Lying))
+
+
 def test_the_program_for_a_login_shell_is_one_line() -> None:
     # csh ends a word at the line's end, and reads `!` also within quotes.
     assert not {"\n", "!", "'"} & set(_receiver())
@@ -485,16 +532,18 @@ def test_a_platform_without_wheels_is_refused() -> None:
 
 def test_a_probe_chooses_the_first_python_that_fits() -> None:
     text = LINUX + "python 3.9.2 cpython - /usr/bin/python3\npython 3.12.1 cpython - /opt/a b/bin/python3.12\n"
-    far = read_probe(text, FAR, folder="/none")
+    far = read_probe(ProbeOutput(out=text), FAR, folder="/none")
     assert (far.python, far.platform.pythons, far.platform.text) == (
         "/opt/a b/bin/python3.12",
         ("3.12.1",),
         "linux-x86_64-cp312",
     )
     assert (far.base, far.is_same) == ("/home/me/.local/state/stoker/kits", False)
-    assert read_probe(text, changed(FAR, folder="/shared/me"), folder="/none").base == "/shared/me/kits"
-    assert read_probe(text, changed(FAR, via=""), folder="/here").base == "/here"
-    assert read_probe(LINUX + "same yes\n", FAR, folder="/none").is_same
+    assert (
+        read_probe(ProbeOutput(out=text), changed(FAR, folder="/shared/me"), folder="/none").base == "/shared/me/kits"
+    )
+    assert read_probe(ProbeOutput(out=text), changed(FAR, via=""), folder="/here").base == "/here"
+    assert read_probe(ProbeOutput(out=LINUX + "same yes\n"), FAR, folder="/none").is_same
 
 
 @pytest.mark.parametrize(
@@ -504,13 +553,13 @@ def test_a_probe_chooses_the_first_python_that_fits() -> None:
         (LINUX + "python 3.9.2 cpython - /usr/bin/python3\n", "old_python", "/usr/bin/python3 is 3.9.2"),
         (LINUX + "python 3.13.1 cpython t /usr/bin/python3\n", "old_python", "no Python that fits"),
         (LINUX + "python 3.11.1 pypy - /usr/bin/pypy3\n", "old_python", "no Python that fits"),
-        ("", "setup", "no answer after the setup commands"),
+        ("", "setup", "the setup commands ended the shell with exit code 0: no error output"),
         (LINUX.replace("/home/me", "/home/m e") + "python 3.11.1 cpython - /p\n", "path", "can't hold Stoker"),
     ],
 )
 def test_a_far_side_that_can_not_run_stoker_is_refused_with_a_hint(text: str, reason: str, message: str) -> None:
     with pytest.raises(KitRefused, match=message) as refused:
-        read_probe(text, FAR, folder="/none")
+        read_probe(ProbeOutput(out=text), FAR, folder="/none")
     assert (refused.value.data["reason"], bool(refused.value.hint)) == (reason, True)
 
 
@@ -523,8 +572,13 @@ def test_setup_commands_run_before_the_probe_and_can_bring_a_python(site: Site) 
     pool = changed(POOL, setup=("echo noise; cat", f"PATH={tools}:$PATH", "x='a b'"))
     (found, _) = site.kits.check(pool)
     assert found.message.startswith("/module/bin/python3: ")
-    with pytest.raises(KitRefused, match="no answer after the setup commands"):
-        site.kits.prepare(changed(pool, setup=("exit 0",)), lambda *_: None, is_dry=True)
+    ends = changed(pool, setup=("echo 'module: command not found' >&2; exit 3",))
+    said = "the setup commands ended the shell with exit code 3: module: command not found"
+    with pytest.raises(KitRefused, match=said):
+        site.kits.prepare(ends, lambda *_: None, is_dry=True)
+    with pytest.raises(KitRefused, match=said) as refused:
+        site.kits.prepare(changed(ends, python="/usr/bin/python3"), lambda *_: None)
+    assert refused.value.hint.startswith("correct setup")
 
 
 def test_another_version_of_stoker_in_the_pools_python_is_refused(site: Site) -> None:
@@ -540,7 +594,7 @@ def test_another_version_of_stoker_in_the_pools_python_is_refused(site: Site) ->
         site.kits.prepare(pool, lambda *_: None)
     slurm = changed(pool, backend=PoolBackend.SLURM)
     assert site.kits.prepare(slurm, lambda *_: None) == slurm, "its compute nodes may have it"
-    assert check_python("3.11.7 0.0.1", "p").verdict is CheckStatus.BAD
+    assert check_python(ProbeOutput(out="3.11.7 0.0.1"), pool, "p").verdict is CheckStatus.BAD
 
 
 def test_a_pool_may_ask_for_a_kit_where_its_backend_can_bring_one(site: Site) -> None:

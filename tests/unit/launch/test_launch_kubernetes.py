@@ -140,6 +140,20 @@ def test_a_job_without_its_secret_is_deleted_again(
     assert (rights.verdict, rights.message) == (CheckStatus.BAD, "not allowed: create secrets")
 
 
+@pytest.mark.parametrize(
+    "printed",
+    ["", "maintenance", "stoker:list\\nJob", "stoker:list\\nPod\\ta\\tb\\t\\t\\t\\t\\t{}\\t[]", "stoker:list\\n<html>"],
+)
+def test_what_is_no_list_of_kubectl_ends_nothing(
+    launcher: Callable[..., KubernetesLauncher], tmp_path: Path, printed: str
+) -> None:
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\nprintf '{printed}'\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    made = launcher(path=f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(NoBackend, match="no list of Jobs"):
+        made.look(SMALL, fleet=FLEET, known=[changed(TWO[0], backend_id=TWO[0].name)])
+
+
 def test_rights_are_checked_in_the_namespace_of_the_context(
     kubernetes_api: KubernetesApi, launcher: Callable[..., KubernetesLauncher]
 ) -> None:

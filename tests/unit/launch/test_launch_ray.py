@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stoker.core.clock import FakeClock
 from stoker.core.errors import LaunchDoubtful, LaunchRefused, LocalFile, NoBackend, StokerError
 from stoker.core.frozen import changed
 from stoker.core.pool import Allocation, Pool, PoolBackend, PoolGpu, PoolShape
@@ -19,7 +20,7 @@ from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import HttpSettings
 from stoker.launch.launchers import NEXT
 from stoker.launch.ray import RayLauncher, read_ray_token
-from tests.fakes.transport import FakeTransport, Scripted
+from tests.fakes.transport import FakeReply, FakeTransport, Scripted
 from tests.servers.ray_jobs import TOKEN, RayJobs
 from tests.unit.launch.golden_scripts import same_as_golden
 
@@ -104,6 +105,24 @@ def test_of_several_some_may_have_been_submitted(ray_jobs: RayJobs, launcher: Ra
     with pytest.raises(LaunchDoubtful, match="1 of 2 jobs submitted"):
         launcher.submit(launcher.render(at(ray_jobs), TWO, fleet=FLEET), TICKETS)
     assert list(ray_jobs.jobs) == ["stoker-gpu-12e456"]
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    transport = FakeTransport(lambda _: Scripted(body=b"[" + b" " * 500))
+    read = FakeReply.read
+
+    def drip(reply: FakeReply, _at_most_bytes: int) -> bytes:
+        clock.advance(2)
+        return read(reply, 1)
+
+    monkeypatch.setattr(FakeReply, "read", drip)
+    launcher = RayLauncher(transport, lambda: TOKEN, clock=clock)
+    with pytest.raises(NoBackend, match="did not answer completely within 60 s"):
+        launcher.look(POOL, fleet=FLEET)
+    assert (clock.monotonic_s(), transport.open_replies) == (62, 0)
+    with pytest.raises(LaunchDoubtful, match="did not answer completely within 60 s"):
+        launcher._post("http://head.example.org:8265/api/jobs/", '{"submission_id": "one"}')
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])

@@ -8,6 +8,7 @@ from stoker.core.frozen import changed
 from stoker.core.pool import Allocation, AllocationCause, AllocationState
 from stoker.launch.launchers import AllocationStatus
 from stoker.launch.reconcile import JOIN_S, PLANNED_S, STRAY_S, LookMemory, Reconciliation, reconcile
+from stoker.views.pool_lines import allocation_row, launch_event_line
 
 NOW_S = 50_000.0
 S = AllocationState
@@ -22,12 +23,17 @@ def seen(state: AllocationState, *, id: str = "aaaaaa", **fields: object) -> All
     return AllocationStatus(id=id, backend_id=f"b-{id}", state=state, **fields)  # type: ignore[arg-type]
 
 
-def looks(rows: list[Allocation], *statuses: list[AllocationStatus], cancelled: tuple[str, ...] = ()) -> Reconciliation:
+def looks(
+    rows: list[Allocation],
+    *statuses: list[AllocationStatus],
+    cancelled: tuple[str, ...] = (),
+    silent: tuple[str, ...] = ("aaaaaa",),
+) -> Reconciliation:
     """Look several times, a minute apart; return what the last look means."""
     found = Reconciliation()
     for number, one in enumerate(statuses):
         at_s = NOW_S + 60.0 * number
-        found = reconcile(rows, one, found.memory, now_s=at_s, cancelled=frozenset(cancelled))
+        found = reconcile(rows, one, found.memory, now_s=at_s, cancelled=frozenset(cancelled), silent=frozenset(silent))
     return found
 
 
@@ -55,7 +61,19 @@ def test_an_allocation_that_its_backend_no_longer_knows_is_over_and_was_preempte
         (move,) = looks([row(state)], [], []).moves
         assert (move.state, move.cause) == (S.ENDED, C.PREEMPTED)
     (move,) = looks([row(S.DRAINING)], [], []).moves
-    assert move.cause is C.FINISHED
+    assert move.cause is C.CANCELLED
+
+
+@pytest.mark.parametrize("cause", [None, C.CANCELLED_THERE])
+def test_a_worker_that_sends_heartbeats_is_not_lost_and_one_look_loses_nobody(cause: AllocationCause | None) -> None:
+    lost = seen(S.ENDED, cause=cause, is_lost=True)
+    for state in (S.SUBMITTED, S.WAITING, S.STARTED, S.SERVING, S.DRAINING):
+        assert looks([row(state)], [lost]).moves == ()
+        assert looks([row(state)], [lost], [], silent=()).moves == () or state is not S.SERVING
+    serving = row(S.SERVING, serving_s=NOW_S - 5)
+    assert looks([serving], *[[lost]] * 5, silent=()).moves == ()
+    (move,) = looks([serving], [lost], [lost]).moves
+    assert (move.state, move.cause) == (S.ENDED, cause or C.PREEMPTED), "its jobs are not charged"
 
 
 def test_a_worker_that_serves_is_not_moved_back_to_started() -> None:
@@ -68,6 +86,27 @@ def test_nothing_new_writes_nothing_and_a_new_reason_writes_the_row() -> None:
     assert looks([waiting], [seen(S.WAITING, reason="Priority")]).moves == ()
     (move,) = looks([waiting], [seen(S.WAITING, reason="Resources")]).moves
     assert (move.state, move.reason) == (S.WAITING, "Resources")
+
+
+@pytest.mark.parametrize("state", [S.STARTED, S.SERVING])
+@pytest.mark.parametrize("cause", [C.CANCELLED_THERE, C.PREEMPTED])
+def test_what_the_backend_is_ending_drains_and_its_cause_is_the_backends(
+    state: AllocationState, cause: AllocationCause
+) -> None:
+    first = looks([row(state)], [seen(S.DRAINING, reason="COMPLETING")])
+    (move,) = first.moves
+    assert (move.state, move.cause, move.reason) == (S.DRAINING, None, "COMPLETING")
+    draining = row(S.DRAINING, backend_id="b-aaaaaa", reason="COMPLETING")
+    again = reconcile([draining], [seen(S.DRAINING, reason="COMPLETING")], first.memory, now_s=NOW_S)
+    assert again.moves == ()
+    (move,) = reconcile([draining], [seen(S.ENDED, cause=cause)], again.memory, now_s=NOW_S).moves
+    assert (move.state, move.cause) == (S.ENDED, cause)
+
+
+def test_what_we_drained_is_ours_also_while_the_backend_is_ending_it() -> None:
+    found = looks([row(S.DRAINING)], [seen(S.DRAINING, reason="COMPLETING")], [seen(S.ENDED, cause=C.CANCELLED_THERE)])
+    assert [move.cause for move in found.moves] == [C.CANCELLED]
+    assert looks([], *[[seen(S.DRAINING)]] * 3).cancels == (), "a stray that ends needs no cancel"
 
 
 @pytest.mark.parametrize(
@@ -92,10 +131,13 @@ def test_the_backend_tells_why_a_worker_said_goodbye(cancelled: tuple[str, ...],
 
 def test_a_waiting_request_that_is_gone_without_a_trace_was_cancelled_if_it_was_there_a_moment_ago() -> None:
     waiting = row(S.WAITING, backend_id="b-aaaaaa")
-    (move,) = looks([waiting], [seen(S.WAITING)], [seen(S.ENDED)]).moves
+    lost = [seen(S.ENDED, is_lost=True)]
+    (move,) = looks([waiting], [seen(S.WAITING)], lost, lost).moves
     assert move.cause is C.CANCELLED_THERE
-    (move,) = looks([waiting], [seen(S.ENDED)]).moves
+    (move,) = looks([waiting], lost, lost).moves
     assert move.cause is C.PREEMPTED
+    (move,) = looks([changed(waiting, state=S.DRAINING)], [seen(S.WAITING)], lost, lost).moves
+    assert move.cause is C.CANCELLED, "by us"
 
 
 @pytest.mark.parametrize("cause", [C.FAILED, C.FINISHED, C.OUT_OF_MEMORY])
@@ -133,3 +175,19 @@ def test_a_stray_that_is_gone_for_a_look_is_new_again() -> None:
     stray = [seen(S.WAITING, id="bbbbbb")]
     assert looks([], stray, [], stray).cancels == ()
     assert reconcile([], stray, LookMemory(strays={"b-bbbbbb": NOW_S - STRAY_S}), now_s=NOW_S).cancels == ("b-bbbbbb",)
+
+
+def test_an_end_is_told_in_words_and_our_own_has_no_exit_status() -> None:
+    killed = seen(S.ENDED, cause=C.PREEMPTED, reason="FAILED NonZeroExitCode 143:0")
+    (ours,) = looks([row(S.DRAINING)], [killed]).moves
+    (theirs,) = looks([row(S.SERVING, serving_s=NOW_S)], [killed]).moves
+    assert (ours.cause, ours.message) == (C.CANCELLED, "")
+    assert (theirs.cause, theirs.message) == (C.PREEMPTED, "FAILED NonZeroExitCode 143:0")
+    (corrected,) = looks([row(S.ENDED, cause=C.FINISHED)], [killed], cancelled=("aaaaaa",)).moves
+    assert (corrected.cause, corrected.message) == (C.CANCELLED, "")
+    for cause, words in ((C.CANCELLED_THERE, "cancelled at the backend"), (C.NEVER_JOINED, "never joined")):
+        ended = row(S.ENDED, cause=cause, reason="143:0", ended_s=NOW_S)
+        assert allocation_row(ended, NOW_S)[1] == f"ended: {words}"
+        fields = {"pool": "p", "allocation": "aaaaaa", "cause": str(cause)}
+        assert launch_event_line("allocation_ended", fields) == f"p-aaaaaa ended ({words})"
+    assert allocation_row(row(S.ENDED, cause=C.CANCELLED, reason="143:0", ended_s=NOW_S), NOW_S)[-1] == ""

@@ -130,6 +130,40 @@ def test_a_peer_that_ended_one_direction_does_not_hold_the_other_for_ever() -> N
             relay.close()
 
 
+def test_a_client_does_not_hold_a_connection_that_the_coordinator_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "FAR_END_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as far:
+        relay = Relay("127.0.0.1", 0, to=("127.0.0.1", far.getsockname()[1]))
+        try:
+            with socket.create_connection(("127.0.0.1", relay.port), timeout=10):
+                far.accept()[0].close()
+                wait_until(lambda: relay.count == 0)
+        finally:
+            relay.close()
+
+
+def test_the_addresses_of_one_network_do_not_take_all_connections(echo: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a /64 of IPv6 is one source.
+    monkeypatch.setattr(relay_module, "source_of", lambda address: address.rpartition(".")[0])
+    monkeypatch.setattr(relay_module, "MOST_OF_NETWORK", 2)
+    relay = Relay("127.0.0.1", 0, to=("127.0.0.1", echo))
+    try:
+        with ExitStack() as held:
+            lines = [
+                held.enter_context(
+                    socket.create_connection(("127.0.0.1", relay.port), timeout=10, source_address=(address, 0))
+                )
+                for address in ("127.0.0.5", "127.0.0.6", "127.0.0.7", "127.0.1.5")
+            ]
+            assert read_end(lines[2]) == b""
+            wait_until(lambda: relay.count == 3)
+            assert relay._count_of_network == {"127.0.0": 2, "127.0.1": 1}
+        wait_until(lambda: relay.count == 0)
+        assert not relay._count_of_network
+    finally:
+        relay.close()
+
+
 def test_both_ends_are_probed_for_a_peer_that_vanished(echo: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[socket.socket] = []
     keep_alive = relay_module._keep_alive

@@ -24,11 +24,11 @@ from stoker.launch.service import (
     WRITTEN_BY,
     ServiceKind,
     SupervisedService,
-    label_of,
     make_service,
     plist_words,
     render_plist,
     render_unit,
+    service_label,
     unit_words,
 )
 from stoker.worker.environments.uv import _FOR_OTHERS
@@ -178,16 +178,16 @@ def test_a_folder_that_no_file_can_name_is_refused(home: str):
 
 
 def test_homes_and_workers_have_services_of_their_own():
-    usual = label_of(ServiceKind.WORK, "/srv/stoker", "/srv/stoker")
+    usual = service_label(ServiceKind.WORK, "/srv/stoker", "/srv/stoker")
     assert usual == "stoker-work"
     labels = {
         usual,
-        label_of(ServiceKind.WORK, "/other", "/srv/stoker"),
-        label_of(ServiceKind.WORK, "/third", "/srv/stoker"),
+        service_label(ServiceKind.WORK, "/other", "/srv/stoker"),
+        service_label(ServiceKind.WORK, "/third", "/srv/stoker"),
     }
     labels |= {
-        label_of(ServiceKind.WORK, "/srv/stoker", "/srv/stoker", called="small"),
-        label_of(ServiceKind.SERVE, "/o", "/o"),
+        service_label(ServiceKind.WORK, "/srv/stoker", "/srv/stoker", called="small"),
+        service_label(ServiceKind.SERVE, "/o", "/o"),
     }
     assert len(labels) == 5
 

@@ -66,6 +66,14 @@ def test_the_script_is_the_golden_one(name: str, allocations: list[Allocation]) 
     same_as_golden(name, rendered.stdin)
 
 
+def test_without_a_folder_the_login_hosts_home_has_tickets_and_logs() -> None:
+    rendered = launcher()[0].render(changed(POOL, folder=""), THREE, fleet="4c1d")
+    base = ".local/state/stoker/slurm/4c1d"
+    assert list(rendered.files) == [f"~/{base}/{one.id}.ticket" for one in THREE]
+    assert f"--output={base}/%A_%a.log" in rendered.stdin
+    assert f'"$HOME"/{base}/"${{ids[$SLURM_ARRAY_TASK_ID]}}.ticket"' in rendered.stdin
+
+
 def test_what_is_rendered_is_what_is_sent_and_tickets_go_by_standard_input() -> None:
     slurm, runner = launcher(sbatch=ProbeOutput(out="12;cluster\n"))
     rendered = slurm.render(here(), THREE, fleet="4c1d")
@@ -83,8 +91,9 @@ def test_tickets_are_written_in_the_folder_that_was_checked(tmp_path: Path) -> N
     tools = tmp_path / "tools"
     tools.mkdir()
     # Another user replaces the folder while it is checked.
-    (tools / "find").write_text(f"#!/bin/sh\nmv {folder} {folder}.checked\nmkdir {folder}\n")
-    (tools / "find").chmod(0o755)
+    swap = f"[ -e {folder}.checked ] || {{ mv {folder} {folder}.checked; mkdir {folder}; }}"
+    (tools / "id").write_text(f'#!/bin/sh\n{swap}\nexec /usr/bin/id "$@"\n')
+    (tools / "id").chmod(0o755)
     (tools / "sbatch").write_text("#!/bin/sh\necho 5\n")
     (tools / "sbatch").chmod(0o755)
     runner = SubprocessRunner({"PATH": f"{tools}:/usr/bin:/bin"})
@@ -93,6 +102,18 @@ def test_tickets_are_written_in_the_folder_that_was_checked(tmp_path: Path) -> N
     made.submit(rendered, {ONE.id: "secret"})
     assert [one.name for one in folder.iterdir()] == []
     assert (tmp_path / f"pool/4c1d.checked/{ONE.id}.ticket").read_text() == "secret\n"
+
+
+def test_tickets_are_not_written_below_a_folder_that_others_may_write(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    commands = HostCommands(SubprocessRunner({"PATH": "/usr/bin:/bin"}), control_folder="/none")
+    made = SlurmLauncher(commands, folder=str(shared / "pool"), python="/p")
+    rendered = made.render(changed(POOL, via="", folder=""), THREE, fleet="4c1d")
+    with pytest.raises(LaunchRefused, match=rf"others may write in {shared} \(mode 777\)"):
+        made.submit(rendered, {one.id: "secret" for one in THREE})
+    assert list((shared / "pool/4c1d").iterdir()) == []
 
 
 def test_one_request_holds_a_bounded_number() -> None:
@@ -127,7 +148,10 @@ def test_a_refusal_and_a_lost_answer_are_told_apart(reply: Reply, kind: type[Sto
         assert "sinfo" in raised.value.hint
 
 
-QUEUE = """\
+HEADING = "JOBID|STATE|START_TIME|END_TIME|REASON|NAME|COMMENT\n"
+QUEUE = f"""\
+Welcome to login1
+{HEADING}\
 7|PENDING|1794991500|N/A|Priority|stoker-a100-7f3a2c|stoker:4c1d:7f3a2c
 8_0|RUNNING|1794991300|1795005700|None|stoker-a100-000001|stoker:4c1d:000001,000002
 8_1|CANCELLED|1794991300|1794991306|None|stoker-a100-000001|stoker:4c1d:000001,000002
@@ -135,11 +159,12 @@ QUEUE = """\
 10|FAILED|1794991300|1794991306|NonZeroExitCode|stoker-a100-000004|stoker:4c1d:000004
 11|PREEMPTED|1794991300|1794991306|None|stoker-a100-000005|stoker:4c1d:000005
 12|SOMETHING_NEW|1794991300|N/A|None|stoker-a100-000006|stoker:4c1d:000006
+13|COMPLETING|1794991300|1794991306|None|stoker-a100-00000a|stoker:4c1d:00000a
 20|RUNNING|1|2|None|stoker-a100-b-000007|stoker:4c1d:000007
 21|RUNNING|1|2|None|stoker-a100-000008|stoker:ffff:000008
 22|RUNNING|1|2|None|mine|a|b|c
 23_9|RUNNING|1|2|None|stoker-a100-000009|stoker:4c1d:000009
-slurm_load_jobs error: nonsense
+the second line of a comment
 """
 
 
@@ -153,6 +178,7 @@ def test_the_queue_is_read_by_label_name_and_place_in_the_array() -> None:
         "000004": ("10", AllocationState.ENDED, AllocationCause.FAILED),
         "000005": ("11", AllocationState.ENDED, AllocationCause.PREEMPTED),
         "000006": ("12", AllocationState.STARTED, None),
+        "00000a": ("13", AllocationState.DRAINING, None),
     }
     assert (seen["7f3a2c"].reason, seen["7f3a2c"].may_start_s) == ("Priority", 1794991500)
     assert (seen["000001"].started_s, seen["000001"].ends_s) == (1794991300, 1795005700)
@@ -163,7 +189,8 @@ def test_the_queue_is_read_by_label_name_and_place_in_the_array() -> None:
 def test_what_left_the_queue_is_asked_of_the_accounting_and_else_is_over() -> None:
     known = [changed(ONE, backend_id="7"), changed(THREE[1], backend_id="8_1"), changed(THREE[2], backend_id="9")]
     record = "7|CANCELLED by 1000|1794991300|1794991306|0:15\n8_1|OUT_OF_MEMORY|1794991300|1794991306|0:125\n"
-    slurm, runner = launcher(sacct=ProbeOutput(out=record))
+    empty = ProbeOutput(out=HEADING)
+    slurm, runner = launcher(squeue=empty, sacct=ProbeOutput(out=record))
     seen = {one.id: one for one in slurm.look(here(), fleet="4c1d", known=known)}
     assert [seen[one.id].cause for one in known] == [
         AllocationCause.CANCELLED_THERE,
@@ -171,18 +198,19 @@ def test_what_left_the_queue_is_asked_of_the_accounting_and_else_is_over() -> No
         None,
     ]
     assert {one.state for one in seen.values()} == {AllocationState.ENDED}
+    assert [one.id for one in seen.values() if one.is_lost] == [THREE[2].id]
     assert runner.sent[-1][0].endswith("--jobs=7,8_1,9")
     for reply in (
         ProbeOutput(out="", err="Slurm accounting storage is disabled", exit_code=1),
         ProbeFailure(why="sacct: no such file", code="probe_missing"),
     ):
-        seen_without = launcher(sacct=reply)[0].look(here(), fleet="4c1d", known=known)
-        assert [(one.state, one.cause) for one in seen_without] == [(AllocationState.ENDED, None)] * 3
+        seen_without = launcher(squeue=empty, sacct=reply)[0].look(here(), fleet="4c1d", known=known)
+        assert [(one.is_lost, one.cause) for one in seen_without] == [(True, None)] * 3
 
 
 def test_a_look_without_surprises_is_one_command() -> None:
-    waiting = QUEUE.splitlines()[0] + "\n"
-    slurm, runner = launcher(squeue=ProbeOutput(out=waiting))
+    waiting = "7|PENDING|1794991500|N/A|Priority|stoker-a100-7f3a2c|stoker:4c1d:7f3a2c\n"
+    slurm, runner = launcher(squeue=ProbeOutput(out=HEADING + waiting))
     slurm.look(here(), fleet="4c1d", known=[changed(ONE, backend_id="7")])
     assert len(runner.sent) == 1
 
@@ -200,13 +228,13 @@ def test_a_look_without_surprises_is_one_command() -> None:
 def test_a_worker_that_left_when_slurm_told_it_to_has_not_failed(code: str, cause: AllocationCause) -> None:
     line = "10|FAILED|1794991300|1794991306|NonZeroExitCode|stoker-a100-7f3a2c|stoker:4c1d:7f3a2c\n"
     shown = ProbeOutput(out=f"JobId=10 JobState=FAILED ExitCode={code} x=y\n")
-    slurm, runner = launcher(squeue=ProbeOutput(out=line), scontrol=shown)
+    slurm, runner = launcher(squeue=ProbeOutput(out=HEADING + line), scontrol=shown)
     for _ in range(2):
         (seen,) = slurm.look(here(), fleet="4c1d")
         assert seen.cause is cause
     assert [words.split()[0] for words, _ in runner.sent].count("scontrol") == 1
     record = f"10|FAILED|1794991300|1794991306|{code}\n"
-    (seen,) = launcher(sacct=ProbeOutput(out=record))[0].look(
+    (seen,) = launcher(squeue=ProbeOutput(out=HEADING), sacct=ProbeOutput(out=record))[0].look(
         here(), fleet="4c1d", known=[changed(ONE, backend_id="10")]
     )
     assert seen.cause is cause
@@ -216,6 +244,11 @@ def test_a_controller_that_does_not_answer_ends_nothing() -> None:
     slurm, _ = launcher(squeue=ProbeOutput(out="", err="slurm_load_jobs error: Unable to contact", exit_code=1))
     with pytest.raises(NoBackend, match="Unable to contact"):
         slurm.look(here(), fleet="4c1d", known=[changed(ONE, backend_id="7")])
+    for garbage in ("", "\n", "\ufffd|\x00|" * 500, "maintenance until noon\n"):
+        with pytest.raises(NoBackend, match="no list of jobs"):
+            launcher(squeue=ProbeOutput(out=garbage))[0].look(
+                here(), fleet="4c1d", known=[changed(ONE, backend_id="7")]
+            )
 
 
 def test_cancelling_what_is_over_is_no_error_and_other_trouble_is() -> None:
@@ -224,12 +257,13 @@ def test_cancelling_what_is_over_is_no_error_and_other_trouble_is() -> None:
     denied = "scancel: error: Kill job error on job id 8: Access/permission denied\n"
     with pytest.raises(NoBackend, match="permission denied"):
         launcher(scancel=ProbeOutput(out="", err=gone + denied, exit_code=1))[0].cancel(here(), ["7", "8"])
-    slurm, runner = launcher()
+    slurm, runner = launcher(squeue=ProbeOutput(out="8_0\n8_1\n9\n"))
     slurm.cancel(here(), ["7", "8_1"], is_gentle=True)
     slurm.cancel(here(), ["7"])
     assert [words for words, _ in runner.sent] == [
-        "scancel --state=PENDING 7 8_1",
         "scancel --state=RUNNING --signal=TERM 7 8_1",
+        "squeue --me --noheader --array --states=PENDING --format=%i",
+        "scancel 8_1",
         "scancel 7",
     ]
     for id in ("", "-u root", "7;id", "$(id)"):
@@ -244,6 +278,8 @@ def test_cancelling_what_is_over_is_no_error_and_other_trouble_is() -> None:
         ("gpu|1-00:00:00\n", CheckStatus.OK),
         ("gpu*|4:00:00\n", CheckStatus.OK),
         ("gpu|3:59:59\nmain*|infinite\n", CheckStatus.BAD),
+        ("main*|infinite\n", CheckStatus.BAD),
+        ("", CheckStatus.BAD),
     ],
 )
 def test_a_time_limit_that_the_partition_does_not_allow_is_found_before(limits: str, verdict: CheckStatus) -> None:
@@ -252,11 +288,32 @@ def test_a_time_limit_that_the_partition_does_not_allow_is_found_before(limits: 
     assert found.verdict is verdict
 
 
+def test_a_host_without_slurms_configuration_is_not_reached() -> None:
+    error = "sbatch: error: Could not establish a configuration source"
+    slurm, _ = launcher(sbatch=ProbeOutput(out="", err=error, exit_code=1))
+    (found,) = [one for one in slurm.check(here()) if one.name == "reached"]
+    assert (found.verdict, "SLURM_CONF" in found.hint) == (CheckStatus.BAD, True)
+    assert "Could not establish a configuration source" in found.message
+
+
 def test_time_limits_of_slurm_are_read() -> None:
     assert [limit_s(text) for text in ("1:00", "2:00:00", "1-01:00:01", "infinite", "n/a", "")] == [
         *(60.0, 7200.0, 90_001.0),
         *(None, None, None),
     ]
+
+
+def test_ids_of_another_backend_are_left_out_and_no_id_is_endless() -> None:
+    foreign = changed(ONE, backend_id="abcdef")
+    slurm, runner = launcher(squeue=ProbeOutput(out=HEADING))
+    slurm.clean(here(), [foreign, changed(THREE[1], backend_id="7")])
+    assert "abcdef" not in runner.sent[-1][1]
+    assert "*/7.log" in runner.sent[-1][1]
+    assert slurm.log(here(), foreign) == ""
+    assert [one.is_lost for one in slurm.look(here(), fleet="4c1d", known=[foreign])] == [True]
+    slurm, _ = launcher(sbatch=ProbeOutput(out="1" * 5000))
+    with pytest.raises(LaunchDoubtful, match="no id"):
+        slurm.submit(slurm.render(here(), [ONE], fleet="4c1d"), {ONE.id: "t"})
 
 
 def test_folders_of_the_user_are_not_removed(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from stoker.core.clock import SystemClock
-from stoker.launch import supervisor
-from stoker.launch.supervisor import SupervisedChild
+from stoker.launch import service
+from stoker.launch.service import SupervisedChild
 
 SECRET = "s3cret-of-the-child"
 CLOCK = SystemClock()
@@ -63,7 +63,7 @@ def test_the_secret_comes_by_the_life_line_and_the_child_ends_when_that_closes()
 
 
 def test_a_child_that_ends_is_started_again_after_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(service, "_FIRST_PAUSE_S", 0.01)
     heard = Heard()
     made = child(heard, "import sys; print('tried'); sys.exit(3)")
     made.start()
@@ -77,7 +77,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent = f"""\
 import time
 from stoker.core.clock import SystemClock
-from stoker.launch.supervisor import SupervisedChild
+from stoker.launch.service import SupervisedChild
 argv = ({sys.executable!r}, "-c", {CHILD!r})
 show = lambda line: print(line, flush=True)
 SupervisedChild(argv, folder="/", environment={{}}, secret="x", on_line=show, clock=SystemClock()).start()

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.clock import FakeClock
-from stoker.core.errors import KitRefused, NoBackend
+from stoker.core.errors import InternalError, KitRefused, NoBackend
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand, Requirements, SchedulableJob
 from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend, PoolShape, PoolState
 from stoker.launch import watcher
 from stoker.launch.launchers import Log
 from stoker.launch.watcher import LEASE_S, Watcher, WatchSettings
+from stoker.views.pool_lines import launch_event_line
 from tests.unit.launch.fake_cluster import FakeBackend, FakeCoordinator, Inline
 
 POOL = Pool(name="p", backend=PoolBackend.SLURM, each=PoolShape(cpu_cores=4), max=4, backlog=4, patience_s=0.0)
@@ -33,6 +34,7 @@ class Bench:
         self.backend = FakeBackend(self.clock.wall_s)
         self.log: list[tuple[str, dict[str, Any]]] = []
         self.starts = 0
+        self.url = "https://desk:7717"
         self.watcher = self.new_watcher()
 
     def new_watcher(self) -> Watcher:
@@ -40,7 +42,7 @@ class Bench:
         return Watcher(
             cast("Any", self.coordinator),
             lambda _backend: self.backend,
-            WatchSettings(watcher=f"w{self.starts}", url="https://desk:7717", local_url="https://127.0.0.1:7717"),
+            WatchSettings(watcher=f"w{self.starts}", url=self.url, local_url="https://127.0.0.1:7717"),
             clock=self.clock,
             log=lambda kind, fields: self.log.append((kind, fields)),
         )
@@ -147,7 +149,8 @@ def test_a_broken_transfer_of_stoker_is_no_request(bench: Bench) -> None:
     bench.want(1)
     bench.backend.kit_fault = NoBackend("transfer of the kit to far broke")
     bench.turns(1)
-    assert [one.state for one in bench.coordinator.rows.values()] == [AllocationState.DOUBTFUL]
+    (row,) = bench.coordinator.rows.values()
+    assert (row.state, row.cause, row.message) == (S.ENDED, AllocationCause.NOT_SUBMITTED, str(bench.backend.kit_fault))
     bench.backend.kit_fault = None
     bench.turns(10)
     assert bench.backend.submits == 1
@@ -303,6 +306,24 @@ def test_a_worker_has_the_pools_margin_before_it_is_cancelled_plainly() -> None:
     assert bench.coordinator.rows[entry.id].cause is AllocationCause.CANCELLED
 
 
+def test_an_allocation_that_its_backend_is_ending_drains_and_is_not_cancelled(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(2)
+    (entry,) = bench.backend.live()
+    bench.backend.start(entry.backend_id)
+    bench.turns(1)
+    bench.coordinator.joined(entry.id)
+    bench.backend.entries[entry.backend_id] = changed(
+        bench.backend.entries[entry.backend_id], state=S.DRAINING, reason="COMPLETING"
+    )
+    bench.turns(4, pass_s=60.0)
+    assert bench.coordinator.rows[entry.id].state is S.DRAINING
+    assert bench.backend.cancels == []
+    bench.backend.end(entry.backend_id, AllocationCause.CANCELLED_THERE)
+    bench.turns(4)
+    assert bench.coordinator.rows[entry.id].cause is AllocationCause.CANCELLED_THERE
+
+
 def test_a_cancellation_is_known_as_ours_after_a_restart(bench: Bench) -> None:
     bench.want(1)
     bench.turns(2)
@@ -377,7 +398,7 @@ def test_a_request_that_does_not_fit_is_answered_after_a_fresh_look(bench: Bench
     too_many, fits = bench.coordinator.request("p", 3), bench.coordinator.request("p", 2)
     bench.turns(2, pass_s=5.0)
     requests = bench.coordinator.requests
-    assert requests[too_many].message == "2 of at most 4 machines requested already"
+    assert requests[too_many].message == "3 more would exceed max 4 (2 requested)"
     assert len(requests[fits].allocations) == 2
     assert ("request_answered", "p") in [(kind, fields["pool"]) for kind, fields in bench.log]
 
@@ -411,10 +432,10 @@ def test_the_lease_is_renewed_while_a_request_is_carried_out(bench: Bench, monke
     monkeypatch.setattr(watcher, "LEASE_S", 0.03)
     watch, is_renewed = bench.coordinator.watch_pools, threading.Event()
 
-    def watch_pools(watcher: str, pools: tuple[str, ...], *, for_s: float) -> dict[str, int]:
+    def watch_pools(watcher: str, pools: tuple[str, ...], *, for_s: float, problem: str = "") -> dict[str, int]:
         if bench.coordinator.pools["p"].watcher:
             is_renewed.set()
-        return watch(watcher, pools, for_s=for_s)
+        return watch(watcher, pools, for_s=for_s, problem=problem)
 
     def prepare(pool: Pool, log: Log, *, is_dry: bool = False) -> Pool:
         assert is_renewed.wait(10)
@@ -433,15 +454,125 @@ def test_leases_are_not_written_at_every_turn_because_another_watcher_has_a_pool
     bench.coordinator.pools["q"] = other
     watch, tried = bench.coordinator.watch_pools, list[str]()
 
-    def watch_pools(watcher: str, pools: tuple[str, ...], *, for_s: float) -> dict[str, int]:
+    def watch_pools(watcher: str, pools: tuple[str, ...], *, for_s: float, problem: str = "") -> dict[str, int]:
         tried.extend(pools)
-        return watch(watcher, pools, for_s=for_s)
+        return watch(watcher, pools, for_s=for_s, problem=problem)
 
     bench.coordinator.watch_pools = watch_pools  # type: ignore[method-assign]
     bench.turns(30, pass_s=1.0)
     assert tried == ["p", "q"] * 2
     bench.turns(1, pass_s=1.0)
     assert tried[4:] == ["q"], "the lease of the other one has ended"
+
+
+def test_a_request_that_certainly_did_not_arrive_is_over_and_is_not_repeated_at_once(bench: Bench) -> None:
+    bench.want(1)
+    bench.backend.faults = ["unreachable"] * 20
+    bench.turns(3, pass_s=1.0)
+    (row,) = bench.coordinator.rows.values()
+    assert (row.state, row.cause, row.message) == (S.ENDED, AllocationCause.NOT_SUBMITTED, "No route to host")
+    bench.backend.faults.clear()
+    bench.turns(3)
+    assert bench.states() == [S.ENDED, S.WAITING]
+
+
+def test_nothing_starts_while_the_backend_is_not_reached_and_operators_read_why(bench: Bench) -> None:
+    def unreachable(*_args: object, **_fields: object) -> Any:
+        raise NoBackend("far not reachable: No route to host")
+
+    look, bench.backend.look = bench.backend.look, unreachable  # type: ignore[method-assign]
+    bench.want(1)
+    bench.turns(20, pass_s=1.0)
+    assert (bench.backend.submits, bench.states()) == (0, [])
+    assert bench.coordinator.pools["p"].problem == "far not reachable: No route to host"
+    id_ = bench.coordinator.request("p", 1)
+    bench.turn()
+    assert bench.coordinator.requests[id_].code == "no_backend"
+    bench.backend.look = look  # type: ignore[method-assign]
+    bench.turns(3)
+    assert bench.states() == [S.WAITING]
+    assert bench.coordinator.pools["p"].problem == ""
+
+
+def test_files_that_can_not_be_removed_stop_nothing_else(bench: Bench) -> None:
+    def clean(*_args: object, **_fields: object) -> Any:
+        raise InternalError("not an id of Slurm: 'abc'")
+
+    original, bench.backend.clean = bench.backend.clean, clean  # type: ignore[method-assign]
+    bench.want(1)
+    bench.turns(2)
+    bench.backend.end("1_0", AllocationCause.PREEMPTED)
+    bench.turns(4)
+    assert bench.states() == [S.ENDED, S.WAITING]
+    assert [fields["why"] for kind, fields in bench.log if kind == "launch_problem"] == ["not an id of Slurm: 'abc'"]
+    bench.backend.clean = original  # type: ignore[method-assign]
+    bench.turns(3)
+    assert bench.backend.cleaned == {one.id for one in bench.coordinator.rows.values() if one.is_over}
+
+
+def test_what_operators_stopped_is_cancelled_without_a_watch(bench: Bench) -> None:
+    bench.coordinator.request("p", 2)
+    bench.turns(2)
+    first, second = bench.coordinator.rows.values()
+    bench.coordinator.rows[first.id] = changed(first, state=S.DRAINING)
+    bench.clock.advance(LEASE_S + 1)
+    bench.new_watcher().carry_out_stops("p")
+    assert bench.backend.cancels == [(first.backend_id, True)]
+    assert [bench.coordinator.rows[one.id].state for one in (first, second)] == [S.ENDED, S.WAITING]
+    assert bench.coordinator.rows[first.id].cause is AllocationCause.CANCELLED
+
+
+def test_a_watch_shows_that_workers_come_and_go(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(2)
+    (entry,) = bench.backend.live()
+    bench.backend.start(entry.backend_id)
+    bench.turn()
+    bench.coordinator.joined(entry.id)
+    bench.want(0)
+    bench.turn()
+    row = bench.coordinator.rows[entry.id]
+    bench.coordinator.rows[entry.id] = changed(row, state=S.ENDED, cause=AllocationCause.FINISHED, ended_s=1.0)
+    bench.backend.end(entry.backend_id, AllocationCause.FINISHED)
+    bench.turns(3)
+    lines = [launch_event_line(kind, fields) for kind, fields in bench.log]
+    assert lines[2:] == [f"p-{entry.id} serves", f"p-{entry.id} ended (finished)"]
+
+
+def test_without_tls_only_local_pools_are_watched(bench: Bench) -> None:
+    bench.url = ""
+    bench.coordinator.pools["here"] = PoolState(pool=changed(POOL, name="here", backend=PoolBackend.LOCAL))
+    bench.watcher = bench.new_watcher()
+    bench.want(1)
+    bench.turns(3)
+    assert {row.pool for row in bench.coordinator.rows.values()} == {"here"}
+    assert bench.coordinator.pools["p"].watcher == ""
+    (problem,) = [fields for kind, fields in bench.log if kind == "launch_problem"]
+    assert (problem["pool"], "serves only its own machine" in problem["why"]) == ("p", True)
+
+
+def test_a_second_watcher_stands_by_in_one_line(bench: Bench) -> None:
+    for name in ("q", "r"):
+        bench.coordinator.pools[name] = PoolState(pool=changed(POOL, name=name))
+    bench.turn()
+    bench.log.clear()
+    bench.watcher = bench.new_watcher()
+    bench.turns(3, pass_s=1.0)
+    assert [launch_event_line(*one) for one in bench.log] == ["stands by: w1 watches p, q, r"]
+
+
+def test_a_request_that_was_withdrawn_is_no_problem(bench: Bench) -> None:
+    id_ = bench.coordinator.request("p", 1)
+    plan = bench.coordinator.plan_allocations
+
+    def withdraw(pool: str, epoch: int, *plans: Any, **fields: Any) -> dict[str, str]:
+        bench.coordinator.close_request("p", id_, "withdrawn", epoch=epoch, code="")
+        return plan(pool, epoch, *plans, **fields)
+
+    bench.coordinator.plan_allocations = withdraw  # type: ignore[method-assign]
+    bench.turns(2)
+    assert [launch_event_line(*one) for one in bench.log] == ["p watched from now on", "p request withdrawn"]
+    assert bench.states() == []
 
 
 FAULTS = ("lose", "drop", "die", "die after", "refuse")

@@ -34,6 +34,13 @@ def test_a_ticket_is_one_json_object_with_a_version():
     assert read_ticket(ticket_to_text(TICKET).encode()) == TICKET
 
 
+def test_a_coordinator_without_tls_is_reached_by_its_socket_on_this_machine():
+    here = Ticket(
+        id="7F3A2C", key=KEY, url="http://127.0.0.1:7717", name="small-7f3a2c", socket="/tmp/stoker-0/7717.sock"
+    )
+    assert read_ticket(ticket_to_text(here).encode()) == here
+
+
 def test_a_slash_behind_the_address_is_left_out():
     assert read_ticket(body(url="https://desk.local:7717/")) == TICKET
 
@@ -52,6 +59,10 @@ def test_a_slash_behind_the_address_is_left_out():
         ({"key": KEY.upper()}, "key is not"),
         ({"key": KEY + "\n"}, "key is not"),
         ({"url": "http://desk.local:7717"}, "url is not"),
+        ({"url": "http://127.0.0.1:7717"}, "url is not"),
+        ({"url": "http://desk.local:7717", "socket": "/run/7717.sock"}, "url is not"),
+        ({"socket": "/run/7717.sock"}, "url is not"),
+        ({"url": "http://127.0.0.1:7717", "socket": "7717.sock"}, "socket is not an absolute path"),
         ({"url": "https://me:secret@desk.local"}, "url is not"),
         ({"url": "https://desk.local/elsewhere"}, "url is not"),
         ({"url": None}, "url is not"),

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.coordinator.queue.machines import WorkerLimits, join
 from stoker.core.capability import Capability
-from stoker.core.device import GIB
+from stoker.core.device import GIB, MIB
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand, DevicePreference, Requirements, SchedulableJob
 from stoker.core.pool import (
@@ -25,7 +26,7 @@ from stoker.core.pool import (
     PoolState,
     staying,
 )
-from stoker.scheduler.launching import LaunchDecision, decide, detected_shape, explain_pools
+from stoker.scheduler.launching import CUT_OFF, LaunchDecision, decide, detected_shape, explain_pools, offer_for
 
 NOW_S = 100_000.0
 CPU = Pool(name="cpu", backend=PoolBackend.SLURM, each=PoolShape(cpu_cores=4, slots=2), max=8, backlog=8)
@@ -132,6 +133,16 @@ def test_a_job_that_takes_longer_than_the_time_limit_starts_none() -> None:
     assert decided([long]).holds[0].why == "needs 5h00m; its time limit leaves 3h58m"
 
 
+def test_a_job_that_has_saved_a_checkpoint_may_take_longer_than_an_allocation() -> None:
+    long = changed(jobs(), takes_s=5 * 3600.0)
+    saved = changed(long, job=changed(long.job, has_checkpoint=True))
+    assert [(start.pool, start.count) for start in decided([saved]).starts] == [("cpu", 1)]
+    short = changed(CPU, wall_s=120.0)
+    assert decided([saved], (), short).holds[0].why == (
+        "needs 2m00s to continue from its checkpoint; its time limit leaves 1m30s"
+    )
+
+
 def test_the_cheapest_pool_comes_first() -> None:
     cheap, dear = changed(CPU, name="cheap", max=1, cost_per_hour=1.0), changed(CPU, name="dear", cost_per_hour=2.0)
     decision = decided([jobs(4)], (), dear, cheap)
@@ -236,8 +247,23 @@ def test_what_machines_lack_is_named(found: PoolShape, text: str) -> None:
 
 def test_a_detected_shape_has_no_more_than_was_requested() -> None:
     machine = Capability(cpu_cores=64, ram_total_bytes=512 * GIB)
-    assert detected_shape(CPU.each, machine) == changed(CPU.each, ram_mb=512 * 1024)
+    assert detected_shape(CPU.each, machine) == changed(CPU.each, ram_mb=506 * 1024)
     assert detected_shape(GPU.each, machine) == changed(GPU.each, gpus=())
+
+
+@pytest.mark.parametrize("total_gib", [2, 4])
+def test_a_pool_fits_a_job_exactly_if_its_worker_does(total_gib: int) -> None:
+    """The machine's system reserve counts, not a tenth of what the pool declares."""
+    declared = PoolShape(cpu_cores=1, ram_mb=2048)
+    capability = Capability(cpu_cores=1, ram_total_bytes=total_gib * GIB, ram_available_bytes=total_gib * GIB)
+    worker = join("small-1", capability, None, limits=WorkerLimits(ram_bytes=2 * GIB)).offer.ram_bytes
+    assert worker is not None
+    pool = changed(CPU, each=declared, found=detected_shape(declared, capability))
+    offered = offer_for(pool, "small-1").ram_bytes
+    assert offered is not None
+    assert worker - MIB < offered <= worker
+    assert pool.lacks == ""
+    assert offer_for(changed(CPU, each=declared), "small-1").ram_bytes == 2 * GIB, "before any machine was seen"
 
 
 def test_hours_a_day_are_a_limit() -> None:
@@ -281,7 +307,7 @@ def test_a_request_without_a_count_is_for_waiting_jobs_and_does_not_wait() -> No
     ("request_", "state", "why"),
     [
         (asked(), {}, "no waiting job needs a machine"),
-        (asked(9), {}, "0 of at most 8 machines requested already"),
+        (asked(9), {}, "9 more would exceed max 8 (0 requested)"),
         (asked(1), {"paused": "maintenance"}, "paused: maintenance"),
         (asked(), {"paused": "maintenance"}, "paused: maintenance"),
         (asked(1, ago_s=7200.0), {}, "expired: no launcher carried it out within 1h00m"),
@@ -299,7 +325,7 @@ def test_a_request_that_starts_nothing_is_answered(request_: LaunchRequest, stat
     (answer,) = decision.answers
     assert (answer.id, answer.pool) == (request_.id, "cpu")
     assert answer.why.startswith(why)
-    assert answer.code == ("" if why.startswith("no ") else "launch_refused")
+    assert answer.code == ("" if why == "no waiting job needs a machine" else "launch_refused")
 
 
 def test_what_each_pool_does_for_a_waiting_job_is_explained() -> None:
@@ -314,8 +340,36 @@ def test_what_each_pool_does_for_a_waiting_job_is_explained() -> None:
     assert text(jobs()) == "a machine of it is about to be requested"
     assert text(jobs(), watcher="") == "a machine of it would fit; nobody watches it: stoker launch watch"
     assert text(jobs(), paused="5 requests were refused") == "paused: 5 requests were refused"
+    local = changed(CPU, backend=PoolBackend.LOCAL, name="here")
+    pools = [PoolState(pool=one) for one in (CPU, local)]
+    far, here = explain_pools(jobs(), pools, (), now_s=NOW_S, is_reachable=False)
+    assert (far.text, far.order) == (CUT_OFF, None)
+    assert (here.text.endswith("stoker launch watch"), here.order) == (True, 4)
     assert text(jobs(waited_s=2.0)) == "waits for a machine here first, 8.0s more"
     assert text(changed(jobs(), takes_s=5 * 3600.0)).startswith("needs 5h00m")
+
+
+def test_the_pool_that_helps_soonest_comes_first() -> None:
+    watched: dict[str, Any] = {"watcher": "w", "watched_until_s": NOW_S + 60}
+    names = ["paused", "hand", "unwatched", "doubtful", "held", "about", "coming", "unfit"]
+    pools = {name: changed(CPU, name=name) for name in names}
+    pools["hand"] = changed(pools["hand"], is_automatic=False)
+    pools["held"] = changed(pools["held"], backlog=0)
+    pools["unfit"] = changed(pools["unfit"], each=PoolShape(cpu_cores=1))
+    states = [
+        PoolState(pool=pool, paused="broken" if name == "paused" else "", **({} if name == "unwatched" else watched))
+        for name, pool in pools.items()
+    ]
+    allocations = [live(AllocationState.DOUBTFUL, pool="doubtful"), live(AllocationState.WAITING, pool="coming")]
+    verdicts = explain_pools(jobs(cores=2), states, allocations, now_s=NOW_S)
+    order = {one.pool: one.order for one in verdicts if one.order is not None}
+    assert sorted(order, key=lambda name: order[name]) == ["coming", "about", "held", "doubtful", "unwatched", "hand"]
+
+
+def test_a_full_pool_that_starts_by_hand_is_full() -> None:
+    by_hand = changed(CPU, is_automatic=False, max=1)
+    decision = decided([jobs()], [live(AllocationState.SERVING)], by_hand)
+    assert decision.holds[0].why == "all 1 machine of it requested"
 
 
 @given(

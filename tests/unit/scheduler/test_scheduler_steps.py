@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from itertools import product
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from stoker.core.machine import Requirements, SchedulableJob
-from stoker.scheduler.job_types import JobTypes, rounded_s
+from stoker.scheduler.job_types import LEAST_PROGRESS_S, JobTypes, least_time_s, rounded_s
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.node_tables import AmountSteps, NodeTable
 from stoker.scheduler.offers import NodeOffer
@@ -61,3 +64,20 @@ def test_nothing_is_over_in_no_time() -> None:
     assert table.within(20.0) == 0b1011
     assert table.within(5.0) == 0b1010
     assert table.within(0.0) == table.within(-1.0) == 0
+
+
+@given(
+    jobs=st.lists(st.tuples(st.none() | st.floats(1.0, 10_000.0), st.booleans()), min_size=1, max_size=8),
+    left_s=st.sampled_from([-1.0, 0.0, 1.0, LEAST_PROGRESS_S - 1.0, LEAST_PROGRESS_S, 500.0, 20_000.0]),
+)
+def test_what_may_start_in_a_time_is_what_the_rule_says(jobs: list[tuple[float | None, bool]], left_s: float) -> None:
+    table = NodeTable(0, NodeOffer(node="n"))
+    for number, (takes_s, has_checkpoint) in enumerate(jobs):
+        table.unknown |= (takes_s is None) << number
+        table.saving |= has_checkpoint << number
+    table.times = AmountSteps((takes_s, number) for number, (takes_s, _) in enumerate(jobs) if takes_s is not None)
+    may_start = [
+        left_s > 0.0 and least_time_s(takes_s, has_checkpoint=has_checkpoint) <= left_s
+        for takes_s, has_checkpoint in jobs
+    ]
+    assert [bool(table.within(left_s) >> number & 1) for number in range(len(jobs))] == may_start

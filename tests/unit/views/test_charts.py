@@ -11,7 +11,11 @@ from stoker.engine.ranking import Measure, best_first
 from stoker.jobs.comparison import Comparison, Curves, TrialRow
 from stoker.views.charts import LEGEND, Chart, ChartLine, Panel, Scale, curve_panel, curves_chart, metrics_chart
 from stoker.views.html_pages import to_svg
-from stoker.views.png import to_png
+from tests.later import imported_later
+
+with imported_later():
+    from stoker.views.png import to_png
+
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -1,4 +1,4 @@
-"""Children that wait for an assignment: one ahead of time, and no flood of them where they can't live."""
+"""Children that wait for an assignment: forks of one warm process, and no flood of those where they can't live."""
 
 from __future__ import annotations
 
@@ -20,26 +20,59 @@ def nursery(folder: Path, code: str) -> AttemptSpawner:
     return AttemptSpawner(argv, folder=str(folder), said_folder=str(said), environment=lambda: dict(os.environ))
 
 
-def test_one_child_is_kept_ahead_of_time(tmp_path: Path):
-    children = nursery(tmp_path, "import sys; sys.stdin.read()")
-    children.keep_spare()
-    children.keep_spare()
-    assert len(os.listdir(tmp_path / "said")) == 1
+SERVER = """
+import sys
+sys.path[:] = {path!r}
+from stoker.host.fork_server import serve_if_asked
+
+def run():
+    print("heard", sys.stdin.read(), {tag!r})
+    return 0
+
+serve_if_asked(run)
+sys.exit(run())
+"""
+
+
+def test_children_are_forked_from_one_warm_process(tmp_path: Path):
+    children = nursery(tmp_path, SERVER.format(path=sys.path, tag="a"))
+    children.keep_warm()
+    server = children._server
+    children.keep_warm()
+    assert children._server is server
+    for _ in range(2):
+        child, said_path = children.take()
+        assert child.stdin is not None
+        with child.stdin as pipe:
+            pipe.write(b"this")
+        assert str(child.wait(20)) == "exit status 0"
+        assert Path(said_path).read_text() == "heard this a\n"
+        children.dismiss(child, said_path)
+    assert children._server is server
     children.close()
     assert os.listdir(tmp_path / "said") == []
 
 
-def test_children_that_die_unasked_are_not_started_again_and_again(tmp_path: Path):
+def test_another_environment_gets_another_warm_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    children = nursery(tmp_path, SERVER.format(path=sys.path, tag="a"))
+    children.keep_warm()
+    server = children._server
+    monkeypatch.setenv("STOKER_TEST_TAG", "b")
+    children.keep_warm()
+    assert children._server is not server
+    children.close()
+
+
+def test_a_warm_process_that_dies_by_itself_is_not_started_again_and_again(tmp_path: Path):
     children = nursery(tmp_path, "raise SystemExit('no such machine')")
-    children.keep_spare()
-    spare = children._spare
-    assert spare is not None
-    spare[0].wait()
+    children.keep_warm()
+    server = children._server
+    assert server is not None
+    server._process.wait()
     for _ in range(5):
-        children.keep_spare()
-    assert children._count == 1
-    assert os.listdir(tmp_path / "said") == []
-    # Whoever needs one gets one, and learns why it does not live.
+        children.keep_warm()
+        assert children._server is None
+    # A child started without it tells why none lives.
     child, said_path = children.take()
     child.wait()
     assert "no such machine" in Path(said_path).read_text()

@@ -16,9 +16,8 @@ from stoker.core.leases import AttemptToken, Partition
 from stoker.core.machine import DevicePreference, Requirements
 from stoker.host.identity import Liveness, mine
 from stoker.jobs.job_folder import JobEnd
-from stoker.worker.actions import inherit
+from stoker.worker.actions import AttemptJournalTail, AttemptProgress, inherit
 from stoker.worker.assignment import Assignment, AttemptEnd, LeaseFile, end_of
-from stoker.worker.attempt_process import AttemptJournalTail, AttemptProgress
 from stoker.worker.worker_options import Pause, clear_pause, read_declared, read_pause, within_allocation, write_pause
 from stoker.worker.worker_state import AttemptPhase, HeldLease, Journal, JournaledLease, Predecessor
 from tests.fakes.grants import grant_of

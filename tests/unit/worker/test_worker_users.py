@@ -102,8 +102,8 @@ def test_a_home_behind_a_closed_door_is_refused_and_the_door_named(home: Path):
 def test_a_user_who_runs_something_of_its_own_is_refused(home: Path):
     child = start_as(NAMED, ("/bin/sleep", "60"), cwd="/", env={})
     try:
-        # Until it has switched, it is ours.
-        while not processes_of(NAMED.uid):
+        # Until it has switched, it is ours. Other tests may have processes of that user.
+        while child.identity.pid not in {row.pid for row in processes_of(NAMED.uid)}:
             CLOCK.sleep(0.01)
         with pytest.raises(BadInput) as refused:
             check_users((NAMED,), slots=1, home=str(home), folder=str(home / "users"))

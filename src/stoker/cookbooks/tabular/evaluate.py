@@ -25,17 +25,19 @@ def evaluate(
     """Score every model and a baseline on the held-out rows, with intervals."""
     from stoker.cookbooks.tabular.evaluation import evaluate_models, headline_scores
     from stoker.cookbooks.tabular.metrics import ranking_metric
+    from stoker.cookbooks.tabular.training import limited
 
     parts = data.load()
-    book = evaluate_models(
-        parts,
-        [model.load() for model in models],
-        [validation.load() for validation in validations],
-        metric=ranking_metric(parts.facts["problem"], args.rank_by),
-        bootstraps=args.bootstraps,
-        seed=args.seed,
-        watch=lambda done, of: job.step(done, of=of),
-    )
+    with limited(None, parts.test):
+        book = evaluate_models(
+            parts,
+            [model.load() for model in models],
+            [validation.load() for validation in validations],
+            metric=ranking_metric(parts.facts["problem"], args.rank_by),
+            bootstraps=args.bootstraps,
+            seed=args.seed,
+            watch=lambda done, of: job.step(done, of=of),
+        )
     steps = len(models) + 2
     job.step(steps, of=steps, **headline_scores(book))
     job.log(f"best by {book['rank_by']}: {book['best']}")

@@ -18,13 +18,14 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from stoker.coordinator.auth import RateLimiter, RateLimiterSettings, TrustState, source_of
+from stoker.coordinator.auth import RateLimiter, RateLimiterSettings, TrustState
 from stoker.coordinator.http.http_messages import Refusal
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, Forbidden, NotFound, VersionSkew
 from stoker.core.frozen import frozen, frozen_by_position
 from stoker.core.leases import AttemptToken, Principal, Role, verified_name
 from stoker.host.http.exchange import is_this_computer
+from stoker.host.network import source_of
 from stoker.host.tls_contexts import Certificate
 from stoker.protocol.codec import OLDEST, TOKEN_HEADER, VERSION, VERSION_HEADER
 
@@ -130,6 +131,8 @@ LOCAL_WORKER = Principal(name="", role=Role.WORKER)
 """A worker of the coordinator's own user, on its machine: it may use any name."""
 LOCAL_ADMIN = Principal(name="", role=Role.ADMIN)
 """A process of the coordinator's own user on its machine; the name that its client claims is recorded."""
+OWN_LAUNCHER = Principal(name="serve --launch", role=Role.LAUNCH)
+"""The launcher that this coordinator starts beside itself."""
 ANONYMOUS = Principal(name="", role=Role.READ, is_known=False)
 """The client of an open route."""
 SYSTEM_A_WORKER = Principal(name="", role=Role.WORKER, is_known=False)
@@ -296,7 +299,7 @@ class Access:
         if rules.token and hmac.compare_digest(given, rules.token):
             return Principal(name="operator", role=Role.ADMIN)
         if rules.launch_token and hmac.compare_digest(given, rules.launch_token):
-            return Principal(name="serve --launch", role=Role.LAUNCH)
+            return OWN_LAUNCHER
         found = self._standing().person(given, clock.wall_s())
         if found is None:
             # Only wrong ones are limited: they do not lock out a valid one from the same address.

@@ -363,7 +363,13 @@ class CoordinatorService:
         self._context = context = ServiceContext(
             queue=parts.queue,
             keeping=parts.keeping,
-            views=Explanations(parts.queue, parts.clock, parts.about.times, parts.about.version),
+            views=Explanations(
+                parts.queue,
+                parts.clock,
+                parts.about.times,
+                parts.about.version,
+                is_reachable=parts.enrolment is not None,
+            ),
             about=parts.about,
             clock=parts.clock,
             reload=parts.files.read_again,

@@ -22,12 +22,12 @@ from typing import Any
 from httptools import parse_url
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stoker.coordinator.auth import source_of
 from stoker.coordinator.http.access import PEER, UNKNOWN, Peer, is_loopback
 from stoker.coordinator.http.http_messages import LOG, WORD_BYTES, json_bytes, path_of
 from stoker.coordinator.http.worker_routes import WorkerExchange, WorkerRoute, WorkerTable
 from stoker.core.errors import BadInput, StokerError, TooLarge
 from stoker.core.frozen import frozen
+from stoker.host.network import source_of
 from stoker.host.sockets import user_at
 from stoker.host.tls_contexts import read_peer
 from stoker.protocol.codec import TOKEN_HEADER, VERSION_HEADER

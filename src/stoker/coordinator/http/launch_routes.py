@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import Path, Query, Response
 
 from stoker.coordinator.auth import Enrolment
-from stoker.coordinator.http.access import Who, recorded
+from stoker.coordinator.http.access import OWN_LAUNCHER, Who, recorded
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import RouteTable, answer, done
 from stoker.coordinator.http.long_poll import MOST_LAUNCH_WAIT_S
@@ -88,7 +88,16 @@ class LaunchRoutes:
 
     async def watch(self, asked: WatchRequest, who: Who) -> Response:
         """Let a launcher watch pools, or for longer. The response has the epoch that its writes name."""
-        command = WatchPools(watcher=asked.watcher, pools=asked.pools, for_s=asked.for_s, by=recorded(who, ""))
+        # The coordinator's own launcher replaces its predecessor: one coordinator at a time has the database.
+        own = f"{OWN_LAUNCHER.name} " if who == OWN_LAUNCHER else ""
+        command = WatchPools(
+            watcher=f"{own}{asked.watcher}"[:200],
+            pools=asked.pools,
+            for_s=asked.for_s,
+            problem=asked.problem,
+            replaces=own,
+            by=recorded(who, ""),
+        )
         watched: QueueCommandResult = await self._context.ask(command)
         return answer(WatchResponse(epochs=watched.data))
 

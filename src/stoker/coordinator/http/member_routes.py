@@ -24,7 +24,6 @@ from stoker.coordinator.auth import (
     not_invited,
     request_digest,
     server_nonce,
-    source_of,
     token_digest,
     token_of,
 )
@@ -46,6 +45,7 @@ from stoker.coordinator.queue.commands import (
 from stoker.core.errors import BadInput, Conflict, Forbidden, Refused
 from stoker.core.leases import Role
 from stoker.core.text import NODE_NAME_RULE, is_node_name
+from stoker.host.network import source_of
 from stoker.protocol.codec import from_json, to_json
 from stoker.protocol.enrolment_messages import (
     NEVER,

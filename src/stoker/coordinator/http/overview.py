@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any
 
 from stoker.coordinator.explained_case import (
@@ -21,7 +22,7 @@ from stoker.coordinator.explained_case import (
     pinned_case,
     pinned_fleet,
 )
-from stoker.coordinator.explained_verdict import Explainer
+from stoker.coordinator.explained_verdict import MACHINE_JOINS, Explainer
 from stoker.coordinator.http.forecasts import HypotheticalJobs, chosen_text, numbered, quota
 from stoker.coordinator.queue.commands import InspectLaunch, InspectMachines, MachineInspection
 from stoker.coordinator.queue.read_jobs import JobExplainRow
@@ -38,6 +39,7 @@ from stoker.core.text import format_duration
 from stoker.protocol.job_messages import Submission, SubmissionOutcome, SubmissionResponse
 from stoker.protocol.launch_messages import LaunchView
 from stoker.protocol.view_messages import JobDetails, JobExplanation, MachineView, ScheduleView, SymptomView
+from stoker.scheduler.job_types import rounded_s
 from stoker.scheduler.launching import explain_pools
 from stoker.scheduler.leases import progress_end_s
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
@@ -161,8 +163,12 @@ class _Seen:
 class Explanations:
     """Explanations and views by the queue. Not thread-safe except `machines`."""
 
-    def __init__(self, queue: Queue, clock: Clock, times: FleetTimes, version: str = "") -> None:
+    def __init__(
+        self, queue: Queue, clock: Clock, times: FleetTimes, version: str = "", *, is_reachable: bool = True
+    ) -> None:
+        """Without `is_reachable` only workers of this machine can join: the coordinator has no TLS."""
         self._queue = queue
+        self._is_reachable = is_reachable
         self._clock = clock
         self._times = times
         self._version = version
@@ -181,8 +187,7 @@ class Explanations:
         explained = explainer.explain(case)
         if story.job.state != JobState.PENDING or row.after:
             return explained
-        known = seen.classes.get(row.class_id)
-        return self._with_pools(explained, case.wanted, None if known is None else known.expected_s)
+        return self._with_pools(explained, case.wanted, case.takes_s)
 
     def _with_pools(self, explained: JobExplanation, job: SchedulableJob, takes_s: float | None) -> JobExplanation:
         """Add what pools do for a ready job. One that only a pool could run does not wait for ever."""
@@ -198,12 +203,14 @@ class Explanations:
             now_s=view.now_s,
             machines=view.machines,
             requests=view.requests,
+            is_reachable=self._is_reachable,
         )
         changes: dict[str, Any] = {"pools": {one.pool: one.text for one in verdicts}}
-        helping = next((one for one in verdicts if one.helps), None)
+        helping = min((one for one in verdicts if one.order is not None), key=attrgetter("order"), default=None)
         if explained.never and helping is not None:
             verdict = f"pending: no machine of the fleet fits; {helping.pool}: {helping.text}"
-            changes |= {"never": "", "verdict": verdict}
+            by_hand = [one for one in explained.changes if one != MACHINE_JOINS]
+            changes |= {"never": "", "verdict": verdict, "changes": tuple(by_hand)}
         return explained.model_copy(update=changes)
 
     def forecast(self, submission: Submission, submitted: SubmissionResponse) -> SubmissionResponse:
@@ -368,6 +375,7 @@ class Explanations:
             ),
             spent={cause: (counts.get(cause, 0), limit) for cause, limit in most.items()},
             ends_s=ends.of(row.seq),
+            takes_s=None if known is None else _unrounded_s(known.expected_s, row.expected_s),
             based_on=ends.based_on(row.seq) or (known.based_on if known is not None else ""),
             forecast=found,
             names=self._names(found),
@@ -406,6 +414,11 @@ class _Ends:
         if held is None or held.started_s is None:
             return None
         return progress_end_s(held.started_s, held.progress.get("step"), held.progress.get("of"), self._now_s)
+
+
+def _unrounded_s(expected_s: float | None, stated_s: float | None) -> float | None:
+    """Return an expected duration; if it is the rounded one that the submitter states, as stated."""
+    return stated_s if stated_s is not None and rounded_s(stated_s) == expected_s else expected_s
 
 
 def _expected(
@@ -475,6 +488,7 @@ def _fleet(
         closed_until_s={
             machine.name: machine.until_s for machine in machines if machine.closed and machine.until_s is not None
         },
+        ends_s={machine.name: machine.ends_s for machine in machines if machine.ends_s is not None},
         holdings=looked.holdings,
     )
 

@@ -328,6 +328,7 @@ def _with_facts(allocation: Allocation, move: AllocationMove) -> Allocation:
         allocation,
         backend_id=plain(move.backend_id) or allocation.backend_id,
         reason=allocation.reason if move.reason is None else plain(move.reason),
+        message=plain(move.message) or allocation.message,
         started_s=allocation.started_s if move.started_s is None else move.started_s,
         ends_s=allocation.ends_s if move.ends_s is None else move.ends_s,
     )
@@ -485,8 +486,9 @@ def _is_silent(book: QueueState, machine: str) -> bool:
 
 def _shown(state: PoolState, now_s: float, used_s: float) -> PoolState:
     paused = state.paused or ("" if state.is_declared else UNDECLARED)
-    watcher = state.watcher if state.watched_until_s > now_s else ""
-    return changed(state, paused=paused, watcher=watcher, hours=used_s / 3600)
+    is_watched = state.watched_until_s > now_s
+    watcher, problem = (state.watcher, state.problem) if is_watched else ("", "")
+    return changed(state, paused=paused, watcher=watcher, problem=problem, hours=used_s / 3600)
 
 
 def _demand(transaction: WriterTransaction) -> tuple[Demand, ...]:

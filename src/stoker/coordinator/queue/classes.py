@@ -28,7 +28,7 @@ from stoker.coordinator.queue.transaction import WriterTransaction, enter_line, 
 from stoker.core.device import Backend
 from stoker.core.digests import digest_value
 from stoker.core.events import FleetKinds
-from stoker.core.frozen import fields_of
+from stoker.core.frozen import changed, fields_of
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import verified_name
 from stoker.core.machine import Cluster, DevicePreference, Requirements, SchedulableJob, code_word, environment_word
@@ -135,6 +135,18 @@ def _class_of_kind(transaction: WriterTransaction, kind: JobKind) -> int:
     return book.class_id
 
 
+def with_checkpoint(transaction: WriterTransaction, class_id: int) -> int:
+    """Return the class of jobs of a class that have saved a checkpoint; a new one is stored."""
+    book = transaction.book
+    if book.scheduler.wanted[class_id].has_checkpoint:
+        return class_id
+    kind = next((kind for kind, known in book.classes.items() if known == class_id), None)
+    if kind is None:
+        # A row of an older coordinator, in which new jobs have another class.
+        return class_id
+    return _class_of_kind(transaction, kind._replace(wanted=changed(kind.wanted, has_checkpoint=True)))
+
+
 def listed_words(cluster: Cluster | None, policies: Iterable[HostPolicy]) -> frozenset[str]:
     """Return all words of allow and deny lists."""
     nodes = cluster.nodes if cluster is not None else ()
@@ -156,6 +168,7 @@ def wanted_to_dict(wanted: SchedulableJob) -> dict[str, Any]:
         "preferred_hosts": list(wanted.preferred_hosts),
         **({"environment": wanted.environment} if wanted.environment else {}),
         **({"code": wanted.code} if wanted.code else {}),
+        **({"has_checkpoint": True} if wanted.has_checkpoint else {}),
     }
 
 
@@ -169,6 +182,7 @@ def wanted_from_dict(body: dict[str, Any]) -> SchedulableJob:
         preferred_hosts=tuple(body["preferred_hosts"]),
         environment=body.get("environment", ""),
         code=body.get("code", ""),
+        has_checkpoint=body.get("has_checkpoint", False),
     )
 
 
@@ -188,6 +202,8 @@ def reclassify(transaction: WriterTransaction, words: frozenset[str]) -> int:
     moved = 0
     for row in (JobRow(*row) for row in rows):
         class_id = class_of(transaction, loads(row.spec), row.submitter)
+        if row.checkpoint:
+            class_id = with_checkpoint(transaction, class_id)
         if class_id != row.class_id:
             _move_class(transaction, row, class_id)
             moved += 1

@@ -236,6 +236,10 @@ class WatchPools:
     watcher: str
     pools: tuple[str, ...]
     for_s: float
+    problem: str = ""
+    """Why the launcher can't work with their backend now."""
+    replaces: str = ""
+    """Launchers whose names begin so are replaced, also while they have the lease; empty: none."""
     by: str = ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from stoker.coordinator.queue.classes import with_checkpoint
 from stoker.coordinator.queue.commands import Write
 from stoker.coordinator.queue.queue_state import LiveLease
 from stoker.coordinator.queue.sql import JobRow
@@ -386,6 +387,12 @@ def _point_checkpoint(transaction: WriterTransaction, live: LiveLease, said: Poi
     body = said.checkpoint
     check_is_stored(transaction, body)
     transaction.move(live.job.seq)
+    class_id = with_checkpoint(transaction, live.job.class_id)
+    if class_id != live.job.class_id:
+        # Its first checkpoint: from now on it may start where it does not end.
+        guard = {"at_seq": live.job.seq, "was_epoch": live.job.epoch, "was_state": live.state}
+        transaction.write(transaction.statements.set_class, class_id=class_id, **guard)
+        live.job.class_id = class_id
     transaction.write(
         transaction.statements.point_checkpoint,
         at_seq=live.job.seq,

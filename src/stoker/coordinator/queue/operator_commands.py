@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stoker.coordinator.queue.classes import class_of
+from stoker.coordinator.queue.classes import class_of, with_checkpoint
 from stoker.coordinator.queue.commands import (
     BeginExec,
     CancelJobs,
@@ -66,6 +66,8 @@ def requeue_row(transaction: WriterTransaction, row: JobRow, *, spec: str, code:
         row.checkpoint and row.state != JobState.COMPLETED.value and is_checkpoint_here(transaction, row.checkpoint)
     )
     checkpoint = row.checkpoint if resumes else ""
+    if checkpoint:
+        class_id = with_checkpoint(transaction, class_id)
     transaction.book.unbar(row.seq)
     transaction.move(row.seq)
     transaction.write(

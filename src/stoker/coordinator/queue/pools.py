@@ -63,7 +63,7 @@ def _put_request(transaction: WriterTransaction, request: LaunchRequest) -> None
 def _put_pool(transaction: WriterTransaction, state: PoolState) -> None:
     transaction.book.launch.pools[state.pool.name] = state
     row = fields_of(state) | {"name": state.pool.name, "pool": POOL_BODY.dump_json(state.pool).decode()}
-    del row["hours"]
+    del row["hours"], row["problem"]
     transaction.write(transaction.statements.put_pool, **row)
 
 
@@ -104,10 +104,15 @@ def drop_if_over(transaction: WriterTransaction, pool: str) -> None:
 
 
 def watch_pools(transaction: WriterTransaction, asked: WatchPools) -> QueueCommandResult:
-    """Give a launcher the lease of pools, all or none. One that has it gets more time under the same epoch."""
+    """Give a launcher the lease of pools, all or none. One that has it gets more time under the same epoch.
+
+    A launcher that is replaced may still live: its writes have an older epoch, and are refused.
+    """
     found = [pool_named(transaction, name) for name in dict.fromkeys(asked.pools)]
     for state in found:
-        is_held = state.watcher not in ("", asked.watcher) and state.watched_until_s > transaction.now_s
+        is_other = state.watcher not in ("", asked.watcher)
+        is_replaced = bool(asked.replaces) and state.watcher.startswith(asked.replaces)
+        is_held = is_other and not is_replaced and state.watched_until_s > transaction.now_s
         if is_held and asked.for_s:
             raise Conflict(
                 f"pool {state.pool.name} is watched by {state.watcher}",
@@ -122,7 +127,7 @@ def watch_pools(transaction: WriterTransaction, asked: WatchPools) -> QueueComma
             epochs[state.pool.name] = _watch(transaction, state, asked)
         elif state.watcher == asked.watcher:
             epochs[state.pool.name] = state.epoch
-            _put_pool(transaction, changed(state, watcher="", watched_until_s=transaction.now_s))
+            _put_pool(transaction, changed(state, watcher="", problem="", watched_until_s=transaction.now_s))
             _tell_pool(transaction, state, "released", asked.by, watcher=asked.watcher)
     return QueueCommandResult(changed=tuple(epochs), data=epochs)
 
@@ -132,7 +137,8 @@ def _watch(transaction: WriterTransaction, state: PoolState, asked: WatchPools) 
     is_new = state.watcher != asked.watcher
     epoch = state.epoch + 1 if is_new else state.epoch
     until_s = transaction.now_s + asked.for_s
-    _put_pool(transaction, changed(state, watcher=asked.watcher, epoch=epoch, watched_until_s=until_s))
+    problem = plain(asked.problem)
+    _put_pool(transaction, changed(state, watcher=asked.watcher, epoch=epoch, watched_until_s=until_s, problem=problem))
     if is_new:
         _tell_pool(transaction, state, "watched", asked.by, watcher=asked.watcher, epoch=epoch)
     return epoch

@@ -489,6 +489,8 @@ class JobExplainRow:
     message: str
     attempts: int
     """Maximum number of its own failures."""
+    expected_s: float | None = None
+    """Its duration as its submitter states it; None: not stated."""
     after: tuple[PrerequisiteRow, ...] = ()
     environment: tuple[EnvironmentChoice, ...] = ()
     inputs: tuple[JobInput, ...] = ()
@@ -512,6 +514,7 @@ def read_case(connection: Connection, ref: str) -> JobExplainRow:
         not_before_s=row.not_before_s,
         message=row.message,
         attempts=int(spec.get("attempts", 1)),
+        expected_s=spec.get("expected_s"),
         environment=choices_in(spec),
         inputs=tuple(INPUT_BODY.validate_python(one) for one in spec.get("inputs", ())),
         after=tuple(

@@ -110,9 +110,11 @@ class SiteCheck:
     detail: str
 
 
-def check_site(site: S3Site, environment: Mapping[str, str], *, clock: Clock) -> tuple[SiteCheck, ...]:
+def check_site(
+    site: S3Site, environment: Mapping[str, str], *, clock: Clock, request_s: float = 30.0
+) -> tuple[SiteCheck, ...]:
     """Try what a coordinator and its machines need of a site; raises if it can't be used at all."""
-    bucket = S3Bucket(site, clock=clock)
+    bucket = S3Bucket(site, clock=clock, request_s=request_s)
     data = b"stoker checks this site\n" + secrets.token_bytes(16)
     digest = digest_bytes(data)
     name = f"checks/{digest}"

@@ -23,7 +23,8 @@ from stoker.devices.estimate.model_shapes import ModelShape
 from stoker.devices.estimate.symbolic import MemoryTrace, rehearse
 from stoker.devices.estimate.tape import Purpose
 from stoker.devices.estimate.training_setup import Optimiser, TrainingSpec, adapter_parameters, names_of, targeted
-from stoker.host.durable import read_regular, translated, write_file
+from stoker.host.durable import read_regular, write_file
+from stoker.host.folders import make_state
 from stoker.host.locks import BriefLocks
 
 MIB = 1024**2
@@ -245,8 +246,7 @@ class CalibrationFile:
                 f"measured {measured_bytes:,} bytes, estimated {estimated_bytes:,}: that is not the same training",
                 hint="give every option that is not the default: method, batch, sequence, dtype, checkpointing, …",
             )
-        with translated(self._path):
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        make_state(os.path.dirname(self._path))
         with closing(BriefLocks()) as locks, locks.hold(f"{self._path}.lock"):
             kinds = self._read()
             for key in keys:

@@ -40,11 +40,10 @@ from stoker.engine.execution.stage_attempts import (
     InFlightAttempts,
 )
 from stoker.engine.journal import StatusWriter
-from stoker.engine.plan import Plan
+from stoker.engine.plan import Plan, searched_seldom
 from stoker.engine.result_cache import CacheCommit, Execute, LoopReadBudget, NodeDecider, Resolver, Use
 from stoker.engine.runners.stage_runner import AttemptUsage, RunFolders, StageFailure
 from stoker.engine.types import Engine, NodeEnding, NodeResult, RunOptions, RunResult
-from stoker.host.gc_control import searched_seldom
 from stoker.store.trees import heeding
 
 # Failures on their way to people: an attempt that we ended ourselves, and a failed node as the whole run's error.

@@ -8,15 +8,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from stoker.host import gc_control
-from stoker.host.gc_control import searched_seldom
+from stoker.engine import plan
+from stoker.engine.plan import searched_seldom
 
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = gc.get_threshold()
     # A run that another test left under way must not count here.
-    monkeypatch.setattr(gc_control, "_open_blocks", 0)
+    monkeypatch.setattr(plan, "_open_blocks", 0)
     gc.set_threshold(700, 10, 10)
     yield
     gc.set_threshold(*before)
