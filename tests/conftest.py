@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from stoker.host import linux
+from tests import later
 from tests.lengths import examples
 from tests.others import folder_for_all
 
 if TYPE_CHECKING:
+    from tests.servers.fresh_databases import FreshDatabases
     from tests.servers.kubernetes_api import KubernetesApi
     from tests.servers.postgres import PostgresServer
     from tests.servers.ray_jobs import RayJobs
@@ -33,10 +36,26 @@ settings.register_profile("steady", max_examples=examples(20, 40), derandomize=T
 settings.register_profile("seeking", deadline=None)
 settings.load_profile("steady")
 
+
+# Hypothesis tries constants of our source: an edit of any module would change the examples of all tests. To find them
+# takes 7 s of processor time in each process of a fresh clone.
+_find_constants = providers._get_local_constants
+
+
+def _constants() -> Any:
+    is_steady = settings.get_current_profile_name() == "steady"
+    return providers._local_constants if is_steady else _find_constants()
+
+
+providers._get_local_constants = _constants
+
 # What a shell or nohup starts in the background ignores these, and so would every command that a test starts.
 for number, heard in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: lambda *_: None}.items():
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, heard)
+
+# It changes how a Python starts, and so no command of a test would start warm.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # Half a million objects come from collecting, and stay: a collector that looks through them all the time finds nothing.
 gc.disable()
@@ -60,6 +79,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Import a share of the modules before the rest: what one process has compiled, the others need not."""
+    later.put_off(on=True)
     given: dict[str, Any] = getattr(session.config, "workerinput", {})
     if not given or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
@@ -71,11 +91,18 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
+    later.put_off(on=False)
     gc.enable()
     gc.freeze()
     # Many tests fork, and a fork copies the tables of all this memory.
     for _ in linux.moves():
         pass
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Import what the test's module puts off, unless the test is skipped."""
+    if isinstance(item, pytest.Function):
+        later.import_for(item.module)
 
 
 TRIES = 3
@@ -214,6 +241,22 @@ def postgres_template(postgres: PostgresServer) -> str:
     url = postgres.create()
     _make_tables(url)
     return url.rpartition("/")[2]
+
+
+@pytest.fixture(scope="session")
+def fresh_databases(
+    request: pytest.FixtureRequest, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FreshDatabases]:
+    """Empty databases for tests that need one after another."""
+    from tests.servers.fresh_databases import FreshDatabases, kept_engines
+
+    def make_postgres() -> str:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        return server.create(request.getfixturevalue("postgres_template"))
+
+    folder = tmp_path_factory.mktemp("fresh")
+    with kept_engines(), closing(FreshDatabases(folder, sqlite_template, make_postgres)) as fresh:
+        yield fresh
 
 
 def _make_tables(url: str) -> None:

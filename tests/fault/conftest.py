@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.shell import Shell
+
 
 @pytest.fixture
 def memory(tmp_path):
@@ -16,4 +18,19 @@ def memory(tmp_path):
         yield tmp_path
         return
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The index of recipes, made once: making it imports every cookbook."""
+    shell = Shell(tmp_path_factory.mktemp("recipes"))
+    assert shell.stoker("recipes").code == 0
+    return shell.home / "state" / "cookbooks.json"
+
+
+@pytest.fixture
+def disk():
+    """A folder on the disk of temporary files: memory has no page cache to write past."""
+    with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)

@@ -22,6 +22,7 @@ import stoker.host.http.connections as _loaded_before_the_fork  # noqa: F401 - e
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Digest
 from stoker.core.errors import Cancelled, StokerError, Terminated
+from stoker.host import writers
 from stoker.host.durable import NO_STEP
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import HttpSettings
@@ -63,6 +64,7 @@ def carry_out(order: dict[str, Any]) -> int:
     countdown = Countdown(**order["at"]) if order.get("at") else None
     LOCKS[order.get("flock", "works")]()
     content.DIRECT_BYTES = order.get("direct_bytes", content.DIRECT_BYTES)
+    writers.BLOCK_BYTES = order.get("block_bytes", writers.BLOCK_BYTES)
     if countdown is not None:
         countdown.watch_calls()
     transport = Urllib3Transport(HttpSettings(connect_s=5, read_s=order.get("read_s", 10.0)))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stoker.coordinator.database.database import look_into
+from stoker.coordinator.database.database import Database, look_into
 from stoker.coordinator.database.database_check import check_database
 from stoker.coordinator.queue.reader import QueueReader
 from stoker.coordinator.storage.storage import CoordinatorStorage
@@ -27,7 +27,7 @@ from stoker.protocol.discovery import whole_address
 from stoker.protocol.view_messages import JobDetails
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, alive, descendants, wait_until
-from tests.system.warm import WarmCommand, starts_warm
+from tests.system.warm import WarmCommand, make_warm_python, starts_warm
 
 CLOCK = SystemClock()
 KILLED = Path(__file__).parent / "coordinator_child.py"
@@ -88,6 +88,8 @@ class RealFleet:
         self.db = db or f"sqlite:///{self.shell.home / 'fleet' / 'queue.db'}"
         self._started: list[Started] = []
         self._desk: FleetDesk | None = None
+        self._database: Database | None = None
+        """Open from one look at a job to the next: a new one compiles its statements again."""
 
     def start(
         self,
@@ -102,10 +104,19 @@ class RealFleet:
             env["STOKER_HOME"] = str(home)
         is_warm = not before and not runs and starts_warm(env)
         if not is_warm:
-            argv = [*before, sys.executable, "-P", *(runs or ("-m", "stoker")), *argv]
+            argv = [*before, *self._python(env), *(runs or ("-m", "stoker")), *argv]
         started = Started(argv, self.shell.folder, env, self._folder / f"{name}.said", is_warm=is_warm)
         self._started.append(started)
         return started
+
+    def _python(self, env: dict[str, str]) -> tuple[str, ...]:
+        """Return the interpreter, a warm one where that makes no difference. It is in the namespaces of its caller."""
+        if not starts_warm(env):
+            return (sys.executable, "-P")
+        file = self._folder / "python"
+        if not file.exists():
+            make_warm_python(file, cold=Path(sys.executable), path=[])
+        return (str(file),)
 
     def serve(self, *words: object, before: tuple[str, ...] = (), dies_at: tuple[str, int] | None = None) -> Started:
         """Start the coordinator, and wait until it listens, or until it was killed on the way."""
@@ -164,11 +175,18 @@ class RealFleet:
         return folder
 
     def story(self, name: str) -> JobDetails:
-        database = look_into(self.db, clock=CLOCK)
+        if self._database is None:
+            self._database = look_into(self.db, clock=CLOCK)
         try:
-            return QueueReader(database, clock=CLOCK).story(name)
-        finally:
-            database.close()
+            return QueueReader(self._database, clock=CLOCK).story(name)
+        except DatabaseTrouble:
+            self._forget_database()
+            raise
+
+    def _forget_database(self) -> None:
+        if self._database is not None:
+            self._database.close()
+        self._database = None
 
     def is_so(self, name: str, claim: Callable[[JobDetails], object]) -> bool:
         """Return whether something is so of a job; of one that can't be looked at just now, nothing is."""
@@ -215,6 +233,7 @@ class RealFleet:
             os.kill(pid, signal.SIGKILL)
         if self._desk is not None:
             self._desk.__exit__(None, None, None)
+        self._forget_database()
         self._port.close()
 
     def check(self) -> None:

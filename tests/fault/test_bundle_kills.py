@@ -112,7 +112,7 @@ def test_memory_stays_flat_whatever_the_size_of_a_file(memory):
     top = memory / "tree"
     top.mkdir()
     with open(top / "zeros", "wb") as zeros:
-        zeros.truncate(400 << 20)
+        zeros.truncate(200 << 20)
     numbers = random.Random(8)
     with open(top / "noise", "wb") as noise:
         noise.writelines(numbers.randbytes(1 << 20) for _ in range(48))

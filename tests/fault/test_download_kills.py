@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.writers import BLOCK_BYTES
 from tests.fault.download_lab import random_bytes
 from tests.fault.download_parent import ONCE, Downloads
 from tests.lengths import moments
@@ -18,8 +17,11 @@ from tests.servers.faulty import Answer, Asked, FaultyServer, Habit, Version, we
 from tests.unit.host.real_processes import wait_until
 
 MIB = 1 << 20
-WHOLE = Version(data=random_bytes(16 * MIB, 5))
+BLOCK_BYTES = MIB // 4
+"""Of the downloads past the page cache here: as many blocks of less, which are written in the same order."""
+WHOLE = Version(data=random_bytes(8 * MIB, 5))
 BLOCKS = Version(data=WHOLE.data[: BLOCK_BYTES * 5 // 2])
+DIRECT = {"direct_bytes": 0, "block_bytes": BLOCK_BYTES}
 SMALL = Version(data=random_bytes(200_000, 6))
 LARGE = Version(data=random_bytes(1_200_000, 6))
 
@@ -35,7 +37,7 @@ def until_byte(place: int, reached: threading.Event) -> Habit:
 
 def kill_at_every(step: int, folder: Path, *, with_digest: bool, is_direct: bool) -> None:
     wanted = WHOLE if with_digest else None
-    order = {"direct_bytes": 0} if is_direct else {}
+    order = DIRECT if is_direct else {}
     # What was received and is not written yet is lost: less than one piece, or less than one block.
     lag = MIB + (BLOCK_BYTES if is_direct else 0)
     with FaultyServer(WHOLE) as server, Downloads(server, folder / "out") as downloads:
@@ -66,30 +68,30 @@ WAYS = pytest.mark.parametrize(
 
 
 @WAYS
-def test_a_download_killed_at_every_mebibyte_goes_on_where_it_was(tmp_path, with_digest, is_direct):
-    kill_at_every(MIB, tmp_path, with_digest=with_digest, is_direct=is_direct)
+def test_a_download_killed_at_every_mebibyte_goes_on_where_it_was(disk, with_digest, is_direct):
+    kill_at_every(MIB, disk, with_digest=with_digest, is_direct=is_direct)
 
 
 @pytest.mark.slow
 @WAYS
-def test_a_download_killed_at_every_64_kibibytes_goes_on_where_it_was(tmp_path, with_digest, is_direct):
-    kill_at_every(MIB // 16, tmp_path, with_digest=with_digest, is_direct=is_direct)
+def test_a_download_killed_at_every_64_kibibytes_goes_on_where_it_was(disk, with_digest, is_direct):
+    kill_at_every(MIB // 16, disk, with_digest=with_digest, is_direct=is_direct)
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("does", "ends"), [("SIGKILL", -signal.SIGKILL), ("ENOSPC", 10)])
-def test_a_download_past_the_page_cache_that_dies_at_any_call_can_be_repeated(tmp_path, every, does, ends):
+def test_a_download_past_the_page_cache_that_dies_at_any_call_can_be_repeated(disk, every, does, ends):
     calls = ["pwrite", "fsync", "fdatasync", "rename", "unlink"]
-    with FaultyServer(BLOCKS) as server, Downloads(server, tmp_path / "out") as downloads:
+    with FaultyServer(BLOCKS) as server, Downloads(server, disk / "out") as downloads:
         for moment in itertools.count(0, every):
             at = {"left": moment, "does": does, "steps": False, "calls": calls}
-            code = downloads.run(BLOCKS, direct_bytes=0, at=at)
+            code = downloads.run(BLOCKS, **DIRECT, at=at)
             assert code in (0, ends)
             assert not downloads.path.exists() or downloads.path.read_bytes() == BLOCKS.data
             # A failed removal of what nobody needs any more is no failure of the download.
             if code == 0 and moment > 30:
                 break
-            assert downloads.run(BLOCKS, direct_bytes=0) == 0
+            assert downloads.run(BLOCKS, **DIRECT) == 0
             assert downloads.path.read_bytes() == BLOCKS.data
             downloads.path.unlink()
 

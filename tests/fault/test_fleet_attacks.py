@@ -27,7 +27,7 @@ from stoker.core.jsontext import dumps
 from stoker.protocol.codec import from_json
 from stoker.protocol.lease_messages import Fail, Finish, Grant, Hello, LeaseReport, PointCheckpoint, Renewal, Start
 from stoker.transfer.mirror import FollowedFile
-from stoker.worker.attempt_process import AttemptJournalTail
+from stoker.worker.actions import AttemptJournalTail
 from tests.contract.queue_driving import Driven, order
 
 _TOKEN: dict[str, Any] = {"attempt": 1, "epoch": 1, "generation": 1}

@@ -17,17 +17,10 @@ from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import SHA, WORDS, finish, started
 from tests.fault.network import HERE, cut_link
 from tests.fault.real_fleet import WAITER, RealFleet, is_in, is_terminal
-from tests.system.shell import Shell, alive, wait_until
+from tests.system.shell import alive, wait_until
 from tests.unit.host.real_mounts import small_disk
 
 TOKEN = "a-token-for-tests-only"
-
-
-@pytest.fixture(scope="session")
-def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shell = Shell(tmp_path_factory.mktemp("recipes"))
-    assert shell.stoker("recipes").code == 0
-    return shell.home / "state" / "cookbooks.json"
 
 
 @pytest.fixture

@@ -12,16 +12,9 @@ import pytest
 from stoker.protocol.view_messages import JobDetails
 from tests.fault.real_fleet import WAITER, RealFleet, is_in, is_terminal
 from tests.servers.postgres import PostgresServer
-from tests.system.shell import Shell, descendants, wait_until
+from tests.system.shell import descendants, wait_until
 
 POINTS = ("before_commit", "after_commit", "before_answer")
-
-
-@pytest.fixture(scope="session")
-def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shell = Shell(tmp_path_factory.mktemp("recipes"))
-    assert shell.stoker("recipes").code == 0
-    return shell.home / "state" / "cookbooks.json"
 
 
 @pytest.fixture
@@ -132,7 +125,8 @@ def test_a_worker_that_stood_still_past_its_lease_drops_its_result_and_another_h
     fleet.submit("job", on_partition=on_partition)
     fleet.wait_for("job", is_in("running"))
     sleeper.signal_all(signal.SIGSTOP)
-    other = fleet.work("other")
+    # As on another machine: what stands still holds the scratch folder of its home.
+    other = fleet.work("other", home=fleet.shell.folder.parent / "home-of-other")
     fleet.wait_for("job", lambda story: story.job.machine == "other" and story.job.state == "running")
     fleet.go()
     story = fleet.wait_for("job", is_terminal)

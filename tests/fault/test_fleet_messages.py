@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from contextlib import closing
 
 import pytest
 
@@ -13,6 +11,7 @@ from stoker.coordinator.database.database_check import check_database
 from stoker.core.machine import Requirements
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.fault.message_world import MessageWorld, Weather
+from tests.servers.fresh_databases import FreshDatabases
 
 STORM_S = 900.0
 LONGEST_S = 40_000.0
@@ -22,27 +21,20 @@ IMPOSSIBLE = order("impossible", requirements=Requirements(ram_bytes=4096 * GIB)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def fleet(request: pytest.FixtureRequest, memory: Path) -> Iterator[Driven]:
-    if request.param == "sqlite":
-        shutil.copyfile(request.getfixturevalue("sqlite_template"), memory / "queue.db")
-        fleet = Driven(f"sqlite:///{memory / 'queue.db'}")
+def fleet(request: pytest.FixtureRequest, fresh_databases: FreshDatabases) -> Iterator[Driven]:
+    url = fresh_databases.sqlite() if request.param == "sqlite" else fresh_databases.postgres()
+    with closing(Driven(url)) as fleet:
         yield fleet
-        fleet.close()
-        return
-    server: Any = request.getfixturevalue("postgres")
-    url = server.create(request.getfixturevalue("postgres_template"))
-    fleet = Driven(url)
-    yield fleet
-    fleet.close()
-    server.drop(url)
 
 
-def live_through(fleet: Driven, *, seed: int, workers: int, jobs: int, weather: Weather) -> MessageWorld:
+def live_through(
+    fleet: Driven, *, seed: int, workers: int, jobs: int, weather: Weather, storm_s: float = STORM_S
+) -> MessageWorld:
     """Let it storm, then let everything work, and see what became of every job."""
     keeps = ("stop", "stop", "keep")
     wanted = (order("job", number, attempts=3, on_partition=keeps[number % 3]) for number in range(1, jobs + 1))
     world = MessageWorld(fleet, seed=seed, workers=workers, jobs=(IMPOSSIBLE, *wanted), weather=weather)
-    world.run(STORM_S)
+    world.run(storm_s)
     world.calm_down()
 
     def counts() -> dict[str, int]:
@@ -62,7 +54,7 @@ def live_through(fleet: Driven, *, seed: int, workers: int, jobs: int, weather: 
 
 
 def test_twenty_workers_in_a_storm_do_everything_once(fleet: Driven) -> None:
-    world = live_through(fleet, seed=1, workers=20, jobs=100, weather=Weather())
+    world = live_through(fleet, seed=1, workers=20, jobs=50, weather=Weather(), storm_s=600.0)
     assert world.seen.stale > 0
     assert world.seen.repeats > 0
     assert {"pause", "crash", "restart", "jump", "cancel"} <= set(world.seen.done)

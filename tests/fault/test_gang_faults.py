@@ -227,7 +227,9 @@ def use_for_ever(gang: Gang) -> None:
     gang.run(functions.hang)
 
 
-@pytest.mark.parametrize("trial", range(20))
+@pytest.mark.parametrize(
+    "trial", [*range(12), *(pytest.param(trial, marks=pytest.mark.slow) for trial in range(12, 20))]
+)
 def test_a_gang_can_be_cancelled_at_any_moment(warm, trial):
     gang = Gang(ranks(), warm=warm)
     timer = threading.Timer(random.Random(trial).uniform(0, 0.08), gang.cancel)

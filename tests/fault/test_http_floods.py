@@ -152,16 +152,16 @@ def test_connections_that_end_without_a_goodbye_are_not_kept(target: Target) -> 
     for _ in range(20):
         target.health_cpu_s()
     before_bytes = target.rss_bytes
-    for _ in range(300):
-        # TLS is not ended here, the connection is just closed.
+    for _ in range(150):
+        # TLS is not ended here, the connection is just closed. Each that is kept takes 29 KB.
         target.health_cpu_s()
-    assert target.rss_bytes - before_bytes < 4 << 20
+    assert target.rss_bytes - before_bytes < 2 << 20
 
 
 @pytest.mark.timing
 def test_floods_of_every_sort_at_once_neither_grow_nor_stall_a_coordinator(target: Target) -> None:
     lines = [target.dial() for _ in range(30)]
-    took_s = check_unharmed(target, *FLOODS.values(), drip(target, lines), seconds=1.5)
+    took_s = check_unharmed(target, *FLOODS.values(), drip(target, lines), seconds=0.8)
     for line in lines:
         line.close()
     # Not the longest: what all the attackers have sent is read before one of them, too.
@@ -180,13 +180,15 @@ def test_large_submissions_that_never_end_do_not_grow_a_coordinator(target: Targ
         while not is_open.wait(0.05):
             yield b" " * _PIECE_BYTES
 
-    closing = threading.Timer(2.0, is_open.set)
+    closing = threading.Timer(1.5, is_open.set)
     closing.start()
-    took_s = check_unharmed(target, *[unfinished] * 12, seconds=1.5)
+    took_s = check_unharmed(target, *[unfinished] * 12, seconds=1.0)
     is_open.set()
     assert took_s[len(took_s) // 2] < USUAL_HEALTH_S, took_s
 
 
+# What comes over TLS is read by the same code.
+@pytest.mark.parametrize("target", ["plain", pytest.param("tls", marks=pytest.mark.slow)], indirect=True)
 def test_large_submissions_that_have_come_whole_are_in_memory_one_at_a_time(target: Target) -> None:
     count, size_bytes = 16, 7 << 20
     is_answered = threading.Semaphore(0)
@@ -348,7 +350,7 @@ def test_a_flood_of_joining_neither_grows_nor_stalls_a_coordinator(target: Targe
 
         hammering = threading.Thread(target=hammer)
         hammering.start()
-        until_s = CLOCK.monotonic_s() + 1.5
+        until_s = CLOCK.monotonic_s() + 0.8
         while CLOCK.monotonic_s() < until_s:
             held_s.append(target.health_cpu_s())
             sizes.append(target.rss_bytes)

@@ -12,6 +12,7 @@ import os
 import py_compile
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,8 +21,9 @@ import pytest
 
 from stoker.authoring import Plan, PlanBuilder
 from stoker.core.clock import SystemClock
+from stoker.engine.runners.process_runner import ProcessRunner
 from stoker.host.import_watch import watch_imports
-from tests.unit.engine.lab import Lab, Ran
+from tests.unit.engine.lab import Lab, Ran, process_runner
 
 CLOCK = SystemClock()
 FILES = ("stages.py", "helper.py", "late.py")
@@ -287,9 +289,10 @@ def program(job: StageContext, args: Args) -> Program:
 class Project:
     """A package below a folder, imported as a user's would be."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root = root
         self.package = next(_names)
-        self.folder = folder / self.package
+        self.folder = root / self.package
         self.folder.mkdir()
         self.folder.joinpath("__init__.py").touch()
         for name in FILES:
@@ -333,21 +336,41 @@ class Project:
         return any(self.gate.parent.glob("gate.began-*"))
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the projects of all tests lie, each under a name of its own."""
+    folder = tmp_path_factory.mktemp("projects")
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def processes(root: Path) -> Iterator[ProcessRunner]:
+    """One zygote for all tests: it imports nothing of a project, only its forks do."""
+    with closing(process_runner(root)) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def gang_processes(root: Path) -> Iterator[ProcessRunner]:
+    with closing(process_runner(root, ("torch", "stoker.app.gang_child"))) as runner:
+        yield runner
+
+
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
+def project(root: Path, tmp_path: Path) -> Iterator[Project]:
     watch_imports()
-    sys.path.insert(0, str(tmp_path))
-    made = Project(tmp_path)
+    made = Project(root, tmp_path)
     try:
         yield made
     finally:
-        sys.path.remove(str(tmp_path))
         made.forget()
 
 
 @pytest.fixture
-def lab(tmp_path: Path, project: Project) -> Iterator[Lab]:
-    with Lab(tmp_path / "lab") as made:
+def lab(tmp_path: Path, processes: ProcessRunner) -> Iterator[Lab]:
+    with Lab(tmp_path / "lab", processes=processes) as made:
         yield made
 
 
@@ -406,8 +429,10 @@ def test_an_edit_of_one_file_is_enough(lab: Lab, project: Project, stage: str, n
     assert values(lab, lab.run(project.plan(stage))) == [expected]
 
 
-def test_ranks_of_a_gang_all_have_the_code_that_was_digested(tmp_path: Path, project: Project) -> None:
-    with Lab(tmp_path / "lab", preload=("torch", "stoker.app.gang_child")) as lab:
+def test_ranks_of_a_gang_all_have_the_code_that_was_digested(
+    tmp_path: Path, project: Project, gang_processes: ProcessRunner
+) -> None:
+    with Lab(tmp_path / "lab", processes=gang_processes) as lab:
         flight = lab.start(project.plan("gang", gated=True))
         until(project.has_begun, "the stage does not begin")
         project.edit(1, 2)
@@ -428,7 +453,7 @@ def test_a_process_that_was_warm_before_an_edit_runs_the_new_code(tmp_path: Path
 def test_code_that_is_edited_before_a_stage_could_start_is_run_as_it_is_then(lab: Lab, project: Project) -> None:
     stages = project.load()
     builder = PlanBuilder("two")
-    other = Project(project.folder.parent)
+    other = Project(project.root, project.gate.parent)
     first = builder.start(stages.plain, stages.Args(gate=str(project.gate)), id="first")
     others = other.load()
     second = builder.start(others.plain, others.Args(), id="t1")
@@ -579,8 +604,10 @@ def test_an_edit_that_was_taken_back_while_the_stage_ran_is_noticed(lab: Lab, pr
     assert any("was edited before it could end" in event["text"] for event in first.of_kind("stage_log", "t0"))
 
 
-def test_a_rank_that_goes_around_the_pinned_code_is_noticed(tmp_path: Path, project: Project) -> None:
-    with Lab(tmp_path / "lab", preload=("torch", "stoker.app.gang_child")) as lab:
+def test_a_rank_that_goes_around_the_pinned_code_is_noticed(
+    tmp_path: Path, project: Project, gang_processes: ProcessRunner
+) -> None:
+    with Lab(tmp_path / "lab", processes=gang_processes) as lab:
         flight = lab.start(project.plan_around("around_gang", "program", gated=True))
         until(project.has_begun, "the stage does not begin")
         project.edit(1, 2, "late.py")

@@ -213,7 +213,7 @@ def flood(project: Project, size_bytes: int, line: str) -> tuple[float, int]:
 )
 def test_a_flood_of_output_costs_neither_memory_nor_the_last_value(project: Project, line: str) -> None:
     flood(project, 4 * MIB, line)
-    _, grown_bytes = flood(project, 64 * MIB, line)
+    _, grown_bytes = flood(project, 44 * MIB, line)
     assert grown_bytes < 32 * MIB
 
 

@@ -203,7 +203,7 @@ def test_writers_that_share_bytes_with_what_is_pruned_under_them_never_name_what
 def test_a_store_used_in_every_way_at_once_gives_right_bytes_or_none(tmp_path):
     root = tmp_path / "store"
     make_store(root).close()
-    until_s = time.monotonic() + 1.5
+    until_s = time.monotonic() + 1.0
 
     def expected(name: int) -> dict[str, bytes]:
         return {"x": b"%d" % name * BIG, "y": b"%d" % (name % 3) * 2 * BIG, "z": b"%d" % name}

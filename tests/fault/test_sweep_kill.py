@@ -35,14 +35,6 @@ echo "$1" >> ledger
 POINTS = 6
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The index of recipes, made once: making it imports every cookbook."""
-    shell = Shell(tmp_path_factory.mktemp("index"))
-    assert shell.stoker("recipes").code == 0
-    return shell.home / "state" / "cookbooks.json"
-
-
 @dataclass
 class Seen:
     """What was true after a kill."""
@@ -185,15 +177,15 @@ def torment(shell: Shell, kills: int, *, kills_group: bool = False, more: tuple[
 
 
 @pytest.mark.parametrize("kills_group", [False, True], ids=["alone", "group"])
-def test_a_sweep_survives_kills_at_random_moments(tmp_path: Path, index: Path, kills_group: bool) -> None:
-    torment(Shell(tmp_path, index=index), 5, kills_group=kills_group)
+def test_a_sweep_survives_kills_at_random_moments(tmp_path: Path, recipes: Path, kills_group: bool) -> None:
+    torment(Shell(tmp_path, index=recipes), 5, kills_group=kills_group)
 
 
 @pytest.mark.parametrize("more", ["inputs=[data]", "--jobs=2"])
 def test_so_does_one_whose_inputs_are_known_and_one_that_runs_several_at_once(
-    tmp_path: Path, index: Path, more: str
+    tmp_path: Path, recipes: Path, more: str
 ) -> None:
-    torment(Shell(tmp_path, index=index), 3, more=(more,))
+    torment(Shell(tmp_path, index=recipes), 3, more=(more,))
 
 
 @pytest.mark.slow
@@ -203,6 +195,6 @@ def test_so_does_one_whose_inputs_are_known_and_one_that_runs_several_at_once(
     ids=["alone", "group", "known", "at-once"],
 )
 def test_a_sweep_survives_a_hundred_kills(
-    tmp_path: Path, index: Path, kills: int, kills_group: bool, more: tuple[str, ...]
+    tmp_path: Path, recipes: Path, kills: int, kills_group: bool, more: tuple[str, ...]
 ) -> None:
-    torment(Shell(tmp_path, index=index), kills, kills_group=kills_group, more=more)
+    torment(Shell(tmp_path, index=recipes), kills, kills_group=kills_group, more=more)

@@ -7,8 +7,6 @@ finds what is left of ended allocations.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -37,6 +35,7 @@ from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend
 from stoker.protocol.launch_messages import AllocationMove, LaunchView
 from stoker.protocol.lease_messages import Renewal
 from tests.contract.queue_driving import Driven, order
+from tests.servers.fresh_databases import FreshDatabases
 
 POOL = Pool(name="gpu", backend=PoolBackend.SLURM, max=3)
 IDS = ("00000a", "00000b", "00000c", "00000d", "00000e")
@@ -72,17 +71,14 @@ class Planned:
 class AllocationsBesideModel(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
-        self.folder = TemporaryDirectory()
-        path = Path(self.folder.name) / "queue.db"
-        path.write_bytes(self.template.read_bytes())
-        self.fleet = Driven(f"sqlite:///{path}")
+        self.fleet = Driven(self.databases.sqlite())
         self.fleet.ask(Declare(cluster=Cluster(nodes=(), pools=(POOL,))))
         self.fleet.submit(*(order("job", number) for number in range(1, 30)))
         self.epoch, self.watcher, self.until_s, self.paused = 0, "", 0.0, ""
         self.known: dict[str, Planned] = {}
         self.serials = 0
 
-    template: Path
+    databases: FreshDatabases
 
     def ask(self, command: Any) -> tuple[str, Any]:
         try:
@@ -254,14 +250,13 @@ class AllocationsBesideModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         broken = list(check_database(self.fleet.database, has_object=self.fleet.objects.get))
         self.fleet.close()
-        self.folder.cleanup()
         assert broken == []
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(300, marks=pytest.mark.slow)])
-def test_allocations_and_their_model_are_alike(sqlite_template: Path, count: int):
+def test_allocations_and_their_model_are_alike(fresh_databases: FreshDatabases, count: int):
     class OnSqlite(AllocationsBesideModel):
-        template = sqlite_template
+        databases = fresh_databases
 
     run(
         OnSqlite,

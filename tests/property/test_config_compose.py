@@ -97,7 +97,7 @@ def sorted_tree(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=examples(60, 150))
+@settings(max_examples=examples(40, 150))
 @given(st.binary(max_size=60), st.sampled_from(["a.yaml", "a.toml"]))
 @example(b"a: &a [*a]", "a.yaml")
 @example(b"\xef\xbb\xbfa: 1", "a.yaml")
@@ -123,7 +123,7 @@ LINES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=examples(60, 150))
+@settings(max_examples=examples(40, 150))
 @given(LINES)
 def test_whatever_lines_stand_together_every_place_is_one_of_the_file(lines: list[str]) -> None:
     text = "\n".join(lines)
@@ -166,7 +166,7 @@ TOML_LINES = st.one_of(
 )
 
 
-@settings(max_examples=examples(80, 200))
+@settings(max_examples=examples(50, 200))
 @given(st.lists(TOML_LINES, max_size=6))
 def test_every_place_in_toml_is_where_the_key_and_the_value_stand(lines: list[str]) -> None:
     text = "\n".join(lines)
@@ -215,7 +215,7 @@ REFERRING = st.dictionaries(
 )
 
 
-@settings(max_examples=examples(60, 150))
+@settings(max_examples=examples(40, 150))
 @given(REFERRING)
 def test_references_always_end_in_values_or_in_faults_that_name_them(values: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -292,7 +292,7 @@ ANY_WORDS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=examples(80, 200))
+@settings(max_examples=examples(50, 200))
 @given(ANY_WORDS)
 def test_whatever_words_stand_together_they_compose_or_are_faults(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:

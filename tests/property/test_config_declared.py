@@ -136,7 +136,7 @@ def _error_of(read: Callable[[str, str], object], name: str, path: Path) -> Inva
 
 
 @given(tree=TREES)
-@settings(max_examples=examples(80, 200))
+@settings(max_examples=examples(50, 200))
 def test_whatever_a_tree_holds_the_answer_is_nouns_or_faults_with_a_place(folder: Path, tree: Any) -> None:
     path = folder / "x.yaml"
     # JSON is YAML, and writes any tree.
@@ -212,7 +212,7 @@ PIECES = st.sampled_from(
 
 @pytest.mark.parametrize("name", sorted(WHOLE))
 @given(data=st.data())
-@settings(max_examples=examples(80, 200))
+@settings(max_examples=examples(50, 200))
 def test_a_file_with_something_changed_is_still_read_or_has_faults_with_a_line(
     folder: Path, name: str, data: st.DataObject
 ) -> None:

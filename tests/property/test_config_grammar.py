@@ -18,7 +18,7 @@ from stoker.core.digests import encode
 from tests.fakes.overrides import parse_override
 from tests.lengths import examples
 
-bounded = settings(max_examples=examples(48, 120), deadline=None)
+bounded = settings(max_examples=examples(32, 120), deadline=None)
 
 SIGNS = st.text(alphabet="ab01.,:=[]{}()'\"\\$ \t+-~@/_eé\n", max_size=30)
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -184,7 +184,7 @@ def agree(both: Both, asked: Requirements) -> None:
         assert usage.is_held or usage.promised_bytes == both.charged_bytes
 
 
-@settings(max_examples=examples(150, 2000), deadline=None)
+@settings(max_examples=examples(90, 2000), deadline=None)
 @given(devices, steps)
 def test_the_scheduler_and_the_ledger_agree_about_every_job_on_a_device(
     device: CandidateDevice, said: list[Any]
@@ -227,7 +227,7 @@ def look_again(both: Both, asked: Requirements) -> None:
     both.take(shape, placement, ask)
 
 
-@settings(max_examples=examples(150, 2000), deadline=None)
+@settings(max_examples=examples(90, 2000), deadline=None)
 @given(devices, steps)
 def test_what_the_scheduler_grants_is_not_declined_at_the_second_look(device: CandidateDevice, said: list[Any]) -> None:
     walk(device, said, look_again)
@@ -237,7 +237,7 @@ def nobody() -> Any:
     raise AssertionError
 
 
-@settings(max_examples=examples(150, 2000), deadline=None)
+@settings(max_examples=examples(90, 2000), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([24564, 8192, 16384]), st.sampled_from(MemoryType)), max_size=3),
     sizes,
@@ -273,7 +273,7 @@ def test_a_run_is_refused_at_once_exactly_if_an_empty_machine_never_fits_it(
     assert (gate.never(needs) == "") is fits
 
 
-@settings(max_examples=examples(150, 2000), deadline=None)
+@settings(max_examples=examples(90, 2000), deadline=None)
 @given(devices, steps)
 def test_the_room_that_is_shown_of_a_device_is_what_can_be_had_of_it(device: CandidateDevice, said: list[Any]) -> None:
     device = changed(device, slots=0)

@@ -275,4 +275,4 @@ def _for(ask: DeviceRequest, owner: ProcessIdentity) -> DeviceRequest:
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=examples(40, 100), stateful_step_count=30, deadline=None)
+TestLedger.settings = settings(max_examples=examples(28, 100), stateful_step_count=30, deadline=None)

@@ -238,4 +238,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestBoard = Machine.TestCase
-TestBoard.settings = settings(max_examples=examples(30, 60), stateful_step_count=30, deadline=None)
+TestBoard.settings = settings(max_examples=examples(20, 60), stateful_step_count=30, deadline=None)

@@ -88,7 +88,7 @@ wanted = st.builds(
     ),
     allowed_hosts=st.sampled_from([(), (), ("a",), ("z",)]),
 )
-few = settings(max_examples=examples(48, 120), deadline=None)
+few = settings(max_examples=examples(32, 120), deadline=None)
 
 
 @few

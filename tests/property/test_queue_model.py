@@ -8,7 +8,6 @@ broken, and whatever still waits is given to whoever asks.
 from __future__ import annotations
 
 import io
-import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +27,8 @@ from stoker.protocol.lease_messages import Claim, ClaimResponse, Fail, Grant, Le
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import SHA, TREE, WORDS, finish, hello_anew, sweep, token
 from tests.property.queue_model import LIVE, TERMINAL, Job, Model, Pass
+from tests.servers.fresh_databases import FreshDatabases
+from tests.servers.postgres import PostgresServer
 
 MACHINES = ("m1", "m2", "m3")
 JOBS: dict[str, dict[str, Any]] = {"a": {"attempts": 2}, "b": {"on_partition": "keep"}, "c": {}, "d": {"attempts": 3}}
@@ -48,7 +49,7 @@ class QueueBesideModel(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = TemporaryDirectory()
-        self.fleet = Driven(self.fresh_url(Path(self.folder.name)))
+        self.fleet = Driven(self.fresh_url())
         self.fleet.objects[SHA] = 10
         self.model = Model()
         self.backup: tuple[Path, Model] | None = None
@@ -58,14 +59,14 @@ class QueueBesideModel(RuleBasedStateMachine):
         """Every job's epochs that were ever given out, in every generation."""
         self.incarnations: dict[str, str] = {}
         """What each worker really is now."""
-        self.number = self.backed_up = 0
+        self.number = self.backed_up = self.restored = 0
         for one in self.fleet.submit(*(order(name, **more) for name, more in JOBS.items())).jobs:
             more = JOBS[one.name]
             self.model.jobs[one.id] = Job(allowed=more.get("attempts", 1), keeps="on_partition" in more)
         for machine in MACHINES:
             self.start_worker(machine)
 
-    def fresh_url(self, folder: Path) -> str:
+    def fresh_url(self) -> str:
         raise NotImplementedError
 
     @property
@@ -222,10 +223,11 @@ class QueueBesideModel(RuleBasedStateMachine):
         back_up(self.fleet.database, str(path), clock=self.fleet.clock)
         self.backup = (path, self.model.copy())
 
-    @precondition(lambda self: self.backup is not None)
+    @precondition(lambda self: self.backup is not None and self.number > self.restored)
     @rule()
     def the_backup_is_restored(self) -> None:
         assert self.backup is not None
+        self.restored = self.number
         path, model = self.backup
         self.fleet.close()
         database = open_database(self.fleet.url, clock=self.fleet.clock)
@@ -276,24 +278,20 @@ def walk(machine: type[QueueBesideModel], *, count: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(250, marks=pytest.mark.slow)])
-def test_the_queue_does_what_its_model_does_on_sqlite(sqlite_template: Path, count: int) -> None:
+def test_the_queue_does_what_its_model_does_on_sqlite(fresh_databases: FreshDatabases, count: int) -> None:
     class OnSqlite(QueueBesideModel):
-        def fresh_url(self, folder: Path) -> str:
-            shutil.copyfile(sqlite_template, folder / "queue.db")
-            return f"sqlite:///{folder / 'queue.db'}"
+        def fresh_url(self) -> str:
+            return fresh_databases.sqlite()
 
     walk(OnSqlite, count=count, steps=40)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.slow)])
-def test_the_queue_does_what_its_model_does_on_postgresql(postgres: Any, postgres_template: str, count: int) -> None:
+def test_the_queue_does_what_its_model_does_on_postgresql(
+    postgres: PostgresServer, fresh_databases: FreshDatabases, count: int
+) -> None:
     class OnPostgresql(QueueBesideModel):
-        def fresh_url(self, folder: Path) -> str:
-            return postgres.create(postgres_template)
-
-        def teardown(self) -> None:
-            super().teardown()
-            if hasattr(self, "fleet"):
-                postgres.drop(self.fleet.url)
+        def fresh_url(self) -> str:
+            return fresh_databases.postgres()
 
     walk(OnPostgresql, count=count, steps=40)

@@ -6,11 +6,8 @@ checker's business, on every walk.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -36,6 +33,8 @@ from stoker.protocol.lease_messages import (
 )
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import SHA, TREE, hello_anew, sweep, token
+from tests.servers.fresh_databases import FreshDatabases
+from tests.servers.postgres import PostgresServer
 
 MACHINES = ("m1", "m2", "m3")
 JOBS: dict[str, dict[str, Any]] = {
@@ -212,30 +211,22 @@ def walk_through(url: str, steps: list[tuple[str, int]]) -> None:
 
 @given(steps=STEPS)
 @settings(deadline=None, max_examples=8)
-def test_no_walk_breaks_a_promise_on_sqlite(sqlite_template: Path, steps: list[tuple[str, int]]) -> None:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "queue.db"
-        shutil.copyfile(sqlite_template, path)
-        walk_through(f"sqlite:///{path}", steps)
+def test_no_walk_breaks_a_promise_on_sqlite(fresh_databases: FreshDatabases, steps: list[tuple[str, int]]) -> None:
+    walk_through(fresh_databases.sqlite(), steps)
 
 
 @pytest.mark.slow
 @given(steps=STEPS)
 @settings(deadline=None, max_examples=150)
-def test_no_walk_of_many_breaks_a_promise_on_sqlite(sqlite_template: Path, steps: list[tuple[str, int]]) -> None:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "queue.db"
-        shutil.copyfile(sqlite_template, path)
-        walk_through(f"sqlite:///{path}", steps)
+def test_no_walk_of_many_breaks_a_promise_on_sqlite(
+    fresh_databases: FreshDatabases, steps: list[tuple[str, int]]
+) -> None:
+    walk_through(fresh_databases.sqlite(), steps)
 
 
 @given(steps=STEPS)
 @settings(deadline=None, max_examples=2)
 def test_no_walk_breaks_a_promise_on_postgresql(
-    postgres: Any, postgres_template: str, steps: list[tuple[str, int]]
+    postgres: PostgresServer, fresh_databases: FreshDatabases, steps: list[tuple[str, int]]
 ) -> None:
-    url = postgres.create(postgres_template)
-    try:
-        walk_through(url, steps)
-    finally:
-        postgres.drop(url)
+    walk_through(fresh_databases.postgres(), steps)

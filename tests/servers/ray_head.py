@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 URL = "http://127.0.0.1:8299"
+PORT = 6399
+_SOURCE = Path(__file__).parents[2] / "src"
 _CLONE_NEWNET = 0x40000000
 _SECONDS = 120.0
 
@@ -35,11 +37,30 @@ def program() -> str | None:
 def ray_head(folder: Path) -> Iterator[str]:
     """Run a head with two cores; yield its token. This thread's connections go to it meanwhile."""
     token = secrets.token_hex(32)
+    options = ("--num-cpus=2", "--include-dashboard=true", "--dashboard-host=127.0.0.1", "--dashboard-port=8299")
+    with _head(folder, token, *options) as process, _network(_child(process.pid)):
+        yield token
+
+
+@contextmanager
+def ray_without_dashboard(folder: Path) -> Iterator[tuple[str, str]]:
+    """Run a head with many cores; yield its token, and a Python that has Ray and Stoker, and runs beside the head."""
+    token = secrets.token_hex(32)
+    with _head(folder, token, "--num-cpus=64", "--include-dashboard=false") as process:
+        python = folder / "python"
+        enter = f"nsenter --target {_child(process.pid)} --net --pid --mount"
+        with_ray = Path(f"{program()}").parent / "python"
+        python.write_text(f'#!/bin/sh\nexec {enter} env PYTHONPATH={_SOURCE} {with_ray} "$@"\n')
+        python.chmod(0o755)
+        yield token, str(python)
+
+
+@contextmanager
+def _head(folder: Path, token: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     words = [
-        *(f"{program()}", "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1", "--port=6399"),
-        *("--min-worker-port=20000", "--max-worker-port=20100", "--dashboard-host=127.0.0.1", "--dashboard-port=8299"),
-        *("--include-dashboard=true", "--object-store-memory=100000000", f"--temp-dir={folder}/r"),
-        "--disable-usage-stats",
+        *(f"{program()}", "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={PORT}", *options),
+        *("--min-worker-port=20000", "--max-worker-port=20200", "--object-store-memory=100000000"),
+        *(f"--temp-dir={folder}/r", "--disable-usage-stats"),
     ]
     variables = {"HOME": str(folder), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
     wrapped = ["unshare", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
@@ -49,8 +70,7 @@ def ray_head(folder: Path) -> Iterator[str]:
             [*wrapped, "sh", "-c", script, "sh", *words], env={**os.environ, **variables}, stdout=log, stderr=log
         )
     try:
-        with _network(_child(process.pid)):
-            yield token
+        yield process
     finally:
         # All of it ends with its first process.
         process.kill()

@@ -20,6 +20,7 @@ import pytest
 
 from tests.fault.network import ip
 from tests.system.shell import PATIENCE_S, Done, Shell, alive, descendants, wait_until
+from tests.system.warm import stoker_argv
 
 _ENTERS = 'hostname "$0"; while [ "$1" != -- ]; do mount -t tmpfs hidden "$1"; shift; done; shift; exec "$@"'
 """What a command of a host begins with: its name is set, and what belongs to others is covered."""
@@ -100,6 +101,17 @@ class Host(Shell):
             check=False,
         )
         return Done(code=ended.returncode, out=ended.stdout, err=ended.stderr)
+
+    def _begin(self, words: tuple[object, ...], env: dict[str, str]) -> subprocess.Popen[str]:
+        whole = {**self.env, **env}
+        return subprocess.Popen(
+            [*self.before, *stoker_argv(whole), *map(str, words)],
+            cwd=self.folder,
+            env=whole,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def ok(self, *words: object) -> str:
         """Run a command of ours that has to succeed; give what it printed."""

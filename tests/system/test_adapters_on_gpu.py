@@ -20,25 +20,30 @@ if not all(map(find_spec, ("torch", "transformers", "peft"))):
 # For equal sums in equal order; read when cuBLAS starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-import torch
 
 from stoker.cookbooks.language.bundled import TinyShape, write_base
-from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim
-from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
-from stoker.cookbooks.language.compute.passes import AdapterSlotRows, PassInput, PassRunner
-from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.kinds import Adapter as AdapterKind
-from stoker.cookbooks.language.shared.device_memory import CurrentDeviceAllocator
-from stoker.cookbooks.language.shared.loop import train_members
-from tests.unit.cookbooks.language.engine.peft_alone import (
-    Batch,
-    made_base,
-    peft_model,
-    peft_trained,
-    some_batches,
-)
-from tests.unit.cookbooks.language.engine.trained_together import ALL, Member, cosine, room_for, same_bits, train
+from tests.later import imported_later
+from tests.unit.cookbooks.language.engine.bases import made_base
 from tests.unit.cookbooks.language.shared.companions import Gathering, Person, some_examples
+
+with imported_later():
+    import torch
+
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim
+    from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
+    from stoker.cookbooks.language.compute.passes import AdapterSlotRows, PassInput, PassRunner
+    from stoker.cookbooks.language.compute.slots import Slots
+    from stoker.cookbooks.language.shared.device_memory import CurrentDeviceAllocator
+    from stoker.cookbooks.language.shared.loop import train_members
+    from tests.unit.cookbooks.language.engine.peft_alone import (
+        Batch,
+        peft_model,
+        peft_trained,
+        some_batches,
+    )
+    from tests.unit.cookbooks.language.engine.trained_together import ALL, Member, cosine, room_for, same_bits, train
+
 
 # Other versions of the libraries than elsewhere have other warnings.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

@@ -84,6 +84,7 @@ def test_the_timeline_is_drawn_where_it_was_asked_for(shell: Shell) -> None:
 def test_a_cluster_file_gives_the_machines_and_what_fits_nowhere_is_told(shell: Shell) -> None:
     (shell.folder / "lab.yaml").write_text(CLUSTER)
     done = shell.stoker("admin", "simulate", "--cluster", "lab.yaml", "--jobs", "200", "--shapes", "20")
+    assert "simulating 200 generated jobs on " in done.err
     assert done.code == 0, done.err
     assert "2 machines of lab.yaml" in done.out
     assert "fit no machine of this fleet" in done.out

@@ -35,6 +35,18 @@ def test_objects_move_to_a_bucket_and_back_to_disk(shell: Shell, seaweed: Seawee
     (moved,) = shell.stoker("admin", "objects", "move", "--to", url, "--json", **keys).objects()
     assert (moved["objects"], moved["is_direct"]) == (url, True)
     assert f"{url}: machines transfer bytes directly" in shell.stoker("admin", "objects").out
+    fake = {**keys, "STOKER_GPU_FAKE": "none"}
+    done = shell.stoker("doctor", **fake)
+    assert f"objects {url}" in done.out
+    assert "may write; machines transfer bytes directly" in done.out
+    for key, value, text in (
+        ("AWS_SECRET_ACCESS_KEY", "wrong", "check the key"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:1", "AWS_ENDPOINT_URL"),
+    ):
+        (found,) = shell.stoker("doctor", "--json", **{**fake, key: value}).objects()
+        (check,) = (one for one in found["checks"] if one["name"] == f"objects {url}")
+        assert check["verdict"] == "bad"
+        assert text in check["message"] + check["hint"]
     refused = shell.stoker("serve", "--listen", "127.0.0.1:0", "--objects", seaweed.new_url(), **keys)
     assert refused.code == 32
     assert "stoker admin objects move --to" in refused.err

@@ -35,6 +35,11 @@ def test_a_cluster_file_is_checked_and_told_in_a_line(shell: Shell) -> None:
         assert (done.code, done.out) == (0, "✓ cluster.yaml  cluster file: 2 nodes, 1 GPU, 4 adapter slots\n")
 
 
+def test_as_many_pools_are_counted_as_are_listed(shell: Shell) -> None:
+    write(shell, cluster_yaml=f"{CLUSTER}pools: [{{ name: small, backend: local }}]\n")
+    assert shell.stoker("check", "cluster.yaml").out.endswith(", 2 pools\n"), "the node over SSH is one"
+
+
 def test_every_fault_of_a_cluster_file_is_told_with_its_line(shell: Shell) -> None:
     write(shell, cluster_yaml=BAD_CLUSTER)
     done = shell.stoker("check", "cluster.yaml")

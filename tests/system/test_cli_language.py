@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.servers.hub import FakeHub, Served
 from tests.system.fetching import fetching_shell
 from tests.system.shell import Done, Shell
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 QUICK = ("steps=3", "batch=4", "threads=1")
 # Several processes of a training begin by importing torch.

@@ -93,6 +93,7 @@ def test_it_serves_says_where_and_ends_in_order(shell: Shell, started):
     assert not socket_file.exists()
     assert not (shell.home / "state" / "serve.json").exists()
     assert "Traceback" not in ended.err
+    assert ended.err.endswith("\nstopped\n")
     # The token and the queue are those of the home: the next one has the same.
     token = token_file.read_text()
     again = serve(shell, started)

@@ -138,12 +138,17 @@ def test_behind_a_relay_the_coordinators_own_name_is_verified(fleet: Fleet, rela
     assert "certificate" in done.err, done.err
 
 
-def test_a_ticket_that_others_may_read_or_that_is_none_is_refused(fleet: Fleet):
+def test_a_ticket_that_others_may_read_or_own_or_that_is_none_is_refused(fleet: Fleet):
     open_to_all = fleet.ticket(0o644)
     done = fleet.node.stoker("work", "--ticket", open_to_all)
     assert (done.code, "others may read" in done.err, "chmod 600" in done.err) == (16, True, True)
     assert open_to_all.exists()
     open_to_all.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(open_to_all, 65534, -1)
+        done = fleet.node.stoker("work", "--ticket", open_to_all)
+        assert (done.code, "belongs to another user (65534)" in done.err, "chown 0" in done.err) == (16, True, True)
+        os.chown(open_to_all, 0, -1)
     open_to_all.write_text('{"v":1,"id":"x"}')
     done = fleet.node.stoker("work", "--ticket", open_to_all)
     assert (done.code, "id is not" in done.err, "url is not" in done.err) == (64, True, True)

@@ -13,6 +13,8 @@ NUMBERED = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and path.
 SLOW = {
     # `test_cli_run.py` and `test_cli_store.py` have its commands on a recipe that imports nothing.
     "06_why_did_it_run",
+    # `test_sequence_recipes.py` has its recipes on a shorter series, and 01 and 02 have its commands on tables.
+    "17_sequence_models",
     # `test_cli_language.py` and `test_cli_adapters.py` have its commands on smaller trainings.
     "18_adapters",
 }

@@ -19,8 +19,10 @@ import pytest
 
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import Shell
+from tests.system.warm import stoker_argv
 
 ROOT = Path(__file__).parents[2]
+TODAY = ROOT / "src"
 BEFORE = "d73038e"
 """The last commit of the release before."""
 PATIENCE_S = 90.0
@@ -49,8 +51,10 @@ class Side:
         env = {**shell.env, "PYTHONPATH": os.pathsep.join(filter(None, [str(source), before]))}
         self.log = shell.folder / f"{words[0]}.log"
         self._out = self.log.open("wb")
-        argv = [sys.executable, "-P", "-m", "stoker", *words]
-        self.process = subprocess.Popen(argv, cwd=shell.folder, env=env, stdout=self._out, stderr=subprocess.STDOUT)
+        argv = stoker_argv(env) if source == TODAY else [sys.executable, "-P", "-m", "stoker"]
+        self.process = subprocess.Popen(
+            [*argv, *words], cwd=shell.folder, env=env, stdout=self._out, stderr=subprocess.STDOUT
+        )
 
     def first_object(self) -> dict[str, Any]:
         """Return the first line that it printed."""
@@ -96,7 +100,7 @@ def sides() -> Iterator[list[Side]]:
 def test_a_worker_of_the_release_before_runs_jobs_of_todays_coordinator(
     tmp_path: Path, release_before: Path, index: Path, sides: list[Side]
 ):
-    shell, url, serving, working = fleet_of(tmp_path, index, sides, serves=ROOT / "src", works=release_before)
+    shell, url, serving, working = fleet_of(tmp_path, index, sides, serves=TODAY, works=release_before)
     with FleetDesk(url, shell.home) as desk:
         desk.submit("well", "/bin/sh", "-c", "echo it runs", folder=shell.folder)
         desk.submit("badly", "/bin/sh", "-c", "exit 3", folder=shell.folder)
@@ -120,7 +124,7 @@ def test_an_older_coordinator_refuses_todays_worker_and_says_what_to_update(
     tmp_path: Path, release_before: Path, index: Path, sides: list[Side]
 ):
     _, url, code = serving_of(tmp_path, index, sides, release_before)
-    joining = Side(Shell(tmp_path / "lab", index=index), ROOT / "src", "join", f"{code}@{url.removeprefix('https://')}")
+    joining = Side(Shell(tmp_path / "lab", index=index), TODAY, "join", f"{code}@{url.removeprefix('https://')}")
     assert joining.wait() == 35, joining.said()
     assert "this coordinator speaks protocol 1, not 2 yet" in joining.said()
     assert "update the coordinator's machine" in joining.said()

@@ -15,10 +15,14 @@ import pytest
 
 from stoker.core.errors import RankFailed
 from stoker.gang import Buffer, Gang, RankConfig, this_rank
+from tests.later import imported_later
 from tests.unit.host.real_processes import wait_until
 
+with imported_later("torch"):
+    import torch
+
 pytestmark = pytest.mark.gpu
-torch = pytest.importorskip("torch")
+
 
 SLACK_MIB = 64
 """What other programs on the card may take meanwhile."""

@@ -210,12 +210,9 @@ def test_every_library_that_the_code_imports_is_declared():
 
 
 def imports_of(path: Path) -> set[str]:
-    import ast
-
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
+    """Return the packages that a file imports, and a few words of texts that read like an import."""
+    text = path.read_text("utf-8")
+    found = set(re.findall(r"^\s*from (\w+)[\w.]* import\b", text, re.MULTILINE))
+    for names in re.findall(r"^\s*import (\w[\w., ]*)", text, re.MULTILINE):
+        found |= {name.split()[0].partition(".")[0] for name in names.split(",") if name.strip()}
     return found

@@ -21,6 +21,7 @@ from stoker.host.http.exchange import FleetIdentity, read_http_settings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.view_messages import JobDetails
 from tests.servers.slurm import SlurmCluster
+from tests.system.warm import stoker_argv
 
 T = TypeVar("T")
 CLOCK = SystemClock()
@@ -78,7 +79,7 @@ class Site:
     def _inside(self, words: tuple[str, ...]) -> list[str]:
         # Entering the namespace of mounts changes the folder.
         enter = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.project)]
-        return self.cluster.inside([*enter, sys.executable, "-m", "stoker", *words])
+        return self.cluster.inside([*enter, *stoker_argv(self.environment), *words])
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         log = open(self.folder / f"{words[0]}.log", "ab")  # noqa: SIM115 - the child's

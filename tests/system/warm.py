@@ -109,6 +109,18 @@ def make_warm_programs(folder: Path) -> Path:
     return programs
 
 
+def stoker_argv(env: Mapping[str, str]) -> list[str]:
+    """Return the words that start a command behind other programs, in their namespaces: a warm one where it may be."""
+    return [str(_warm_stoker())] if starts_warm(env) else [sys.executable, "-P", "-m", "stoker"]
+
+
+@cache
+def _warm_stoker() -> Path:
+    file = Path(_door()).with_name("stoker")
+    _write_client(file, cold=Path(sysconfig.get_path("scripts"), "stoker"))
+    return file
+
+
 def make_warm_python(file: Path, *, cold: Path, path: list[Path]) -> None:
     """Write a program that does what the interpreter `cold` does, which finds modules on this path as well."""
     _write_client(file, cold=cold, path=[str(folder) for folder in path])

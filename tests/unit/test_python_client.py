@@ -8,10 +8,13 @@ import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from stoker import Client
+from stoker.api.pools import FleetPools
 from stoker.app import App
 from stoker.coordinator.queue.commands import Declare
 from stoker.core.clock import SystemClock
@@ -20,18 +23,21 @@ from stoker.core.errors import (
     Forbidden,
     InvalidManifest,
     InvalidTransition,
+    LaunchDoubtful,
     LaunchRefused,
     NoBackend,
     NoCoordinator,
     NotFound,
     Usage,
 )
+from stoker.core.frozen import changed
 from stoker.core.machine import Cluster
-from stoker.core.pool import AllocationState, Pool, PoolBackend, PoolShape
+from stoker.core.pool import AllocationState, LaunchRequest, Pool, PoolBackend, PoolShape
 from stoker.devices.checkup import CheckStatus
+from stoker.protocol.enrolment_messages import read_ticket
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import CancelConfirmed, Grant, Release, Start
-from stoker.views.pool_lines import check_pool, open_request_lines
+from stoker.views.pool_lines import check_pool, open_request_lines, request_lines
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.hand import Hand, said
@@ -204,7 +210,7 @@ def test_pools_are_listed_paused_and_resumed(client: Client, backend: FakeBacken
         client.pool("a10")
     assert "a100" in caught.value.hint
     client.submit([order("gbt")])
-    assert client.explain("gbt").pools["a100"] == "a machine of it would fit; nobody watches it: stoker launch watch"
+    assert client.explain("gbt").pools["a100"].startswith("the coordinator serves only its own machine: stoker serve")
     client.pause_pool("a100", "maintenance")
     assert client.pool("a100").state.paused == "maintenance"
     assert client.explain("gbt").pools["a100"] == "paused: maintenance"
@@ -228,6 +234,56 @@ def test_a_pool_that_starts_nothing_is_a_warning_of_doctor(client: Client, fleet
     assert checked.hint == "stoker pools resume a100"
 
 
+def test_a_pool_that_can_help_no_waiting_job_refuses_with_the_reason(client: Client, backend: FakeBackend, monkeypatch):
+    monkeypatch.setattr("stoker.api.pools.reachable", lambda _urls: "https://desk:7717")
+    assert client.launch("tiny") == (), "no job waits"
+    client.submit([order("long", expected_s=3600.0)])
+    with pytest.raises(
+        LaunchRefused, match=r"tiny: no allocation for long: needs .*; its time limit leaves 45s"
+    ) as caught:
+        client.launch("tiny")
+    assert (caught.value.exit_code, backend.submits) == (60, 0)
+
+
+def test_an_explanation_names_the_pool_that_helps_soonest(client: Client, fleet: Fleet):
+    by_hand = Pool(name="by-hand", backend=PoolBackend.LOCAL, is_automatic=False)
+    pools = (by_hand, Pool(name="small", backend=PoolBackend.LOCAL), changed(by_hand, name="short", wall_s=60.0))
+    fleet.queue.ask(Declare(cluster=Cluster(nodes=(), pools=pools)))
+    fleet.client().watch_pools("w", ("small",), for_s=60.0)
+    client.submit([order("long", expected_s=7200.0)])
+    explained = client.explain("long")
+    assert explained.verdict == (
+        "pending: no machine of the fleet fits; small: a machine of it is about to be requested"
+    )
+    assert explained.changes == (), "no worker needs to join by hand"
+    assert explained.pools["by-hand"] == "starts only by hand: stoker launch by-hand"
+    assert explained.pools["short"] == "needs 2h00m; its time limit leaves 45s", "as stated, not rounded"
+
+
+def test_without_tls_workers_of_this_machine_join_by_the_coordinators_socket(
+    client: Client, fleet: Fleet, backend: FakeBackend
+):
+    pools = (Pool(name="here", backend=PoolBackend.LOCAL), Pool(name="a100", backend=PoolBackend.SLURM))
+    fleet.queue.ask(Declare(cluster=Cluster(nodes=(), pools=pools)))
+    assert len(client.launch("here", count=1)) == 1
+    with pytest.raises(BadInput, match="serves only its own machine"):
+        client.launch("a100", count=1)
+    texts = {pool.name: pool.row()[-1] for pool in client.pools()}
+    assert texts["a100"].startswith("the coordinator serves only its own machine: ")
+    assert texts["here"] == "not watched: stoker launch watch"
+    assert check_pool(client.pool("a100")).hint == "stoker serve --listen 0.0.0.0"
+    checked = {
+        state.pool.name: [one.name for one in checks if one.verdict is CheckStatus.BAD]
+        for state, checks in FleetPools(
+            fleet.client(), cast("Any", SimpleNamespace(launcher=lambda _: backend))
+        ).check()
+    }
+    assert checked == {"here": [], "a100": ["coordinator"]}
+    (text,) = backend.tickets
+    ticket = read_ticket(text.encode())
+    assert (ticket.url, Path(ticket.socket).is_socket()) == (fleet.url, True)
+
+
 def test_workers_are_launched_for_waiting_jobs_and_stopped(client: Client, backend: FakeBackend, monkeypatch):
     client.submit([order("sweep", number) for number in (1, 2)])
     plan = client.plan_launch("a100")
@@ -244,7 +300,39 @@ def test_workers_are_launched_for_waiting_jobs_and_stopped(client: Client, backe
     with pytest.raises(Usage, match="not an allocation's id"):
         client.stop_pool("a100", "everything")
     assert client.stop_pool("a100", made[0].id).changed == (made[0].id,)
+    assert backend.cancels == [(made[0].backend_id, True)], "nobody watches the pool: it is done here"
     assert len(client.stop_pool("a100").changed) == 2
+    assert {one.state for one in client.pool("a100").allocations} == {AllocationState.ENDED}
+    assert client.stop_pool("a100").changed == ()
+
+
+def test_a_stop_that_reaches_no_backend_is_an_error(client: Client, fleet: Fleet, backend: FakeBackend, monkeypatch):
+    monkeypatch.setattr("stoker.api.pools.reachable", lambda _urls: "https://desk:7717")
+    backend.faults = ["drop"]
+    with pytest.raises(LaunchDoubtful, match="a100: Socket timed out"):
+        client.launch("a100", count=1)
+    (row,) = client.pool("a100").allocations
+    assert (row.state, row.message) == (AllocationState.DOUBTFUL, "Socket timed out")
+
+    def unreachable(*_args: object, **_fields: object) -> None:
+        raise NoBackend("No route to host")
+
+    monkeypatch.setattr(backend, "look", unreachable)
+    with pytest.raises(NoBackend, match=r"a100: the stop is stored, .*No route to host") as caught:
+        client.stop_pool("a100")
+    assert caught.value.hint.endswith("stoker launch watch a100")
+    pool = client.pool("a100")
+    assert (pool.serving, pool.requested) == (0, 0), "it never served"
+
+
+def test_the_problem_of_a_watcher_is_shown(client: Client, fleet: Fleet, backend: FakeBackend):
+    wire = fleet.client()
+    wire.watch_pools("w", ("a100",), for_s=60.0, problem="far not reachable")
+    assert client.pool("a100").row()[-1] == "problem: far not reachable"
+    checked = check_pool(client.pool("a100"))
+    assert (checked.verdict, checked.message) == (CheckStatus.WARN, "watched; problem: far not reachable")
+    wire.watch_pools("w", ("a100",), for_s=0.0)
+    assert client.pool("a100").state.problem == ""
 
 
 def test_a_refused_launch_has_the_words_of_the_backend(client: Client, fleet: Fleet, backend: FakeBackend, monkeypatch):
@@ -252,7 +340,12 @@ def test_a_refused_launch_has_the_words_of_the_backend(client: Client, fleet: Fl
     backend.faults = ["refuse"]
     with pytest.raises(LaunchRefused, match="a100: Invalid account"):
         client.launch("a100", count=2)
-    assert {one.state for one in client.pool("a100").allocations} == {AllocationState.REFUSED}
+    made = client.pool("a100").allocations
+    assert {one.state for one in made} == {AllocationState.REFUSED}
+    lines = request_lines(LaunchRequest(id="r", pool="a100", count=2), made)
+    assert lines[1:] == [f"  a100-{one.id} refused" for one in made], "the error has the reason, once"
+    other = changed(made[1], message="no such partition")
+    assert request_lines(LaunchRequest(id="r", pool="a100"), (made[0], other))[2].endswith("refused: no such partition")
 
 
 def test_a_launch_waits_for_the_watcher_of_the_pool_and_withdraws_its_request_on_ctrl_c(

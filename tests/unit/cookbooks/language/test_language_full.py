@@ -5,23 +5,27 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from stoker.cookbooks.language import bases  # noqa: E402
-from stoker.cookbooks.language.bases import (  # noqa: E402
+from stoker.cookbooks.language import bases
+from stoker.cookbooks.language.bases import (
     read_base,
     read_weights,
     write_model,
 )
-from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base  # noqa: E402
-from stoker.cookbooks.language.compute.base_weights import load_base  # noqa: E402
-from stoker.cookbooks.language.compute.frozen_base import shape_of  # noqa: E402
-from stoker.cookbooks.language.compute.passes import AdapterSlotRows  # noqa: E402
-from stoker.cookbooks.language.compute.slots import Slots  # noqa: E402
-from stoker.cookbooks.language.full_training import DecoderNetwork, batch_of  # noqa: E402
-from stoker.cookbooks.language.schemas import read_metadata, read_training  # noqa: E402
-from stoker.core.errors import Cancelled, StageDiverged  # noqa: E402
-from tests.unit.cookbooks.language.walked_language import compiled, examples, run_node  # noqa: E402
+from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
+from stoker.cookbooks.language.compute.frozen_base import shape_of
+from stoker.cookbooks.language.schemas import read_metadata, read_training
+from stoker.core.errors import Cancelled, StageDiverged
+from tests.later import imported_later
+from tests.unit.cookbooks.language.walked_language import compiled, examples, run_node
+
+with imported_later("torch"):
+    import torch
+
+    from stoker.cookbooks.language.compute.base_weights import load_base
+    from stoker.cookbooks.language.compute.passes import AdapterSlotRows
+    from stoker.cookbooks.language.compute.slots import Slots
+    from stoker.cookbooks.language.full_training import DecoderNetwork, batch_of
+
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 5, "lr": 3e-3, "max_seq_len": 64, "threads": 1}
 

@@ -7,20 +7,24 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
+from stoker.cookbooks.language.checks import find_base, is_another_base
+from stoker.cookbooks.language.merge import told_of_base
+from stoker.cookbooks.language.peft import read_adapter, write_adapter
+from stoker.core.errors import BadInput, InvalidArgs
+from stoker.core.frozen import changed
+from tests.later import imported_later
+from tests.unit.cookbooks.language.walked_language import compiled, run_node
 
-from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base  # noqa: E402
-from stoker.cookbooks.language.checks import find_base, is_another_base  # noqa: E402
-from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, fresh_adapter  # noqa: E402
-from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base  # noqa: E402
-from stoker.cookbooks.language.compute.slots import Slots  # noqa: E402
-from stoker.cookbooks.language.merge import told_of_base  # noqa: E402
-from stoker.cookbooks.language.peft import read_adapter, write_adapter  # noqa: E402
-from stoker.core.errors import BadInput, InvalidArgs  # noqa: E402
-from stoker.core.frozen import changed  # noqa: E402
-from tests.unit.cookbooks.language.walked_language import compiled, run_node  # noqa: E402
+with imported_later("torch"):
+    import torch
 
-TOKENS = torch.tensor([[5, 80, 13, 200, 7, 7, 91]])
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, fresh_adapter
+    from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
+    from stoker.cookbooks.language.compute.slots import Slots
+
+
+TOKENS = [[5, 80, 13, 200, 7, 7, 91]]
 
 
 def trained(base: BaseWeights, **said: Any) -> AdapterState:
@@ -38,7 +42,7 @@ def logits(base: BaseWeights, adapter: AdapterState | None = None) -> Any:
     slots = Slots(base, count=1, rank=4, targets=adapter.spec.targets if adapter else ("q_proj",))
     if adapter is not None:
         slots.load(0, adapter)
-    return slots.logits(0, TOKENS)
+    return slots.logits(0, torch.tensor(TOKENS))
 
 
 @pytest.fixture

@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from stoker.cookbooks.language.bundled import TinyShape, write_base
+from stoker.cookbooks.language.peft import read_adapter, write_adapter
+from tests.later import imported_later
 
-from stoker.cookbooks.language.bundled import TinyShape, write_base  # noqa: E402
-from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter  # noqa: E402
-from stoker.cookbooks.language.compute.base_weights import load_base  # noqa: E402
-from stoker.cookbooks.language.compute.slots import Slots  # noqa: E402
-from stoker.cookbooks.language.peft import read_adapter, write_adapter  # noqa: E402
+with imported_later("torch"):
+    import torch
+
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
+    from stoker.cookbooks.language.compute.base_weights import load_base
+    from stoker.cookbooks.language.compute.slots import Slots
+
 
 # Not imported before it is used: whoever only collects tests would wait for it.
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="there is no PEFT here")
-TOKENS = torch.tensor([[5, 80, 13, 200, 7, 7, 91]])
+TOKENS = [[5, 80, 13, 200, 7, 7, 91]]
 
 
 def by_transformers(folder: Path) -> Any:
@@ -44,9 +48,10 @@ def test_peft_loads_an_adapter_and_answers_the_same(tmp_path, said):
     write_adapter(tmp_path / "adapter", spec, adapter.weights, base_name=str(folder))
     slots = Slots(base, count=1, rank=4, targets=spec.targets)
     slots.load(0, adapter)
+    tokens = torch.tensor(TOKENS)
     with torch.no_grad():
-        theirs = PeftModel.from_pretrained(by_transformers(folder), tmp_path / "adapter")(TOKENS).logits[:, -1]
-    assert torch.allclose(slots.logits(0, TOKENS), theirs, atol=1e-5)
+        theirs = PeftModel.from_pretrained(by_transformers(folder), tmp_path / "adapter")(tokens).logits[:, -1]
+    assert torch.allclose(slots.logits(0, tokens), theirs, atol=1e-5)
 
 
 def test_an_adapter_that_peft_wrote_is_read(tmp_path):
@@ -61,5 +66,5 @@ def test_an_adapter_that_peft_wrote_is_read(tmp_path):
     slots = Slots(load_base(folder), count=1, rank=3, targets=adapter.spec.targets)
     slots.load(0, adapter)
     with torch.no_grad():
-        theirs = model(TOKENS).logits[:, -1]
-    assert torch.allclose(slots.logits(0, TOKENS), theirs, atol=1e-5)
+        theirs = model(torch.tensor(TOKENS)).logits[:, -1]
+    assert torch.allclose(slots.logits(0, torch.tensor(TOKENS)), theirs, atol=1e-5)

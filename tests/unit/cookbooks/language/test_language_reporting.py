@@ -7,11 +7,14 @@ import pytest
 
 from stoker.cookbooks.language.kinds import Adapter, LanguageModel, LanguageReport, Samples
 from stoker.cookbooks.language.report import report_full_samples, report_lora
-from stoker.cookbooks.language.report_card import curve_csv, headline, model_card, samples_text, summary
 from stoker.cookbooks.language.schemas import CompletionSample, write_training
 from stoker.core import jsontext
+from tests.later import imported_later
 from tests.unit.cookbooks.language.told_training import told
 from tests.unit.cookbooks.language.walked_language import context
+
+with imported_later():
+    from stoker.cookbooks.language.report_card import curve_csv, headline, model_card, samples_text, summary
 
 
 def test_the_headline_sets_the_result_beside_the_base():

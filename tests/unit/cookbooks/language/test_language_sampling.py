@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from stoker.cookbooks.language.sample import Sampler, is_chat
+from tests.later import imported_later
 
-from stoker.cookbooks.language.sample import Sampler, is_chat  # noqa: E402
+with imported_later("torch"):
+    import torch
+
 
 END = 256
 

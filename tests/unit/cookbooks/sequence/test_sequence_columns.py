@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.sequence.columns import generate
-from tests.unit.cookbooks.sequence.walked_series import settled
+from tests.later import imported_later
+
+with imported_later():
+    import pandas as pd
+
+    from stoker.cookbooks.sequence.columns import generate
+    from tests.unit.cookbooks.sequence.walked_series import settled
+
 
 DAYS = ["2024-03-02", "2024-03-01", "2024-03-03"]
 

@@ -6,18 +6,23 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from stoker.cookbooks.sequence.arrays import write_windows
+from stoker.gang import Gang, RankConfig
+from tests.later import imported_later
 
-from stoker.cookbooks.sequence.arrays import write_windows  # noqa: E402
-from stoker.cookbooks.sequence.training import (  # noqa: E402
-    SOLO,
-    RankBatch,
-    agree,
-    world_here,
-)
-from stoker.gang import Gang, RankConfig  # noqa: E402
-from tests.unit.cookbooks.sequence.two_ranks import FAMILIES, SETTINGS, learn_everything, trained  # noqa: E402
-from tests.unit.cookbooks.sequence.walked_series import small_windows  # noqa: E402
+with imported_later("torch"):
+    import torch
+
+    from stoker.cookbooks.sequence.training import (
+        SOLO,
+        RankBatch,
+        agree,
+        world_here,
+    )
+    from tests.unit.cookbooks.sequence.two_ranks import SETTINGS, learn_everything, trained
+    from tests.unit.cookbooks.sequence.walked_series import small_windows
+
+FAMILIES = ("cnn", "gru", "lstm", "transformer", "masked")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +33,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         (folder / name).mkdir()
     write_windows(small_windows(), folder / "windows")
     with Gang([RankConfig(0), RankConfig(1)]) as gang:
-        return gang.run(learn_everything, folder, timeout_s=120)
+        return gang.run(learn_everything, folder, FAMILIES, timeout_s=120)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

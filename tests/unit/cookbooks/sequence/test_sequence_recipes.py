@@ -5,21 +5,24 @@ import sys
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-torch = pytest.importorskip("torch")
+from stoker.authoring import InvalidArgs, StageInputError
+from stoker.cookbooks.sequence import COOKBOOK, recipes
+from stoker.cookbooks.sequence.train_cnn import train_cnn
+from stoker.cookbooks.tabular import COOKBOOK as TABULAR
+from stoker.core import jsontext
+from stoker.core.errors import BadInput
+from stoker.engine.code_identity import CodeIdentity, missing_of
+from stoker.engine.stage import perform
+from tests.later import imported_later
 
-from stoker.authoring import InvalidArgs, StageInputError  # noqa: E402
-from stoker.cookbooks.sequence import COOKBOOK, recipes  # noqa: E402
-from stoker.cookbooks.sequence.restore import read_model  # noqa: E402
-from stoker.cookbooks.sequence.train_cnn import train_cnn  # noqa: E402
-from stoker.cookbooks.tabular import COOKBOOK as TABULAR  # noqa: E402
-from stoker.core import jsontext  # noqa: E402
-from stoker.core.errors import BadInput  # noqa: E402
-from stoker.engine.code_identity import CodeIdentity, missing_of  # noqa: E402
-from stoker.engine.stage import perform  # noqa: E402
-from tests.unit.cookbooks.sequence.walked_series import SMALL, compiled, context, walk  # noqa: E402
+with imported_later("torch"):
+    import pandas as pd
+
+    from stoker.cookbooks.sequence.restore import read_model
+    from tests.unit.cookbooks.sequence.walked_series import SMALL, compiled, context, walk
+
 
 NAMES = ("cnn", "gru", "lstm", "transformer", "transformer_ssl")
 

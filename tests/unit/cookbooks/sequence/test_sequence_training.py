@@ -6,27 +6,31 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from stoker.cookbooks.sequence.schemas import TrainingArgs
+from tests.later import imported_later
 
-from stoker.cookbooks.sequence.attention import Restorer, TransformerShape  # noqa: E402
-from stoker.cookbooks.sequence.networks import NetworkSizes  # noqa: E402
-from stoker.cookbooks.sequence.produce import (  # noqa: E402
-    FILE,
-    FileProgressStore,
-    seeded,
-)
-from stoker.cookbooks.sequence.recurrent import RecurrentNetwork, RecurrentShape  # noqa: E402
-from stoker.cookbooks.sequence.schemas import TrainingArgs  # noqa: E402
-from stoker.cookbooks.sequence.training import (  # noqa: E402
-    MaskedTask,
-    PartWindows,
-    Stepper,
-    score,
-    train,
-    with_answers,
-    without_answers,
-)
-from tests.unit.cookbooks.sequence.walked_series import small_windows  # noqa: E402
+with imported_later("torch"):
+    import torch
+
+    from stoker.cookbooks.sequence.attention import Restorer, TransformerShape
+    from stoker.cookbooks.sequence.networks import NetworkSizes
+    from stoker.cookbooks.sequence.produce import (
+        FILE,
+        FileProgressStore,
+        seeded,
+    )
+    from stoker.cookbooks.sequence.recurrent import RecurrentNetwork, RecurrentShape
+    from stoker.cookbooks.sequence.training import (
+        MaskedTask,
+        PartWindows,
+        Stepper,
+        score,
+        train,
+        with_answers,
+        without_answers,
+    )
+    from tests.unit.cookbooks.sequence.walked_series import small_windows
+
 
 SETTINGS = TrainingArgs(epochs=6, lr=1e-2, weight_decay=1e-2, batch=16, patience=6, clip=1.0, seed=1)
 

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from stoker.authoring import StageInputError
 from stoker.cookbooks.sequence.arrays import PARTS, cut, read_windows, write_windows
 from stoker.cookbooks.sequence.schemas import WindowArgs
-from tests.unit.cookbooks.sequence.walked_series import settled, small_windows
+from tests.later import imported_later
+
+with imported_later():
+    import pandas as pd
+
+    from tests.unit.cookbooks.sequence.walked_series import settled, small_windows
+
 
 HOW = WindowArgs(window=5, stride=2, horizon=3, validation_percent=20, test_percent=20)
 

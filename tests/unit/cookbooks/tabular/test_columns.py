@@ -5,12 +5,16 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from stoker.authoring import StageInputError
 from stoker.cookbooks.tabular.schemas import TableOrigin
-from stoker.cookbooks.tabular.tables import label_table
+from tests.later import imported_later
+
+with imported_later():
+    import pandas as pd
+
+    from stoker.cookbooks.tabular.tables import label_table
 
 
 def label(frame: pd.DataFrame, target: str | None = "y", **more: Any):
@@ -120,22 +124,22 @@ def test_columns_are_left_out_on_request():
 
 
 @pytest.mark.parametrize(
-    ("frame", "choice", "message", "hint"),
+    ("columns", "choice", "message", "hint"),
     [
-        (table(label=[1, 2] * 20), {"target": None}, "target is missing", "target=label"),
-        (table(), {"target": "Y2"}, "no column 'Y2'; the table has x, y", "target=y"),
-        (table(), {"drop": ("xx",)}, "no column 'xx' to drop", "'x'"),
-        (table(), {"drop": ("y",)}, "can't be dropped", ""),
-        (table(), {"drop": ("x",)}, "no column is left to predict from", "Left out on request"),
-        (table(y=["a"] * 40), {}, "has one class, a, in all 40 rows", "another target"),
-        (table(y=[None] * 40), {}, "has no value in any of the 40 rows", ""),
-        (table(y=[str(n) for n in range(40)]), {}, "has 40 different values in 40 rows", "problem=regression"),
-        (table(), {"problem": "regression"}, "holds 'no' and the like, not numbers", "problem=classification"),
-        (table(y=[1.5] * 40), {"problem": "regression"}, "has the same value in every row", ""),
+        ({"label": [1, 2] * 20}, {"target": None}, "target is missing", "target=label"),
+        ({}, {"target": "Y2"}, "no column 'Y2'; the table has x, y", "target=y"),
+        ({}, {"drop": ("xx",)}, "no column 'xx' to drop", "'x'"),
+        ({}, {"drop": ("y",)}, "can't be dropped", ""),
+        ({}, {"drop": ("x",)}, "no column is left to predict from", "Left out on request"),
+        ({"y": ["a"] * 40}, {}, "has one class, a, in all 40 rows", "another target"),
+        ({"y": [None] * 40}, {}, "has no value in any of the 40 rows", ""),
+        ({"y": [str(n) for n in range(40)]}, {}, "has 40 different values in 40 rows", "problem=regression"),
+        ({}, {"problem": "regression"}, "holds 'no' and the like, not numbers", "problem=classification"),
+        ({"y": [1.5] * 40}, {"problem": "regression"}, "has the same value in every row", ""),
     ],
 )
-def test_a_table_that_can_not_be_learned_from_is_refused_with_what_to_do(frame, choice, message, hint):
+def test_a_table_that_can_not_be_learned_from_is_refused_with_what_to_do(columns, choice, message, hint):
     with pytest.raises(StageInputError) as caught:
-        label(frame, **choice)
+        label(table(**columns), **choice)
     assert message in str(caught.value)
     assert hint in caught.value.hint

@@ -6,18 +6,23 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from stoker.authoring import StageInputError
 from stoker.cookbooks.tabular import train_gbt, train_knn, train_mlp
 from stoker.cookbooks.tabular.cross_validate import refit
-from stoker.cookbooks.tabular.evaluation import baseline
-from stoker.cookbooks.tabular.examples import TableExamples, divide
-from stoker.cookbooks.tabular.metrics import plain_scores, predict
 from stoker.cookbooks.tabular.schemas import TabularModelFacts
-from stoker.cookbooks.tabular.tables import label_table, read_bundled
+from tests.later import imported_later
+
+with imported_later():
+    import pandas as pd
+
+    from stoker.cookbooks.tabular.evaluation import baseline
+    from stoker.cookbooks.tabular.examples import TableExamples, divide
+    from stoker.cookbooks.tabular.metrics import plain_scores, predict
+    from stoker.cookbooks.tabular.tables import label_table, read_bundled
+
 
 BOOSTING = train_gbt.GbtArgs(trees=25, depth=None, lr=0.2, seed=0)
 NEIGHBOURS = train_knn.KnnArgs(neighbours=None, weights="uniform", seed=0)

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
-from sklearn.linear_model import LinearRegression
 
-from stoker.cookbooks.tabular.evaluation import importance
-from stoker.cookbooks.tabular.examples import TableExamples
+from tests.later import imported_later
+
+with imported_later():
+    import pandas as pd
+    from sklearn.linear_model import LinearRegression
+
+    from stoker.cookbooks.tabular.evaluation import importance
+    from stoker.cookbooks.tabular.examples import TableExamples
+
 
 ROWS = 80
 

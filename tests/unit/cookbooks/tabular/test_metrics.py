@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn import metrics as reference
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.tabular.evaluation import bootstrap, interval
-from stoker.cookbooks.tabular.metrics import Predictions, plain_scores, ranking_metric, weighted_scores
+from tests.later import imported_later
+
+with imported_later():
+    from sklearn import metrics as reference
+
+    from stoker.cookbooks.tabular.evaluation import bootstrap, interval
+    from stoker.cookbooks.tabular.metrics import Predictions, plain_scores, ranking_metric, weighted_scores
 
 
 def classified(classes: int, rows: int = 120, seed: int = 0) -> Predictions:

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.tabular.examples import TableExamples, divide, fold_count, folds_of, holdout, nested_subset
+from tests.later import imported_later
+
+with imported_later():
+    import pandas as pd
+
+    from stoker.cookbooks.tabular.examples import TableExamples, divide, fold_count, folds_of, holdout, nested_subset
 
 
 def examples(*counts: int) -> TableExamples:

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from stoker.authoring import StageInputError
 from stoker.cookbooks.tabular.data import BUNDLED
-from stoker.cookbooks.tabular.tables import read_bundled, read_file
+from tests.later import imported_later
+
+with imported_later():
+    import pandas as pd
+
+    from stoker.cookbooks.tabular.tables import read_bundled, read_file
 
 
 def write(folder: Path, content: str | bytes, name: str = "data.csv") -> Path:

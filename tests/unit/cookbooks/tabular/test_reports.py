@@ -10,18 +10,22 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
-import pandas as pd
 import pytest
 
 from stoker.authoring import StageContext, StageInputError
 from stoker.cookbooks.tabular import COOKBOOK
 from stoker.cookbooks.tabular.kinds import Split, Table, TabularModel, TabularReport, TabularScores
 from stoker.cookbooks.tabular.report import report
-from stoker.cookbooks.tabular.report_card import model_card, number, scores_csv, summary
 from stoker.core.errors import StageDiverged
+from tests.later import imported_later
 from tests.unit.cookbooks.tabular.walking import Walked, run_recipe
+
+with imported_later():
+    import joblib
+    import pandas as pd
+
+    from stoker.cookbooks.tabular.report_card import model_card, number, scores_csv, summary
 
 
 def write_report(walked: Walked, folder: Path) -> Path:
@@ -75,10 +79,6 @@ def test_a_report_has_everything_that_a_person_looks_for(compared):
     assert {"scores.csv", "scores.json", "summary.json", "model-card.md", "report.html", "best-model.joblib"} <= names
     for plot in ("scores", "roc", "calibration", "learning", "importance", "confusion-gbt", "training-mlp"):
         assert {f"plots/{plot}.png", f"plots/{plot}.svg"} <= names
-
-
-def test_the_same_scores_give_the_same_bytes_anywhere(compared, tmp_path):
-    assert contents(write_report(compared, tmp_path / "again")) == contents(compared.final.path)
 
 
 def test_every_stage_gives_the_same_bytes_twice(tmp_path):
@@ -171,19 +171,23 @@ def messy_csv(folder: Path) -> Path:
     return path
 
 
-def test_a_messy_file_goes_all_the_way_and_its_names_stay_text(tmp_path):
-    path = messy_csv(tmp_path)
-    walked = run_recipe(
-        "compare",
-        tmp_path / "run",
-        data=str(path),
-        target="ответ",
-        models=("gbt", "knn_semi"),
-        trees=10,
-        folds=2,
-        curve_points=2,
-        bootstraps=100,
-    )
+@pytest.fixture(scope="module")
+def messy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Walked]:
+    """A messy file, and the report of two models that learned from it."""
+    folder = tmp_path_factory.mktemp("messy")
+    path = messy_csv(folder)
+    small: dict[str, Any] = {"trees": 10, "folds": 2, "curve_points": 2, "bootstraps": 100}
+    given: dict[str, Any] = {"data": str(path), "target": "ответ", "models": ("gbt", "knn_semi"), **small}
+    return path, run_recipe("compare", folder / "run", **given)
+
+
+def test_the_same_scores_give_the_same_bytes_anywhere(messy, tmp_path):
+    _, walked = messy
+    assert contents(write_report(walked, tmp_path / "again")) == contents(walked.final.path)
+
+
+def test_a_messy_file_goes_all_the_way_and_its_names_stay_text(messy):
+    path, walked = messy
     facts = walked.artifacts["label"].load()[1]
     assert (facts["numeric"], facts["categorical"]) == (["größe $m$"], ["Farbe, *Ton*"])
     assert facts["rows"] == 116

@@ -4,10 +4,14 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import torch
 
-from stoker.cookbooks.language.compute import math
-from stoker.cookbooks.language.compute.math import PointwiseKernels
+from tests.later import imported_later
+
+with imported_later():
+    import torch
+
+    from stoker.cookbooks.language.compute import math
+    from stoker.cookbooks.language.compute.math import PointwiseKernels
 
 
 @pytest.fixture

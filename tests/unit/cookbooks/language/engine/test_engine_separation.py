@@ -3,14 +3,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim
-from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
-from stoker.cookbooks.language.compute.passes import AdapterSlotRows
-from stoker.cookbooks.language.compute.slots import Slots
-from tests.unit.cookbooks.language.engine.peft_alone import made_base, some_batches
-from tests.unit.cookbooks.language.engine.trained_together import ALL, Member, room_for, same_bits, train
+from tests.later import imported_later
+from tests.unit.cookbooks.language.engine.bases import made_base
+
+with imported_later():
+    import torch
+
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim
+    from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
+    from stoker.cookbooks.language.compute.passes import AdapterSlotRows
+    from stoker.cookbooks.language.compute.slots import Slots
+    from tests.unit.cookbooks.language.engine.peft_alone import some_batches
+    from tests.unit.cookbooks.language.engine.trained_together import ALL, Member, room_for, same_bits, train
+
 
 STEPS = 8
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from stoker.cookbooks.language.shared.device_memory import AllocatorLimit
+from tests.later import imported_later
+
+with imported_later():
+    from stoker.cookbooks.language.shared.device_memory import AllocatorLimit
+
 
 GIB = 1024**3
 

@@ -4,23 +4,26 @@ import math
 
 import pytest
 
-from stoker.cookbooks.language.shared.device_memory import Kernels, first_step_text
 from stoker.cookbooks.language.shared.pass_schedule import AdapterProgress, is_checkpoint_due, is_report_due, whose_turn
-from stoker.cookbooks.language.shared.tenant import (
-    MOST_POINTS,
-    PATIENCE,
-    CurveRecorder,
-    MemberDivergence,
-    MemberEvaluations,
-    SkippedUpdates,
-    after_evaluation,
-    after_update,
-    is_evaluation_due,
-    judge,
-    rate_at,
-    should_stop,
-    warmup_of,
-)
+from tests.later import imported_later
+
+with imported_later():
+    from stoker.cookbooks.language.shared.device_memory import Kernels, first_step_text
+    from stoker.cookbooks.language.shared.tenant import (
+        MOST_POINTS,
+        PATIENCE,
+        CurveRecorder,
+        MemberDivergence,
+        MemberEvaluations,
+        SkippedUpdates,
+        after_evaluation,
+        after_update,
+        is_evaluation_due,
+        judge,
+        rate_at,
+        should_stop,
+        warmup_of,
+    )
 
 
 def rates(schedule: str, warmup: int, updates: int) -> list[float]:
@@ -196,12 +199,12 @@ def test_a_curve_goes_on_from_its_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernels", "text"),
+    ("counts", "text"),
     [
-        (Kernels(compiled=3, kept=2), "compiling 38s (kept for next time)"),
-        (Kernels(kept=5), "first step 38s, its kernels from an earlier run"),
-        (Kernels(), "first step 38s"),
+        ({"compiled": 3, "kept": 2}, "compiling 38s (kept for next time)"),
+        ({"kept": 5}, "first step 38s, its kernels from an earlier run"),
+        ({}, "first step 38s"),
     ],
 )
-def test_the_first_step_says_whether_it_compiled_or_found_what_was_kept(kernels: Kernels, text: str) -> None:
-    assert first_step_text(38.2, kernels) == text
+def test_the_first_step_says_whether_it_compiled_or_found_what_was_kept(counts: dict[str, int], text: str) -> None:
+    assert first_step_text(38.2, Kernels(**counts)) == text

@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
-from stoker.cookbooks.language.compute.base_weights import load_base
 from stoker.cookbooks.language.examples import Cursor
-from stoker.cookbooks.language.shared.loop import train_members
+from tests.later import imported_later
 from tests.unit.cookbooks.language.shared.companions import Gathering, Person
+
+with imported_later():
+    import torch
+
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
+    from stoker.cookbooks.language.compute.base_weights import load_base
+    from stoker.cookbooks.language.shared.loop import train_members
 
 
 def by_peft(base: Path, person: Person) -> list[float]:

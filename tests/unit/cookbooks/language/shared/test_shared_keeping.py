@@ -5,14 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from stoker.cookbooks.language.schemas import Metadata, best_folder, read_metadata
-from stoker.cookbooks.language.shared.outputs import epoch_folder, keep, recall, write_checkpoint
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import BadInput, LocalFile
 from stoker.core.jsontext import dumps, loads
 from stoker.engine.scratch import INDEX, choose_checkpoint, digest_checkpoint
+from tests.later import imported_later
+
+with imported_later():
+    import torch
+
+    from stoker.cookbooks.language.shared.outputs import epoch_folder, keep, recall, write_checkpoint
+
 
 CONFIG = {"lr": 0.1, "targets": ["q_proj"]}
 

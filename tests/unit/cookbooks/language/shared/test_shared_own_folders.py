@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 
 from stoker.cookbooks.language.kinds import Adapter
-from stoker.cookbooks.language.shared import outputs
-from stoker.cookbooks.language.shared.loop import train_members
-from stoker.cookbooks.language.shared.outputs import OwnFolders, own_folder
 from stoker.core.clock import FakeClock
 from stoker.core.errors import LocalFile, LockHeld
 from stoker.host.locks import FileLock, is_locked
+from tests.later import imported_later
 from tests.unit.cookbooks.language.shared.companions import Gathering, Person
+
+with imported_later():
+    from stoker.cookbooks.language.shared import outputs
+    from stoker.cookbooks.language.shared.loop import train_members
+    from stoker.cookbooks.language.shared.outputs import OwnFolders, own_folder
+
 
 People = Callable[..., Person]
 

@@ -3,12 +3,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, fresh_adapter
-from stoker.cookbooks.language.compute.base_weights import load_base
-from stoker.cookbooks.language.compute.slots import Slots
-from stoker.cookbooks.language.shared.device_memory import BankSize, ResizableSlots, room_for
+from tests.later import imported_later
+
+with imported_later():
+    import torch
+
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, fresh_adapter
+    from stoker.cookbooks.language.compute.base_weights import load_base
+    from stoker.cookbooks.language.compute.slots import Slots
+    from stoker.cookbooks.language.shared.device_memory import BankSize, ResizableSlots, room_for
+
 
 ORDER = ("q_proj", "k_proj", "v_proj", "o_proj")
 

@@ -9,19 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.kinds import Adapter
-from stoker.cookbooks.language.shared.device_memory import undisturbed
-from stoker.cookbooks.language.shared.loop import train_members
-from stoker.cookbooks.language.shared.outputs import OwnFolders
-from stoker.cookbooks.language.shared.step import MultiAdapterStepper
-from stoker.cookbooks.language.shared.tenant import AdapterMember, Update
 from stoker.core.clock import FakeClock
 from stoker.core.errors import BadInput, Cancelled, OutOfMemory, ProcessLost, StageDiverged, StokerError
+from tests.later import imported_later
 from tests.unit.cookbooks.language.shared.companions import Gathering, Person, small_base
+
+with imported_later():
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from stoker.cookbooks.language.compute.slots import Slots
+    from stoker.cookbooks.language.shared.device_memory import undisturbed
+    from stoker.cookbooks.language.shared.loop import train_members
+    from stoker.cookbooks.language.shared.outputs import OwnFolders
+    from stoker.cookbooks.language.shared.step import MultiAdapterStepper
+    from stoker.cookbooks.language.shared.tenant import AdapterMember, Update
+
 
 People = Callable[..., Person]
 
