@@ -136,12 +136,12 @@ $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev
 
 # Programs that tests use beside our own: the pages' examples are pasted into zsh, fish completes words, JSON goes through jq, certificates come
 # from openssl, the queue is tested on PostgreSQL, which gets no database of its own and so starts no service, kubectl
-# talks to a server of ours. nginx, sshd
+# talks to a server of ours, Chromium opens the pages and tmux the cockpit. nginx, sshd
 # and Slurm only where nobody minds servers that start with the machine. Only whoever may installs them,
 # and nothing fails where they can't be had: the tests that need them skip and say so. Tried again the next time if the
 # packages were out of reach.
-PROGRAMS := zsh fish jq openssl postgres kubectl $(if $(CI),nginx sshd munged slurmctld slurmd squeue)
-PACKAGES := s/kubectl/kubernetes-client/; s/nginx/nginx-light/; s/postgres/postgresql/; s/sshd/openssh-server/; s/munged/munge/; s/squeue/slurm-client/
+PROGRAMS := zsh fish jq openssl postgres kubectl tmux chromium $(if $(CI),nginx sshd munged slurmctld slurmd squeue)
+PACKAGES := s/chromium/chromium fonts-dejavu-core/; s/kubectl/kubernetes-client/; s/nginx/nginx-light/; s/postgres/postgresql/; s/sshd/openssh-server/; s/munged/munge/; s/squeue/slurm-client/
 NO_CLUSTER := /etc/postgresql-common/createcluster.conf
 APT = env DEBIAN_FRONTEND=noninteractive UCF_FORCE_CONFFOLD=1 RUNLEVEL=1 apt-get -q=2 -o Acquire::Retries=1 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=60
 

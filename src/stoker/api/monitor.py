@@ -1,0 +1,157 @@
+"""`Monitor`: everything that a screen shows and does, for the jobs of this machine or of a fleet.
+
+The cockpit and `stoker ui` use it. `LocalMonitor` reads this machine's job folders, `FleetMonitor` asks a coordinator;
+both answer with the messages of `protocol.screen_messages`, so that screens can't tell them apart.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from stoker.core.frozen import frozen
+from stoker.protocol.screen_messages import (
+    ChangedRows,
+    CodeDiff,
+    ComparisonView,
+    ConfigView,
+    LogPage,
+    Overview,
+    SeriesView,
+    StageGraph,
+    SweepView,
+)
+from stoker.protocol.view_messages import (
+    DoneView,
+    FileList,
+    JobDetails,
+    JobExplanation,
+    JobPage,
+    MachineView,
+)
+
+MOST_POINTS = 4000
+
+
+@frozen
+class JobQuery:
+    """Which jobs a table shows, and in which order. What is empty does not matter."""
+
+    state: str = ""
+    """One or several, separated by commas."""
+    name: str = ""
+    """A part of the name or label."""
+    recipe: str = ""
+    machine: str = ""
+    submitter: str = ""
+    sweep: str = ""
+    sort: str = ""
+    """`submitted` (default), `started`, `ended`, `name`, `priority` or `state`; `-` before it reverses the order."""
+    after: str = ""
+    limit: int = 100
+
+
+@frozen
+class SeriesQuery:
+    """Which part of a job's metrics to return, and in how many points."""
+
+    names: tuple[str, ...] = ()
+    """Empty: the most telling ones."""
+    first: int | None = None
+    last: int | None = None
+    """Steps, both included."""
+    points: int = 1000
+    attempt: int | None = None
+    """None: all of them, the later value of a step counts."""
+
+
+@frozen
+class LogQuery:
+    """Which lines of a job's output to return."""
+
+    node: str = ""
+    attempt: int | None = None
+    start: int | None = None
+    """Number of the first line; None: the last `limit` lines."""
+    limit: int = 500
+    search: str = ""
+    """Only lines that hold this text, whatever their case."""
+
+
+class Monitor(ABC):
+    """The jobs and machines that a screen shows. Every method blocks, and may be called from any thread."""
+
+    name: str
+    is_fleet: bool
+
+    @abstractmethod
+    def overview(self) -> Overview:
+        """Return the state of everything."""
+
+    @abstractmethod
+    def jobs(self, query: JobQuery) -> JobPage:
+        """Return a page of jobs."""
+
+    @abstractmethod
+    def job(self, ref: str) -> JobDetails:
+        """Return everything about one job."""
+
+    @abstractmethod
+    def explain(self, ref: str) -> JobExplanation:
+        """Return why a job is in its state."""
+
+    @abstractmethod
+    def series(self, ref: str, query: SeriesQuery) -> SeriesView:
+        """Return metrics of a job over its steps."""
+
+    @abstractmethod
+    def stages(self, ref: str) -> StageGraph:
+        """Return the stages of a job, laid out."""
+
+    @abstractmethod
+    def log(self, ref: str, query: LogQuery) -> LogPage:
+        """Return lines that a job printed."""
+
+    @abstractmethod
+    def config(self, ref: str) -> ConfigView:
+        """Return the configuration of a job, each value with its origin."""
+
+    @abstractmethod
+    def code_diff(self, ref: str, parent: str = "") -> CodeDiff:
+        """Return how a job's code differs from that of `parent`, or of the run before it."""
+
+    @abstractmethod
+    def files(self, ref: str) -> FileList:
+        """Return the files of a job's result."""
+
+    @abstractmethod
+    def sweep(self, name: str, metric: str = "") -> SweepView:
+        """Return the trials of a sweep, ranked by a metric (default: the most telling)."""
+
+    @abstractmethod
+    def compare(self, refs: Sequence[str]) -> ComparisonView:
+        """Return jobs side by side."""
+
+    @abstractmethod
+    def machines(self) -> tuple[MachineView, ...]:
+        """Return all machines."""
+
+    @abstractmethod
+    def changes(self, after: int, wait_s: float) -> ChangedRows:
+        """Return the rows that changed after an event; wait for so long if there are none."""
+
+    @abstractmethod
+    def cancel(self, ref: str) -> DoneView:
+        """Cancel a job, or by a sweep's name all of its points."""
+
+    @abstractmethod
+    def requeue(self, ref: str) -> DoneView:
+        """Start a job that has ended again."""
+
+    @abstractmethod
+    def set_priority(self, ref: str, priority: int) -> DoneView:
+        """Change the priority of a pending job."""
+
+    @abstractmethod
+    def set_machine(self, name: str, verb: str, *, why: str = "", for_s: float | None = None) -> DoneView:
+        """`drain`, `cordon`, `pause` or `open` a machine."""

@@ -1,0 +1,270 @@
+"""What screens show: an overview, pages of jobs, series, stages, sweeps, comparisons, logs, and changed rows.
+
+The coordinator answers with these, and so does `stoker ui` for the jobs of one machine; the web pages and the cockpit
+read nothing else. All text is untrusted, as in `view_messages`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from stoker.protocol.codec import WireMessage
+from stoker.protocol.view_messages import (
+    FiniteSeconds,
+    Guess,
+    JobView,
+    Line,
+    MachineView,
+    State,
+    SymptomView,
+    ViewCount,
+)
+
+
+class PendingReason(WireMessage):
+    """Pending jobs that wait for the same reason."""
+
+    reason: Line
+    count: ViewCount
+    jobs: tuple[Line, ...] = ()
+    """The names of the first of them."""
+
+
+class Overview(WireMessage):
+    """The state of everything, on one screen."""
+
+    name: Line
+    """Of the fleet, or of this machine."""
+    is_fleet: bool
+    server_s: FiniteSeconds
+    seq: ViewCount = 0
+    """Of the last event that this includes: changes follow it."""
+    version: Line = ""
+    user: Line = ""
+    role: Line = ""
+    """Of whoever asked: `read`, `submit`, `operate`, `admin`."""
+    jobs: dict[Line, ViewCount] = {}
+    """Number of jobs by state."""
+    machines: dict[Line, ViewCount] = {}
+    devices: ViewCount = 0
+    idle_devices: ViewCount = 0
+    running: tuple[JobView, ...] = ()
+    """The first of them, newest first."""
+    pending: tuple[PendingReason, ...] = ()
+    """The most frequent first."""
+    failed: tuple[JobView, ...] = ()
+    """Of the last day, newest first."""
+    failed_count: ViewCount = 0
+    symptoms: tuple[SymptomView, ...] = ()
+    done_s: Guess | None = None
+    """When all jobs are expected to be done; None: unknown, or nothing is left."""
+    settling_s: FiniteSeconds = 0.0
+
+
+class Series(WireMessage):
+    """One metric of one job over its steps, thinned: of each part the first, last, lowest and highest value."""
+
+    name: Line
+    steps: tuple[ViewCount, ...] = ()
+    values: tuple[float, ...] = ()
+    times_s: tuple[FiniteSeconds, ...] = ()
+    """Wall-clock time of each value."""
+    total: ViewCount = 0
+    """Number of values before thinning, in the range that was asked for."""
+    is_lower_better: bool | None = None
+    """None: unknown."""
+    best_step: ViewCount | None = None
+    best: float | None = None
+    last_step: ViewCount | None = None
+    last: float | None = None
+    source: Line = ""
+    """`reported` by the program, or read from `stdout`."""
+
+
+class SeriesView(WireMessage):
+    """Metrics of one job."""
+
+    job: Line
+    names: tuple[Line, ...] = ()
+    """All that the job has, the most telling first."""
+    series: tuple[Series, ...] = ()
+    """Those that were asked for."""
+    attempts: dict[Line, ViewCount] = {}
+    """The first step of each attempt after the first, by its number."""
+    started_s: FiniteSeconds | None = None
+
+
+class StageNode(WireMessage):
+    """One stage in a job's graph, with its place in a drawing."""
+
+    name: Line
+    title: Line = ""
+    stage: Line = ""
+    ending: Line = "waiting"
+    """`hit`, `ran`, `failed`, `diverged`, `cancelled`, `pruned`, `running` or `waiting`."""
+    why: str = ""
+    message: str = ""
+    seconds: Guess | None = None
+    step: ViewCount | None = None
+    of: ViewCount | None = None
+    instances: ViewCount | None = None
+    """Of a fan-out: how many stages this node stands for."""
+    layer: ViewCount = 0
+    """Its column: behind every stage that it needs."""
+    place: ViewCount = 0
+    """Its row in the column."""
+
+
+class StageGraph(WireMessage):
+    """The stages of a job, laid out in layers."""
+
+    job: Line
+    nodes: tuple[StageNode, ...] = ()
+    edges: tuple[tuple[ViewCount, ViewCount], ...] = ()
+    """From the index of a node to that of one that needs it."""
+
+
+class SettingView(WireMessage):
+    """One value of a job's configuration, and where it comes from."""
+
+    path: Line
+    value: Any = None
+    origin: Line = ""
+    layers: tuple[tuple[Line, Any], ...] = ()
+    """Every layer that sets it, the winner last."""
+
+
+class ConfigView(WireMessage):
+    """The configuration of a job."""
+
+    job: Line
+    settings: tuple[SettingView, ...] = ()
+
+
+class CodeDiff(WireMessage):
+    """How a job's code differs from that of an earlier one."""
+
+    job: Line
+    parent: Line = ""
+    """Empty: there is none to compare with."""
+    files: tuple[Line, ...] = ()
+    text: str = ""
+    """A unified diff, cut if it is long."""
+    is_cut: bool = False
+    note: Line = ""
+
+
+class LogLineView(WireMessage):
+    """A line that a stage printed."""
+
+    number: ViewCount
+    text: str
+    node: Line = ""
+    is_cut: bool = False
+    """Only its beginning is here."""
+
+
+class LogPage(WireMessage):
+    """Some lines of a job's output."""
+
+    job: Line
+    lines: tuple[LogLineView, ...] = ()
+    nodes: tuple[Line, ...] = ()
+    """Everything that has a log."""
+    first: ViewCount = 0
+    """Number of the first line that is kept."""
+    total: ViewCount = 0
+    """Number of the next line."""
+    is_over: bool = False
+    """Nothing follows."""
+    matches: ViewCount | None = None
+    """Number of lines that hold the searched text."""
+
+
+class SweepParameter(WireMessage):
+    """One varied parameter of a sweep."""
+
+    name: Line
+    is_number: bool
+    is_log: bool = False
+    """Its values are spread over orders of magnitude."""
+    low: float | None = None
+    high: float | None = None
+    values: tuple[Line, ...] = ()
+    """Of one that is not a number: its values in order."""
+    importance: Annotated[float, Field(ge=0)] | None = None
+    """Its part of what the metric depends on."""
+
+
+class SweepTrial(WireMessage):
+    """One trial of a sweep."""
+
+    job: Line
+    """What commands call it."""
+    number: ViewCount
+    label: Line = ""
+    state: State
+    parameters: dict[Line, Any] = {}
+    metrics: dict[Line, float] = {}
+    """The best value of the sweep's metric, and the others at that step."""
+    best_step: ViewCount | None = None
+    step: ViewCount | None = None
+    of: ViewCount | None = None
+    seconds: Guess | None = None
+    place: ViewCount | None = None
+    """Among the trials that can be compared, from 1."""
+
+
+class SweepView(WireMessage):
+    """A sweep: what was varied and what came out."""
+
+    name: Line
+    metric: Line = ""
+    is_lower_better: bool = True
+    metrics: tuple[Line, ...] = ()
+    """Others by which it can be ranked."""
+    jobs: dict[Line, ViewCount] = {}
+    """Number of trials by state."""
+    parameters: tuple[SweepParameter, ...] = ()
+    trials: tuple[SweepTrial, ...] = ()
+    """The best first; at most a thousand."""
+    total: ViewCount = 0
+    importance_by: Line = ""
+    """`random forest` (permutation importance) or `rank correlation`; empty: too few trials."""
+    note: Line = ""
+
+
+class ComparedValue(WireMessage):
+    """One fact of several jobs beside each other."""
+
+    section: Line
+    name: Line
+    values: tuple[str, ...] = ()
+    """In the order of the jobs; empty: it has none."""
+    differs: bool = False
+
+
+class ComparisonView(WireMessage):
+    """Jobs side by side, what differs first."""
+
+    jobs: tuple[JobView, ...] = ()
+    facts: tuple[ComparedValue, ...] = ()
+    metrics: tuple[Line, ...] = ()
+    """With curves in more than one of them."""
+
+
+class ChangedRows(WireMessage):
+    """Rows that changed since an event. One frame of `GET /v1/stream`."""
+
+    seq: ViewCount
+    server_s: FiniteSeconds
+    jobs: tuple[JobView, ...] = ()
+    gone: tuple[Line, ...] = ()
+    """Ids of jobs that were deleted."""
+    machines: tuple[MachineView, ...] = ()
+    counts: dict[Line, ViewCount] = {}
+    """All jobs by state."""
+    resync: bool = False
+    """Too much changed: ask for everything again."""
