@@ -143,7 +143,7 @@ def _actor_body(pool: Pool, allocation: Allocation, fleet: str) -> dict[str, Any
 
 
 def _actor_status(id: str, name: str, status: Mapping[str, Any], pool: Pool) -> AllocationStatus:
-    """Return what an actor told of its worker; an empty status: the actor has not started, one with `lost`: it died."""
+    """Return what an actor reported of its worker; empty: it has not started; with `lost`: it died."""
     if "lost" in status:
         reason, cause = one_line(f"{status['lost']}", 300), AllocationCause.PREEMPTED
         return AllocationStatus(id=id, backend_id=name, state=AllocationState.ENDED, reason=reason, cause=cause)

@@ -410,7 +410,7 @@ class Watcher:
         over = [one for one in rows if one.id in uncleaned - running]
         if over:
             for one in over:
-                # Its worker said goodbye. Had the backend told why, a move would have been written.
+                # Its worker said goodbye. Had the backend given a reason, a move would have been written.
                 self._log_end(pool, watched, one.id, one.cause, one.message)
             watched.unclean = self._clean_files(pool, over, watched.unclean)
             if not watched.unclean:
