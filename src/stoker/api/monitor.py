@@ -1,7 +1,7 @@
 """`Monitor`: everything that a screen shows and does, for the jobs of this machine or of a fleet.
 
-The cockpit and `stoker ui` use it. `LocalMonitor` reads this machine's job folders, `FleetMonitor` asks a coordinator;
-both answer with the messages of `protocol.screen_messages`, so that screens can't tell them apart.
+The cockpit and the pages of one machine use it. One implementation reads this machine's job folders, one asks a
+coordinator; both answer with the messages of `protocol.screen_messages`, so that screens can't tell them apart.
 """
 
 from __future__ import annotations
