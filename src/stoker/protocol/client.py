@@ -77,8 +77,8 @@ from stoker.protocol.operator_messages import (
     WebhookView,
 )
 from stoker.protocol.refusals import no_coordinator_there
+from stoker.protocol.run_client import RunClient
 from stoker.protocol.transport import (
-    CoordinatorClient,
     CoordinatorRequest,
     FleetEvent,
     Query,
@@ -140,7 +140,7 @@ _VERDICT_S = 600.0
 _TRY_S = 60.0
 
 
-class FleetClient(CoordinatorClient):
+class FleetClient(RunClient):
     """One coordinator, seen from outside. The caller closes the transport."""
 
     # -- jobs

@@ -52,6 +52,7 @@ from stoker.coordinator.http.launch_routes import LaunchRoutes
 from stoker.coordinator.http.member_routes import EnrolmentRoutes, TokenRoutes
 from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.http.reload import CoordinatorFiles, lines_of, trouble_of
+from stoker.coordinator.http.run_routes import RunRoutes
 from stoker.coordinator.http.submission_body import (
     SPOOL_BYTES,
     WORDS_BYTES,
@@ -379,6 +380,7 @@ class CoordinatorService:
         routers = (
             JobRoutes(context, parts.code_gate).router,
             FileRoutes(context, contents).router,
+            RunRoutes(context).router,
             MachineRoutes(context, on_forgotten=sources.forget).router,
             FleetRoutes(context).router,
             RetentionRoutes(context, contents).router,

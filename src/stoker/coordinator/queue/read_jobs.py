@@ -44,6 +44,8 @@ class JobMatch:
     seq: int
     id: str
     state: str
+    name: str
+    """`resnet/3` for a point of a sweep."""
 
 
 def find_job(connection: Connection, ref: str) -> JobMatch:
@@ -74,7 +76,8 @@ def find_jobs(connection: Connection, ref: str) -> tuple[JobMatch, ...]:
 
 
 def _match(row: Row[Any]) -> JobMatch:
-    return JobMatch(seq=row.seq, id=row.id, state=row.state)
+    name = f"{row.name}/{row.number}" if row.number else row.name
+    return JobMatch(seq=row.seq, id=row.id, state=row.state, name=name)
 
 
 def _jobs() -> Select[Any]:

@@ -12,10 +12,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.core.errors import MissingExtra
 from stoker.core.frozen import fresh, frozen
+from stoker.engine.metrics.metric_levels import TimedPoint
 from stoker.engine.metrics.metrics_file import Damage, MetricFrame, MetricSource, OnDamage, pass_over, read_frames
 from stoker.host.durable import move_into, sync_dir, temp_name, translated
 from stoker.host.install import pip_install
@@ -28,6 +29,7 @@ _FEWEST = 20
 _KEPT_PER_PART = 5
 
 Point = tuple[int, float]
+P = TypeVar("P", Point, TimedPoint)
 
 
 def curves(
@@ -78,17 +80,20 @@ class _Gathered:
         return points
 
 
-def thin(points: Sequence[Point], limit: int) -> list[Point]:
-    """Order points by step, the later of two at one step; if that is more than `limit`, leave out the dull ones."""
+def thin(points: Sequence[P], limit: int) -> list[P]:
+    """Order points by step, the later of two at one step; if that is more than `limit`, leave out the dull ones.
+
+    A point begins with its step and its value; what follows stays with it.
+    """
     # A map keeps the place of the first and the value of the last, and the sort is on steps that differ.
-    ordered = sorted(dict(points).items())
+    ordered = sorted({point[0]: point for point in points}.values(), key=_step)
     if len(ordered) <= limit:
         return ordered
     parts = max(1, limit // _KEPT_PER_PART)
     first_step = ordered[0][0]
     span = ordered[-1][0] - first_step + 1
-    kept: list[Point] = []
-    part: list[Point] = []
+    kept: list[P] = []
+    part: list[P] = []
     part_number = 0
     for point in ordered:
         number = (point[0] - first_step) * parts // span
@@ -99,7 +104,7 @@ def thin(points: Sequence[Point], limit: int) -> list[Point]:
     return kept + _telling(part)
 
 
-def _telling(part: list[Point]) -> list[Point]:
+def _telling(part: list[P]) -> list[P]:
     if len(part) <= _KEPT_PER_PART:
         return part
     finite = [point for point in part if math.isfinite(point[1])]
@@ -111,11 +116,11 @@ def _telling(part: list[Point]) -> list[Point]:
     return sorted(chosen, key=_step)
 
 
-def _step(point: Point) -> int:
+def _step(point: Point | TimedPoint) -> int:
     return point[0]
 
 
-def _value(point: Point) -> float:
+def _value(point: Point | TimedPoint) -> float:
     return point[1]
 
 

@@ -1,0 +1,87 @@
+"""Routes about one job's run, read from the mirrors of its attempts: metrics over steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated, ParamSpec, TypeVar
+
+from fastapi import Query, Response
+
+from stoker.coordinator.http.access import Number
+from stoker.coordinator.http.app_state import ServiceContext
+from stoker.coordinator.http.http_messages import Ref, RouteTable, answer
+from stoker.coordinator.queue.read_jobs import JobMatch
+from stoker.core.errors import NotFound
+from stoker.jobs.job_curves import MOST_POINTS, CurveRange, curve_files, joined_files, read_job_curves
+from stoker.jobs.job_folder import JobFolder
+from stoker.protocol.screen_messages import SeriesView
+from stoker.protocol.view_messages import AttemptView
+from stoker.views.series_view import series_view
+
+READS_AT_ONCE = 2
+"""Of the file threads: a first look at a long curve takes seconds, and workers send their logs meanwhile."""
+_STEP = 2**63 - 1
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Names = Annotated[list[str] | None, Query(max_length=100, description="Metrics, separated by commas")]
+Step = Annotated[int, Query(ge=-_STEP, le=_STEP)]
+
+
+class RunRoutes:
+    """Routes about one job's run."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        self.router = RouteTable("runs")
+        add = self.router.add
+        add("/v1/jobs/{ref}/series", self.series, response_model=SeriesView)
+
+    async def series(
+        self,
+        ref: Ref,
+        names: Names = None,
+        first: Step | None = None,
+        last: Step | None = None,
+        points: Annotated[int, Query(ge=1, le=MOST_POINTS)] = 1000,
+        attempt: Number | None = None,
+    ) -> Response:
+        """Return metrics over steps: of each part of a curve the first, last, lowest and highest value.
+
+        Without `names`, the most telling metrics. Without `attempt`, all of them joined: the later value of a step
+        counts. `first` and `last` are steps; a short range has every value.
+        """
+        job, tries = await self._attempts(ref)
+        chosen = _chosen(ref, tries, attempt) if attempt is not None else tries
+        asked = CurveRange(names=names or (), first=first, last=last, points=points)
+        return answer(await self._read(self._series, job, chosen, asked))
+
+    def _series(self, job: JobMatch, tries: Sequence[AttemptView], asked: CurveRange) -> SeriesView:
+        files = joined_files(curve_files(self._folder(job, one).metrics_folder) for one in tries)
+        started_s = {one.number: one.started_s for one in tries if one.started_s is not None}
+        curves = read_job_curves(files, asked, started_s)
+        return series_view(job.name, curves, min(started_s.values(), default=None))
+
+    def _folder(self, job: JobMatch, one: AttemptView) -> JobFolder:
+        return JobFolder(self._context.keeping.attempt_files.folder_of(job.id, one.number))
+
+    async def _attempts(self, ref: str) -> tuple[JobMatch, Sequence[AttemptView]]:
+        """Return the job that is meant, and its attempts, oldest first."""
+        reader = self._context.reader
+        job = await self._context.read(reader.find, ref)
+        return job, await self._context.read(reader.attempts_of, job.id)
+
+    async def _read(self, read: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        async with self._reads:
+            return await self._context.keep(read, *args, **named)
+
+
+def _chosen(ref: str, tries: Sequence[AttemptView], attempt: int) -> Sequence[AttemptView]:
+    found = [one for one in tries if one.number == attempt]
+    if not found:
+        hint = f"its last one is {tries[-1].number}" if tries else f"stoker explain {ref}"
+        raise NotFound(f"job {ref!r} has no attempt {attempt}", hint=hint)
+    return found

@@ -1,0 +1,26 @@
+"""What a client asks of one job's run: metrics over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.protocol.screen_messages import SeriesView
+from stoker.protocol.transport import CoordinatorClient, part
+
+
+class RunClient(CoordinatorClient):
+    """The part of a client with the routes about one job's run."""
+
+    def series(
+        self,
+        ref: str,
+        names: Sequence[str] = (),
+        *,
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        attempt: int | None = None,
+    ) -> SeriesView:
+        """Return metrics of a job, the most telling without `names`, between two steps, of one attempt or of all."""
+        query = {"names": ",".join(names) or None, "first": first, "last": last, "points": points, "attempt": attempt}
+        return self._get(f"/v1/jobs/{part(ref)}/series", SeriesView, query)

@@ -1,0 +1,48 @@
+"""Curves of a job as screens get them."""
+
+from __future__ import annotations
+
+import math
+
+from stoker.engine.metrics.curve_reader import ReadCurve
+from stoker.engine.metrics.metric_levels import TimedPoint
+from stoker.engine.metrics.metric_names import Direction
+from stoker.engine.metrics.metrics_file import MetricSource
+from stoker.jobs.job_curves import JobCurves
+from stoker.protocol.screen_messages import Series, SeriesView
+
+MOST_NAMES = 2000
+_SOURCES = {MetricSource.REPORTED: "reported", MetricSource.STDOUT: "stdout"}
+
+
+def series_view(job: str, curves: JobCurves, started_s: float | None) -> SeriesView:
+    """Return the curves of a job; of very many names the first."""
+    return SeriesView(
+        job=job,
+        names=curves.names[:MOST_NAMES],
+        series=tuple(_series(curve) for curve in curves.curves),
+        attempts={str(number): step for number, step in curves.borders.items()},
+        started_s=started_s,
+    )
+
+
+def _series(curve: ReadCurve) -> Series:
+    best, last = curve.best, curve.last
+    return Series(
+        name=curve.name,
+        steps=tuple(point[0] for point in curve.points),
+        values=tuple(point[1] for point in curve.points),
+        times_s=tuple(_time_s(point) for point in curve.points),
+        total=curve.total,
+        is_lower_better=None if curve.direction is None else curve.direction is Direction.SMALLER,
+        best_step=best[0] if best is not None else None,
+        best=best[1] if best is not None else None,
+        last_step=last[0] if last is not None else None,
+        last=last[1] if last is not None else None,
+        source=_SOURCES[curve.source],
+    )
+
+
+def _time_s(point: TimedPoint) -> float:
+    """Return the time of a value; a program may write any number there."""
+    return round(point[2], 2) if math.isfinite(point[2]) else 0.0

@@ -1,0 +1,59 @@
+"""What screens show of one run: the same from a job's folder on this machine and from its mirror at a coordinator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.core.errors import NotFound
+from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
+from stoker.protocol.job_messages import Submission
+from tests.contract.queue_driving import order
+from tests.servers.coordinator import Fleet, coordinator
+from tests.servers.hand import Hand
+
+
+@pytest.fixture
+def fleet(sqlite_template: Path, tmp_path: Path) -> Iterator[Fleet]:
+    path = tmp_path / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with coordinator(f"sqlite:///{path}", tmp_path) as fleet:
+        yield fleet
+
+
+def frame(name: str, *values: float, first: int = 0, at_s: float = 10.0) -> bytes:
+    return encode_frame([MetricRow(first + at, at_s + at, name, value) for at, value in enumerate(values)])
+
+
+def test_metrics_of_a_mirrored_run_over_steps(fleet: Fleet) -> None:
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("train"),)))
+    hand = Hand(client)
+    assert client.series("train").series == ()
+    grant = hand.start()
+    token = grant.token()
+    data = frame("loss", 3.0, math.nan, 1.0, 2.0) + frame("<b>acc,\x1b[31m", 0.5)
+    client.put_file(token, "metrics/run.skm", data, offset=0)
+    client.put_file(token, "metrics/eval.program.skm", frame("speed", 7.0), offset=0)
+    view = client.series("train", points=100)
+    assert view.job == "train"
+    assert sorted(view.names) == ["<b>acc,\\x1b[31m", "loss", "speed"]
+    (loss,) = [one for one in view.series if one.name == "loss"]
+    assert (loss.name, loss.steps, loss.total) == ("loss", (0, 1, 2, 3), 4)
+    assert loss.values[0] == 3.0
+    assert math.isnan(loss.values[1])
+    assert loss.times_s == (10.0, 11.0, 12.0, 13.0)
+    assert (loss.best_step, loss.best, loss.is_lower_better) == (2, 1.0, True)
+    assert (loss.last_step, loss.last, loss.source) == (3, 2.0, "reported")
+    # Control characters of a name are not passed on, and a name with a comma can be asked for.
+    (odd,) = [name for name in view.names if "acc" in name]
+    assert [one.name for one in client.series("train", [odd]).series] == [odd]
+    short = client.series("train", ["loss", "missing"], first=2, last=2, attempt=1)
+    assert [(one.name, one.steps) for one in short.series] == [("loss", (2,))]
+    with pytest.raises(NotFound, match="has no attempt 7"):
+        client.series("train", attempt=7)
+    with pytest.raises(NotFound):
+        client.series("missing")
