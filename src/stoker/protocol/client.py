@@ -78,6 +78,7 @@ from stoker.protocol.operator_messages import (
 )
 from stoker.protocol.refusals import no_coordinator_there
 from stoker.protocol.run_client import RunClient
+from stoker.protocol.screen_client import ScreenClient
 from stoker.protocol.transport import (
     CoordinatorRequest,
     FleetEvent,
@@ -116,7 +117,6 @@ from stoker.protocol.view_messages import (
     FleetStatus,
     JobDetails,
     JobExplanation,
-    JobPage,
     JobsPriorityRequest,
     JobsRequest,
     Leaderboard,
@@ -132,15 +132,13 @@ from stoker.protocol.view_messages import (
 
 M = TypeVar("M", bound=BaseModel)
 
-PAGE = 100
-"""How many jobs a page has by default."""
 _SUBMIT_S = 300.0
 _PRUNE_S = 600.0
 _VERDICT_S = 600.0
 _TRY_S = 60.0
 
 
-class FleetClient(RunClient):
+class FleetClient(RunClient, ScreenClient):
     """One coordinator, seen from outside. The caller closes the transport."""
 
     # -- jobs
@@ -172,23 +170,6 @@ class FleetClient(RunClient):
                 raise
             answers.append(answer)
         return joined(sent, answers)
-
-    def jobs(
-        self,
-        *,
-        state: str = "",
-        name: str = "",
-        recipe: str = "",
-        machine: str = "",
-        after: str = "",
-        limit: int = PAGE,
-    ) -> JobPage:
-        """Return a page of jobs, newest first; `after` is the `next` of the page before."""
-        named: Query = {"state": state, "name": name, "recipe": recipe, "machine": machine}
-        page = self._get("/v1/jobs", JobPage, {**named, "after": after, "limit": limit})
-        if after and page.next == after:
-            raise no_coordinator_there(self.url, "its next page of jobs is the same page again")
-        return page
 
     def job(self, ref: str) -> JobDetails:
         """Return everything about one job."""

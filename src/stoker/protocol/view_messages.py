@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from stoker.core.frozen import field_names, frozen
 from stoker.core.job import JobSpec, JobState
@@ -141,14 +141,50 @@ class JobDetails(SpecMessage):
         return {**shown, "id": view.get("id"), "name": name, "number": int(number) if number.isdecimal() else 0}
 
 
+MARK_EVERY = 1000
+MOST_IDS = 200
+MOST_PER_PAGE = 1000
+_ShortText = Annotated[str, Field(max_length=300)]
+
+
+class JobListRequest(BaseModel):
+    """Which jobs to list, and in which order. What is empty does not matter."""
+
+    state: _ShortText = Field("", description="One, or several separated by commas")
+    name: _ShortText = Field("", description="The name, of a sweep all of its points")
+    recipe: _ShortText = ""
+    machine: _ShortText = ""
+    submitter: _ShortText = ""
+    sweep: _ShortText = Field("", description="A sweep's bare name: its points")
+    q: _ShortText = Field("", description="A part of name or label, whatever its case")
+    ids: Annotated[str, Field(max_length=MOST_IDS * 65)] = Field("", description="Whole ids, separated by commas")
+    sort: Annotated[str, Field(max_length=20)] = Field(
+        "", description="submitted (default), started, ended, name, priority or state; `-` before it reverses"
+    )
+    after: Annotated[str, Field(max_length=2000)] = Field("", description="`next` of the page before")
+    limit: Annotated[int, Field(ge=1, le=MOST_PER_PAGE)] = 100
+    marks: bool = Field(False, description="Add cursors after every thousandth job")
+
+    def filters(self) -> dict[str, str]:
+        """Return the filters."""
+        words = ("state", "name", "recipe", "machine", "submitter", "sweep", "q", "ids")
+        return {word: value for word in words if (value := getattr(self, word))}
+
+
 class JobPage(WireMessage):
-    """A page of jobs, newest first."""
+    """A page of jobs, newest first or in the order that was asked for."""
 
     jobs: tuple[JobView, ...]
     next: str = ""
     """Cursor of the next page; empty: this is the last."""
     total: ViewCount | None = None
-    """Number of all jobs, if a counter has it."""
+    """Number of all jobs of the list; None: unknown. With filters only the first page has it."""
+    counts: dict[Line, ViewCount] = {}
+    """Number of jobs by state under the same filters, whatever state was asked for. With filters only on the first."""
+    is_counts_cut: bool = False
+    """Only the newest jobs were counted."""
+    marks: tuple[str, ...] = ()
+    """Cursors after every thousandth job, if asked for and if that is quick."""
 
 
 class SymptomView(WireMessage):

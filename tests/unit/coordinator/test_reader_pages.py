@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from sqlalchemy import NullPool, create_engine, event, insert, text
 
 from stoker.coordinator.database.database import Database, look_into
 from stoker.coordinator.database.tables import CLASSES, COUNTERS, JOBS, LEASES
-from stoker.coordinator.queue import read_jobs
+from stoker.coordinator.queue import job_pages
 from stoker.coordinator.queue.reader import QueueReader
 from stoker.core.clock import FakeClock
 from stoker.core.errors import BadInput
 
 STATES = ("completed", "completed", "failed", "pending", "running", "cancelled", "completed")
+ALL_STATES = ("pending", "claimed", "running", "completed", "failed", "cancelled")
 COUNT = 45
 
 
@@ -37,6 +39,11 @@ def job_row(seq: int, **more: Any) -> dict[str, Any]:
         "submitted_s": float(seq),
         "changed_s": float(seq),
         "machine": "" if state == "pending" else f"m{seq % 2}",
+        "submitter": f"user{seq % 4}",
+        "label": f"lr={seq % 6}",
+        "priority": seq % 3,
+        "started_s": None if state == "pending" or seq % 11 == 0 else float(seq * 7 % 13),
+        "ended_s": float(seq * 5 % 11) if state in ("completed", "failed", "cancelled") else None,
         **more,
     }
 
@@ -71,7 +78,7 @@ def reader(database: Database) -> QueueReader:
     return QueueReader(database, clock=FakeClock(start_s=50.0))
 
 
-def walk(reader: QueueReader, limit: int, **filters: str) -> list[str]:
+def walk(reader: QueueReader, limit: int, **filters: Any) -> list[str]:
     names, after = [], ""
     for _ in range(COUNT * 2):
         page = reader.page(**filters, after=after, limit=limit)
@@ -94,32 +101,112 @@ FILTERS: dict[str, dict[str, Any]] = {
     "a machine in a state": {"machine": "m1", "state": "completed"},
     "a name and a recipe": {"name": "job3", "recipe": "cook/r1"},
     "all at once": {"name": "job3", "recipe": "cook/r1", "machine": "m1", "state": "completed,failed"},
+    "a submitter": {"submitter": "user2"},
+    "a submitter in a state": {"submitter": "user2", "state": "completed"},
+    "a submitter and a machine": {"submitter": "user2", "machine": "m1"},
     "nobody": {"name": "nobody"},
     "nobody anywhere": {"name": "nobody", "machine": "m1"},
 }
 
 
-@pytest.mark.parametrize("window", [7, 10_000], ids=["small windows", "one window"])
-def test_pages_give_every_job_once_and_in_order(reader: QueueReader, monkeypatch: pytest.MonkeyPatch, window: int):
-    monkeypatch.setattr(read_jobs, "_WINDOW", window)
-    monkeypatch.setattr(read_jobs, "_FEW", 0)
+def rows_of(filters: dict[str, Any]) -> list[dict[str, Any]]:
+    """All rows that pass, newest first."""
+    return [
+        row
+        for row in (job_row(seq) for seq in range(COUNT, 0, -1))
+        if all(row[column] in value.split(",") for column, value in filters.items())
+    ]
+
+
+@pytest.mark.parametrize(("window", "few"), [(19, 0), (10_000, 20)], ids=["small windows", "few"])
+def test_pages_give_every_job_once_and_in_order(
+    reader: QueueReader, monkeypatch: pytest.MonkeyPatch, window: int, few: int
+):
+    monkeypatch.setattr(job_pages, "_WINDOW", window)
+    monkeypatch.setattr(job_pages, "_FEW", few)
     for name, filters in FILTERS.items():
-        wanted = [
-            row["id"]
-            for row in (job_row(seq) for seq in range(COUNT, 0, -1))
-            if all(row[column] in value.split(",") for column, value in filters.items())
-        ]
-        for limit in (3, 1000):
+        wanted = [row["id"] for row in rows_of(filters)]
+        for limit in (7, 1000):
             assert walk(reader, limit, **filters) == wanted, (name, limit)
 
 
+SORTED: dict[str, Any] = {
+    "submitted": lambda row: -row["seq"],
+    "started": lambda row: (row["started_s"] is None, -(row["started_s"] or 0), -row["seq"]),
+    "-started": lambda row: (row["started_s"] is None, row["started_s"] or 0, row["seq"]),
+    "ended": lambda row: (row["ended_s"] is None, -(row["ended_s"] or 0), -row["seq"]),
+    "-ended": lambda row: (row["ended_s"] is None, row["ended_s"] or 0, row["seq"]),
+    "name": lambda row: (row["name"], row["seq"]),
+    "priority": lambda row: (-row["priority"], -row["seq"]),
+    "-priority": lambda row: (row["priority"], row["seq"]),
+    "state": lambda row: (ALL_STATES.index(row["state"]), -row["seq"]),
+}
+
+
+@pytest.mark.parametrize("sort", SORTED)
+def test_every_order_has_every_job_once(reader: QueueReader, monkeypatch: pytest.MonkeyPatch, sort: str):
+    monkeypatch.setattr(job_pages, "_WINDOW", 19)
+    for name, few in (("nothing", 0), ("several states", 0), ("a submitter", 0), ("a machine in a state", 20)):
+        monkeypatch.setattr(job_pages, "_FEW", few)
+        wanted = [row["id"] for row in sorted(rows_of(FILTERS[name]), key=SORTED[sort])]
+        assert walk(reader, 9, sort=sort, **FILTERS[name]) == wanted, name
+
+
+def test_a_part_of_a_name_or_label_finds_jobs_whatever_its_case(reader: QueueReader):
+    def found(**filters: str) -> set[int]:
+        return {int(id[-4:], 16) for id in walk(reader, 10, **filters)}
+
+    rows = rows_of({})
+    assert found(q="OB3") == {row["seq"] for row in rows if row["name"] == "job3"}
+    assert found(q="lr=2") == {row["seq"] for row in rows if row["label"] == "lr=2"}
+    assert found(q="job3/2") == {row["seq"] for row in rows if (row["name"], row["number"]) == ("job3", 2)}
+    assert found(q="%") == found(q="_") == set()
+    assert found(sweep="job3") == {row["seq"] for row in rows if row["name"] == "job3" and row["number"]}
+    some = [rows[3]["id"], rows[9]["id"]]
+    assert walk(reader, 10, ids=",".join(some)) == some
+    assert walk(reader, 10, ids=f"{some[0]},{'0' * 64}", state=rows[3]["state"]) == some[:1]
+
+
+def test_the_number_by_state_is_of_the_whole_filter_and_says_if_it_is_cut(
+    reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+):
+    cases: tuple[dict[str, Any], ...] = (
+        {"submitter": "user1"},
+        {"recipe": "cook/r1"},
+        {"name": "job1", "machine": "m0"},
+    )
+    for filters in cases:
+        rows = rows_of(filters)
+        page = reader.page(state="failed", limit=1, **filters)
+        assert {key: value for key, value in page.counts.items() if value} == Counter(row["state"] for row in rows)
+        assert page.total == sum(row["state"] == "failed" for row in rows)
+    assert sum(reader.page(q="job2").counts.values()) == 9
+    monkeypatch.setattr(job_pages, "_COUNTED", 10)
+    page = reader.page(q="job")
+    assert (sum(page.counts.values()), page.is_counts_cut, page.total) == (10, True, None)
+
+
+def test_marks_lead_to_every_so_many_jobs(reader: QueueReader, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(job_pages, "MARK_EVERY", 4)
+    cases: tuple[dict[str, Any], ...] = ({}, {"state": "completed"})
+    for filters in cases:
+        rows = rows_of(filters)
+        page = reader.page(has_marks=True, limit=1, **filters)
+        assert len(page.marks) >= (len(rows) - 1) // 4
+        for place, mark in enumerate(page.marks[: (len(rows) - 1) // 4], 1):
+            assert reader.page(after=mark, limit=1, **filters).jobs[0].id == rows[4 * place]["id"]
+    assert reader.page(has_marks=True, sort="name").marks == reader.page().marks == ()
+
+
 def test_a_search_that_takes_too_long_says_where_to_go_on(reader: QueueReader, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(read_jobs, "_WINDOW", 5)
-    monkeypatch.setattr(read_jobs, "_LONGEST_S", -1.0)
-    page = reader.page(name="nobody", machine="m1")
-    assert page.jobs == ()
-    assert page.next, "it looked at one window only"
-    assert walk(reader, 10, name="nobody", machine="m1") == []
+    monkeypatch.setattr(job_pages, "_WINDOW", 15)
+    monkeypatch.setattr(job_pages, "_LONGEST_S", -1.0)
+    monkeypatch.setattr(job_pages, "_FEW", 0)
+    for sort in ("", "name", "ended"):
+        page = reader.page(q="nobody", machine="m1", sort=sort)
+        assert page.jobs == ()
+        assert page.next, "it looked at one window only"
+        assert walk(reader, 10, q="nobody", machine="m1", sort=sort) == []
     rows = [job_row(seq) for seq in range(COUNT, 0, -1)]
     wanted = [row["id"] for row in rows if (row["name"], row["machine"]) == ("job3", "m1")]
     assert walk(reader, 3, name="job3", machine="m1") == wanted
@@ -131,7 +218,7 @@ def test_totals_come_from_counters_where_there_is_one(reader: QueueReader):
     assert reader.page(limit=1).total == COUNT == sum(counts.values())
     assert reader.page(state="failed", limit=1).total == counts["failed"]
     assert reader.page(state="failed, running", limit=1).total == counts["failed"] + counts["running"]
-    assert reader.page(name="job1", limit=1).total is None
+    assert reader.page(name="job1", limit=1).total == len(rows_of({"name": "job1"}))
 
 
 def test_a_job_in_a_list_says_how_far_it_is_and_what_it_waits_for(reader: QueueReader):
@@ -154,6 +241,10 @@ def test_a_cursor_of_another_list_is_refused(reader: QueueReader):
     assert reader.page(state="completed", after=after).jobs
     with pytest.raises(BadInput):
         reader.page(state="failed", after=after)
+    with pytest.raises(BadInput):
+        reader.page(state="completed", sort="name", after=after)
+    with pytest.raises(BadInput, match="can't be sorted by 'nmae'"):
+        reader.page(sort="nmae")
 
 
 def test_a_state_that_does_not_exist_is_refused_with_the_nearest(reader: QueueReader):
@@ -184,6 +275,9 @@ def test_every_filter_alone_has_an_index_in_order(tmp_path: Path, sqlite_templat
     reader.page(name="x")
     reader.page(recipe="x")
     reader.page(machine="x")
+    reader.page(submitter="x")
+    for sort in job_pages.SORTS:
+        reader.page(sort=sort)
     reader.ready_numbers({(1, 0): 5})
     reader.names([1, 2])
     with database.readers.connect() as connection:
@@ -191,8 +285,9 @@ def test_every_filter_alone_has_an_index_in_order(tmp_path: Path, sqlite_templat
             if "FROM jobs" in statement:
                 plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
                 told = " / ".join(row[3] for row in plan)
-                assert "TEMP B-TREE" not in told, (statement, told)
-                assert "SCAN jobs" not in told or "WHERE jobs.seq <" in statement, (statement, told)
+                assert "TEMP B-TREE" not in told or "count(*)" in statement, (statement, told)
+                is_in_order = "WHERE" not in statement and "ORDER BY" in statement
+                assert "SCAN jobs" not in told or is_in_order, (statement, told)
     database.close()
 
 

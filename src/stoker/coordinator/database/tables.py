@@ -114,6 +114,18 @@ JOBS = Table(
     Index("jobs_by_state", "state", "seq"),
     Index("jobs_by_recipe", "recipe", "state", "seq"),
     Index("jobs_by_machine", "machine", "seq"),
+    Index("jobs_by_submitter", "submitter", "seq"),
+    # Orders of lists. Those that change with each move are few: a claim pays for them.
+    Index("jobs_by_start", "started_s", "seq"),
+    Index("jobs_by_priority", "priority", "seq"),
+    Index(
+        "jobs_by_end",
+        "state",
+        "ended_s",
+        "seq",
+        sqlite_where=text("ended_s IS NOT NULL"),
+        postgresql_where=text("ended_s IS NOT NULL"),
+    ),
     # A class goes once no job is of it: without, each that goes is looked for among all jobs.
     Index("jobs_by_class", "class_id"),
     Index(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, BinaryIO
 
 from fastapi import Query, Request, Response
@@ -24,11 +25,13 @@ from stoker.core.text import one_line
 from stoker.host.git import ask_git
 from stoker.protocol.job_messages import MOST_SUBMISSION_BYTES, Submission, SubmissionResponse
 from stoker.protocol.view_messages import (
+    MOST_PER_PAGE,
     ChangeRequest,
     DoneView,
     EventPage,
     JobDetails,
     JobExplanation,
+    JobListRequest,
     JobPage,
     JobsPriorityRequest,
     JobsRequest,
@@ -138,7 +141,6 @@ def _again(submission: Submission) -> str:
 
 SUBMISSIONS_AT_ONCE = 1
 """In memory at the same time, from their complete arrival until they are answered: each takes about 150 MB."""
-MOST_PER_PAGE = 1000
 _LAST_ID = 2**63 - 1
 _NOT_COMPLETED = (JobState.FAILED.value, JobState.CANCELLED.value)
 
@@ -221,22 +223,10 @@ class JobRoutes:
             await context.order(self._code_gate.check, submission)
         return submission, await context.submit(submission, only_of=changes_only(who))
 
-    async def page(
-        self,
-        state: Text = "",
-        name: Text = "",
-        recipe: Text = "",
-        machine: Text = "",
-        after: Text = "",
-        limit: Limit = 100,
-    ) -> Response:
-        """List jobs, newest first."""
-        reader = self._context.reader
-        return answer(
-            await self._context.read(
-                reader.page, state=state, name=name, recipe=recipe, machine=machine, after=after, limit=limit
-            )
-        )
+    async def page(self, asked: Annotated[JobListRequest, Query()]) -> Response:
+        """List jobs, newest first or in another order."""
+        read = partial(self._context.reader.page, sort=asked.sort, after=asked.after, limit=asked.limit)
+        return answer(await self._context.read(read, has_marks=asked.marks, **asked.filters()))
 
     async def story(self, ref: Ref) -> Response:
         """Return everything about one job."""

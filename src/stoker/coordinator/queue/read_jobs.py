@@ -1,23 +1,18 @@
-"""Reads of jobs from committed rows: lookup by name, pages, one job's details, rows for an explanation.
+"""Reads of jobs from committed rows: lookup by name, one job's details, rows for an explanation; pages: `job_pages`.
 
 Every function takes a connection with a snapshot of the database (`database.snapshot`).
 """
 
 from __future__ import annotations
 
-import binascii
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Mapping
-from heapq import nlargest
 from typing import Any
-from zlib import crc32
 
 from sqlalchemy import Connection, Row, Select, func, select
 
 from stoker.coordinator.database.tables import AFTER, ATTEMPTS, BUNDLES, COUNTERS, EVENTS, JOBS, LEASES
 from stoker.coordinator.queue.queue_state import choices_in
 from stoker.coordinator.queue.sql import READY
-from stoker.core.clock import Clock
 from stoker.core.errors import Ambiguous, BadInput, NotFound
 from stoker.core.events import VERSION
 from stoker.core.frozen import frozen
@@ -26,7 +21,7 @@ from stoker.core.jsontext import loads
 from stoker.core.retry import FailureCause
 from stoker.core.text import counted, did_you_mean, point_name
 from stoker.protocol.job_messages import INPUT_BODY
-from stoker.protocol.view_messages import AttemptView, JobDetails, JobPage, JobView
+from stoker.protocol.view_messages import AttemptView, JobDetails, JobView
 
 # Lookup of a job: by name (the newest), `name/3`, the beginning of an id, or `last`.
 
@@ -134,96 +129,9 @@ def _names_from(connection: Connection, low: str) -> list[str]:
     return list(connection.scalars(select(walk.c.name).where(walk.c.name.is_not(None)).limit(_NAMES)))
 
 
-# Cursors of pages: opaque, and bound to the filters they were made for.
+# Numbers of jobs by state.
 
-_MARK = "j1"
-
-
-def write_cursor(seq: int, filters: Mapping[str, str]) -> str:
-    """Return the cursor of the page after this job."""
-    return urlsafe_b64encode(f"{_MARK}.{seq}.{_seal(seq, filters):08x}".encode()).decode().rstrip("=")
-
-
-def read_cursor(word: str, filters: Mapping[str, str]) -> int:
-    """Return the job after which a page begins. Raises `BadInput` for an invalid cursor or one of another list."""
-    try:
-        mark, number, seal = urlsafe_b64decode(word + "=" * (-len(word) % 4)).decode("ascii").split(".")
-        seq = int(number)
-        if mark == _MARK and seq >= 0 and int(seal, 16) == _seal(seq, filters):
-            return seq
-    except (ValueError, binascii.Error):
-        pass
-    raise BadInput(
-        f"{word[:40]!r} is not a cursor of this list",
-        hint="use the `next` of the page before, with the same filters; or begin again without it",
-    )
-
-
-def _seal(seq: int, filters: Mapping[str, str]) -> int:
-    """Return a checksum of a cursor. It detects mistakes, not forgery: all users may read every page."""
-    return crc32(repr((seq, sorted(filters.items()))).encode())
-
-
-MOST = 1000
-_WINDOW = 10_000
-_LONGEST_S = 0.05
-_FEW = 5000
-_FAR = (1 << 63) - 1
 _STATE = "state:"
-
-
-def read_page(
-    connection: Connection, filters: Mapping[str, str], *, after: str, limit: int, clock: Clock, limits: Limits
-) -> JobPage:
-    """Return one page of jobs, newest first. `filters` has the given filters only.
-
-    One filter uses its index; so do recipe with state, and states with few jobs. Other filters may each match much and
-    together nothing: their page is searched window by window, and ends early after a time limit. It is then short, or
-    even empty, and has a cursor.
-    """
-    limit = max(1, min(limit, MOST))
-    counts, states = read_counts(connection), states_of(filters.get("state", ""))
-    total = sum(counts[one] for one in states or counts) if filters.keys() <= {"state"} else None
-    before = read_cursor(after, filters) if after else _FAR
-    is_rare = bool(states) and sum(counts[state] for state in states) <= _FEW
-    if "recipe" in filters and not states:
-        # Its index is by state.
-        states = tuple(str(state) for state in JobState)
-    if is_rare or len(filters) <= 1 or filters.keys() == {"recipe", "state"}:
-        rows = _part(connection, _asked(filters, is_rare=is_rare), states, before, 0, limit + 1)
-        seq = rows[limit - 1].seq if len(rows) > limit else 0
-    else:
-        rows, seq = _walk(connection, filters, states, before, limit, clock)
-    now_s = clock.wall_s()
-    return JobPage(
-        jobs=tuple(job_view(row, now_s=now_s, limits=limits) for row in rows[:limit]),
-        next=write_cursor(seq, filters) if seq else "",
-        total=total,
-    )
-
-
-def _walk(
-    connection: Connection,
-    filters: Mapping[str, str],
-    states: tuple[str, ...],
-    before: int,
-    limit: int,
-    clock: Clock,
-) -> tuple[list[Row[Any]], int]:
-    """Search window by window; return rows, and the job after which the next page begins (0: there is none)."""
-    asked = _asked(filters)
-    upper = min(before, 1 + int(connection.scalar(select(func.max(JOBS.c.seq))) or 0))
-    found: list[Row[Any]] = []
-    deadline_s = clock.monotonic_s() + _LONGEST_S
-    while upper > 1:
-        lower = max(1, upper - _WINDOW)
-        found += _part(connection, asked, states, upper, lower, limit + 1 - len(found))
-        if len(found) > limit:
-            return found, found[limit - 1].seq
-        upper = lower
-        if clock.monotonic_s() >= deadline_s:
-            break
-    return found, upper if upper > 1 else 0
 
 
 def read_counts(connection: Connection) -> dict[str, int]:
@@ -243,29 +151,6 @@ def states_of(text: str) -> tuple[str, ...]:
                 f"there is no state {state!r}", hint=did_you_mean(state, known) or f"there are {', '.join(known)}"
             )
     return states
-
-
-def _asked(filters: Mapping[str, str], *, is_rare: bool = False) -> Select[Any]:
-    statement = listed_jobs()
-    for column in ("name", "recipe", "machine"):
-        if column in filters:
-            # Of a rare state every job is read; an expression keeps databases from preferring a longer index.
-            operand = JOBS.c[column].concat("") if is_rare else JOBS.c[column]
-            statement = statement.where(operand == filters[column])
-    return statement
-
-
-def _part(
-    connection: Connection, asked: Select[Any], states: tuple[str, ...], before: int, lower: int, limit: int
-) -> list[Row[Any]]:
-    """Return the newest jobs of one window; several states are read separately, each in order."""
-    asked = asked.where(JOBS.c.seq < before).order_by(JOBS.c.seq.desc()).limit(limit)
-    if lower:
-        asked = asked.where(JOBS.c.seq >= lower)
-    rows: list[Row[Any]] = []
-    for state in states or ("",):
-        rows += connection.execute(asked.where(JOBS.c.state == state) if state else asked)
-    return rows if len(states) <= 1 else nlargest(limit, rows, key=lambda row: row.seq)
 
 
 # Rows as views: the mapping of columns to fields.

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Row, RowMapping, Select, func, select
 
 from stoker.coordinator.database.database import Database, snapshot
 from stoker.coordinator.database.tables import BUNDLES, COUNTERS, HOOKS, JOBS, LEASES, MACHINES, META, SYMPTOMS
+from stoker.coordinator.queue.job_pages import JobPageRequest, read_page
 from stoker.coordinator.queue.queue_state import ENDS
 from stoker.coordinator.queue.read_jobs import (
     Limits,
@@ -23,7 +24,6 @@ from stoker.coordinator.queue.read_jobs import (
     read_names,
     read_newest_event,
     read_object,
-    read_page,
     read_ready_numbers,
     read_story,
 )
@@ -334,16 +334,19 @@ class QueueReader:
         self._limits = limits
 
     def page(
-        self, *, state: str = "", name: str = "", recipe: str = "", machine: str = "", after: str = "", limit: int = 100
+        self, *, sort: str = "", after: str = "", limit: int = 100, has_marks: bool = False, **filters: str
     ) -> JobPage:
-        """Return a page of jobs, newest first. `state` may be several: `claimed,running`.
+        """Return a page of jobs, newest first, or in another order (`job_pages.SORTS`; `-name` reverses).
+
+        Filters: `state` (may be several: `claimed,running`), `name`, `recipe`, `machine`, `submitter`, `sweep` (its
+        bare name), `q` (a part of name or label), `ids` (separated by commas). Empty ones do not matter.
 
         With several filters that match little, a page may be short or empty: there are more while it has `next`.
         """
-        asked = {"state": state, "name": name, "recipe": recipe, "machine": machine}
-        filters = {word: value for word, value in asked.items() if value}
+        given = {word: value for word, value in filters.items() if value}
+        asked = JobPageRequest(filters=given, sort=sort, after=after, limit=limit, has_marks=has_marks)
         with snapshot(self.database) as connection:
-            return read_page(connection, filters, after=after, limit=limit, clock=self._clock, limits=self._limits)
+            return read_page(connection, asked, clock=self._clock, limits=self._limits)
 
     def story(self, ref: str) -> JobDetails:
         """Return everything about one job."""
