@@ -94,14 +94,12 @@ def _visible(character: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """Count terminal columns: wide characters take two, combining ones none."""
+    """Return the number of terminal columns."""
     if text.isascii():
         return len(text)
-    import unicodedata  # noqa: PLC0415 - only a fault in text that is not ASCII should cost it
+    from stoker.core.display_width import text_width  # noqa: PLC0415 - only a fault in text that is not ASCII pays
 
-    return sum(
-        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
-    )
+    return text_width(text)
 
 
 DEEPEST: Final = 50

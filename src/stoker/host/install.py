@@ -69,6 +69,7 @@ _EXTRA_OF = {
     **dict.fromkeys(("cryptography", "packaging", "pydantic", "pydantic_core", "zstandard"), "fleet"),
     **dict.fromkeys(("alembic", "fastapi", "httptools", "sqlalchemy", "starlette", "uvicorn", "uvloop"), "serve"),
     "psycopg": "postgres",
+    "textual": "tui",
 }
 """The extra of pyproject.toml that installs each optional library of Stoker itself."""
 

@@ -1,0 +1,83 @@
+"""How many columns of a terminal a text takes, and texts cut or padded to so many.
+
+Wide characters (Chinese, Japanese, Korean, most emoji) take two columns, combining marks none.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+from stoker.core.text import outside
+
+_ELLIPSIS = "…"
+
+
+def text_width(text: str) -> int:
+    """Return the number of columns that a text without control characters takes."""
+    return len(text) if text.isascii() else sum(map(_width, text))
+
+
+def on_screen(text: str, *, is_ascii: bool = False) -> str:
+    """Return untrusted text as part of one line of a screen.
+
+    Control characters become escapes. Joiners and variation selectors are left out: terminals disagree about the width
+    of what they join. With `is_ascii` every other character becomes `?`, twice for a wide one.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    shown = outside(text.replace("\t", "    "))
+    if not shown.isascii():
+        shown = "".join(char for char in shown if _is_drawn(char))
+    if is_ascii and not shown.isascii():
+        shown = "".join(char if char.isascii() else "?" * _width(char) for char in shown.replace(_ELLIPSIS, "~"))
+    return shown
+
+
+def cut(text: str, columns: int) -> str:
+    """Return a text that takes at most so many columns; a longer one ends with `…`."""
+    if text_width(text) <= columns:
+        return text
+    return f"{_head(text, columns - 1)}{_ELLIPSIS}" if columns > 0 else ""
+
+
+def cut_middle(text: str, columns: int) -> str:
+    """Return a text that takes at most so many columns; of a longer one the middle is left out."""
+    if text_width(text) <= columns:
+        return text
+    if columns < 5:
+        return cut(text, columns)
+    end = _head(text[::-1], (columns - 1) // 2)[::-1]
+    return f"{_head(text, columns - 1 - text_width(end))}{_ELLIPSIS}{end}"
+
+
+def padded(text: str, columns: int, *, is_right: bool = False) -> str:
+    """Return a text that takes exactly so many columns: cut, or filled with blanks."""
+    text = cut(text, columns)
+    blanks = " " * (columns - text_width(text))
+    return f"{blanks}{text}" if is_right else f"{text}{blanks}"
+
+
+def _head(text: str, columns: int) -> str:
+    """Return the longest beginning of a text that takes at most so many columns."""
+    if text.isascii():
+        return text[: max(0, columns)]
+    taken = 0
+    for place, char in enumerate(text):
+        taken += _width(char)
+        if taken > columns:
+            return text[:place]
+    return text
+
+
+def _width(char: str) -> int:
+    if char.isascii():
+        return 1
+    if unicodedata.category(char) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def _is_drawn(char: str) -> bool:
+    return char.isascii() or not (
+        unicodedata.category(char) in ("Cf", "Cs", "Cn", "Co") or "\ufe00" <= char <= "\ufe0f"
+    )
