@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import NotFound
+from stoker.core.jsontext import dumps
 from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
 from stoker.protocol.job_messages import Submission
 from tests.contract.queue_driving import order
@@ -57,3 +58,18 @@ def test_metrics_of_a_mirrored_run_over_steps(fleet: Fleet) -> None:
         client.series("train", attempt=7)
     with pytest.raises(NotFound):
         client.series("missing")
+
+
+def test_stages_of_a_mirrored_run(fleet: Fleet) -> None:
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("train"),)))
+    assert client.stages("train").nodes == ()
+    grant = Hand(client).start()
+    stages = {"v": 1, "stages": [{"node": "a", "stage": "s"}, {"node": "b", "needs": ["a"]}, 7, {"stage": "none"}]}
+    client.put_file(grant.token(), "stages.json", dumps(stages).encode(), offset=0)
+    assert [(one.name, one.ending) for one in client.stages("train").nodes] == [("a", "waiting"), ("b", "waiting")]
+    began = dumps({"kind": "stage_begin", "node": "a", "ts": 1.0, "why": "new"}).encode() + b"\n"
+    client.put_file(grant.token(), "status.jsonl", began + b"garbage\n", offset=0)
+    graph = client.stages("train", attempt=1)
+    assert [(one.name, one.ending, one.layer) for one in graph.nodes] == [("a", "running", 0), ("b", "waiting", 1)]
+    assert graph.edges == ((0, 1),)

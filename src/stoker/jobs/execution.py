@@ -30,6 +30,7 @@ from stoker.host.durable import remove_tree
 from stoker.host.identity import mine, read_row
 from stoker.jobs.job_folder import Attempt, JobEnd, JobFolder, job_folders
 from stoker.jobs.results import clear_away, count_ends, error_of_sweep, settle_best
+from stoker.jobs.stage_plan import stages_paper
 from stoker.jobs.trials import KnownMetrics, TrialEnd, is_sweep, shared_nodes
 from stoker.store.local_store import LocalStore
 from stoker.store.places import names_in
@@ -133,7 +134,9 @@ class Execution:
     def run(self) -> JobResult:
         """Run to the end. Raises only if the job's folder can't be written, or for an internal error."""
         tools = self.tools
-        folder = JobFolder.begin(tools.runs, self.attempt, mine(), self.build.papers)
+        folder = JobFolder.begin(
+            tools.runs, self.attempt, mine(), {**self.build.papers, **stages_paper(self.build.plan)}
+        )
         watch = self._watch(folder) if is_sweep(self.build.trials) else None
         followers = self.followers if watch is None else (*self.followers, watch)
         listeners = (self._hear_code, *self.listeners, *(one.hear for one in followers))

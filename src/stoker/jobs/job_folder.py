@@ -4,6 +4,7 @@
         owner.json      which process runs it                                           written once, first
         config.json     the configuration, and where each of its values came from       written once
         trials.jsonl    the points of its sweep, one if nothing varies                  written once
+        stages.json     the stages of its plan, and what each needs                     written once
         job.json        the job: its whole spec                                         written once, last of these
         out.json        its plain folder, and whether for trials of a sweep             changes with the folder
         status.jsonl    the journal

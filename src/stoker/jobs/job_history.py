@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
 
+from stoker.core.errors import StokerError
 from stoker.core.events import MEMBER_USAGE, Kinds
 from stoker.core.frozen import changeable, fields_of, fresh
+from stoker.core.jsontext import loads
+from stoker.engine.journal import older_generation
 from stoker.host.durable import open_regular, translate
 
 _MOST_WARNINGS = 100
+
+T = TypeVar("T")
 
 
 @changeable
@@ -289,3 +297,38 @@ class GrowingLines:
                 if line.endswith(b"\n"):
                     whole, self._rest = self._rest[:-1], b""
                     yield whole
+
+
+class HistoryCache:
+    """Histories of the jobs that were looked at last: each look reads what the journal has got since. Thread-safe."""
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._guard = threading.Lock()
+        self._entries: OrderedDict[str, _CachedHistory] = OrderedDict()
+
+    def read(self, status_path: str, view: Callable[[RunHistory], T]) -> T:
+        """Return what `view` makes of a journal's history; it must not keep the history, which changes."""
+        with self._guard:
+            entry = self._entries.pop(status_path, None) or _CachedHistory(status_path)
+            self._entries[status_path] = entry
+            while len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+        with entry.guard:
+            return view(entry.history())
+
+
+class _CachedHistory:
+    def __init__(self, status_path: str) -> None:
+        self.guard = threading.Lock()
+        self._lines = GrowingLines(older_generation(status_path), status_path)
+        self._history = RunHistory()
+
+    def history(self) -> RunHistory:
+        with suppress(StokerError):
+            for line in self._lines.fresh():
+                with suppress(ValueError):
+                    event = loads(line)
+                    if isinstance(event, dict):
+                        self._history.take(event)
+        return self._history

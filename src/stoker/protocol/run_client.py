@@ -1,10 +1,10 @@
-"""What a client asks of one job's run: metrics over steps."""
+"""What a client asks of one job's run: metrics over steps, and stages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.protocol.screen_messages import SeriesView
+from stoker.protocol.screen_messages import SeriesView, StageGraph
 from stoker.protocol.transport import CoordinatorClient, part
 
 
@@ -24,3 +24,7 @@ class RunClient(CoordinatorClient):
         """Return metrics of a job, the most telling without `names`, between two steps, of one attempt or of all."""
         query = {"names": ",".join(names) or None, "first": first, "last": last, "points": points, "attempt": attempt}
         return self._get(f"/v1/jobs/{part(ref)}/series", SeriesView, query)
+
+    def stages(self, ref: str, *, attempt: int | None = None) -> StageGraph:
+        """Return the stages of a job's last attempt, or of one, laid out."""
+        return self._get(f"/v1/jobs/{part(ref)}/stages", StageGraph, {"attempt": attempt})

@@ -110,7 +110,9 @@ class StageNode(WireMessage):
     step: ViewCount | None = None
     of: ViewCount | None = None
     instances: ViewCount | None = None
-    """Of a fan-out: how many stages this node stands for."""
+    """Of a fan-out, or of a stage that many trials have: how many stages this node stands for."""
+    endings: dict[Line, ViewCount] = {}
+    """Of several stages: their number by ending."""
     layer: ViewCount = 0
     """Its column: behind every stage that it needs."""
     place: ViewCount = 0
@@ -124,6 +126,8 @@ class StageGraph(WireMessage):
     nodes: tuple[StageNode, ...] = ()
     edges: tuple[tuple[ViewCount, ViewCount], ...] = ()
     """From the index of a node to that of one that needs it."""
+    left_out: ViewCount = 0
+    """Number of nodes that are not shown."""
 
 
 class SettingView(WireMessage):

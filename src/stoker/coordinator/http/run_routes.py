@@ -1,4 +1,4 @@
-"""Routes about one job's run, read from the mirrors of its attempts: metrics over steps."""
+"""Routes about one job's run, read from the mirrors of its attempts: metrics over steps, and stages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from stoker.coordinator.queue.read_jobs import JobMatch
 from stoker.core.errors import NotFound
 from stoker.jobs.job_curves import MOST_POINTS, CurveRange, curve_files, joined_files, read_job_curves
 from stoker.jobs.job_folder import JobFolder
-from stoker.protocol.screen_messages import SeriesView
+from stoker.jobs.job_history import HistoryCache
+from stoker.jobs.stage_plan import read_stages
+from stoker.protocol.screen_messages import SeriesView, StageGraph
 from stoker.protocol.view_messages import AttemptView
 from stoker.views.series_view import series_view
+from stoker.views.stage_graph import stage_graph
 
 READS_AT_ONCE = 2
 """Of the file threads: a first look at a long curve takes seconds, and workers send their logs meanwhile."""
@@ -36,9 +39,11 @@ class RunRoutes:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        self._histories = HistoryCache()
         self.router = RouteTable("runs")
         add = self.router.add
         add("/v1/jobs/{ref}/series", self.series, response_model=SeriesView)
+        add("/v1/jobs/{ref}/stages", self.stages, response_model=StageGraph)
 
     async def series(
         self,
@@ -64,6 +69,19 @@ class RunRoutes:
         started_s = {one.number: one.started_s for one in tries if one.started_s is not None}
         curves = read_job_curves(files, asked, started_s)
         return series_view(job.name, curves, min(started_s.values(), default=None))
+
+    async def stages(self, ref: Ref, attempt: Number | None = None) -> Response:
+        """Return the stages of a job's last attempt, or of one, as a graph in layers."""
+        job, tries = await self._attempts(ref)
+        chosen = _chosen(ref, tries, attempt) if attempt is not None else tries[-1:]
+        return answer(await self._read(self._stages, job, chosen))
+
+    def _stages(self, job: JobMatch, tries: Sequence[AttemptView]) -> StageGraph:
+        if not tries:
+            return StageGraph(job=job.name)
+        folder = self._folder(job, tries[0])
+        planned = read_stages(folder)
+        return self._histories.read(folder.status_path, lambda story: stage_graph(job.name, planned, story.nodes))
 
     def _folder(self, job: JobMatch, one: AttemptView) -> JobFolder:
         return JobFolder(self._context.keeping.attempt_files.folder_of(job.id, one.number))
