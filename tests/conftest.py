@@ -94,6 +94,8 @@ def pytest_collection_finish() -> None:
     later.put_off(on=False)
     gc.enable()
     gc.freeze()
+    # A seventh of the time of pure tests is the collector's by default, and few of them make cycles.
+    gc.set_threshold(50_000, 20, 50)
     # Many tests fork, and a fork copies the tables of all this memory.
     for _ in linux.moves():
         pass
