@@ -19,7 +19,7 @@ _FILE = re.compile(r"\.(gguf\.part|jsonl?|lock|py|safetensors|stat|kill|toml|txt
 _NAMELESS = (ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 EXCEPTIONS = {
     # Headers of HTTP.
-    *("Authorization", "Date", "Host", "Location"),
+    *("Authorization", "Date", "Host", "Location", "Origin"),
     # Objects as a caller's code names them.
     *("job.check", "job.made", "job.save", "queue.on_change", "stop.ask"),
     # Places in files and configurations of a user.

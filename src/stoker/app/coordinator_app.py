@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from stoker.coordinator.auth import Enrolment
     from stoker.coordinator.http.http_app import CoordinatorParts
     from stoker.coordinator.http.job_routes import CodeGate
+    from stoker.coordinator.http.pages import PublicUrl
     from stoker.coordinator.http.reload import CoordinatorFiles
     from stoker.coordinator.http.server import Tls
     from stoker.coordinator.notify import Notifier
@@ -92,10 +93,12 @@ class CoordinatorProcess:
 
     def _serve(self, *, on_ready: Callable[[ListeningCoordinator], None], say: Callable[[str], None]) -> int:
         from stoker.coordinator.http.access import is_loopback, rules_for
+        from stoker.coordinator.http.pages import read_public_url
 
         times = self._times()
         host, port = read_listen(self._options.listen)
         host, port = host or HOST, DEFAULT_PORT if port < 0 else port
+        public = read_public_url(self._options.public_url) if self._options.public_url else None
         token, token_file = self._token()
         supervisor = NotifySocket(self._settings.environment, self._clock)
         with ExitStack() as held:
@@ -118,11 +121,11 @@ class CoordinatorProcess:
             secure = None if is_loopback(host) else self._secure(host, port)
             local = self._listen_locally(held, host, port, say)
             url = secure.url if secure is not None else f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            parts = self._build(held, times, secure, url)
+            parts = self._with_pages(self._build(held, times, secure, url), public, secure, port)
             files = parts.files.read_again()
             ca_file = secure.ca_file if secure is not None else ""
             names = secure.names() if secure is not None else ()
-            rules = rules_for(token=token, host=host, port=port, names=names)
+            rules = rules_for(token=token, host=host, port=port, names=names, public=public)
             launch_token = self._options.launch_token.encode()
             rules = changed(rules, system_a=self._options.system_a, launch_token=launch_token)
             ready = ListeningCoordinator(
@@ -136,6 +139,7 @@ class CoordinatorProcess:
                 times=times,
                 system_a=rules.system_a,
                 files=files,
+                pages_url=f"{public.origin}{public.prefix}/" if public is not None else f"{url}/",
             )
 
             def announce() -> None:
@@ -278,6 +282,21 @@ class CoordinatorProcess:
             code_gate=self._code_gate(),
             notifier=notifier,
         )
+
+    def _with_pages(
+        self, parts: CoordinatorParts, public: PublicUrl | None, secure: CoordinatorTls | None, port: int
+    ) -> CoordinatorParts:
+        """Add the web pages and their sessions."""
+        from stoker.coordinator.http.sessions import Sessions
+        from stoker.web.assets import Pages
+
+        sessions = Sessions(
+            self._clock,
+            instance=f"{self._settings.home} {port}",
+            is_secure=secure is not None or (public is not None and public.is_secure),
+            prefix=public.prefix if public is not None else "",
+        )
+        return changed(parts, pages=Pages().answer, sessions=sessions)
 
     def _files(
         self, queue: Queue, keeping: CoordinatorStorage, contents: CoordinatorTrees, url: str

@@ -57,6 +57,11 @@ GRAMMAR = Grammar(
         ),
         Option("--advertise", value="NAME[,NAME]", help="additional host names for other machines"),
         Option(
+            "--public-url",
+            value="URL",
+            help="address of the web pages behind a reverse proxy, with its path: https://example.org/stoker",
+        ),
+        Option(
             "--certificate-life", value="TIME", read=duration, help="lifetime of machine certificates (default: 30d)"
         ),
         Option(
@@ -84,6 +89,7 @@ GRAMMAR = Grammar(
         "stoker serve --db postgresql://stoker@localhost/stoker",
         "stoker serve --objects s3://bucket/stoker",
         "stoker serve --listen 0.0.0.0 --advertise desk.example.org",
+        "stoker serve --public-url https://example.org/stoker",
         "stoker serve --accept-code /srv/git/project.git:main",
         "stoker serve --listen 0.0.0.0 --cluster cluster.yaml --launch",
         "stoker serve --install",
@@ -114,6 +120,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         token_file=_path(call, given["token_file"]),
         upload_limit_bytes=given["upload_limit"],
         advertise=given["advertise"] or "",
+        public_url=given["public_url"] or "",
         certificate_life_s=given["certificate_life"],
         **_accepted_code(call, given["accept_code"]),
         system_a=given["system_a"],
@@ -181,6 +188,7 @@ def _announce(out: CliOutput, ready: ListeningCoordinator) -> None:
         out.complain(system_a_warning(is_tls=bool(ready.ca_file)))
     if ready.token_file:
         out.line(f"operator's token in {ready.token_file}")
+    out.line(f"web pages: {ready.pages_url}   log in: stoker ui")
     join = f"stoker work --join {ready.url}" if ready.is_open else "stoker machines invite"
     out.note(f"next: {join}   then: stoker submit manifest.toml")
 

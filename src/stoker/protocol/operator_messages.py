@@ -1,7 +1,7 @@
-"""Messages about health, webhooks and the history check, and of commands run inside jobs (exec sessions).
+"""Messages about health, webhooks, the history check, log-ins of web pages, and commands in jobs (exec sessions).
 
-A session is two byte streams, input and output of the command, each with offsets from its beginning: bytes that are
-sent twice count once, and bytes that were lost are requested again.
+An exec session is two byte streams, input and output of the command, each with offsets from its beginning: bytes that
+are sent twice count once, and bytes that were lost are requested again.
 """
 
 from __future__ import annotations
@@ -214,3 +214,40 @@ class ExecOutput(WireMessage):
     """All output was read, and the command ended with this code."""
     why: str = ""
     """A message about a session that ended."""
+
+
+# Log-ins of web pages.
+
+
+class LoginRequest(StrictRequest):
+    """Log in a web page, by a token or a one-time code."""
+
+    token: Annotated[str, Field(max_length=200)] = ""
+    code: Annotated[str, Field(max_length=200)] = ""
+
+
+class LoginView(WireMessage):
+    """Who a request comes from."""
+
+    user: Line = ""
+    """Empty: the coordinator's own user."""
+    role: Line
+    expires_s: FiniteSeconds | None = None
+    """When the session of a web page ends; None: a token or the Unix socket was used."""
+
+
+class CodeRequest(StrictRequest):
+    """Make a one-time code for the log-in of a web page."""
+
+    role: Annotated[str, Field(max_length=20)] = ""
+    """At most one's own (default: one's own)."""
+
+
+class CodeView(WireMessage):
+    """A one-time code."""
+
+    code: Line
+    life_s: FiniteSeconds
+    role: Line
+    url: Line = ""
+    """The public address of the pages; empty: that of the request."""

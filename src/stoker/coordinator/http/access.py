@@ -5,7 +5,8 @@ worker and, without a token, as an admin. Over TCP only `/v1/health` and joining
 identified by certificates, users by tokens, and a table has the role that each route needs. The `Host` header of a
 loopback address must be ours: a web page whose own name resolves to 127.0.0.1 is refused, and so is a form on any page
 that posts here. The same holds for the Unix socket, which its user may forward to a port that pages reach; there any
-port is accepted.
+port is accepted. Our own pages are open files; what they show needs a session (`sessions`), whose cookie is accepted
+under names of this coordinator only, and for changes only with the page's own `Origin` and header.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from stoker.coordinator.auth import RateLimiter, RateLimiterSettings, TrustState
+from stoker.coordinator.auth import RateLimiter, RateLimiterSettings, TrustState, token_digest
 from stoker.coordinator.http.http_messages import Refusal
+from stoker.coordinator.http.pages import PublicUrl, is_page
+from stoker.coordinator.http.sessions import Login, Session, Sessions, is_own_origin, judge_page_request, session_ended
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, Forbidden, NotFound, VersionSkew
 from stoker.core.frozen import frozen, frozen_by_position
@@ -62,6 +65,10 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("POST", r"/v1/(?:hello|claims|renewals|sources|certificates/renew)", _WORKERS),
     ("POST|PUT", r"/v1/attempts/.*", _WORKERS),
     ("GET|HEAD", r"/v1/health", _OPEN),
+    # The files of the web pages, which show nothing without a session.
+    ("GET|HEAD", r"/(?:login|favicon\.ico|assets/.*)?", _OPEN),
+    ("POST", r"/v1/sessions", _OPEN),
+    ("POST|DELETE", r"/v1/sessions(?:/codes)?", _BY_ROLE[Role.READ]),
     ("POST", r"/v1/join/(?:begin|finish)", _OPEN),
     ("POST", r"/v1/machines/[^/]+/report", _WORKERS_OF_ANY_VERSION),
     ("POST", r"/v1/job/(?:claim|[^/]+/(?:heartbeat|complete|fail))", _WORKERS),
@@ -167,6 +174,8 @@ class Rules:
     """Accepted hosts on its Unix socket, besides those of loopback; without ports."""
     system_a: bool = False
     """System A's routes are served; on loopback, without TLS, its workers and scripts need no credentials."""
+    public: PublicUrl | None = None
+    """The address of its pages behind a proxy (`--public-url`)."""
 
     @property
     def is_loopback(self) -> bool:
@@ -185,15 +194,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def rules_for(*, token: str, host: str, port: int, names: Iterable[str] = ()) -> Rules:
+def rules_for(*, token: str, host: str, port: int, names: Iterable[str] = (), public: PublicUrl | None = None) -> Rules:
     """Return the rules for a listening address; `names` are all `HOST:PORT` of the coordinator."""
     if not is_loopback(host):
-        bare = frozenset((host.strip("[]").lower(), *map(_bare, names)))
-        return Rules(token=token.encode(), hosts=frozenset(), names=bare)
+        bare = frozenset((host.strip("[]").lower(), *map(_bare, names), *((public.host,) if public else ())))
+        return Rules(token=token.encode(), hosts=frozenset(), names=bare, public=public)
     shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
     local = {*_LOCAL_HOSTS, shown.lower()}
-    ours = frozenset(spelt.encode() for name in local for spelt in (f"{name}:{port}", name))
-    return Rules(token=token.encode(), hosts=ours)
+    ours = {spelt for name in local for spelt in (f"{name}:{port}", name)} | set(public.hosts if public else ())
+    own_names = frozenset((public.host,) if public else ())
+    return Rules(token=token.encode(), hosts=frozenset(name.encode() for name in ours), names=own_names, public=public)
 
 
 Judge = Callable[[str, str, Mapping[bytes, bytes], Peer], Principal]
@@ -210,7 +220,10 @@ class Access:
         standing: Callable[[], TrustState],
         clock: Clock,
         on_use: Callable[[str], None] = lambda _id: None,
+        sessions: Sessions | None = None,
     ) -> None:
+        """Without `sessions` no cookie is accepted."""
+        self._sessions = sessions
         self._rules = rules
         self._standing = standing
         self._clock = clock
@@ -222,6 +235,8 @@ class Access:
         is_read = method in _READS
         need = need_of(method, path)
         self._judge_head(headers, peer, is_read=is_read, is_any_version=need.is_any_version)
+        if is_page(path) or self._has_cookie(headers):
+            self._judge_page_host(headers, peer)
         if need.is_open:
             return ANONYMOUS
         if is_system_a(path) and not self._rules.system_a:
@@ -233,7 +248,7 @@ class Access:
             return SYSTEM_A_WORKER if need.is_workers else ANONYMOUS
         if need.is_workers and (peer.certificate is not None or need.role is None):
             return self._machine(peer)
-        return self._person(need, headers, peer)
+        return self._person(need, headers, peer, is_read=is_read)
 
     def _judge_head(
         self, headers: Mapping[bytes, bytes], peer: Peer, *, is_read: bool, is_any_version: bool = False
@@ -241,18 +256,63 @@ class Access:
         hosts, host = self._rules.hosts, headers.get(b"host", b"")
         is_ours = host in hosts or host.lower() in hosts
         if not (is_ours or (self._is_named(host) if peer.is_own_user else not hosts)):
-            raise Refusal(
-                Forbidden(
-                    f"{host[:_SHOWN_HOST].decode('latin-1')!r} is not a name of this coordinator",
-                    hint="use the address that `stoker serve` printed, such as http://127.0.0.1:7717",
-                ),
-                403,
-            )
+            raise _wrong_host(host)
         spoken = headers.get(_VERSION)
         if spoken is not None and spoken != _NEWEST and not is_any_version:
             _judge_version(spoken)
         if not is_read and b"origin" in headers:
-            _judge_origin(headers[b"origin"], host)
+            self._judge_origin(headers[b"origin"], host)
+
+    def _judge_page_host(self, headers: Mapping[bytes, bytes], peer: Peer) -> None:
+        """Refuse a browser that reaches a coordinator beyond loopback under a name that is not ours."""
+        host = headers.get(b"host", b"")
+        if not self._rules.hosts and not peer.is_own_user and not self._is_named(host):
+            raise _wrong_host(host)
+
+    def _judge_origin(self, origin: bytes, host: bytes) -> None:
+        if not is_own_origin(origin, host, self._rules.public):
+            hint = "open the page at the address that `stoker serve` printed, or start it with --public-url"
+            raise Refusal(Forbidden("a web page from another address may not change anything", hint=hint), 403)
+
+    def _has_cookie(self, headers: Mapping[bytes, bytes]) -> bool:
+        return self._sessions is not None and self._sessions.cookie_value(headers) is not None
+
+    def log_in(self, headers: Mapping[bytes, bytes], peer: Peer, *, token: str, code: str) -> tuple[str, Session]:
+        """Begin a session by a token or a code; return the value of `Set-Cookie`, and the session."""
+        if self._sessions is None:
+            raise NotFound("this coordinator has no web pages")
+        judge_page_request(headers, headers.get(b"host", b""), self._rules.public)
+        if code:
+            login = self._sessions.redeem(code)
+            if login is None or not self._is_valid(login):
+                self._count_wrong(peer)
+                hint = "a code is valid once, for 60 s: run `stoker ui --link` again"
+                raise Refusal(Forbidden("the code is not valid", hint=hint), 403)
+            return self._sessions.begin(login)
+        return self._sessions.begin(self.login_of(self._known(token.encode(), peer), token.encode()))
+
+    def login_of(self, who: Principal, token: bytes | None) -> Login:
+        """Return what a session remembers of a client that showed a token, or none."""
+        digest = token_digest(token) if token is not None else ""
+        return Login(principal=who, token_sha256=digest if digest in self._standing().tokens else "")
+
+    def _is_valid(self, login: Login) -> bool:
+        """Return True while the token that began a session is valid."""
+        if not login.token_sha256:
+            return True
+        found = self._standing().tokens.get(login.token_sha256)
+        return found is not None and found.is_live(self._clock.wall_s())
+
+    def _of_session(self, headers: Mapping[bytes, bytes], *, is_read: bool) -> Principal | None:
+        """Return the client of a session's cookie. Raises if the session is over, or another page sent the request."""
+        if self._sessions is None or not self._has_cookie(headers):
+            return None
+        session = self._sessions.find(headers)
+        if session is None or not self._is_valid(session.login):
+            raise Refusal(session_ended(), 401)
+        if not is_read:
+            judge_page_request(headers, headers.get(b"host", b""), self._rules.public)
+        return session.login.principal
 
     def _is_named(self, host: bytes) -> bool:
         """Return True if a `Host` is accepted on the Unix socket, with any port."""
@@ -273,9 +333,10 @@ class Access:
             raise Refusal(Forbidden("this request needs a machine's certificate", hint=hint), 401)
         return self._standing().machine(shown.serial, shown.machine, self._clock.wall_s())
 
-    def _person(self, need: Need, headers: Mapping[bytes, bytes], peer: Peer) -> Principal:
+    def _person(self, need: Need, headers: Mapping[bytes, bytes], peer: Peer, *, is_read: bool) -> Principal:
         given = shown_token(headers)
-        if given is None:
+        found = self._of_session(headers, is_read=is_read) if given is None else self._known(given, peer)
+        if found is None:
             if peer.certificate is not None:
                 machine = self._machine(peer).name
                 raise Forbidden(f"{machine} is a machine: this request is for users", hint="use a user's token")
@@ -284,7 +345,6 @@ class Access:
                 "elsewhere join as an operator (`stoker join`), or set STOKER_OPERATOR_TOKEN"
             )
             raise Refusal(Forbidden(f"this request needs a token ({TOKEN_HEADER}, or Bearer)", hint=hint), 401)
-        found = self._known(given, peer)
         if need.role is None or not found.may(need.role):
             wanted = need.role or Role.WORKER
             hint = f"an admin can invite you: `stoker machines invite --operator --role {wanted.value}`"
@@ -302,14 +362,17 @@ class Access:
             return OWN_LAUNCHER
         found = self._standing().person(given, clock.wall_s())
         if found is None:
-            # Only wrong ones are limited: they do not lock out a valid one from the same address.
-            source, now_s = source_of(peer.address), clock.monotonic_s()
-            self._wrong_tokens.check(source, now_s)
-            self._wrong_tokens.spend(source, now_s)
+            self._count_wrong(peer)
             hint = "it may have expired or been revoked; on the coordinator's machine `stoker admin tokens` lists them"
             raise Refusal(Forbidden("the token is not valid at this coordinator", hint=hint), 403)
         self._on_use(found.id)
         return Principal(name=found.name, role=Role(found.role))
+
+    def _count_wrong(self, peer: Peer) -> None:
+        """Count a wrong token or code. Only wrong ones are limited: valid ones from the same address pass."""
+        source, now_s = source_of(peer.address), self._clock.monotonic_s()
+        self._wrong_tokens.check(source, now_s)
+        self._wrong_tokens.spend(source, now_s)
 
 
 def shown_token(headers: Mapping[bytes, bytes]) -> bytes | None:
@@ -341,10 +404,13 @@ def _judge_version(spoken: bytes) -> None:
         raise VersionSkew(f"this coordinator no longer supports protocol {version}", hint=hint, ours=VERSION)
 
 
-def _judge_origin(origin: bytes, host: bytes) -> None:
-    if origin.partition(b"://")[2] != host:
-        hint = "open the page at the address that `stoker serve` printed"
-        raise Refusal(Forbidden("a web page from another address may not change anything", hint=hint), 403)
+def _wrong_host(host: bytes) -> Refusal:
+    hint = (
+        "use the address that `stoker serve` printed, such as http://127.0.0.1:7717; "
+        "behind a proxy start it with --public-url URL"
+    )
+    shown = host[:_SHOWN_HOST].decode("latin-1")
+    return Refusal(Forbidden(f"{shown!r} is not a name of this coordinator", hint=hint), 403)
 
 
 # The client of a request, for routes:

@@ -51,8 +51,11 @@ from stoker.coordinator.http.job_routes import CodeGate, JobRoutes
 from stoker.coordinator.http.launch_routes import LaunchRoutes
 from stoker.coordinator.http.member_routes import EnrolmentRoutes, TokenRoutes
 from stoker.coordinator.http.overview import Explanations
+from stoker.coordinator.http.pages import AnswerPage, is_page, without_prefix
 from stoker.coordinator.http.reload import CoordinatorFiles, lines_of, trouble_of
 from stoker.coordinator.http.run_routes import RunRoutes
+from stoker.coordinator.http.session_routes import SessionRoutes
+from stoker.coordinator.http.sessions import Sessions
 from stoker.coordinator.http.submission_body import (
     SPOOL_BYTES,
     WORDS_BYTES,
@@ -199,7 +202,10 @@ STRANGERS_AT_ONCE = 4
 class ServiceApp:
     """The app of the server: checks each request by its head, and passes it to the documented app."""
 
-    def __init__(self, judge: Judge, documented: App) -> None:
+    def __init__(self, judge: Judge, documented: App, *, pages: AnswerPage | None = None, prefix: str = "") -> None:
+        """Without `pages` there are none; `prefix` is that of the public address."""
+        self._pages = pages
+        self._prefix = prefix
         self._judge = judge
         self._documented = documented
         self._bodies = BodyMemoryBudget()
@@ -210,9 +216,12 @@ class ServiceApp:
         outgoing = _Outgoing(send)
         try:
             # By the path of routing: the checked and the served path must be the same.
-            method, path = scope["method"], path_of(scope["raw_path"])
+            method, path = scope["method"], without_prefix(path_of(scope["raw_path"]), self._prefix)
             headers, peer = dict(scope["headers"]), scope.get(PEER, UNKNOWN)
             scope["path"], scope[PRINCIPAL] = path, self._judge(method, path, headers, peer)
+            if self._pages is not None and is_page(path):
+                await _send_page(self._pages, method, path, headers, outgoing.send)
+                return
             scope[STILL] = partial(self._may_still, method, path, headers, peer)
             await self._answer_documented(scope, headers, receive, outgoing)
         except Gone:
@@ -275,6 +284,12 @@ class ServiceApp:
         except (StokerError, Refusal):
             return False
         return True
+
+
+async def _send_page(pages: AnswerPage, method: str, path: str, headers: Mapping[bytes, bytes], send: Send) -> None:
+    page = pages(method, path, headers)
+    await send({"type": "http.response.start", "status": page.status, "headers": list(page.headers)})
+    await send({"type": "http.response.body", "body": page.body})
 
 
 class _Outgoing:
@@ -352,6 +367,10 @@ class CoordinatorParts:
     """None: it accepts any code."""
     notifier: Notifier | None = None
     """None: no webhooks."""
+    pages: AnswerPage | None = None
+    """None: no web pages."""
+    sessions: Sessions | None = None
+    """Of web pages; None: no cookie is accepted."""
 
 
 class CoordinatorService:
@@ -377,6 +396,13 @@ class CoordinatorService:
         )
         contents = CoordinatorTrees(parts.keeping, QueueTrees(parts.queue, parts.queue.reader.database))
         sources = TreeLocator(parts.clock)
+        access = Access(
+            rules,
+            standing=parts.queue.standing,
+            clock=parts.clock,
+            on_use=context.note_token,
+            sessions=parts.sessions,
+        )
         routers = (
             JobRoutes(context, parts.code_gate).router,
             FileRoutes(context, contents).router,
@@ -392,14 +418,19 @@ class CoordinatorService:
             ExecRoutes(context).router,
             WebhookRoutes(context, parts.notifier).router,
             HealthRoutes(context).router,
+            SessionRoutes(access, parts.sessions, rules.public).router,
         )
 
         def on_recorded(message: Hello | Renewal) -> None:
             sources.hear(message)
             context.execs.note_features(message)
 
-        access = Access(rules, standing=parts.queue.standing, clock=parts.clock, on_use=context.note_token)
-        self.app: App = ServiceApp(access.judge, documented_app(routers, version=parts.about.version))
+        self.app: App = ServiceApp(
+            access.judge,
+            documented_app(routers, version=parts.about.version),
+            pages=parts.pages,
+            prefix=rules.public.prefix if rules.public is not None else "",
+        )
         self.workers = WorkerTable(
             find=WorkerRoutes(context, on_recorded=on_recorded).find,
             judge=access.judge,

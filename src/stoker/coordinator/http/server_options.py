@@ -45,6 +45,8 @@ class ServeOptions:
     code_repository: str = ""
     """Path of the repository whose commits are accepted as programs; empty: any code."""
     code_branch: str = ""
+    public_url: str = ""
+    """The address of the web pages behind a proxy: other names, a path prefix."""
     system_a: bool = False
     """Serve the routes of system A, whose workers have no credentials."""
     launch_token: str = ""
@@ -73,10 +75,13 @@ class ListeningCoordinator:
     """It serves the routes of system A."""
     files: DoneView
     """What cluster file and manifest changed."""
+    pages_url: str = ""
+    """Where browsers open the web pages."""
 
     def to_dict(self) -> dict[str, object]:
         return {
             "url": self.url,
+            "pages_url": self.pages_url,
             "database": self.database,
             "objects": self.objects,
             "token_file": self.token_file,

@@ -1,0 +1,1 @@
+"""The web pages: their files, how they are served, and `stoker ui`, which serves them on loopback."""

@@ -1,0 +1,119 @@
+"""The files of the web pages, and the one function that answers a request for them.
+
+`/` and `/login` are the same small document, which names its files below `assets/<digest of all files>/`: those never
+change under their name, and browsers keep them. All links are relative, so that the pages work below any prefix. The
+content security policy allows no inline script or style and no other host.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+from collections.abc import Mapping
+from functools import cached_property
+
+from stoker.coordinator.http.pages import PageAnswer
+from stoker.core.frozen import frozen
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+_FOLDER = os.path.join(os.path.dirname(__file__), "static")
+_INDEX = "index.html"
+_ICON = "favicon.svg"
+_ASSETS = "/assets/"
+_KINDS = {
+    ".css": b"text/css; charset=utf-8",
+    ".html": b"text/html; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
+_BUILD_CHARACTERS = 16
+_ALWAYS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_FOREVER = (b"cache-control", b"public, max-age=31536000, immutable")
+_ASK_AGAIN = (b"cache-control", b"no-cache")
+
+
+@frozen
+class _File:
+    kind: bytes
+    plain: bytes
+    packed: bytes
+
+
+class Pages:
+    """All files of the pages, read once. Thread-safe."""
+
+    def __init__(self, folder: str = _FOLDER) -> None:
+        self._folder = folder
+
+    @cached_property
+    def build(self) -> str:
+        """Digest of all files: a page that has another one is out of date."""
+        total = hashlib.sha256()
+        for name, file in sorted(self._files.items()):
+            total.update(f"{name}\0{len(file.plain)}\0".encode() + file.plain)
+        return total.hexdigest()[:_BUILD_CHARACTERS]
+
+    def answer(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> PageAnswer:
+        """Return the response to a request for a page or one of its files."""
+        if path in ("/", "/login"):
+            return self._send(self._index, (_ASK_AGAIN,), method, headers)
+        if path == "/favicon.ico":
+            return self._send(self._files[_ICON], (_ASK_AGAIN,), method, headers)
+        build, _, name = path.removeprefix(_ASSETS).partition("/")
+        file = self._files.get(name)
+        if build != self.build or file is None or name == _INDEX:
+            body = b"not found: this page is out of date, reload it\n"
+            return PageAnswer(status=404, headers=_head(b"text/plain; charset=utf-8", body, _ASK_AGAIN), body=body)
+        return self._send(file, (_FOREVER,), method, headers)
+
+    @cached_property
+    def _files(self) -> dict[str, _File]:
+        """By the path below the folder, with slashes."""
+        found: dict[str, _File] = {}
+        for parent, _, names in os.walk(self._folder):
+            for name in names:
+                kind = _KINDS.get(os.path.splitext(name)[1])
+                if kind is not None:
+                    path = os.path.join(parent, name)
+                    with open(path, "rb") as file:
+                        key = os.path.relpath(path, self._folder).replace(os.sep, "/")
+                        found[key] = _packed(kind, file.read())
+        return found
+
+    @cached_property
+    def _index(self) -> _File:
+        page = self._files[_INDEX]
+        return _packed(page.kind, page.plain.replace(b"BUILD", self.build.encode()))
+
+    def _send(
+        self, file: _File, more: tuple[tuple[bytes, bytes], ...], method: str, headers: Mapping[bytes, bytes]
+    ) -> PageAnswer:
+        is_packed = b"gzip" in headers.get(b"accept-encoding", b"").lower()
+        body = file.packed if is_packed else file.plain
+        tag = b'"%s%s"' % (hashlib.sha256(file.plain).hexdigest()[:32].encode(), b"-gz" if is_packed else b"")
+        more = (*more, (b"etag", tag), (b"vary", b"accept-encoding"))
+        if tag in [one.strip() for one in headers.get(b"if-none-match", b"").split(b",")]:
+            return PageAnswer(status=304, headers=(*_ALWAYS, *more))
+        if is_packed:
+            more = (*more, (b"content-encoding", b"gzip"))
+        head = _head(file.kind, body, *more)
+        return PageAnswer(status=200, headers=head, body=b"" if method == "HEAD" else body)
+
+
+def _packed(kind: bytes, plain: bytes) -> _File:
+    return _File(kind=kind, plain=plain, packed=gzip.compress(plain, 9, mtime=0))
+
+
+def _head(kind: bytes, body: bytes, *more: tuple[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
+    return (*_ALWAYS, *more, (b"content-type", kind), (b"content-length", b"%d" % len(body)))

@@ -1,0 +1,144 @@
+// @ts-check
+// The rows of the table of jobs: pages of the server, loaded where the table is looked at, a bounded number of them.
+import { get } from './api.js';
+
+/** @typedef {import('./messages.d.ts').JobView} JobView */
+/** @typedef {import('./messages.d.ts').JobPage} JobPage */
+
+export const PAGE_ROWS = 200;
+/** Rows between two cursors of `marks`. */
+const MARK_ROWS = 1000;
+const MOST_PAGES = 25;
+
+export class JobRows {
+  /**
+   * @param {Record<string, string>} filter
+   * @param {() => void} onChange
+   * @param {(error: any) => void} onError
+   */
+  constructor(filter, onChange, onError) {
+    this.filter = filter;
+    this.onChange = onChange;
+    this.onError = onError;
+    /** @type {Map<number, JobView[]>} */
+    this.pages = new Map();
+    /** Where each page begins. @type {Map<number, string>} */
+    this.cursors = new Map([[0, '']]);
+    /** @type {Map<string, [number, number]>} */
+    this.places = new Map();
+    /** @type {Record<string, number>} */
+    this.counts = {};
+    this.known = 0;
+    this.isAll = false;
+    /** @type {number | null} */
+    this.total = null;
+    this.wanted = 0;
+    this.isBusy = false;
+    this.isClosed = false;
+  }
+
+  /** How many rows the table has, as far as known. */
+  get count() {
+    return this.total ?? this.known + (this.isAll ? 0 : PAGE_ROWS);
+  }
+
+  /** @param {number} index @returns {JobView | null} */
+  row(index) {
+    return this.pages.get(Math.floor(index / PAGE_ROWS))?.[index % PAGE_ROWS] ?? null;
+  }
+
+  /** Load what is in view. @param {number} first @param {number} last */
+  view(first, last) {
+    this.wanted = Math.floor(Math.max(0, last - 1) / PAGE_ROWS);
+    this.first = Math.floor(first / PAGE_ROWS);
+    void this.load();
+  }
+
+  async load() {
+    if (this.isBusy || this.isClosed) return;
+    this.isBusy = true;
+    try {
+      for (;;) {
+        const page = this.missing();
+        if (page === null) return;
+        await this.loadPage(page);
+        if (this.isClosed) return;
+      }
+    } catch (error) {
+      this.onError(error);
+    } finally {
+      this.isBusy = false;
+    }
+  }
+
+  /** The next page to load, or null. */
+  missing() {
+    for (let page = this.first ?? 0; page <= this.wanted; page += 1) {
+      if (this.pages.has(page) || page * PAGE_ROWS >= this.count) continue;
+      if (this.cursors.has(page)) return page;
+      // Pages are chained: from the nearest one before it that is known.
+      let before = page - 1;
+      while (!this.cursors.has(before)) before -= 1;
+      return before;
+    }
+    return null;
+  }
+
+  /** @param {number} page */
+  async loadPage(page) {
+    /** @type {JobPage & { marks?: string[] }} */
+    const found = await get('v1/jobs', { ...this.filter, after: this.cursors.get(page), limit: PAGE_ROWS, marks: page ? '' : 'true' });
+    if (this.isClosed) return;
+    this.pages.delete(page);
+    this.pages.set(page, found.jobs);
+    found.jobs.forEach((job, at) => this.places.set(job.id, [page, at]));
+    found.marks?.forEach((cursor, at) => this.cursors.set(((at + 1) * MARK_ROWS) / PAGE_ROWS, cursor));
+    if (found.next) this.cursors.set(page + 1, found.next);
+    else this.isAll = true;
+    const end = page * PAGE_ROWS + found.jobs.length;
+    this.known = Math.max(this.known, end);
+    if (found.counts && Object.keys(found.counts).length) this.counts = found.counts;
+    const all = sumOf(found.counts, this.filter.state);
+    this.total = !found.next ? end : all !== null && all >= end ? all : found.total ?? this.total;
+    this.forget(page);
+    this.onChange();
+  }
+
+  /** Keep few pages, the nearest to what is in view. @param {number} page */
+  forget(page) {
+    while (this.pages.size > MOST_PAGES) {
+      const [far] = [...this.pages.keys()].sort((a, b) => Math.abs(b - page) - Math.abs(a - page));
+      for (const job of this.pages.get(far) ?? []) this.places.delete(job.id);
+      this.pages.delete(far);
+    }
+  }
+
+  /** Put changed rows in place; return true if others may have appeared. @param {JobView[]} jobs */
+  change(jobs) {
+    let isNew = false;
+    let isChanged = false;
+    for (const job of jobs) {
+      const at = this.places.get(job.id);
+      const page = at && this.pages.get(at[0]);
+      if (at && page) {
+        isNew ||= page[at[1]].state !== job.state && Boolean(this.filter.state);
+        page[at[1]] = job;
+        isChanged = true;
+      } else isNew = true;
+    }
+    if (isChanged) this.onChange();
+    return isNew;
+  }
+
+  /** Every row that is loaded, in order. */
+  loaded() {
+    return [...this.pages.entries()].sort((a, b) => a[0] - b[0]).flatMap(([, jobs]) => jobs);
+  }
+}
+
+/** @param {Record<string, number> | undefined} counts @param {string | undefined} states */
+function sumOf(counts, states) {
+  if (!counts || !Object.keys(counts).length) return null;
+  const wanted = states ? states.split(',') : Object.keys(counts);
+  return wanted.reduce((sum, state) => sum + (counts[state] ?? 0), 0);
+}

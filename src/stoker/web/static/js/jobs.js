@@ -1,0 +1,197 @@
+// @ts-check
+// Jobs: a table that filters, sorts, groups, and acts on many.
+import { useEffect, useRef, useState } from '../vendor/hooks.js';
+import { askMany, canCancel, canRequeue } from './actions.js';
+import { numberOf } from './api.js';
+import { ago, cutMiddle, duration, grouped, quoted, shortNumber } from './format.js';
+import { h, html } from './html.js';
+import { JobRows } from './job_rows.js';
+import { onRows } from './live.js';
+import { go, jobLink, place, setQuery } from './router.js';
+import { VirtualTable } from './table.js';
+import { Command, Empty, Progress, Select, StateBadge, Trouble, useNow } from './ui.js';
+
+/** @typedef {import('./messages.d.ts').JobView} JobView */
+
+const STATES = ['running', 'pending', 'claimed', 'failed', 'completed', 'cancelled'];
+const FILTERS = ['state', 'q', 'submitter', 'sweep', 'machine', 'recipe', 'sort'];
+/** @type {import('./table.js').Column[]} */
+const COLUMNS = [
+  { key: 'mark', title: '', className: 'c-mark' },
+  { key: 'name', title: 'name', className: 'c-name', sort: 'name' },
+  { key: 'state', title: 'state', className: 'c-state', sort: 'state' },
+  { key: 'progress', title: 'progress or reason', className: 'c-why' },
+  { key: 'machine', title: 'machine', className: 'c-machine' },
+  { key: 'user', title: 'user', className: 'c-user' },
+  { key: 'priority', title: 'prio', className: 'c-prio', sort: 'priority' },
+  { key: 'time', title: 'time', className: 'c-time', sort: 'started' },
+  { key: 'submitted', title: 'submitted', className: 'c-submitted', sort: 'submitted' },
+];
+
+/** @returns {Record<string, string>} */
+const filterOf = () => Object.fromEntries(FILTERS.map((name) => [name, place.value.query.get(name) ?? '']).filter(([, value]) => value));
+
+export function JobsPage() {
+  const filter = filterOf();
+  const key = JSON.stringify(filter);
+  const [, redraw] = useState(0);
+  const [error, setError] = useState(/** @type {any} */ (null));
+  const [marked, setMarked] = useState(/** @type {Map<string, JobView>} */ (new Map()));
+  const rows = useRef(/** @type {JobRows | null} */ (null));
+  const now_s = useNow();
+  const by = place.value.query.get('group') ?? '';
+  useEffect(() => {
+    let timer = 0;
+    const make = () => {
+      const made = new JobRows(filter, () => {
+        rows.current = made;
+        setError(null);
+        redraw((turn) => turn + 1);
+      }, setError);
+      return made;
+    };
+    let own = make();
+    own.view(0, 1);
+    const again = () => {
+      if (timer) return;
+      timer = setTimeout(() => {
+        timer = 0;
+        const before = rows.current;
+        own.isClosed = true;
+        own = make();
+        own.view((before?.first ?? 0) * 200, ((before?.wanted ?? 0) + 1) * 200);
+      }, 1000);
+    };
+    const stop = onRows((changed) => {
+      if (changed.resync || changed.gone.length || own.change(changed.jobs)) again();
+    });
+    return () => {
+      clearTimeout(timer);
+      own.isClosed = true;
+      stop();
+    };
+  }, [key]);
+  const table = rows.current;
+  const shown = table ? arranged(table, by) : { count: 0, at: () => null };
+  /** @param {number} index */
+  const mark = (index) => {
+    const found = shown.at(index);
+    if (!found || typeof found === 'string') return;
+    const next = new Map(marked);
+    if (!next.delete(found.id)) next.set(found.id, found);
+    setMarked(next);
+  };
+  /** @param {number} index */
+  const cells = (index) => {
+    const found = shown.at(index);
+    if (!found) return null;
+    if (typeof found === 'string') return ['', html`<strong>${found}</strong>`, '', '', '', '', '', '', ''];
+    return rowOf(found, now_s, marked.has(found.id), () => mark(index));
+  };
+  const hasFilter = FILTERS.some((name) => name !== 'sort' && filter[name]);
+  return html`<main id="main" class="wide"><h1>Jobs <span class="quiet">${table ? grouped(table.count) : ''}</span></h1>
+    ${h(Filters, { counts: table?.counts ?? {} })}
+    ${h(Trouble, { error, what: 'jobs' })}
+    ${marked.size > 0 && h(Bulk, { jobs: [...marked.values()], clear: () => setMarked(new Map()) })}
+    ${table && !table.count ? h(Empty, hasFilter ? { title: 'No job matches this filter.', children: html`<p><a href="#/jobs">all jobs</a></p>` }
+      : { title: 'No jobs yet. Submit some:', command: 'stoker submit manifest.toml' })
+    : h(VirtualTable, {
+      label: 'jobs', columns: COLUMNS, count: shown.count, sort: filter.sort ?? 'submitted', row: cells,
+      setSort: (sort) => setQuery({ sort: sort === 'submitted' ? '' : sort }),
+      rowClass: (index) => (typeof shown.at(index) === 'string' ? 'group' : ''),
+      onView: (first, last) => rows.current?.view(first, last),
+      onOpen: (index) => {
+        const found = shown.at(index);
+        if (found && typeof found !== 'string') go(jobLink(found.name));
+      },
+      onMark: mark,
+    })}
+    ${h(Command, { command: commandOf(filter) })}
+  </main>`;
+}
+
+/**
+ * The rows as shown: with a line before each group if they are grouped, of those that are loaded.
+ * @param {JobRows} table
+ * @param {string} by
+ * @returns {{ count: number, at: (index: number) => JobView | string | null }}
+ */
+function arranged(table, by) {
+  if (!by) return { count: table.count, at: (index) => table.row(index) };
+  /** @type {Map<string, JobView[]>} */
+  const groups = new Map();
+  for (const job of table.loaded()) {
+    const name = by === 'user' ? job.submitter || 'unknown' : job.name.split('/')[0];
+    if (!groups.has(name)) groups.set(name, []);
+    groups.get(name)?.push(job);
+  }
+  /** @type {(JobView | string)[]} */
+  const lines = [];
+  for (const [name, jobs] of groups) {
+    const states = STATES.map((state) => [state, jobs.filter((job) => job.state === state).length]).filter(([, count]) => count);
+    lines.push(`${name} — ${states.map(([state, count]) => `${count} ${state}`).join(', ')}`, ...jobs);
+  }
+  return { count: lines.length + (table.isAll ? 0 : 1), at: (index) => lines[index] ?? null };
+}
+
+/** @param {JobView} job @param {number} now_s @param {boolean} isMarked @param {() => void} mark */
+function rowOf(job, now_s, isMarked, mark) {
+  const [metric] = Object.keys(job.metrics);
+  const value = metric ? `${metric} ${shortNumber(numberOf(job.metrics[metric]))}` : '';
+  const used = job.started_s ? duration((job.ended_s ?? now_s) - job.started_s) : '–';
+  return [
+    html`<input type="checkbox" checked=${isMarked} onChange=${mark} aria-label=${`select ${job.name}`} />`,
+    html`<a href=${jobLink(job.name)} title=${job.name}>${cutMiddle(job.name, 40)}</a>${job.label && html` <span class="quiet">${job.label}</span>`}`,
+    h(StateBadge, { state: job.state, cancelling: job.is_cancelling }),
+    job.state === 'running' ? html`${h(Progress, { job })} <span class="quiet">${value}</span>`
+      : html`<span title=${job.why || job.says}>${job.why || value}</span>`,
+    job.machine || '–', job.submitter || '–', String(job.priority), used, ago(job.submitted_s, now_s),
+  ];
+}
+
+/** @param {{ counts: Record<string, number> }} props */
+function Filters({ counts }) {
+  const query = place.value.query;
+  const chosen = new Set((query.get('state') ?? '').split(',').filter(Boolean));
+  const timer = useRef(0);
+  /** @param {string} state */
+  const flip = (state) => {
+    if (!chosen.delete(state)) chosen.add(state);
+    setQuery({ state: [...chosen].join(',') });
+  };
+  return html`<form class="filters" role="search" onSubmit=${(/** @type {Event} */ event) => event.preventDefault()}>
+    <label class="field"><span>name</span><input type="search" defaultValue=${query.get('q') ?? ''} placeholder="part of a name (/)"
+      onInput=${(/** @type {any} */ event) => {
+        clearTimeout(timer.current);
+        timer.current = setTimeout(() => setQuery({ q: event.target.value }), 250);
+      }} /></label>
+    <div class="chips" role="group" aria-label="states">${STATES.map((state) => html`<button type="button" key=${state}
+      class=${`chip state-${state}`} aria-pressed=${String(chosen.has(state))} onClick=${() => flip(state)}>${state}${
+        counts[state] !== undefined ? html` <span class="count">${grouped(counts[state])}</span>` : ''}</button>`)}</div>
+    ${h(Select, { label: 'group', value: query.get('group') ?? '', set: (group) => setQuery({ group }),
+      options: [['', 'none'], ['sweep', 'by sweep'], ['user', 'by user']] })}
+    ${['submitter', 'sweep', 'machine', 'recipe'].filter((name) => query.get(name)).map((name) => html`<button type="button" key=${name}
+      class="chip" onClick=${() => setQuery({ [name]: '' })} aria-label=${`remove the filter ${name}`}>${name}: ${query.get(name)} ×</button>`)}
+  </form>`;
+}
+
+/** @param {{ jobs: JobView[], clear: () => void }} props */
+function Bulk({ jobs, clear }) {
+  const stop = jobs.filter(canCancel);
+  const start = jobs.filter(canRequeue);
+  return html`<div class="bulk" role="group" aria-label="selected jobs"><strong>${grouped(jobs.length)} selected</strong>
+    ${stop.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('cancel', stop)}>cancel ${stop.length}</button>`}
+    ${start.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('requeue', start)}>requeue ${start.length}</button>`}
+    <button type="button" class="small" onClick=${clear}>clear</button></div>`;
+}
+
+/** @param {Record<string, string>} filter */
+function commandOf(filter) {
+  const words = ['stoker jobs'];
+  for (const [name, value] of Object.entries(filter)) {
+    if (name === 'state') words.push(`--status ${quoted(value)}`);
+    if (name === 'recipe') words.push(`--recipe ${quoted(value)}`);
+    if (name === 'machine') words.push(`--machine ${quoted(value)}`);
+  }
+  return words.join(' ');
+}

@@ -1,0 +1,123 @@
+// @ts-check
+// The shell of the pages: log-in, navigation, connection, theme, keys; and which page is shown.
+import { render } from '../vendor/preact.js';
+import { useEffect, useState } from '../vendor/hooks.js';
+import '../vendor/signals.js';
+import { get, post, whenLoggedOut } from './api.js';
+import { clockTime, duration } from './format.js';
+import { h, html } from './html.js';
+import { JobPage } from './job.js';
+import { JobsPage } from './jobs.js';
+import { HELP, listenToKeys } from './keys.js';
+import { clockOffset, connection, follow, isOldBuild, lostAt, now, retryAt } from './live.js';
+import { LoginPage, takeCode } from './login.js';
+import { MachinesPage } from './machines.js';
+import { OverviewPage } from './overview.js';
+import { linkTo, page, place } from './router.js';
+import { applyTheme, login, logoutReason, messages, setTheme, theme } from './state.js';
+import { ConfirmDialog, Empty } from './ui.js';
+
+/** Pages by the first part of the path. Another page is one more entry. @type {Record<string, () => any>} */
+const PAGES = {
+  overview: () => h(OverviewPage, {}),
+  jobs: () => h(JobsPage, {}),
+  job: () => h(JobPage, { ref_: place.value.path[1] ?? '', key: place.value.path[1] }),
+  machines: () => h(MachinesPage, {}),
+};
+const LINKS = [['overview', 'Overview'], ['jobs', 'Jobs'], ['machines', 'Machines']];
+const THEMES = /** @type {Record<string, [string, string]>} */ ({
+  auto: ['light', '◐'], light: ['dark', '☀'], dark: ['auto', '☾'],
+});
+
+/** @param {{ code: string }} props */
+function App({ code }) {
+  const [isKnown, setKnown] = useState(false);
+  useEffect(() => {
+    whenLoggedOut((error) => {
+      if (login.value) logoutReason.value = error.message;
+      login.value = null;
+    });
+    if (code) {
+      setKnown(true);
+      return;
+    }
+    get('v1/sessions').then((found) => { login.value = found; }, () => {}).finally(() => setKnown(true));
+  }, []);
+  if (!isKnown) return html`<main id="main"><p class="quiet">loading…</p></main>`;
+  return login.value ? h(Shell, {}) : h(LoginPage, { code });
+}
+
+function Shell() {
+  const [isHelp, setHelp] = useState(false);
+  useEffect(() => {
+    follow();
+    return listenToKeys(() => setHelp(true));
+  }, []);
+  useEffect(() => {
+    document.title = `${titleOf()} · Stoker`;
+  }, [place.value.text]);
+  const shown = PAGES[page.value];
+  return html`<a class="skip" href="#main" onClick=${(/** @type {Event} */ event) => { event.preventDefault(); document.getElementById('main')?.focus(); }}>skip to the content</a>
+    <header><a class="brand" href="#/"><span aria-hidden="true">▲</span> Stoker</a>
+      <nav aria-label="pages">${LINKS.map(([name, text]) => html`<a key=${name} href=${linkTo(name === 'overview' ? [] : [name])}
+        aria-current=${isCurrent(name) ? 'page' : undefined}>${text}</a>`)}</nav>
+      <span class="grow"></span>${h(Connection, {})}${h(User, {})}</header>
+    ${isOldBuild.value && html`<div class="banner" role="status">A newer version of these pages is installed.
+      <button type="button" class="small" onClick=${() => location.reload()}>reload</button></div>`}
+    ${connection.value === 'lost' && h(Lost, {})}
+    ${shown ? shown() : html`<main id="main">${h(Empty, { title: 'There is no such page.' })}<p><a href="#/">overview</a></p></main>`}
+    ${h(ConfirmDialog, {})}${h(Messages, {})}${isHelp && h(Help, { close: () => setHelp(false) })}`;
+}
+
+/** @param {string} name */
+const isCurrent = (name) => page.value === name || (name === 'jobs' && page.value === 'job');
+
+const titleOf = () => place.value.path[1] ?? LINKS.find(([name]) => name === page.value)?.[1] ?? 'Stoker';
+
+function Connection() {
+  const state = connection.value;
+  return html`<span class=${`connection connection-${state}`} role="status"><span aria-hidden="true">●</span> ${state}</span>`;
+}
+
+function Lost() {
+  // By this browser's own clock, which both times are taken from.
+  const here_s = now.value - clockOffset.value;
+  const left_s = Math.max(0, retryAt.value / 1000 - here_s);
+  const lost_s = here_s - lostAt.value / 1000;
+  if (lost_s < 2) return null;
+  return html`<div class="banner" role="status">connection lost ${duration(lost_s)} ago, shown:
+    ${clockTime(lostAt.value / 1000 + clockOffset.value)}, reconnect in ${duration(left_s)}</div>`;
+}
+
+function User() {
+  const [next, sign] = THEMES[theme.value] ?? THEMES.auto;
+  const out = async () => {
+    await post('v1/sessions', {}, 'DELETE').catch(() => {});
+    login.value = null;
+  };
+  return html`<span class="user">${login.value?.user || 'local user'} <span class="quiet">(${login.value?.role})</span></span>
+    <button type="button" class="icon" aria-label=${`theme: ${theme.value}; switch to ${next}`} title=${`theme: ${theme.value}`}
+      onClick=${() => setTheme(next)}>${sign}</button>
+    <button type="button" class="small" onClick=${out}>log out</button>`;
+}
+
+function Messages() {
+  return html`<div class="messages" role="status" aria-live="polite">${messages.value.map((one) => html`
+    <div key=${one.id} class=${one.isError ? 'message error' : 'message'}>${one.text}</div>`)}</div>`;
+}
+
+/** @param {{ close: () => void }} props */
+function Help({ close }) {
+  return html`<dialog aria-labelledby="help" onClose=${close} ref=${(/** @type {HTMLDialogElement | null} */ dialog) => {
+    if (dialog && !dialog.open) dialog.showModal();
+  }}><h2 id="help">Keys</h2>
+    <table><tbody>${HELP.map(([keys, text]) => html`<tr key=${keys}><th scope="row"><kbd>${keys}</kbd></th><td>${text}</td></tr>`)}</tbody></table>
+    <div class="buttons"><button type="button" class="primary" onClick=${close}>close</button></div></dialog>`;
+}
+
+applyTheme();
+const root = document.getElementById('app');
+if (root) {
+  root.replaceChildren();
+  render(h(App, { code: takeCode() }), root);
+}

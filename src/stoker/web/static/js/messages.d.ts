@@ -1,0 +1,68 @@
+// What the API sends, as far as the pages use it: a test compares the names with the messages in Python.
+
+export interface JobView {
+  id: string; name: string; label: string; recipe: string; mode: string; state: string; is_cancelling: boolean;
+  priority: number; epoch: number; attempt: number; machine: string; devices: string[]; submitter: string;
+  submitted_s: number; changed_s: number; started_s: number | null; ended_s: number | null;
+  step: number | null; of: number | null; metrics: Record<string, Tagged>; says: string; why: string; result: string;
+}
+export type Tagged = number | { $float: string } | null;
+export interface AttemptView {
+  number: number; machine: string; devices: string[]; granted_s: number; started_s: number | null;
+  ended_s: number | null; ending: string; cause: string; message: string; hint: string; exit_code: number | null;
+}
+export interface JobDetails {
+  job: JobView; spec: Record<string, unknown>; after: string[]; attempts: AttemptView[];
+  events: Record<string, unknown>[]; bundle: Record<string, unknown>; error: Record<string, unknown>;
+}
+export interface JobPage { jobs: JobView[]; next: string; total: number | null; counts?: Record<string, number> }
+export interface SymptomView {
+  machine: string; device: string; symptom: string; since_s: number; message: string; hint: string;
+}
+export interface MachineView {
+  name: string; state: string; why: string; until_s: number | null; version: string; last_seen_s: number;
+  slots: number; held: number; jobs: string[]; cores: number | null; ram_bytes: number | null;
+  devices: Record<string, any>[]; symptoms: SymptomView[]; is_skewed: boolean; drift: string[];
+}
+export interface MachineList { machines: MachineView[] }
+export interface PendingReason { reason: string; count: number; jobs: string[] }
+export interface Overview {
+  name: string; is_fleet: boolean; server_s: number; seq: number; version: string; user: string; role: string;
+  jobs: Record<string, number>; machines: Record<string, number>; devices: number; idle_devices: number;
+  running: JobView[]; pending: PendingReason[]; failed: JobView[]; failed_count: number;
+  symptoms: SymptomView[]; done_s: number | null; settling_s: number;
+}
+export interface Series {
+  name: string; steps: number[]; values: Tagged[]; times_s: number[]; total: number; is_lower_better: boolean | null;
+  best_step: number | null; best: Tagged; last_step: number | null; last: Tagged; source: string;
+}
+export interface SeriesView {
+  job: string; names: string[]; series: Series[]; attempts: Record<string, number>; started_s: number | null;
+}
+export interface StageNode {
+  name: string; title: string; stage: string; ending: string; why: string; message: string; seconds: number | null;
+  step: number | null; of: number | null; instances: number | null; layer: number; place: number;
+}
+export interface StageGraph { job: string; nodes: StageNode[]; edges: [number, number][] }
+export interface SettingView { path: string; value: unknown; origin: string; layers: [string, unknown][] }
+export interface ConfigView { job: string; settings: SettingView[] }
+export interface CodeDiff {
+  job: string; parent: string; files: string[]; text: string; is_cut: boolean; note: string;
+}
+export interface LogLineView { number: number; text: string; node: string; is_cut: boolean }
+export interface LogPage {
+  job: string; lines: LogLineView[]; nodes: string[]; first: number; total: number; is_over: boolean;
+  matches: number | null;
+}
+export interface FileView { path: string; size_bytes: number }
+export interface FileList { attempt: number; files: FileView[]; is_over: boolean }
+export interface JobExplanation {
+  job: JobView; verdict: string; never: string; after: Record<string, string>; ahead: number | null;
+  starts_s: number | null; based_on: string; machines: Record<string, any>[]; changes: string[]; chosen: string;
+}
+export interface ChangedRows {
+  seq: number; server_s: number; jobs: JobView[]; gone: string[]; machines: MachineView[];
+  counts: Record<string, number>; resync: boolean;
+}
+export interface LoginView { user: string; role: string; expires_s: number | null }
+export interface DoneView { changed: string[]; notes: string[] }

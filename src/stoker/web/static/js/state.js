@@ -1,0 +1,86 @@
+// @ts-check
+// What all pages share: who is logged in, messages, theme; and the hook that loads data and keeps the last good one.
+import { signal } from '../vendor/signals.js';
+import { useCallback, useEffect, useRef, useState } from '../vendor/hooks.js';
+import { ApiError, get } from './api.js';
+
+/** @typedef {import('./messages.d.ts').LoginView} LoginView */
+
+/** @type {import('../vendor/signals.js').Signal<LoginView | null>} */
+export const login = signal(null);
+/** Why the log-in page is shown. */
+export const logoutReason = signal('');
+/** @type {import('../vendor/signals.js').Signal<{ text: string, isError: boolean, id: number }[]>} */
+export const messages = signal([]);
+export const theme = signal(localStorage.getItem('stoker-theme') ?? 'auto');
+
+const RANK = ['read', 'submit', 'launch', 'operate', 'admin'];
+let nextMessage = 1;
+
+/** @param {string} role */
+export const may = (role) => RANK.indexOf(login.value?.role ?? '') >= RANK.indexOf(role);
+
+/** @param {string} text @param {boolean} [isError] */
+export function say(text, isError = false) {
+  const id = nextMessage;
+  nextMessage += 1;
+  messages.value = [...messages.value.slice(-3), { text, isError, id }];
+  setTimeout(() => {
+    messages.value = messages.value.filter((one) => one.id !== id);
+  }, isError ? 12000 : 5000);
+}
+
+/** @param {string} name */
+export function setTheme(name) {
+  theme.value = name;
+  localStorage.setItem('stoker-theme', name);
+  applyTheme();
+}
+
+export function applyTheme() {
+  if (theme.value === 'auto') delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme.value;
+}
+
+/** @param {unknown} error */
+export const errorText = (error) =>
+  error instanceof ApiError ? [error.message, error.hint].filter(Boolean).join(' — ') : String(error);
+
+/**
+ * Load data from the API. The last good data stays while new data is loaded, and after an error.
+ * @template T
+ * @param {string | null} path null: load nothing
+ * @param {Record<string, string | number | undefined | null>} [query]
+ * @returns {{ data: T | null, error: ApiError | null, isLoading: boolean, reload: () => void }}
+ */
+export function useData(path, query = {}) {
+  const key = path === null ? '' : `${path}?${JSON.stringify(query)}`;
+  const [state, setState] = useState(
+    /** @type {{ key: string, data: any, error: ApiError | null }} */ ({ key: '', data: null, error: null }),
+  );
+  const [turn, setTurn] = useState(0);
+  const timer = useRef(0);
+  useEffect(() => {
+    if (path === null) return undefined;
+    const stop = new AbortController();
+    get(path, query, stop.signal).then(
+      (data) => setState({ key, data, error: null }),
+      (error) => {
+        if (stop.signal.aborted) return;
+        setState((before) => ({ key, data: before.key === key ? before.data : null, error: asError(error) }));
+      },
+    );
+    return () => stop.abort();
+  }, [key, turn]);
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const reload = useCallback(() => {
+    // Several changes within a moment are one reload.
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => setTurn((before) => before + 1), 250);
+  }, []);
+  const isOther = state.key !== key;
+  return { data: state.data, error: isOther ? null : state.error, isLoading: isOther, reload };
+}
+
+/** @param {unknown} error */
+const asError = (error) => (error instanceof ApiError ? error : new ApiError(String(error), 0));

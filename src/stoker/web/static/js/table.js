@@ -1,0 +1,89 @@
+// @ts-check
+// A table of any length: only the rows in view are elements. Rows have one height; keys move a cursor.
+import { useEffect, useLayoutEffect, useRef, useState } from '../vendor/hooks.js';
+import { html } from './html.js';
+
+const ROW_PX = 34;
+const EXTRA_ROWS = 6;
+/** Browsers limit the height of an element. */
+const MOST_PX = 8_000_000;
+
+/**
+ * @typedef {{ key: string, title: string, className: string, sort?: string }} Column
+ * @typedef {{ label: string, columns: Column[], count: number, sort: string, setSort: (key: string) => void,
+ *   row: (index: number) => any[] | null, rowClass?: (index: number) => string,
+ *   onView: (first: number, last: number) => void, onOpen: (index: number) => void, onMark?: (index: number) => void }} TableProps
+ */
+
+/** @param {TableProps} props */
+export function VirtualTable({ label, columns, count, sort, setSort, row, rowClass, onView, onOpen, onMark }) {
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  const [top, setTop] = useState(0);
+  const [height, setHeight] = useState(600);
+  const [cursor, setCursor] = useState(-1);
+  useLayoutEffect(() => {
+    const element = box.current;
+    if (!element) return undefined;
+    const watch = new ResizeObserver(() => setHeight(element.clientHeight));
+    watch.observe(element);
+    return () => watch.disconnect();
+  }, []);
+  const whole = count * ROW_PX;
+  const shown = Math.min(whole, MOST_PX);
+  const room = Math.max(1, shown - height);
+  // Beyond the limit a pixel of the scrollbar stands for several of the table.
+  const offset = whole > shown ? (top / room) * (whole - height) : top;
+  const first = Math.max(0, Math.floor(offset / ROW_PX) - EXTRA_ROWS);
+  const last = Math.min(count, Math.ceil((offset + height) / ROW_PX) + EXTRA_ROWS);
+  useEffect(() => onView(first, last), [first, last, count]);
+  /** @param {number} index */
+  const move = (index) => {
+    const next = Math.max(0, Math.min(count - 1, index));
+    setCursor(next);
+    const element = box.current;
+    if (!element || whole > shown) return;
+    if (next * ROW_PX < element.scrollTop) element.scrollTop = next * ROW_PX;
+    else if ((next + 1) * ROW_PX > element.scrollTop + height) element.scrollTop = (next + 1) * ROW_PX - height;
+  };
+  /** @param {KeyboardEvent} event */
+  const hear = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const page = Math.floor(height / ROW_PX);
+    const steps = /** @type {Record<string, number>} */ ({
+      j: 1, ArrowDown: 1, k: -1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -count, End: count,
+    });
+    if (event.key in steps) move(cursor + steps[event.key]);
+    else if (event.key === 'Enter' && cursor >= 0 && event.target === box.current) onOpen(cursor);
+    else if (event.key === 'x' && cursor >= 0) onMark?.(cursor);
+    else return;
+    event.preventDefault();
+  };
+  const rows = [];
+  for (let index = first; index < last; index += 1) {
+    const cells = row(index);
+    const y = (index * ROW_PX) - offset + top;
+    rows.push(html`<div role="row" key=${index} id=${`row-${index}`} aria-rowindex=${index + 2}
+      class=${`vrow${index === cursor ? ' cursor' : ''} ${rowClass?.(index) ?? ''}`} style=${{ transform: `translateY(${y}px)` }}
+      onDblClick=${() => onOpen(index)} onClick=${() => setCursor(index)}>${columns.map((column, at) => html`
+        <div role="gridcell" key=${column.key} class=${column.className}>${cells ? cells[at] : at === 0 ? '' : '…'}</div>`)}</div>`);
+  }
+  return html`<div class="vtable" role="grid" aria-label=${label} aria-rowcount=${count + 1} aria-colcount=${columns.length}>
+    <div role="row" class="vhead" aria-rowindex="1">${columns.map((column) => html`<div role="columnheader" key=${column.key}
+      class=${column.className} aria-sort=${ariaSort(column, sort)}>${column.sort
+        ? html`<button type="button" onClick=${() => setSort(flipped(column.sort ?? '', sort))}>${column.title}${mark(column, sort)}</button>`
+        : column.title}</div>`)}</div>
+    <div class="vbody" role="rowgroup" ref=${box} tabindex="0" data-keys="rows" aria-label=${`${label}: rows`}
+      aria-activedescendant=${cursor >= first && cursor < last ? `row-${cursor}` : undefined}
+      onScroll=${(/** @type {any} */ event) => setTop(event.currentTarget.scrollTop)} onKeyDown=${hear}>
+      <div role="presentation" class="vspace" style=${{ height: `${shown}px` }}>${rows}</div></div></div>`;
+}
+
+/** @param {string} key @param {string} sort */
+const flipped = (key, sort) => (sort === key ? `-${key}` : key);
+
+/** @param {Column} column @param {string} sort */
+const mark = (column, sort) => (sort === column.sort ? ' ▾' : sort === `-${column.sort}` ? ' ▴' : '');
+
+/** @param {Column} column @param {string} sort */
+const ariaSort = (column, sort) => (!column.sort ? undefined
+  : sort === column.sort ? 'descending' : sort === `-${column.sort}` ? 'ascending' : 'none');
