@@ -173,3 +173,30 @@ def test_a_refusal_is_json_too(fresh: Shell) -> None:
 def test_where_nothing_has_run_it_says_so(shell: Shell) -> None:
     done = shell.stoker("compare")
     assert (done.code, "nothing has run here yet" in done.err) == (1, True)
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+def test_a_report_of_a_sweep_is_one_file_that_is_the_same_each_time(swept: Shell) -> None:
+    done = swept.stoker("report", "sweep", "-o", "report.html", "--by", "loss")
+    assert done.code == 0, done.err
+    assert done.out.startswith("report: report.html  (")
+    page = (swept.folder / "report.html").read_text()
+    assert page.count("<svg ") == 2
+    assert "stoker run lr=2,0.1,0.01,0.001 --name sweep -- " in page
+    assert "argument 1 (lr=2,0.1,0.01,0.001)" in page or "sweep</td>" in page
+    assert "loss is <nan>" not in page
+    (written,) = swept.stoker("report", "sweep", "-o", "second.html", "--by", "loss", "--json").objects()
+    assert (written["format"], written["size_bytes"]) == ("html", len(page.encode()))
+    assert (swept.folder / "second.html").read_text() == page
+    assert swept.stoker("report", "sweep/2", "-o", "trial.md").code == 0
+    assert "One run of command: sweep" in (swept.folder / "trial.md").read_text()
+
+
+def test_a_report_names_what_is_wrong_before_it_reads_a_job(swept: Shell) -> None:
+    wrong = swept.stoker("report", "sweep", "-o", "report.docx")
+    assert wrong.code == 2
+    assert "does not end with .html, .md or .pdf" in wrong.err
+    assert swept.stoker("report", "no-such-job", "-o", "a.html").code != 0
+    assert not (swept.folder / "a.html").exists()

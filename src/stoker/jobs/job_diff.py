@@ -12,7 +12,16 @@ from stoker.core.digests import encode
 from stoker.core.frozen import changed, frozen
 from stoker.engine.code_identity import OWN
 from stoker.engine.metrics.metric_names import Direction
-from stoker.jobs.comparison import COSTS, Comparison, Curves, JobFacts, TrialRow, compare_trials, read_curves
+from stoker.jobs.comparison import (
+    COSTS,
+    Comparison,
+    Curves,
+    JobFacts,
+    TrialFacts,
+    TrialRow,
+    compare_trials,
+    read_curves,
+)
 from stoker.jobs.trial_settings import MASK, JobSetting, is_secret
 from stoker.jobs.trials import Trial
 
@@ -73,11 +82,21 @@ SECTIONS = ("config", "code", "data", "environment", "metrics")
 
 
 def side_of(
-    gathering: JobFacts, trial: Trial | None, *, label: str, by: str = "", direction: Direction | None = None
+    gathering: JobFacts,
+    trial: Trial | None,
+    *,
+    label: str,
+    by: str = "",
+    direction: Direction | None = None,
+    trials: Sequence[TrialFacts] | None = None,
 ) -> ComparisonSide:
-    """Gather one side: one trial of a job, or a job, for which its best trial speaks; if none is that, its first."""
+    """Gather one side: one trial of a job, or a job, for which its best trial speaks; if none is that, its first.
+
+    `trials` are those of the job where they are known already, such as the points of a fleet's sweep.
+    """
     spec, attempt = gathering.spec, gathering.attempt
-    gathered = [one for one in gathering.trials() if trial is None or one.end.trial.spec.number == trial.spec.number]
+    known = gathering.trials() if trials is None else trials
+    gathered = [one for one in known if trial is None or one.end.trial.spec.number == trial.spec.number]
     comparison = compare_trials(
         gathered,
         job=spec.name,

@@ -33,6 +33,7 @@ _STYLE = """
 }
 body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 2rem; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+h3 { font-size: 1rem; } pre { background: var(--mark); overflow-x: auto; padding: .6rem .8rem; }
 .soft { color: var(--soft); } .wide { overflow-x: auto; } svg { height: auto; max-width: 100%; }
 table { border-collapse: collapse; } tr.best { background: var(--mark); } tr.failed { color: var(--soft); }
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .7rem; text-align: left; white-space: nowrap; }
@@ -94,10 +95,10 @@ def page(title: str, about: str, parts: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def figure(chart: Chart) -> str:
+def figure(chart: Chart, heading: str = "h2") -> str:
     """Return a chart with its title and note."""
     note = f'<p class="soft">{escape(chart.note)}</p>' if chart.note else ""
-    return f'<h2>{escape(chart.title)}</h2><div class="wide">{to_svg(chart)}</div>{note}'
+    return f'<{heading}>{escape(chart.title)}</{heading}><div class="wide">{to_svg(chart)}</div>{note}'
 
 
 def _trials(comparison: Comparison) -> str:
