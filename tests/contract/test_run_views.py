@@ -73,3 +73,20 @@ def test_stages_of_a_mirrored_run(fleet: Fleet) -> None:
     graph = client.stages("train", attempt=1)
     assert [(one.name, one.ending, one.layer) for one in graph.nodes] == [("a", "running", 0), ("b", "waiting", 1)]
     assert graph.edges == ((0, 1),)
+
+
+def test_lines_of_a_mirrored_run(fleet: Fleet) -> None:
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("train"),)))
+    assert client.log("train").lines == ()
+    hand = Hand(client)
+    grant = hand.start()
+    hand.put_story(grant, "one", "two <b>", "three")
+    page = client.log("train", limit=2)
+    assert [(one.number, one.text, one.node) for one in page.lines] == [(1, "two <b>", "run"), (2, "three", "run")]
+    assert (page.total, page.is_over, page.nodes, page.matches) == (3, False, ("run",), None)
+    assert [one.text for one in client.log("train", "run", start=0, search="TWO").lines] == ["two <b>"]
+    hand.finish(grant)
+    assert client.log("train", attempt=1).is_over
+    with pytest.raises(NotFound, match="no stage 'rum' has a log"):
+        client.log("train", "rum")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -17,6 +17,8 @@ from stoker.engine.journal import older_generation
 from stoker.host.durable import open_regular, translate
 
 _MOST_WARNINGS = 100
+_MOST_LOGGED = 20_000
+_LONGEST_LOGGED = 4096
 
 T = TypeVar("T")
 
@@ -64,7 +66,12 @@ class NodeHistory:
 class RunHistory:
     """Nodes in the order in which the journal first names them. Feed it events; it never fails on odd ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_logged: int = 0) -> None:
+        """`most_logged` is how many of the lines that stages logged to the journal are kept: the last ones."""
+        self.logged: deque[tuple[str, str]] = deque(maxlen=most_logged)
+        """Node and text of each."""
+        self.logged_count = 0
+        """Number of all of them, kept or not."""
         self.nodes: dict[str, NodeHistory] = {}
         self.begin: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
@@ -92,6 +99,9 @@ class RunHistory:
             return None
         node = self.nodes.setdefault(name, NodeHistory(node=name))
         node.stage = event.get("stage", node.stage)
+        if kind == Kinds.STAGE_LOG:
+            self.logged_count += 1
+            self.logged.append((name, str(event.get("text", ""))[:_LONGEST_LOGGED]))
         change = _TELLERS.get(str(kind))
         if change is not None:
             change(node, event)
@@ -322,7 +332,7 @@ class _CachedHistory:
     def __init__(self, status_path: str) -> None:
         self.guard = threading.Lock()
         self._lines = GrowingLines(older_generation(status_path), status_path)
-        self._history = RunHistory()
+        self._history = RunHistory(_MOST_LOGGED)
 
     def history(self) -> RunHistory:
         with suppress(StokerError):

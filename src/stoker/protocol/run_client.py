@@ -1,10 +1,10 @@
-"""What a client asks of one job's run: metrics over steps, and stages."""
+"""What a client asks of one job's run: metrics over steps, stages, logs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.protocol.screen_messages import SeriesView, StageGraph
+from stoker.protocol.screen_messages import LogPage, SeriesView, StageGraph
 from stoker.protocol.transport import CoordinatorClient, part
 
 
@@ -28,3 +28,17 @@ class RunClient(CoordinatorClient):
     def stages(self, ref: str, *, attempt: int | None = None) -> StageGraph:
         """Return the stages of a job's last attempt, or of one, laid out."""
         return self._get(f"/v1/jobs/{part(ref)}/stages", StageGraph, {"attempt": attempt})
+
+    def log(
+        self,
+        ref: str,
+        node: str = "",
+        *,
+        attempt: int | None = None,
+        start: int | None = None,
+        limit: int = 500,
+        search: str = "",
+    ) -> LogPage:
+        """Return lines that a job printed: the last ones, or those from a number on."""
+        query = {"node": node, "attempt": attempt, "start": start, "limit": limit, "search": search}
+        return self._get(f"/v1/jobs/{part(ref)}/log", LogPage, query)

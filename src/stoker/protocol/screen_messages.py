@@ -185,6 +185,8 @@ class LogPage(WireMessage):
     """Nothing follows."""
     matches: ViewCount | None = None
     """Number of lines that hold the searched text."""
+    note: Line = ""
+    """What is missing, if the output is too long to be searched."""
 
 
 class SweepParameter(WireMessage):

@@ -1,4 +1,4 @@
-"""Routes about one job's run, read from the mirrors of its attempts: metrics over steps, and stages."""
+"""Routes about one job's run, read from the mirrors of its attempts: metrics over steps, stages, logs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 from fastapi import Query, Response
 
-from stoker.coordinator.http.access import Number
+from stoker.coordinator.http.access import LAST, Number
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import Ref, RouteTable, answer
 from stoker.coordinator.queue.read_jobs import JobMatch
@@ -16,10 +16,11 @@ from stoker.core.errors import NotFound
 from stoker.jobs.job_curves import MOST_POINTS, CurveRange, curve_files, joined_files, read_job_curves
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import HistoryCache
+from stoker.jobs.job_log import MOST_LINES, JobLogPages, LogRange
 from stoker.jobs.stage_plan import read_stages
-from stoker.protocol.screen_messages import SeriesView, StageGraph
+from stoker.protocol.screen_messages import LogPage, SeriesView, StageGraph
 from stoker.protocol.view_messages import AttemptView
-from stoker.views.series_view import series_view
+from stoker.views.run_views import log_page, series_view
 from stoker.views.stage_graph import stage_graph
 
 READS_AT_ONCE = 2
@@ -30,6 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Names = Annotated[list[str] | None, Query(max_length=100, description="Metrics, separated by commas")]
+Text = Annotated[str, Query(max_length=300)]
 Step = Annotated[int, Query(ge=-_STEP, le=_STEP)]
 
 
@@ -40,10 +42,12 @@ class RunRoutes:
         self._context = context
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._histories = HistoryCache()
+        self._logs = JobLogPages(self._histories)
         self.router = RouteTable("runs")
         add = self.router.add
         add("/v1/jobs/{ref}/series", self.series, response_model=SeriesView)
         add("/v1/jobs/{ref}/stages", self.stages, response_model=StageGraph)
+        add("/v1/jobs/{ref}/log", self.log, response_model=LogPage)
 
     async def series(
         self,
@@ -82,6 +86,30 @@ class RunRoutes:
         folder = self._folder(job, tries[0])
         planned = read_stages(folder)
         return self._histories.read(folder.status_path, lambda story: stage_graph(job.name, planned, story.nodes))
+
+    async def log(
+        self,
+        ref: Ref,
+        node: Text = "",
+        attempt: Number | None = None,
+        start: Annotated[int, Query(ge=0, le=LAST)] | None = None,
+        limit: Annotated[int, Query(ge=1, le=MOST_LINES)] = 500,
+        search: Text = "",
+    ) -> Response:
+        """Return lines that a job printed: the last ones, or those from a number on; of all stages, or of one.
+
+        With `search`, only lines that hold the text, whatever its case. Long lines are cut.
+        """
+        job, tries = await self._attempts(ref)
+        chosen = _chosen(ref, tries, attempt) if attempt is not None else tries[-1:]
+        asked = LogRange(node=node, start=start, limit=limit, search=search)
+        return answer(await self._read(self._log, job, chosen, asked))
+
+    def _log(self, job: JobMatch, tries: Sequence[AttemptView], asked: LogRange) -> LogPage:
+        if not tries:
+            return LogPage(job=job.name)
+        page = self._logs.read(self._folder(job, tries[0]), asked)
+        return log_page(job.name, page, is_over=bool(tries[0].ending))
 
     def _folder(self, job: JobMatch, one: AttemptView) -> JobFolder:
         return JobFolder(self._context.keeping.attempt_files.folder_of(job.id, one.number))

@@ -1,4 +1,4 @@
-"""Curves of a job as screens get them."""
+"""Curves and logs of a job as screens get them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from stoker.engine.metrics.metric_levels import TimedPoint
 from stoker.engine.metrics.metric_names import Direction
 from stoker.engine.metrics.metrics_file import MetricSource
 from stoker.jobs.job_curves import JobCurves
-from stoker.protocol.screen_messages import Series, SeriesView
+from stoker.jobs.job_log import JobLog
+from stoker.protocol.screen_messages import LogLineView, LogPage, Series, SeriesView
 
 MOST_NAMES = 2000
 _SOURCES = {MetricSource.REPORTED: "reported", MetricSource.STDOUT: "stdout"}
@@ -46,3 +47,20 @@ def _series(curve: ReadCurve) -> Series:
 def _time_s(point: TimedPoint) -> float:
     """Return the time of a value; a program may write any number there."""
     return round(point[2], 2) if math.isfinite(point[2]) else 0.0
+
+
+def log_page(job: str, log: JobLog, *, is_over: bool) -> LogPage:
+    """Return a page of a job's output."""
+    return LogPage(
+        job=job,
+        lines=tuple(
+            LogLineView(number=one.line.number, text=one.line.text, node=one.node, is_cut=one.line.is_cut)
+            for one in log.lines
+        ),
+        nodes=log.nodes,
+        first=log.first,
+        total=log.total,
+        is_over=is_over,
+        matches=log.matches,
+        note=log.note,
+    )
