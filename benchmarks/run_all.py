@@ -63,6 +63,7 @@ NAMES = (
     "fleet_scale",
     "fleet_latency",
     "fleet_tls",
+    "cockpit",
     "launch_slurm",
     "launch_ssh",
     "second_submit",

@@ -6,6 +6,7 @@ Wide characters (Chinese, Japanese, Korean, most emoji) take two columns, combin
 from __future__ import annotations
 
 import unicodedata
+from functools import lru_cache
 
 from stoker.core.text import outside
 
@@ -69,15 +70,14 @@ def _head(text: str, columns: int) -> str:
     return text
 
 
+@lru_cache(maxsize=4096)
 def _width(char: str) -> int:
-    if char.isascii():
-        return 1
     if unicodedata.category(char) in ("Mn", "Me"):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
+@lru_cache(maxsize=4096)
 def _is_drawn(char: str) -> bool:
-    return char.isascii() or not (
-        unicodedata.category(char) in ("Cf", "Cs", "Cn", "Co") or "\ufe00" <= char <= "\ufe0f"
-    )
+    is_selector = "\ufe00" <= char <= "\ufe0f"
+    return not is_selector and unicodedata.category(char) not in ("Cf", "Cs", "Cn", "Co")

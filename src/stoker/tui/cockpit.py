@@ -5,6 +5,8 @@ Drawn with the Line API by one widget. A table widget that updates a hundred cel
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -16,6 +18,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from stoker.core.display_width import text_width
 from stoker.tui.controls import CockpitControls
 from stoker.tui.frame import frame
 from stoker.tui.styled_text import ScreenLook, StyledLine, line_text
@@ -40,13 +43,16 @@ class FrameView(Widget):
     def show(self, lines: list[StyledLine]) -> int:
         """Show lines; return how many were drawn again."""
         before, self._lines = self._lines, lines
-        width = self.size.width
         if len(before) != len(lines):
             self.refresh()
             return len(lines)
-        changed = [row for row, line in enumerate(lines) if line != before[row]]
+        changed = [
+            Region(*changed_columns(before[row], line, self.size.width), 1).translate((0, row))
+            for row, line in enumerate(lines)
+            if line != before[row]
+        ]
         if changed:
-            self.refresh(*(Region(0, row, width, 1) for row in changed))
+            self.refresh(*changed)
         return len(changed)
 
     def render_line(self, y: int) -> Strip:
@@ -68,6 +74,22 @@ class FrameView(Widget):
         return style
 
 
+def changed_columns(before: StyledLine, after: StyledLine, width: int) -> tuple[int, int, int]:
+    """Return the first changed column of a line, 0, and the number of columns up to the last changed one."""
+    same = 0
+    while same < min(len(before), len(after)) and before[same] == after[same]:
+        same += 1
+    first = sum(text_width(text) for text, _ in after[:same])
+    if len(before) != len(after):
+        return first, 0, width - first
+    end = len(after)
+    while end > same and before[end - 1] == after[end - 1]:
+        end -= 1
+    last = sum(text_width(text) for text, _ in after[end:])
+    is_same_width = sum(text_width(text) for text, _ in before[end:]) == last
+    return first, 0, width - first - (last if is_same_width else 0)
+
+
 class CockpitApp(App[int]):
     """The program on the terminal."""
 
@@ -75,8 +97,16 @@ class CockpitApp(App[int]):
     BINDINGS: ClassVar[list[BindingType]] = []
     CSS = "Screen { background: ansi_default; overflow: hidden; }"
 
-    def __init__(self, controls: CockpitControls, *, has_colour: bool = True, is_ascii: bool = False) -> None:
+    def __init__(
+        self,
+        controls: CockpitControls,
+        *,
+        has_colour: bool = True,
+        is_ascii: bool = False,
+        end_signals: tuple[signal.Signals, ...] = (),
+    ) -> None:
         super().__init__(ansi_color=True)
+        self._end_signals = end_signals
         self.controls = controls
         self._is_ascii = is_ascii
         self._view = FrameView(has_colour=has_colour)
@@ -89,6 +119,9 @@ class CockpitApp(App[int]):
     def on_mount(self) -> None:
         """Start the threads and the drawing."""
         self._view.focus()
+        for number in self._end_signals:
+            # The terminal is restored before the process ends.
+            asyncio.get_running_loop().add_signal_handler(number, self.exit, 128 + signal.SIGTERM)
         self.controls.requests.start()
         self.controls.feed.start()
         self.set_interval(_DRAW_EVERY_S, self.draw_if_changed)
@@ -175,6 +208,7 @@ class CockpitApp(App[int]):
 
 def run_cockpit(controls: CockpitControls, *, has_colour: bool, is_ascii: bool, has_mouse: bool) -> int:
     """Show the cockpit until it is left; return the exit code."""
-    app = CockpitApp(controls, has_colour=has_colour, is_ascii=is_ascii)
-    app.run(mouse=has_mouse)
-    return app.return_code or 0
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    app = CockpitApp(controls, has_colour=has_colour, is_ascii=is_ascii, end_signals=ends)
+    code = app.run(mouse=has_mouse)
+    return app.return_code or 0 if code is None else code

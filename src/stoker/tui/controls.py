@@ -27,12 +27,19 @@ _TAB_KEYS = {"l": "logs", "e": "explain", "s": "stages", **{str(at): tab for at,
 class CockpitControls:
     """The cockpit without a terminal: takes keys, and holds state and data for the frame."""
 
-    def __init__(self, monitor: Monitor, clock: Clock, state: CockpitState, requests: RequestThreads) -> None:
+    def __init__(
+        self,
+        monitor: Monitor,
+        clock: Clock,
+        state: CockpitState,
+        requests: RequestThreads,
+        query: JobQuery | None = None,
+    ) -> None:
         self.monitor = monitor
         self.clock = clock
         self.state = state
         self.requests = requests
-        self.feed = CockpitFeed(monitor, clock, requests, JobQuery())
+        self.feed = CockpitFeed(monitor, clock, requests, query or JobQuery())
         self.job_feed = JobFeed(monitor, clock, requests)
         self.columns, self.rows = 80, 24
         self.is_over = False

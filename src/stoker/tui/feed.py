@@ -108,6 +108,10 @@ class CockpitFeed:
         with self._lock:
             return id_ in self._gone
 
+    def fetch_all(self) -> None:
+        """Fetch everything now. Raises the error of a lost connection."""
+        self._sync()
+
     def step(self) -> float:
         """Fetch once; return after how many seconds to fetch again."""
         try:

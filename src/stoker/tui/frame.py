@@ -11,14 +11,14 @@ from datetime import datetime
 from textwrap import wrap
 
 from stoker.core.display_width import cut, cut_middle, on_screen, padded, text_width
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, frozen
 from stoker.core.text import format_duration, one_line
 from stoker.protocol.view_messages import JobView, MachineView
 from stoker.tui.cockpit_state import CockpitState, Prompt
 from stoker.tui.controls import CockpitControls
 from stoker.tui.feed import ConnectionState, ScreenData
 from stoker.tui.job_frame import job_panel
-from stoker.tui.styled_text import ScreenLook, StyledLine, joined, plain, whole
+from stoker.tui.styled_text import ScreenLook, StyledLine, joined, line_text, plain, whole
 from stoker.views.fleet_lines import devices_text, progress_text, state_text, took_s
 from stoker.views.text_tables import ASCII, UNICODE, ago, moment, span
 
@@ -93,6 +93,24 @@ def frame(controls: CockpitControls, look: ScreenLook) -> list[StyledLine]:
 
 
 # The first two lines.
+
+
+def one_frame(controls: CockpitControls, look: ScreenLook) -> list[str]:
+    """Return the screen as text, without the line of keys and what is empty below the list. Blocks until it is fetched.
+
+    Raises the error of the connection if nothing could be fetched.
+    """
+    controls.columns, controls.rows = look.columns, look.rows
+    controls.feed.fetch_all()
+    for _ in range(2):
+        controls.sync()
+        controls.requests.run_queued()
+    controls.sync()
+    shown = changed(look, now_s=look.now_s + controls.feed.data.offset_s)
+    lines = [line_text(line).rstrip() for line in frame(controls, shown)[:-1]]
+    while lines and not lines[-1]:
+        lines.pop()
+    return [line for at, line in enumerate(lines) if line or lines[at - 1]]
 
 
 def _numbers_line(data: ScreenData, look: ScreenLook) -> StyledLine:

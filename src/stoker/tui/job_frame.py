@@ -80,7 +80,7 @@ def _body(state: CockpitState, data: JobData, look: ScreenLook, rows: int) -> li
 def _texts(state: CockpitState, data: JobData, look: ScreenLook, rows: int) -> list[str] | None:
     """Return all lines of a tab; None if they are not there yet."""
     if state.tab == "curves" and data.series is not None:
-        return curve_texts(data.series, look, rows)
+        return _CURVES.texts(data.series, look, rows)
     if state.tab == "stages" and data.stages is not None:
         return stage_texts(data.stages, look)
     if state.tab == "explain" and data.explanation is not None:
@@ -115,6 +115,23 @@ def curve_texts(view: SeriesView, look: ScreenLook, rows: int) -> list[str]:
     if hidden:
         lines.append(one_line(f"also: {', '.join(hidden)}", 500))
     return lines
+
+
+class _DrawnCurves:
+    """The curves that were drawn last: the screen is drawn more often than they change."""
+
+    def __init__(self) -> None:
+        self._of: tuple[SeriesView, int, int, bool] | None = None
+        self._texts: list[str] = []
+
+    def texts(self, view: SeriesView, look: ScreenLook, rows: int) -> list[str]:
+        of = (view, look.columns, rows, look.is_ascii)
+        if self._of is None or self._of[0] is not view or self._of[1:] != of[1:]:
+            self._of, self._texts = of, curve_texts(view, look, rows)
+        return self._texts
+
+
+_CURVES = _DrawnCurves()
 
 
 def _series_head(one: Series) -> str:

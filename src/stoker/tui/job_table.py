@@ -41,12 +41,15 @@ class _StateGroup:
         self.rows: dict[str, JobView] = {}
         self.cursor = ""
         self.is_complete = False
+        self.total: int | None = None
+        """Number of all jobs of the group, as its first page said."""
         self.last: SortKey | None = None
         """The end of what is loaded: rows behind it come with a later page."""
 
     def add(self, page: JobPage) -> None:
         self.rows.update((view.id, view) for view in page.jobs)
         self.cursor, self.is_complete = page.next, not page.next
+        self.total = page.total if page.total is not None else self.total
         self.last = max(map(self.key, self.rows.values()), default=None)
 
     def takes(self, view: JobView) -> bool:
@@ -113,4 +116,6 @@ class JobTable:
             return len(self)
         if self.query == JobQuery(state=self.query.state):
             return max(len(self), sum(counts.get(state, 0) for group in self._groups for state in group.states))
-        return None
+        totals = [len(group.rows) if group.is_complete else group.total for group in self._groups]
+        known = [total for total in totals if total is not None]
+        return max(len(self), sum(known)) if len(known) == len(totals) else None

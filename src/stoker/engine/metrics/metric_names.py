@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import Enum, StrEnum
+from functools import lru_cache
 from itertools import pairwise
 
 from stoker.core.frozen import changed, frozen
@@ -128,6 +129,8 @@ def normal_name(spelt: str) -> str:
     return "_".join([*dict.fromkeys(front), *rest])
 
 
+# Screens ask for the same few names many times a second.
+@lru_cache(maxsize=4096)
 def known_direction(metric: str) -> Direction | None:
     """Return which direction a metric's name suggests, if any."""
     words = _words(metric)
@@ -141,6 +144,7 @@ def known_direction(metric: str) -> Direction | None:
     return Direction.LARGER if (larger or (-1,))[0] > (smaller or (-1,))[0] else Direction.SMALLER
 
 
+@lru_cache(maxsize=4096)
 def preference(name: str) -> tuple[int, int, int, int, str]:
     """Order metrics by how likely they are what matters.
 
