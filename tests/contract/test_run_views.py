@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from stoker.core.digests import Digest, Tree, TreeEntry
 from stoker.core.errors import NotFound
+from stoker.core.job import job_id
 from stoker.core.jsontext import dumps
 from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
+from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
+from stoker.protocol.tree_messages import head
+from stoker.store.archives.archive_members import listing_bytes
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
 from tests.servers.hand import Hand
@@ -90,3 +96,37 @@ def test_lines_of_a_mirrored_run(fleet: Fleet) -> None:
     assert client.log("train", attempt=1).is_over
     with pytest.raises(NotFound, match="no stage 'rum' has a log"):
         client.log("train", "rum")
+
+
+def packed(client: FleetClient, **files: bytes) -> str:
+    """Store a tree of code at the coordinator."""
+    digests = {name: Digest(sha256(data).hexdigest()) for name, data in files.items()}
+    entries = [TreeEntry(name.replace("_", "."), len(data), digests[name]) for name, data in files.items()]
+    tree = Tree(tuple(sorted(entries, key=lambda entry: entry.path)))
+    client.want_tree(tree.digest(), files=len(files), size_bytes=tree.size_bytes)
+    client.send_pack(b"".join(head(digests[name], len(data)) + data for name, data in files.items()))
+    client.keep_tree(tree.digest(), listing_bytes(tree))
+    return tree.digest()
+
+
+def test_configuration_and_code_of_a_submitted_job(fleet: Fleet) -> None:
+    client = fleet.client()
+    first = packed(client, train_py=b"lr = 1\n", same_py=b"")
+    second = packed(client, train_py=b"lr = 2\n", same_py=b"")
+    args = {"argv": ["python"], "env": {"TOKEN": "hidden"}, "params": {"lr": 0.1}}
+    ids: list[str] = []
+    for seed, tree in enumerate((first, second)):
+        identity = {"seed": seed}
+        id = job_id(recipe="command", schema_version=1, args=identity)
+        ids.append(id)
+        one = order("train", recipe="command", id=id, args={**args, **identity}, identity=identity, code_tree=tree)
+        client.submit(Submission(jobs=(one,)))
+    config = client.config("train")
+    settings = {one.path: (one.value, one.origin) for one in config.settings}
+    assert settings["lr"] == (0.1, "as submitted")
+    assert "hidden" not in str(config)
+    diff = client.code_diff("train")
+    assert (diff.files, diff.parent) == (("train.py",), "train")
+    assert "-lr = 1\n+lr = 2" in diff.text
+    assert client.code_diff("train", "train").note == "the code is the same"
+    assert client.code_diff(ids[0]).note == "no earlier job has this name"

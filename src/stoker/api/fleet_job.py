@@ -22,13 +22,11 @@ from stoker.api.job import (
     Job,
     JobReasons,
     JobStop,
-    Layers,
     StageLogLine,
     StoredResult,
     StoredResults,
     job_story,
     nodes_named,
-    value_layers,
 )
 from stoker.core.clock import Clock
 from stoker.core.errors import InvalidTransition, NotFound, Refused, StokerError, Usage
@@ -36,6 +34,7 @@ from stoker.core.frozen import changed
 from stoker.core.job import JobSpec, JobState, TrialNodes
 from stoker.devices.this_machine import submitter_name
 from stoker.jobs.pack.left_behind import missing_file_hint
+from stoker.jobs.trial_settings import SUBMITTED, Layers, value_layers
 from stoker.jobs.trials import Trial, TrialEnd
 from stoker.protocol.client import FleetClient
 from stoker.protocol.view_messages import AttemptView, DoneView, JobDetails, JobView
@@ -55,7 +54,6 @@ _ENDS = frozenset(state.value for state in JobState if state.is_terminal)
 _MANY_POINTS = 500
 """Each is fetched with all its curves: for more of them a note says what takes so long."""
 _LAST_LINES = 30
-_SUBMITTED = "as submitted"
 
 
 class FleetJob(Job):
@@ -350,7 +348,7 @@ class FleetJob(Job):
         trials = [Trial(spec=story.spec, nodes=no_nodes) for story in stories]
         layers, known, varying = value_layers(key, trials[0].spec, {}, trials)
         return (
-            [(path, [(where or _SUBMITTED, value) for where, value in stack]) for path, stack in layers],
+            [(path, [(where or SUBMITTED, value) for where, value in stack]) for path, stack in layers],
             known,
             varying,
         )

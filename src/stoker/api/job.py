@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from stoker.core.errors import NotFound
 from stoker.core.events import Kinds
 from stoker.core.frozen import changed, field_names, fresh, frozen
 from stoker.core.job import JobSpec
-from stoker.core.jsontext import dumps, loads
+from stoker.core.jsontext import loads
 from stoker.core.text import safe_name
 from stoker.engine.journal import older_generation, read_status
 from stoker.host.writers import older_log
@@ -30,14 +30,12 @@ if TYPE_CHECKING:
     from stoker.core.job import JobSpec
     from stoker.engine.preview import NodeForecast
     from stoker.jobs.comparison import JobFacts, TrialFacts
-    from stoker.jobs.trial_settings import JobSetting
+    from stoker.jobs.trial_settings import Layers
     from stoker.protocol.view_messages import JobExplanation, JobView
     from stoker.store.results import ResultPart
     from stoker.store.trees import Heed
 
 _MAKERS_NAMED = 3
-Layers = list[tuple[str, list[tuple[str, Any]]]]
-"""Of each value of a configuration: its path, and the layers behind it with what each says, the winner last."""
 
 
 class Job(ABC):
@@ -435,61 +433,3 @@ class JobLogReader:
         before, self._shown = self._shown, name
         title = f" ({self._titles[name]})" if name[:1].isdigit() and name in self._titles else ""
         return StageLogLine(node=name, text=text, heading=f"{name}{title}", has_gap=bool(before))
-
-
-def value_layers(
-    key: str, spec: JobSpec, config: Mapping[str, Any], trials: Sequence[Trial]
-) -> tuple[Layers, list[str], set[str]]:
-    """Return what `Job.layers_of` returns, for these trials of a job with a configuration."""
-    from stoker.jobs.trial_settings import settings_of
-
-    origins, swept_by = (one if isinstance(one := config.get(name), dict) else {} for name in ("origins", "sweep"))
-    swept = {path for one in trials for path in one.spec.point}
-    chosen = [(one, settings_of(spec, config, one)) for one in trials]
-    base = settings_of(spec, config)
-    varying = set(swept) if len(trials) > 1 else set()
-    layers: Layers = []
-    added = (path for _, settings in chosen for path in settings if path != "program" and not _is_in_one(path, origins))
-    known = dict.fromkeys([*origins, *added])
-    for path in (one for one in known if one == key or one.startswith(f"{key}.")):
-        stack = [(str(one.get("from")), one.get("value")) for one in origins.get(path, ())]
-        here = [(one, settings[path]) for one, settings in chosen if path in settings]
-        if path in swept:
-            stack += [
-                (_by_trial(one, swept_by.get(path, "")), one.spec.point[path])
-                for one, _ in here
-                if path in one.spec.point
-            ]
-        elif here and (len(here) < len(chosen) or len({dumps(setting.value) for _, setting in here}) > 1):
-            varying.add(path)
-            stack += [(_by_trial(one, setting.origin), setting.value) for one, setting in here]
-        elif here:
-            stack = _with_own(stack, here[0][1])
-        elif path in base:
-            # Another trial has it, from the option of a group that this one does not choose.
-            continue
-        layers.append((path, stack))
-    return layers, [one for one in known if one != key], varying
-
-
-def _with_own(stack: list[tuple[str, Any]], own: JobSetting) -> list[tuple[str, Any]]:
-    """End a stack with the value that was used: what references led to, or what the trial chose instead."""
-    from stoker.config.values import refers
-
-    if not stack:
-        return [(own.origin, own.value)]
-    where, said = stack[-1]
-    if own.origin != where:
-        return [*stack[:-1], (own.origin, own.value)]
-    return [*stack, (f"{where}, resolved", own.value)] if refers(said) else stack
-
-
-def _is_in_one(path: str, origins: Container[str]) -> bool:
-    """Return True if a path is one of these, or is below one that is a map."""
-    steps = path.split(".")
-    return any(".".join(steps[:count]) in origins for count in range(1, len(steps) + 1))
-
-
-def _by_trial(trial: Trial, origin: str) -> str:
-    what = f"trial {trial.spec.number} ({trial.spec.label})"
-    return f"{origin}, {what}" if origin else what

@@ -12,7 +12,6 @@ from stoker.api.job import (
     JobLogReader,
     JobReasons,
     JobStop,
-    Layers,
     LocalJobView,
     StageLogLine,
     StoredResult,
@@ -20,7 +19,6 @@ from stoker.api.job import (
     job_story,
     nodes_named,
     trial_ends,
-    value_layers,
 )
 from stoker.core.errors import InvalidTransition, NotFound, StokerError, Usage
 from stoker.core.job import JobSpec, JobState
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from stoker.engine.preview import NodeForecast
     from stoker.jobs.comparison import JobFacts, TrialFacts
     from stoker.jobs.job_history import RunHistory
+    from stoker.jobs.trial_settings import Layers
 
 _LOOK_AGAIN_S = 0.2
 
@@ -204,7 +203,7 @@ class LocalJob(Job):
         return {forecast.node: forecast for forecast in seen.forecasts}, ""
 
     def layers_of(self, key: str) -> tuple[Layers, list[str], set[str]]:
-        from stoker.jobs.trial_settings import read_config
+        from stoker.jobs.trial_settings import read_config, value_layers
 
         trials = trials_of_job(self.folder)
         if self.stage:

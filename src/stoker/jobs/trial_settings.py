@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 from stoker.config.compose import ComposedConfig
@@ -164,3 +164,80 @@ def _chosen_by(config: Mapping[str, Any], trial: Trial, path: str) -> str:
     if not over and origin and refers(said):
         return origin
     return ", ".join(f"{one}={trial.spec.point[one]}" for one in over or trial.spec.point) or origin
+
+
+# Which layers say something of a value, for `explain NAME KEY` and the screens.
+
+Layers = list[tuple[str, list[tuple[str, Any]]]]
+"""Of each value of a configuration: its path, and the layers behind it with what each says, the winner last."""
+SUBMITTED = "as submitted"
+"""The origin of a fleet job's values: the coordinator has the values, not the files that they came from."""
+
+
+def value_layers(
+    key: str, spec: JobSpec, config: Mapping[str, Any], trials: Sequence[Trial]
+) -> tuple[Layers, list[str], set[str]]:
+    """Return the layers behind the values of a key (empty: of all), all known paths, and which of them vary."""
+    origins, swept_by = (one if isinstance(one := config.get(name), dict) else {} for name in ("origins", "sweep"))
+    swept = {path for one in trials for path in one.spec.point}
+    chosen = [(one, settings_of(spec, config, one)) for one in trials]
+    base = settings_of(spec, config)
+    varying = set(swept) if len(trials) > 1 else set()
+    layers: Layers = []
+    added = (path for _, settings in chosen for path in settings if path != "program" and not _is_in_one(path, origins))
+    known = dict.fromkeys([*origins, *added])
+    for path in (one for one in known if not key or one == key or one.startswith(f"{key}.")):
+        stack = [(str(one.get("from")), one.get("value")) for one in origins.get(path, ())]
+        here = [(one, settings[path]) for one, settings in chosen if path in settings]
+        if path in swept:
+            stack += [
+                (_by_trial(one, swept_by.get(path, "")), one.spec.point[path])
+                for one, _ in here
+                if path in one.spec.point
+            ]
+        elif here and (len(here) < len(chosen) or len({dumps(setting.value) for _, setting in here}) > 1):
+            varying.add(path)
+            stack += [(_by_trial(one, setting.origin), setting.value) for one, setting in here]
+        elif here:
+            stack = _with_own(stack, here[0][1])
+        elif path in base:
+            # Another trial has it, from the option of a group that this one does not choose.
+            continue
+        layers.append((path, stack))
+    return layers, [one for one in known if one != key], varying
+
+
+def _with_own(stack: list[tuple[str, Any]], own: JobSetting) -> list[tuple[str, Any]]:
+    """End a stack with the value that was used: what references led to, or what the trial chose instead."""
+    if not stack:
+        return [(own.origin, own.value)]
+    where, said = stack[-1]
+    if own.origin != where:
+        return [*stack[:-1], (own.origin, own.value)]
+    return [*stack, (f"{where}, resolved", own.value)] if refers(said) else stack
+
+
+def _is_in_one(path: str, origins: Container[str]) -> bool:
+    """Return True if a path is one of these, or is below one that is a map."""
+    steps = path.split(".")
+    return any(".".join(steps[:count]) in origins for count in range(1, len(steps) + 1))
+
+
+def _by_trial(trial: Trial, origin: str) -> str:
+    what = f"trial {trial.spec.number} ({trial.spec.label})"
+    return f"{origin}, {what}" if origin else what
+
+
+def shown_layers(spec: JobSpec, config: Mapping[str, Any], trials: Sequence[Trial]) -> Layers:
+    """Return the layers behind every value as they may be shown: secrets masked, of a value without one `SUBMITTED`."""
+    layers, _, _ = value_layers("", spec, config, trials)
+    return [
+        (
+            path,
+            [
+                (masked_origin(spec.recipe, path, origin) or SUBMITTED, masked(spec.recipe, path, value))
+                for origin, value in stack
+            ],
+        )
+        for path, stack in layers
+    ]

@@ -1,10 +1,10 @@
-"""What a client asks of one job's run: metrics over steps, stages, logs."""
+"""What a client asks of one job's run: metrics over steps, stages, logs, configuration, code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.protocol.screen_messages import LogPage, SeriesView, StageGraph
+from stoker.protocol.screen_messages import CodeDiff, ConfigView, LogPage, SeriesView, StageGraph
 from stoker.protocol.transport import CoordinatorClient, part
 
 
@@ -42,3 +42,11 @@ class RunClient(CoordinatorClient):
         """Return lines that a job printed: the last ones, or those from a number on."""
         query = {"node": node, "attempt": attempt, "start": start, "limit": limit, "search": search}
         return self._get(f"/v1/jobs/{part(ref)}/log", LogPage, query)
+
+    def config(self, ref: str) -> ConfigView:
+        """Return the configuration of a job."""
+        return self._get(f"/v1/jobs/{part(ref)}/config", ConfigView)
+
+    def code_diff(self, ref: str, parent: str = "") -> CodeDiff:
+        """Return how a job's code differs from that of `parent`, or of the job of its name before it."""
+        return self._get(f"/v1/jobs/{part(ref)}/code", CodeDiff, {"parent": parent})

@@ -406,7 +406,7 @@ class CoordinatorService:
         routers = (
             JobRoutes(context, parts.code_gate).router,
             FileRoutes(context, contents).router,
-            RunRoutes(context).router,
+            RunRoutes(context, contents).router,
             MachineRoutes(context, on_forgotten=sources.forget).router,
             FleetRoutes(context).router,
             RetentionRoutes(context, contents).router,

@@ -1,4 +1,4 @@
-"""Routes about one job's run, read from the mirrors of its attempts: metrics over steps, stages, logs."""
+"""Routes about one job's run: metrics over steps, stages and logs from the mirrors of its attempts; config and code."""
 
 from __future__ import annotations
 
@@ -12,20 +12,28 @@ from stoker.coordinator.http.access import LAST, Number
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import Ref, RouteTable, answer
 from stoker.coordinator.queue.read_jobs import JobMatch
-from stoker.core.errors import NotFound
+from stoker.coordinator.storage.tree_storage import CoordinatorTrees
+from stoker.core.digests import Digest
+from stoker.core.errors import NotFound, StokerError
+from stoker.core.job import JobSpec, TrialNodes
+from stoker.jobs.code_diff import LARGEST_FILE_BYTES, compare_code
 from stoker.jobs.job_curves import MOST_POINTS, CurveRange, curve_files, joined_files, read_job_curves
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import HistoryCache
 from stoker.jobs.job_log import MOST_LINES, JobLogPages, LogRange
 from stoker.jobs.stage_plan import read_stages
-from stoker.protocol.screen_messages import LogPage, SeriesView, StageGraph
+from stoker.jobs.trial_settings import shown_layers
+from stoker.jobs.trials import Trial
+from stoker.protocol.screen_messages import CodeDiff, ConfigView, LogPage, SeriesView, StageGraph
 from stoker.protocol.view_messages import AttemptView
-from stoker.views.run_views import log_page, series_view
+from stoker.store.archives.archive_members import read_listing
+from stoker.views.run_views import code_diff_view, config_view, log_page, series_view
 from stoker.views.stage_graph import stage_graph
 
 READS_AT_ONCE = 2
 """Of the file threads: a first look at a long curve takes seconds, and workers send their logs meanwhile."""
 _STEP = 2**63 - 1
+_COMMIT = 12
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,8 +46,9 @@ Step = Annotated[int, Query(ge=-_STEP, le=_STEP)]
 class RunRoutes:
     """Routes about one job's run."""
 
-    def __init__(self, context: ServiceContext) -> None:
+    def __init__(self, context: ServiceContext, contents: CoordinatorTrees) -> None:
         self._context = context
+        self._contents = contents
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._histories = HistoryCache()
         self._logs = JobLogPages(self._histories)
@@ -48,6 +57,8 @@ class RunRoutes:
         add("/v1/jobs/{ref}/series", self.series, response_model=SeriesView)
         add("/v1/jobs/{ref}/stages", self.stages, response_model=StageGraph)
         add("/v1/jobs/{ref}/log", self.log, response_model=LogPage)
+        add("/v1/jobs/{ref}/config", self.config, response_model=ConfigView)
+        add("/v1/jobs/{ref}/code", self.code, response_model=CodeDiff)
 
     async def series(
         self,
@@ -110,6 +121,44 @@ class RunRoutes:
             return LogPage(job=job.name)
         page = self._logs.read(self._folder(job, tries[0]), asked)
         return log_page(job.name, page, is_over=bool(tries[0].ending))
+
+    async def config(self, ref: Ref) -> Response:
+        """Return the configuration of a job, as it was submitted; values of variables are masked."""
+        story = await self._context.read(self._context.reader.story, ref)
+        trial = Trial(spec=story.spec, nodes=TrialNodes(final="", keep=(), nodes=()))
+        return answer(config_view(story.job.name, shown_layers(story.spec, {}, [trial])))
+
+    async def code(self, ref: Ref, parent: Text = "") -> Response:
+        """Return how a job's code differs from that of another job, by default the one of its name before it."""
+        reader, read = self._context.reader, self._context.read
+        job = await read(reader.find, ref)
+        other = await read(reader.find, parent) if parent else await read(reader.find_earlier, job)
+        if other is None:
+            return answer(CodeDiff(job=job.name, note="no earlier job has this name"))
+        specs = [(await read(reader.story, one.id)).spec for one in (other, job)]
+        return answer(await self._read(self._code, job.name, other.name, specs[0], specs[1]))
+
+    def _code(self, name: str, parent: str, before: JobSpec, after: JobSpec) -> CodeDiff:
+        commits = [spec.commit[:_COMMIT] for spec in (before, after)]
+        note = f"commits {commits[0]} and {commits[1]}" if all(commits) else ""
+        if not before.code_tree or not after.code_tree:
+            # Code of a recipe, or of a folder that all machines have: its files are known by their digests.
+            return code_diff_view(name, parent, compare_code(before.code, after.code), note)
+        try:
+            trees = [read_listing(self._contents.listing(spec.code_tree), spec.code_tree) for spec in (before, after)]
+        except StokerError as error:
+            return code_diff_view(name, parent, None, f"the code is not stored: {error.message}")
+        files = [{entry.path: str(entry.sha256) for entry in tree.entries if entry.sha256} for tree in trees]
+        return code_diff_view(name, parent, compare_code(files[0], files[1], self._stored), note)
+
+    def _stored(self, digest: str) -> bytes | None:
+        """Return a stored file; None if it is large or not here."""
+        keeping = self._context.keeping
+        size_bytes = keeping.has_archive(digest)
+        if size_bytes is None or size_bytes > LARGEST_FILE_BYTES:
+            return None
+        with keeping.objects.open(Digest(digest)) as file:
+            return file.read(LARGEST_FILE_BYTES)
 
     def _folder(self, job: JobMatch, one: AttemptView) -> JobFolder:
         return JobFolder(self._context.keeping.attempt_files.folder_of(job.id, one.number))

@@ -70,6 +70,14 @@ def find_jobs(connection: Connection, ref: str) -> tuple[JobMatch, ...]:
     return tuple(points[number] for number in sorted(points))
 
 
+def find_earlier(connection: Connection, job: JobMatch) -> JobMatch | None:
+    """Return the job of the same name, and of a sweep's point the same number, that was submitted before one."""
+    name, slash, number = job.name.rpartition("/")
+    same = (JOBS.c.name == name, JOBS.c.number == int(number)) if slash else (JOBS.c.name == job.name,)
+    row = connection.execute(_jobs().where(*same, JOBS.c.seq < job.seq).order_by(JOBS.c.seq.desc()).limit(1)).first()
+    return None if row is None else _match(row)
+
+
 def _match(row: Row[Any]) -> JobMatch:
     name = f"{row.name}/{row.number}" if row.number else row.name
     return JobMatch(seq=row.seq, id=row.id, state=row.state, name=name)

@@ -15,6 +15,7 @@ from stoker.coordinator.queue.queue_state import ENDS
 from stoker.coordinator.queue.read_jobs import (
     Limits,
     bundle_object,
+    find_earlier,
     find_job,
     find_jobs,
     read_attempts,
@@ -355,6 +356,7 @@ class QueueReader:
 
     find = _reading(find_job)
     find_all = _reading(find_jobs)
+    find_earlier = _reading(find_earlier)
     attempts_of = _reading(read_attempts)
     events = _reading(read_events)
     newest_event = _reading(read_newest_event)

@@ -1,0 +1,71 @@
+"""How the code of two runs differs: a unified diff where the files are stored, else their names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+
+from stoker.core.frozen import frozen
+from stoker.core.text import printable
+
+MOST_TEXT = 200_000
+MOST_FILES = 500
+LARGEST_FILE_BYTES = 256 * 1024
+_MOST_LINES = 4000
+"""Of one side: what finds the differences takes seconds for more."""
+_LONGEST_LINE = 2000
+
+ReadFile = Callable[[str], bytes | None]
+"""Returns the bytes of a digest; None if they are not stored, or too many."""
+
+
+@frozen
+class CodeChange:
+    """What differs between two sets of files."""
+
+    files: tuple[str, ...]
+    text: str
+    is_cut: bool = False
+
+
+def nothing_stored(_digest: str, /) -> None:
+    """Return nothing: the files of this machine's runs are known by their digests alone."""
+
+
+def compare_code(before: Mapping[str, str], after: Mapping[str, str], read: ReadFile = nothing_stored) -> CodeChange:
+    """Return how files, by path with their digests, changed; both texts are bounded."""
+    paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    pieces: list[str] = []
+    size, is_cut = 0, len(paths) > MOST_FILES
+    for path in paths[:MOST_FILES]:
+        for line in _file_diff(path, before.get(path), after.get(path), read):
+            size += len(line) + 1
+            if size > MOST_TEXT:
+                return CodeChange(files=tuple(paths[:MOST_FILES]), text="\n".join(pieces), is_cut=True)
+            pieces.append(line)
+    return CodeChange(files=tuple(paths[:MOST_FILES]), text="\n".join(pieces), is_cut=is_cut)
+
+
+def _file_diff(path: str, before: str | None, after: str | None, read: ReadFile) -> Iterator[str]:
+    shown = printable(path).replace("\n", "\\x0a")
+    yield f"--- {f'a/{shown}' if before is not None else '/dev/null'}"
+    yield f"+++ {f'b/{shown}' if after is not None else '/dev/null'}"
+    sides = [_lines(digest, read) for digest in (before, after)]
+    if sides[0] is None or sides[1] is None:
+        digests = " → ".join((digest or "none")[:12] for digest in (before, after))
+        yield f"# not shown: binary, large, or not stored ({digests})"
+        return
+    # The first two lines are the names.
+    for number, line in enumerate(difflib.unified_diff(sides[0], sides[1], lineterm="")):
+        if number > 1:
+            yield line[:_LONGEST_LINE]
+
+
+def _lines(digest: str | None, read: ReadFile) -> list[str] | None:
+    if digest is None:
+        return []
+    data = read(digest)
+    if data is None or len(data) > LARGEST_FILE_BYTES or b"\0" in data:
+        return None
+    lines = [printable(line) for line in data.decode("utf-8", "backslashreplace").split("\n")]
+    return lines if len(lines) <= _MOST_LINES else None

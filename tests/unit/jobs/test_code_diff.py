@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from stoker.jobs.code_diff import LARGEST_FILE_BYTES, MOST_TEXT, compare_code
+
+
+def test_changed_added_and_removed_files_as_a_unified_diff() -> None:
+    stored = {"1": b"a\nb\nc\n", "2": b"a\nB\nc\n", "3": b"new\x1b[2J\n"}
+    change = compare_code(
+        {"x.py": "1", "same.py": "9", "old.py": "1"}, {"x.py": "2", "same.py": "9", "n.py": "3"}, stored.get
+    )
+    assert change.files == ("n.py", "old.py", "x.py")
+    assert "--- a/x.py\n+++ b/x.py\n@@ -1,4 +1,4 @@\n a\n-b\n+B\n c\n " in change.text
+    assert "--- /dev/null\n+++ b/n.py" in change.text
+    assert "+++ /dev/null" in change.text
+    assert "\x1b" not in change.text
+    assert not change.is_cut
+
+
+def test_what_is_binary_large_or_not_stored_is_named() -> None:
+    stored = {"1": b"\0", "2": b"x" * (LARGEST_FILE_BYTES + 1)}
+    change = compare_code({"a": "1", "b": "2"}, {"a": "7", "b": "8", "c": "missing"}, stored.get)
+    assert change.files == ("a", "b", "c")
+    assert change.text.count("# not shown") == 3
+
+
+def test_a_long_diff_is_cut() -> None:
+    stored = {str(at): "".join(f"{at} {line} {'x' * 90}\n" for line in range(1000)).encode() for at in range(8)}
+    change = compare_code({}, {f"{at}.py": str(at) for at in range(8)}, stored.get)
+    assert change.is_cut
+    assert len(change.text) <= MOST_TEXT
+    assert compare_code({"a": "1"}, {"a": "1"}).files == ()
