@@ -151,6 +151,7 @@ def work(house: AppParts, options: WorkOptions, tell: Callable[[str, dict[str, A
         if closed := machine.closed_python():
             tell("closed_python", {"why": closed})
         _report_findings(house, options, machine, opened)
+        _record_telemetry(house, options, machine, opened)
         worker = Worker(
             name=name,
             wishes=WorkerPolicy(
@@ -332,6 +333,36 @@ def _report_findings(house: AppParts, options: WorkOptions, machine: LocalMachin
     )
     reporting.start()
     opened.callback(reporting.close)
+
+
+def _record_telemetry(house: AppParts, options: WorkOptions, machine: LocalMachine, opened: ExitStack) -> None:
+    """Sample this machine's devices while the worker runs, and report to the coordinator."""
+    from stoker.devices.telemetry.recorder import FOLDER, TelemetryRecorder
+    from stoker.devices.telemetry.samples import DeviceSampler
+    from stoker.worker.telemetry import TelemetryReporting, TelemetrySampling
+
+    def names() -> dict[str, str]:
+        return {device.uuid: device.name for device in machine.capability.devices}
+
+    settings = house.settings
+    sampler = DeviceSampler(lambda: machine.capability.devices, settings.environment)
+    recorder = TelemetryRecorder(
+        os.path.join(settings.state, FOLDER),
+        sampler.sample,
+        lambda: house.ledger.reserved() if machine.capability.usable_devices else {},
+        clock=house.clock,
+        name_of=lambda uuid: names().get(uuid, ""),
+    )
+    line = _open_line(house, options, opened)
+    reporting = TelemetryReporting(
+        recorder, line.report_telemetry, worker=machine.capability.hostname, names=names, clock=house.clock
+    )
+    sampling = TelemetrySampling(recorder, clock=house.clock, on_alert=reporting.hurry)
+    reporting.start()
+    sampling.start()
+    opened.callback(sampler.close)
+    for task in (reporting, sampling):
+        opened.callback(task.close)
 
 
 def _open_lines(house: AppParts, options: WorkOptions, opened: ExitStack) -> WorkerConnections:

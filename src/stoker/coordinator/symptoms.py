@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from statistics import median
 from typing import Any
 
 from sqlalchemy import Connection, select
 
+from stoker.coordinator.alert_symptoms import alert_symptoms
 from stoker.coordinator.database.database import snapshot
 from stoker.coordinator.database.tables import ATTEMPTS, EVENTS, JOBS
 from stoker.coordinator.queue.commands import (
@@ -26,6 +27,7 @@ from stoker.coordinator.queue.commands import (
 )
 from stoker.coordinator.queue.read_jobs import read_newest_event, read_object
 from stoker.coordinator.queue.writer import Queue
+from stoker.coordinator.storage.telemetry import FleetTelemetry
 from stoker.core.clock import Clock
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import fresh, frozen
@@ -34,6 +36,7 @@ from stoker.core.leases import Symptom, SymptomKind, is_skewed
 from stoker.core.retry import BudgetCharge, FailureCause, charge_of
 from stoker.core.text import format_duration, format_size
 from stoker.host.background import RecurringTask
+from stoker.protocol.telemetry_messages import AlertView
 
 
 @frozen
@@ -94,6 +97,8 @@ class FleetHealthFacts:
     """Of the last hour."""
     endings: tuple[AttemptHealthFacts, ...] = fresh(factory=tuple)
     """The newest, oldest first."""
+    alerts: Mapping[str, tuple[AlertView, ...]] = fresh(factory=dict)
+    """Limits that devices have reached, by machine, as reported by their workers."""
 
 
 HOUR_S = 3600.0
@@ -118,8 +123,10 @@ class Gatherer:
     again, with the same result.
     """
 
-    def __init__(self, queue: Queue, *, clock: Clock, version: str) -> None:
+    def __init__(self, queue: Queue, *, clock: Clock, version: str, telemetry: FleetTelemetry | None = None) -> None:
         self._queue = queue
+        self._telemetry = telemetry
+        self._alert_count = 0
         self._clock = clock
         self._version = version
         self._cursor: int | None = None
@@ -132,6 +139,7 @@ class Gatherer:
         now_s = self._clock.wall_s()
         self._read_on()
         self._has_device_failures = False
+        self._alert_count = 0 if self._telemetry is None else self._telemetry.alert_count
         while self._comings and self._comings[0].at_s < now_s - HOUR_S:
             self._comings.popleft()
         return FleetHealthFacts(
@@ -140,7 +148,14 @@ class Gatherer:
             machines=self._machines(),
             comings=tuple(self._comings),
             endings=tuple(self._endings),
+            alerts={}
+            if self._telemetry is None
+            else {name: report.alerts for name, report in self._telemetry.all_latest().items() if report.alerts},
         )
+
+    def sees_new_alerts(self) -> bool:
+        """Return True if an alert of a device was raised or cleared since `gather`."""
+        return self._telemetry is not None and self._telemetry.alert_count != self._alert_count
 
     def sees_device_failures(self) -> bool:
         """Read new events, and return True if an attempt failed on a device since `gather`."""
@@ -364,7 +379,8 @@ def symptoms_of(facts: FleetHealthFacts) -> list[Symptom]:
         if machine.name not in gone:
             for rule in _RULES:
                 found += rule(among, machine)
-    return found + [one for one in failing_devices(facts) if one.machine not in gone]
+    found += [one for one in failing_devices(facts) if one.machine not in gone]
+    return found + alert_symptoms(facts.alerts, {one.name for one in facts.machines if not one.has_left})
 
 
 def failing_devices(facts: FleetHealthFacts) -> list[Symptom]:
@@ -554,7 +570,7 @@ class HealthWatch(RecurringTask):
     def act(self) -> float:
         """Check if it is time, or if a device fails; return the seconds until the next time."""
         self._waited += 1
-        if self._waited >= self._looks_each or self._has_to_cordon():
+        if self._waited >= self._looks_each or self._gatherer.sees_new_alerts() or self._has_to_cordon():
             self._waited = 0
             self.look()
         return self._soon_s

@@ -188,6 +188,14 @@ class SymptomKind(StrEnum):
     """Its disk is nearly full."""
     FAILING = "failing"
     """Different jobs fail on this device as they do on broken hardware."""
+    HOT = "hot"
+    """A device is close to the temperature at which it slows down."""
+    MEMORY = "memory"
+    """A device's memory is nearly full, beyond what jobs reserved."""
+    POWER = "power"
+    """A device draws all the power that it may, and is slowed down."""
+    IDLE = "idle"
+    """A job holds a device and does not use it."""
 
 
 @frozen

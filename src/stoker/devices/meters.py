@@ -135,6 +135,16 @@ class NvmlMeter:
         sizes = {pid: bytes_value(size) for pid, size in rows.items() if pid.isdecimal() and len(pid) < 12}
         return {int(pid): size for pid, size in sizes.items() if size is not None}
 
+    def sample(self, uuids: Sequence[str], also: Sequence[str] = ()) -> dict[str, dict[str, Any]] | None:
+        """Return raw values of devices, by UUID and name (`nvml_child`); None if the library does not respond.
+
+        `also` names what is measured seldom: `fan`, `limit_mw`, `ecc`, `processes`.
+        """
+        rows = self._ask("sample", "", uuids=list(uuids), also=list(also))
+        if not isinstance(rows, dict):
+            return None
+        return {uuid: row for uuid, row in rows.items() if isinstance(row, dict)}
+
     def close(self) -> None:
         with self._lock:
             self._let_go()
@@ -147,7 +157,7 @@ class NvmlMeter:
             self._child.forget()
             self._child = None
 
-    def _ask(self, what: str, uuid: str) -> Any:
+    def _ask(self, what: str, uuid: str, **more: Any) -> Any:
         with self._lock:
             if self._clock.monotonic_s() < self._rests_until_s:
                 return None
@@ -155,7 +165,7 @@ class NvmlMeter:
                 if self._child is None:
                     self._child = self._start()
                 if self._child is not None:
-                    return self._child.ask(what, uuid, self._limit_s)
+                    return self._child.ask(what, uuid, self._limit_s, more)
             except (OSError, ValueError, TimeoutError):
                 self._let_go()
             self._rests_until_s = self._clock.monotonic_s() + self._rest_s
@@ -191,10 +201,10 @@ class _Talk:
         for pipe in self._pipes():
             os.set_blocking(pipe.fileno(), False)
 
-    def ask(self, what: str, uuid: str, limit_s: float) -> Any:
+    def ask(self, what: str, uuid: str, limit_s: float, more: Mapping[str, Any]) -> Any:
         """Return the child's response, `None` if it has no value. Raises if it does not respond."""
         self._number += 1
-        question = jsontext.dumps({"id": self._number, "ask": what, "uuid": uuid}).encode() + b"\n"
+        question = jsontext.dumps({"id": self._number, "ask": what, "uuid": uuid, **more}).encode() + b"\n"
         to_child, from_child = self._pipes()
         os.write(to_child.fileno(), question)
         # Real time: it limits how long a thread may block.

@@ -71,6 +71,7 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("POST|DELETE", r"/v1/sessions(?:/codes)?", _BY_ROLE[Role.READ]),
     ("POST", r"/v1/join/(?:begin|finish)", _OPEN),
     ("POST", r"/v1/machines/[^/]+/report", _WORKERS_OF_ANY_VERSION),
+    ("POST", r"/v1/machines/[^/]+/telemetry", _WORKERS),
     ("POST", r"/v1/job/(?:claim|[^/]+/(?:heartbeat|complete|fail))", _WORKERS),
     ("PUT", r"/v1/model/.*", _WORKERS),
     ("POST|PATCH", r"/v1/uploads(?:/.*)?", _SUBMITTERS_AND_WORKERS),

@@ -19,6 +19,7 @@ from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.queue.commands import Answer, Command, NoteTokens, Submit, Write
 from stoker.coordinator.queue.writer import Queue, Then
 from stoker.coordinator.storage.storage import CoordinatorStorage
+from stoker.coordinator.storage.telemetry import gauges_of
 from stoker.core.clock import Clock
 from stoker.core.errors import StaleLease, StokerError
 from stoker.core.frozen import frozen
@@ -76,6 +77,13 @@ class MetricsPage:
             labelled = f'{{{label}="{_escaped(value_of)}"}}' if label else ""
             self._lines.append(f"{name}{labelled} {value:.17g}")
 
+    def labelled(self, name: str, help: str, values: Iterable[tuple[Mapping[str, str], float]]) -> None:
+        """Add gauges with any labels; nothing if there is no value."""
+        lines = [f"{name}{{{_labels(labels)}}} {value:.17g}" for labels, value in values]
+        if lines:
+            self._head(name, "gauge", help)
+            self._lines += lines
+
     def histogram(self, name: str, help: str, values: Histogram) -> None:
         """Add a histogram."""
         self._head(name, "histogram", help)
@@ -86,6 +94,10 @@ class MetricsPage:
 
     def _head(self, name: str, kind: str, help: str) -> None:
         self._lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
 
 
 def _escaped(text: str) -> str:
@@ -351,6 +363,8 @@ class ServiceContext:
         page.one("stoker_waiting_claims", "gauge", "Claims held open.", len(self.waiting))
         page.one("stoker_event_listeners", "gauge", "Open event streams.", self.feed.listeners)
         page.one("stoker_file_followers", "gauge", "Requests that wait for a file to grow.", len(self.followers))
+        for name, help, values in gauges_of(self.keeping.telemetry.all_latest()):
+            page.labelled(name, help, values)
         page.one("stoker_uptime_seconds", "gauge", "Time since the start.", self.clock.wall_s() - self.about.started_s)
         return page.to_bytes()
 

@@ -65,6 +65,7 @@ from stoker.coordinator.http.submission_body import (
     no_room,
 )
 from stoker.coordinator.http.system_a import SystemARoutes
+from stoker.coordinator.http.telemetry_routes import TelemetryRoutes
 from stoker.coordinator.http.tree_routes import ContentRoutes, TreeLocator
 from stoker.coordinator.http.worker_routes import SPOKEN, WorkerRoutes, WorkerRouteSpec, WorkerTable
 from stoker.coordinator.notify import Notifier
@@ -389,6 +390,7 @@ class CoordinatorService:
                 parts.about.times,
                 parts.about.version,
                 is_reachable=parts.enrolment is not None,
+                measured=parts.keeping.telemetry.latest,
             ),
             about=parts.about,
             clock=parts.clock,
@@ -403,18 +405,25 @@ class CoordinatorService:
             on_use=context.note_token,
             sessions=parts.sessions,
         )
+        telemetry = TelemetryRoutes(context)
+
+        def on_forgotten(machine: str) -> None:
+            sources.forget(machine)
+            telemetry.forget(machine)
+
         routers = (
+            telemetry.router,
             JobRoutes(context, parts.code_gate).router,
             FileRoutes(context, contents).router,
             RunRoutes(context, contents).router,
-            MachineRoutes(context, on_forgotten=sources.forget).router,
+            MachineRoutes(context, on_forgotten=on_forgotten).router,
             FleetRoutes(context).router,
             RetentionRoutes(context, contents).router,
             ContentRoutes(context, contents, sources).router,
             SystemARoutes(context, contents, rules.token or secrets.token_bytes(32)).router,
             EnrolmentRoutes(context, parts.enrolment).router,
             TokenRoutes(context).router,
-            LaunchRoutes(context, parts.enrolment, on_forgotten=sources.forget).router,
+            LaunchRoutes(context, parts.enrolment, on_forgotten=on_forgotten).router,
             ExecRoutes(context).router,
             WebhookRoutes(context, parts.notifier).router,
             HealthRoutes(context).router,

@@ -7,7 +7,7 @@ the writer's. A copy is reused for a while if it took long to make.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any
@@ -28,6 +28,7 @@ from stoker.coordinator.queue.commands import InspectLaunch, InspectMachines, Ma
 from stoker.coordinator.queue.read_jobs import JobExplainRow
 from stoker.coordinator.queue.reader import MachineRow
 from stoker.coordinator.queue.writer import Queue
+from stoker.coordinator.storage.telemetry import MachineTelemetry
 from stoker.core.clock import Clock
 from stoker.core.errors import InternalError
 from stoker.core.events import FleetKinds
@@ -70,11 +71,18 @@ class MachineState(StrEnum):
 
 
 def machine_view(
-    row: MachineRow, looked: MachineInspection, offer: NodeOffer | None, *, now_s: float, silent_s: float
+    row: MachineRow,
+    looked: MachineInspection,
+    offer: NodeOffer | None,
+    *,
+    now_s: float,
+    silent_s: float,
+    measured: MachineTelemetry | None = None,
 ) -> MachineView:
     """Return the view of a machine; without a request for longer than `silent_s` it is silent.
 
     `offer` is what it offers to the scheduler, or would if it were back; None: its capability is unknown.
+    `measured` has the present values of its devices; None: it does not report them.
     """
     found = [device for device in row.capability.get("devices", ()) if isinstance(device, dict)]
     slots = offer.slots if offer is not None else row.slots or max(1, len(found))
@@ -82,6 +90,7 @@ def machine_view(
     is_closed = state in _CLOSED
     offered = {} if offer is None else {device.uuid: device for device in offer.devices}
     holdings = looked.holdings.get(row.name)
+    values = {} if measured is None else {one.device: one.model_dump(mode="json") for one in measured.devices}
     return MachineView(
         name=row.name,
         state=str(state),
@@ -96,7 +105,7 @@ def machine_view(
         jobs=tuple(lease.name for lease in row.held),
         cores=None if offer is None else offer.cores,
         ram_bytes=None if offer is None else offer.ram_bytes,
-        devices=tuple(_device(device, row, offered.get(str(device.get("uuid", "")))) for device in found),
+        devices=tuple(_device(device, row, offered, values) for device in found),
         capability=row.capability,
         drift=looked.drift.get(row.name, ()),
         environments={} if holdings is None else holdings.model_dump(mode="json", exclude={"trees"}),
@@ -123,8 +132,14 @@ def state_of(row: MachineRow, offer: NodeOffer | None, slots: int, *, now_s: flo
 _CLOSED = frozenset({MachineState.DRAINED, MachineState.CORDONED, MachineState.PAUSED})
 
 
-def _device(found: dict[str, Any], row: MachineRow, offered: DeviceOffer | None) -> dict[str, Any]:
+def _device(
+    found: dict[str, Any],
+    row: MachineRow,
+    offers: Mapping[str, DeviceOffer],
+    values: Mapping[str, dict[str, Any]],
+) -> dict[str, Any]:
     uuid = str(found.get("uuid", ""))
+    offered = offers.get(uuid)
     shown = {
         **found,
         "jobs": [lease.name for lease in row.held if uuid in lease.devices],
@@ -132,6 +147,8 @@ def _device(found: dict[str, Any], row: MachineRow, offered: DeviceOffer | None)
     }
     if offered is not None:
         shown |= {"free_bytes": offered.free_bytes, "promised_bytes": offered.promised_bytes}
+    if uuid in values:
+        shown["telemetry"] = values[uuid]
     return shown
 
 
@@ -164,10 +181,21 @@ class Explanations:
     """Explanations and views by the queue. Not thread-safe except `machines`."""
 
     def __init__(
-        self, queue: Queue, clock: Clock, times: FleetTimes, version: str = "", *, is_reachable: bool = True
+        self,
+        queue: Queue,
+        clock: Clock,
+        times: FleetTimes,
+        version: str = "",
+        *,
+        is_reachable: bool = True,
+        measured: Callable[[str], MachineTelemetry | None] = lambda _machine: None,
     ) -> None:
-        """Without `is_reachable` only workers of this machine can join: the coordinator has no TLS."""
+        """Without `is_reachable` only workers of this machine can join: the coordinator has no TLS.
+
+        `measured` returns the last telemetry of a machine.
+        """
         self._queue = queue
+        self._measured = measured
         self._is_reachable = is_reachable
         self._clock = clock
         self._times = times
@@ -289,7 +317,14 @@ class Explanations:
         for one in reader.symptoms(name):
             symptoms[one.machine].append(one)
         return tuple(
-            machine_view(row, looked, offers.get(row.name), now_s=now_s, silent_s=silent_s).model_copy(
+            machine_view(
+                row,
+                looked,
+                offers.get(row.name),
+                now_s=now_s,
+                silent_s=silent_s,
+                measured=self._measured(row.name),
+            ).model_copy(
                 update={
                     "symptoms": tuple(symptoms.get(row.name, ())),
                     "report": row.report if name else {},

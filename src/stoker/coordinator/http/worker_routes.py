@@ -51,6 +51,7 @@ from stoker.protocol.lease_messages import (
     WriteResponse,
 )
 from stoker.protocol.operator_messages import MachineReport
+from stoker.protocol.telemetry_messages import TelemetryReport
 from stoker.protocol.tree_messages import SourcesRequest
 
 
@@ -173,7 +174,7 @@ class WorkerRoutes:
         self._context.counter.post(command, settle)
 
 
-W = TypeVar("W", SourcesRequest, MachineReport)
+W = TypeVar("W", SourcesRequest, MachineReport, TelemetryReport)
 
 
 def own(said: W, who: Principal) -> W:

@@ -24,6 +24,7 @@ from stoker.coordinator.storage.attempt_files import (
 )
 from stoker.coordinator.storage.models import ModelView
 from stoker.coordinator.storage.object_place import STORE_NAME, open_objects, read_place
+from stoker.coordinator.storage.telemetry import FleetTelemetry
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import BadInput, HashMismatch, NoSpace, NotFound, TooLarge, Unavailable
@@ -172,7 +173,7 @@ class Bundles:
 
 
 class CoordinatorStorage:
-    """Files of attempts, objects, and the plain view of results. Thread-safe; one process at a time writes.
+    """Files of attempts, objects, the plain view of results, and telemetry. Thread-safe; one process at a time writes.
 
     The objects are in a store of their own, not in the machine's: a prune of that one removes every blob that no local
     run names, and these are named by the queue's database.
@@ -203,6 +204,7 @@ class CoordinatorStorage:
         booted_s = clock.wall_s() - clock.boottime_s()
         self.attempt_files = AttemptFiles(os.path.join(folder, "attempts"), limits=self.limits, booted_s=booted_s)
         self.bundles = Bundles(self.objects, limits=self.limits, check_room=self.check_object_room)
+        self.telemetry = FleetTelemetry(os.path.join(folder, "telemetry"), clock)
         self.models = ModelView(os.path.join(folder, "models"), None if self._remote else self._store.places.blob)
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from stoker.core.clock import Clock
 from stoker.core.errors import Cancelled, DeviceWaitTimeout, InsufficientDeviceMemory, StokerError
 from stoker.core.frozen import changed
 from stoker.core.text import format_duration
+from stoker.devices.ledger.ledger_rules import charges_on, total_of
 from stoker.devices.ledger.liveness import POLL_S, ReservationLiveness, WakeupSocket, listen
 from stoker.devices.ledger.reservations import (
     WAIT_S,
@@ -292,6 +293,15 @@ class Ledger:
         for entry in book.entries:
             known |= {share.uuid: share.device for share in entry.shares if share.uuid not in known}
         return state_of(book, tuple(known.values()), self._clerk.measure(tuple(known.values())), self._living)
+
+    def reserved(self) -> dict[str, int]:
+        """Return the reserved bytes of each device that is held, by UUID, without measuring anything."""
+        entries = self._clerk.book().entries
+        found: dict[str, int] = {}
+        for uuid, share in {share.uuid: share for entry in entries for share in entry.shares}.items():
+            is_taken = any(one.is_exclusive for entry in entries for one in entry.shares if one.uuid == uuid)
+            found[uuid] = share.total_bytes if is_taken else total_of(charges_on(uuid, entries))
+        return found
 
     def _listen(self, place: QueuedRequest, deadline_s: float, stop: Callable[[], bool] | None) -> None:
         until_s = min(deadline_s, self._living.since_boot_s() + POLL_S)

@@ -1,0 +1,232 @@
+"""Alerts about devices (B-47): heat, memory beyond the reservation, power, and idle devices that a job holds.
+
+Each limit is a switch with delays: an alert is raised when the value stays at the limit for a while, and cleared when
+it stays below it by a margin for a longer one. Pure: time and values are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from stoker.core.frozen import changeable, frozen
+from stoker.core.text import format_duration, format_size
+from stoker.devices.telemetry.samples import HEAT, HOST, DeviceSample
+
+RAISE_S = 10.0
+CLEAR_S = 60.0
+IDLE_S, LONG_IDLE_S = 30.0, 60.0
+HOT_C, CRITICAL_C = 80.0, 90.0
+BELOW_SLOWDOWN_C = 3.0
+COOLER_C = 5.0
+POINTS = 3.0
+"""Margin of percentages."""
+IDLE_PERCENT = 5.0
+GONE_S = 120.0
+"""A device without a sample for so long has no alerts."""
+INFORMATION = 20
+"""Severity of what is only shown; others are reported as symptoms."""
+
+
+class AlertKind(StrEnum):
+    """What an alert is about. The names are those of symptoms."""
+
+    HOT = "hot"
+    MEMORY = "memory"
+    POWER = "power"
+    IDLE = "idle"
+
+
+@frozen
+class DeviceAlert:
+    """One limit that a device has reached."""
+
+    device: str
+    kind: AlertKind
+    severity: int
+    """0 to 100; up to `INFORMATION`: no symptom."""
+    message: str
+    since_s: float
+    """On the clock of the caller."""
+
+    @property
+    def is_symptom(self) -> bool:
+        return self.severity > INFORMATION
+
+
+@frozen
+class _Limit:
+    """One limit of one device at one moment."""
+
+    kind: AlertKind
+    severity: int
+    value: float
+    """Compared with the limits; higher is worse."""
+    raised_at: float
+    cleared_below: float
+    after_s: float = RAISE_S
+    message: str
+
+
+@changeable
+class _Switch:
+    """The state of one limit."""
+
+    above_s: float | None = None
+    """Since when the value is at the limit."""
+    below_s: float | None = None
+    """Of a raised one: since when the value is below the margin."""
+    raised_s: float | None = None
+    seen_s: float = 0.0
+    message: str = ""
+
+
+class AlertTracker:
+    """The alerts of a machine's devices. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._switches: dict[tuple[str, AlertKind, int], _Switch] = {}
+
+    def update(
+        self, samples: Iterable[DeviceSample], reserved_bytes: Mapping[str, int], now_s: float
+    ) -> tuple[DeviceAlert, ...]:
+        """Take samples in, and return the alerts that are raised: of each device and kind the most severe.
+
+        `reserved_bytes` has the devices that running jobs hold. `now_s` never goes back.
+        """
+        for sample in samples:
+            if sample.uuid == HOST or sample.error:
+                continue
+            for limit in limits_of(sample, reserved_bytes.get(sample.uuid)):
+                switch = self._switches.setdefault((sample.uuid, limit.kind, limit.severity), _Switch())
+                _move(switch, limit, now_s)
+        self._switches = {
+            key: switch for key, switch in self._switches.items() if now_s - switch.seen_s <= GONE_S and _is_on(switch)
+        }
+        worst: dict[tuple[str, AlertKind], DeviceAlert] = {}
+        for (device, kind, severity), switch in self._switches.items():
+            if switch.raised_s is None:
+                continue
+            before = worst.get((device, kind))
+            if before is None or before.severity < severity:
+                since_s = switch.raised_s if before is None else min(before.since_s, switch.raised_s)
+                worst[device, kind] = DeviceAlert(
+                    device=device, kind=kind, severity=severity, message=switch.message, since_s=since_s
+                )
+        return tuple(sorted(worst.values(), key=lambda one: (-one.severity, one.device, one.kind)))
+
+
+def limits_of(sample: DeviceSample, reserved_bytes: int | None) -> list[_Limit]:
+    """Return the limits that apply to a device now, each with its value; what was not measured has none. Pure.
+
+    `reserved_bytes` is what running jobs have reserved; None: no job holds the device.
+    """
+    return [*_heat(sample), *_memory(sample, reserved_bytes), *_power(sample), *_idle(sample, reserved_bytes)]
+
+
+def _heat(sample: DeviceSample) -> list[_Limit]:
+    if sample.temperature_c is None:
+        return []
+    celsius = sample.temperature_c
+    critical_c = CRITICAL_C if sample.slowdown_c is None else min(CRITICAL_C, sample.slowdown_c - BELOW_SLOWDOWN_C)
+    is_slowed = bool(HEAT.intersection(sample.throttle or ()))
+    slows = f", slows down at {sample.slowdown_c:.0f} °C" if sample.slowdown_c is not None else ""
+    message = f"{celsius:.0f} °C{', slowed down by heat' if is_slowed else slows}"
+    # A device that heat slows down is too hot, whatever its sensor says.
+    worst = max(celsius, critical_c) if is_slowed else celsius
+    hot_c = min(HOT_C, critical_c)
+    return [
+        _Limit(
+            kind=AlertKind.HOT,
+            severity=severity,
+            value=worst,
+            raised_at=limit,
+            cleared_below=limit - COOLER_C,
+            message=message,
+        )
+        for limit, severity in ((hot_c, 60), (critical_c, 80))
+    ]
+
+
+def _memory(sample: DeviceSample, reserved_bytes: int | None) -> list[_Limit]:
+    percent, used, total = sample.memory_percent, sample.memory_used_bytes, sample.memory_total_bytes
+    if percent is None or used is None or total is None:
+        return []
+    reserved = reserved_bytes or 0
+    # What a job has reserved it may use: only more than that is reported.
+    value = percent if used > reserved else 0.0
+    beyond = f", {format_size(reserved)} reserved" if reserved else ", nothing reserved"
+    message = f"{format_size(used)} of {format_size(total)} used ({percent:.0f} %){beyond}"
+    return [
+        _Limit(
+            kind=AlertKind.MEMORY,
+            severity=severity,
+            value=value,
+            raised_at=limit,
+            cleared_below=limit - POINTS,
+            message=message,
+        )
+        for limit, severity in ((90.0, 60), (95.0, 80), (99.0, 100))
+    ]
+
+
+def _power(sample: DeviceSample) -> list[_Limit]:
+    if sample.power_w is None or not sample.power_limit_w:
+        return []
+    percent = 100.0 * sample.power_w / sample.power_limit_w
+    why = ", ".join(sample.throttle or ()) if sample.is_slowed else ""
+    message = f"{sample.power_w:.0f} W of {sample.power_limit_w:.0f} W{f', slowed down: {why}' if why else ''}"
+    return [
+        _Limit(
+            kind=AlertKind.POWER,
+            severity=severity,
+            value=percent if applies else 0.0,
+            raised_at=95.0,
+            cleared_below=95.0 - POINTS,
+            message=message,
+        )
+        for severity, applies in ((INFORMATION, True), (60, sample.is_slowed))
+    ]
+
+
+def _idle(sample: DeviceSample, reserved_bytes: int | None) -> list[_Limit]:
+    if sample.utilisation_percent is None:
+        return []
+    idle = 100.0 - sample.utilisation_percent if reserved_bytes is not None else 0.0
+    shown = f"utilisation {sample.utilisation_percent:.0f} %"
+    return [
+        _Limit(
+            kind=AlertKind.IDLE,
+            severity=severity,
+            value=idle,
+            raised_at=100.0 - IDLE_PERCENT,
+            cleared_below=100.0 - IDLE_PERCENT - POINTS,
+            after_s=after_s,
+            message=f"{shown} for {format_duration(after_s)} while a job holds it",
+        )
+        for after_s, severity in ((IDLE_S, 60), (LONG_IDLE_S, 90))
+    ]
+
+
+def _move(switch: _Switch, limit: _Limit, now_s: float) -> None:
+    switch.seen_s = now_s
+    if limit.value >= limit.raised_at:
+        switch.below_s = None
+        if switch.above_s is None:
+            switch.above_s = now_s
+        if switch.raised_s is None and now_s - switch.above_s >= limit.after_s:
+            switch.raised_s = now_s
+            switch.message = limit.message
+        return
+    switch.above_s = None
+    if limit.value >= limit.cleared_below:
+        switch.below_s = None
+    elif switch.raised_s is not None:
+        if switch.below_s is None:
+            switch.below_s = now_s
+        if now_s - switch.below_s >= CLEAR_S:
+            switch.raised_s = switch.below_s = None
+
+
+def _is_on(switch: _Switch) -> bool:
+    return switch.above_s is not None or switch.raised_s is not None
