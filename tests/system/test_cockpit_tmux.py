@@ -60,7 +60,7 @@ class Tmux:
         return self.run("capture-pane", "-p", *words)
 
     def wait_for(self, *texts: str) -> str:
-        until_s = time.monotonic() + PATIENCE_S
+        until_s, shown = time.monotonic() + PATIENCE_S, ""
         while time.monotonic() < until_s:
             shown = self.screen()
             if all(text in shown for text in texts):

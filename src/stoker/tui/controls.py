@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from stoker.api.monitor import JobQuery, Monitor
 from stoker.core.clock import Clock
-from stoker.core.errors import StokerError, Usage
+from stoker.core.errors import Usage
 from stoker.core.text import one_line
 from stoker.tui.cockpit_state import CockpitState, ListCursor, Prompt
 from stoker.tui.feed import CockpitFeed
 from stoker.tui.job_feed import JobFeed
 from stoker.tui.job_filter import filter_text, parse_filter
-from stoker.tui.requests import RequestThreads
+from stoker.tui.requests import RequestThreads, failure_text
 from stoker.tui.typed_commands import TABS, CockpitAction, GoTo, Quit, SetFilter, parse_command
 
 WIDE_COLUMNS = 160
@@ -306,9 +306,8 @@ class CockpitControls:
     def _perform(self, action: CockpitAction) -> None:
         try:
             done = action.perform(self.monitor)
-        except StokerError as error:
-            text = f"{error.message}; {error.hint}" if error.hint else error.message
-            self.state.say(one_line(text, 300), is_error=True)
+        except Exception as error:  # noqa: BLE001 - the thread goes on, and the message line says what is wrong
+            self.state.say(failure_text(error), is_error=True)
             return
         texts = [*done.notes, *([] if done.notes else [f"{action.verb}: {', '.join(done.changed[:5])}"])]
         if not done.changed and not done.notes:

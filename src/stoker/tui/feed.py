@@ -17,7 +17,7 @@ from stoker.protocol.screen_messages import ChangedRows, Overview
 from stoker.protocol.view_messages import JobView, MachineView
 from stoker.tui.job_filter import matches
 from stoker.tui.job_table import JobTable
-from stoker.tui.requests import RequestThreads
+from stoker.tui.requests import RequestThreads, failure_text
 
 _BETWEEN_S = 0.25
 """Shortest time between two requests for changes."""
@@ -54,6 +54,8 @@ class ScreenData:
     is_loading: bool = True
     """The first page of this filter is under way."""
     machines: tuple[MachineView, ...] = ()
+    trouble: str = ""
+    """Why the last page of jobs could not be loaded."""
     connection: ConnectionState
     shown_s: float = 0.0
     """Wall-clock time of the newest data, by the clock of its source."""
@@ -119,8 +121,8 @@ class CockpitFeed:
                 self._sync()
             else:
                 self._follow(self._seq)
-        except StokerError as error:
-            return self._lost(error)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with an answer, the screen has to say so
+            return self._lost(failure_text(error))
         self._retry_in_s = _FIRST_RETRY_S
         return _BETWEEN_S
 
@@ -190,7 +192,7 @@ class CockpitFeed:
             except StokerError as error:
                 # The thread that follows changes reports a lost connection.
                 with self._lock:
-                    self._publish(is_loading=False, connection=changed(self.data.connection, error=error.message))
+                    self._publish(is_loading=False, trouble=failure_text(error))
                 return
             with self._lock:
                 table.add_page(page)
@@ -201,16 +203,16 @@ class CockpitFeed:
                 newer = [view for view in self._recent.values() if view.changed_s >= held.get(view.id, 0.0)]
                 table.apply(newer, self._gone)
                 self._table = table
-                self._publish(rows=table.rows(), total=table.total(self.data.counts), is_loading=False)
+                self._publish(rows=table.rows(), total=table.total(self.data.counts), is_loading=False, trouble="")
 
-    def _lost(self, error: StokerError) -> float:
+    def _lost(self, error: str) -> float:
         now_s, wait_s = self._clock.monotonic_s(), self._retry_in_s
         self._retry_in_s = min(2 * wait_s, _LONGEST_RETRY_S)
         with self._lock:
             before = self.data.connection
             self._seq = None
             lost_s = now_s if before.is_live else before.lost_s
-            state = ConnectionState(is_live=False, lost_s=lost_s, retry_s=now_s + wait_s, error=error.message)
+            state = ConnectionState(is_live=False, lost_s=lost_s, retry_s=now_s + wait_s, error=error)
             self._publish(connection=state, is_loading=False)
         return wait_s
 

@@ -339,13 +339,15 @@ def _machine_reason(data: ScreenData, state: CockpitState) -> str:
 def _message_line(controls: CockpitControls, look: ScreenLook) -> StyledLine:
     state, data = controls.state, controls.feed.data
     if state.question is not None:
-        return joined([(f" {look.safe(state.question.question)} ", "bold yellow"), ("y yes  n no", "")], "", look)
+        answers = "y yes  n no"
+        question = cut_middle(look.safe(state.question.question), look.columns - len(answers) - 3)
+        return joined([(f" {question} ", "bold yellow"), (answers, "")], "", look)
     if state.message:
         return joined([(f" {look.safe(state.message)}", "red" if state.is_error else "")], "", look)
     if not data.connection.is_live:
         text = lost_text(data.connection, data.shown_s, controls.clock.monotonic_s())
         return joined([(f" {look.safe(text)}", "yellow")], "", look)
-    return plain("", look)
+    return plain(f" {data.trouble}" if data.trouble else "", look, "red")
 
 
 def lost_text(connection: ConnectionState, shown_s: float, monotonic_s: float) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 from stoker.api.monitor import LogQuery, Monitor, SeriesQuery
 from stoker.core.clock import Clock
-from stoker.core.errors import NotFound, StokerError
+from stoker.core.errors import NotFound
 from stoker.core.frozen import changed, frozen
 from stoker.protocol.screen_messages import ConfigView, LogLineView, LogPage, SeriesView, StageGraph
 from stoker.protocol.view_messages import JobExplanation, JobView
-from stoker.tui.requests import RequestThreads
+from stoker.tui.requests import RequestThreads, failure_text
 
 MOST_LOG_LINES = 5000
 _LOG_LINES = 500
@@ -33,6 +33,8 @@ class LogTail:
     is_over: bool = False
     search: str = ""
     matches: int | None = None
+    note: str = ""
+    """What a search left out."""
 
     def with_page(self, page: LogPage) -> LogTail:
         """Return this with newer or older lines."""
@@ -47,6 +49,7 @@ class LogTail:
             total=page.total,
             is_over=page.is_over,
             matches=page.matches,
+            note=page.note,
         )
 
 
@@ -139,8 +142,8 @@ class JobFeed:
             except NotFound as error:
                 fields = {"is_missing": what in ("view", "explain")} if self._is_known(ref) else {"is_missing": True}
                 self._store(ref, tab, fields, error.message)
-            except StokerError as error:
-                self._store(ref, tab, {}, error.message)
+            except Exception as error:  # noqa: BLE001 - the tab shows what is wrong, the others still work
+                self._store(ref, tab, {}, failure_text(error))
             else:
                 self._store(ref, tab, fields, "")
 

@@ -173,7 +173,8 @@ def _log_lines(state: CockpitState, log: LogTail, look: ScreenLook, rows: int) -
         more = " …" if line.is_cut else ""
         lines.append(plain(f" {node}{_from_column(text, state.column)}{more}", look))
     if log.search:
-        lines.append(plain(f" {count:,} lines hold {log.search!r}; escape shows all", look, "yellow"))
+        note = f"; {one_line(log.note, 200)}" if log.note else ""
+        lines.append(plain(f" {count:,} lines hold {log.search!r}; escape shows all{note}", look, "yellow"))
     return lines
 
 
@@ -203,7 +204,8 @@ def stage_texts(graph: StageGraph, look: ScreenLook) -> list[str]:
     order = sorted(range(len(graph.nodes)), key=lambda at: (graph.nodes[at].layer, graph.nodes[at].place))
     deepest = max(node.layer for node in graph.nodes)
     indent = 2 if deepest * 2 < look.columns // 3 else 1
-    return [_stage_text(graph.nodes[at], needs.get(at, ()), look, indent) for at in order]
+    lines = [_stage_text(graph.nodes[at], needs.get(at, ()), look, indent) for at in order]
+    return [*lines, f"{graph.left_out:,} more stages"] if graph.left_out else lines
 
 
 def _stage_text(node: StageNode, needs: Sequence[str], look: ScreenLook, indent: int) -> str:
@@ -221,6 +223,7 @@ def _stage_text(node: StageNode, needs: Sequence[str], look: ScreenLook, indent:
     took = format_duration(node.seconds) if node.seconds is not None else ""
     detail = one_line(node.message or node.why, 300)
     after = f"{arrow} {', '.join(needs[:4])}{' …' if len(needs) > 4 else ''}" if needs else ""
-    parts = (node.title or node.name, several, node.ending, step, took, after, detail)
+    endings = ", ".join(f"{count:,} {ending}" for ending, count in node.endings.items()) or node.ending
+    parts = (node.title or node.name, several, endings, step, took, after, detail)
     depth = min(node.layer * indent, look.columns // 2)
     return f"{' ' * depth}{sign} {'  '.join(filter(None, parts))}"

@@ -5,6 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from stoker.core.errors import StokerError
+from stoker.core.text import first_line, one_line
+
+_LONGEST = 300
+
+
+def failure_text(error: Exception) -> str:
+    """Return an error of a request in one line, with its hint."""
+    if isinstance(error, StokerError):
+        return one_line(f"{error.message}; {error.hint}" if error.hint else error.message, _LONGEST)
+    return one_line(f"internal error: {type(error).__name__}: {first_line(error)}", _LONGEST)
+
 
 class RequestThreads:
     """Carries out requests in turn. Of two with the same name the later one replaces the earlier. Thread-safe."""

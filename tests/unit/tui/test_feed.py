@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from stoker.api.monitor import JobQuery
 from stoker.core.clock import FakeClock
 from stoker.core.errors import NoCoordinator
@@ -95,6 +97,18 @@ def test_a_lost_connection_keeps_the_picture_and_recovers_with_everything_new() 
     monitor.change(job(1, "failed"), job(2))
     assert feed.step() < 1
     assert (feed.data.connection.is_live, names(feed)) == (True, ["2", "1"])
+
+
+def test_an_answer_that_can_not_be_read_is_shown_like_a_lost_connection(monkeypatch) -> None:
+    def unreadable(after: int, wait_s: float) -> NoReturn:
+        raise ValueError("bad JSON")
+
+    monitor = MemoryMonitor([job(1)])
+    feed, _ = feed_of(monitor)
+    feed.step()
+    monkeypatch.setattr(monitor, "changes", unreadable)
+    assert feed.step() == 1
+    assert feed.data.connection.error == "internal error: ValueError: bad JSON"
 
 
 def test_too_many_changes_fetch_everything_again() -> None:
