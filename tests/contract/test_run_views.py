@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from stoker.api.app_parts import AppSettings
+from stoker.api.local_monitor import LocalMonitor
+from stoker.api.monitor import LogQuery, SeriesQuery
+from stoker.app.app import App
+from stoker.core.clock import SystemClock
 from stoker.core.digests import Digest, Tree, TreeEntry
 from stoker.core.errors import NotFound
 from stoker.core.job import job_id
@@ -18,9 +23,11 @@ from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.tree_messages import head
 from stoker.store.archives.archive_members import listing_bytes
+from stoker.transfer.mirror import AttemptFolderSync
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
 from tests.servers.hand import Hand
+from tests.unit.jobs.conftest import Office
 
 
 @pytest.fixture
@@ -96,6 +103,29 @@ def test_lines_of_a_mirrored_run(fleet: Fleet) -> None:
     assert client.log("train", attempt=1).is_over
     with pytest.raises(NotFound, match="no stage 'rum' has a log"):
         client.log("train", "rum")
+
+
+def test_a_run_and_its_mirror_look_the_same(fleet: Fleet, tmp_path: Path) -> None:
+    office = Office(tmp_path / "office")
+    done = office.run("test/blobs", name="train")
+    metrics = Path(done.folder.metrics_folder, "blobs.skm")
+    metrics.write_bytes(frame("loss", 2.0, 1.0, math.inf))
+    Path(done.folder.log_folder, "blobs.log").write_bytes(b"first\n\x1b[1msecond\n")
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("train"),)))
+    grant = Hand(client).start()
+    mirror = AttemptFolderSync(done.folder.path, grant.token(), client, clock=SystemClock())
+    assert mirror.drain(SystemClock().monotonic_s() + 60.0)
+    app = App(AppSettings(home=str(tmp_path / "office"), folder=str(tmp_path), environment={}))
+    app.__dict__["store"] = office.lab.store
+    local = LocalMonitor(app)
+    assert local.series("train", SeriesQuery()).series == client.series("train").series
+    assert local.stages("train") == client.stages("train")
+    assert [node.ending for node in client.stages("train").nodes] == ["ran"] * len(client.stages("train").nodes)
+    here, there = local.log("train", LogQuery()), client.log("train")
+    assert (here.lines, here.total, here.nodes) == (there.lines, there.total, there.nodes)
+    assert [line.text for line in here.lines][-2:] == ["first", "second"]
+    office.lab.close()
 
 
 def packed(client: FleetClient, **files: bytes) -> str:

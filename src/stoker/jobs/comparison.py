@@ -84,6 +84,16 @@ class JobFacts:
         found = {name: self._record(self.story.nodes[name]) for name in names if name in self.story.nodes}
         return {name: record for name, record in found.items() if record is not None}
 
+    def known_curve_files(self) -> dict[str, list[str]]:
+        """Return the metrics files of stages whose results were known, by stage: of the runs that made them."""
+        found = {}
+        for node in self.story.nodes.values():
+            body = _body(self._record(node)) if node.ending == "hit" else {}
+            if body:
+                made_by, made_as = str(body.get("attempt", "")), str(body.get("node", node.node))
+                found[safe_name(node.node)] = self._curve_files(made_by, made_as)
+        return {stage: paths for stage, paths in found.items() if paths}
+
     def _only_trial(self) -> Trial:
         ended = self.folder.ended()
         names = tuple(self.story.nodes)

@@ -1,0 +1,334 @@
+"""`LocalMonitor`: the jobs of this machine for a screen, read from their folders."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from stoker.api.local_job import LocalJob
+from stoker.api.local_jobs import LocalJobTable
+from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
+from stoker.core.errors import InvalidTransition, NotFound, Refused
+from stoker.core.frozen import changed
+from stoker.core.job import JobState
+from stoker.core.text import counted
+from stoker.devices.this_machine import host_name
+from stoker.jobs.code_diff import compare_code
+from stoker.jobs.comparison import JobFacts
+from stoker.jobs.job_curves import CurveRange, curve_files, read_job_curves
+from stoker.jobs.job_folder import JobFolder, find_job
+from stoker.jobs.job_history import HistoryCache, RunHistory
+from stoker.jobs.job_log import JobLogPages, LogRange
+from stoker.jobs.stage_plan import read_stages
+from stoker.jobs.trial_settings import masked_args, read_config, shown_layers
+from stoker.jobs.trials import Trial, is_sweep, shared_nodes, trial_numbered, trials_of_job
+from stoker.protocol.screen_messages import (
+    ChangedRows,
+    CodeDiff,
+    ComparisonView,
+    ConfigView,
+    LogPage,
+    Overview,
+    SeriesView,
+    StageGraph,
+    SweepView,
+)
+from stoker.protocol.view_messages import (
+    AttemptView,
+    DoneView,
+    FileList,
+    FileView,
+    JobDetails,
+    JobExplanation,
+    JobPage,
+    JobView,
+    MachineView,
+)
+from stoker.views.run_views import code_diff_view, config_view, log_page, series_view
+from stoker.views.stage_graph import stage_graph
+
+if TYPE_CHECKING:
+    from stoker.api.app_parts import AppParts
+    from stoker.core.capability import Capability
+
+_SHOWN = 20
+_LATELY_S = 86_400.0
+_LOOK_EVERY_S = 0.25
+_MOST_FILES = 5000
+_MOST_CHANGED = 4096
+
+
+class LocalMonitor(Monitor):
+    """The jobs of one home on this machine."""
+
+    is_fleet = False
+
+    def __init__(self, parts: AppParts) -> None:
+        self.name = host_name(parts.settings.environment)[0]
+        self._parts = parts
+        self._runs = parts.settings.runs
+        self._histories = HistoryCache()
+        self._logs = JobLogPages(self._histories)
+        self._jobs = LocalJobTable(self._runs, machine=self.name, histories=self._histories)
+
+    def overview(self) -> Overview:
+        self._jobs.look()
+        now_s, rows = self._parts.clock.wall_s(), self._jobs.rows()
+        running = [row for row in rows if row.state == JobState.RUNNING]
+        failed = [row for row in rows if row.state == JobState.FAILED and row.changed_s >= now_s - _LATELY_S]
+        (machine,) = self.machines()
+        used = {device for row in running for device in row.devices}
+        return Overview(
+            name=self.name,
+            is_fleet=False,
+            server_s=now_s,
+            seq=self._jobs.seq,
+            version=self._parts.version,
+            user=_user(),
+            role="admin",
+            jobs=self._jobs.counts(),
+            machines={machine.state: 1},
+            devices=len(machine.devices),
+            idle_devices=0 if running and not used else len(machine.devices) - len(used),
+            running=self._jobs.detailed(running[:_SHOWN]),
+            failed=self._jobs.detailed(failed[:_SHOWN]),
+            failed_count=len(failed),
+        )
+
+    def jobs(self, query: JobQuery) -> JobPage:
+        self._jobs.look()
+        return self._jobs.page(query)
+
+    def job(self, ref: str) -> JobDetails:
+        job = self._find(ref)
+        view = self._view(job)
+        end = job.folder.ended()
+        attempt = AttemptView(
+            number=1,
+            epoch=1,
+            generation=0,
+            machine=self.name,
+            incarnation="",
+            granted_s=view.submitted_s,
+            started_s=view.started_s,
+            ended_s=view.ended_s,
+            ending="" if view.state == JobState.RUNNING else view.state,
+            message=view.why,
+            hint=str((end.error or {}).get("hint", "")) if end is not None else "",
+            exit_code=end.exit_code if end is not None else None,
+            facts={"environment": job.folder.environment(), "run": job.folder.attempt},
+        )
+        error = end.error if end is not None else None
+        spec = changed(job.spec, args=masked_args(job.spec.recipe, job.spec.args))
+        return JobDetails(spec=spec, job=view, attempts=(attempt,), error=error or {})
+
+    def explain(self, ref: str) -> JobExplanation:
+        job = self._find(ref)
+        view = self._view(job)
+        verdict = self._histories.read(job.folder.status_path, lambda story: _verdict(view, story, self.name))
+        changes = (f"stoker run --failed {view.name}",) if view.state == JobState.FAILED else ()
+        return JobExplanation(job=view, verdict=verdict, changes=changes)
+
+    def series(self, ref: str, query: SeriesQuery) -> SeriesView:
+        job = self._find(ref)
+        _check_attempt(ref, query.attempt)
+        asked = CurveRange(names=query.names, first=query.first, last=query.last, points=query.points)
+        borders = self._histories.read(job.folder.status_path, _retried)
+        started_s = job.attempt.started_s
+        curves = read_job_curves(self._curve_files(job), asked, {1: started_s, **borders})
+        return series_view(job.ref, curves, started_s)
+
+    def stages(self, ref: str) -> StageGraph:
+        job = self._find(ref)
+        planned, trials = read_stages(job.folder), trials_of_job(job.folder)
+        meant = self._nodes_of(job)
+        titles = {} if not is_sweep(trials) else {node: one.spec.label for one in trials for node in one.nodes.nodes}
+        titles = {node: label for node, label in titles.items() if node not in shared_nodes(trials)}
+
+        def drawn(story: RunHistory) -> StageGraph:
+            nodes = {
+                name: node for name, node in story.nodes.items() if meant is None or name.partition("[")[0] in meant
+            }
+            chosen = [stage for stage in planned if meant is None or stage.node in meant]
+            return stage_graph(job.ref, chosen, nodes, titles)
+
+        return self._histories.read(job.folder.status_path, drawn)
+
+    def log(self, ref: str, query: LogQuery) -> LogPage:
+        job = self._find(ref)
+        _check_attempt(ref, query.attempt)
+        asked = LogRange(node=query.node, start=query.start, limit=query.limit, search=query.search)
+        is_over = not job.may_run()
+        return log_page(job.ref, self._logs.read(job.folder, asked, is_meant=self._nodes_of(job)), is_over=is_over)
+
+    def config(self, ref: str) -> ConfigView:
+        job = self._find(ref)
+        trial = self._trial(job)
+        trials = trials_of_job(job.folder) if trial is None else [trial]
+        return config_view(job.ref, shown_layers(job.spec, read_config(job.folder), trials))
+
+    def code_diff(self, ref: str, parent: str = "") -> CodeDiff:
+        job = self._find(ref)
+        other = self._find(parent).folder if parent else self._jobs.earlier(job.folder)
+        if other is None:
+            return CodeDiff(job=job.ref, note="no earlier run has this name")
+        change = compare_code(_code_of(other), _code_of(job.folder))
+        note = "the files of local runs are not kept: what differs is named" if change.files else ""
+        return code_diff_view(job.ref, other.attempt, change, note)
+
+    def files(self, ref: str) -> FileList:
+        job = self._find(ref)
+        return FileList(attempt=1, files=tuple(_files(job.folder.path)), is_over=not job.may_run())
+
+    def sweep(self, name: str, metric: str = "") -> SweepView:
+        raise Refused(f"the trials of {name} can't be shown here", hint=f"stoker compare {name}")
+
+    def compare(self, refs: Sequence[str]) -> ComparisonView:
+        raise Refused("jobs can't be compared here", hint=f"stoker compare {' '.join(refs)}")
+
+    def machines(self) -> tuple[MachineView, ...]:
+        self._jobs.look()
+        now_s, found = self._parts.clock.wall_s(), self._capability
+        running = [row.name for row in self._jobs.rows() if row.state == JobState.RUNNING]
+        machine = MachineView(
+            name=self.name,
+            state="busy" if running else "ready",
+            version=self._parts.version,
+            last_seen_s=now_s,
+            slots=max(1, len(found.devices)),
+            held=len(running),
+            jobs=tuple(running),
+            cores=found.cpu_cores,
+            ram_bytes=found.ram_total_bytes,
+            devices=tuple({**device.to_dict(), "jobs": [], "closed": ""} for device in found.devices),
+            capability=found.to_dict(),
+        )
+        return (machine,)
+
+    def changes(self, after: int, wait_s: float) -> ChangedRows:
+        clock = self._parts.clock
+        until_s = clock.monotonic_s() + wait_s
+        while True:
+            self._jobs.look()
+            found = self._jobs.changes(after)
+            left_s = until_s - clock.monotonic_s()
+            if found.seq != after or left_s <= 0:
+                break
+            clock.sleep(min(_LOOK_EVERY_S, left_s))
+        is_lost = found.is_lost or len(found.rows) > _MOST_CHANGED
+        return ChangedRows(
+            seq=found.seq,
+            server_s=clock.wall_s(),
+            jobs=() if is_lost else found.rows,
+            gone=() if is_lost else found.gone,
+            machines=self.machines() if found.rows and not is_lost else (),
+            counts=self._jobs.counts(),
+            resync=is_lost,
+        )
+
+    def cancel(self, ref: str) -> DoneView:
+        job = self._find(ref)
+        if job.is_attempt:
+            hint = "cancel the job of the fleet: stoker cancel NAME"
+            raise InvalidTransition(f"{job.ref} is an attempt for a fleet", hint=hint, job=job.ref)
+        stopped: list[str] = []
+        job.cancel(ended=lambda stop: stopped.append(stop.name))
+        return DoneView(changed=tuple(stopped))
+
+    def requeue(self, ref: str) -> DoneView:
+        name = self._find(ref).ref
+        hint = f"run it again: stoker run --failed {name}"
+        raise InvalidTransition(f"{name} is a job of this machine, which has no queue", hint=hint, job=name)
+
+    def set_priority(self, ref: str, priority: int) -> DoneView:
+        name = self._find(ref).ref
+        hint = "jobs of a fleet have priorities: stoker submit --priority"
+        raise InvalidTransition(f"{name} is a job of this machine, which has no queue", hint=hint, job=name)
+
+    def set_machine(self, name: str, verb: str, *, why: str = "", for_s: float | None = None) -> DoneView:
+        raise Refused(f"{name} can't be changed here: machines of a fleet can", hint=f"stoker machines {verb} {name}")
+
+    @cached_property
+    def _capability(self) -> Capability:
+        return self._parts.capability
+
+    def _find(self, ref: str) -> LocalJob:
+        """Find a job by id, name, `last` or the beginning of an id; a stage or trial may follow."""
+        name, _, stage = ref.partition("/")
+        self._jobs.look()
+        folder = self._jobs.folder(name) or find_job(self._runs, name)
+        return LocalJob(folder, self._parts, stage)
+
+    def _view(self, job: LocalJob) -> JobView:
+        found = [row for row in self._jobs.rows() if row.id == job.folder.attempt]
+        if not found:
+            raise NotFound(f"job {job.folder.attempt} was deleted")
+        return self._jobs.detailed(found)[0]
+
+    def _trial(self, job: LocalJob) -> Trial | None:
+        """Return the trial that a name means; None: the whole job."""
+        trials = trials_of_job(job.folder) if job.stage else []
+        return trial_numbered(trials, job.stage.partition("/")[0], job.ref) if is_sweep(trials) else None
+
+    def _nodes_of(self, job: LocalJob) -> frozenset[str] | None:
+        """Return the nodes of the trial that a name means; None: all."""
+        trial = self._trial(job)
+        return None if trial is None else frozenset(trial.nodes.nodes)
+
+    def _curve_files(self, job: LocalJob) -> dict[str, list[str]]:
+        """Return metrics files by stage, of results that were known also those of the run that made them."""
+        meant = self._nodes_of(job)
+        files = curve_files(job.folder.metrics_folder)
+        known = JobFacts(job.folder, self._parts.store).known_curve_files()
+        found = {**files, **{stage: paths for stage, paths in known.items() if stage not in files}}
+        return {stage: paths for stage, paths in found.items() if meant is None or stage.partition("[")[0] in meant}
+
+
+def _check_attempt(ref: str, attempt: int | None) -> None:
+    if attempt not in (None, 1):
+        raise NotFound(f"job {ref!r} has no attempt {attempt}", hint="each run of this machine is a job of its own")
+
+
+def _retried(story: RunHistory) -> dict[int, float]:
+    """Return when the last attempt of the stages that were tried again began."""
+    return {node.attempts: node.began_s for node in story.nodes.values() if node.attempts > 1 and node.began_s}
+
+
+def _verdict(view: JobView, story: RunHistory, machine: str) -> str:
+    endings = [node.ending for node in story.nodes.values()]
+    if view.state == JobState.RUNNING:
+        waits = next((node.waits_for for node in story.nodes.values() if node.waits_for), "")
+        return f"waits for {waits}" if waits else f"runs on {machine}"
+    done = f"{counted(endings.count('ran'), 'stage')} ran, {counted(endings.count('hit'), 'result')} known"
+    return f"{view.state}: {view.why}" if view.why else f"{view.state}: {done}"
+
+
+def _code_of(folder: JobFolder) -> dict[str, str]:
+    """Return the files of a run's program with their digests, or what its recipe records of its code."""
+    code = read_config(folder).get("code") or folder.spec().code
+    return {str(name): str(digest) for name, digest in code.items()} if isinstance(code, dict) else {}
+
+
+def _files(top: str) -> list[FileView]:
+    """Return the files of a folder, without hidden ones; of very many the first."""
+    found: list[FileView] = []
+    for path, folders, names in os.walk(top):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            full = os.path.join(path, name)
+            if name.startswith(".") or os.path.islink(full) or not os.path.isfile(full):
+                continue
+            if len(found) >= _MOST_FILES:
+                return found
+            found.append(FileView(path=os.path.relpath(full, top), size_bytes=os.path.getsize(full)))
+    return found
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""
