@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from stoker.protocol.codec import WireMessage
+from stoker.protocol.codec import StrictRequest, WireMessage
 from stoker.protocol.view_messages import (
     FiniteSeconds,
     Guess,
@@ -242,6 +242,28 @@ class SweepView(WireMessage):
     note: Line = ""
 
 
+class SweepSummary(WireMessage):
+    """A sweep in a list."""
+
+    name: Line
+    recipe: Line = ""
+    submitter: Line = ""
+    jobs: dict[Line, ViewCount] = {}
+    """Number of trials by state."""
+    total: ViewCount = 0
+    submitted_s: FiniteSeconds | None = None
+    """Of its newest trial."""
+    changed_s: FiniteSeconds | None = None
+
+
+class SweepList(WireMessage):
+    """Sweeps, the newest first."""
+
+    sweeps: tuple[SweepSummary, ...] = ()
+    total: ViewCount = 0
+    note: Line = ""
+
+
 class ComparedValue(WireMessage):
     """One fact of several jobs beside each other."""
 
@@ -259,6 +281,168 @@ class ComparisonView(WireMessage):
     facts: tuple[ComparedValue, ...] = ()
     metrics: tuple[Line, ...] = ()
     """With curves in more than one of them."""
+
+
+class AdapterRow(WireMessage):
+    """One adapter of a leaderboard."""
+
+    job: Line
+    """What commands call it."""
+    label: Line = ""
+    state: State
+    place: ViewCount
+    """By loss, over all data."""
+    place_on_data: ViewCount
+    """Among adapters with the same data and settings."""
+    rank: ViewCount | None = None
+    """Of its matrices."""
+    alpha: float | None = None
+    data: Line = ""
+    val_loss: float | None = None
+    train_loss: float | None = None
+    epoch: float | None = None
+    step: ViewCount | None = None
+    result: Line = ""
+    """The digest of its tree."""
+    parameters: dict[Line, Any] = {}
+    """Settings in which adapters of this base differ."""
+
+
+class AdapterBase(WireMessage):
+    """The adapters of one base model, the lowest loss first."""
+
+    base: Line
+    adapters: tuple[AdapterRow, ...] = ()
+    total: ViewCount = 0
+
+
+class AdapterBoard(WireMessage):
+    """Adapters by base model."""
+
+    bases: tuple[AdapterBase, ...] = ()
+    note: Line = ""
+
+
+class LineageInput(WireMessage):
+    """Something that a result was made from."""
+
+    name: Line
+    digest: Line = ""
+    job: Line = ""
+    """Of a result: the job that made it."""
+
+
+class ModelRow(WireMessage):
+    """A result, and what it was made from."""
+
+    digest: Line
+    """Of its tree."""
+    job: Line
+    """The id of the job that made it."""
+    name: Line
+    label: Line = ""
+    recipe: Line = ""
+    machine: Line = ""
+    submitter: Line = ""
+    attempt: ViewCount = 0
+    made_s: FiniteSeconds
+    size_bytes: ViewCount = 0
+    is_pinned: bool = False
+    is_pruned: bool = False
+    """Its bytes were deleted."""
+    metrics: dict[Line, float] = {}
+    data: tuple[LineageInput, ...] = ()
+    code: tuple[LineageInput, ...] = ()
+    parents: tuple[LineageInput, ...] = ()
+    """Results of jobs that this one came after."""
+    commit: Line = ""
+    environment: Line = ""
+
+
+class ModelPage(WireMessage):
+    """Results, the newest first."""
+
+    models: tuple[ModelRow, ...] = ()
+    next: Line = ""
+    """Cursor of the next page; empty: this is the last."""
+
+
+class MachinesLike(StrictRequest):
+    """Machines to add to a simulation."""
+
+    like: Annotated[str, Field(min_length=1, max_length=200)]
+    """A machine of the fleet, or a kind such as `rtx-4090`."""
+    count: Annotated[int, Field(ge=1, le=1000)] = 1
+
+
+class SimulateRequest(StrictRequest):
+    """What to change in a simulation of the fleet."""
+
+    add: Annotated[tuple[MachinesLike, ...], Field(max_length=20)] = ()
+    remove: Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=1000)] = ()
+    """Machines that leave now."""
+
+
+class PriorityWaits(WireMessage):
+    """How long jobs of one priority wait."""
+
+    priority: ViewCount
+    jobs: ViewCount
+    median_s: FiniteSeconds
+    p95_s: FiniteSeconds
+    max_s: FiniteSeconds
+
+
+class SimulatedStart(WireMessage):
+    """Where and when a job starts in a simulation."""
+
+    machine: Line = ""
+    """Empty: no machine fits."""
+    starts_s: Guess | None = None
+    ends_s: Guess | None = None
+    is_guess: bool = False
+    """Durations before it are unknown, or its own is."""
+
+
+class SimulatedJob(WireMessage):
+    """A pending job in a simulation, without and with the change."""
+
+    job: Line
+    now: SimulatedStart
+    changed: SimulatedStart | None = None
+
+
+class SimulationForecast(WireMessage):
+    """When all jobs are done."""
+
+    done_s: Guess | None = None
+    """None: some jobs fit no machine."""
+    machines: ViewCount
+    jobs: ViewCount
+    unfinished: ViewCount = 0
+    """Jobs that no machine can take."""
+    is_guess: bool = False
+    """Durations of some jobs are unknown."""
+    waits: tuple[PriorityWaits, ...] = ()
+    """The highest priority first."""
+
+
+class SimulationView(WireMessage):
+    """The fleet as it is, and with a change."""
+
+    at_s: FiniteSeconds
+    now: SimulationForecast
+    changed: SimulationForecast | None = None
+    """None: nothing was changed."""
+    added: tuple[Line, ...] = ()
+    removed: tuple[Line, ...] = ()
+    blocked: ViewCount = 0
+    """Pending jobs that wait for others, and are not simulated."""
+    jobs: tuple[SimulatedJob, ...] = ()
+    """The first pending ones in order of start."""
+    kinds: tuple[Line, ...] = ()
+    """What can be added: machines of the fleet, then known kinds."""
+    note: Line = ""
 
 
 class ChangedRows(WireMessage):

@@ -214,3 +214,25 @@ def test_many_threads_may_ask_at_once(fleet: Driven, reader: QueueReader):
     for thread in threads:
         thread.join()
     assert found == [True] * 40
+
+
+def test_a_sweep_has_its_trials_with_their_last_metrics(reader: QueueReader):
+    trials = reader.sweep("sweep")
+    assert [one.number for one in trials] == [1, 2, 3, 4, 5, 6]
+    assert [(one.state, one.attempt, one.metrics) for one in trials[:2]] == [
+        ("completed", 1, {"loss": 0.25, "accuracy": 0.8}),
+        ("completed", 2, {"loss": 0.125, "accuracy": 0.7}),
+    ]
+    (live,) = [one for one in trials if one.state == "running"]
+    assert (live.step, live.of, live.metrics) == (3, 10, {"loss": 0.75})
+    (listed,) = reader.sweeps().sweeps
+    assert (listed.name, listed.total, listed.submitter) == ("sweep", 6, "me@desk")
+    assert listed.jobs == {"completed": 2, "running": 1, "cancelled": 1, "pending": 2}
+    specs = reader.specs([trials[0].seq, 10**9])
+    assert specs[trials[0].seq]["args"] == {"name": "sweep", "number": 1}
+
+
+@pytest.mark.parametrize(("name", "said"), [("plain", "'plain' is no sweep"), ("swep", "there is no job 'swep'")])
+def test_what_is_no_sweep_is_refused(reader: QueueReader, name: str, said: str):
+    with pytest.raises(NotFound, match=said):
+        reader.sweep(name)

@@ -64,6 +64,7 @@ from stoker.coordinator.http.submission_body import (
     ServiceRequestBody,
     no_room,
 )
+from stoker.coordinator.http.sweep_routes import SweepRoutes
 from stoker.coordinator.http.system_a import SystemARoutes
 from stoker.coordinator.http.telemetry_routes import TelemetryRoutes
 from stoker.coordinator.http.tree_routes import ContentRoutes, TreeLocator
@@ -416,6 +417,7 @@ class CoordinatorService:
             JobRoutes(context, parts.code_gate).router,
             FileRoutes(context, contents).router,
             RunRoutes(context, contents).router,
+            SweepRoutes(context).router,
             MachineRoutes(context, on_forgotten=on_forgotten).router,
             FleetRoutes(context).router,
             RetentionRoutes(context, contents).router,

@@ -28,6 +28,7 @@ from stoker.coordinator.queue.read_jobs import (
     read_ready_numbers,
     read_story,
 )
+from stoker.coordinator.queue.read_sweeps import read_specs, read_sweep, read_sweeps
 from stoker.coordinator.queue.sql import READY
 from stoker.core.clock import Clock
 from stoker.core.errors import NotFound
@@ -365,6 +366,9 @@ class QueueReader:
     names = _reading(read_names)
     leaderboard = _reading(read_leaderboard)
     bundles = _reading(read_bundles)
+    sweeps = _reading(read_sweeps)
+    sweep = _reading(read_sweep)
+    specs = _reading(read_specs)
     counts = _reading(read_counts)
     ready_by_class = _reading(read_ready)
     waiting_before = _reading(read_before)

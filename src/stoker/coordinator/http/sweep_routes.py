@@ -1,0 +1,128 @@
+"""Routes about several jobs together: sweeps.
+
+Metrics are read from the mirrors of attempts, everything else from rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import Path, Query, Response
+
+from stoker.coordinator.http.app_state import ServiceContext
+from stoker.coordinator.http.http_messages import RouteTable, answer
+from stoker.coordinator.queue.read_sweeps import SweepTrialRow
+from stoker.core.frozen import changed
+from stoker.jobs.job_curves import curve_files
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.program import RECIPE, flat
+from stoker.jobs.trial_bests import TrialBests
+from stoker.jobs.trials import read_trials
+from stoker.protocol.screen_messages import SweepList, SweepView
+from stoker.views.sweep_view import SweepFacts, SweepTrialFacts, best_trials, measure_of, sweep_view
+
+READS_AT_ONCE = 1
+"""Of the file threads: workers send their logs meanwhile."""
+LONGEST_S = 1.5
+"""For the curves of one answer; the others are read for the next one."""
+_FOLDERS_TRIED = 5
+_MOST_ATTEMPTS = 20
+
+SweepName = Annotated[str, Path(description="A sweep's bare name", min_length=1, max_length=300)]
+MetricName = Annotated[str, Query(max_length=300, description="What to rank by; empty: the most telling")]
+
+
+class SweepRoutes:
+    """Routes about several jobs together."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._bests = TrialBests()
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        self.router = RouteTable("sweeps")
+        add = self.router.add
+        add("/v1/sweeps", self.all, response_model=SweepList)
+        add("/v1/sweeps/{name}", self.sweep, response_model=SweepView)
+
+    async def all(self, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> Response:
+        """List sweeps, the newest first, with the number of trials by state."""
+        return answer(await self._context.read(self._context.reader.sweeps, limit=limit))
+
+    async def sweep(self, name: SweepName, metric: MetricName = "") -> Response:
+        """Return the trials of a sweep, best first, each at its best step, and what the metric depends on."""
+        rows = await self._context.read(self._context.reader.sweep, name)
+        async with self._reads:
+            return await self._context.keep(lambda: answer(self._sweep(name, rows, metric)))
+
+    def _sweep(self, name: str, rows: Sequence[SweepTrialRow], metric: str) -> SweepView:
+        clock, now_s = self._context.clock, self._context.clock.wall_s()
+        sweep = SweepFacts(
+            name=name,
+            recipe=rows[0].recipe,
+            trials=[_trial(row, now_s) for row in rows],
+            values=self._values(rows[0]),
+        )
+        measure = measure_of(sweep, metric)
+        by_number = {row.number: row for row in rows}
+        shown = self._with_points(best_trials(sweep, measure), by_number)
+        if measure is None:
+            return sweep_view(sweep, measure, shown, {})
+        files = {trial.n: self._files(by_number[trial.n]) for trial in shown}
+        until_s = clock.monotonic_s() + LONGEST_S
+        bests, unread = self._bests.find(
+            files, measure.metric, measure.direction, is_late=lambda: clock.monotonic_s() > until_s
+        )
+        return sweep_view(sweep, measure, shown, bests, unread)
+
+    def _values(self, row: SweepTrialRow) -> dict[str, Any]:
+        spec = self._context.reader.specs([row.seq]).get(row.seq, {})
+        args = spec.get("args", {})
+        return flat({**args, **args.get("params", {})} if row.recipe == RECIPE else args)
+
+    def _with_points(self, trials: Sequence[SweepTrialFacts], rows: dict[int, SweepTrialRow]) -> list[SweepTrialFacts]:
+        """Return trials with what was varied in each."""
+        specs = self._context.reader.specs([rows[trial.n].seq for trial in trials])
+        points = {trial.n: specs.get(rows[trial.n].seq, {}).get("point", {}) for trial in trials}
+        names = self._measured_on([rows[trial.n] for trial in trials])
+        return [
+            changed(
+                trial,
+                point=points[trial.n],
+                measured_on={name: points[trial.n][name] for name in names if name in points[trial.n]},
+            )
+            for trial in trials
+        ]
+
+    def _measured_on(self, rows: Sequence[SweepTrialRow]) -> tuple[str, ...]:
+        """Return the arguments that decide what metrics are taken from, as an attempt wrote them down."""
+        for row in [row for row in rows if row.attempt][:_FOLDERS_TRIED]:
+            folder = JobFolder(self._context.keeping.attempt_files.folder_of(row.id, row.attempt))
+            for trial in read_trials(folder):
+                return tuple(trial.measured_on)
+        return ()
+
+    def _files(self, row: SweepTrialRow) -> tuple[str, ...]:
+        """Return the metrics files of a trial's attempts, the last ones of very many, earlier ones first."""
+        numbers = range(max(1, row.attempt - _MOST_ATTEMPTS + 1), row.attempt + 1)
+        folder_of = self._context.keeping.attempt_files.folder_of
+        return tuple(
+            path
+            for number in numbers
+            for paths in curve_files(JobFolder(folder_of(row.id, number)).metrics_folder).values()
+            for path in paths
+        )
+
+
+def _trial(row: SweepTrialRow, now_s: float) -> SweepTrialFacts:
+    ended_s = row.ended_s if row.ended_s is not None else now_s
+    return SweepTrialFacts(
+        n=row.number,
+        label=row.label,
+        state=row.state,
+        metrics=row.metrics,
+        step=row.step,
+        of=row.of,
+        seconds=None if row.started_s is None else max(0.0, ended_s - row.started_s),
+    )

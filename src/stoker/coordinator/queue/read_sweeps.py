@@ -1,0 +1,155 @@
+"""Reads of sweeps and results from committed rows: lists of sweeps, the trials of one, results with their lineage.
+
+Every function takes a connection with a snapshot of the database (`database.snapshot`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, func, select
+
+from stoker.coordinator.database.tables import JOBS, LEASES
+from stoker.coordinator.queue.read_jobs import find_job, read_object
+from stoker.core.errors import NotFound
+from stoker.core.frozen import frozen
+from stoker.protocol.screen_messages import SweepList, SweepSummary
+
+MOST_ROWS = 50_000
+"""Of one sweep, or of all sweeps of a list, that are read: of more the newest."""
+_MOST_SWEEPS = 200
+
+
+def read_sweeps(connection: Connection, *, limit: int = 50) -> SweepList:
+    """Return the sweeps whose newest trials are the newest.
+
+    Names and numbers are read along one index; states of the listed sweeps only.
+    """
+    newest = func.max(JOBS.c.seq)
+    by_name = select(JOBS.c.name, newest.label("newest"), func.count().label("rows")).where(JOBS.c.number > 0)
+    found = connection.execute(by_name.group_by(JOBS.c.name).order_by(newest.desc())).all()
+    listed: list[Row[Any]] = []
+    rows = 0
+    for one in found[: max(1, min(limit, _MOST_SWEEPS))]:
+        rows += one.rows
+        if listed and rows > MOST_ROWS:
+            break
+        listed.append(one)
+    heads = _heads(connection, [one.newest for one in listed])
+    states = _states(connection, [one.name for one in listed if one.rows <= MOST_ROWS])
+    return SweepList(
+        sweeps=tuple(_summary(one, heads[one.newest], states.get(one.name, {})) for one in listed),
+        total=len(found),
+    )
+
+
+def _heads(connection: Connection, seqs: Sequence[int]) -> dict[int, Row[Any]]:
+    columns = ("seq", "recipe", "submitter", "submitted_s", "changed_s")
+    asked: Select[Any] = select(*(JOBS.c[column] for column in columns)).where(JOBS.c.seq.in_(seqs))
+    return {row.seq: row for row in connection.execute(asked)}
+
+
+def _states(connection: Connection, names: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return the number of trials of each sweep by state; of a number that was submitted again the newest counts."""
+    newest = (
+        select(func.max(JOBS.c.seq).label("seq"))
+        .where(JOBS.c.name.in_(names), JOBS.c.number > 0)
+        .group_by(JOBS.c.name, JOBS.c.number)
+        .subquery()
+    )
+    counted = (
+        select(JOBS.c.name, JOBS.c.state, func.count().label("trials"))
+        .join_from(newest, JOBS, JOBS.c.seq == newest.c.seq)
+        .group_by(JOBS.c.name, JOBS.c.state)
+    )
+    found: dict[str, dict[str, int]] = {}
+    for row in connection.execute(counted):
+        found.setdefault(row.name, {})[row.state] = row.trials
+    return found
+
+
+def _summary(one: Row[Any], head: Row[Any], states: Mapping[str, int]) -> SweepSummary:
+    return SweepSummary(
+        name=one.name,
+        recipe=head.recipe,
+        submitter=head.submitter,
+        jobs=dict(states),
+        total=sum(states.values()) or one.rows,
+        submitted_s=head.submitted_s,
+        changed_s=head.changed_s,
+    )
+
+
+@frozen
+class SweepTrialRow:
+    """One trial of a sweep, without its configuration."""
+
+    seq: int
+    id: str
+    number: int
+    label: str
+    recipe: str
+    state: str
+    attempt: int
+    metrics: Mapping[str, float]
+    """The last ones: reported by a live lease, or with the result."""
+    step: int | None = None
+    of: int | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+
+
+def read_sweep(connection: Connection, name: str) -> tuple[SweepTrialRow, ...]:
+    """Return the trials of a sweep by its bare name, in order; of a number that was submitted again the newest.
+
+    Raises `NotFound` if there is no such sweep.
+    """
+    columns = ("seq", "id", "number", "label", "recipe", "state", "attempt", "metrics", "started_s", "ended_s")
+    asked: Select[Any] = (
+        select(*(JOBS.c[column] for column in columns), LEASES.c.progress)
+        .select_from(JOBS.outerjoin(LEASES, LEASES.c.seq == JOBS.c.seq))
+        .where(JOBS.c.name == name, JOBS.c.number > 0)
+        .order_by(JOBS.c.seq.desc())
+        .limit(MOST_ROWS)
+    )
+    found: dict[int, SweepTrialRow] = {}
+    for row in connection.execute(asked):
+        if row.number not in found:
+            found[row.number] = _trial(row)
+    if not found:
+        # Raises the same error with the nearest name if there is no job of it at all.
+        job = find_job(connection, name)
+        raise NotFound(f"{name!r} is no sweep", hint=f"stoker jobs show {job.id[:12]}")
+    return tuple(found[number] for number in sorted(found))
+
+
+def _trial(row: Row[Any]) -> SweepTrialRow:
+    progress = read_object(row.progress)
+    return SweepTrialRow(
+        seq=row.seq,
+        id=row.id,
+        number=row.number,
+        label=row.label,
+        recipe=row.recipe,
+        state=row.state,
+        attempt=row.attempt,
+        metrics=progress.get("metrics") or read_object(row.metrics),
+        step=progress.get("step"),
+        of=progress.get("of"),
+        started_s=row.started_s,
+        ended_s=row.ended_s,
+    )
+
+
+def read_specs(connection: Connection, seqs: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Return the specs of jobs as they are stored, by number."""
+    found: dict[int, dict[str, Any]] = {}
+    for begin in range(0, len(seqs), _SOME):
+        asked = select(JOBS.c.seq, JOBS.c.spec).where(JOBS.c.seq.in_(seqs[begin : begin + _SOME]))
+        found |= {row.seq: read_object(row.spec) for row in connection.execute(asked)}
+    return found
+
+
+_SOME = 500
+"""Values in one statement."""
