@@ -125,6 +125,20 @@ def test_not_even_an_admin_makes_a_hook_that_must_not_be(fleet: Fleet, url: str,
         fleet.client().make_hook(WebhookRequest(url=url))
 
 
+def test_a_mail_command_of_someone_with_a_token_is_refused_even_of_an_admin(fleet: Fleet) -> None:
+    with pytest.raises(Forbidden, match="only on the coordinator's machine"):
+        person(fleet, Role.ADMIN).make_hook(WebhookRequest(mail=("sendmail", "me@example.org")))
+
+
+def test_the_path_of_a_chat_services_url_is_shown_to_no_one(fleet: Fleet) -> None:
+    admin = fleet.client()
+    made = admin.make_hook(WebhookRequest(url="https://hooks.slack.com/services/T0/B0/hidden"))
+    assert (made.hook.format, made.hook.url) == ("slack", "https://hooks.slack.com/…")
+    assert made.hook.on == ("completed", "failed", "cancelled", "symptom", "lost")
+    assert "hidden" not in str(admin.hooks()) + str(admin.status())
+    admin.close_hook(made.hook.id)
+
+
 def test_hooks_are_listed_without_their_secret_and_closed(fleet: Fleet) -> None:
     admin = fleet.client()
     made = admin.make_hook(WebhookRequest(url="https://example.org/hook?key=1", on=("failed",), by="me@desk"))

@@ -270,7 +270,7 @@ class CoordinatorProcess:
         keeping.telemetry.sweep(row.name for row in queue.reader.machines())
         gatherer = Gatherer(queue, clock=clock, version=self._version, telemetry=keeping.telemetry)
         held.enter_context(HealthWatch(queue, gatherer))
-        notifier = held.enter_context(self._notifier(queue))
+        notifier = held.enter_context(self._notifier(queue, keeping))
         queue.on_change(notifier.changed)
         about = CoordinatorInfo(version=self._version, database=database.shown, started_s=clock.wall_s(), times=times)
         enrolment = secure.enrolment() if secure is not None else None
@@ -319,12 +319,24 @@ class CoordinatorProcess:
             source=cluster,
         )
 
-    def _notifier(self, queue: Queue) -> Notifier:
+    def _notifier(self, queue: Queue, keeping: CoordinatorStorage) -> Notifier:
+        from stoker.coordinator.mail_commands import MailCommands
+        from stoker.coordinator.notice_pictures import CurvePictures
         from stoker.coordinator.notify import Notifier
+        from stoker.host.command_runner import SubprocessRunner
         from stoker.host.http.exchange import read_http_settings
 
-        settings = read_http_settings(self._settings.environment, user_agent=f"stoker/{self._version}")
-        return Notifier(queue, settings, clock=self._clock, chance=random.Random().random)  # noqa: S311 - spreads retries
+        environment = self._settings.environment
+        settings = read_http_settings(environment, user_agent=f"stoker/{self._version}")
+        path = os.path.join(self._settings.state, "mail-commands.json")
+        return Notifier(
+            queue,
+            settings,
+            clock=self._clock,
+            chance=random.Random().random,  # noqa: S311 - spreads retries
+            mails=MailCommands(path, SubprocessRunner(environment, language=None)),
+            picture=CurvePictures(queue.reader, keeping.attempt_files.folder_of).picture,
+        )
 
     def _code_gate(self) -> CodeGate | None:
         options = self._options

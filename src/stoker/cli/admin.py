@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext, list_verbs
@@ -154,9 +155,10 @@ def perform_tokens_rotate(call: CommandContext, given: dict[str, Any]) -> int:
 NOTIFY_GRAMMAR = Grammar(
     "admin notify",
     about=(
-        "List webhooks: URLs that receive events as signed POST requests, of the fleet and of `stoker submit --notify "
-        "URL`. Each request has X-Stoker-Event-Id (the same id if it is repeated) and X-Stoker-Signature: "
-        "t=SECONDS,sha256=HEX, the HMAC-SHA256 of SECONDS, a dot and the body with the webhook's secret."
+        "List webhooks and mail commands: URLs that receive events, of the fleet and of `stoker submit --notify URL`, "
+        "as signed POST requests or in the format of a chat service. A signed request has X-Stoker-Event-Id (the same "
+        "id if it is repeated) and X-Stoker-Signature: t=SECONDS,sha256=HEX, the HMAC-SHA256 of SECONDS, a dot and the "
+        "body with the webhook's secret."
     ),
     options=(Option("--all", help="also list closed webhooks"), AT),
     examples=("stoker admin notify", "stoker admin notify --all --json"),
@@ -164,7 +166,7 @@ NOTIFY_GRAMMAR = Grammar(
 
 
 def perform_notify(call: CommandContext, given: dict[str, Any]) -> int:
-    """List tokens."""
+    """List webhooks."""
     from stoker.views.fleet_lines import HOOK_HEADER, hook_row
 
     out, now_s = call.out, call.parts.clock.wall_s()
@@ -180,45 +182,96 @@ def perform_notify(call: CommandContext, given: dict[str, Any]) -> int:
 # `stoker admin notify add`: add a webhook.
 
 
+_FORMATS = ("stoker", "slack", "discord", "teams", "ntfy")
+_SYNONYMS = {"finished": "completed", "done": "completed", "stuck": "symptom"}
+
+
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    return tuple(dict.fromkeys(_SYNONYMS.get(word, word) for word in words))
+
+
+def _format(text: str) -> str:
+    if text not in _FORMATS:
+        message = f"unknown format {text!r}; there are {', '.join(_FORMATS)}"
+        raise ValueError(message)
+    return text
 
 
 NOTIFY_ADD_GRAMMAR = Grammar(
     "admin notify add",
     about=(
-        "Send events from now on to a URL as JSON POST requests, in order, each at least once. Prints the signing "
-        "secret once. Failed requests are retried with a backoff of up to 1 h; after 24 h the webhook is closed. "
-        "Events: submitted, started, completed, failed, cancelled, retrying, symptom, machine, trust."
+        "Send events from now on to a URL, in order, each at least once: as signed JSON (the secret is printed "
+        "once), or in the format of Slack, Discord, Teams or ntfy, with a picture of the curve where the service takes "
+        "one and matplotlib is installed. With --mail, run a command of the coordinator's user that sends the message "
+        "on its standard input, such as sendmail; only on the coordinator's own machine, never by a shell. Failed "
+        "requests are retried with a backoff of up to 1 h; after 24 h the webhook is closed. Events: submitted, "
+        "started, completed (or finished), failed, cancelled, retrying, symptom (or stuck), machine, lost (machines), "
+        "trust."
     ),
-    positionals=(Positional("URL", help="https://…; link-local addresses are not allowed"),),
+    positionals=(
+        Positional("URL", help="https://…; link-local addresses are not allowed; none with --mail", is_required=False),
+    ),
     options=(
         Option(
             "--on",
             value="WORDS",
             read=_words,
-            help="events, comma-separated (default: completed,failed,cancelled,symptom)",
+            help="events, comma-separated (default: completed,failed,cancelled,symptom; for people also lost)",
         ),
+        Option(
+            "--as",
+            value="FORMAT",
+            read=_format,
+            help="stoker, slack, discord, teams or ntfy (default: by the URL, else stoker)",
+            completes=_FORMATS,
+        ),
+        Option("--mail", value="CMD", help="command that sends a mail from its standard input: 'msmtp me@example.org'"),
         AT,
     ),
     examples=(
         "stoker admin notify add https://example.org/stoker",
         "stoker admin notify add http://10.0.0.5:8080/ --on failed,symptom",
+        "stoker admin notify add https://hooks.slack.com/services/T0/B0/abc",
+        "stoker admin notify add https://ntfy.example.org/lab --as ntfy --on failed,stuck,lost",
+        "stoker admin notify add --mail 'msmtp me@example.org' --on finished,failed",
     ),
 )
 
 
 def perform_notify_add(call: CommandContext, given: dict[str, Any]) -> int:
     """Add a webhook."""
-    from stoker.protocol.operator_messages import WebhookRequest
+    from stoker.protocol.operator_messages import NotifyFormat, WebhookRequest
 
     by = submitter_name(call.parts.settings.environment)
-    made = call.lookup.client(given["at"]).make_hook(WebhookRequest(url=given["url"], on=given["on"] or (), by=by))
+    command = _mail_words(given)
+    form = NotifyFormat(given["as"]) if given["as"] else None
+    request = WebhookRequest(url=given["url"] or "", on=given["on"] or (), format=form, mail=command, by=by)
+    made = call.lookup.client(given["at"]).make_hook(request)
     call.out.object(made.model_dump(mode="json"))
-    call.out.line(made.secret)
-    call.out.note(f"webhook {made.hook.id}: {made.hook.url}; its signing secret is above and is not shown again")
+    hook = made.hook
+    if hook.format == NotifyFormat.STOKER:
+        call.out.line(made.secret)
+        call.out.note(f"webhook {hook.id}: {hook.url}; its signing secret is above and is not shown again")
+    else:
+        call.out.line(f"webhook {hook.id}: {hook.url} as {hook.format}, on {', '.join(hook.on)}")
     call.out.note(f"test it: stoker admin notify test {made.hook.id}")
     return 0
+
+
+def _mail_words(given: dict[str, Any]) -> tuple[str, ...]:
+    """Return the words of a mail command; none if a URL is given instead."""
+    if bool(given["url"]) == bool(given["mail"]):
+        raise Usage("name either a URL or --mail CMD", hint="stoker help admin notify add")
+    if given["mail"] and given["as"]:
+        raise Usage("--mail has its own format", hint="leave out --as")
+    try:
+        words = tuple(shlex.split(given["mail"] or ""))
+    except ValueError as error:
+        raise Usage(f"--mail: {error}", hint="--mail 'msmtp me@example.org'") from None
+    if given["mail"] and not words:
+        raise Usage("--mail: empty value", hint="--mail 'msmtp me@example.org'")
+    return words
 
 
 # `stoker admin notify rm`: close a webhook.

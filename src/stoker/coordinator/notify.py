@@ -1,4 +1,4 @@
-"""Delivery of events to webhooks, at least once and in order, in separate threads.
+"""Delivery of events to webhooks and by mail, at least once and in order, in separate threads.
 
 The cursor of each webhook is durable, stored after delivery: after a crash some messages are sent twice, none is lost.
 A failing webhook is retried with exponential backoff; after a day it is closed, with an event.
@@ -20,6 +20,8 @@ from sqlalchemy import func, select
 
 from stoker.coordinator.database.database import Database, snapshot
 from stoker.coordinator.database.tables import EVENTS, JOBS
+from stoker.coordinator.mail_commands import MailCommands
+from stoker.coordinator.notice_formats import TAKES_PICTURE, formatted, mail_of
 from stoker.coordinator.queue.commands import CloseHook, MoveHook
 from stoker.coordinator.queue.read_jobs import event_object, told_events
 from stoker.coordinator.queue.reader import WebhookRow
@@ -34,7 +36,8 @@ from stoker.core.retry import pause_s
 from stoker.host.background import RecurringTask
 from stoker.host.http.client import OutwardTransport
 from stoker.host.http.exchange import HttpSettings
-from stoker.protocol.operator_messages import USUAL_WORDS
+from stoker.protocol.operator_messages import USUAL_WORDS, NotifyFormat
+from stoker.views.notice_text import notice_text
 
 # Events for webhooks: a bounded piece at a time.
 
@@ -82,6 +85,7 @@ def have_ended(database: Database, jobs: tuple[int, ...]) -> bool:
 SIGNATURE_HEADER = "X-Stoker-Signature"
 ID_HEADER = "X-Stoker-Event-Id"
 TEST = "test"
+LOST = "lost"
 
 _ENDS = {state.value: state.value for state in JobState if state.is_terminal}
 _WORDS = {
@@ -116,6 +120,7 @@ class Notice:
 
     id: str
     """The same for each delivery: the receiver recognises a repeat by it."""
+    event: Mapping[str, Any]
     body: bytes
 
 
@@ -130,20 +135,22 @@ def word_of(event: Mapping[str, Any]) -> str:
 def is_wanted(event: Mapping[str, Any], words: tuple[str, ...]) -> bool:
     """Return True if a webhook for these words gets an event."""
     word = word_of(event)
+    if event.get("kind") == FleetKinds.MACHINE_LOST and LOST in words:
+        return True
     return bool(word) and word in (words or USUAL_WORDS)
 
 
 def notice_of(event: Mapping[str, Any]) -> Notice:
     """Return the message of an event: the event as in all streams, under its word."""
     id = f"{event.get('generation', 0)}-{event['seq']}"
-    return Notice(id=id, body=dumps({"event": word_of(event), "id": id, **event}).encode())
+    return Notice(id=id, event=event, body=dumps({"event": word_of(event), "id": id, **event}).encode())
 
 
 def trial(hook: int, at_s: float) -> Notice:
     """Return a test message."""
     id = f"{TEST}-{hook}-{at_s:.3f}"
     body = {"event": TEST, "id": id, "v": 1, "ts": at_s, "kind": TEST, "message": f"test of webhook {hook}"}
-    return Notice(id=id, body=dumps(body).encode())
+    return Notice(id=id, event=body, body=dumps(body).encode())
 
 
 def signed(notice: Notice, secret: str, at_s: float) -> dict[str, str]:
@@ -206,7 +213,7 @@ _WRITE_AFTER = 5000
 class Notifier(RecurringTask):
     """Delivers during a with-block. Register it: `queue.on_change(notifier.changed)`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is made of
         self,
         queue: Queue,
         settings: HttpSettings,
@@ -214,13 +221,19 @@ class Notifier(RecurringTask):
         clock: Clock,
         chance: Callable[[], float],
         round_s: float = ROUND_S,
+        mails: MailCommands | None = None,
+        picture: Callable[[str], bytes] = lambda _job: b"",
     ) -> None:
+        """`picture` returns the curves of a job, by its id, as PNG; empty if there are none."""
         super().__init__("notifier", retry_s=_IDLE_S)
         self._queue = queue
         self._database = queue.reader.database
         self._clock = clock
         self._chance = chance
         self._round_s = round_s
+        self.mails = mails
+        """None: this coordinator sends no mail."""
+        self._picture = picture
         settings = changed(settings, connect_s=CONNECT_S, head_s=ANSWER_S, read_s=ANSWER_S)
         self._outside = OutwardTransport(settings, partial(is_allowed_address, is_inner=False))
         self._anywhere = OutwardTransport(settings, partial(is_allowed_address, is_inner=True))
@@ -245,10 +258,31 @@ class Notifier(RecurringTask):
         """Send one message; return the error, or an empty text."""
         transport = self._anywhere if hook.is_inner else self._outside
         try:
-            status = transport.post(hook.url, notice.body, signed(notice, hook.secret, self._clock.wall_s()))
+            if hook.format == NotifyFormat.MAIL:
+                return self._send_mail(hook, notice)
+            if hook.format == NotifyFormat.STOKER:
+                headers = signed(notice, hook.secret, self._clock.wall_s())
+                status = transport.post(hook.url, notice.body, headers)
+            else:
+                form = NotifyFormat(hook.format)
+                made = formatted(form, notice_text(notice.event), picture=self._picture_of(form, notice.event))
+                headers = {**made.headers, ID_HEADER: notice.id}
+                status = transport.post(hook.url, made.body, headers, content_type=made.content_type)
         except StokerError as error:
             return error.message
         return "" if 200 <= status < 300 else f"status {status}"
+
+    def _send_mail(self, hook: WebhookRow, notice: Notice) -> str:
+        if self.mails is None:
+            return "this coordinator sends no mail"
+        picture = self._picture_of(NotifyFormat.MAIL, notice.event)
+        return self.mails.send(hook.url, mail_of(notice_text(notice.event), notice.id, picture=picture))
+
+    def _picture_of(self, form: NotifyFormat, event: Mapping[str, Any]) -> bytes:
+        """Return the curves of a job that has ended, where the receiver takes a picture."""
+        job = event.get("job")
+        is_end = word_of(event) in _ENDS
+        return self._picture(job) if form in TAKES_PICTURE and is_end and isinstance(job, str) else b""
 
     def deliver_all(self) -> bool:
         """Deliver pending events to all webhooks; return True if there are more."""

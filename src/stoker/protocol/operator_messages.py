@@ -7,6 +7,7 @@ are sent twice count once, and bytes that were lost are requested again.
 from __future__ import annotations
 
 import base64
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -16,9 +17,22 @@ from stoker.protocol.job_messages import JobId
 from stoker.protocol.lease_messages import Count, ExitCode, Fact, LeaseTokenMessage, Name, Rows
 from stoker.protocol.view_messages import By, FiniteSeconds, Line, ViewCount
 
-ALL_WORDS = ("submitted", "started", "completed", "failed", "cancelled", "retrying", "symptom", "machine", "trust")
-"""What a webhook can subscribe to."""
+ALL_WORDS = (
+    "submitted",
+    "started",
+    "completed",
+    "failed",
+    "cancelled",
+    "retrying",
+    "symptom",
+    "machine",
+    "lost",
+    "trust",
+)
+"""What a webhook can subscribe to. `lost` is the part of `machine` about machines that fell silent."""
 USUAL_WORDS = ("completed", "failed", "cancelled", "symptom")
+PERSON_WORDS = ("completed", "failed", "cancelled", "symptom", "lost")
+"""The default of formats that people read."""
 MOST_HOOKED_JOBS = 10_000
 
 
@@ -43,10 +57,28 @@ class MachineReport(WireMessage):
     findings: Annotated[tuple[DoctorFinding, ...], Field(max_length=200)] = ()
 
 
-class WebhookRequest(StrictRequest):
-    """Create a webhook: signed POST requests for events."""
+class NotifyFormat(StrEnum):
+    """How a notification is written."""
 
-    url: Annotated[str, Field(min_length=8, max_length=2000)]
+    STOKER = "stoker"
+    """Our own: a signed event as JSON."""
+    SLACK = "slack"
+    DISCORD = "discord"
+    TEAMS = "teams"
+    NTFY = "ntfy"
+    MAIL = "mail"
+    """A message for a program that sends mail."""
+
+
+class WebhookRequest(StrictRequest):
+    """Create a webhook: POST requests for events, or mails."""
+
+    url: Annotated[str, Field(max_length=2000)] = ""
+    """Empty only with `mail`."""
+    format: NotifyFormat | None = None
+    """None: by the URL."""
+    mail: Annotated[tuple[Annotated[str, Field(max_length=4000)], ...], Field(max_length=100)] = ()
+    """A command that sends the message on its standard input; only from the coordinator's own machine and user."""
     on: Annotated[tuple[str, ...], Field(max_length=20)] = ()
     """Words of `ALL_WORDS` (default: `USUAL_WORDS`)."""
     jobs: Annotated[tuple[JobId, ...], Field(max_length=MOST_HOOKED_JOBS)] = ()
@@ -59,6 +91,7 @@ class WebhookView(WireMessage):
 
     id: ViewCount
     url: Line
+    format: Line = "stoker"
     on: tuple[Line, ...] = ()
     jobs: ViewCount = 0
     """Number of jobs it is for; 0: all."""

@@ -87,7 +87,7 @@ def _end(token: TokenView, now_s: float) -> str:
 
 # The health of machines: symptoms with hints, and the reports of their workers.
 
-HOOK_HEADER = ("id", "url", "events", "jobs", "created", "state", "by")
+HOOK_HEADER = ("id", "url", "as", "events", "jobs", "created", "state", "by")
 _CLOCK_OFF_S = 2.0
 """Smaller differences may come from the network."""
 _SHOWN = 10
@@ -147,6 +147,7 @@ def hook_row(hook: WebhookView, now_s: float) -> list[str]:
     return [
         str(hook.id),
         hook.url,
+        hook.format,
         described,
         str(hook.jobs or "all"),
         ago(hook.made_s, now_s),

@@ -360,6 +360,7 @@ HOOKS = Table(
     Column("made_s", Double, nullable=False),
     Column("closed_s", Double),
     Column("by", String(200), nullable=False, server_default=""),
+    Column("format", String(20), nullable=False, server_default="stoker"),
 )
 """Webhooks. `kinds`, `jobs` (their numbers): JSON, empty for all; `cursor`: the last delivered event; `is_inner`:
 created by an admin, so that addresses of this machine and of private networks are allowed.

@@ -12,11 +12,12 @@ from fastapi.responses import StreamingResponse
 
 from stoker.coordinator.database.database_check import judge
 from stoker.coordinator.database.tables import EVENTS_DROPPED_TO
-from stoker.coordinator.http.access import Still, Who, recorded
+from stoker.coordinator.http.access import LOCAL_ADMIN, Still, Who, recorded
 from stoker.coordinator.http.app_state import CONTENT_TYPE, ServiceContext
 from stoker.coordinator.http.http_messages import HEADERS, MachineName, RouteTable, answer, done, json_bytes, raw
 from stoker.coordinator.http.long_poll import BEAT_S, EventFeed
 from stoker.coordinator.http.worker_routes import own
+from stoker.coordinator.notice_formats import format_of_url
 from stoker.coordinator.notify import Notifier, is_allowed_address, trial
 from stoker.coordinator.queue.commands import (
     AddHook,
@@ -38,8 +39,10 @@ from stoker.host.http.exchange import is_literal, is_this_computer, read_address
 from stoker.protocol.codec import VERSION
 from stoker.protocol.operator_messages import (
     ALL_WORDS,
+    PERSON_WORDS,
     HistoryCheck,
     MachineReport,
+    NotifyFormat,
     WebhookList,
     WebhookRequest,
     WebhookResponse,
@@ -317,16 +320,39 @@ class WebhookRoutes:
             raise Forbidden(
                 "a webhook for all events needs the role admin", hint="name the jobs: `stoker submit --notify URL`"
             )
-        check_url(asked.url, is_inner=is_admin)
+        if asked.mail:
+            url, form = await self._mail_address(asked, who), NotifyFormat.MAIL
+        else:
+            check_url(asked.url, is_inner=is_admin)
+            url, form = asked.url, asked.format or format_of_url(asked.url)
         unknown = [word for word in asked.on if word not in ALL_WORDS]
         if unknown:
             raise BadInput(f"unknown event {unknown[0][:40]!r}", hint=f"there are {', '.join(ALL_WORDS)}")
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         command = AddHook(
-            url=asked.url, secret=secret, kinds=asked.on, jobs=asked.jobs, is_inner=is_admin, by=recorded(who, asked.by)
+            url=url,
+            secret=secret,
+            kinds=asked.on or (() if form is NotifyFormat.STOKER else PERSON_WORDS),
+            jobs=asked.jobs,
+            is_inner=is_admin,
+            by=recorded(who, asked.by),
+            format=form,
         )
         made = await self._context.ask(command)
         return answer(WebhookResponse(hook=_view(await self._find(made.data["id"])), secret=secret))
+
+    async def _mail_address(self, asked: WebhookRequest, who: Principal) -> str:
+        """Store the mail command of a request, and return its address."""
+        if who != LOCAL_ADMIN:
+            raise Forbidden(
+                "a mail command is added only on the coordinator's machine, by its user",
+                hint="run this command there, without --at and without a token",
+            )
+        if asked.url or asked.format not in (None, NotifyFormat.MAIL) or not asked.mail[0].strip():
+            raise BadInput("a mail command has no URL and no other format", hint="stoker admin notify add --mail CMD")
+        if self._notifier is None or self._notifier.mails is None:
+            raise BadInput("this coordinator sends no mail")
+        return await self._context.keep(self._notifier.mails.add, asked.mail)
 
     async def close(self, id: HookId, who: Who) -> Response:
         """Close a webhook."""
@@ -367,10 +393,20 @@ def check_url(url: str, *, is_inner: bool) -> None:
         )
 
 
+def _shown_url(hook: WebhookRow) -> str:
+    """Return the address of a webhook; of chat services without its path, which is the secret of the channel."""
+    address = shown(hook.url)
+    if hook.format in (NotifyFormat.STOKER, NotifyFormat.MAIL, NotifyFormat.NTFY):
+        return address
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}/…"
+
+
 def _view(hook: WebhookRow) -> WebhookView:
     return WebhookView(
         id=hook.id,
-        url=shown(hook.url),
+        url=_shown_url(hook),
+        format=hook.format,
         on=hook.words,
         jobs=len(hook.jobs),
         cursor=hook.cursor,

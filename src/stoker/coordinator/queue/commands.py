@@ -163,6 +163,7 @@ class AddHook:
     is_inner: bool = False
     """Private addresses are allowed: an admin created it."""
     by: str = ""
+    format: str = "stoker"
 
     def __repr__(self) -> str:
         # The secret must not appear in an error message.

@@ -114,6 +114,7 @@ def add_hook(transaction: WriterTransaction, asked: AddHook) -> QueueCommandResu
         "made_s": transaction.now_s,
         "closed_s": None,
         "by": plain(asked.by),
+        "format": asked.format,
     }
     transaction.write(transaction.statements.put_hook, **fresh)
     _emit_webhook_event(transaction, FleetKinds.HOOK_MADE, number, by=asked.by)

@@ -190,6 +190,7 @@ class WebhookRow:
     made_s: float
     closed_s: float | None
     by: str
+    format: str = "stoker"
 
     def __repr__(self) -> str:
         # The secret must not appear in an error message.

@@ -437,11 +437,9 @@ class OutwardTransport(Urllib3Transport):
         super().__init__(changed(settings, proxies={}, fleet=None, idle_connections=0))
         self._admits = admits
 
-    def post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
-        """Post a JSON body and return the status of the response. Raises `NetworkFailed`, `BadAnswer` or `BadInput`."""
-        reply = self.send(
-            Request(url=url, method="POST", headers={**headers, "Content-Type": "application/json"}, body=body)
-        )
+    def post(self, url: str, body: bytes, headers: dict[str, str], *, content_type: str = "application/json") -> int:
+        """Post a body and return the status of the response. Raises `NetworkFailed`, `BadAnswer` or `BadInput`."""
+        reply = self.send(Request(url=url, method="POST", headers={**headers, "Content-Type": content_type}, body=body))
         try:
             return reply.status
         finally:
