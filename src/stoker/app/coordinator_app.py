@@ -272,7 +272,13 @@ class CoordinatorProcess:
         held.enter_context(HealthWatch(queue, gatherer))
         notifier = held.enter_context(self._notifier(queue, keeping))
         queue.on_change(notifier.changed)
-        about = CoordinatorInfo(version=self._version, database=database.shown, started_s=clock.wall_s(), times=times)
+        about = CoordinatorInfo(
+            version=self._version,
+            database=database.shown,
+            started_s=clock.wall_s(),
+            times=times,
+            name=socket.gethostname(),
+        )
         enrolment = secure.enrolment() if secure is not None else None
         return CoordinatorParts(
             queue=queue,

@@ -118,6 +118,12 @@ class Explainer:
             self._possible[shape] = known
         return known
 
+    def never(self, wanted: SchedulableJob) -> str:
+        """Return why no known machine could run such a job even when idle; empty if one could."""
+        if self.may_ever(wanted):
+            return ""
+        return why_never(shape_of(wanted, listed=self._listed), [*self._away.values()])
+
     def _takes(self, shape: PlacementShape, offer: NodeOffer) -> bool:
         return choose(shape, self._groups.at_best(offer)) is not None
 

@@ -422,14 +422,22 @@ class EventReader:
         return FleetEvent(id=int(number), kind=fields.get("event", str(body.get("kind", ""))), data=body)
 
 
-def listen(speaker: CoordinatorTransport, after: int | None, *, beat_s: float) -> Iterator[FleetEvent | None]:
-    """Yield every event behind `after`, in order, each once; None after each `beat_s` without one."""
+EVENTS = "/v1/events"
+
+
+def listen(
+    speaker: CoordinatorTransport, after: int | None, *, beat_s: float, path: str = EVENTS
+) -> Iterator[FleetEvent | None]:
+    """Yield every event behind `after`, in order, each once; None after each `beat_s` without one.
+
+    On other paths than that of events, several frames may end with the same event: none of them is left out.
+    """
     last = after
     lost_since_s: float | None = None
     tries = 0
     while True:
         try:
-            reply = _open(speaker, last, beat_s)
+            reply = _open(speaker, last, beat_s, path)
         except StokerError as error:
             now_s = speaker.clock.monotonic_s()
             lost_since_s = now_s if lost_since_s is None else lost_since_s
@@ -445,7 +453,7 @@ def listen(speaker: CoordinatorTransport, after: int | None, *, beat_s: float) -
                     # Where it began, so that nothing between two connections is lost before the first event.
                     last = reader.place if last is None else last
                     yield None
-                elif last is None or event.id > last:
+                elif last is None or event.id > last or path != EVENTS:
                     last, tries = event.id, 0
                     yield event
         finally:
@@ -456,9 +464,9 @@ def listen(speaker: CoordinatorTransport, after: int | None, *, beat_s: float) -
         tries += 1
 
 
-def _open(speaker: CoordinatorTransport, last: int | None, beat_s: float) -> HttpClientResponse:
+def _open(speaker: CoordinatorTransport, last: int | None, beat_s: float, path: str) -> HttpClientResponse:
     headers = {"Accept": "text/event-stream"} | ({} if last is None else {"Last-Event-ID": str(last)})
-    return speaker.open(CoordinatorRequest(path="/v1/events", query={"after": last}, headers=headers, silence_s=beat_s))
+    return speaker.open(CoordinatorRequest(path=path, query={"after": last}, headers=headers, silence_s=beat_s))
 
 
 def _events(
@@ -477,7 +485,7 @@ def _events(
         try:
             events = reader.feed(data)
         except ValueError as error:
-            raise no_coordinator_there(speaker.url, f"/v1/events: {error}") from None
+            raise no_coordinator_there(speaker.url, f"events: {error}") from None
         if not events:
             yield None
         yield from events

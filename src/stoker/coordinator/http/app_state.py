@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
+from stoker.coordinator.http.change_feed import ChangeFeed, ChangeReader
 from stoker.coordinator.http.exec_sessions import ExecSessions
 from stoker.coordinator.http.long_poll import EventFeed, Followers, SubmissionSignal, WaitingClaims
 from stoker.coordinator.http.overview import Explanations
@@ -249,6 +250,10 @@ class CoordinatorInfo:
     """Its kind and address, without secrets."""
     started_s: float
     times: FleetTimes
+    name: str = ""
+    """Of its machine."""
+    build: str = ""
+    """Of the pages that it serves: another one asks for a reload."""
 
 
 class ServiceContext:
@@ -285,6 +290,7 @@ class ServiceContext:
         self.execs = ExecSessions(clock, is_current=queue.is_current)
         self.waiting = WaitingClaims(self.claim)
         self.feed = EventFeed(lambda after, limit: _in(self._past, self.reader.events, after, limit))
+        self.changes = ChangeFeed(ChangeReader(self.reader, views, clock), self.read, clock)
         self.followers = Followers(loop)
         self.submissions = SubmissionSignal()
         queue.on_change(self.counter.bring_change)
@@ -362,6 +368,7 @@ class ServiceContext:
         page.histogram("stoker_group_size", "Answers per commit.", counter.group_sizes)
         page.one("stoker_waiting_claims", "gauge", "Claims held open.", len(self.waiting))
         page.one("stoker_event_listeners", "gauge", "Open event streams.", self.feed.listeners)
+        page.one("stoker_screens", "gauge", "Screens that listen to changes.", self.changes.listeners)
         page.one("stoker_file_followers", "gauge", "Requests that wait for a file to grow.", len(self.followers))
         for name, help, values in gauges_of(self.keeping.telemetry.all_latest()):
             page.labelled(name, help, values)
@@ -373,6 +380,7 @@ class ServiceContext:
         self.execs.close()
         self.waiting.close()
         self.feed.close()
+        self.changes.close()
         self.followers.close()
         self.submissions.submitted()
 
@@ -396,6 +404,7 @@ class ServiceContext:
 
     def _on_change(self, newest: int, is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it
         self.feed.note(newest)
+        self.changes.note()
         if is_reread:
             self.waiting.stir()
 

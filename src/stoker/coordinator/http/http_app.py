@@ -54,6 +54,7 @@ from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.http.pages import AnswerPage, is_page, without_prefix
 from stoker.coordinator.http.reload import CoordinatorFiles, lines_of, trouble_of
 from stoker.coordinator.http.run_routes import RunRoutes
+from stoker.coordinator.http.screen_routes import ScreenRoutes
 from stoker.coordinator.http.session_routes import SessionRoutes
 from stoker.coordinator.http.sessions import Sessions
 from stoker.coordinator.http.submission_body import (
@@ -420,6 +421,7 @@ class CoordinatorService:
             SweepRoutes(context).router,
             MachineRoutes(context, on_forgotten=on_forgotten).router,
             FleetRoutes(context).router,
+            ScreenRoutes(context).router,
             RetentionRoutes(context, contents).router,
             ContentRoutes(context, contents, sources).router,
             SystemARoutes(context, contents, rules.token or secrets.token_bytes(32)).router,

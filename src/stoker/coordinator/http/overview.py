@@ -7,7 +7,7 @@ the writer's. A copy is reused for a while if it took long to make.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any
@@ -32,7 +32,7 @@ from stoker.coordinator.storage.telemetry import MachineTelemetry
 from stoker.core.clock import Clock
 from stoker.core.errors import InternalError
 from stoker.core.events import FleetKinds
-from stoker.core.frozen import changed, frozen
+from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.job import JobState
 from stoker.core.leases import FleetTimes, is_skewed
 from stoker.core.machine import Demand, SchedulableJob
@@ -153,6 +153,7 @@ def _device(
 
 
 _MOST_FORECASTS = 50
+_MOST_CLASSES = 100
 _MOST_NAMES = 1000
 _KEPT_S, _KEPT_TIMES = 1.0, (2.0, 10.0)
 """A copy of the scheduler is reused for a second, but for no less and no more than so many times as long as it took to
@@ -175,6 +176,16 @@ class _Seen:
     @property
     def snapshot(self) -> Snapshot:
         return self.forecast.snapshot
+
+
+@frozen
+class FleetOutlook:
+    """What is expected of the whole queue."""
+
+    done_s: float | None = None
+    """When all jobs are done; None: unknown, or nothing is left."""
+    never: Mapping[int, str] = fresh(factory=dict)
+    """By class, why no machine of the fleet could run its jobs."""
 
 
 class Explanations:
@@ -305,13 +316,41 @@ class Explanations:
             blocked=max(0, pending - snapshot.ready_count),
         )
 
-    def machines(self, name: str = "") -> tuple[MachineView, ...]:
-        """Return all machines, or the one of a name; none if it is unknown. Thread-safe. Blocks.
+    def outlook(self) -> FleetOutlook:
+        """Return when all jobs are expected to be done, and which classes of pending jobs no machine could run."""
+        now_s = self._clock.wall_s()
+        seen = self._see(now_s)
+        snapshot, explainer = seen.snapshot, Explainer(seen.fleet, now_s=now_s)
+        waiting = {level.class_id for level in snapshot.ready}
+        reasons = {
+            class_id: explainer.never(seen.looked.wanted[class_id])
+            for class_id in sorted(waiting)[:_MOST_CLASSES]
+            if class_id in seen.looked.wanted
+        }
+        never = {class_id: why for class_id, why in reasons.items() if why}
+        return FleetOutlook(done_s=self._done_s(seen, now_s), never=never)
+
+    def _done_s(self, seen: _Seen, now_s: float) -> float | None:
+        """Return when all jobs are done; None: unknown, or there are none."""
+        snapshot = seen.snapshot
+        ends_s = [seen.ends.of(lease.job) for lease in snapshot.leases]
+        blocked = self._queue.reader.counts()[str(JobState.PENDING)] - snapshot.ready_count
+        if blocked > 0 or any(level.more for level in snapshot.ready):
+            return None
+        numbers = [number for level in snapshot.ready for number in level.numbers()]
+        if numbers:
+            last_s = seen.forecast.ends_s(numbers)
+            ends_s.append(None if last_s is None else now_s + last_s)
+        known = [one for one in ends_s if one is not None]
+        return max(known) if known and len(known) == len(ends_s) else None
+
+    def machines(self, name: str = "", *, among: Collection[str] | None = None) -> tuple[MachineView, ...]:
+        """Return all machines, or those of some names; none if they are unknown. Thread-safe. Blocks.
 
         The worker's report is included for a single machine only.
         """
         reader, now_s, silent_s = self._queue.reader, self._clock.wall_s(), self._silent_s()
-        rows, looked, standing = reader.machines(name), self._look(), self._queue.standing()
+        rows, looked, standing = reader.machines(name, among=among), self._look(), self._queue.standing()
         offers = {offer.node: offer for offer in (*looked.away, *looked.offers)}
         symptoms: dict[str, list[SymptomView]] = defaultdict(list)
         for one in reader.symptoms(name):

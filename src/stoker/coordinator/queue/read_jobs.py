@@ -267,19 +267,22 @@ def read_object(text: str | None) -> dict[str, Any]:
 def _why(row: Row[Any], now_s: float, limits: Limits) -> str:
     """Return in one line why a job is pending, or why it failed."""
     if row.state == JobState.PENDING:
-        if row.blockers:
-            return f"waits for {counted(row.blockers, 'job')} to complete first"
-        if not row.is_ready and row.not_before_s > now_s:
-            return f"retry in {row.not_before_s - now_s:.0f} s" + (f": {row.message}" if row.message else "")
-        limit = limits(row.class_id)
-        return (f"waits: {limit}" if limit else "waits for a machine") + (
-            f"; before: {row.message}" if row.message else ""
-        )
+        return pending_why(row, now_s, limits)
     if row.state == JobState.FAILED:
         # A failure of its own program is the usual cause; any other is shown.
         cause = "" if row.cause == FailureCause.USER and row.message else row.cause
         return ": ".join(part for part in (cause, row.message) if part)
     return row.message if row.state == JobState.CANCELLED else ""
+
+
+def pending_why(row: Row[Any], now_s: float, limits: Limits) -> str:
+    """Return in one line why a pending job has not started."""
+    if row.blockers:
+        return f"waits for {counted(row.blockers, 'job')} to complete first"
+    if not row.is_ready and row.not_before_s > now_s:
+        return f"retry in {row.not_before_s - now_s:.0f} s" + (f": {row.message}" if row.message else "")
+    limit = limits(row.class_id)
+    return (f"waits: {limit}" if limit else "waits for a machine") + (f"; before: {row.message}" if row.message else "")
 
 
 # Details of one job, and events in order.

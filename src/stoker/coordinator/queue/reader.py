@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Row, RowMapping, Select, func, select
@@ -28,6 +28,7 @@ from stoker.coordinator.queue.read_jobs import (
     read_ready_numbers,
     read_story,
 )
+from stoker.coordinator.queue.read_screens import ChangesRead, OverviewRows, read_changes, read_overview
 from stoker.coordinator.queue.read_sweeps import read_specs, read_sweep, read_sweeps
 from stoker.coordinator.queue.sql import READY
 from stoker.core.clock import Clock
@@ -129,8 +130,10 @@ def _before_in(connection: Connection, class_id: int, priority: int, seq: int) -
     return int(connection.scalar(higher) or 0) + int(connection.scalar(older) or 0)
 
 
-def read_machines(connection: Connection, name: str = "") -> tuple[MachineRow, ...]:
-    """Return every machine by name, or one, each with its live leases."""
+def read_machines(
+    connection: Connection, name: str = "", *, among: Collection[str] | None = None
+) -> tuple[MachineRow, ...]:
+    """Return every machine by name, or one, or those `among` some names, each with its live leases."""
     leases = select(
         LEASES, JOBS.c.id, JOBS.c.name, JOBS.c.number, JOBS.c.recipe, JOBS.c.class_id, JOBS.c.state, JOBS.c.started_s
     ).join_from(LEASES, JOBS, JOBS.c.seq == LEASES.c.seq)
@@ -138,6 +141,9 @@ def read_machines(connection: Connection, name: str = "") -> tuple[MachineRow, .
     if name:
         leases = leases.where(LEASES.c.machine == name)
         machines = machines.where(MACHINES.c.name == name)
+    if among is not None:
+        leases = leases.where(LEASES.c.machine.in_(among))
+        machines = machines.where(MACHINES.c.name.in_(among))
     held: dict[str, list[LeaseView]] = {}
     for row in connection.execute(leases.order_by(LEASES.c.seq)).mappings():
         held.setdefault(row["machine"], []).append(_held(row))
@@ -355,6 +361,18 @@ class QueueReader:
         """Return everything about one job."""
         with snapshot(self.database) as connection:
             return read_story(connection, ref, now_s=self._clock.wall_s(), limits=self._limits)
+
+    def overview(self, never: Mapping[int, str] | None = None) -> OverviewRows:
+        """Return what an overview shows of jobs; `never` as for `read_overview`."""
+        with snapshot(self.database) as connection:
+            return read_overview(connection, now_s=self._clock.wall_s(), limits=self._limits, never=never)
+
+    def changes(
+        self, after: int, more: Callable[[Connection], Collection[int]] = lambda _connection: ()
+    ) -> ChangesRead:
+        """Return what changed after an event, with the jobs whose numbers `more` returns."""
+        with snapshot(self.database) as connection:
+            return read_changes(connection, after, now_s=self._clock.wall_s(), limits=self._limits, more=more)
 
     find = _reading(find_job)
     find_all = _reading(find_jobs)
