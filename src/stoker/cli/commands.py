@@ -52,6 +52,7 @@ COMMANDS = (
     Command("jobs rm", "watch", "delete a job's record; its results stay in the store", "jobs:jobs_rm"),
     Command("logs", "watch", "print the output of a job's stages", "job_verbs:logs"),
     Command("cancel", "watch", "stop a job and confirm that it stopped", "job_verbs:cancel"),
+    Command("ui", "watch", "open the web pages in a browser: this machine's jobs, or a fleet", "ui"),
     Command("exec", "watch", "run a command or a shell inside a running fleet job", "exec"),
     Command("explain", "watch", "explain a job's state, and why each stage ran or was reused", "explain"),
     Command("doctor", "machines", "check this machine and print hints", "doctor"),

@@ -61,6 +61,8 @@ from stoker.protocol.lease_messages import (
     WriteResponse,
 )
 from stoker.protocol.operator_messages import (
+    CodeRequest,
+    CodeView,
     ExecEnd,
     ExecInput,
     ExecListen,
@@ -216,6 +218,10 @@ class FleetClient(RunClient, ScreenClient, SweepClient, TelemetryClient):
             size_bytes=offset + len(data) if size is None else size,
             is_over=reply.headers.get(OVER_HEADER) == "1",
         )
+
+    def make_login_code(self, role: str = "") -> CodeView:
+        """Make a one-time code for the log-in of a web page, with one's own role or a lower one."""
+        return self._ask("/v1/sessions/codes", CodeView, CodeRequest(role=role), is_repeatable=False)
 
     def pin(self, ref: str, *, by: str = "") -> DoneView:
         """Keep a job's result whatever is pruned."""

@@ -16,26 +16,16 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from starlette.routing import BaseRoute, Match, compile_path
 
+from stoker.coordinator.http.statuses import status_of
 from stoker.coordinator.queue.commands import QueueCommandResult
 from stoker.core import jsontext
 from stoker.core.errors import (
     BadInput,
-    CodeNotAccepted,
-    CommitMissing,
-    Damaged,
     Diagnostic,
-    Forbidden,
     InternalError,
     InvalidInput,
-    NoSpace,
-    NotFound,
-    RateLimited,
-    Refused,
     StokerError,
     TooLarge,
-    Unavailable,
-    VersionSkew,
-    WorkFailed,
 )
 from stoker.core.jsontext import loads
 from stoker.core.text import format_size
@@ -50,27 +40,6 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 LOG = logging.getLogger("stoker.serve")
 
-# The HTTP status of an error. The body is `StokerError.to_dict()`.
-
-# The first match applies, so subclasses come first.
-_STATUSES: tuple[tuple[type[StokerError], int], ...] = (
-    (Forbidden, 403),
-    (NotFound, 404),
-    (VersionSkew, 412),
-    (CommitMissing, 400),
-    (CodeNotAccepted, 412),
-    (TooLarge, 413),
-    (InvalidInput, 422),
-    (RateLimited, 429),
-    (NoSpace, 507),
-    (BadInput, 400),
-    (Refused, 409),
-    (Damaged, 422),
-    (Unavailable, 503),
-    (WorkFailed, 409),
-    (InternalError, 500),
-)
-
 
 class Refusal(Exception):
     """An error response with status and headers. `status` is given if it is not that of the error's class."""
@@ -78,7 +47,7 @@ class Refusal(Exception):
     def __init__(self, error: StokerError, status: int = 0, *headers: Header) -> None:
         super().__init__(str(error))
         self.error = error
-        self.status = status or next((code for kind, code in _STATUSES if isinstance(error, kind)), 500)
+        self.status = status or status_of(error)
         self.headers = headers
         if self.status in {429, 503}:
             wait_s = error.data.get("retry_after_s")

@@ -14,15 +14,18 @@ import { Empty, Select, Trouble } from './ui.js';
 /** @typedef {import('./messages.d.ts').JobView} JobView */
 /** @typedef {import('./messages.d.ts').Series} Series */
 /** @typedef {import('./messages.d.ts').SeriesView} SeriesView */
-/** @typedef {{ smooth: number, isLog: boolean, x: string, isTable: boolean }} Look */
+/** @typedef {{ window: number, isLog: boolean, x: string, isTable: boolean }} Look */
 
 const FIRST_SHOWN = 6;
+/** Over how many values is averaged; 1: not at all. */
+const WINDOWS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
+const USUAL_WINDOW = 20;
 
 /** @param {{ job: JobView }} props */
 export function CurvesTab({ job }) {
   const query = place.value.query;
   const look = {
-    smooth: Math.min(0.99, Math.max(0, Number(query.get('smooth') ?? 0.6) || 0)),
+    window: WINDOWS.includes(Number(query.get('smooth'))) ? Number(query.get('smooth')) : USUAL_WINDOW,
     isLog: query.get('log') === '1', x: query.get('x') ?? 'step', isTable: query.get('table') === '1',
   };
   const { data, error, reload } = /** @type {ReturnType<typeof useData<SeriesView>>} */ (
@@ -39,8 +42,9 @@ export function CurvesTab({ job }) {
     setQuery({ metrics: [...shown].join(',') });
   };
   return html`<div class="filters">
-      <label class="field"><span>smoothing ${look.smooth}</span><input type="range" min="0" max="0.99" step="0.01" value=${look.smooth}
-        onInput=${(/** @type {any} */ event) => setQuery({ smooth: event.target.value })} /></label>
+      <label class="field"><span class="fixed">${look.window > 1 ? `smooth over ${look.window}` : 'not smoothed'}</span><input type="range" min="0" max=${WINDOWS.length - 1} step="1"
+        value=${WINDOWS.indexOf(look.window)} aria-valuetext=${`${look.window} values`}
+        onInput=${(/** @type {any} */ event) => setQuery({ smooth: String(WINDOWS[Number(event.target.value)]) })} /></label>
       ${h(Select, { label: 'x axis', value: look.x, set: (x) => setQuery({ x }), options: [['step', 'step'], ['time', 'time'], ['relative', 'relative time']] })}
       <label class="check"><input type="checkbox" checked=${look.isLog} onChange=${() => setQuery({ log: look.isLog ? '' : '1' })} /> log scale</label>
       <label class="check"><input type="checkbox" checked=${look.isTable} onChange=${() => setQuery({ table: look.isTable ? '' : '1' })} /> as a table</label>
@@ -67,7 +71,7 @@ function Curve({ job, series, view, look, isFirst }) {
   const shown = (range && zoomed.data?.series[0]) || series;
   const better = series.is_lower_better === null ? '' : series.is_lower_better ? ' ↓' : ' ↑';
   return html`<section class="card curve" ref=${box} aria-label=${`metric ${series.name}`}>
-    <div class="row"><h3>${series.name}${better}</h3><span class="grow"></span>
+    <div class="row"><h2>${series.name}${better}</h2><span class="grow"></span>
       <span class="quiet">last ${shortNumber(numberOf(series.last))}${series.best !== null && ` · best ${shortNumber(numberOf(series.best))} @ ${grouped(series.best_step ?? 0)}`}</span>
       ${range && html`<button type="button" class="small" onClick=${() => setRange(null)}>all steps</button>`}</div>
     ${look.isTable ? h(Numbers, { series: shown }) : isSeen && h(Plot, { series: shown, view, look, zoom: setRange })}
@@ -110,7 +114,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 /** @param {{ series: Series, view: SeriesView, look: Look, zoom: (range: [number, number]) => void }} props */
 function Plot({ series, view, look, zoom }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
-  const data = useMemo(() => columns(series, view, look), [series, look.smooth, look.isLog, look.x]);
+  const data = useMemo(() => columns(series, view, look), [series, look.window, look.isLog, look.x]);
   useEffect(() => {
     const place_ = box.current;
     if (!place_) return undefined;
@@ -141,7 +145,7 @@ function columns(series, view, look) {
   const raw = series.values.map(numberOf);
   /** @param {number | null} value */
   const drawn = (value) => (value === null || !Number.isFinite(value) || (look.isLog && value <= 0) ? null : value);
-  const line = look.smooth > 0 ? smoothed(raw, series.steps, series.total, look.smooth) : raw;
+  const line = look.window > 1 ? smoothed(raw, series.steps, series.total, 1 - 1 / look.window) : raw;
   return [x, raw.map(drawn), line.map(drawn)];
 }
 
@@ -152,11 +156,11 @@ function options(series, view, look, width, zoom) {
   const axis = { stroke: text, grid, ticks: grid, font: '11px system-ui' };
   /** @type {any} */
   const made = {
-    width: Math.max(200, width), height: HEIGHT, legend: { show: false },
+    width: Math.max(200, width), height: HEIGHT, legend: { show: false }, padding: [12, 24, 0, 0],
     cursor: { drag: { x: true, y: false, setScale: false } },
     scales: { x: { time: look.x === 'time' }, y: { distr: look.isLog ? 3 : 1 } },
     axes: [
-      { ...axis, values: look.x === 'relative' ? (/** @type {any} */ _plot, /** @type {number[]} */ at) => at.map(duration) : undefined },
+      { ...axis, size: 30, values: look.x === 'relative' ? (/** @type {any} */ _plot, /** @type {number[]} */ at) => at.map(duration) : undefined },
       { ...axis, size: 62, values: (/** @type {any} */ _plot, /** @type {(number | null)[]} */ at) => at.map((value) => (value === null ? '' : shortNumber(value))) },
     ],
     series: [{}, { stroke: colour('--raw'), width: 1, points: { show: series.steps.length < 2 } },
@@ -182,6 +186,7 @@ function borders(plot, view) {
   ctx.strokeStyle = colour('--text-quiet');
   ctx.fillStyle = colour('--text-quiet');
   ctx.setLineDash([4, 4]);
+  ctx.textAlign = 'left';
   for (const [attempt, step] of Object.entries(view.attempts)) {
     const x = Math.round(plot.valToPos(step, 'x', true));
     if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) continue;

@@ -89,7 +89,7 @@ function ConfigTab({ details }) {
   const shown = settings.filter((one) => `${one.path} ${valueText(one.value)}`.toLowerCase().includes(text.toLowerCase()));
   return html`${error && error.status !== 404 && h(Trouble, { error, what: 'configuration' })}
     <label class="field"><span>filter</span><input type="search" value=${text} onInput=${(/** @type {any} */ event) => setText(event.target.value)} /></label>
-    ${!settings.length ? h(Empty, { title: 'This job has no settings.' }) : html`<div class="scroll"><table><caption class="hidden">configuration</caption>
+    ${!settings.length ? h(Empty, { title: 'This job has no settings.' }) : html`<div class="scroll" tabindex="0" role="region" aria-label=${`configuration`}><table><caption class="hidden">configuration</caption>
       <thead><tr><th scope="col">setting</th><th scope="col">value</th><th scope="col">origin</th></tr></thead>
       <tbody>${shown.slice(0, 1000).map((one) => html`<tr key=${one.path}><th scope="row"><code>${one.path}</code></th>
         <td><code>${cutMiddle(valueText(one.value), 300)}</code></td>
@@ -120,7 +120,7 @@ function FilesTab({ job }) {
   const { data, error } = /** @type {ReturnType<typeof useData<FileList>>} */ (useData(`${jobPath(job.id)}/files`));
   if (!data) return error ? h(Trouble, { error, what: 'files' }) : html`<p class="quiet">loading…</p>`;
   if (!data.files.length) return h(Empty, { title: 'No files yet.', command: `stoker get ${quoted(job.name)}` });
-  return html`<div class="scroll"><table><caption class="hidden">files of attempt ${data.attempt}</caption>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${`files of attempt ${data.attempt}`}><table><caption class="hidden">files of attempt ${data.attempt}</caption>
     <thead><tr><th scope="col">file</th><th scope="col" class="right">size</th></tr></thead>
     <tbody>${data.files.slice(0, 2000).map((file) => html`<tr key=${file.path}><td><a download=${file.path.split('/').pop()}
       href=${urlOf(`${jobPath(job.id)}/files/${file.path.split('/').map(encodeURIComponent).join('/')}`).href}><code>${file.path}</code></a></td>
@@ -137,8 +137,8 @@ function ExplainTab({ job }) {
     ${data.chosen && html`<p>${data.chosen}</p>`}
     ${data.starts_s && html`<p>expected start ${clockTime(data.starts_s)}${data.based_on && ` (${data.based_on})`}</p>`}
     ${Object.entries(data.after).map(([name, state]) => html`<p key=${name}>waits for <a href=${linkTo(['job', name])}>${name}</a> (${state})</p>`)}
-    ${data.changes.length > 0 && html`<h3>would start now with</h3><ul>${data.changes.map((text) => html`<li key=${text}>${text}</li>`)}</ul>`}
-    ${data.machines.length > 0 && html`<div class="scroll"><table><caption class="hidden">machines</caption><thead><tr><th scope="col">machine</th><th scope="col">verdict</th><th scope="col">reason</th></tr></thead>
+    ${data.changes.length > 0 && html`<h2>would start now with</h2><ul>${data.changes.map((text) => html`<li key=${text}>${text}</li>`)}</ul>`}
+    ${data.machines.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label=${`machines`}><table><caption class="hidden">machines</caption><thead><tr><th scope="col">machine</th><th scope="col">verdict</th><th scope="col">reason</th></tr></thead>
       <tbody>${data.machines.map((row, at) => html`<tr key=${row.node ?? at}><th scope="row">${String(row.node ?? row.machine ?? row.name ?? at)}</th>
         <td>${row.fits === undefined ? valueText(row.verdict ?? '') : row.fits ? 'fits' : 'does not fit'}</td><td>${reasonsOf(row)}</td></tr>`)}</tbody></table></div>`}`;
 }
@@ -153,7 +153,7 @@ function reasonsOf(row) {
 /** @param {{ details: JobDetails }} props */
 function AttemptsTab({ details }) {
   if (!details.attempts.length) return h(Empty, { title: 'Not granted to a machine yet.' });
-  return html`<div class="scroll"><table><caption class="hidden">attempts</caption><thead><tr><th scope="col">attempt</th><th scope="col">machine</th><th scope="col">granted</th>
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${`attempts`}><table><caption class="hidden">attempts</caption><thead><tr><th scope="col">attempt</th><th scope="col">machine</th><th scope="col">granted</th>
     <th scope="col">took</th><th scope="col">ending</th><th scope="col">cause and message</th></tr></thead>
     <tbody>${[...details.attempts].reverse().map((one) => html`<tr key=${one.number}><th scope="row">${one.number}</th><td>${one.machine}</td>
       <td>${clockTime(one.granted_s)}</td><td>${one.started_s && one.ended_s ? duration(one.ended_s - one.started_s) : '–'}</td>

@@ -47,7 +47,7 @@ function Machine({ machine }) {
     ${machine.why && html`<p class="why">${machine.why}${machine.until_s ? ` until ${clockTime(machine.until_s)}` : ''}</p>`}
     ${machine.is_skewed && html`<p class="warn">Its version of Stoker differs from the coordinator's.</p>`}
     ${machine.symptoms.map((one) => html`<p key=${one.symptom} class="warn">! ${one.message || one.symptom}${one.hint && html` · <code>${one.hint}</code>`}</p>`)}
-    ${machine.devices.length ? html`<div class="scroll"><table><caption class="hidden">devices of ${machine.name}</caption>
+    ${machine.devices.length ? html`<div class="scroll" tabindex="0" role="region" aria-label=${`devices of ${machine.name}`}><table><caption class="hidden">devices of ${machine.name}</caption>
       <thead><tr><th scope="col">device</th><th scope="col">kind</th><th scope="col" class="right">memory</th></tr></thead>
       <tbody>${machine.devices.map((device, at) => html`<tr key=${device.uuid ?? at}>
         <td><code title=${device.uuid ?? ''}>${cutMiddle(String(device.uuid ?? at), 22)}</code></td>

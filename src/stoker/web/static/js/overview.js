@@ -27,10 +27,8 @@ export function OverviewPage() {
     ${data.settling_s > 0 && html`<p class="notice">recovering: no lease expires for ${duration(data.settling_s)}</p>`}
     ${isEmpty && h(Empty, { title: 'No jobs yet. Submit some:', command: data.is_fleet ? 'stoker submit manifest.toml' : 'stoker run -- python train.py' })}
     <div class="cards">
-      ${h(Running, { jobs: data.running, total: data.jobs.running ?? 0 })}
-      ${h(Pending, { data })}
-      ${h(Failed, { jobs: data.failed, total: data.failed_count })}
-      ${h(Attention, { data })}
+      <div>${h(Running, { jobs: data.running, total: data.jobs.running ?? 0 })}${h(Attention, { data })}</div>
+      <div>${h(Pending, { data })}${h(Failed, { jobs: data.failed, total: data.failed_count })}</div>
     </div>
     ${h(Command, { command: 'stoker status' })}
   </main>`;
@@ -46,7 +44,7 @@ function Numbers({ data }) {
     ${number('failed in 24 h', data.failed_count, linkTo(['jobs'], { state: 'failed' }), data.failed_count ? 'failed' : '')}
     ${number('completed', jobs.completed ?? 0, linkTo(['jobs'], { state: 'completed' }), 'completed')}
     ${number('devices idle', idle, linkTo(['machines']), '')}
-    ${number('all done', data.done_s ? `~${clockTime(data.done_s)}` : '–', linkTo(['jobs'], { state: 'pending' }), '')}
+    ${number('all done', data.done_s ? `~${clockTime(data.done_s).replace(/:\d\d$/, '')}` : '–', linkTo(['jobs'], { state: 'pending' }), '')}
   </ul>`;
 }
 

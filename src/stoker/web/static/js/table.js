@@ -4,6 +4,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from '../vendor/hooks.js
 import { html } from './html.js';
 
 const ROW_PX = 34;
+const HEAD_PX = 36;
 const EXTRA_ROWS = 6;
 /** Browsers limit the height of an element. */
 const MOST_PX = 8_000_000;
@@ -28,7 +29,7 @@ export function VirtualTable({ label, columns, count, sort, setSort, row, rowCla
     watch.observe(element);
     return () => watch.disconnect();
   }, []);
-  const whole = count * ROW_PX;
+  const whole = count * ROW_PX + HEAD_PX;
   const shown = Math.min(whole, MOST_PX);
   const room = Math.max(1, shown - height);
   // Beyond the limit a pixel of the scrollbar stands for several of the table.
@@ -43,7 +44,7 @@ export function VirtualTable({ label, columns, count, sort, setSort, row, rowCla
     const element = box.current;
     if (!element || whole > shown) return;
     if (next * ROW_PX < element.scrollTop) element.scrollTop = next * ROW_PX;
-    else if ((next + 1) * ROW_PX > element.scrollTop + height) element.scrollTop = (next + 1) * ROW_PX - height;
+    else if ((next + 1) * ROW_PX + HEAD_PX > element.scrollTop + height) element.scrollTop = (next + 1) * ROW_PX + HEAD_PX - height;
   };
   /** @param {KeyboardEvent} event */
   const hear = (event) => {
@@ -67,15 +68,14 @@ export function VirtualTable({ label, columns, count, sort, setSort, row, rowCla
       onDblClick=${() => onOpen(index)} onClick=${() => setCursor(index)}>${columns.map((column, at) => html`
         <div role="gridcell" key=${column.key} class=${column.className}>${cells ? cells[at] : at === 0 ? '' : '…'}</div>`)}</div>`);
   }
-  return html`<div class="vtable" role="grid" aria-label=${label} aria-rowcount=${count + 1} aria-colcount=${columns.length}>
-    <div role="row" class="vhead" aria-rowindex="1">${columns.map((column) => html`<div role="columnheader" key=${column.key}
+  return html`<div class="vtable" role="grid" aria-label=${label} aria-rowcount=${count + 1} aria-colcount=${columns.length}
+    ref=${box} tabindex="0" data-keys="rows" aria-activedescendant=${cursor >= first && cursor < last ? `row-${cursor}` : undefined}
+    onScroll=${(/** @type {any} */ event) => setTop(event.currentTarget.scrollTop)} onKeyDown=${hear}>
+    <div role="rowgroup" class="vheads"><div role="row" class="vhead" aria-rowindex="1">${columns.map((column) => html`<div role="columnheader" key=${column.key}
       class=${column.className} aria-sort=${ariaSort(column, sort)}>${column.sort
         ? html`<button type="button" onClick=${() => setSort(flipped(column.sort ?? '', sort))}>${column.title}${mark(column, sort)}</button>`
-        : column.title}</div>`)}</div>
-    <div class="vbody" role="rowgroup" ref=${box} tabindex="0" data-keys="rows" aria-label=${`${label}: rows`}
-      aria-activedescendant=${cursor >= first && cursor < last ? `row-${cursor}` : undefined}
-      onScroll=${(/** @type {any} */ event) => setTop(event.currentTarget.scrollTop)} onKeyDown=${hear}>
-      <div role="presentation" class="vspace" style=${{ height: `${shown}px` }}>${rows}</div></div></div>`;
+        : column.title || html`<span class="hidden">${column.key}</span>`}</div>`)}</div></div>
+    <div role="rowgroup" class="vspace" style=${{ height: `${shown - HEAD_PX}px` }}>${rows}</div></div>`;
 }
 
 /** @param {string} key @param {string} sort */

@@ -1,0 +1,215 @@
+"""The routes of a coordinator, answered from a `Monitor`: what `stoker ui` shows of this machine without a fleet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from stoker.api.monitor import MOST_POINTS, JobQuery, LogQuery, Monitor, SeriesQuery
+from stoker.core.clock import Clock
+from stoker.core.errors import BadInput, NotFound
+from stoker.core.jsontext import dumps, loads
+from stoker.protocol.codec import WireMessage, to_json
+from stoker.protocol.view_messages import DoneView, MachineList
+from stoker.web.backend import EVENTS, UiAnswer, UiBackend, UiRequest, json_answer
+
+_WAIT_S = 1.0
+_BEAT_S = 10.0
+_MOST_ROWS = 1000
+_MOST_COMPARED = 50
+
+Query = Mapping[str, Sequence[str]]
+
+
+class LocalBackend(UiBackend):
+    """Answers from a monitor. `build` is that of the pages, `user` whoever runs this."""
+
+    def __init__(self, monitor: Monitor, *, clock: Clock, user: str, build: str = "") -> None:
+        self._monitor = monitor
+        self._clock = clock
+        self._user = user
+        self._build = build
+        self._ending = threading.Event()
+
+    def answer(self, request: UiRequest) -> UiAnswer:
+        """Answer one request."""
+        path, _, text = request.path.partition("?")
+        parts = [unquote(part) for part in path.removeprefix("/v1/").split("/")]
+        if request.method in ("GET", "HEAD"):
+            return self._read(parts, parse_qs(text, keep_blank_values=False, max_num_fields=100), request)
+        return _message(self._change(parts, _body(request.body)))
+
+    def close(self) -> None:
+        """End all streams."""
+        self._ending.set()
+
+    def _read(self, parts: list[str], query: Query, request: UiRequest) -> UiAnswer:
+        if parts == ["sessions"]:
+            return json_answer({"user": self._user, "role": "admin", "expires_s": None})
+        if parts == ["stream"]:
+            after = request.headers.get("last-event-id", "")
+            return UiAnswer(kind=EVENTS, body=self._stream(int(after) if after.isdecimal() else None))
+        return _message(self._message_at(parts, query))
+
+    def _message_at(self, parts: list[str], query: Query) -> WireMessage:
+        monitor = self._monitor
+        found: WireMessage
+        match parts:
+            case ["overview"]:
+                found = monitor.overview()
+            case ["machines"]:
+                found = MachineList(machines=monitor.machines())
+            case ["jobs"]:
+                found = monitor.jobs(_job_query(query))
+            case ["jobs", ref]:
+                found = monitor.job(ref)
+            case ["jobs", ref, part]:
+                found = self._of_job(ref, part, query)
+            case ["sweeps", name]:
+                found = monitor.sweep(name, _one(query, "metric"))
+            case ["compare"]:
+                found = monitor.compare(list(query.get("ref", ()))[:_MOST_COMPARED])
+            case _:
+                raise _nothing_at(parts)
+        return found
+
+    def _of_job(self, ref: str, part: str, query: Query) -> WireMessage:
+        monitor = self._monitor
+        known: dict[str, Callable[[], WireMessage]] = {
+            "explain": lambda: monitor.explain(ref),
+            "series": lambda: monitor.series(ref, _series_query(query)),
+            "stages": lambda: monitor.stages(ref),
+            "log": lambda: monitor.log(ref, _log_query(query)),
+            "config": lambda: monitor.config(ref),
+            "code": lambda: monitor.code_diff(ref, _one(query, "parent")),
+            "files": lambda: monitor.files(ref),
+        }
+        if part not in known:
+            raise _nothing_at(["jobs", ref, part])
+        return known[part]()
+
+    def _change(self, parts: list[str], body: dict[str, Any]) -> DoneView:
+        monitor = self._monitor
+        match parts:
+            case ["jobs", "cancel" | "requeue" as verb]:
+                act = monitor.cancel if verb == "cancel" else monitor.requeue
+                done = [act(str(ref)) for ref in _list(body, "jobs")]
+                return DoneView(
+                    changed=tuple(line for one in done for line in one.changed),
+                    notes=tuple(line for one in done for line in one.notes),
+                )
+            case ["jobs", ref, "cancel"]:
+                return monitor.cancel(ref)
+            case ["jobs", ref, "requeue"]:
+                return monitor.requeue(ref)
+            case ["jobs", ref, "priority"]:
+                return monitor.set_priority(ref, _whole(body.get("priority")))
+            case ["machines", name, "drain" | "cordon" | "pause" | "open" as verb]:
+                for_s = body.get("for_s")
+                is_time = isinstance(for_s, int | float)
+                return monitor.set_machine(name, verb, why=str(body.get("why", "")), for_s=for_s if is_time else None)
+        raise _nothing_at(parts)
+
+    def _stream(self, after: int | None) -> Iterator[bytes]:
+        """Yield changed rows as they appear, and a beat now and then."""
+        clock = self._clock
+        overview = self._monitor.overview()
+        after = overview.seq if after is None else after
+        hello = {"seq": after, "server_s": clock.wall_s(), "version": overview.version, "pages": self._build}
+        yield _frame("hello", after, dumps(hello).encode())
+        beat_s = clock.monotonic_s()
+        while not self._ending.is_set():
+            rows = self._monitor.changes(after, _WAIT_S)
+            is_empty = not (rows.jobs or rows.gone or rows.machines or rows.resync)
+            if is_empty and clock.monotonic_s() - beat_s < _BEAT_S:
+                # An empty comment finds out that the page has gone.
+                yield b":\n\n"
+                continue
+            after, beat_s = rows.seq, clock.monotonic_s()
+            yield _frame("beat" if is_empty else "rows", after, to_json(rows))
+
+
+def _frame(kind: str, id: int, data: bytes) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (id, kind.encode(), data)
+
+
+def _message(message: WireMessage) -> UiAnswer:
+    return UiAnswer(body=to_json(message))
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    try:
+        found = loads(data) if data else {}
+    except ValueError as error:
+        raise BadInput(f"the request is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadInput("the request is not a JSON object")
+    return found
+
+
+def _job_query(query: Query) -> JobQuery:
+    return JobQuery(
+        state=_one(query, "state"),
+        name=_one(query, "q") or _one(query, "name"),
+        recipe=_one(query, "recipe"),
+        machine=_one(query, "machine"),
+        submitter=_one(query, "submitter"),
+        sweep=_one(query, "sweep"),
+        sort=_one(query, "sort"),
+        after=_one(query, "after"),
+        limit=min(_MOST_ROWS, _number(query, "limit") or 100),
+    )
+
+
+def _series_query(query: Query) -> SeriesQuery:
+    return SeriesQuery(
+        names=tuple(name for name in _one(query, "names").split(",") if name),
+        first=_number(query, "first"),
+        last=_number(query, "last"),
+        points=min(MOST_POINTS, _number(query, "points") or 1000),
+        attempt=_number(query, "attempt"),
+    )
+
+
+def _log_query(query: Query) -> LogQuery:
+    return LogQuery(
+        node=_one(query, "node"),
+        attempt=_number(query, "attempt"),
+        start=_number(query, "start"),
+        limit=min(5000, _number(query, "limit") or 500),
+        search=_one(query, "search"),
+    )
+
+
+def _one(query: Query, name: str) -> str:
+    return next(iter(query.get(name, ())), "")[:2000]
+
+
+def _number(query: Query, name: str) -> int | None:
+    text = _one(query, name)
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > 18:
+        raise BadInput(f"{name}: {text[:40]!r} is not a whole number")
+    return int(text)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadInput(f"priority: {value!r} is not a whole number")
+    return value
+
+
+def _list(body: dict[str, Any], name: str) -> list[Any]:
+    found = body.get(name)
+    if not isinstance(found, list):
+        raise BadInput(f"{name} is not a list")
+    return found
+
+
+def _nothing_at(parts: Sequence[str]) -> NotFound:
+    return NotFound(
+        f"there is nothing at /v1/{'/'.join(parts)[:100]}", hint="without a coordinator, not all routes exist"
+    )

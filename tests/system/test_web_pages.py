@@ -1,0 +1,184 @@
+"""The web pages in a real browser: what they show and do, live, for eyes, keys and screen readers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.web.assets import Pages
+from stoker.web.local_routes import LocalBackend
+from stoker.web.ui_server import UiServer
+from tests.fakes.monitor import job
+from tests.fakes.page_monitor import MARKUP, PageMonitor, page_monitor
+from tests.system.browser import Tab, chromium
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+def expect(found: Any) -> Any:
+    from playwright.sync_api import expect
+
+    return expect(found)
+
+
+JOB = "#/job/resnet%2F1"
+TABS = ("curves", "logs", "stages", "config", "code", "files", "explain", "attempts")
+PAGES = {
+    "#/": "Pending by reason",
+    "#/jobs": "resnet/10",
+    "#/jobs?group=sweep&state=running": "6 running",
+    "#/machines": "device 1 at 91 °C",
+    JOB: "val_loss",
+    f"{JOB}?table=1&log=1&x=relative": "1,000",
+    f"{JOB}?tab=logs": "step 899",
+    f"{JOB}?tab=stages": "load data",
+    f"{JOB}?tab=config": "model.depth",
+    f"{JOB}?tab=code": "lr = 0.2",
+    f"{JOB}?tab=files": "logs/train.log",
+    f"{JOB}?tab=explain": "queue position 1",
+    f"{JOB}?tab=attempts": "granted",
+}
+READ_IN_EVERY_RUN = ("#/", "#/jobs", JOB)
+
+
+class Desk:
+    """Pages of a fleet in memory, and a logged-in tab."""
+
+    def __init__(self, browser: Browser, **look: object) -> None:
+        self.clock = FakeClock()
+        clock = SystemClock()
+        self.monitor: PageMonitor = page_monitor(clock.wall_s())
+        pages = Pages()
+        backend = LocalBackend(self.monitor, clock=clock, user="anna", build=pages.build)
+        self.ui = UiServer(backend, pages=pages, clock=self.clock, user="anna")
+        self.ui.start()
+        self.tab = Tab(browser, **look)  # type: ignore[arg-type]
+        self.page = self.tab.open(self.ui.link())
+        self.page.locator("header").wait_for()
+
+    def go(self, link: str, text: str) -> None:
+        self.page.goto(f"{self.ui.url}{link}")
+        self.page.locator("main").get_by_text(text).filter(visible=True).first.wait_for()
+
+    def close(self) -> None:
+        self.tab.close()
+        self.ui.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def desk(browser: Browser) -> Iterator[Desk]:
+    desk = Desk(browser)
+    yield desk
+    desk.close()
+
+
+def test_every_page_shows_its_data_and_takes_markup_for_text(desk: Desk):
+    for link, text in PAGES.items():
+        desk.go(link, text)
+        assert desk.page.locator("img").count() == 0
+        assert desk.page.locator(".command code").count() == 1, "the command that does the same"
+    desk.go("#/jobs?q=onerror", MARKUP)
+    desk.page.get_by_role("link", name=f"x{MARKUP}").click()
+    expect(desk.page.locator("h1")).to_have_text(f"x{MARKUP}")
+    assert desk.tab.complaints == []
+    assert desk.tab.violations() == []
+    assert desk.tab.hosts == {f"127.0.0.1:{desk.ui.port}"}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("links", "size"),
+    [
+        (READ_IN_EVERY_RUN, (1280, 860)),
+        pytest.param(tuple(PAGES), (1280, 860), marks=pytest.mark.slow),
+        pytest.param(tuple(PAGES), (390, 800), marks=pytest.mark.slow),
+    ],
+)
+def test_screen_readers_find_nothing_wrong(browser: Browser, scheme: str, links, size):
+    desk = Desk(browser, scheme=scheme, size=size)
+    try:
+        found = {}
+        for link in links:
+            desk.go(link, PAGES[link])
+            found[link] = desk.tab.axe()
+        desk.go("#/machines", "lab1")
+        desk.page.get_by_role("button", name="drain lab1").click()
+        found["dialog"] = desk.tab.axe()
+        assert found == {key: [] for key in (*links, "dialog")}
+    finally:
+        desk.close()
+
+
+def test_a_job_is_cancelled_by_keys_alone_after_a_question_that_names_it(desk: Desk):
+    page = desk.page
+    page.keyboard.press("g")
+    page.keyboard.press("j")
+    page.locator("[role=grid] [role=row]").nth(3).wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("resnet/4")
+    expect(page.locator("h1")).to_contain_text("1")
+    page.locator("[role=gridcell] a", has_text=re.compile("^resnet/4$")).wait_for()
+    page.locator("[role=grid]").focus()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("resnet/4")
+    cancel = page.get_by_role("button", name="cancel")
+    cancel.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("Cancel resnet/4?")
+    page.keyboard.press("Escape")
+    assert desk.monitor.done == [], "a question that is not answered changes nothing"
+    cancel.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="cancel the job").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert desk.monitor.done == [("cancel", f"{4:064x}")]
+
+
+def test_changes_appear_without_a_reload(desk: Desk):
+    desk.go(JOB, "val_loss")
+    expect(desk.page.locator(".connection")).to_contain_text("live")
+    at = desk.monitor.now_s
+    desk.monitor.change(job(1, "failed", changed_s=at + 5, why="out of memory", submitted_s=at - 3000, ended_s=at))
+    expect(desk.page.locator(".jobhead .state")).to_contain_text("failed")
+    expect(desk.page.locator("main")).to_contain_text("out of memory")
+
+
+def test_the_end_of_a_session_asks_for_a_log_in_and_keeps_the_place(desk: Desk):
+    desk.go("#/machines", "lab1")
+    desk.clock.advance(13 * 3600)
+    desk.page.keyboard.press("g")
+    desk.page.keyboard.press("j")
+    expect(desk.page.get_by_role("heading", name="Log in")).to_be_visible()
+    expect(desk.page.locator("main")).to_contain_text("the session has ended")
+    assert desk.page.url.endswith("#/jobs")
+
+
+def test_a_used_link_says_so(desk: Desk, browser: Browser):
+    link = desk.ui.link()
+    first, second = Tab(browser), Tab(browser)
+    first.open(link).get_by_role("heading", name="lab overview").wait_for()
+    assert "code" not in first.page.url
+    expect(second.open(link).get_by_role("alert")).to_contain_text("the code is not valid")
+    first.close()
+    second.close()
+
+
+def test_a_server_that_is_gone_leaves_the_last_picture_and_says_since_when(desk: Desk):
+    desk.go("#/", "Pending by reason")
+    expect(desk.page.locator(".connection")).to_contain_text("live")
+    desk.ui.stop()
+    expect(desk.page.locator(".banner")).to_contain_text("connection lost", timeout=20_000)
+    expect(desk.page.locator("main")).to_contain_text("Pending by reason")
