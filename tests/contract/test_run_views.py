@@ -73,6 +73,20 @@ def test_metrics_of_a_mirrored_run_over_steps(fleet: Fleet) -> None:
         client.series("missing")
 
 
+def test_levels_of_a_mirrored_file_grow_with_it(fleet: Fleet) -> None:
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("train"),)))
+    grant = Hand(client).start()
+    data = b"".join(frame("loss", *([1.0] * 4000), first=at) for at in range(0, 40_000, 4000))
+    client.put_file(grant.token(), "metrics/run.skm", data[:300_000], offset=0)
+    folder = Path(fleet.keeping.attempt_files.folder_of(grant.job, 1), "metrics")
+    assert [path.name for path in folder.iterdir()] == ["run.skm"]
+    client.put_file(grant.token(), "metrics/run.skm", data[300_000:], offset=300_000)
+    assert sorted(path.name for path in folder.iterdir()) == [".run.skm.levels", "run.skm"]
+    assert [file.path for file in client.files("train").files] == ["metrics/run.skm"]
+    assert client.series("train").series[0].total == 40_000
+
+
 def test_stages_of_a_mirrored_run(fleet: Fleet) -> None:
     client = fleet.client()
     client.submit(Submission(jobs=(order("train"),)))

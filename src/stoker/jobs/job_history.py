@@ -7,9 +7,8 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from stoker.core.errors import StokerError
 from stoker.core.events import MEMBER_USAGE, Kinds
 from stoker.core.frozen import changeable, fields_of, fresh
 from stoker.core.jsontext import loads
@@ -17,8 +16,12 @@ from stoker.engine.journal import older_generation
 from stoker.host.durable import open_regular, translate
 
 _MOST_WARNINGS = 100
-_MOST_LOGGED = 20_000
-_LONGEST_LOGGED = 4096
+_MOST_LOGGED = 5000
+_LONGEST_LOGGED = 2000
+_MOST_NODES = 20_000
+_LONGEST_EVENT_BYTES = 1 << 20
+_READ_AT_ONCE_BYTES = 32 << 20
+_OLDER_BYTES = 128 << 20
 
 T = TypeVar("T")
 
@@ -310,9 +313,12 @@ class GrowingLines:
 
 
 class HistoryCache:
-    """Histories of the jobs that were looked at last: each look reads what the journal has got since. Thread-safe."""
+    """Histories of the jobs that were looked at last: each look reads what the journal has got since. Thread-safe.
 
-    def __init__(self, most: int = 64) -> None:
+    A very long journal is read over several looks.
+    """
+
+    def __init__(self, most: int = 32) -> None:
         self._most = most
         self._guard = threading.Lock()
         self._entries: OrderedDict[str, _CachedHistory] = OrderedDict()
@@ -329,16 +335,57 @@ class HistoryCache:
 
 
 class _CachedHistory:
+    """One journal, which may be of any size and hold anything: what is read at one look and kept of it is bounded."""
+
     def __init__(self, status_path: str) -> None:
         self.guard = threading.Lock()
-        self._lines = GrowingLines(older_generation(status_path), status_path)
+        self._path = status_path
+        self._inode = 0
+        self._read_bytes = 0
         self._history = RunHistory(_MOST_LOGGED)
 
     def history(self) -> RunHistory:
-        with suppress(StokerError):
-            for line in self._lines.fresh():
-                with suppress(ValueError):
-                    event = loads(line)
-                    if isinstance(event, dict):
-                        self._history.take(event)
+        try:
+            with open_regular(self._path) as file:
+                info = os.fstat(file.fileno())
+                if info.st_ino != self._inode:
+                    self._read_older()
+                    self._inode, self._read_bytes = info.st_ino, 0
+                elif info.st_size < self._read_bytes:
+                    self._history, self._read_bytes = RunHistory(_MOST_LOGGED), 0
+                self._read(file, _READ_AT_ONCE_BYTES)
+        except OSError:
+            pass
         return self._history
+
+    def _read_older(self) -> None:
+        """Read the older generation: its rest if it is what was read until now, all of it at the first look."""
+        with suppress(OSError), open_regular(older_generation(self._path)) as file:
+            if self._inode not in (0, os.fstat(file.fileno()).st_ino):
+                return
+            self._read(file, _OLDER_BYTES)
+
+    def _read(self, file: BinaryIO, most_bytes: int) -> None:
+        """Take in whole lines from where the last look ended; a line that is no event costs nothing."""
+        file.seek(self._read_bytes)
+        until = self._read_bytes + most_bytes
+        while self._read_bytes < until and (line := file.readline(_LONGEST_EVENT_BYTES)):
+            is_whole = line.endswith(b"\n")
+            if not is_whole and len(line) < _LONGEST_EVENT_BYTES:
+                # Still being written.
+                return
+            self._read_bytes += len(line)
+            if is_whole:
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            event = loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(event, dict):
+            return
+        nodes = self._history.nodes
+        if len(nodes) < _MOST_NODES or not isinstance(event.get("node"), str) or event["node"] in nodes:
+            with suppress(TypeError, ValueError, AttributeError):
+                self._history.take(event)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.engine.plan import Plan
+from stoker.host.durable import read_regular
 from stoker.jobs.job_folder import JobFolder
 
 STAGES = "stages.json"
 MOST_STAGES = 20_000
 """A sweep with more has no file: its trials are shown, not their stages."""
 _MOST_NEEDS = 1000
+_LARGEST_BYTES = 16 << 20
 
 
 @frozen
@@ -37,8 +40,8 @@ def stages_paper(plan: Plan) -> dict[str, bytes]:
 def read_stages(folder: JobFolder) -> list[PlannedStage]:
     """Return the stages of a job's plan in its order; none if the folder does not say. Never raises."""
     try:
-        raw = loads(folder.paper(STAGES) or b"{}")
-    except ValueError:
+        raw = loads(read_regular(os.path.join(folder.path, STAGES), _LARGEST_BYTES))
+    except (OSError, ValueError, RecursionError):
         return []
     listed = raw.get("stages") if isinstance(raw, dict) else None
     return [_stage(one) for one in _listed(listed)[:MOST_STAGES] if isinstance(one, dict) and one.get("node")]

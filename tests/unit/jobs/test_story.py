@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.engine.journal import read_status
-from stoker.jobs.job_history import RunHistory, tell
+from stoker.jobs.job_history import HistoryCache, RunHistory, tell
 from tests.unit.jobs.conftest import Office
 
 
@@ -106,3 +107,27 @@ def test_the_story_of_a_real_run_agrees_with_its_result(office: Office) -> None:
             assert endings(story) == {name: str(node.ending) for name, node in done.result.nodes.items()}
             assert story.begin["kind"] == "run_begin"
             assert story.end["kind"] == "run_end"
+
+
+def test_a_cached_history_reads_on_across_generations_and_garbage(tmp_path: Path) -> None:
+    path, cache = tmp_path / "status.jsonl", HistoryCache()
+
+    def seen() -> dict[str, str]:
+        return cache.read(str(path), endings)
+
+    def line(kind: str, node: str) -> bytes:
+        return f'{{"kind": "{kind}", "node": "{node}"}}\n'.encode()
+
+    assert seen() == {}
+    path.write_bytes(line("stage_begin", "a") + b"garbage\n[1]\n" + b"[" * 3000 + b"\n" + b"x" * (3 << 20) + b"\n")
+    assert seen() == {"a": "running"}
+    with path.open("ab") as file:
+        file.write(line("stage_end", "a") + line("stage_begin", "b")[:-3])
+    assert seen() == {"a": "ran"}
+    with path.open("ab") as file:
+        file.write(line("stage_begin", "b")[-3:])
+    path.rename(tmp_path / "status.1.jsonl")
+    path.write_bytes(line("stage_begin", "c"))
+    assert seen() == {"a": "ran", "b": "running", "c": "running"}
+    path.write_bytes(b"")
+    assert seen() == {}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Annotated, ParamSpec, TypeVar
 
@@ -12,10 +15,13 @@ from stoker.coordinator.http.access import LAST, Number
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import Ref, RouteTable, answer
 from stoker.coordinator.queue.read_jobs import JobMatch
+from stoker.coordinator.storage.attempt_files import AttemptFiles
 from stoker.coordinator.storage.tree_storage import CoordinatorTrees
 from stoker.core.digests import Digest
 from stoker.core.errors import NotFound, StokerError
 from stoker.core.job import JobSpec, TrialNodes
+from stoker.engine.metrics.metric_levels import PART_BYTES, series_parts
+from stoker.engine.metrics.metrics_file import SUFFIX
 from stoker.jobs.code_diff import LARGEST_FILE_BYTES, compare_code
 from stoker.jobs.job_curves import MOST_POINTS, CurveRange, curve_files, joined_files, read_job_curves
 from stoker.jobs.job_folder import JobFolder
@@ -34,6 +40,8 @@ READS_AT_ONCE = 2
 """Of the file threads: a first look at a long curve takes seconds, and workers send their logs meanwhile."""
 _STEP = 2**63 - 1
 _COMMIT = 12
+_METRICS = "metrics/"
+_MOST_WATCHED = 4096
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +51,33 @@ Text = Annotated[str, Query(max_length=300)]
 Step = Annotated[int, Query(ge=-_STEP, le=_STEP)]
 
 
+class MirroredLevels:
+    """Brings the levels of mirrored metrics files up to date as they grow, for a quick first look. Thread-safe."""
+
+    def __init__(self, files: AttemptFiles) -> None:
+        self._files = files
+        self._guard = threading.Lock()
+        self._parts: OrderedDict[str, int] = OrderedDict()
+        """Whole parts of the files that grew last."""
+
+    def grew(self, job: str, attempt: int, path: str) -> None:
+        """Add what a file has got; called in the thread that wrote to it, with no lock held."""
+        if not path.startswith(_METRICS) or not path.endswith(SUFFIX):
+            return
+        full = os.path.join(self._files.folder_of(job, attempt), path)
+        try:
+            parts = os.stat(full).st_size // PART_BYTES
+        except OSError:
+            return
+        with self._guard:
+            is_known = self._parts.pop(full, 0) >= parts
+            self._parts[full] = parts
+            while len(self._parts) > _MOST_WATCHED:
+                self._parts.popitem(last=False)
+        if not is_known:
+            series_parts(full)
+
+
 class RunRoutes:
     """Routes about one job's run."""
 
@@ -50,6 +85,8 @@ class RunRoutes:
         self._context = context
         self._contents = contents
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        files = context.keeping.attempt_files
+        files.on_growth(MirroredLevels(files).grew)
         self._histories = HistoryCache()
         self._logs = JobLogPages(self._histories)
         self.router = RouteTable("runs")

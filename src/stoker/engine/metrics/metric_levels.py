@@ -39,6 +39,10 @@ from stoker.host.durable import open_regular, read_regular
 
 LEVELS = (64, 512, 4096)
 PART_BYTES = 512 * 1024
+MOST_SERIES = 10_000
+"""Metrics of one file; others are not read. No program has so many on purpose."""
+MOST_SOURCE_BYTES = 2 << 30
+"""Of a metrics file, some 75 million values; what follows is not read."""
 KINDS = 5
 """Telling values of a block: the first, last, lowest, highest, and the first that is not finite."""
 NONE = -(1 << 63)
@@ -119,7 +123,8 @@ def series_parts(path: str) -> dict[SeriesKey, list[SeriesPart]]:
     found: dict[SeriesKey, list[SeriesPart]] = {}
     for part in _Levels(path).parts():
         for one in part:
-            found.setdefault(one.key, []).append(one)
+            if one.key in found or len(found) < MOST_SERIES:
+                found.setdefault(one.key, []).append(one)
     return found
 
 
@@ -144,6 +149,8 @@ class _Levels:
             end_bytes = end
         gathered = _PartColumns(end_bytes)
         for frame in _frames(self._path, end_bytes):
+            if frame.end_bytes > MOST_SOURCE_BYTES:
+                break
             gathered.add(frame)
             if gathered.end_bytes - gathered.start_bytes >= PART_BYTES:
                 payload = gathered.encode(head)
@@ -205,6 +212,9 @@ class _Columns:
     def runs(self) -> Iterator[_Run]:
         """Return stretches of ascending steps. Where there are many, all in order, the later value of a step."""
         steps = self.steps
+        if not any(map(le, steps[1:], steps)):
+            yield steps, self.times_s, self.values
+            return
         borders = [0, *(at for at, is_back in enumerate(map(le, steps[1:], steps), 1) if is_back), len(steps)]
         if len(borders) <= _MOST_RUNS + 1:
             for begin, end in pairwise(borders):
@@ -276,7 +286,9 @@ class _PartColumns:
         """Return the values of a metric."""
         found = self._series.get(key)
         if found is None:
-            found = self._series[key] = _Columns()
+            found = _Columns()
+            if len(self._series) < MOST_SERIES:
+                self._series[key] = found
         return found
 
 
@@ -299,16 +311,36 @@ def _levels_of(runs: list[_Run]) -> list[list[_Block]]:
 
 
 def _finest(steps: Sequence[int], times_s: Sequence[float], values: Sequence[float]) -> list[_Block]:
+    begins = range(0, len(steps), LEVELS[0])
+    parts = [values[begin : begin + LEVELS[0]] for begin in begins]
+    # A sum is finite only if all of them are; one that overflows takes the longer way.
+    if math.isfinite(sum(values)):
+        # By columns, for speed: a first look at a long curve is waited for.
+        low_at = map(list.index, parts, map(min, parts))  # type: ignore[arg-type]
+        high_at = map(list.index, parts, map(max, parts))  # type: ignore[arg-type]
+        places = [(0, len(part) - 1, low, high, -1) for part, low, high in zip(parts, low_at, high_at, strict=True)]
+    else:
+        places = [_telling_places(part) for part in parts]
     blocks: list[_Block] = []
-    for begin in range(0, len(steps), LEVELS[0]):
-        part = values[begin : begin + LEVELS[0]]
-        places = telling_places(part)
+    for begin, part, (first, last, low, high, odd) in zip(begins, parts, places, strict=True):
+        if low < 0 or odd >= 0:
+            at = (first, last, low, high, odd)
+            blocks.append(
+                (
+                    len(part),
+                    [NONE if one < 0 else steps[begin + one] for one in at],
+                    [0.0 if one < 0 else times_s[begin + one] for one in at],
+                    [0.0 if one < 0 else part[one] for one in at],
+                )
+            )
+            continue
+        end, lowest, highest = begin + last, begin + low, begin + high
         blocks.append(
             (
                 len(part),
-                [NONE if at < 0 else steps[begin + at] for at in places],
-                [0.0 if at < 0 else times_s[begin + at] for at in places],
-                [0.0 if at < 0 else part[at] for at in places],
+                [steps[begin], steps[end], steps[lowest], steps[highest], NONE],
+                [times_s[begin], times_s[end], times_s[lowest], times_s[highest], 0.0],
+                [part[0], part[last], part[low], part[high], 0.0],
             )
         )
     return blocks
@@ -337,17 +369,14 @@ def _high(block: _Block) -> float:
     return block[3][3]
 
 
-def telling_places(values: Sequence[float]) -> tuple[int, int, int, int, int]:
+def _telling_places(values: Sequence[float]) -> tuple[int, int, int, int, int]:
     """Return the places of the first, last, lowest, highest and first non-finite value; -1 if there is none."""
-    last = len(values) - 1
-    # A sum is finite only if all of them are; one that overflows takes the longer way.
-    if math.isfinite(sum(values)):
-        return 0, last, values.index(min(values)), values.index(max(values)), -1
     finite = [at for at, value in enumerate(values) if math.isfinite(value)]
     odd = next((at for at, value in enumerate(values) if not math.isfinite(value)), -1)
     if not finite:
-        return 0, last, -1, -1, odd
-    return 0, last, min(finite, key=values.__getitem__), max(finite, key=values.__getitem__), odd
+        return 0, len(values) - 1, -1, -1, odd
+    low, high = (choose(finite, key=values.__getitem__) for choose in (min, max))
+    return 0, len(values) - 1, low, high, odd
 
 
 def _encode_level(blocks: list[_Block]) -> bytes:
