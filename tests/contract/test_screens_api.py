@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from sqlalchemy import NullPool, create_engine, insert
 
+from stoker.api.fleet_monitor import FleetMonitor
+from stoker.api.monitor import JobQuery
 from stoker.coordinator.database.tables import EVENTS
 from stoker.coordinator.http import change_feed
 from stoker.coordinator.queue import read_screens
-from stoker.core.errors import RateLimited
+from stoker.core.errors import RateLimited, Refused
 from stoker.core.leases import Role
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import TokenRequest
@@ -181,3 +183,27 @@ def test_a_stream_is_not_buffered_by_proxies(small: Fleet):
         assert reply.headers["Content-Type"].startswith("text/event-stream")
         assert reply.headers["X-Accel-Buffering"] == "no"
         assert reply.headers["Content-Encoding"] is None
+
+
+def test_a_monitor_of_a_fleet_shows_and_changes_jobs_and_machines(small: Fleet):
+    client = small.client()
+    client.submit(Submission(jobs=(order("net", 1), order("net", 2), order("other"))))
+    client.hello(hello())
+    monitor = FleetMonitor(client, by="anna")
+    place = monitor.overview().seq
+    assert [job.name for job in monitor.jobs(JobQuery(name="NET", sort="name")).jobs] == ["net/1", "net/2"]
+    assert [job.name for job in monitor.jobs(JobQuery(sweep="net", state="pending", limit=1)).jobs] == ["net/2"]
+    assert monitor.job("other").job.name == "other"
+    assert monitor.explain("other").job.state == "pending"
+    assert monitor.set_priority("net/2", 3).changed
+    assert monitor.cancel("net").changed
+    assert monitor.requeue("net/1").changed
+    assert monitor.set_machine("desk", "cordon", why="noisy").changed
+    assert [(one.name, one.state, one.why) for one in monitor.machines()] == [("desk", "cordoned", "noisy")]
+    found = monitor.changes(place, 5.0)
+    assert {job.name: (job.state, job.priority) for job in found.jobs} == {
+        "net/1": ("pending", 0),
+        "net/2": ("cancelled", 3),
+    }
+    with pytest.raises(Refused):
+        monitor.set_machine("desk", "forget")

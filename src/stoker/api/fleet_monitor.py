@@ -1,0 +1,118 @@
+"""The jobs and machines of a fleet for a screen, asked of its coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
+from stoker.core.errors import Refused
+from stoker.protocol.client import FleetClient
+from stoker.protocol.screen_messages import (
+    ChangedRows,
+    CodeDiff,
+    ComparisonView,
+    ConfigView,
+    LogPage,
+    Overview,
+    SeriesView,
+    StageGraph,
+    SweepView,
+)
+from stoker.protocol.view_messages import (
+    DoneView,
+    FileList,
+    JobDetails,
+    JobExplanation,
+    JobPage,
+    MachineRequest,
+    MachineView,
+)
+
+_MOST_WAIT_S = 60.0
+"""That a coordinator holds a request open."""
+
+
+class FleetMonitor(Monitor):
+    """The jobs and machines of one coordinator. An error of the coordinator is raised as the same error."""
+
+    is_fleet = True
+
+    def __init__(self, client: FleetClient, *, by: str = "") -> None:
+        """Ask through `client`; changes are recorded as made by `by`, where the coordinator knows no better."""
+        # A screen shows a lost connection and asks again itself.
+        self._client = client.more_patient(0.0)
+        self._by = by
+        self.name = urlsplit(client.url).hostname or client.url
+
+    def overview(self) -> Overview:
+        found = self._client.overview()
+        self.name = found.name or self.name
+        return found
+
+    def jobs(self, query: JobQuery) -> JobPage:
+        return self._client.jobs(
+            state=query.state,
+            q=query.name,
+            recipe=query.recipe,
+            machine=query.machine,
+            submitter=query.submitter,
+            sweep=query.sweep,
+            sort=query.sort,
+            after=query.after,
+            limit=query.limit,
+        )
+
+    def job(self, ref: str) -> JobDetails:
+        return self._client.job(ref)
+
+    def explain(self, ref: str) -> JobExplanation:
+        return self._client.explain(ref)
+
+    def series(self, ref: str, query: SeriesQuery) -> SeriesView:
+        return self._client.series(
+            ref, query.names, first=query.first, last=query.last, points=query.points, attempt=query.attempt
+        )
+
+    def stages(self, ref: str) -> StageGraph:
+        return self._client.stages(ref)
+
+    def log(self, ref: str, query: LogQuery) -> LogPage:
+        return self._client.log(
+            ref, query.node, attempt=query.attempt, start=query.start, limit=query.limit, search=query.search
+        )
+
+    def config(self, ref: str) -> ConfigView:
+        return self._client.config(ref)
+
+    def code_diff(self, ref: str, parent: str = "") -> CodeDiff:
+        return self._client.code_diff(ref, parent)
+
+    def files(self, ref: str) -> FileList:
+        return self._client.files(ref)
+
+    def sweep(self, name: str, metric: str = "") -> SweepView:
+        return self._client.sweep(name, metric)
+
+    def compare(self, refs: Sequence[str]) -> ComparisonView:
+        raise Refused("jobs can't be compared here", hint=f"stoker compare {' '.join(refs)}")
+
+    def machines(self) -> tuple[MachineView, ...]:
+        return self._client.machines()
+
+    def changes(self, after: int, wait_s: float) -> ChangedRows:
+        return self._client.changes(after, wait_s=max(0.0, min(wait_s, _MOST_WAIT_S)))
+
+    def cancel(self, ref: str) -> DoneView:
+        return self._client.change_job(ref, "cancel", by=self._by)
+
+    def requeue(self, ref: str) -> DoneView:
+        return self._client.change_job(ref, "requeue", by=self._by)
+
+    def set_priority(self, ref: str, priority: int) -> DoneView:
+        return self._client.change_job(ref, "priority", by=self._by, priority=priority)
+
+    def set_machine(self, name: str, verb: str, *, why: str = "", for_s: float | None = None) -> DoneView:
+        if verb not in ("drain", "cordon", "pause", "open"):
+            raise Refused(f"unknown change {verb!r} of a machine", hint="drain, cordon, pause or open")
+        return self._client.change_machine(name, verb, MachineRequest(why=why, for_s=for_s, by=self._by))
