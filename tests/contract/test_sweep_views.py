@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from stoker.core.errors import NotFound
+from stoker.core.job import job_id
 from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
 from stoker.protocol.job_messages import Submission
+from stoker.protocol.screen_messages import MachinesLike, SimulateRequest
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
 from tests.servers.hand import Hand
@@ -23,6 +25,10 @@ def fleet(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     path.write_bytes(sqlite_template.read_bytes())
     with coordinator(f"sqlite:///{path}", folder) as fleet:
         yield fleet
+
+
+def id_of(args: Mapping[str, object]) -> str:
+    return job_id(recipe="tabular/gbt", schema_version=1, args=args)
 
 
 def frame(name: str, *values: float) -> bytes:
@@ -56,3 +62,48 @@ def test_a_sweep_is_ranked_by_the_best_steps_of_its_curves(fleet: Fleet):
         client.sweep("sweep", "loss")
     with pytest.raises(NotFound, match="there is no job 'missing'"):
         client.sweep("missing")
+
+
+def test_jobs_are_compared_what_differs_first_and_a_pending_one_by_its_submission(fleet: Fleet):
+    client = fleet.client()
+    for name, lr in (("one", 0.1), ("two", 0.2), ("waits", 0.3)):
+        args = {"lr": lr, "depth": 3}
+        client.submit(Submission(jobs=(order(name, args=args, identity=args, id=id_of(args), priority=9),)))
+    hand = Hand(client, "bench")
+    for _ in range(2):
+        grant = hand.start()
+        hand.put_story(grant, "hello")
+    view = client.compare(["one", "two", "waits"])
+    assert [job.name for job in view.jobs] == ["one", "two", "waits"]
+    assert view.facts[0].differs
+    assert [fact.differs for fact in view.facts] == sorted((fact.differs for fact in view.facts), reverse=True)
+    rates = [fact for fact in view.facts if fact.name == "lr"]
+    assert [(fact.section, fact.values) for fact in rates] == [("config", ("", "", "0.3"))]
+    with pytest.raises(NotFound, match="there is no job 'missing'"):
+        client.compare(["one", "missing"])
+
+
+def test_a_simulation_says_when_all_is_done_with_more_machines(fleet: Fleet):
+    client = fleet.client()
+    client.submit(Submission(jobs=tuple(order("long", n, expected_s=3600.0) for n in range(1, 21))))
+    Hand(client, "desk")
+    request = SimulateRequest(add=(MachinesLike(like="desk", count=2),))
+    view = client.simulate(request)
+    assert view.changed is not None
+    assert view.now.done_s is not None
+    assert view.changed.done_s is not None
+    assert view.changed.done_s < view.now.done_s
+    assert view.changed.machines == view.now.machines + 2
+    assert view.added == ("added-desk-1", "added-desk-2")
+    assert {"desk", "a100-eight"} <= set(view.kinds)
+    assert view.now.waits[-1].jobs >= 20
+    assert any(one.job.startswith("long/") for one in view.jobs)
+    assert client.simulate(SimulateRequest()).changed is None
+    fewer = client.simulate(SimulateRequest(remove=("desk", "bench")))
+    assert fewer.changed is not None
+    assert fewer.changed.unfinished >= 20
+    assert fewer.changed.done_s is None
+    for wrong in (SimulateRequest(remove=("dsk",)), SimulateRequest(add=(MachinesLike(like="dsk"),))):
+        with pytest.raises(NotFound) as caught:
+            client.simulate(wrong)
+        assert caught.value.hint == "did you mean 'desk'?"

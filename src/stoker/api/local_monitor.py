@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from stoker.api.local_job import LocalJob
 from stoker.api.local_jobs import LocalJobTable
+from stoker.api.local_sweeps import list_sweeps, local_comparison, local_sweep
 from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
 from stoker.core.errors import InvalidTransition, NotFound, Refused
 from stoker.core.frozen import changed
@@ -23,6 +24,7 @@ from stoker.jobs.job_folder import JobFolder, find_job
 from stoker.jobs.job_history import HistoryCache, RunHistory
 from stoker.jobs.job_log import JobLogPages, LogRange
 from stoker.jobs.stage_plan import read_stages
+from stoker.jobs.trial_bests import TrialBests
 from stoker.jobs.trial_settings import masked_args, read_config, shown_layers
 from stoker.jobs.trials import Trial, is_sweep, shared_nodes, trial_numbered, trials_of_job
 from stoker.protocol.screen_messages import (
@@ -34,6 +36,7 @@ from stoker.protocol.screen_messages import (
     Overview,
     SeriesView,
     StageGraph,
+    SweepList,
     SweepView,
 )
 from stoker.protocol.view_messages import (
@@ -59,6 +62,8 @@ _LATELY_S = 86_400.0
 _LOOK_EVERY_S = 0.25
 _MOST_FILES = 5000
 _MOST_CHANGED = 4096
+_LOOKED_AT = 500
+"""Jobs, the newest, among which sweeps are looked for."""
 
 
 class LocalMonitor(Monitor):
@@ -72,6 +77,7 @@ class LocalMonitor(Monitor):
         self._runs = parts.settings.runs
         self._histories = HistoryCache()
         self._logs = JobLogPages(self._histories)
+        self._bests = TrialBests()
         self._jobs = LocalJobTable(self._runs, machine=self.name, histories=self._histories)
 
     def overview(self) -> Overview:
@@ -184,10 +190,15 @@ class LocalMonitor(Monitor):
         return FileList(attempt=1, files=tuple(_files(job.folder.path)), is_over=not job.may_run())
 
     def sweep(self, name: str, metric: str = "") -> SweepView:
-        raise Refused(f"the trials of {name} can't be shown here", hint=f"stoker compare {name}")
+        return local_sweep(self._find(name.partition("/")[0]), metric, self._bests, self._parts.clock)
+
+    def sweeps(self, limit: int = 50) -> SweepList:
+        self._jobs.look()
+        return list_sweeps(((view, self._find(view.id)) for view in self._jobs.rows()[:_LOOKED_AT]), limit)
 
     def compare(self, refs: Sequence[str]) -> ComparisonView:
-        raise Refused("jobs can't be compared here", hint=f"stoker compare {' '.join(refs)}")
+        jobs = [self._find(ref) for ref in refs]
+        return local_comparison([(self._view(job), job) for job in jobs])
 
     def machines(self) -> tuple[MachineView, ...]:
         self._jobs.look()

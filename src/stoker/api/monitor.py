@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from stoker.core.errors import Refused
 from stoker.core.frozen import frozen
 from stoker.protocol.screen_messages import (
     ChangedRows,
@@ -18,7 +19,10 @@ from stoker.protocol.screen_messages import (
     LogPage,
     Overview,
     SeriesView,
+    SimulateRequest,
+    SimulationView,
     StageGraph,
+    SweepList,
     SweepView,
 )
 from stoker.protocol.view_messages import (
@@ -128,9 +132,18 @@ class Monitor(ABC):
     def sweep(self, name: str, metric: str = "") -> SweepView:
         """Return the trials of a sweep, ranked by a metric (default: the most telling)."""
 
+    def sweeps(self, limit: int = 50) -> SweepList:
+        """Return the newest sweeps."""
+        raise Refused("sweeps can't be listed here", hint="stoker jobs")
+
     @abstractmethod
     def compare(self, refs: Sequence[str]) -> ComparisonView:
         """Return jobs side by side."""
+
+    def simulate(self, request: SimulateRequest) -> SimulationView:
+        """Return when all jobs are done, as the fleet is and with machines added or removed."""
+        hint = "`stoker serve` starts a coordinator, and `stoker submit` queues jobs there"
+        raise Refused("only the queue of a fleet can be simulated", hint=hint)
 
     @abstractmethod
     def machines(self) -> tuple[MachineView, ...]:

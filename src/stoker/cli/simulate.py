@@ -256,6 +256,7 @@ def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
     """Simulate the coordinator's schedule and print when all jobs are done."""
     from stoker.cli.screens import show_progress
     from stoker.scheduler.simulation.simulation_report import simulate_from
+    from stoker.scheduler.simulation.what_if import has_guesses
     from stoker.scheduler.snapshot import snapshot_from_dict
     from stoker.views.simulation_lines import live_lines, pool_use_lines, with_pools_lines
 
@@ -296,7 +297,7 @@ def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
             jobs[:_LISTED],
             at_s=snapshot.now_s,
             blocked=view.blocked,
-            is_guess=_is_guess(now[0], snapshot),
+            is_guess=has_guesses(now[0], snapshot),
             columns=call.out.columns,
         )
     )
@@ -325,11 +326,9 @@ def machines_of(text: str | None, snapshot: Snapshot) -> tuple[NodeOffer, ...]:
     """Return the machines of `--add`: a kind (`rtx-4090:2`), or like one of the fleet (`desk:2`)."""
     from stoker.core.errors import Usage
     from stoker.core.text import did_you_mean
-    from stoker.scheduler.offers import offer_of
-    from stoker.scheduler.simulation.workload import make_node, node_kinds
+    from stoker.scheduler.simulation.what_if import kinds_to_add, machines_like
+    from stoker.scheduler.simulation.workload import node_kinds
 
-    kinds = {_plain(name): kind for name, kind in node_kinds().items()}
-    known = {one.offer.node: one.offer for one in snapshot.machines}
     found: list[NodeOffer] = []
     for part in filter(None, (text or "").split(",")):
         word, _, number = part.strip().partition(":")
@@ -337,32 +336,14 @@ def machines_of(text: str | None, snapshot: Snapshot) -> tuple[NodeOffer, ...]:
         if number and not (is_number and 0 < int(number) <= MOST_ADDED):
             hint = f"for example rtx-4090:2; the maximum is {MOST_ADDED:,}"
             raise Usage(f"--add {part[:100]}: {number[:100]!r} is not a number of machines", hint=hint)
-        kind = kinds.get(_plain(word))
-        if word not in known and kind is None:
-            words = [*known, *node_kinds()]
-            hint = did_you_mean(word, words) or f"name one of the fleet, or {', '.join(node_kinds())}"
+        added = machines_like(word, int(number or "1"), snapshot, len(found) + 1)
+        if added is None:
+            hint = did_you_mean(word, kinds_to_add(snapshot)) or f"name one of the fleet, or {', '.join(node_kinds())}"
             raise Usage(f"--add {part}: unknown kind of machine {word!r}", hint=hint)
-        for at in range(len(found) + 1, len(found) + 1 + int(number or "1")):
-            name = f"added-{word}-{at}"
-            if word in known:
-                found.append(_like(known[word], name))
-            elif kind is not None:
-                found.append(offer_of(make_node(kind, name)))
+        found += added
         if len(found) > MOST_ADDED:
             raise Usage(f"--add: the maximum is {MOST_ADDED:,} machines", hint="add fewer")
     return tuple(found)
-
-
-def _plain(word: str) -> str:
-    return "".join(letter for letter in word.lower() if letter.isalnum())
-
-
-def _like(offer: NodeOffer, name: str) -> NodeOffer:
-    """Return an open copy of a machine without measurements."""
-    from stoker.core.frozen import changed
-
-    devices = tuple(changed(one, uuid=f"{name}-{one.uuid}", free_bytes=None, closed="") for one in offer.devices)
-    return changed(offer, node=name, devices=devices, closed="")
 
 
 def _disruptions(snapshot: Snapshot, given: dict[str, Any]) -> Disruptions | None:
@@ -388,24 +369,14 @@ def _disruptions(snapshot: Snapshot, given: dict[str, Any]) -> Disruptions | Non
     return Disruptions(fail=given["fail"] or 0.0, leaves_s=leaves_s, seed=given["seed"] or 0)
 
 
-def _is_guess(run: Simulator, snapshot: Snapshot) -> bool:
-    """Return True if a job that runs in the simulation has no estimate of its duration."""
-    from stoker.scheduler.simulation.simulator import NOWHERE
-
-    batch, log = run.batch, run.log
-    unknown = {one.class_id for one in snapshot.classes if one.expected_s is None}
-    if log.guessed or not unknown:
-        return bool(log.guessed)
-    shapes = {at for at, class_id in enumerate(batch.class_ids) if class_id in unknown}
-    return any(shape in shapes and log.node_of[row] != NOWHERE for row, shape in enumerate(batch.shape_of))
-
-
 def _run_as_json(run: tuple[Simulator, SimulationResult], snapshot: Snapshot) -> dict[str, Any]:
+    from stoker.scheduler.simulation.what_if import has_guesses
+
     report, unfinished = run[1].report, run[0].scheduler.ready.count
     return {
         "done_s": None if unfinished else snapshot.now_s + report.makespan_s,
         "unfinished": unfinished,
-        "is_guess": _is_guess(run[0], snapshot),
+        "is_guess": has_guesses(run[0], snapshot),
         **report.to_dict(),
     }
 
@@ -417,31 +388,18 @@ def _starts(
     snapshot: Snapshot,
 ) -> list[dict[str, Any]]:
     """Return machine and start of the named jobs, in order of start; None if a job fits no machine."""
+    from stoker.scheduler.simulation.what_if import rows_named, start_of
+
     users = {one.class_id: one.user for one in snapshot.classes}
     batch = now[0].batch
-    rows = [row for row in range(batch.running, len(batch)) if str(batch.numbers[row]) in view.names]
     found = []
-    for row in rows:
+    for row in rows_named(now[0], view.names):
         shown = {
             "job": view.names[str(batch.numbers[row])],
             "user": users.get(batch.class_ids[batch.shape_of[row]], ""),
-            **_start(now[0], row, snapshot.now_s),
+            **start_of(now[0], row, snapshot.now_s),
         }
         if changed is not None:
-            shown["changed"] = _start(changed[0], row, snapshot.now_s)
+            shown["changed"] = start_of(changed[0], row, snapshot.now_s)
         found.append(shown)
     return sorted(found, key=lambda one: (one["starts_s"] is None, one["starts_s"] or 0.0))
-
-
-def _start(run: Simulator, row: int, now_s: float) -> dict[str, Any]:
-    from stoker.scheduler.simulation.simulator import NOWHERE
-
-    log = run.log
-    if log.node_of[row] == NOWHERE:
-        return {"machine": None, "starts_s": None, "ends_s": None, "is_guess": False}
-    return {
-        "machine": run.offers[log.node_of[row]].node,
-        "starts_s": now_s + log.start_s[row],
-        "ends_s": now_s + log.end_s[row],
-        "is_guess": row in log.guessed,
-    }

@@ -47,7 +47,8 @@ class JobFacts:
     A result that was known before has its metrics in its record, and its curves in the folder of the job that made it.
     """
 
-    def __init__(self, folder: JobFolder, store: LocalStore) -> None:
+    def __init__(self, folder: JobFolder, store: LocalStore | None) -> None:
+        """Without a store, as at a coordinator, nothing is known of results of other jobs."""
         self.folder = folder
         self.attempt = folder.begun()
         self.spec = self.attempt.spec
@@ -146,7 +147,7 @@ class JobFacts:
     def _record(self, node: NodeHistory) -> Record | None:
         if node.node not in self._records:
             self._records[node.node] = None
-            if node.key and node.ending in ("hit", "ran"):
+            if self._store is not None and node.key and node.ending in ("hit", "ran"):
                 with suppress(StokerError):
                     found = self._store.peek(Digest(node.key))
                     self._records[node.node] = found if isinstance(found, Record) else None

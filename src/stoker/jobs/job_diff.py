@@ -10,6 +10,7 @@ from typing import Any
 
 from stoker.core.digests import encode
 from stoker.core.frozen import changed, frozen
+from stoker.core.job import JobSpec
 from stoker.engine.code_identity import OWN
 from stoker.engine.metrics.metric_names import Direction
 from stoker.jobs.comparison import (
@@ -22,7 +23,8 @@ from stoker.jobs.comparison import (
     compare_trials,
     read_curves,
 )
-from stoker.jobs.trial_settings import MASK, JobSetting, is_secret
+from stoker.jobs.program import flat
+from stoker.jobs.trial_settings import MASK, JobSetting, is_secret, masked
 from stoker.jobs.trials import Trial
 
 
@@ -119,8 +121,8 @@ def side_of(
         state=str(gathering.folder.state()[0]) if trial is None else gathered[0].end.state,
         started_s=attempt.started_s,
         settings=gathering.settings(speaking),
-        code={**_joined(made_from.code), **gathering.program_files(speaking)},
-        data=_joined(made_from.data),
+        code={**_code_of(spec), **_joined(made_from.code), **gathering.program_files(speaking)},
+        data={**_inputs_of(spec), **_joined(made_from.data)},
         environment={
             "stoker": attempt.stoker,
             **gathering.folder.environment(),
@@ -129,6 +131,42 @@ def side_of(
         comparison=comparison,
         without_result=tuple(name for name in speaking.nodes.nodes if name not in records and "[" not in name),
     )
+
+
+def side_of_spec(spec: JobSpec, *, label: str, state: str) -> ComparisonSide:
+    """Return the side of a job that has not run: what it was submitted with."""
+    settings = {
+        name: JobSetting(value=masked(spec.recipe, name, value))
+        for name, value in flat({**spec.args, **spec.point}).items()
+    }
+    nothing = Comparison(
+        job=label, attempt="", recipe=spec.recipe, rows=(), varying=(), fixed={}, metrics=(), measure=None
+    )
+    return ComparisonSide(
+        label=label,
+        attempt="",
+        recipe=spec.recipe,
+        state=state,
+        started_s=0.0,
+        settings=settings,
+        code=_code_of(spec),
+        data=_inputs_of(spec),
+        environment={},
+        comparison=nothing,
+        without_result=(),
+    )
+
+
+def _code_of(spec: JobSpec) -> dict[str, str]:
+    """Return what a submitted job says of its code."""
+    commit = {"commit": spec.commit} if spec.commit else {}
+    tree = {"code tree": spec.code_tree} if spec.code_tree else {}
+    return {**commit, **tree, **spec.code}
+
+
+def _inputs_of(spec: JobSpec) -> dict[str, str]:
+    """Return the data that a submitted job brings along, by where it gets it."""
+    return {one.where: one.tree or one.repo for one in spec.inputs if one.tree or one.repo}
 
 
 def compare_sides(sides: Sequence[ComparisonSide]) -> list[Fact]:

@@ -1,9 +1,13 @@
-"""What a client asks of several jobs together: sweeps."""
+"""What a client asks of several jobs together: sweeps, comparisons, simulations."""
 
 from __future__ import annotations
 
-from stoker.protocol.screen_messages import SweepList, SweepView
+from collections.abc import Sequence
+
+from stoker.protocol.screen_messages import ComparisonView, SimulateRequest, SimulationView, SweepList, SweepView
 from stoker.protocol.transport import CoordinatorClient, part
+
+_SIMULATE_S = 60.0
 
 
 class SweepClient(CoordinatorClient):
@@ -16,3 +20,11 @@ class SweepClient(CoordinatorClient):
     def sweep(self, name: str, metric: str = "") -> SweepView:
         """Return the trials of a sweep, ranked by a metric; without one, by the most telling."""
         return self._get(f"/v1/sweeps/{part(name)}", SweepView, {"metric": metric})
+
+    def compare(self, refs: Sequence[str]) -> ComparisonView:
+        """Return jobs side by side, what differs first."""
+        return self._get("/v1/compare", ComparisonView, {"ref": tuple(refs)})
+
+    def simulate(self, request: SimulateRequest) -> SimulationView:
+        """Return when all jobs are done, as the fleet is and with machines added or removed."""
+        return self._ask("/v1/simulate", SimulationView, request, waits_s=_SIMULATE_S)

@@ -56,7 +56,7 @@ _WHOLE_ANSWER_S = 300.0
 
 _READING = frozenset({"GET", "HEAD"})
 
-Query = Mapping[str, str | int | float | None]
+Query = Mapping[str, str | int | float | tuple[str, ...] | None]
 
 
 @frozen
@@ -195,7 +195,7 @@ class CoordinatorTransport:
         elif question.method not in _READING:
             body = b""
         return Request(
-            url=f"{self.url}{question.path}{f'?{urlencode(query)}' if query else ''}",
+            url=f"{self.url}{question.path}{f'?{urlencode(query, doseq=True)}' if query else ''}",
             method=question.method,
             headers=headers,
             body=body,

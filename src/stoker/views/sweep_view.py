@@ -109,7 +109,7 @@ def sweep_view(
         metric=measure.metric if measure is not None else "",
         is_lower_better=measure is None or measure.direction is Direction.SMALLER,
         metrics=tuple(names[:_NAMES]),
-        jobs=dict(sweep.counts) or _counts(sweep.trials),
+        jobs=dict(sweep.counts) or trial_counts(sweep.trials),
         parameters=parameters,
         trials=tuple(_trial(sweep, trial, varying, order, places.get(trial.n)) for trial in trials),
         total=sweep.total,
@@ -224,7 +224,8 @@ def _shown(value: Any) -> Any:
     return value if value is None or isinstance(value, bool) or _is_number(value) else _text(value)
 
 
-def _counts(trials: Sequence[SweepTrialFacts]) -> dict[str, int]:
+def trial_counts(trials: Sequence[SweepTrialFacts]) -> dict[str, int]:
+    """Return the number of trials by state."""
     found: dict[str, int] = {}
     for trial in trials:
         state = _LEFT.get(trial.state, trial.state)

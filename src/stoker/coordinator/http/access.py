@@ -89,6 +89,8 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("GET|HEAD", r"/v1/(?:tokens|hooks|history)(?:/.*)?", _BY_ROLE[Role.ADMIN]),
     ("GET|HEAD", r"/v1/(?:invites|exec)(?:/.*)?", _BY_ROLE[Role.OPERATE]),
     ("GET|HEAD", r".*", _BY_ROLE[Role.READ]),
+    # It computes, and changes nothing.
+    ("POST", r"/v1/simulate", _BY_ROLE[Role.READ]),
     # Of single jobs: the route itself needs more for a webhook of everything.
     ("POST", r"/v1/hooks", _BY_ROLE[Role.SUBMIT]),
     ("POST", r"/v1/jobs", _BY_ROLE[Role.SUBMIT]),

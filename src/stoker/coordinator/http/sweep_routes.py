@@ -1,4 +1,4 @@
-"""Routes about several jobs together: sweeps.
+"""Routes about several jobs together: sweeps, comparisons, and a simulation of all that are pending.
 
 Metrics are read from the mirrors of attempts, everything else from rows.
 """
@@ -14,13 +14,19 @@ from fastapi import Path, Query, Response
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import RouteTable, answer
 from stoker.coordinator.queue.read_sweeps import SweepTrialRow
+from stoker.core.errors import NotFound
 from stoker.core.frozen import changed
+from stoker.jobs.comparison import JobFacts
 from stoker.jobs.job_curves import curve_files
+from stoker.jobs.job_diff import ComparisonSide, side_of, side_of_spec
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.program import RECIPE, flat
 from stoker.jobs.trial_bests import TrialBests
 from stoker.jobs.trials import read_trials
-from stoker.protocol.screen_messages import SweepList, SweepView
+from stoker.protocol.screen_messages import ComparisonView, SimulateRequest, SimulationView, SweepList, SweepView
+from stoker.protocol.view_messages import JobDetails
+from stoker.views.comparison_view import MOST_SIDES, comparison_view
+from stoker.views.simulation_view import simulate_change
 from stoker.views.sweep_view import SweepFacts, SweepTrialFacts, best_trials, measure_of, sweep_view
 
 READS_AT_ONCE = 1
@@ -45,6 +51,8 @@ class SweepRoutes:
         add = self.router.add
         add("/v1/sweeps", self.all, response_model=SweepList)
         add("/v1/sweeps/{name}", self.sweep, response_model=SweepView)
+        add("/v1/compare", self.compare, response_model=ComparisonView)
+        add("/v1/simulate", self.simulate, methods=["POST"], response_model=SimulationView)
 
     async def all(self, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> Response:
         """List sweeps, the newest first, with the number of trials by state."""
@@ -55,6 +63,35 @@ class SweepRoutes:
         rows = await self._context.read(self._context.reader.sweep, name)
         async with self._reads:
             return await self._context.keep(lambda: answer(self._sweep(name, rows, metric)))
+
+    async def compare(
+        self, ref: Annotated[list[str], Query(min_length=1, max_length=MOST_SIDES, description="Jobs")]
+    ) -> Response:
+        """Return jobs side by side: configuration, code, data, environment and metrics, what differs first."""
+        refs = list(dict.fromkeys(ref))
+        stories = [await self._context.read(self._context.reader.story, one) for one in refs]
+        async with self._reads:
+            return await self._context.keep(lambda: answer(self._compare(stories)))
+
+    async def simulate(self, asked: SimulateRequest) -> Response:
+        """Simulate the fleet as it is and with machines added or removed: when all jobs are done, and how they wait."""
+        context = self._context
+        return await context.run_forecast(
+            lambda: answer(simulate_change(context.views.schedule(), asked, context.clock))
+        )
+
+    def _compare(self, stories: Sequence[JobDetails]) -> ComparisonView:
+        return comparison_view([story.job for story in stories], [self._side(story) for story in stories])
+
+    def _side(self, story: JobDetails) -> ComparisonSide:
+        job = story.job
+        folder = JobFolder(self._context.keeping.attempt_files.folder_of(job.id, max(1, job.attempt)))
+        try:
+            side = side_of(JobFacts(folder, None), None, label=job.name)
+        except NotFound:
+            return side_of_spec(story.spec, label=job.name, state=job.state)
+        # An attempt may have ended though its job waits for the next one.
+        return changed(side, state=job.state)
 
     def _sweep(self, name: str, rows: Sequence[SweepTrialRow], metric: str) -> SweepView:
         clock, now_s = self._context.clock, self._context.clock.wall_s()

@@ -1,0 +1,101 @@
+"""Sweeps and comparisons of this machine's jobs, as a coordinator shows those of its fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stoker.api.local_job import LocalJob
+from stoker.core.clock import Clock
+from stoker.core.errors import NotFound, TooLarge
+from stoker.jobs.comparison import TrialFacts
+from stoker.jobs.job_diff import ComparisonSide, side_of
+from stoker.jobs.job_history import RunHistory
+from stoker.jobs.trial_bests import TrialBests
+from stoker.jobs.trials import Trial, is_sweep, read_trials, trial_numbered
+from stoker.protocol.screen_messages import ComparisonView, SweepList, SweepSummary, SweepView
+from stoker.protocol.view_messages import JobView
+from stoker.views.comparison_view import MOST_SIDES, comparison_view
+from stoker.views.sweep_view import SweepFacts, SweepTrialFacts, best_trials, measure_of, sweep_view, trial_counts
+
+LONGEST_S = 1.5
+"""For the curves of one answer; the others are read for the next one."""
+
+
+def list_sweeps(jobs: Iterable[tuple[JobView, LocalJob]], limit: int) -> SweepList:
+    """Return the jobs that are sweeps, of each name the newest; `jobs` come newest first."""
+    found: dict[str, SweepSummary] = {}
+    for view, job in jobs:
+        if len(found) >= limit:
+            break
+        if view.name in found or not is_sweep(read_trials(job.folder)):
+            continue
+        facts, trials = job.gather()
+        found[view.name] = SweepSummary(
+            name=view.name,
+            recipe=view.recipe,
+            submitter=view.submitter,
+            jobs=trial_counts([_trial(one, facts.story) for one in trials]),
+            total=len(trials),
+            submitted_s=view.submitted_s,
+            changed_s=view.changed_s,
+        )
+    return SweepList(sweeps=tuple(found.values()), total=len(found))
+
+
+def local_sweep(job: LocalJob, metric: str, bests: TrialBests, clock: Clock) -> SweepView:
+    """Return the trials of a job of this machine. Raises `NotFound` if it is no sweep."""
+    facts, gathered = job.gather()
+    if not is_sweep([one.end.trial for one in gathered]):
+        raise NotFound(f"{job.ref!r} is no sweep", hint=f"stoker jobs show {job.ref}")
+    sweep = SweepFacts(
+        name=job.ref,
+        recipe=facts.spec.recipe,
+        trials=[_trial(one, facts.story) for one in gathered],
+        values={name: setting.value for name, setting in facts.settings().items()},
+    )
+    measure = measure_of(sweep, metric)
+    shown = best_trials(sweep, measure)
+    if measure is None:
+        return sweep_view(sweep, measure, shown, {})
+    until_s = clock.monotonic_s() + LONGEST_S
+    files = {trial.n: trial.curve_files for trial in shown}
+    found, unread = bests.find(files, measure.metric, measure.direction, is_late=lambda: clock.monotonic_s() > until_s)
+    return sweep_view(sweep, measure, shown, found, unread)
+
+
+def local_comparison(jobs: Sequence[tuple[JobView, LocalJob]]) -> ComparisonView:
+    """Return jobs of this machine, or trials of them, side by side."""
+    if len(jobs) > MOST_SIDES:
+        raise TooLarge(f"{len(jobs)} jobs side by side are too many", hint=f"at most {MOST_SIDES}")
+    views, sides = [], []
+    for view, job in jobs:
+        facts = job.facts()
+        trial = trial_numbered(facts.wanted(), job.stage, job.ref) if job.stage else None
+        side = side_of(facts, trial, label=job.result_folder)
+        sides.append(side)
+        views.append(view if trial is None else _as_trial(view, job, trial, side))
+    return comparison_view(views, sides)
+
+
+def _as_trial(view: JobView, job: LocalJob, trial: Trial, side: ComparisonSide) -> JobView:
+    update = {"name": f"{job.ref}/{trial.spec.number}", "label": trial.spec.label}
+    metrics = dict(side.row.metrics) if side.row is not None else {}
+    return view.model_copy(update={**update, "metrics": metrics})
+
+
+def _trial(one: TrialFacts, story: RunHistory) -> SweepTrialFacts:
+    end = one.end
+    told = [story.nodes[name] for name in end.trial.nodes.nodes if name in story.nodes]
+    last = next((node for node in reversed(told) if type(node.step) is int), None)
+    return SweepTrialFacts(
+        n=end.trial.spec.number,
+        state=end.state,
+        label=end.trial.spec.label,
+        point=end.trial.spec.point,
+        metrics=end.metrics,
+        curve_files=one.curve_files,
+        measured_on=end.trial.measured_on,
+        step=last.step if last is not None else None,
+        of=last.of if last is not None and type(last.of) is int else None,
+        seconds=end.seconds,
+    )

@@ -1,0 +1,71 @@
+"""Sweeps and comparisons of this machine's jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.api.app_parts import AppSettings
+from stoker.api.local_monitor import LocalMonitor
+from stoker.app.app import App
+from stoker.core.errors import NotFound, Refused, TooLarge
+from stoker.protocol.screen_messages import SimulateRequest
+from tests.unit.jobs.real_jobs import Made, Shelf, sweep_of_six
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    made = Shelf(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def monitor(tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> LocalMonitor:
+    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    app = App(AppSettings(home=str(tmp_path), folder=str(tmp_path), environment={"FLEET_HOST_ID": "desk"}))
+    app.__dict__["store"] = shelf.store
+    return LocalMonitor(app)
+
+
+def test_a_sweep_of_this_machine_is_ranked_like_one_of_a_fleet(shelf: Shelf, monitor: LocalMonitor):
+    shelf.add("sweep", sweep_of_six())
+    shelf.add("plain", [Made(metrics={"loss": 1.0})])
+    view = monitor.sweep("sweep", "loss")
+    assert view.jobs == {"failed": 1, "completed": 5}
+    assert view.trials[-1].number == 1
+    assert view.trials[0].place == 1
+    assert view.trials[0].best_step is not None
+    assert [one.name for one in view.parameters] == ["lr", "model.depth"]
+    assert view.parameters[0].is_log
+    (listed,) = monitor.sweeps().sweeps
+    assert (listed.name, listed.total, listed.jobs) == ("sweep", 6, view.jobs)
+    with pytest.raises(NotFound, match="'plain' is no sweep"):
+        monitor.sweep("plain")
+
+
+def test_jobs_and_trials_of_this_machine_are_compared(shelf: Shelf, monitor: LocalMonitor):
+    shelf.add("one", [Made(metrics={"loss": 0.5})], args={"lr": 0.1, "depth": 3})
+    shelf.add("two", [Made(metrics={"loss": 0.4}, data="f" * 64)], args={"lr": 0.2, "depth": 3})
+    shelf.add("sweep", sweep_of_six())
+    view = monitor.compare(["one", "two"])
+    facts = {(fact.section, fact.name): fact for fact in view.facts}
+    assert [job.name for job in view.jobs] == ["one", "two"]
+    assert facts["config", "lr"].values == ("0.1", "0.2")
+    assert facts["config", "lr"].differs
+    assert not facts["config", "depth"].differs
+    assert facts["data", "test/train: file"].differs
+    assert [fact.differs for fact in view.facts] == sorted((fact.differs for fact in view.facts), reverse=True)
+    trials = monitor.compare(["sweep/3", "sweep/4"])
+    assert [job.name for job in trials.jobs] == ["sweep/3", "sweep/4"]
+    assert "loss" in trials.metrics
+    with pytest.raises(TooLarge):
+        monitor.compare(["one"] * 21)
+
+
+def test_a_machine_without_a_queue_has_nothing_to_simulate(monitor: LocalMonitor):
+    with pytest.raises(Refused, match="only the queue of a fleet"):
+        monitor.simulate(SimulateRequest())
