@@ -217,9 +217,9 @@ class Client(Closable):
         """Return the state of the whole fleet."""
         return self._wire.status()
 
-    def leaderboard(self, metric: str = "", *, limit: int = 20) -> Leaderboard:
-        """Return completed jobs ranked by a metric, best first."""
-        return self._wire.leaderboard(metric, limit=limit)
+    def leaderboard(self, metric: str = "", *, limit: int = 20, is_live: bool = False) -> Leaderboard:
+        """Return completed jobs ranked by a metric, best first; with `is_live` also running ones."""
+        return self._wire.leaderboard(metric, limit=limit, is_live=is_live)
 
     def get(self, name: str, folder: str | os.PathLike[str]) -> list[str]:
         """Download a job's result into a folder as plain files, verified, and return their paths.

@@ -175,6 +175,22 @@ def test_where_nothing_has_run_it_says_so(shell: Shell) -> None:
     assert (done.code, "nothing has run here yet" in done.err) == (1, True)
 
 
+# --- rankings -----------------------------------------------------------------------------------
+
+
+def test_trials_of_all_jobs_are_ranked_by_a_metric_together(swept: Shell) -> None:
+    rows = swept.stoker("jobs", "--rank", "loss", "--json").objects()
+    assert [(row["place"], row["name"]) for row in rows][:2] == [(1, "sweep/2"), (2, "again")]
+    assert {row["state"] for row in rows} == {"completed"}, "a failed trial is not ranked"
+    assert [row["value"] for row in rows] == sorted(row["value"] for row in rows)
+    first = swept.stoker("jobs", "--rank", "accuracy", "--limit", "1")
+    assert first.out.splitlines()[0].split() == ["job", "point", "state", "accuracy", "took", "machine", "recipe"]
+    assert "3 more have this metric" in first.err
+    unknown = swept.stoker("leaderboard", "los")
+    assert unknown.code != 0
+    assert "did you mean 'loss'?" in unknown.err
+
+
 # --- reports -------------------------------------------------------------------------------------
 
 

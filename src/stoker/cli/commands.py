@@ -220,6 +220,9 @@ ALIASES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("plan",), ("run", "--dry-run")),
     (("sweep",), ("run",)),
     (("train",), ("run",)),
+    (("leaderboard",), ("jobs", "--rank")),
+    (("runs", "diff"), ("compare",)),
+    (("runs",), ("jobs",)),
 )
 
 

@@ -429,6 +429,19 @@ _INSTEAD = {
 _COMMANDS = {"download": "fetch", "pull": "fetch", "wget": "fetch", "clone": "fetch", "verify": "check"}
 _COMMANDS |= {"gpu": "machines memory", "gpus": "machines memory", "nvidia-smi": "machines memory"}
 _COMMANDS |= {"nodes": "machines", "hosts": "machines", "vram": "machines estimate"}
+# Words of system D whose task is done by several commands here.
+_REPLACED = {
+    "stage": "the stages of a job: stoker explain NAME/STAGE; of a recipe: stoker recipes show NAME",
+    "data": "download data: stoker fetch NAME; store your own: stoker store put PATH; use it: stoker run data=PATH …",
+    "auto": "sweep the values of a script: stoker init train.py; of a recipe: stoker run RECIPE lr=1e-3,1e-4",
+    "policy": "limits and shares are in the cluster file: stoker check cluster.yaml; try them: stoker admin simulate",
+    "hpo": "a comma or a range makes a sweep: stoker run lr=log:1e-4:1e-1:4 -- python train.py --lr {lr}",
+    "lineage": "what a result was made from: stoker explain NAME; stoker report NAME",
+    "footprint": "memory before a run: stoker machines estimate; of a run: stoker jobs show NAME",
+    "schedule": "when jobs start and where: stoker explain NAME; stoker admin simulate",
+    "sensor": "messages about events: stoker admin notify add URL",
+    "partition": "what a worker does without its coordinator: on_partition in the manifest",
+}
 _NOTHING_BEHIND = {
     "download-model": "stoker download-model --id NAME",
     "cluster place": "stoker cluster place FILE --cluster NAME",
@@ -439,6 +452,8 @@ _NOTHING_BEHIND = {
 
 def instead_of(word: str) -> str:
     """Return a hint for a word that is no command, or an empty text."""
+    if word in _REPLACED:
+        return _REPLACED[word]
     command = _COMMANDS.get(word, "")
     return f"did you mean `stoker {command}`?" if command else ""
 

@@ -12,7 +12,7 @@ from stoker.api.local_job import LocalJob
 from stoker.cli.completion_words import remember
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
-from stoker.cli.screens import LineScreen, LiveScreen, Screen
+from stoker.cli.screens import LineScreen, LiveScreen, Screen, show_progress
 from stoker.cli.watch import FirstLines, ended_text
 from stoker.core.errors import Usage
 from stoker.core.job import JobSpec, JobState
@@ -62,6 +62,11 @@ GRAMMAR = Grammar(
         Option(
             "--machine", value="NAME", help="only jobs of this machine; `here` is the local one", completes="machine"
         ),
+        Option(
+            "--rank",
+            value="METRIC",
+            help="list completed and running jobs and trials by this metric, best first; ~ marks live values",
+        ),
         Option("--limit", value="N", read=whole(1), help=f"maximum number of jobs (default: {_LISTED})"),
         Option("--all", help="list all jobs"),
         AT,
@@ -70,6 +75,7 @@ GRAMMAR = Grammar(
         "stoker jobs",
         "stoker jobs --status failed",
         "stoker jobs --status pending,running --machine desk",
+        "stoker jobs --rank val_loss --recipe tabular/gbt",
         "stoker jobs --all --json",
     ),
 )
@@ -79,6 +85,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """List jobs."""
     if given["all"] and given["limit"]:
         raise Usage("--all and --limit exclude each other", hint="stoker jobs --all")
+    if given["rank"] is not None:
+        return _rank(call, given)
     settings = call.parts.settings
     client = call.client_if_any(given["at"])
     wanted = JobFilter(state=given["status"] or "", recipe=given["recipe"] or "", machine=given["machine"] or "")
@@ -97,6 +105,33 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         return _print_none(call, wanted, client)
     if not given["all"] and next(jobs, None) is not None:
         call.out.note(f"note: older jobs are not shown; show more: --limit {limit * 5}")
+    return 0
+
+
+def _rank(call: CommandContext, given: dict[str, Any]) -> int:
+    """List jobs by a metric, those of this machine and of the fleet together."""
+    from stoker.api.leaderboard import MOST_FOLDERS, fleet_values, local_values
+    from stoker.views.leaderboard import RANK_HEADER, rank_jobs, rank_rows
+
+    if given["status"] or given["machine"]:
+        raise Usage("--rank lists jobs of all states and machines", hint=f"stoker jobs --rank {given['rank']}")
+    metric, recipe, parts = given["rank"], given["recipe"] or "", call.parts
+    client = call.client_if_any(given["at"])
+    with show_progress(call, "reading metrics of jobs", None) as progress:
+        found = [] if client is None else fleet_values(client, metric, recipe=recipe)
+        found += local_values(
+            parts.settings.runs, parts.store, recipe=recipe, with_attempts=client is None, looked=progress.reach
+        )
+    rows = rank_jobs(found, metric)
+    shown = rows if given["all"] else rows[: given["limit"] or _LISTED]
+    for row in shown:
+        call.out.object(row.to_json())
+    header = [metric if place == RANK_HEADER.index("", 1) else name for place, name in enumerate(RANK_HEADER)]
+    call.out.table(rank_rows(shown), header=header)
+    if len(rows) > len(shown):
+        call.out.note(f"note: {len(rows) - len(shown):,} more have this metric; --all lists them")
+    if progress.done >= MOST_FOLDERS:
+        call.out.note(f"note: the newest {MOST_FOLDERS} jobs of this machine are ranked")
     return 0
 
 

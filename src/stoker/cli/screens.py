@@ -222,6 +222,11 @@ class CommandProgress(ABC):
         self._hint = hint
         self._stop: StokerError | None = None
 
+    @property
+    def done(self) -> int:
+        """What is done, in the unit of the progress."""
+        return self._done
+
     def stop(self, error: StokerError) -> None:
         """Request a stop with this error at the next progress report."""
         self._stop = error
@@ -345,7 +350,7 @@ class ElapsedSeconds(Count):
 
 
 @contextmanager
-def show_progress(call: CommandContext, what: str, total: int, sort: type[Count] = Count) -> Iterator[Count]:
+def show_progress(call: CommandContext, what: str, total: int | None, sort: type[Count] = Count) -> Iterator[Count]:
     """Show the progress of the block on a terminal; a signal stops it at the next report and raises its error."""
     began_s = call.parts.clock.wall_s()
     count = sort(what, total, began_s, is_unicode=call.out.is_unicode, hint=_NOTHING_LEFT)

@@ -291,9 +291,15 @@ class FleetClient(RunClient, ScreenClient, SweepClient, TelemetryClient):
         """Return the state of the whole fleet."""
         return self._get("/v1/status", FleetStatus)
 
-    def leaderboard(self, metric: str = "", *, limit: int | None = None) -> Leaderboard:
-        """Return completed jobs by a metric, best first; without one, by the metric that most of them have."""
-        return self._get("/v1/leaderboard", Leaderboard, {"metric": metric, "limit": limit})
+    def leaderboard(
+        self, metric: str = "", *, recipe: str = "", limit: int | None = None, is_live: bool = False
+    ) -> Leaderboard:
+        """Return completed jobs by a metric, best first; without one, by the metric that most likely matters.
+
+        With `is_live` running jobs are ranked too.
+        """
+        query = {"metric": metric, "recipe": recipe or None, "limit": limit, "live": "true" if is_live else None}
+        return self._get("/v1/leaderboard", Leaderboard, query)
 
     def reload(self, *, dry_run: bool = False) -> DoneView:
         """Make the coordinator read its cluster file and manifest again."""

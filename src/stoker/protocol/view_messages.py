@@ -536,7 +536,7 @@ class UploadResponse(WireMessage):
 
 
 class LeaderRow(WireMessage):
-    """One completed job in a leaderboard."""
+    """One completed job in a leaderboard, or a running one with what it reported last."""
 
     place: ViewCount
     job: Line
@@ -545,6 +545,7 @@ class LeaderRow(WireMessage):
     label: Line = ""
     recipe: Line = ""
     machine: Line = ""
+    state: Line = "completed"
     value: float
     metrics: dict[Line, float] = {}
     seconds: Guess | None = None

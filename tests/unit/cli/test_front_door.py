@@ -9,6 +9,7 @@ import pytest
 from stoker.api.app_parts import AppSettings
 from stoker.cli.commands import ALIASES, COMMANDS, Flags, expand, find_command, take_flags, top_help, verbs_of
 from stoker.cli.context import CliOutput, CommandContext
+from stoker.cli.grammar import instead_of
 
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
@@ -51,6 +52,13 @@ def test_a_longer_alias_wins_over_a_shorter_one() -> None:
     assert expand(["plan", "tabular/gbt", "lr=1"]) == ["run", "--dry-run", "tabular/gbt", "lr=1"]
     assert expand(["plan", "resume", "plan.json"]) == ["run", "plan.json"]
     assert expand(["train", "tabular/gbt"]) == ["run", "tabular/gbt"]
+
+
+def test_words_of_system_d_are_commands_or_name_what_replaces_them() -> None:
+    assert expand(["leaderboard", "val_loss"]) == ["jobs", "--rank", "val_loss"]
+    for word in ("stage", "data", "auto", "policy", "hpo", "lineage"):
+        assert "stoker " in instead_of(word)
+        assert find_command([word])[0] is None
 
 
 def test_a_command_closes_a_home_in_which_others_may_write_and_says_so_once(

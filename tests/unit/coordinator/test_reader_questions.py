@@ -166,6 +166,21 @@ def test_a_leaderboard_is_not_by_a_metric_that_is_the_same_in_all_jobs(database_
     assert fleet.reader.leaderboard("accuracy").metric == "accuracy"
 
 
+def test_a_live_leaderboard_ranks_running_jobs_by_what_they_reported_last(database_url: str):
+    fleet = Driven(database_url)
+    fleet.submit(order("done"), order("live"), order("silent"))
+    fleet.join("m1")
+    first, second, _ = fleet.claim(most=3)
+    fleet.finish(first, loss=0.5)
+    fleet.renew(second, step=3, metrics={"loss": 0.25, "lr": 0.1})
+    assert [row.name for row in fleet.reader.leaderboard("loss").rows] == ["done"]
+    board = fleet.reader.leaderboard("loss", is_live=True)
+    assert [(row.place, row.name, row.value) for row in board.rows] == [(1, "live", 0.25), (2, "done", 0.5)]
+    assert [row.state == "completed" for row in board.rows] == [False, True]
+    assert fleet.reader.leaderboard("loss", name="done", is_live=True).rows[0].name == "done"
+    assert fleet.reader.leaderboard("lr", is_live=True).rows[0].name == "live"
+
+
 def test_a_metric_that_nobody_has_is_refused_with_the_nearest(reader: QueueReader):
     with pytest.raises(NotFound) as caught:
         reader.leaderboard("los")

@@ -300,10 +300,13 @@ class JobRoutes:
             )
         )
 
-    async def leaderboard(self, metric: Text = "", recipe: Text = "", name: Text = "", limit: Limit = 20) -> Response:
-        """Rank completed jobs by a metric, best first."""
+    async def leaderboard(
+        self, metric: Text = "", recipe: Text = "", name: Text = "", limit: Limit = 20, *, live: bool = False
+    ) -> Response:
+        """Rank completed jobs by a metric, best first; with `live` also running ones, by what they reported last."""
         board = self._context.reader.leaderboard
-        return answer(await self._context.read(board, metric, recipe=recipe, name=name, limit=limit))
+        asked = self._context.read(board, metric, recipe=recipe, name=name, limit=limit, is_live=live)
+        return answer(await asked)
 
     async def _all(self, ref: str) -> tuple[JobMatch, ...]:
         return await self._context.read(self._context.reader.find_all, ref)

@@ -230,25 +230,34 @@ def _hook(row: RowMapping) -> WebhookRow:
 
 _CANDIDATES = 5_000
 _MOST_ROWS = 1000
-_LEADER_COLUMNS = ("seq", "id", "name", "number", "label", "recipe", "machine", "started_s", "ended_s")
+_LEADER_COLUMNS = ("seq", "id", "name", "number", "label", "recipe", "machine", "state", "started_s", "ended_s")
 
 
 def read_leaderboard(
-    connection: Connection, metric: str = "", *, recipe: str = "", name: str = "", limit: int = 20
+    connection: Connection,
+    metric: str = "",
+    *,
+    recipe: str = "",
+    name: str = "",
+    limit: int = 20,
+    is_live: bool = False,
 ) -> Leaderboard:
     """Rank completed jobs by a metric, best first (default: the most likely objective).
 
-    Of a long history the newest 5,000 are ranked.
+    With `is_live` running jobs are ranked too, by what they reported last. Of a long history the newest 5,000 are
+    ranked.
     """
     asked = _completed(recipe, name).with_only_columns(JOBS.c.seq, JOBS.c.metrics).where(JOBS.c.metrics != "")
     jobs = [(row.seq, loads(row.metrics)) for row in connection.execute(asked.limit(_CANDIDATES))]
+    jobs = (_live_metrics(connection, recipe, name) if is_live else []) + jobs
     known = sorted({key for _, metrics in jobs for key in metrics}, key=preference)
     if not known and not metric:
         return Leaderboard()
     if metric and metric not in known:
         listed = ", ".join(known[:12]) or "none"
         raise NotFound(
-            f"no completed job has a metric {metric!r}", hint=did_you_mean(metric, known) or f"there are: {listed}"
+            f"no {'' if is_live else 'completed '}job has a metric {metric!r}",
+            hint=did_you_mean(metric, known) or f"there are: {listed}",
         )
     # A metric that is the same in all of them ranks nothing.
     differing = (key for key in known if len({metrics[key] for _, metrics in jobs if key in metrics}) > 1)
@@ -259,6 +268,21 @@ def read_leaderboard(
     ranked.sort(key=lambda one: one[1][metric] if is_lower_better else -one[1][metric])
     rows = _leaders(connection, ranked[: max(1, min(limit, _MOST_ROWS))], metric)
     return Leaderboard(metric=metric, is_lower_better=is_lower_better, rows=rows, metrics=tuple(known))
+
+
+def _live_metrics(connection: Connection, recipe: str, name: str) -> list[tuple[int, dict[str, float]]]:
+    """Return the metrics that running jobs reported last, the newest job first."""
+    asked = (
+        select(JOBS.c.seq, LEASES.c.progress)
+        .join_from(JOBS, LEASES, JOBS.c.seq == LEASES.c.seq)
+        .where(JOBS.c.state.in_((JobState.CLAIMED.value, JobState.RUNNING.value)), LEASES.c.progress != "")
+        .order_by(JOBS.c.seq.desc())
+        .limit(_CANDIDATES)
+    )
+    asked = asked.where(JOBS.c.recipe == recipe) if recipe else asked
+    asked = asked.where(JOBS.c.name == name) if name else asked
+    found = ((row.seq, read_object(row.progress).get("metrics")) for row in connection.execute(asked))
+    return [(seq, metrics) for seq, metrics in found if isinstance(metrics, dict) and metrics]
 
 
 def read_bundles(
@@ -293,6 +317,7 @@ def _leaders(connection: Connection, ranked: list[tuple[int, dict[str, float]]],
             label=jobs[seq].label,
             recipe=jobs[seq].recipe,
             machine=jobs[seq].machine,
+            state=jobs[seq].state,
             value=metrics[metric],
             metrics=metrics,
             seconds=_took_s(jobs[seq]),
