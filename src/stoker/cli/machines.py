@@ -8,6 +8,7 @@ from stoker.cli.admin import PEOPLE, role_of_people
 from stoker.cli.completion_words import remember
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, duration
+from stoker.cli.telemetry import fleet_lines, local_lines
 from stoker.config.cluster_file import node_as_json, write_cluster
 from stoker.core.capability import Capability
 from stoker.core.device import Device
@@ -268,7 +269,10 @@ def _row(capability: Capability) -> list[str]:
 
 SHOW_GRAMMAR = Grammar(
     "machines show",
-    about="Show the detected properties of a machine, each with its source. With --json, one object.",
+    about=(
+        "Show the detected properties of a machine, each with its source, and the present state of its devices: "
+        "utilisation, memory, power, temperature, the last hour, alerts. With --json, one object with the properties."
+    ),
     positionals=(
         Positional("NAME", help="machine name (default: this machine)", is_required=False, completes="machine"),
     ),
@@ -294,6 +298,8 @@ def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
         out.lines(table(_device_facts(one), indent="  "))
     for finding in capability.findings:
         out.line(f"\n{finding.code}: {finding.message}{f' (hint: {finding.hint})' if finding.hint else ''}")
+    if not out.is_json:
+        out.lines(["", *local_lines(call)])
     return 0
 
 
@@ -308,6 +314,8 @@ def _show_of_fleet(call: CommandContext, name: str, at: str | None) -> int:
     machine, out = client.machine(name), call.out
     out.object({**machine.model_dump(mode="json"), "is_here": False})
     out.lines(machine_lines(machine, call.parts.clock.wall_s()))
+    if not out.is_json:
+        out.lines(fleet_lines(call, client, machine))
     return 0
 
 

@@ -13,6 +13,7 @@ from stoker.core.leases import Role
 from stoker.core.text import counted, format_duration, format_size, one_line, outside
 from stoker.protocol.discovery import DEFAULT_PORT
 from stoker.views.stage_lines import metrics_text, number
+from stoker.views.telemetry_lines import short_text
 from stoker.views.text_tables import Signs, ago, span, table, value_text
 
 if TYPE_CHECKING:
@@ -253,7 +254,14 @@ def machine_row(machine: MachineView, now_s: float) -> list[str]:
         state += f" for {format_duration(machine.until_s - now_s)}"
     ram = machine.ram_bytes or capability.get("ram_total_bytes")
     leaves = _leaves(machine, now_s)
-    described = [devices_text(machine.devices), machine.why, leaves, ", ".join(machine.jobs), *machine.drift]
+    described = [
+        devices_text(machine.devices),
+        short_text(machine.devices),
+        machine.why,
+        leaves,
+        ", ".join(machine.jobs),
+        *machine.drift,
+    ]
     return [
         machine.name,
         state,

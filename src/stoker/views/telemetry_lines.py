@@ -1,6 +1,7 @@
 """Telemetry as data for screens, and as lines: present values, the last hour, alerts.
 
-A value that was not measured is shown as "–", never as 0.
+A value that was not measured is shown as "–", never as 0. Every list of machines imports this, so what only some lines
+need is imported by them.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stoker.core.frozen import frozen
 from stoker.core.text import format_duration, format_size, one_line
-from stoker.devices.telemetry.series import CHANNELS, TelemetryRow, grouped
-from stoker.views.text_chart import sparkline
 from stoker.views.text_tables import table
 
 if TYPE_CHECKING:
+    from stoker.devices.telemetry.alerts import DeviceAlert
     from stoker.devices.telemetry.samples import DeviceSample
+    from stoker.devices.telemetry.series import TelemetryRow
     from stoker.protocol.telemetry_messages import (
         AlertView,
         DeviceTelemetry,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 SPARK_COLUMNS = 40
+HOST_NAME = "host"
 _SAMPLE_FIELDS = (
     "utilisation_percent", "memory_total_bytes", "memory_used_bytes", "power_w", "power_limit_w", "energy_j",
     "temperature_c", "slowdown_c", "clock_mhz", "throttle", "fan_percent", "ecc_errors", "processes", "load",
@@ -43,49 +46,90 @@ def telemetry_of(sample: DeviceSample) -> DeviceTelemetry:
     return DeviceTelemetry(device=sample.uuid, **rounded)
 
 
-def device_view(
-    uuid: str, name: str, rows: Sequence[TelemetryRow], period_s: int, now: DeviceTelemetry | None
-) -> DeviceTelemetryView:
-    """Return the view of one device, its rows merged to a period."""
-    from stoker.protocol.telemetry_messages import DeviceTelemetryView, TelemetrySeries
+@frozen
+class ChannelCurve:
+    """One channel of one device over time; None: not measured in that period."""
 
-    shown = list(grouped(rows, period_s))
-    series = []
+    channel: str
+    unit: str
+    low: tuple[float | None, ...]
+    mean: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+
+
+@frozen
+class ShownDevice:
+    """What is shown of one device."""
+
+    name: str
+    now: DeviceSample | DeviceTelemetry | None
+    curves: Sequence[ChannelCurve | TelemetrySeries] = ()
+
+
+def curves_of(rows: Sequence[TelemetryRow]) -> list[ChannelCurve]:
+    """Return the channels that were measured in some period."""
+    from stoker.devices.telemetry.series import CHANNELS
+
+    found = []
     for at, channel in enumerate(CHANNELS):
-        extents = [row.values[at] for row in shown]
+        extents = [row.values[at] for row in rows]
         if any(extent is not None for extent in extents):
             low, mean, high = (
                 tuple(None if extent is None else round(extent[which], 2) for extent in extents) for which in range(3)
             )
-            series.append(
-                TelemetrySeries(device=uuid, channel=channel.name, unit=channel.unit, low=low, mean=mean, high=high)
-            )
+            found.append(ChannelCurve(channel=channel.name, unit=channel.unit, low=low, mean=mean, high=high))
+    return found
+
+
+def device_view(
+    uuid: str, name: str, rows: Sequence[TelemetryRow], period_s: int, now: DeviceTelemetry | None
+) -> DeviceTelemetryView:
+    """Return the view of one device, its rows merged to a period."""
+    from stoker.devices.telemetry.series import grouped
+    from stoker.protocol.telemetry_messages import DeviceTelemetryView, TelemetrySeries
+
+    shown = list(grouped(rows, period_s))
     return DeviceTelemetryView(
         device=uuid,
         name=name,
         now=now,
         times_s=tuple(float(row.start_s) for row in shown),
         throttled=tuple(row.throttled for row in shown),
-        series=tuple(series),
+        series=tuple(
+            TelemetrySeries(device=uuid, channel=one.channel, unit=one.unit, low=one.low, mean=one.mean, high=one.high)
+            for one in curves_of(shown)
+        ),
     )
 
 
+def shown_devices(view: TelemetryView, names: Mapping[str, str]) -> list[ShownDevice]:
+    """Return what is shown of a machine of the fleet; `names` are those of its devices by UUID."""
+    return [
+        ShownDevice(
+            name=one_line(names.get(one.device) or one.name or one.device or HOST_NAME), now=one.now, curves=one.series
+        )
+        for one in view.devices
+    ]
+
+
 def telemetry_lines(
-    view: TelemetryView, *, names: Mapping[str, str], columns: int, is_ascii: bool = False
+    devices: Sequence[ShownDevice], *, span_s: float, columns: int, is_ascii: bool = False
 ) -> list[str]:
-    """Return a machine's telemetry: present values by device, each channel as a line of blocks, alerts."""
-    rows = [device_cells(one.now, _name(one, names)) for one in view.devices if one.now is not None]
+    """Return present values by device, then each channel over the span as a line of blocks."""
+    rows = [device_cells(one.now, one.name) for one in devices if one.now is not None]
     lines = table(rows, header=HEADER, columns=columns) if rows else []
-    curves = [row for one in view.devices for row in _curves(one, _name(one, names), is_ascii=is_ascii)]
+    curves = [
+        [f"{one.name} {curve.channel}", _blocks(curve, is_ascii=is_ascii), *_extremes(curve)]
+        for one in devices
+        for curve in one.curves
+    ]
     if curves:
-        span = f"last {format_duration(view.to_s - view.from_s)}"
-        lines += ["", *table(curves, header=("", span, "low", "mean", "high"), columns=columns)]
-    if view.alerts:
-        lines += ["", *alert_lines(view.alerts, names)]
+        header = ("", f"last {format_duration(span_s)}", "low", "mean", "high")
+        lines += ["", *table(curves, header=header, columns=columns)]
     return lines
 
 
-def device_cells(now: DeviceTelemetry, name: str) -> list[str]:
+def device_cells(now: DeviceSample | DeviceTelemetry, name: str) -> list[str]:
     """Return the present values of a device as a row under `HEADER`."""
     return [
         name,
@@ -109,13 +153,10 @@ def short_text(devices: Iterable[Mapping[str, Any]]) -> str:
     return " ".join(words)
 
 
-def alert_lines(alerts: Sequence[AlertView], names: Mapping[str, str]) -> list[str]:
+def alert_lines(alerts: Sequence[AlertView | DeviceAlert], names: Mapping[str, str]) -> list[str]:
     """Return one line per alert, the most severe first."""
     return [
-        one_line(
-            f"! {names.get(one.device, one.device)} {one.kind} (severity {one.severity}, for "
-            f"{format_duration(one.for_s)}): {one.message}"
-        )
+        one_line(f"! {names.get(one.device) or one.device} {one.kind} (severity {one.severity}): {one.message}")
         for one in sorted(alerts, key=lambda one: -one.severity)
     ]
 
@@ -139,22 +180,14 @@ def power_text(power_w: float | None, limit_w: float | None) -> str:
     return f"{power_w:.0f} of {limit_w:.0f} W" if limit_w else f"{power_w:.0f} W"
 
 
-def _name(view: DeviceTelemetryView, names: Mapping[str, str]) -> str:
-    return one_line(names.get(view.device) or view.name or view.device or "host")
+def _blocks(curve: ChannelCurve | TelemetrySeries, *, is_ascii: bool) -> str:
+    from stoker.views.text_chart import sparkline
+
+    values = [float("nan") if value is None else value for value in curve.high]
+    return sparkline(values, SPARK_COLUMNS, is_ascii=is_ascii)
 
 
-def _curves(view: DeviceTelemetryView, name: str, *, is_ascii: bool) -> list[list[str]]:
-    return [
-        [f"{name} {one.channel}", sparkline(_gapped(one), SPARK_COLUMNS, is_ascii=is_ascii), *_extremes(one)]
-        for one in view.series
-    ]
-
-
-def _gapped(series: TelemetrySeries) -> list[float]:
-    return [float("nan") if value is None else value for value in series.high]
-
-
-def _extremes(series: TelemetrySeries) -> list[str]:
+def _extremes(series: ChannelCurve | TelemetrySeries) -> list[str]:
     low = [value for value in series.low if value is not None]
     mean = [value for value in series.mean if value is not None]
     high = [value for value in series.high if value is not None]

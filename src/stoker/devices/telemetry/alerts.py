@@ -116,6 +116,18 @@ class AlertTracker:
         return tuple(sorted(worst.values(), key=lambda one: (-one.severity, one.device, one.kind)))
 
 
+def alerts_now(samples: Iterable[DeviceSample], reserved_bytes: Mapping[str, int], now_s: float) -> list[DeviceAlert]:
+    """Return the limits that are reached now, of each device and kind the most severe; idleness needs time."""
+    worst: dict[tuple[str, AlertKind], DeviceAlert] = {}
+    for sample in samples:
+        for limit in limits_of(sample, reserved_bytes.get(sample.uuid)) if sample.uuid != HOST else ():
+            if limit.kind is not AlertKind.IDLE and limit.value >= limit.raised_at:
+                worst[sample.uuid, limit.kind] = DeviceAlert(
+                    device=sample.uuid, kind=limit.kind, severity=limit.severity, message=limit.message, since_s=now_s
+                )
+    return list(worst.values())
+
+
 def limits_of(sample: DeviceSample, reserved_bytes: int | None) -> list[_Limit]:
     """Return the limits that apply to a device now, each with its value; what was not measured has none. Pure.
 

@@ -1,0 +1,44 @@
+"""Telemetry of this machine for a command: one sample now, and what a worker here recorded of the last hour."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from stoker.core.clock import Clock
+from stoker.core.device import Device
+from stoker.core.frozen import frozen
+from stoker.devices.telemetry.recorder import FOLDER
+from stoker.devices.telemetry.samples import DeviceSample, DeviceSampler
+from stoker.devices.telemetry.series import ON_THE_MACHINE, TENS, TelemetryRow, stored_rings
+
+BETWEEN_S = 0.1
+"""Between the two samples that the processors' utilisation needs."""
+SPAN_S = 3600.0
+
+
+@frozen
+class LocalTelemetry:
+    """The present state of this machine, and its last hour."""
+
+    samples: tuple[DeviceSample, ...]
+    """The host first."""
+    rows: Mapping[str, tuple[TelemetryRow, ...]]
+    """Rows of ten seconds, by UUID; empty: no worker runs here."""
+
+
+def look_here(
+    devices: Sequence[Device], environment: Mapping[str, str], state: str, *, clock: Clock, files: str = "/"
+) -> LocalTelemetry:
+    """Sample this machine twice within a tenth of a second, and read what a worker recorded. Blocks."""
+    sampler = DeviceSampler(lambda: devices, environment, files=files)
+    try:
+        sampler.sample(clock.monotonic_s())
+        clock.sleep(BETWEEN_S)
+        samples = sampler.sample(clock.monotonic_s())
+    finally:
+        sampler.close()
+    now_s = clock.wall_s()
+    rings = stored_rings(os.path.join(state, FOLDER), ON_THE_MACHINE)
+    rows = {ring.about().get("uuid", ""): tuple(ring.read(TENS.period_s, now_s - SPAN_S, now_s)) for ring in rings}
+    return LocalTelemetry(samples=tuple(samples), rows={uuid: some for uuid, some in rows.items() if some})
