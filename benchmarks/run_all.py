@@ -64,6 +64,7 @@ NAMES = (
     "fleet_latency",
     "fleet_tls",
     "cockpit",
+    "telemetry",
     "launch_slurm",
     "launch_ssh",
     "second_submit",

@@ -22,6 +22,10 @@ COOLER_C = 5.0
 POINTS = 3.0
 """Margin of percentages."""
 IDLE_PERCENT = 5.0
+FULL_PERCENT = 95.0
+"""Of the power limit."""
+_MEMORY_LEVELS = ((90.0, 60), (95.0, 80), (99.0, 100))
+"""Percent, severity."""
 GONE_S = 120.0
 """A device without a sample for so long has no alerts."""
 INFORMATION = 20
@@ -63,7 +67,6 @@ class _Limit:
     value: float
     """Compared with the limits; higher is worse."""
     raised_at: float
-    cleared_below: float
     after_s: float = RAISE_S
     message: str
 
@@ -94,12 +97,19 @@ class AlertTracker:
 
         `reserved_bytes` has the devices that running jobs hold. `now_s` never goes back.
         """
+        near: set[tuple[str, AlertKind, int]] = set()
+        sampled: set[str] = set()
         for sample in samples:
             if sample.uuid == HOST or sample.error:
                 continue
+            sampled.add(sample.uuid)
             for limit in limits_of(sample, reserved_bytes.get(sample.uuid)):
-                switch = self._switches.setdefault((sample.uuid, limit.kind, limit.severity), _Switch())
-                _move(switch, limit, now_s)
+                key = (sample.uuid, limit.kind, limit.severity)
+                near.add(key)
+                _move(self._switches.setdefault(key, _Switch()), limit, now_s)
+        for key, switch in self._switches.items():
+            if key[0] in sampled and key not in near:
+                _move_below(switch, now_s)
         self._switches = {
             key: switch for key, switch in self._switches.items() if now_s - switch.seen_s <= GONE_S and _is_on(switch)
         }
@@ -129,9 +139,10 @@ def alerts_now(samples: Iterable[DeviceSample], reserved_bytes: Mapping[str, int
 
 
 def limits_of(sample: DeviceSample, reserved_bytes: int | None) -> list[_Limit]:
-    """Return the limits that apply to a device now, each with its value; what was not measured has none. Pure.
+    """Return the limits that a device has reached, or is within the margin of; what was not measured has none. Pure.
 
-    `reserved_bytes` is what running jobs have reserved; None: no job holds the device.
+    Most seconds have none: this is called for every sample. `reserved_bytes` is what running jobs have reserved; None:
+    no job holds the device.
     """
     return [*_heat(sample), *_memory(sample, reserved_bytes), *_power(sample), *_idle(sample, reserved_bytes)]
 
@@ -141,22 +152,24 @@ def _heat(sample: DeviceSample) -> list[_Limit]:
         return []
     celsius = sample.temperature_c
     critical_c = CRITICAL_C if sample.slowdown_c is None else min(CRITICAL_C, sample.slowdown_c - BELOW_SLOWDOWN_C)
-    is_slowed = bool(HEAT.intersection(sample.throttle or ()))
+    hot_c = min(HOT_C, critical_c)
+    is_slowed = bool(sample.throttle) and bool(HEAT.intersection(sample.throttle or ()))
+    if celsius < hot_c - COOLER_C and not is_slowed:
+        return []
     slows = f", slows down at {sample.slowdown_c:.0f} °C" if sample.slowdown_c is not None else ""
     message = f"{celsius:.0f} °C{', slowed down by heat' if is_slowed else slows}"
     # A device that heat slows down is too hot, whatever its sensor says.
     worst = max(celsius, critical_c) if is_slowed else celsius
-    hot_c = min(HOT_C, critical_c)
     return [
         _Limit(
             kind=AlertKind.HOT,
             severity=severity,
             value=worst,
             raised_at=limit,
-            cleared_below=limit - COOLER_C,
             message=message,
         )
         for limit, severity in ((hot_c, 60), (critical_c, 80))
+        if worst >= limit - COOLER_C
     ]
 
 
@@ -166,19 +179,20 @@ def _memory(sample: DeviceSample, reserved_bytes: int | None) -> list[_Limit]:
         return []
     reserved = reserved_bytes or 0
     # What a job has reserved it may use: only more than that is reported.
-    value = percent if used > reserved else 0.0
+    if used <= reserved or percent < _MEMORY_LEVELS[0][0] - POINTS:
+        return []
     beyond = f", {format_size(reserved)} reserved" if reserved else ", nothing reserved"
     message = f"{format_size(used)} of {format_size(total)} used ({percent:.0f} %){beyond}"
     return [
         _Limit(
             kind=AlertKind.MEMORY,
             severity=severity,
-            value=value,
+            value=percent,
             raised_at=limit,
-            cleared_below=limit - POINTS,
             message=message,
         )
-        for limit, severity in ((90.0, 60), (95.0, 80), (99.0, 100))
+        for limit, severity in _MEMORY_LEVELS
+        if percent >= limit - POINTS
     ]
 
 
@@ -186,25 +200,29 @@ def _power(sample: DeviceSample) -> list[_Limit]:
     if sample.power_w is None or not sample.power_limit_w:
         return []
     percent = 100.0 * sample.power_w / sample.power_limit_w
+    if percent < FULL_PERCENT - POINTS:
+        return []
     why = ", ".join(sample.throttle or ()) if sample.is_slowed else ""
     message = f"{sample.power_w:.0f} W of {sample.power_limit_w:.0f} W{f', slowed down: {why}' if why else ''}"
     return [
         _Limit(
             kind=AlertKind.POWER,
             severity=severity,
-            value=percent if applies else 0.0,
-            raised_at=95.0,
-            cleared_below=95.0 - POINTS,
+            value=percent,
+            raised_at=FULL_PERCENT,
             message=message,
         )
         for severity, applies in ((INFORMATION, True), (60, sample.is_slowed))
+        if applies
     ]
 
 
 def _idle(sample: DeviceSample, reserved_bytes: int | None) -> list[_Limit]:
-    if sample.utilisation_percent is None:
+    if sample.utilisation_percent is None or reserved_bytes is None:
         return []
-    idle = 100.0 - sample.utilisation_percent if reserved_bytes is not None else 0.0
+    idle = 100.0 - sample.utilisation_percent
+    if idle < 100.0 - IDLE_PERCENT - POINTS:
+        return []
     shown = f"utilisation {sample.utilisation_percent:.0f} %"
     return [
         _Limit(
@@ -212,7 +230,6 @@ def _idle(sample: DeviceSample, reserved_bytes: int | None) -> list[_Limit]:
             severity=severity,
             value=idle,
             raised_at=100.0 - IDLE_PERCENT,
-            cleared_below=100.0 - IDLE_PERCENT - POINTS,
             after_s=after_s,
             message=f"{shown} for {format_duration(after_s)} while a job holds it",
         )
@@ -230,10 +247,13 @@ def _move(switch: _Switch, limit: _Limit, now_s: float) -> None:
             switch.raised_s = now_s
             switch.message = limit.message
         return
-    switch.above_s = None
-    if limit.value >= limit.cleared_below:
-        switch.below_s = None
-    elif switch.raised_s is not None:
+    # Within the margin.
+    switch.above_s = switch.below_s = None
+
+
+def _move_below(switch: _Switch, now_s: float) -> None:
+    switch.seen_s, switch.above_s = now_s, None
+    if switch.raised_s is not None:
         if switch.below_s is None:
             switch.below_s = now_s
         if now_s - switch.below_s >= CLEAR_S:

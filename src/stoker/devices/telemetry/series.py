@@ -257,8 +257,15 @@ def packed(row: TelemetryRow, slot: int) -> bytes:
     for extent, channel in zip(row.values, CHANNELS, strict=True):
         if extent is None:
             numbers += (_NONE, _NONE, _NONE)
+            continue
+        low, mean, high = extent
+        scale = channel.scale
+        first = min(_MOST, max(0, round(low * scale)))
+        if low == high:
+            # A single sample, as every second.
+            numbers += (first, first, first)
         else:
-            numbers += (min(_MOST, max(0, round(value * channel.scale))) for value in extent)
+            numbers += (first, min(_MOST, max(0, round(mean * scale))), min(_MOST, max(0, round(high * scale))))
     return _ROW.pack(slot & 0xFFFFFFFF, min(row.count, _MOST_COUNT), min(row.throttled, _MOST_COUNT), *numbers)
 
 
