@@ -83,7 +83,7 @@ def test_alerts_are_lines_the_most_severe_first_and_what_is_reached_now_needs_no
 
 
 def test_a_list_shows_the_mean_utilisation_and_the_hottest_device():
-    devices = [
+    devices: list[dict[str, object]] = [
         {"telemetry": {"utilisation_percent": 90.0, "temperature_c": 60.0}},
         {"telemetry": {"utilisation_percent": 50.0, "temperature_c": 75.0}},
         {"telemetry": {"utilisation_percent": None, "temperature_c": "hot"}},
