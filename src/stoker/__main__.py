@@ -7,7 +7,7 @@ import os
 import sys
 
 from stoker import __version__
-from stoker.cli.commands import COMPLETE, expand, take_flags, top_help
+from stoker.cli.commands import COMPLETE, bare_command, expand, take_flags, top_help
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def run_command_line(argv: list[str], *, build: Callable[[], AppParts]) -> int:
         return _print(top_help())
     from stoker.cli.dispatch import answer
 
-    return answer(words or ["status"], flags, build)
+    return answer(words or bare_command(flags), flags, build)
 
 
 def _print(text: str) -> int:

@@ -69,7 +69,13 @@ def machine(name: str, state: str = "busy", **fields: Any) -> MachineView:
         "slots": 2,
         "held": 1,
         "jobs": ("resnet/1",),
-        "devices": ({"name": "RTX 4090", "total_bytes": 24 << 30},),
+        "devices": (
+            {
+                "name": "RTX 4090",
+                "total_bytes": 24 << 30,
+                "telemetry": {"utilisation_percent": 97.0, "temperature_c": 71.0},
+            },
+        ),
     }
     return MachineView(**{**usual, **fields})
 

@@ -44,6 +44,7 @@ COMMANDS = (
     Command("download-model", "work", "download one model file and its tokenizer into models/", "fetch:download_model"),
     Command("get", "work", "copy a job's results, or a stored tree, into a folder", "job_verbs:get"),
     Command("status", "watch", "show running jobs, recent jobs and the size of the store", "status"),
+    Command("top", "watch", "watch jobs and machines on the terminal: the cockpit", "top"),
     Command("jobs", "watch", "list jobs, newest first", "jobs"),
     Command("jobs show", "watch", "show the details of one job", "jobs:jobs_show"),
     Command("jobs wait", "watch", "wait until a job ends; the exit code is the job's", "jobs:jobs_wait"),
@@ -223,6 +224,7 @@ ALIASES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("leaderboard",), ("jobs", "--rank")),
     (("runs", "diff"), ("compare",)),
     (("runs",), ("jobs",)),
+    (("tui",), ("top",)),
 )
 
 
@@ -232,6 +234,25 @@ def expand(words: list[str]) -> list[str]:
         if tuple(words[: len(old)]) == old:
             return [*new, *words[len(old) :]]
     return words
+
+
+def bare_command(flags: Flags) -> list[str]:
+    """Return what `stoker` without words does: the cockpit on a terminal if its library is installed, else `status`."""
+    import os
+    import sys
+
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    is_terminal = all(stream is not None and stream.isatty() for stream in streams)
+    if flags.json or flags.quiet or not is_terminal or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        return ["status"]
+    return ["top"] if has_cockpit() else ["status"]
+
+
+def has_cockpit() -> bool:
+    """Return True if the library of the cockpit is installed."""
+    from importlib.util import find_spec
+
+    return find_spec("textual") is not None
 
 
 # Flags of every command, at any position. Separate from the grammar, because `stoker --help` needs them.

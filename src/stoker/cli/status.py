@@ -8,9 +8,12 @@ from typing import Any
 
 from stoker.api.job import LocalJobView, job_story
 from stoker.api.job_lists import look_at_fleet
+from stoker.cli.commands import has_cockpit
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar
 from stoker.core.text import counted, format_size
+from stoker.host.folders import make_state
+from stoker.host.install import pip_install
 from stoker.jobs.job_folder import JobFolder, job_folders
 from stoker.jobs.job_history import NodeHistory
 from stoker.protocol.discovery import Membership, coordinator_gone, machine_here
@@ -27,7 +30,7 @@ GRAMMAR = Grammar(
     "status",
     about=(
         "Show running jobs with their progress, recent jobs and the size of the store; with a coordinator, also the "
-        "state of its fleet. `stoker` without arguments does the same."
+        "state of its fleet. `stoker` without arguments does the same in a pipe; on a terminal it opens `stoker top`."
     ),
     options=(AT,),
     examples=("stoker status", "stoker status --at desk", "stoker status --json"),
@@ -76,7 +79,21 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     out.line(f"\nstore: {'' if is_all else 'more than '}{format_size(size_bytes)} in {parts.settings.store}")
     if not jobs and fleet is None:
         out.line("no jobs on this machine; list recipes: stoker recipes")
+    if out.can_ask and not has_cockpit():
+        _name_cockpit(call)
     return 0
+
+
+def _name_cockpit(call: CommandContext) -> None:
+    """Print how to install the cockpit, once in each home."""
+    mark = os.path.join(call.parts.settings.state, "cockpit-named")
+    try:
+        make_state(call.parts.settings.state)
+        with open(mark, "x", encoding="ascii"):
+            call.out.note(f"note: a live screen: {pip_install('stoker[tui]')}, then: stoker top")
+    except OSError:
+        # It was printed before, or can't be remembered.
+        return
 
 
 def _worker_alone(call: CommandContext, at: str | None) -> Membership | None:

@@ -119,6 +119,7 @@ class CockpitApp(App[int]):
     def on_mount(self) -> None:
         """Start the threads and the drawing."""
         self._view.focus()
+        self.app_resume_signal.subscribe(self, lambda _: self.draw_all())
         for number in self._end_signals:
             # The terminal is restored before the process ends.
             asyncio.get_running_loop().add_signal_handler(number, self.exit, 128 + signal.SIGTERM)
@@ -152,6 +153,11 @@ class CockpitApp(App[int]):
         look = ScreenLook(columns=size.width, rows=size.height, now_s=now_s, is_ascii=self._is_ascii)
         return self._view.show(frame(controls, look))
 
+    def draw_all(self) -> None:
+        """Draw every line again: something else wrote to the terminal."""
+        self.draw()
+        self.screen.refresh(layout=True)
+
     def shown_text(self) -> str:
         """Return the screen as text."""
         return self._view.text()
@@ -162,6 +168,9 @@ class CockpitApp(App[int]):
         event.prevent_default()
         if event.key == "ctrl+z":
             self.action_suspend_process()
+            return
+        if event.key == "ctrl+l":
+            self.draw_all()
             return
         self.controls.on_key(event.key, event.character)
         self._draw_or_exit()

@@ -17,6 +17,7 @@ WIDE_COLUMNS = 160
 """From this width on, the list and the selected job are shown side by side."""
 _AHEAD_ROWS = 100
 _SIDE_STEP = 20
+_MESSAGE_S = 10.0
 
 _MOVES = {"down": 1, "j": 1, "up": -1, "k": -1, "home": -(10**9), "g": -(10**9), "end": 10**9, "G": 10**9}
 _JOB_KEYS = {"c": "cancel", "r": "requeue"}
@@ -44,6 +45,7 @@ class CockpitControls:
         self.columns, self.rows = 80, 24
         self.is_over = False
         self._actions = 0
+        self._shown_message, self._shown_s = "", 0.0
 
     @property
     def is_wide(self) -> bool:
@@ -58,6 +60,7 @@ class CockpitControls:
     def sync(self) -> None:
         """Bring cursors up to date with the data, and request what the screen shows."""
         data, state = self.feed.data, self.state
+        self._forget_message()
         state.jobs.follow([view.id for view in data.rows], self.list_rows)
         state.machines.follow([machine.name for machine in data.machines], self.list_rows)
         if state.page == "jobs":
@@ -73,6 +76,14 @@ class CockpitControls:
             row = data.rows[state.jobs.index]
             self.job_feed.open(row.id, row)
             self.job_feed.refresh(state.tab)
+
+    def _forget_message(self) -> None:
+        """Remove a message that was shown for long enough."""
+        state, now_s = self.state, self.clock.monotonic_s()
+        if state.message != self._shown_message:
+            self._shown_message, self._shown_s = state.message, now_s
+        elif state.message and now_s - self._shown_s > _MESSAGE_S:
+            state.message, state.is_error = "", False
 
     def on_key(self, key: str, char: str | None = None) -> None:
         """Perform a key: its name, and the character that it types."""
@@ -309,7 +320,6 @@ class CockpitControls:
         except Exception as error:  # noqa: BLE001 - the thread goes on, and the message line says what is wrong
             self.state.say(failure_text(error), is_error=True)
             return
-        texts = [*done.notes, *([] if done.notes else [f"{action.verb}: {', '.join(done.changed[:5])}"])]
-        if not done.changed and not done.notes:
-            texts = [f"{action.target}: nothing to change"]
-        self.state.say(one_line("; ".join(texts), 300))
+        target = action.target if len(done.changed) < 2 else f"{len(done.changed):,} of {action.target}"
+        text = "; ".join(done.notes) or (f"{action.verb}: {target}" if done.changed else f"{target}: nothing to change")
+        self.state.say(one_line(text, 300))

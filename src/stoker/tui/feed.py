@@ -25,6 +25,8 @@ _WAIT_S = 5.0
 """Longest time that a request for changes waits."""
 _OVERVIEW_EVERY_S = 10.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
+_CLOCK_CHANGED_S = 60.0
+"""A larger difference is a clock that was set."""
 _MOST_GONE = 10_000
 _MOST_RECENT = 2000
 
@@ -218,7 +220,11 @@ class CockpitFeed:
 
     def _at(self, server_s: float) -> dict[str, object]:
         """Return the fields that say when data was fetched."""
-        return {"shown_s": server_s, "offset_s": server_s - self._clock.wall_s(), "connection": ConnectionState()}
+        offset_s, before_s = server_s - self._clock.wall_s(), self.data.offset_s
+        # An answer is late by the time that it took: the earliest is nearest to the clock of its source.
+        if self.data.shown_s and abs(offset_s - before_s) < _CLOCK_CHANGED_S:
+            offset_s = max(offset_s, before_s)
+        return {"shown_s": server_s, "offset_s": offset_s, "connection": ConnectionState()}
 
     def _publish(self, **fields: object) -> None:
         self.data = changed(self.data, version=self.data.version + 1, **fields)

@@ -12,14 +12,15 @@ from textwrap import wrap
 
 from stoker.core.display_width import cut, cut_middle, on_screen, padded, text_width
 from stoker.core.frozen import changed, frozen
-from stoker.core.text import format_duration, one_line
+from stoker.core.text import counted, format_duration, one_line
 from stoker.protocol.view_messages import JobView, MachineView
 from stoker.tui.cockpit_state import CockpitState, Prompt
 from stoker.tui.controls import CockpitControls
 from stoker.tui.feed import ConnectionState, ScreenData
-from stoker.tui.job_frame import job_panel
+from stoker.tui.job_frame import job_panel, short_id
 from stoker.tui.styled_text import ScreenLook, StyledLine, joined, line_text, plain, whole
 from stoker.views.fleet_lines import devices_text, progress_text, state_text, took_s
+from stoker.views.telemetry_lines import short_text
 from stoker.views.text_tables import ASCII, UNICODE, ago, moment, span
 
 _STATE_STYLES = {
@@ -146,7 +147,7 @@ def _title_line(controls: CockpitControls, look: ScreenLook) -> StyledLine:
     state, data = controls.state, controls.feed.data
     arrow = ">" if look.is_ascii else "▸"
     if state.page == "machines":
-        return joined([(" machines", "bold")], f"{len(data.machines):,} machines ", look)
+        return joined([(" machines", "bold")], f"{counted(len(data.machines), 'machine')} ", look)
     if state.page == "job":
         view = controls.job_feed.data.view
         name = look.safe(view.name if view is not None else state.ref)
@@ -214,7 +215,7 @@ def job_line(view: JobView, look: ScreenLook, columns: _JobColumns) -> StyledLin
     style = _STATE_STYLES.get(state, "")
     name = padded(cut_middle(look.safe(view.name), columns.name), columns.name)
     why = view.why if view.state in ("pending", "failed", "cancelled") else ""
-    parts = (progress_text(view), _left_text(view, look.now_s), view.label, one_line(why, _LONGEST_WHY))
+    parts = (one_line(why, _LONGEST_WHY), progress_text(view), _left_text(view, look.now_s), view.label)
     detail = look.safe("  ".join(filter(None, parts)))
     took = span(took_s(view, look.now_s))
     end = f" {padded(took, columns.took, is_right=True)} "
@@ -274,7 +275,7 @@ def _job_reason(data: ScreenData, state: CockpitState, look: ScreenLook) -> str:
         return f"why: {view.why}"
     by = f"by {view.submitter}" if view.submitter else ""
     attempt = f"attempt {view.attempt}" if view.attempt > 1 else ""
-    parts = (view.recipe, view.label, by, attempt, f"submitted {ago(view.submitted_s, look.now_s)}", view.id[:12])
+    parts = (view.recipe, view.label, by, attempt, f"submitted {ago(view.submitted_s, look.now_s)}", short_id(view))
     return ", ".join(filter(None, parts))
 
 
@@ -309,7 +310,8 @@ def _machine_list(data: ScreenData, state: CockpitState, look: ScreenLook, rows:
 def _machine_line(machine: MachineView, look: ScreenLook) -> StyledLine:
     name = min(max(look.columns // 5, 10), 24)
     style = _MACHINE_STYLES.get(machine.state, "yellow")
-    detail = "; ".join(filter(None, (devices_text(machine.devices), machine.why, ", ".join(machine.jobs))))
+    parts = (machine.why, short_text(machine.devices), devices_text(machine.devices), ", ".join(machine.jobs))
+    detail = "; ".join(filter(None, parts))
     sign = "!" if machine.symptoms else " "
     pieces = [
         (f" {sign} ", "red"),

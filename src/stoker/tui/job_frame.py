@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from stoker.core.display_width import cut, padded, text_width
 from stoker.core.text import format_duration, one_line
 from stoker.protocol.screen_messages import Series, SeriesView, StageGraph, StageNode
+from stoker.protocol.view_messages import JobView
 from stoker.tui.cockpit_state import CockpitState
 from stoker.tui.job_feed import JobData, LogTail
 from stoker.tui.styled_text import ScreenLook, StyledLine, joined, plain
@@ -49,8 +51,15 @@ def _head_lines(data: JobData, look: ScreenLook) -> list[StyledLine]:
     )
     separator = " - " if look.is_ascii else " · "
     first = plain(f" {separator.join(filter(None, parts))}", look, "bold")
-    why = f"why: {one_line(view.why)}" if view.why else "  ".join(filter(None, (view.recipe, view.label, view.id[:12])))
+    why = (
+        f"why: {one_line(view.why)}" if view.why else "  ".join(filter(None, (view.recipe, view.label, short_id(view))))
+    )
     return [first, plain(f" {why}", look)]
+
+
+def short_id(view: JobView) -> str:
+    """Return the beginning of a fleet job's id; ids of local jobs are short."""
+    return view.id[:12] if len(view.id) == 64 else view.id
 
 
 def _tab_line(state: CockpitState, look: ScreenLook) -> StyledLine:
@@ -84,9 +93,12 @@ def _texts(state: CockpitState, data: JobData, look: ScreenLook, rows: int) -> l
     if state.tab == "stages" and data.stages is not None:
         return stage_texts(data.stages, look)
     if state.tab == "explain" and data.explanation is not None:
-        return list(explanation_lines(data.explanation, now_s=look.now_s, columns=look.columns - 2))
+        room = look.columns - 2
+        lines = explanation_lines(data.explanation, now_s=look.now_s, columns=room)
+        return [part for line in lines for part in (wrap(line, room) if len(line) > room else [line])]
     if state.tab == "config" and data.config is not None:
-        settings = data.config.settings
+        # What was set comes before defaults.
+        settings = sorted(data.config.settings, key=lambda one: one.origin == "default")
         if not settings:
             return ["no settings"]
         width = min(max(text_width(one.path) for one in settings), look.columns // 2)

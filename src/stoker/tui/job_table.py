@@ -24,7 +24,10 @@ def _newest_start(view: JobView) -> SortKey:
 
 
 def _queue_order(view: JobView) -> SortKey:
-    return (-float(view.priority), view.submitted_s, view.id)
+    # Points of a sweep are submitted at the same time, and queued by their number.
+    name, _, number = view.name.rpartition("/")
+    point = f"{name}/{number:0>9}" if number.isdecimal() else view.name
+    return (-float(view.priority), view.submitted_s, f"{point} {view.id}")
 
 
 def _newest_end(view: JobView) -> SortKey:

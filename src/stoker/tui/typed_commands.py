@@ -66,7 +66,7 @@ class CockpitAction:
             "priority": lambda: monitor.set_priority(ref, self.priority),
         }
         act = acts.get(self.verb)
-        return act() if act else monitor.set_machine(self.target, self.verb, why="cockpit", for_s=self.for_s)
+        return act() if act else monitor.set_machine(self.target, self.verb, for_s=self.for_s)
 
 
 @frozen

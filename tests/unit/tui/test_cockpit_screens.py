@@ -23,6 +23,7 @@ from stoker.tui.controls import CockpitControls
 from stoker.tui.requests import RequestThreads
 from tests.fakes.monitor import NOON_S, MemoryMonitor, job, machine
 
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "cockpit.md"
 GOLDEN = Path(__file__).parents[2] / "golden" / "cockpit"
 
 
@@ -315,3 +316,8 @@ def test_a_click_selects_and_a_second_one_opens() -> None:
         assert "job ▸ resnet/1" in screen.text
 
     Screen(fleet()).run(act)
+
+
+@pytest.mark.parametrize("name", ["jobs-80x24", "curves-80x24"])
+def test_the_guide_shows_what_is_drawn(name: str) -> None:
+    assert f"```text\n{(GOLDEN / f'{name}.txt').read_text('utf-8')}```\n" in GUIDE.read_text("utf-8")
