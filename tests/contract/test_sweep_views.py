@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import NotFound
+from stoker.core.frozen import changed
 from stoker.core.job import job_id
 from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
 from stoker.protocol.job_messages import Submission
@@ -107,3 +108,42 @@ def test_a_simulation_says_when_all_is_done_with_more_machines(fleet: Fleet):
         with pytest.raises(NotFound) as caught:
             client.simulate(wrong)
         assert caught.value.hint == "did you mean 'desk'?"
+
+
+def test_results_are_listed_with_what_they_are_made_from(fleet: Fleet):
+    client = fleet.client()
+    args, digest = {"data": "/data/rows.csv"}, "sha256:" + "a" * 64
+    identity = {"data": {"content": digest}}
+    made = order(
+        "model", args=args, identity=identity, id=id_of(identity), priority=20, commit="c" * 40, code={"a.py": "b"}
+    )
+    client.submit(Submission(jobs=(order("before", priority=20),)))
+    client.submit(Submission(jobs=(changed(made, after=("before",)),)))
+    hand = Hand(client, "maker")
+    for metrics in ({}, {"loss": 0.25}):
+        hand.finish(hand.start(), **metrics)
+    page = client.models(limit=1)
+    (model,) = page.models
+    assert (model.name, model.machine, model.metrics, model.commit) == ("model", "maker", {"loss": 0.25}, "c" * 40)
+    assert [(one.name, one.digest) for one in model.data] == [("rows.csv", digest)]
+    assert [(one.name, one.digest) for one in model.code] == [("a.py", "b")]
+    assert [(one.name, one.digest) for one in model.parents] == [("before", model.digest)]
+    assert client.models(page.next, limit=1).models[0].name == "before"
+
+
+def test_adapters_rank_by_loss_among_those_of_one_base_and_the_same_data(fleet: Fleet):
+    client = fleet.client()
+    hand = Hand(client, "trainer")
+    for number, (base, rank, loss) in enumerate((("tiny", 8, 0.5), ("tiny", 16, 0.4), ("other", 8, 0.1)), 1):
+        args = {"base": base, "data": "sums", "rank": rank, "alpha": 2.0 * rank, "lr": 0.1 * number}
+        id = job_id(recipe="language/lora", schema_version=1, args=args)
+        spec = order("lora", number, recipe="language/lora", args=args, identity=args, id=id, priority=50)
+        client.submit(Submission(jobs=(spec,)))
+        hand.finish(hand.start(), eval_loss=loss, loss=loss / 2)
+    tiny, other = client.adapters().bases
+    assert (tiny.base, other.base, tiny.total) == ("tiny", "other", 2)
+    assert [(one.job, one.place, one.rank, one.alpha, one.val_loss, one.train_loss) for one in tiny.adapters] == [
+        ("lora/2", 1, 16, 32.0, 0.4, 0.2),
+        ("lora/1", 2, 8, 16.0, 0.5, 0.25),
+    ]
+    assert tiny.adapters[0].parameters == {"lr": 0.2}

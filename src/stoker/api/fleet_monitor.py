@@ -9,14 +9,19 @@ from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
 from stoker.core.errors import Refused
 from stoker.protocol.client import FleetClient
 from stoker.protocol.screen_messages import (
+    AdapterBoard,
     ChangedRows,
     CodeDiff,
     ComparisonView,
     ConfigView,
     LogPage,
+    ModelPage,
     Overview,
     SeriesView,
+    SimulateRequest,
+    SimulationView,
     StageGraph,
+    SweepList,
     SweepView,
 )
 from stoker.protocol.view_messages import (
@@ -95,7 +100,19 @@ class FleetMonitor(Monitor):
         return self._client.sweep(name, metric)
 
     def compare(self, refs: Sequence[str]) -> ComparisonView:
-        raise Refused("jobs can't be compared here", hint=f"stoker compare {' '.join(refs)}")
+        return self._client.compare(refs)
+
+    def sweeps(self, limit: int = 50) -> SweepList:
+        return self._client.sweeps(limit=limit)
+
+    def adapters(self) -> AdapterBoard:
+        return self._client.adapters()
+
+    def models(self, after: str = "", limit: int = 50) -> ModelPage:
+        return self._client.models(after, limit=limit)
+
+    def simulate(self, request: SimulateRequest) -> SimulationView:
+        return self._client.simulate(request)
 
     def machines(self) -> tuple[MachineView, ...]:
         return self._client.machines()

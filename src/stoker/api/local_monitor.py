@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from stoker.api.local_job import LocalJob
 from stoker.api.local_jobs import LocalJobTable
-from stoker.api.local_sweeps import list_sweeps, local_comparison, local_sweep
+from stoker.api.local_sweeps import list_sweeps, local_adapters, local_comparison, local_models, local_sweep
 from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
 from stoker.core.errors import InvalidTransition, NotFound, Refused
 from stoker.core.frozen import changed
@@ -28,11 +28,13 @@ from stoker.jobs.trial_bests import TrialBests
 from stoker.jobs.trial_settings import masked_args, read_config, shown_layers
 from stoker.jobs.trials import Trial, is_sweep, shared_nodes, trial_numbered, trials_of_job
 from stoker.protocol.screen_messages import (
+    AdapterBoard,
     ChangedRows,
     CodeDiff,
     ComparisonView,
     ConfigView,
     LogPage,
+    ModelPage,
     Overview,
     SeriesView,
     StageGraph,
@@ -63,7 +65,7 @@ _LOOK_EVERY_S = 0.25
 _MOST_FILES = 5000
 _MOST_CHANGED = 4096
 _LOOKED_AT = 500
-"""Jobs, the newest, among which sweeps are looked for."""
+"""Jobs, the newest, among which sweeps, adapters and results are looked for."""
 
 
 class LocalMonitor(Monitor):
@@ -193,8 +195,13 @@ class LocalMonitor(Monitor):
         return local_sweep(self._find(name.partition("/")[0]), metric, self._bests, self._parts.clock)
 
     def sweeps(self, limit: int = 50) -> SweepList:
-        self._jobs.look()
-        return list_sweeps(((view, self._find(view.id)) for view in self._jobs.rows()[:_LOOKED_AT]), limit)
+        return list_sweeps(self._newest(), limit)
+
+    def adapters(self) -> AdapterBoard:
+        return local_adapters(self._newest())
+
+    def models(self, after: str = "", limit: int = 50) -> ModelPage:
+        return local_models(self._newest(), after, limit)
 
     def compare(self, refs: Sequence[str]) -> ComparisonView:
         jobs = [self._find(ref) for ref in refs]
@@ -272,6 +279,12 @@ class LocalMonitor(Monitor):
         self._jobs.look()
         folder = self._jobs.folder(name) or find_job(self._runs, name)
         return LocalJob(folder, self._parts, stage)
+
+    def _newest(self) -> list[tuple[JobView, LocalJob]]:
+        """Return the newest jobs."""
+        self._jobs.look()
+        folders = ((view, JobFolder(os.path.join(self._runs, view.id))) for view in self._jobs.rows()[:_LOOKED_AT])
+        return [(view, LocalJob(folder, self._parts)) for view, folder in folders]
 
     def _view(self, job: LocalJob) -> JobView:
         found = [row for row in self._jobs.rows() if row.id == job.folder.attempt]

@@ -1,4 +1,4 @@
-"""Sweeps and comparisons of this machine's jobs, as a coordinator shows those of its fleet."""
+"""Sweeps, comparisons, adapters and results of this machine's jobs, as a coordinator shows those of its fleet."""
 
 from __future__ import annotations
 
@@ -7,16 +7,31 @@ from collections.abc import Iterable, Sequence
 from stoker.api.local_job import LocalJob
 from stoker.core.clock import Clock
 from stoker.core.errors import NotFound, TooLarge
+from stoker.core.job import JobState
+from stoker.core.text import point_name
 from stoker.jobs.comparison import TrialFacts
-from stoker.jobs.job_diff import ComparisonSide, side_of
+from stoker.jobs.job_diff import ComparisonSide, made_from_records, side_of
 from stoker.jobs.job_history import RunHistory
 from stoker.jobs.trial_bests import TrialBests
 from stoker.jobs.trials import Trial, is_sweep, read_trials, trial_numbered
-from stoker.protocol.screen_messages import ComparisonView, SweepList, SweepSummary, SweepView
+from stoker.protocol.screen_messages import (
+    AdapterBoard,
+    ComparisonView,
+    ModelPage,
+    ModelRow,
+    SweepList,
+    SweepSummary,
+    SweepView,
+)
 from stoker.protocol.view_messages import JobView
+from stoker.views import adapter_board
+from stoker.views.adapter_board import AdapterFacts
 from stoker.views.comparison_view import MOST_SIDES, comparison_view
+from stoker.views.model_rows import finite_metrics, inputs_of
 from stoker.views.sweep_view import SweepFacts, SweepTrialFacts, best_trials, measure_of, sweep_view, trial_counts
 
+_MOST_ADAPTERS = 1000
+_TRIALS_OF_ONE = 100
 LONGEST_S = 1.5
 """For the curves of one answer; the others are read for the next one."""
 
@@ -99,3 +114,74 @@ def _trial(one: TrialFacts, story: RunHistory) -> SweepTrialFacts:
         of=last.of if last is not None and type(last.of) is int else None,
         seconds=end.seconds,
     )
+
+
+def local_adapters(jobs: Iterable[tuple[JobView, LocalJob]]) -> AdapterBoard:
+    """Return the adapters that jobs of this machine train, by base; `jobs` come newest first."""
+    found: list[AdapterFacts] = []
+    for view, job in jobs:
+        if view.recipe == adapter_board.RECIPE and len(found) < _MOST_ADAPTERS:
+            facts, trials = job.gather()
+            found += [_adapter(view, one, facts.story) for one in trials if one.end.state in adapter_board.STATES]
+    return adapter_board.adapter_board(found, adapter_board.cut_note(len(found), _MOST_ADAPTERS))
+
+
+def _adapter(view: JobView, one: TrialFacts, story: RunHistory) -> AdapterFacts:
+    trial = _trial(one, story)
+    return AdapterFacts(
+        job=point_name(view.name, trial.n) if trial.label else view.name,
+        label=trial.label,
+        state=trial.state,
+        args=one.end.trial.spec.args,
+        identity={},
+        metrics=trial.metrics,
+        step=trial.step,
+        result=one.end.digest,
+    )
+
+
+def local_models(jobs: Sequence[tuple[JobView, LocalJob]], after: str, limit: int) -> ModelPage:
+    """Return the results of jobs of this machine with what they were made from; a page may have more than `limit`."""
+    begin = next((at for at, (view, _) in enumerate(jobs, 1) if view.id == after), 0) if after else 0
+    found: list[ModelRow] = []
+    for view, job in jobs[begin:]:
+        # Also of one that failed or runs: trials of it may have completed.
+        found += _models(view, job)
+        if len(found) >= limit:
+            is_last = view.id == jobs[-1][0].id
+            return ModelPage(models=tuple(found), next="" if is_last else view.id)
+    return ModelPage(models=tuple(found))
+
+
+def _models(view: JobView, job: LocalJob) -> list[ModelRow]:
+    try:
+        facts, trials = job.gather()
+    except NotFound:
+        return []
+    rows = []
+    for one in [one for one in trials if one.end.state == JobState.COMPLETED][:_TRIALS_OF_ONE]:
+        records = facts.records(one.end.trial)
+        final = records.get(one.end.trial.nodes.final)
+        if final is None:
+            continue
+        origins = made_from_records(records.values())
+        rows.append(
+            ModelRow(
+                digest=final.digest,
+                job=view.id,
+                name=point_name(view.name, one.end.trial.spec.number) if one.end.trial.spec.label else view.name,
+                label=one.end.trial.spec.label,
+                recipe=view.recipe,
+                machine=view.machine,
+                submitter=view.submitter,
+                attempt=1,
+                made_s=view.ended_s or view.submitted_s,
+                size_bytes=sum(entry.size_bytes for entry in final.tree.entries),
+                is_pruned=final.is_tombstone,
+                metrics=finite_metrics(one.end.metrics),
+                data=inputs_of((name, ", ".join(sorted(values))) for name, values in origins.data.items()),
+                code=inputs_of((name, ", ".join(sorted(values))) for name, values in origins.code.items()),
+                commit=facts.spec.commit,
+            )
+        )
+    return rows

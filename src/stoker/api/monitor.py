@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from stoker.core.errors import Refused
 from stoker.core.frozen import frozen
 from stoker.protocol.screen_messages import (
+    AdapterBoard,
     ChangedRows,
     CodeDiff,
     ComparisonView,
     ConfigView,
     LogPage,
+    ModelPage,
     Overview,
     SeriesView,
     SimulateRequest,
@@ -139,6 +141,14 @@ class Monitor(ABC):
     @abstractmethod
     def compare(self, refs: Sequence[str]) -> ComparisonView:
         """Return jobs side by side."""
+
+    def adapters(self) -> AdapterBoard:
+        """Return adapters by base model, the lowest loss first."""
+        raise Refused("adapters can't be listed here", hint="stoker adapters board adapters.toml")
+
+    def models(self, after: str = "", limit: int = 50) -> ModelPage:
+        """Return results with their lineage, the newest first."""
+        raise Refused("results can't be listed here", hint="stoker jobs")
 
     def simulate(self, request: SimulateRequest) -> SimulationView:
         """Return when all jobs are done, as the fleet is and with machines added or removed."""

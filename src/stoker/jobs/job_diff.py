@@ -5,7 +5,7 @@ What code and data a result was made from is read from its record, which holds e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.core.digests import encode
@@ -26,6 +26,7 @@ from stoker.jobs.comparison import (
 from stoker.jobs.program import flat
 from stoker.jobs.trial_settings import MASK, JobSetting, is_secret, masked
 from stoker.jobs.trials import Trial
+from stoker.store.records import Record
 
 
 @frozen
@@ -111,9 +112,7 @@ def side_of(
     speaker = comparison.speaker
     speaking = next(one.end.trial for one in gathered if speaker is None or one.end.trial.spec.number == speaker.n)
     records = gathering.records(speaking)
-    made_from = _MadeFrom()
-    for record in records.values():
-        made_from.take(_mapping(record.body.get("action")))
+    made_from = made_from_records(records.values())
     return ComparisonSide(
         label=label,
         attempt=attempt.id,
@@ -131,6 +130,14 @@ def side_of(
         comparison=comparison,
         without_result=tuple(name for name in speaking.nodes.nodes if name not in records and "[" not in name),
     )
+
+
+def made_from_records(records: Iterable[Record]) -> ResultOrigins:
+    """Return what results were made from, as their records tell."""
+    found = ResultOrigins()
+    for record in records:
+        found.take(_mapping(record.body.get("action")))
+    return found
 
 
 def side_of_spec(spec: JobSpec, *, label: str, state: str) -> ComparisonSide:
@@ -190,7 +197,7 @@ def compare_sides(sides: Sequence[ComparisonSide]) -> list[Fact]:
     ]
 
 
-class _MadeFrom:
+class ResultOrigins:
     """What results were made from, as their records tell: code, data, versions; several values side by side."""
 
     def __init__(self) -> None:
@@ -199,6 +206,7 @@ class _MadeFrom:
         self.environment: dict[str, set[str]] = {}
 
     def take(self, action: Mapping[str, Any]) -> None:
+        """Add what one action used."""
         stage = str(action.get("stage", ""))
         for module, digest in _mapping(action.get("code")).items():
             name = stage if module == OWN else f"{stage} {module}" if module.startswith("(") else module

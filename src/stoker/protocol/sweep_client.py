@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.protocol.screen_messages import ComparisonView, SimulateRequest, SimulationView, SweepList, SweepView
+from stoker.protocol.screen_messages import (
+    AdapterBoard,
+    ComparisonView,
+    ModelPage,
+    SimulateRequest,
+    SimulationView,
+    SweepList,
+    SweepView,
+)
 from stoker.protocol.transport import CoordinatorClient, part
 
 _SIMULATE_S = 60.0
@@ -24,6 +32,14 @@ class SweepClient(CoordinatorClient):
     def compare(self, refs: Sequence[str]) -> ComparisonView:
         """Return jobs side by side, what differs first."""
         return self._get("/v1/compare", ComparisonView, {"ref": tuple(refs)})
+
+    def adapters(self) -> AdapterBoard:
+        """Return adapters by base model, the lowest loss first."""
+        return self._get("/v1/adapters", AdapterBoard)
+
+    def models(self, after: str = "", *, limit: int = 50) -> ModelPage:
+        """Return results with their lineage, the newest first; `after` is the `next` of the page before."""
+        return self._get("/v1/models", ModelPage, {"after": after, "limit": limit})
 
     def simulate(self, request: SimulateRequest) -> SimulationView:
         """Return when all jobs are done, as the fleet is and with machines added or removed."""

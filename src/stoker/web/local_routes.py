@@ -11,7 +11,8 @@ from stoker.api.monitor import MOST_POINTS, JobQuery, LogQuery, Monitor, SeriesQ
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, NotFound
 from stoker.core.jsontext import dumps, loads
-from stoker.protocol.codec import WireMessage, to_json
+from stoker.protocol.codec import WireMessage, from_json, to_json
+from stoker.protocol.screen_messages import SimulateRequest
 from stoker.protocol.view_messages import DoneView, MachineList
 from stoker.web.backend import EVENTS, UiAnswer, UiBackend, UiRequest, json_answer
 
@@ -39,6 +40,8 @@ class LocalBackend(UiBackend):
         parts = [unquote(part) for part in path.removeprefix("/v1/").split("/")]
         if request.method in ("GET", "HEAD"):
             return self._read(parts, parse_qs(text, keep_blank_values=False, max_num_fields=100), request)
+        if parts == ["simulate"]:
+            return _message(self._monitor.simulate(_simulate_request(request.body)))
         return _message(self._change(parts, _body(request.body)))
 
     def close(self) -> None:
@@ -67,6 +70,8 @@ class LocalBackend(UiBackend):
                 found = monitor.job(ref)
             case ["jobs", ref, part]:
                 found = self._of_job(ref, part, query)
+            case ["sweeps" | "adapters" | "models" as word]:
+                found = self._list(word, query)
             case ["sweeps", name]:
                 found = monitor.sweep(name, _one(query, "metric"))
             case ["compare"]:
@@ -74,6 +79,12 @@ class LocalBackend(UiBackend):
             case _:
                 raise _nothing_at(parts)
         return found
+
+    def _list(self, word: str, query: Query) -> WireMessage:
+        monitor = self._monitor
+        if word == "models":
+            return monitor.models(_one(query, "after"))
+        return monitor.sweeps() if word == "sweeps" else monitor.adapters()
 
     def _of_job(self, ref: str, part: str, query: Query) -> WireMessage:
         monitor = self._monitor
@@ -137,6 +148,13 @@ def _frame(kind: str, id: int, data: bytes) -> bytes:
 
 def _message(message: WireMessage) -> UiAnswer:
     return UiAnswer(body=to_json(message))
+
+
+def _simulate_request(data: bytes) -> SimulateRequest:
+    try:
+        return from_json(SimulateRequest, data or b"{}")
+    except ValueError as error:
+        raise BadInput(f"not a request for a simulation: {error}") from None
 
 
 def _body(data: bytes) -> dict[str, Any]:

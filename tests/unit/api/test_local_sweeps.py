@@ -69,3 +69,16 @@ def test_jobs_and_trials_of_this_machine_are_compared(shelf: Shelf, monitor: Loc
 def test_a_machine_without_a_queue_has_nothing_to_simulate(monitor: LocalMonitor):
     with pytest.raises(Refused, match="only the queue of a fleet"):
         monitor.simulate(SimulateRequest())
+
+
+def test_results_of_this_machine_are_listed_with_their_data_and_code(shelf: Shelf, monitor: LocalMonitor):
+    shelf.add("one", [Made(metrics={"loss": 0.5})])
+    shelf.add("failed", [Made(state="failed")])
+    shelf.add("sweep", sweep_of_six())
+    page = monitor.models(limit=1)
+    assert {model.name.partition("/")[0] for model in page.models} == {"sweep"}
+    (model,) = monitor.models(page.next).models
+    assert (model.name, model.metrics) == ("one", {"loss": 0.5})
+    assert [(one.name, one.digest) for one in model.data] == [("test/train: file", "d" * 64)]
+    assert "train.losses" in [one.name for one in model.code]
+    assert monitor.adapters().bases == ()

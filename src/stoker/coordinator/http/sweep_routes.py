@@ -1,4 +1,4 @@
-"""Routes about several jobs together: sweeps, comparisons, and a simulation of all that are pending.
+"""Routes about several jobs together: sweeps, comparisons, adapters, results, a simulation of all that are pending.
 
 Metrics are read from the mirrors of attempts, everything else from rows.
 """
@@ -13,9 +13,11 @@ from fastapi import Path, Query, Response
 
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import RouteTable, answer
-from stoker.coordinator.queue.read_sweeps import SweepTrialRow
+from stoker.coordinator.queue.queue_state import choices_in
+from stoker.coordinator.queue.read_sweeps import ResultRow, SweepTrialRow, TrainingRow
 from stoker.core.errors import NotFound
 from stoker.core.frozen import changed
+from stoker.core.job import JobSpec
 from stoker.jobs.comparison import JobFacts
 from stoker.jobs.job_curves import curve_files
 from stoker.jobs.job_diff import ComparisonSide, side_of, side_of_spec
@@ -23,9 +25,22 @@ from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.program import RECIPE, flat
 from stoker.jobs.trial_bests import TrialBests
 from stoker.jobs.trials import read_trials
-from stoker.protocol.screen_messages import ComparisonView, SimulateRequest, SimulationView, SweepList, SweepView
+from stoker.protocol.job_messages import INPUT_BODY
+from stoker.protocol.screen_messages import (
+    AdapterBoard,
+    ComparisonView,
+    LineageInput,
+    ModelPage,
+    ModelRow,
+    SimulateRequest,
+    SimulationView,
+    SweepList,
+    SweepView,
+)
 from stoker.protocol.view_messages import JobDetails
+from stoker.views import adapter_board
 from stoker.views.comparison_view import MOST_SIDES, comparison_view
+from stoker.views.model_rows import MOST_PER_PAGE, code_of, data_of, environment_of, finite_metrics
 from stoker.views.simulation_view import simulate_change
 from stoker.views.sweep_view import SweepFacts, SweepTrialFacts, best_trials, measure_of, sweep_view
 
@@ -35,6 +50,7 @@ LONGEST_S = 1.5
 """For the curves of one answer; the others are read for the next one."""
 _FOLDERS_TRIED = 5
 _MOST_ATTEMPTS = 20
+_MOST_ADAPTERS = 1000
 
 SweepName = Annotated[str, Path(description="A sweep's bare name", min_length=1, max_length=300)]
 MetricName = Annotated[str, Query(max_length=300, description="What to rank by; empty: the most telling")]
@@ -52,6 +68,8 @@ class SweepRoutes:
         add("/v1/sweeps", self.all, response_model=SweepList)
         add("/v1/sweeps/{name}", self.sweep, response_model=SweepView)
         add("/v1/compare", self.compare, response_model=ComparisonView)
+        add("/v1/adapters", self.adapters, response_model=AdapterBoard)
+        add("/v1/models", self.models, response_model=ModelPage)
         add("/v1/simulate", self.simulate, methods=["POST"], response_model=SimulationView)
 
     async def all(self, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> Response:
@@ -72,6 +90,22 @@ class SweepRoutes:
         stories = [await self._context.read(self._context.reader.story, one) for one in refs]
         async with self._reads:
             return await self._context.keep(lambda: answer(self._compare(stories)))
+
+    async def adapters(self) -> Response:
+        """Return adapters by base model, the lowest loss first, of jobs that train one each."""
+        read = self._context.reader.trainings
+        return await self._context.read(
+            lambda: answer(_board(read(adapter_board.RECIPE, adapter_board.STATES, limit=_MOST_ADAPTERS)))
+        )
+
+    async def models(
+        self,
+        after: Annotated[str, Query(max_length=30, pattern="^[0-9]{0,18}$", description="`next` of a page")] = "",
+        limit: Annotated[int, Query(ge=1, le=MOST_PER_PAGE)] = 50,
+    ) -> Response:
+        """Return results by digest, the newest first, with data, code and results that they are made from."""
+        read, before_id = self._context.reader.results, int(after) if after else None
+        return await self._context.read(lambda: answer(_models(read(before_id=before_id, limit=limit + 1), limit)))
 
     async def simulate(self, asked: SimulateRequest) -> Response:
         """Simulate the fleet as it is and with machines added or removed: when all jobs are done, and how they wait."""
@@ -162,4 +196,67 @@ def _trial(row: SweepTrialRow, now_s: float) -> SweepTrialFacts:
         step=row.step,
         of=row.of,
         seconds=None if row.started_s is None else max(0.0, ended_s - row.started_s),
+    )
+
+
+def _board(rows: Sequence[TrainingRow]) -> AdapterBoard:
+    found = [
+        adapter_board.AdapterFacts(
+            job=row.name,
+            label=row.label,
+            state=row.state,
+            args=row.spec.get("args", {}),
+            identity=row.spec.get("identity", {}),
+            metrics=row.metrics,
+            step=row.step,
+            result=row.result,
+        )
+        for row in rows
+    ]
+    return adapter_board.adapter_board(found, adapter_board.cut_note(len(rows), _MOST_ADAPTERS))
+
+
+def _models(rows: Sequence[ResultRow], limit: int) -> ModelPage:
+    following = str(rows[limit - 1].id) if len(rows) > limit else ""
+    return ModelPage(models=tuple(_model(row) for row in rows[:limit]), next=following)
+
+
+def _model(row: ResultRow) -> ModelRow:
+    spec = _lineage_spec(row)
+    return ModelRow(
+        digest=row.tree,
+        job=row.job,
+        name=row.name,
+        label=row.label,
+        recipe=row.recipe,
+        machine=row.machine,
+        submitter=row.submitter,
+        attempt=row.attempt,
+        made_s=row.at_s,
+        size_bytes=row.size_bytes,
+        is_pinned=row.is_pinned,
+        is_pruned=row.is_pruned,
+        metrics=finite_metrics(row.metrics),
+        data=data_of(spec),
+        code=code_of(spec),
+        parents=tuple(LineageInput(name=name, job=job, digest=tree) for name, job, tree in row.parents),
+        commit=spec.commit,
+        environment=environment_of(spec),
+    )
+
+
+def _lineage_spec(row: ResultRow) -> JobSpec:
+    """Return of a stored job what its result is made from."""
+    raw = row.spec
+    return JobSpec(
+        id=row.job,
+        name=row.name,
+        recipe=row.recipe,
+        args=raw.get("args", {}),
+        identity=raw.get("identity", {}),
+        inputs=tuple(INPUT_BODY.validate_python(one) for one in raw.get("inputs", ())),
+        environment=choices_in(raw),
+        code=raw.get("code", {}),
+        code_tree=raw.get("code_tree", ""),
+        commit=raw.get("commit", ""),
     )

@@ -10,10 +10,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, select
 
-from stoker.coordinator.database.tables import JOBS, LEASES
+from stoker.coordinator.database.tables import AFTER, BUNDLES, JOBS, LEASES
 from stoker.coordinator.queue.read_jobs import find_job, read_object
 from stoker.core.errors import NotFound
 from stoker.core.frozen import frozen
+from stoker.core.text import point_name
 from stoker.protocol.screen_messages import SweepList, SweepSummary
 
 MOST_ROWS = 50_000
@@ -153,3 +154,128 @@ def read_specs(connection: Connection, seqs: Sequence[int]) -> dict[int, dict[st
 
 _SOME = 500
 """Values in one statement."""
+
+
+# Results with what they were made from, and jobs that train adapters.
+
+
+@frozen
+class ResultRow:
+    """A result with its job."""
+
+    id: int
+    tree: str
+    attempt: int
+    at_s: float
+    size_bytes: int
+    is_pinned: bool
+    is_pruned: bool
+    job: str
+    name: str
+    label: str
+    recipe: str
+    machine: str
+    submitter: str
+    metrics: Mapping[str, Any]
+    spec: Mapping[str, Any]
+    parents: Sequence[tuple[str, str, str]] = ()
+    """Name, id and result of the jobs that it came after."""
+
+
+def read_results(connection: Connection, *, before_id: int | None = None, limit: int = 50) -> tuple[ResultRow, ...]:
+    """Return results, the newest first, before one."""
+    columns = ("id", "seq", "attempt", "tree", "at_s", "size_bytes", "is_pinned", "pruned_s")
+    of_job = ("name", "number", "label", "recipe", "machine", "submitter", "metrics", "spec")
+    asked: Select[Any] = (
+        select(*(BUNDLES.c[one] for one in columns), JOBS.c.id.label("job"), *(JOBS.c[one] for one in of_job))
+        .join_from(BUNDLES, JOBS, JOBS.c.seq == BUNDLES.c.seq)
+        .order_by(BUNDLES.c.id.desc())
+        .limit(limit)
+    )
+    if before_id is not None:
+        asked = asked.where(BUNDLES.c.id < before_id)
+    rows = connection.execute(asked).all()
+    parents = _parents(connection, [row.seq for row in rows])
+    return tuple(
+        ResultRow(
+            id=row.id,
+            tree=row.tree,
+            attempt=row.attempt,
+            at_s=row.at_s,
+            size_bytes=row.size_bytes,
+            is_pinned=bool(row.is_pinned),
+            is_pruned=row.pruned_s is not None,
+            job=row.job,
+            name=point_name(row.name, row.number),
+            label=row.label,
+            recipe=row.recipe,
+            machine=row.machine,
+            submitter=row.submitter,
+            metrics=read_object(row.metrics),
+            spec=read_object(row.spec),
+            parents=parents.get(row.seq, ()),
+        )
+        for row in rows
+    )
+
+
+def _parents(connection: Connection, seqs: Sequence[int]) -> dict[int, list[tuple[str, str, str]]]:
+    asked: Select[Any] = (
+        select(AFTER.c.seq, JOBS.c.name, JOBS.c.number, JOBS.c.id, JOBS.c.tree)
+        .join_from(AFTER, JOBS, JOBS.c.seq == AFTER.c.before_seq)
+        .where(AFTER.c.seq.in_(seqs))
+        .order_by(AFTER.c.before_seq)
+        .limit(_MOST_PARENTS)
+    )
+    found: dict[int, list[tuple[str, str, str]]] = {}
+    for row in connection.execute(asked):
+        found.setdefault(row.seq, []).append((point_name(row.name, row.number), row.id, row.tree))
+    return found
+
+
+_MOST_PARENTS = 5000
+
+
+@frozen
+class TrainingRow:
+    """A job of a recipe, with its configuration and its last metrics."""
+
+    name: str
+    label: str
+    state: str
+    result: str
+    metrics: Mapping[str, float]
+    step: int | None
+    spec: Mapping[str, Any]
+
+
+def read_trainings(
+    connection: Connection, recipe: str, states: Sequence[str], *, limit: int = 1000
+) -> tuple[TrainingRow, ...]:
+    """Return the newest jobs of a recipe in some states, along its index."""
+    columns = ("seq", "name", "number", "label", "state", "tree", "metrics", "spec")
+    found: list[Row[Any]] = []
+    for state in states:
+        asked: Select[Any] = (
+            select(*(JOBS.c[one] for one in columns), LEASES.c.progress)
+            .select_from(JOBS.outerjoin(LEASES, LEASES.c.seq == JOBS.c.seq))
+            .where(JOBS.c.recipe == recipe, JOBS.c.state == state)
+            .order_by(JOBS.c.seq.desc())
+            .limit(limit)
+        )
+        found += connection.execute(asked)
+    found.sort(key=lambda row: -row.seq)
+    return tuple(_training(row) for row in found[:limit])
+
+
+def _training(row: Row[Any]) -> TrainingRow:
+    progress = read_object(row.progress)
+    return TrainingRow(
+        name=point_name(row.name, row.number),
+        label=row.label,
+        state=row.state,
+        result=row.tree,
+        metrics=progress.get("metrics") or read_object(row.metrics),
+        step=progress.get("step"),
+        spec=read_object(row.spec),
+    )

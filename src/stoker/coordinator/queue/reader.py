@@ -29,7 +29,7 @@ from stoker.coordinator.queue.read_jobs import (
     read_story,
 )
 from stoker.coordinator.queue.read_screens import ChangesRead, OverviewRows, read_changes, read_overview
-from stoker.coordinator.queue.read_sweeps import read_specs, read_sweep, read_sweeps
+from stoker.coordinator.queue.read_sweeps import read_results, read_specs, read_sweep, read_sweeps, read_trainings
 from stoker.coordinator.queue.sql import READY
 from stoker.core.clock import Clock
 from stoker.core.errors import NotFound
@@ -413,6 +413,8 @@ class QueueReader:
     sweeps = _reading(read_sweeps)
     sweep = _reading(read_sweep)
     specs = _reading(read_specs)
+    results = _reading(read_results)
+    trainings = _reading(read_trainings)
     counts = _reading(read_counts)
     ready_by_class = _reading(read_ready)
     waiting_before = _reading(read_before)
