@@ -65,6 +65,7 @@ NAMES = (
     "fleet_tls",
     "cockpit",
     "telemetry",
+    "screens_fleet",
     "launch_slurm",
     "launch_ssh",
     "second_submit",

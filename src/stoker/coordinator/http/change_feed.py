@@ -27,6 +27,9 @@ from stoker.protocol.screen_messages import ChangedRows
 from stoker.protocol.view_messages import MachineView
 
 EVERY_S = 0.25
+ROWS_PER_S = 400
+"""After a frame with more than a hundred rows the next one comes later: claims go before screens."""
+LONGEST_S = 1.0
 LOOK_S = 1.0
 """Between two looks at progress and machines."""
 BEAT_S = 10.0
@@ -270,15 +273,16 @@ class ChangeFeed:
                     return
                 looks = began_s - looked_s >= LOOK_S
                 looked_s = began_s if looks else looked_s
-                if await self._make_one(looks=looks, is_beat=began_s - published_s >= BEAT_S):
-                    published_s = began_s
-                await asyncio.sleep(max(0.0, EVERY_S - (loop.time() - began_s)))
+                count = await self._make_one(looks=looks, is_beat=began_s - published_s >= BEAT_S)
+                published_s = published_s if count is None else began_s
+                every_s = max(EVERY_S, min(LONGEST_S, (count or 0) / ROWS_PER_S))
+                await asyncio.sleep(max(0.0, every_s - (loop.time() - began_s)))
         finally:
             self._making = None
             self._begun.set()
 
-    async def _make_one(self, *, looks: bool, is_beat: bool) -> bool:
-        """Make a frame if there is something new; return whether there was."""
+    async def _make_one(self, *, looks: bool, is_beat: bool) -> int | None:
+        """Make a frame if there is something new; return the number of its rows (None: there was nothing)."""
         before, reader = self._reached, self._reader
 
         def read() -> tuple[ChangedRows, bytes]:
@@ -290,9 +294,9 @@ class ChangeFeed:
             rows, body = await self._run(read)
         except StokerError as error:
             LOG.warning("reading changes: %s", error)
-            return False
+            return None
         if not body:
-            return False
+            return None
         self._number += 1
         has_rows = rows.seq > before or rows.jobs or rows.machines
         kind = RESYNC if rows.resync else ROWS if has_rows else BEAT
@@ -300,4 +304,4 @@ class ChangeFeed:
         self._reached = rows.seq
         made, self._made = self._made, asyncio.Event()
         made.set()
-        return True
+        return len(rows.jobs)

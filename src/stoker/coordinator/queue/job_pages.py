@@ -37,6 +37,7 @@ _LONGEST_S = 0.01
 _FEW = 5000
 _COUNTED = 5000
 """Jobs that are looked at for the numbers by state, if neither counters nor an index have them."""
+_COUNTED_BY_TEXT = 2000
 _COUNTED_IN_INDEX = 100_000
 _FAR = 1 << 63
 _STATES = tuple(str(state) for state in JobState)
@@ -397,6 +398,7 @@ def _counts_of(connection: Connection, filters: Mapping[str, str]) -> tuple[dict
         return counts, sum(counts.values()) > most
     if not lead:
         newest = connection.scalar(select(func.max(JOBS.c.seq))) or 0
+        most = min(most, _COUNTED_BY_TEXT)
         oldest = newest - most + 1 if newest > most else None
     elif lead != "ids":
         numbers = select(JOBS.c.seq).where(_condition(lead, filters[lead])).order_by(JOBS.c.seq.desc())
