@@ -17,7 +17,7 @@ from stoker.core.frozen import changed
 from stoker.core.job import JobState
 from stoker.core.text import counted
 from stoker.devices.this_machine import host_name
-from stoker.jobs.code_diff import compare_code
+from stoker.jobs.code_diff import compare_code, read_code
 from stoker.jobs.comparison import JobFacts
 from stoker.jobs.job_curves import CurveRange, curve_files, read_job_curves
 from stoker.jobs.job_folder import JobFolder, find_job
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from stoker.core.capability import Capability
 
 _SHOWN = 20
+_SHA256 = "sha256:"
 _LATELY_S = 86_400.0
 _LOOK_EVERY_S = 0.25
 _MOST_FILES = 5000
@@ -183,9 +184,8 @@ class LocalMonitor(Monitor):
         other = self._find(parent).folder if parent else self._jobs.earlier(job.folder)
         if other is None:
             return CodeDiff(job=job.ref, note="no earlier run has this name")
-        change = compare_code(_code_of(other), _code_of(job.folder))
-        note = "the files of local runs are not kept: what differs is named" if change.files else ""
-        return code_diff_view(job.ref, other.attempt, change, note)
+        texts = read_code(other) | read_code(job.folder)
+        return code_diff_view(job.ref, other.attempt, compare_code(_code_of(other), _code_of(job.folder), texts.get))
 
     def files(self, ref: str) -> FileList:
         job = self._find(ref)
@@ -333,7 +333,11 @@ def _verdict(view: JobView, story: RunHistory, machine: str) -> str:
 def _code_of(folder: JobFolder) -> dict[str, str]:
     """Return the files of a run's program with their digests, or what its recipe records of its code."""
     code = read_config(folder).get("code") or folder.spec().code
-    return {str(name): str(digest) for name, digest in code.items()} if isinstance(code, dict) else {}
+    return (
+        {str(name): str(digest).removeprefix(_SHA256) for name, digest in code.items()}
+        if isinstance(code, dict)
+        else {}
+    )
 
 
 def _files(top: str) -> list[FileView]:

@@ -31,6 +31,7 @@ from stoker.engine.code_identity import missing_of
 from stoker.engine.plan import Plan, join_plans
 from stoker.engine.recipe import MachineContext, Recipe, surrounded_by
 from stoker.engine.stage import SharedBase, Stage
+from stoker.jobs.code_diff import code_paper
 from stoker.jobs.job_folder import Attempt, JobFolder
 from stoker.jobs.program import FOUND, RECIPE, ProgramFiles, ProgramWords, flat, only_params, split
 from stoker.jobs.request import DataPlaces, JobRequest, TrialDiagnostics, compose_request, given_twice, swept_lists
@@ -76,6 +77,8 @@ class TrialSpecs:
     specs: tuple[JobSpec, ...]
     code: Mapping[str, str]
     """The program's own files → digest."""
+    code_files: tuple[str, ...]
+    """The paths of these."""
     notes: tuple[str, ...]
 
 
@@ -195,7 +198,11 @@ class JobBuilder:
         build = self.build_trials(job.recipe, made.specs, self._plans(job.recipe, made.specs))
         build = changed(
             build,
-            papers={CONFIG: config_paper(job.composed, job.program, made.code), **build.papers},
+            papers={
+                CONFIG: config_paper(job.composed, job.program, made.code),
+                **code_paper(made.code_files),
+                **build.papers,
+            },
             program=job.program,
             code=made.code,
             notes=made.notes,
@@ -240,6 +247,7 @@ class JobBuilder:
         return TrialSpecs(
             specs=tuple(with_own_folders(job.recipe.args, specs)),
             code={shown: self.digest(path) for shown, path in files.all.items()},
+            code_files=tuple(files.all.values()),
             notes=tuple(notes),
         )
 

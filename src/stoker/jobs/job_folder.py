@@ -3,6 +3,7 @@
     runs/20261115-031502-7f3a/
         owner.json      which process runs it                                           written once, first
         config.json     the configuration, and where each of its values came from       written once
+        code.json       of a program: the texts of its code, as far as they are small   written once
         trials.jsonl    the points of its sweep, one if nothing varies                  written once
         stages.json     the stages of its plan, and what each needs                     written once
         job.json        the job: its whole spec                                         written once, last of these

@@ -116,11 +116,15 @@ def test_a_trial_of_a_sweep_is_shown_alone(monitor: LocalMonitor, shelf: Shelf) 
 def test_code_of_two_runs_of_a_name(monitor: LocalMonitor, shelf: Shelf) -> None:
     for digest in ("1" * 64, "2" * 64):
         attempt = shelf.add("train", [Made()])
-        code = dumps({"v": 1, "program": ["python", "x.py"], "code": {"x.py": digest, "y.py": "3" * 64}})
+        code = dumps({"v": 1, "program": ["python", "x.py"], "code": {"x.py": f"sha256:{digest}", "y.py": "3" * 64}})
         Path(shelf.runs, attempt, "config.json").write_text(code)
     diff = monitor.code_diff("train")
     assert diff.files == ("x.py",)
     assert "111111111111 → 222222222222" in diff.text
+    for attempt, text in ((diff.parent, "lr = 1\n"), (monitor.job("train").job.id, "lr = 2\n")):
+        digest = {"lr = 1\n": "1" * 64, "lr = 2\n": "2" * 64}[text]
+        Path(shelf.runs, attempt, "code.json").write_text(dumps({"v": 1, "texts": {digest: text}}))
+    assert "-lr = 1\n+lr = 2\n" in monitor.code_diff("train").text
     assert monitor.code_diff("train", diff.parent).parent == diff.parent
     assert monitor.code_diff(diff.parent).note == "no earlier run has this name"
 

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
-from stoker.jobs.code_diff import LARGEST_FILE_BYTES, MOST_TEXT, compare_code
+from hashlib import sha256
+from pathlib import Path
+
+from stoker.jobs.code_diff import CODE, LARGEST_FILE_BYTES, MOST_TEXT, code_paper, compare_code, read_code
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.request import JobRequest
+from tests.unit.jobs.conftest import Office
 
 
 def test_changed_added_and_removed_files_as_a_unified_diff() -> None:
@@ -29,3 +35,23 @@ def test_a_long_diff_is_cut() -> None:
     assert change.is_cut
     assert len(change.text) <= MOST_TEXT
     assert compare_code({"a": "1"}, {"a": "1"}).files == ()
+
+
+def test_small_texts_of_a_program_s_code_are_kept_with_its_run(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("lr = 1\n")
+    (tmp_path / "b.bin").write_bytes(b"\xff\x00")
+    (tmp_path / "c.py").write_text("#" * 100_000)
+    paper = code_paper([str(tmp_path / name) for name in ("a.py", "b.bin", "c.py", "gone.py")])
+    (tmp_path / CODE).write_bytes(paper[CODE])
+    assert read_code(JobFolder(str(tmp_path))) == {sha256(b"lr = 1\n").hexdigest(): b"lr = 1\n"}
+    assert code_paper([]) == {}
+    (tmp_path / CODE).write_bytes(b"[]")
+    assert read_code(JobFolder(str(tmp_path))) == {}
+
+
+def test_a_run_of_a_program_keeps_its_code(office: Office) -> None:
+    script = office.folder / "x.py"
+    script.write_text("print(1)\n")
+    build = office.builder.build(JobRequest(target="", program=("python", "x.py")))
+    assert sha256(script.read_bytes()).hexdigest() in build.papers[CODE].decode()
+    assert list(build.code.values()) == [f"sha256:{sha256(script.read_bytes()).hexdigest()}"]
