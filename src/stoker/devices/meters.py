@@ -89,7 +89,8 @@ class UnifiedMeter:
 
 
 REST_S = 10.0
-"""How long no child is started after one has failed."""
+"""How long no child is started after one has failed; twice as long after each failure that follows."""
+MOST_REST_S = 600.0
 _GOING_S = 0.5
 _MOST_BYTES = 1 << 20
 
@@ -123,6 +124,7 @@ class NvmlMeter:
         self._lock = threading.Lock()
         self._child: _Talk | None = None
         self._rests_until_s = float("-inf")
+        self._failures = 0
         _METERS.add(self)
 
     def free_bytes(self, uuid: str) -> int | None:
@@ -165,10 +167,15 @@ class NvmlMeter:
                 if self._child is None:
                     self._child = self._start()
                 if self._child is not None:
-                    return self._child.ask(what, uuid, self._limit_s, more)
+                    value = self._child.ask(what, uuid, self._limit_s, more)
+                    self._failures = 0
+                    return value
             except (OSError, ValueError, TimeoutError):
                 self._let_go()
-            self._rests_until_s = self._clock.monotonic_s() + self._rest_s
+            # A child that hangs inside the driver may not even end by SIGKILL: each one more is started later.
+            rest_s = min(MOST_REST_S, self._rest_s * 2.0**self._failures)
+            self._failures = min(self._failures + 1, 10)
+            self._rests_until_s = self._clock.monotonic_s() + rest_s
             return None
 
     def _start(self) -> _Talk | None:

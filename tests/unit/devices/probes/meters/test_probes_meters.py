@@ -109,6 +109,19 @@ def test_a_child_that_hangs_or_dies_is_replaced_after_a_rest(meter: NvmlMeter, c
     assert meter.free_bytes("pid") != child
 
 
+@pytest.mark.timing
+def test_a_driver_that_keeps_failing_is_asked_less_and_less_often(meter: NvmlMeter, clock: FakeClock) -> None:
+    for rest_s in (10, 20, 40):
+        assert meter.free_bytes("dies") is None
+        clock.advance(rest_s - 1)
+        assert meter.free_bytes("GPU-1") is None
+        clock.advance(2)
+    assert meter.free_bytes("GPU-1") == 1234
+    assert meter.free_bytes("dies") is None
+    clock.advance(11)
+    assert meter.free_bytes("GPU-1") == 1234
+
+
 def test_many_threads_may_ask_at_once(meter: NvmlMeter) -> None:
     answers: list[object] = []
 
