@@ -11,8 +11,9 @@ import pytest
 from stoker.__main__ import run_command_line
 from stoker.api.app_parts import AppSettings
 from stoker.app import App
-from stoker.cli import commands, top
+from stoker.cli import commands, status, top
 from stoker.cli.commands import bare_command, take_flags
+from stoker.cli.context import CliOutput, CommandContext
 from stoker.tui import frame
 from tests.fakes.monitor import MemoryMonitor, job, machine
 
@@ -93,3 +94,12 @@ def test_what_helps_is_in_the_help() -> None:
     text = "\n".join(frame.HELP)
     for word in ("cancel", "requeue", "priority", "drain", "cordon", "pause", "open", "filter", "logs", "explain"):
         assert word in text
+
+
+def test_the_extra_is_named_once_in_each_home(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = AppSettings(home=str(tmp_path / "home"), folder=str(tmp_path), environment={})
+    call = CommandContext(take_flags([])[1], CliOutput(is_json=False, is_quiet=False), lambda: App(settings))
+    status._name_cockpit(call)
+    status._name_cockpit(call)
+    call.close()
+    assert capfd.readouterr().err.count("stoker[tui]") == 1
