@@ -1,13 +1,19 @@
 """Which parameters of a sweep its metric depends on: by a random forest where scikit-learn is installed, else by ranks.
 
-Both are the same for the same trials.
+Each is the same for the same trials. To import scikit-learn takes seconds: the first call starts that in a thread, and
+ranks are used until it is done.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 
 from stoker.core.frozen import frozen
 
@@ -50,21 +56,42 @@ def importance_of(columns: Sequence[ParameterColumn], metric: Sequence[float]) -
         ParameterColumn(values=tuple(column.values[at] for at in used), is_number=column.is_number)
         for column in columns
     )
-    return _importance(kept, tuple(metric[at] for at in used))
+    return _importance(kept, tuple(metric[at] for at in used), by_forest=_has_forest())
+
+
+@cache
+def load_forest() -> threading.Thread:
+    """Start to import scikit-learn, if it is installed; return the thread that does it."""
+    thread = threading.Thread(target=_load, name="import scikit-learn", daemon=True)
+    thread.start()
+    return thread
+
+
+def _load() -> None:
+    # Broken installations raise anything: then there is none.
+    with suppress(Exception):
+        if find_spec("sklearn") is not None:
+            for name in _FOREST_MODULES:
+                import_module(name)
+
+
+def _has_forest() -> bool:
+    """Return True if the forest can be used without delay."""
+    return not load_forest().is_alive() and all(sys.modules.get(name) is not None for name in _FOREST_MODULES)
+
+
+_FOREST_MODULES = ("sklearn.ensemble", "sklearn.inspection")
 
 
 @lru_cache(_REMEMBERED)
-def _importance(columns: tuple[ParameterColumn, ...], metric: tuple[float, ...]) -> Importance:
-    try:
-        parts = _by_forest(columns, metric)
-    except ImportError:
+def _importance(columns: tuple[ParameterColumn, ...], metric: tuple[float, ...], *, by_forest: bool) -> Importance:
+    if not by_forest:
         return Importance(parts=_normalised([_by_rank(column, metric) for column in columns]), method=RANKS)
-    return Importance(parts=_normalised(parts), method=FOREST)
+    return Importance(parts=_normalised(_by_forest(columns, metric)), method=FOREST)
 
 
 def _by_forest(columns: Sequence[ParameterColumn], metric: Sequence[float]) -> list[float]:
     """Return how much worse a forest predicts the ranks of trials if one parameter is shuffled."""
-    # Not in a plain install, and slow to import.
     import numpy as np
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from stoker.api.local_monitor import LocalMonitor
 from stoker.app.app import App
 from stoker.core.errors import NotFound, Refused, TooLarge
 from stoker.protocol.screen_messages import SimulateRequest
+from stoker.views import parameter_importance
 from tests.unit.jobs.real_jobs import Made, Shelf, sweep_of_six
 
 
@@ -25,7 +25,7 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
 
 @pytest.fixture
 def monitor(tmp_path: Path, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> LocalMonitor:
-    monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    monkeypatch.setattr(parameter_importance, "_has_forest", lambda: False)
     app = App(AppSettings(home=str(tmp_path), folder=str(tmp_path), environment={"FLEET_HOST_ID": "desk"}))
     app.__dict__["store"] = shelf.store
     return LocalMonitor(app)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from stoker.core.errors import NotFound
 from stoker.engine.metrics.metric_names import Direction
 from stoker.jobs.trial_bests import BestStep
 from stoker.protocol.screen_messages import SweepView
+from stoker.views import parameter_importance
 from stoker.views.parameter_importance import FOREST, RANKS, Importance, ParameterColumn, importance_of
 from stoker.views.sweep_view import MOST_TRIALS, SweepFacts, SweepTrialFacts, best_trials, measure_of, sweep_view
 
@@ -19,7 +19,7 @@ from stoker.views.sweep_view import MOST_TRIALS, SweepFacts, SweepTrialFacts, be
 @pytest.fixture(autouse=True)
 def no_forest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "slow" not in request.keywords:
-        monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+        monkeypatch.setattr(parameter_importance, "_has_forest", lambda: False)
 
 
 def trial(n: int, state: str = "completed", metrics: dict[str, float] | None = None, **point: Any) -> SweepTrialFacts:
@@ -140,15 +140,13 @@ def test_without_scikit_learn_the_importance_is_by_rank_correlation():
 
 @pytest.mark.slow
 def test_with_scikit_learn_the_importance_is_by_a_random_forest_and_always_the_same():
-    from stoker.views.parameter_importance import _importance
-
     pytest.importorskip("sklearn")
     made, metric = columns(300)
-    _importance.cache_clear()
+    parameter_importance.load_forest().join()
     found = importance_of(made, metric)
     assert found.method == FOREST
     check_importance(found)
-    _importance.cache_clear()
+    parameter_importance._importance.cache_clear()
     assert importance_of(made, metric) == found
 
 
