@@ -30,6 +30,14 @@ from stoker.protocol.view_messages import (
 )
 from tests.fakes.monitor import NOON_S, MemoryMonitor, job, machine
 
+MEASURED = {
+    "utilisation_percent": 97.0,
+    "memory_used_bytes": 19 << 30,
+    "temperature_c": 71.0,
+    "power_w": 388.0,
+    "power_limit_w": 450.0,
+    "throttle": (),
+}
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
@@ -65,7 +73,8 @@ def page_monitor(now_s: float = NOON_S + 7200) -> PageMonitor:
         job(n, "completed", submitted_s=now_s - at / 2 - 60 * n, metrics={"loss": chance.random()})
         for n in range(100, 180)
     ]
-    devices = tuple({"uuid": f"GPU-8f1c{n}-4d", "name": "NVIDIA RTX 4090", "total_bytes": 24 << 30} for n in range(2))
+    card = {"name": "NVIDIA RTX 4090", "total_bytes": 24 << 30, "telemetry": MEASURED}
+    devices = tuple({"uuid": f"GPU-8f1c{n}-4d", **card} for n in range(2))
     sick = SymptomView(
         machine="lab2", symptom="device_hot", since_s=now_s - 300, message="device 1 at 91 °C", hint="clean the fans"
     )

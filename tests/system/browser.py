@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 AXE = Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js"
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 _ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -22,6 +22,8 @@ _ARGUMENTS = (
     "--disable-background-networking",
     "--disable-extensions",
     "--mute-audio",
+    # Grey edges of letters: pictures of pages are half as large.
+    "--disable-lcd-text",
 )
 # Playwright's own evaluation lifts the ban on eval while it runs, so violations are collected by the page itself.
 _COLLECT = """

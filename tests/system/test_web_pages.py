@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,6 +46,7 @@ PAGES = {
     f"{JOB}?tab=explain": "queue position 1",
     f"{JOB}?tab=attempts": "granted",
 }
+MOST_PICTURE_BYTES = 60 * 1024
 READ_IN_EVERY_RUN = ("#/", "#/jobs", JOB)
 
 
@@ -182,3 +186,23 @@ def test_a_server_that_is_gone_leaves_the_last_picture_and_says_since_when(desk:
     desk.ui.stop()
     expect(desk.page.locator(".banner")).to_contain_text("connection lost", timeout=20_000)
     expect(desk.page.locator("main")).to_contain_text("Pending by reason")
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_readme_is_small(browser: Browser, tmp_path: Path):
+    """`STOKER_PICTURES=docs/pictures` before the tests writes it there."""
+    from PIL import Image
+
+    desk = Desk(browser, size=(960, 600))
+    folder = Path(os.environ.get("STOKER_PICTURES") or tmp_path)
+    try:
+        desk.monitor.change(gone=[f"{51:064x}"])
+        desk.go("#/", "Pending by reason")
+        expect(desk.page.locator(".connection")).to_contain_text("live")
+        expect(desk.page.locator("main")).not_to_contain_text("onerror")
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = Image.open(BytesIO(desk.page.screenshot()))
+        taken.convert("RGB").quantize(48, dither=Image.Dither.NONE).save(folder / "overview.png", optimize=True)
+        assert (folder / "overview.png").stat().st_size <= MOST_PICTURE_BYTES
+    finally:
+        desk.close()

@@ -15,7 +15,7 @@ from stoker.web.backend import JSON, UiAnswer, UiBackend, UiRequest
 
 _PATH = re.compile(r"/v1/[\x21-\x7e]*")
 _PARENT = re.compile(r"(?:^|/)(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
-_SENT = ("accept", "content-type", "last-event-id", "range")
+_SENT = ("Accept", "Content-Type", "Last-Event-ID", "Range")
 _RETURNED = (
     "cache-control",
     "content-disposition",
@@ -44,7 +44,7 @@ class ForwardingBackend(UiBackend):
         question = CoordinatorRequest(
             path=request.path,
             method=request.method,
-            headers={name: request.headers[name] for name in _SENT if name in request.headers},
+            headers={name: value for name in _SENT if (value := request.headers.get(name.lower())) is not None},
             body=request.body or None,
             silence_s=_SILENCE_S,
         )

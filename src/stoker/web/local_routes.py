@@ -128,7 +128,7 @@ class LocalBackend(UiBackend):
         clock = self._clock
         overview = self._monitor.overview()
         after = overview.seq if after is None else after
-        hello = {"seq": after, "server_s": clock.wall_s(), "version": overview.version, "pages": self._build}
+        hello = {"seq": after, "server_s": clock.wall_s(), "version": overview.version, "build": self._build}
         yield _frame("hello", after, dumps(hello).encode())
         beat_s = clock.monotonic_s()
         while not self._ending.is_set():

@@ -159,7 +159,7 @@ def test_a_stream_begins_with_hello_and_resumes_behind_an_event(asker: Asker, mo
     status, headers, data = asker.ask("GET", "/v1/stream")
     assert (status, headers["content-type"]) == (200, "text/event-stream")
     assert b"event: hello" in data
-    assert b'"pages":"b1"' in data
+    assert b'"build":"b1"' in data
     monitor.change(job(1, "completed"))
     assert b"id: 0\nevent: hello" in asker.ask("GET", "/v1/stream", Last_Event_ID="0")[2]
 

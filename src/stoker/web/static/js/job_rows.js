@@ -86,13 +86,13 @@ export class JobRows {
 
   /** @param {number} page */
   async loadPage(page) {
-    /** @type {JobPage & { marks?: string[] }} */
+    /** @type {JobPage} */
     const found = await get('v1/jobs', { ...this.filter, after: this.cursors.get(page), limit: PAGE_ROWS, marks: page ? '' : 'true' });
     if (this.isClosed) return;
     this.pages.delete(page);
     this.pages.set(page, found.jobs);
     found.jobs.forEach((job, at) => this.places.set(job.id, [page, at]));
-    found.marks?.forEach((cursor, at) => this.cursors.set(((at + 1) * MARK_ROWS) / PAGE_ROWS, cursor));
+    found.marks.forEach((cursor, at) => this.cursors.set(((at + 1) * MARK_ROWS) / PAGE_ROWS, cursor));
     if (found.next) this.cursors.set(page + 1, found.next);
     else this.isAll = true;
     const end = page * PAGE_ROWS + found.jobs.length;

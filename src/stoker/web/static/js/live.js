@@ -48,7 +48,7 @@ function take(frame) {
     if (frame.id) lastId = frame.id;
     const data = frame.data ?? {};
     if (typeof data.server_s === 'number') clockOffset.value = data.server_s - Date.now() / 1000;
-    if (frame.kind === 'hello') checkBuild(data.pages);
+    if (frame.kind === 'hello') checkBuild().catch(() => {});
     if (data.resync || frame.kind === 'resync') {
       listeners.forEach((call) => call({ ...EMPTY, ...data, resync: true }));
     } else if (frame.kind === 'rows' || frame.kind === 'beat') {
@@ -60,14 +60,10 @@ function take(frame) {
 /** @type {ChangedRows} */
 const EMPTY = { seq: 0, server_s: 0, jobs: [], gone: [], machines: [], counts: {}, resync: false };
 
-/** @param {string | undefined} build */
-async function checkBuild(build) {
-  let found = build;
-  if (!found) {
-    // The document names the files of the newest version.
-    const text = await (await fetch(urlOf(''), { cache: 'no-cache' })).text();
-    found = /data-build="([0-9a-f]+)"/.exec(text)?.[1];
-  }
+/** Compare with the document, which names the newest files: the stream may come from another machine. */
+async function checkBuild() {
+  const text = await (await fetch(urlOf(''), { cache: 'no-cache' })).text();
+  const found = /data-build="([0-9a-f]+)"/.exec(text)?.[1];
   if (found && ownBuild && found !== ownBuild) isOldBuild.value = true;
 }
 

@@ -79,7 +79,7 @@ export function LogsTab({ job }) {
         options: [['', 'all'], .../** @type {[string, string][]} */ ((page?.nodes ?? []).map((name) => [name, name]))] })}
       <label class="check"><input type="checkbox" checked=${isFollowing} onChange=${() => setFollowing(!isFollowing)} /> follow</label>
       <span class="quiet" role="status">${page && (search ? `${grouped(page.matches ?? lines.length)} matching lines` : `${grouped(page.total - page.first)} lines`)}${
-        page?.is_over ? ', complete' : ''}</span></div>
+        page?.is_over ? ', complete' : ''}${page?.note ? ` · ${page.note}` : ''}</span></div>
     ${h(Trouble, { error, what: 'log' })}
     ${page && !lines.length ? h(Empty, { title: search ? 'No line holds this text.' : 'Nothing printed yet.' }) : html`<div class="log" ref=${box} tabindex="0" role="log"
       aria-label=${`output of ${job.name}`} aria-live="off" onScroll=${onScroll}>

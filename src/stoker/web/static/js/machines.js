@@ -48,14 +48,25 @@ function Machine({ machine }) {
     ${machine.is_skewed && html`<p class="warn">Its version of Stoker differs from the coordinator's.</p>`}
     ${machine.symptoms.map((one) => html`<p key=${one.symptom} class="warn">! ${one.message || one.symptom}${one.hint && html` · <code>${one.hint}</code>`}</p>`)}
     ${machine.devices.length ? html`<div class="scroll" tabindex="0" role="region" aria-label=${`devices of ${machine.name}`}><table><caption class="hidden">devices of ${machine.name}</caption>
-      <thead><tr><th scope="col">device</th><th scope="col">kind</th><th scope="col" class="right">memory</th></tr></thead>
+      <thead><tr><th scope="col">device</th><th scope="col">kind</th><th scope="col" class="right">memory</th>
+        <th scope="col" class="right">used</th><th scope="col" class="right">util</th><th scope="col" class="right">temperature</th><th scope="col" class="right">power</th><th scope="col">throttle</th></tr></thead>
       <tbody>${machine.devices.map((device, at) => html`<tr key=${device.uuid ?? at}>
         <td><code title=${device.uuid ?? ''}>${cutMiddle(String(device.uuid ?? at), 22)}</code></td>
         <td>${String(device.name ?? device.model ?? device.kind ?? '–')}</td>
-        <td class="right">${size(memoryOf(device))}</td></tr>`)}</tbody></table></div>` : html`<p class="quiet">no accelerators</p>`}
+        <td class="right">${size(memoryOf(device))}</td>${measured(device.telemetry)}</tr>`)}</tbody></table></div>` : html`<p class="quiet">no accelerators</p>`}
     ${machine.jobs.length ? html`<p>runs ${machine.jobs.slice(0, 12).map((name) => html`<a key=${name} class="chip" href=${jobLink(name)}>${cutMiddle(name, 30)}</a> `)}${
       machine.jobs.length > 12 ? `and ${machine.jobs.length - 12} more` : ''}</p>` : null}
   </section>`;
+}
+
+/** What was measured last; a device that does not report a value has a dash, not a zero. @param {Record<string, any> | undefined} found */
+function measured(found) {
+  /** @param {number | null | undefined} value @param {string} unit */
+  const shown = (value, unit) => (typeof value === 'number' ? `${Math.round(value)} ${unit}` : '–');
+  const limit = typeof found?.power_limit_w === 'number' ? ` of ${Math.round(found.power_limit_w)}` : '';
+  return html`<td class="right">${size(found?.memory_used_bytes ?? null)}</td><td class="right">${shown(found?.utilisation_percent, '%')}</td>
+    <td class="right">${shown(found?.temperature_c, '°C')}</td><td class="right">${typeof found?.power_w === 'number' ? `${Math.round(found.power_w)}${limit} W` : '–'}</td>
+    <td>${found?.throttle ? found.throttle.join(', ') || 'none' : '–'}</td>`;
 }
 
 /** @param {Record<string, any>} device */

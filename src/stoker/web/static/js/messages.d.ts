@@ -15,7 +15,7 @@ export interface JobDetails {
   job: JobView; spec: Record<string, unknown>; after: string[]; attempts: AttemptView[];
   events: Record<string, unknown>[]; bundle: Record<string, unknown>; error: Record<string, unknown>;
 }
-export interface JobPage { jobs: JobView[]; next: string; total: number | null; counts?: Record<string, number> }
+export interface JobPage { jobs: JobView[]; next: string; total: number | null; counts: Record<string, number>; marks: string[] }
 export interface SymptomView {
   machine: string; device: string; symptom: string; since_s: number; message: string; hint: string;
 }
@@ -41,9 +41,9 @@ export interface SeriesView {
 }
 export interface StageNode {
   name: string; title: string; stage: string; ending: string; why: string; message: string; seconds: number | null;
-  step: number | null; of: number | null; instances: number | null; layer: number; place: number;
+  step: number | null; of: number | null; instances: number | null; layer: number; place: number; endings: Record<string, number>;
 }
-export interface StageGraph { job: string; nodes: StageNode[]; edges: [number, number][] }
+export interface StageGraph { job: string; nodes: StageNode[]; edges: [number, number][]; left_out: number }
 export interface SettingView { path: string; value: unknown; origin: string; layers: [string, unknown][] }
 export interface ConfigView { job: string; settings: SettingView[] }
 export interface CodeDiff {
@@ -52,7 +52,7 @@ export interface CodeDiff {
 export interface LogLineView { number: number; text: string; node: string; is_cut: boolean }
 export interface LogPage {
   job: string; lines: LogLineView[]; nodes: string[]; first: number; total: number; is_over: boolean;
-  matches: number | null;
+  matches: number | null; note: string;
 }
 export interface FileView { path: string; size_bytes: number }
 export interface FileList { attempt: number; files: FileView[]; is_over: boolean }

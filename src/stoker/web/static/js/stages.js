@@ -29,6 +29,7 @@ export function StagesTab({ job }) {
   const isLarge = data.nodes.length > MOST_DRAWN && !isAll;
   return html`${isLarge ? html`<p><button type="button" onClick=${() => setAll(true)}>draw ${grouped(data.nodes.length)} stages</button></p>`
     : html`<div class="scroll graph" tabindex="0" role="region" aria-label="graph of the stages">${h(Graph, { graph: data })}</div>`}
+    ${data.left_out > 0 && html`<p class="quiet">${grouped(data.left_out)} more stages are not shown.</p>`}
     <div class="scroll" tabindex="0" role="region" aria-label=${`stages`}><table><caption class="hidden">stages</caption><thead><tr><th scope="col">stage</th><th scope="col">state</th><th scope="col" class="right">took</th><th scope="col">why</th></tr></thead>
       <tbody>${data.nodes.slice(0, 1000).map((node) => html`<tr key=${node.name}><th scope="row">${node.title || node.name}${node.instances ? ` × ${grouped(node.instances)}` : ''}</th>
         <td>${SIGNS[node.ending] ?? '?'} ${node.ending}${node.of ? ` ${grouped(node.step ?? 0)} of ${grouped(node.of)}` : ''}</td>
