@@ -41,7 +41,7 @@ from stoker.protocol.view_messages import AttemptView, DoneView, JobDetails, Job
 
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
-    from stoker.jobs.comparison import JobFacts, TrialFacts
+    from stoker.jobs.comparison import JobFacts, LookedAt, TrialFacts
     from stoker.jobs.job_history import NodeHistory
 
 _WAIT_S = 2.0
@@ -429,20 +429,19 @@ class FleetJob(Job):
             raise NotFound(f"nothing of {view.name} has arrived at the coordinator yet", hint="try again in a moment")
         return JobFacts(mirror.folder, self._parts.store)
 
-    def gather(self) -> tuple[JobFacts, list[TrialFacts]]:
+    def gather(self, looked: LookedAt = lambda _done, _total: None) -> tuple[JobFacts, list[TrialFacts]]:
         """Return what is known of every point of a sweep; of one that has not run, its state.
 
         The job's facts are those of the first point that has run; `NotFound` if none has.
         """
         if not self.is_sweep:
             facts = self.facts()
-            return facts, facts.trials()
+            return facts, facts.trials(looked)
         points = self.points()
-        if len(points) > _MANY_POINTS:
-            self._note(f"fetching what {len(points):,} points measured, with their curves…")
         first: JobFacts | None = None
         found: dict[str, list[TrialFacts]] = {}
-        for point in points:
+        for count, point in enumerate(points, 1):
+            looked(count, len(points))
             if not point.attempt:
                 continue
             with suppress(NotFound):

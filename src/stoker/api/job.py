@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
     from stoker.core.job import JobSpec
     from stoker.engine.preview import NodeForecast
-    from stoker.jobs.comparison import JobFacts, TrialFacts
+    from stoker.jobs.comparison import JobFacts, LookedAt, TrialFacts
     from stoker.jobs.trial_settings import Layers
     from stoker.protocol.view_messages import JobExplanation, JobView
     from stoker.store.results import ResultPart
@@ -126,8 +126,11 @@ class Job(ABC):
         """Return what is known of the job, for a comparison with others."""
 
     @abstractmethod
-    def gather(self) -> tuple[JobFacts, list[TrialFacts]]:
-        """Return what is known of the job, and of each of its trials, for a comparison."""
+    def gather(self, looked: LookedAt = lambda _done, _total: None) -> tuple[JobFacts, list[TrialFacts]]:
+        """Return what is known of the job, and of each of its trials, for a comparison.
+
+        `looked` is called with the number of trials that were read, and of all.
+        """
 
     @abstractmethod
     def remove(self) -> None:

@@ -29,7 +29,7 @@ from stoker.jobs.trials import Trial, TrialEnd, is_sweep, read_trials, trial_num
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
     from stoker.engine.preview import NodeForecast
-    from stoker.jobs.comparison import JobFacts, TrialFacts
+    from stoker.jobs.comparison import JobFacts, LookedAt, TrialFacts
     from stoker.jobs.job_history import RunHistory
     from stoker.jobs.trial_settings import Layers
 
@@ -147,9 +147,9 @@ class LocalJob(Job):
 
         return JobFacts(self.folder, self._parts.store)
 
-    def gather(self) -> tuple[JobFacts, list[TrialFacts]]:
+    def gather(self, looked: LookedAt = lambda _done, _total: None) -> tuple[JobFacts, list[TrialFacts]]:
         facts = self.facts()
-        return facts, [one for one in facts.trials() if self.stage in ("", str(one.end.trial.spec.number))]
+        return facts, [one for one in facts.trials(looked) if self.stage in ("", str(one.end.trial.spec.number))]
 
     def ends(self, story: RunHistory, *, is_running: bool) -> list[TrialEnd]:
         """Return the state of each trial by the job's history; none if it is no sweep."""

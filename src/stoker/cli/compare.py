@@ -12,6 +12,7 @@ from typing import Any
 from stoker.api.local_job import LocalJob
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
+from stoker.cli.screens import busy, show_progress
 from stoker.config.adapters_file import AdapterEntry, AdaptersContext, AdaptersFile, read_adapters
 from stoker.core.errors import BadInput, Usage
 from stoker.core.frozen import changed
@@ -92,7 +93,9 @@ def _compare_trials(call: CommandContext, given: dict[str, Any], target: str) ->
     name, _, trial = target.partition("/")
     if trial:
         raise Usage(f"{target} is one trial", hint=f"compare all trials: stoker compare {name}; or name a second one")
-    gathering, gathered = call.lookup.job(target, given["at"]).gather()
+    job = call.lookup.job(target, given["at"])
+    with show_progress(call, "reading trials", None) as progress:
+        gathering, gathered = job.gather(progress.reach)
     comparison = compare_trials(
         gathered,
         job=gathering.spec.name,
@@ -111,7 +114,8 @@ def _compare_trials(call: CommandContext, given: dict[str, Any], target: str) ->
         out.note(f"warning: {gathering.story.edits}")
     _write_csv(call, given["csv"], csv_rows(comparison))
     if not given["no_plots"]:
-        charts = [metrics_chart(comparison), curves_chart(comparison, read_curves(comparison))]
+        with busy(call, "drawing curves"):
+            charts = [metrics_chart(comparison), curves_chart(comparison, read_curves(comparison))]
         folder = given["out"] or os.path.join(parts.settings.out, comparison.job, "compare")
         drawn = [chart for chart in charts if chart is not None]
         _write_pictures(call, folder, drawn, comparison_page(comparison, drawn, parts.settings.folder))
@@ -148,8 +152,9 @@ def _show_trials(call: CommandContext, comparison: Comparison, limit: int) -> No
 
 def _compare_jobs(call: CommandContext, given: dict[str, Any], names: Sequence[str]) -> None:
     out = call.out
-    sides = _labelled([_side(call, given, name) for name in names])
-    facts = compare_sides(sides)
+    with busy(call, "reading jobs"):
+        sides = _labelled([_side(call, given, name) for name in names])
+        facts = compare_sides(sides)
     for fact in facts:
         out.object({**fact.to_json(), "sides": [side.label for side in sides]})
     _show_sides(call, sides, facts)

@@ -352,6 +352,7 @@ OBJECTS_MOVE_GRAMMAR = Grammar(
 
 def perform_objects_move(call: CommandContext, given: dict[str, Any]) -> int:
     """Move all objects."""
+    from stoker.cli.screens import busy
     from stoker.coordinator.storage.object_place import move_objects
 
     if not given["to"]:
@@ -363,7 +364,8 @@ def perform_objects_move(call: CommandContext, given: dict[str, Any]) -> int:
     # Holding the database keeps a coordinator from starting.
     with alone(call, address(call, given)):
         url = "" if given["to"] == DISK else given["to"]
-        moved = move_objects(settings.fleet, url, settings.environment, clock=call.parts.clock)
+        with busy(call, "moving objects"):
+            moved = move_objects(settings.fleet, url, settings.environment, clock=call.parts.clock)
     call.out.object(
         {
             "objects": moved.place.url,

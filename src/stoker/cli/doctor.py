@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.grammar import Grammar, Option, whole
+from stoker.cli.screens import busy
 from stoker.core.capability import Capability, MachineInterpreter
 from stoker.core.errors import StokerError, Usage
 from stoker.core.jsontext import dumps
@@ -86,22 +87,23 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Check this machine and print the result."""
     parts = call.parts
     required = tuple(dict.fromkeys(word for words in given["require"] for word in words))
-    capability = parts.detect(asks_torch=True, deep=given["deep"])
-    lacking = missing(capability, required)
-    smoked = parts.smoke(capability) if given["smoke"] else ()
-    rehearsal = None if given["gang"] is None else parts.rehearse(given["gang"], capability)
-    checks = [
-        *check_machine(capability),
-        *check_surroundings(parts.survey),
-        *check_devices(capability),
-        *check_torch(capability),
-        check_recipes(len(capability.recipes), parts.recipes[1]),
-        *check_smoke(smoked),
-        *_check_objects(call),
-        *_check_pools(call),
-        *_check_gang(rehearsal),
-        *check_required(lacking),
-    ]
+    with busy(call, "checking this machine"):
+        capability = parts.detect(asks_torch=True, deep=given["deep"])
+        lacking = missing(capability, required)
+        smoked = parts.smoke(capability) if given["smoke"] else ()
+        rehearsal = None if given["gang"] is None else parts.rehearse(given["gang"], capability)
+        checks = [
+            *check_machine(capability),
+            *check_surroundings(parts.survey),
+            *check_devices(capability),
+            *check_torch(capability),
+            check_recipes(len(capability.recipes), parts.recipes[1]),
+            *check_smoke(smoked),
+            *_check_objects(call),
+            *_check_pools(call),
+            *_check_gang(rehearsal),
+            *check_required(lacking),
+        ]
     _show(call, capability, checks)
     call.out.object(
         {

@@ -18,6 +18,7 @@ from stoker.cli.grammar import Option, duration, whole
 from stoker.cli.screens import Screen, open_screen
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
+from stoker.core.display_width import cut, filled, text_width
 from stoker.core.errors import Cancelled, NetworkFailed, RateLimited, StokerError, Terminated
 from stoker.core.events import Event, Kinds, event_line
 from stoker.core.frozen import changed, frozen
@@ -360,7 +361,7 @@ class TransferLines:
         with self._lock:
             known = [short_name(name, within) for name in names]
             self._within = within
-            self._width = min(_LONGEST_NAME, max(map(len, known), default=0))
+            self._width = min(_LONGEST_NAME, max(map(text_width, known), default=0))
             self._transfers = Transfers(files=len(known), total_bytes=total_bytes)
 
     def take(self, event: Event, at_s: float) -> None:
@@ -391,7 +392,7 @@ class TransferLines:
             width = min(self._width, max(_SHORTEST_NAME, room // 3)) if room else self._width
             beside = changed(how, room=max(1, room - width - 2) if room else 0)
             rows = [
-                f"{_cut(short_name(one.file, self._within), width):<{width}}  {flying_text(one, beside, now_s)}"
+                f"{filled(_cut(short_name(one.file, self._within), width), width)}  {flying_text(one, beside, now_s)}"
                 for one in self._transfers.worth_rows()[: self._most_rows()]
             ]
             return [*together, *rows]
@@ -413,7 +414,7 @@ class TransferLines:
         return max(1, min(_MOST_ROWS, rows - _ROWS_BESIDE)) if rows else _MOST_ROWS
 
     def _lines(self, kind: str, texts: dict[str, Any]) -> Iterable[str]:
-        name = f"{self._name(texts):<{self._width}}"
+        name = filled(self._name(texts), self._width)
         if kind == Kinds.DOWNLOAD_DONE:
             if texts.get("status") == "cached":
                 if self._shows_present:
@@ -436,7 +437,7 @@ class TransferLines:
     def _done(self, texts: dict[str, Any]) -> str:
         is_new = texts.get("status") == "downloaded"
         sign = self._out.paint(self._signs.ran, "green") if is_new else self._out.paint(self._signs.hit, "dim")
-        return f"{sign} {self._name(texts):<{self._width}}  {done_text(texts)}"
+        return f"{sign} {filled(self._name(texts), self._width)}  {done_text(texts)}"
 
     def _name(self, texts: dict[str, Any]) -> str:
         return short_name(str(texts.get("file", "")), self._within)
@@ -444,7 +445,7 @@ class TransferLines:
 
 def _cut(name: str, width: int) -> str:
     """Return a name that fits, cut at its start."""
-    return name if len(name) <= width or not width else f"…{name[len(name) - width + 1 :]}"
+    return name if not width else cut(name[::-1], width)[::-1]
 
 
 _BEGIN = frozenset({Kinds.DOWNLOAD_START, Kinds.DOWNLOAD_RETRY, Kinds.DOWNLOAD_WAITING})

@@ -16,6 +16,7 @@ from stoker.api.cleanup import (
 )
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, duration, size, whole
+from stoker.cli.screens import busy
 from stoker.core.errors import Usage
 from stoker.core.text import counted, format_size
 from stoker.devices.this_machine import submitter_name
@@ -109,25 +110,26 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         return prune_fleet(call, given)
     parts, out = call.parts, call.out
     leases = parts.tools.engine.leases
-    found = tuple(
-        candidates(
-            parts.store,
-            kept=why_kept(parts.store, leases, parts.settings.runs),
-            label=_label,
-            let_go=why_let_go(parts.store),
+    with busy(call, "looking for what can be removed"):
+        found = tuple(
+            candidates(
+                parts.store,
+                kept=why_kept(parts.store, leases, parts.settings.runs),
+                label=_label,
+                let_go=why_let_go(parts.store),
+            )
         )
-    )
-    decision = decide_prune(
-        found, now_s=parts.clock.wall_s(), max_bytes=given["max_size"], older_than_s=given["older_than"]
-    )
-    rubbish = find_rubbish(parts.store, parts.objects, leases, parts.clock, scratch=parts.tools.scratch)
-    spared_bytes = young_bytes(parts.store, decision, clock=parts.clock, leftovers=rubbish.staging)
-    environments = offer(
-        environments_of(parts),
-        now_s=parts.clock.wall_s(),
-        max_bytes=given["max_envs"],
-        older_than_s=given["older_than"],
-    )
+        decision = decide_prune(
+            found, now_s=parts.clock.wall_s(), max_bytes=given["max_size"], older_than_s=given["older_than"]
+        )
+        rubbish = find_rubbish(parts.store, parts.objects, leases, parts.clock, scratch=parts.tools.scratch)
+        spared_bytes = young_bytes(parts.store, decision, clock=parts.clock, leftovers=rubbish.staging)
+        environments = offer(
+            environments_of(parts),
+            now_s=parts.clock.wall_s(),
+            max_bytes=given["max_envs"],
+            older_than_s=given["older_than"],
+        )
     if given["everywhere"]:
         findings = Findings(
             candidates=found, decision=decision, rubbish=rubbish, environments=environments, young_bytes=spared_bytes
@@ -140,8 +142,9 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     is_wanted = given["yes"] or (has_something and not given["dry_run"] and out.asks("Remove that?"))
     cleared = CleanupResult(freed_bytes=0)
     if is_wanted:
-        cleared = _carry_out(call, decision, rubbish, promised_bytes=decision.freed_bytes - spared_bytes)
-        dropped = drop(environments_of(parts), environments, clock=parts.clock)
+        with busy(call, f"removing {counted(len(decision.removals), 'result')}"):
+            cleared = _carry_out(call, decision, rubbish, promised_bytes=decision.freed_bytes - spared_bytes)
+            dropped = drop(environments_of(parts), environments, clock=parts.clock)
         cleared = CleanupResult(
             freed_bytes=cleared.freed_bytes + dropped.freed_bytes, stuck=(*cleared.stuck, *dropped.stuck)
         )
@@ -344,7 +347,8 @@ def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_con
     """List all folders; clean up if `is_confirmed`, or if the user at a terminal confirms."""
     parts, out = call.parts, call.out
     now_s = parts.clock.wall_s()
-    areas = look_around(parts.store, parts.settings, model_cache(parts, out.note), found, now_s=now_s, more=more)
+    with busy(call, "measuring folders"):
+        areas = look_around(parts.store, parts.settings, model_cache(parts, out.note), found, now_s=now_s, more=more)
     removable_bytes = sum(area.removable_bytes for area in areas)
     _show_prune_all(call, areas, removable_bytes)
     total = {"total_bytes": sum(area.size_bytes for area in areas), "removable_bytes": removable_bytes}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.api.local_job import LocalJob
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional
-from stoker.cli.screens import Count, show_progress
+from stoker.cli.screens import busy, show_progress
 from stoker.core.errors import MissingExtra, NotFound, Usage
 from stoker.core.text import counted, format_size
 from stoker.engine.metrics.metric_names import Direction
@@ -23,7 +24,7 @@ from stoker.views.text_tables import near_path
 
 if TYPE_CHECKING:
     from stoker.api.job import Job
-    from stoker.jobs.comparison import JobFacts
+    from stoker.jobs.comparison import JobFacts, TrialFacts
 
 _FORMATS = (".html", ".md", ".pdf")
 _MOST_DIGESTS = 500
@@ -77,11 +78,11 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         _require_pdf()
     direction = Direction.SMALLER if given["min"] else Direction.LARGER if given["max"] else None
     job = call.lookup.job(name, given["at"])
-    with show_progress(call, "reading trials and curves", 3) as progress:
-        report = _report(job, given["by"] or "", direction, progress)
-        progress.reach(2)
+    with show_progress(call, "reading trials", None) as progress:
+        facts, trials = job.gather(progress.reach)
+    with busy(call, "drawing curves and writing"):
+        report = _report(job, facts, trials, by=given["by"] or "", direction=direction)
         data = _written(report, ending)
-        progress.reach(3)
     target = call.path(path or os.path.join(call.parts.settings.out, job.result_folder, "report.html"))
     with translated(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -102,9 +103,9 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-def _report(job: Job, by: str, direction: Direction | None, progress: Count) -> RunReport:
-    facts, trials = job.gather()
-    progress.reach(1)
+def _report(
+    job: Job, facts: JobFacts, trials: Sequence[TrialFacts], *, by: str, direction: Direction | None
+) -> RunReport:
     chosen = None
     if isinstance(job, LocalJob) and job.stage:
         chosen = trial_numbered(facts.wanted(), job.stage, facts.spec.name)

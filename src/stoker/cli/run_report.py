@@ -11,6 +11,7 @@ from typing import Any
 
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.screens import Screen
+from stoker.core.display_width import filled, text_width
 from stoker.core.errors import StokerError
 from stoker.core.events import Event, Kinds
 from stoker.core.jsontext import loads
@@ -292,7 +293,7 @@ class ProgressLines:
                 if node.ending == "running" and node.instances is None and now_s - (node.began_s or now_s) >= at_least_s
             ]
             # For a trial with several stages, the name includes the stage.
-            width = max((self._width, *(len(node.title or node.node) for node in shown)))
+            width = max((self._width, *(text_width(node.title or node.node) for node in shown)))
             speed = [shared_speed_text(self._shared.speed, width)] if self._shared.speed.members > 1 else []
             return [
                 *waiting,
@@ -349,14 +350,14 @@ class ProgressLines:
                 yield self._finished(node)
         elif kind == Kinds.STAGE_RETRYING:
             pause = span(float(fields.get("delay_s", 0.0)))
-            yield f"{self._signs.again} {node.node:<{self._width}}  {node.message}; retry in {pause}"
+            yield f"{self._signs.again} {filled(node.node, self._width)}  {node.message}; retry in {pause}"
         elif kind == Kinds.STAGE_WAITING:
             why = str(fields.get("why", ""))
             text = why if why.startswith("waits ") else f"waits: {why}"
-            yield f"{self._signs.again} {node.title or node.node:<{self._width}}  {text}"
+            yield f"{self._signs.again} {filled(node.title or node.node, self._width)}  {text}"
         elif kind == Kinds.STAGE_REWIND:
             text = f"runs again: its result was pruned and {fields.get('wanted_by')} needs it"
-            yield f"{self._signs.again} {node.node:<{self._width}}  {text}"
+            yield f"{self._signs.again} {filled(node.node, self._width)}  {text}"
         elif kind == Kinds.CACHE_CORRUPT:
             yield self._warning(node.node, f"{fields.get('damage')}; quarantined, runs again")
         elif kind == Kinds.CACHE_DIFFERS and not fields.get("expected"):
@@ -366,13 +367,13 @@ class ProgressLines:
     def _message_lines(self, node: NodeHistory, fields: dict[str, Any]) -> Iterable[str]:
         """Yield a stage's message, except if its end shows it; once for stages that share a process."""
         if fields.get("at_once"):
-            yield f"  {node.title or node.node:<{self._width}}  {fields.get('text', '')}"
+            yield f"  {filled(node.title or node.node, self._width)}  {fields.get('text', '')}"
         elif node.node in self._titles.together:
             if node.status_text not in self._shown_together:
                 self._shown_together.add(node.status_text)
                 yield node.status_text
         elif node.node in self._titles.of_trials:
-            yield f"  {node.title:<{self._width}}  {node.status_text}"
+            yield f"  {filled(node.title, self._width)}  {node.status_text}"
 
     def _finished(self, node: NodeHistory) -> str:
         sign = sign_of(node, self._signs)
@@ -394,7 +395,7 @@ class ProgressLines:
 
     def _warning(self, name: str, text: str) -> str:
         sign = self._out.paint(self._signs.warned, "yellow")
-        return f"{sign} {name:<{self._width}}  {text}" if name else f"{sign} {text}"
+        return f"{sign} {filled(name, self._width)}  {text}" if name else f"{sign} {text}"
 
 
 _ENDS = frozenset(

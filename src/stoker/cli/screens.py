@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.dispatch import Interruptions, say_aside
 from stoker.core.clock import Clock
 from stoker.core.errors import Cancelled, StokerError
+from stoker.core.jsontext import dumps
 from stoker.core.text import format_duration, printable
 from stoker.views.transfer_lines import amount_text, bar, left_text, rate_text
 
@@ -83,6 +84,38 @@ class PlainScreen(LineScreen):
             for line in lines:
                 if line not in before:
                     self._out.line(f"  {line}")
+            before = lines
+
+
+class PipeScreen(Screen):
+    """Reports progress where there is no terminal, every 10 s: on standard error, as lines, with --json as events.
+
+    Standard output has only the command's own objects, which programs may count.
+    """
+
+    def __init__(self, out: CliOutput, work: CommandProgress, clock: Clock) -> None:
+        self._out = out
+        self._work = work
+        self._clock = clock
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, running: Running) -> None:
+        self._thread = threading.Thread(target=self._beat, args=(running,), name="stoker-progress", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _beat(self, running: Running) -> None:
+        before: list[str] = []
+        while not self._is_over.wait(HEARTBEAT_S):
+            now_s = self._clock.wall_s()
+            lines = [dumps(self._work.event(now_s))] if self._out.is_json else running(now_s, 0.0)
+            for line in lines if lines != before else ():
+                self._out.note(line)
             before = lines
 
 
@@ -213,6 +246,8 @@ _BEGINS_ANEW = "no partial files remain; run the same command again"
 class CommandProgress(ABC):
     """The progress of a command."""
 
+    unit = "items"
+
     def __init__(self, what: str, total: int | None, began_s: float, *, is_unicode: bool, hint: str) -> None:
         self._done = 0
         self._what = what
@@ -236,11 +271,32 @@ class CommandProgress(ABC):
         """The reason of the stop."""
         return self._stop or Cancelled("interrupted", hint=self._hint)
 
-    def lines(self, now_s: float, _at_least_s: float) -> list[str]:
-        """Return the progress line."""
+    def event(self, now_s: float) -> dict[str, Any]:
+        """Return the progress as an event of a stream."""
+        rate, left_s = self._speed(now_s)
+        return {
+            "v": 1,
+            "ts": now_s,
+            "source": "cli",
+            "kind": "progress",
+            "what": self._what,
+            "done": self._done,
+            "total": self._total,
+            "unit": self.unit,
+            "per_s": rate,
+            "left_s": left_s,
+        }
+
+    def _speed(self, now_s: float) -> tuple[float | None, float | None]:
+        """Return the done amount per second, and the seconds left; None: not known yet."""
         done, total, passed_s = self._done, self._total, now_s - self._began_s
         rate = done / passed_s if passed_s >= _WORTH_A_RATE_S and done else None
-        left_s = max(0, total - done) / rate if rate and total is not None else None
+        return rate, max(0, total - done) / rate if rate and total is not None else None
+
+    def lines(self, now_s: float, _at_least_s: float) -> list[str]:
+        """Return the progress line."""
+        done, total = self._done, self._total
+        rate, left_s = self._speed(now_s)
         parts = [
             self._what,
             bar(done, total, is_unicode=self._is_unicode),
@@ -266,6 +322,8 @@ class CommandProgress(ABC):
 
 class Amount(CommandProgress):
     """Progress in bytes."""
+
+    unit = "bytes"
 
     def __init__(self, what: str, total_bytes: int | None, began_s: float, *, is_unicode: bool) -> None:
         super().__init__(what, total_bytes, began_s, is_unicode=is_unicode, hint=_BEGINS_ANEW)
@@ -304,8 +362,7 @@ def under_way(call: CommandContext, what: str, total_bytes: int | None) -> Itera
 @contextmanager
 def watched(call: CommandContext, work: CommandProgress, hint: str = _BEGINS_ANEW) -> Iterator[None]:
     """Like `under_way`, for any `CommandProgress`."""
-    out = call.out
-    screen = LiveScreen(out, call.parts.clock) if out.is_terminal and not out.is_quiet else Screen()
+    screen = _screen_of(call, work)
     screen.begin(work.lines)
     try:
         with Interruptions(work.stop, screen.mention, _leave, hint=hint):
@@ -314,6 +371,25 @@ def watched(call: CommandContext, work: CommandProgress, hint: str = _BEGINS_ANE
         raise work.error from None
     finally:
         screen.close()
+
+
+@contextmanager
+def busy(call: CommandContext, what: str) -> Iterator[None]:
+    """Show that a block whose length is not known is under way, and for how long; a signal ends the command at once."""
+    work = _Elapsed(what, None, call.parts.clock.wall_s(), is_unicode=call.out.is_unicode, hint="")
+    screen = _screen_of(call, work)
+    screen.begin(work.lines)
+    try:
+        yield
+    finally:
+        screen.close()
+
+
+def _screen_of(call: CommandContext, work: CommandProgress) -> Screen:
+    out, clock = call.out, call.parts.clock
+    if out.is_quiet:
+        return Screen()
+    return LiveScreen(out, clock) if out.is_terminal else PipeScreen(out, work, clock)
 
 
 def _leave() -> None:
@@ -342,11 +418,25 @@ class Count(CommandProgress):
 class ElapsedSeconds(Count):
     """Progress in elapsed seconds, without a rate."""
 
+    unit = "seconds"
+
     def _amount(self, done: int, total: int | None) -> str:
         return format_duration(done) if total is None else f"{format_duration(done)} of {format_duration(total)}"
 
     def _rate(self, _each_s: float) -> str:
         return ""
+
+
+class _Elapsed(Count):
+    """Progress of which only the time is known."""
+
+    unit = "seconds"
+
+    def lines(self, now_s: float, _at_least_s: float) -> list[str]:
+        return [f"{self._what}  {format_duration(max(0.0, now_s - self._began_s))}"]
+
+    def event(self, now_s: float) -> dict[str, Any]:
+        return {**super().event(now_s), "done": round(max(0.0, now_s - self._began_s), 3)}
 
 
 @contextmanager

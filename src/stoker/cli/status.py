@@ -11,6 +11,7 @@ from stoker.api.job_lists import look_at_fleet
 from stoker.cli.commands import has_cockpit
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar
+from stoker.core.display_width import text_width
 from stoker.core.text import counted, format_size
 from stoker.host.folders import make_state
 from stoker.host.install import pip_install
@@ -118,7 +119,7 @@ def _show_running(
     does = "waiting" if at_work and all(node.waits_for for node in at_work) else "running"
     name, started = call.out.paint(job["name"], "bold"), ago(job["started_s"], now_s)
     call.out.line(f"{name} {does}, started {started}, {counted(done, 'stage')} done")
-    width = max((len(node.node) for node in at_work), default=0)
+    width = max((text_width(node.node) for node in at_work), default=0)
     for node in at_work:
         text = waiting_text if node.waits_for else running_text
         call.out.line(f"  {text(node, width, now_s)}")

@@ -14,7 +14,7 @@ from stoker.api.job import job_story
 from stoker.api.job_lookup import StoredItem
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, size
-from stoker.cli.screens import under_way
+from stoker.cli.screens import busy, under_way
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import Ambiguous, CorruptBytes, NotFound, Usage
 from stoker.core.text import counted, did_you_mean, format_size
@@ -225,24 +225,28 @@ def perform_du(call: CommandContext, _given: dict[str, Any]) -> int:
     results: dict[tuple[str, str], list[int]] = {}
     puts: dict[Digest, int] = {}
     total = 0
-    for record in _unwanted_last(store):
-        size_bytes = _own_bytes(record, seen)
-        total += size_bytes
-        if record.body.get("stage") == PUT:
-            if not record.is_tombstone:
-                puts[record.key] = size_bytes
-            continue
-        group = results.setdefault((str(record.body.get("stage", "?")), str(record.body.get("kind", "?"))), [0, 0, 0])
-        group[0] += 1
-        group[1] += int(record.is_tombstone)
-        group[2] += size_bytes
+    with busy(call, "measuring results"):
+        for record in _unwanted_last(store):
+            size_bytes = _own_bytes(record, seen)
+            total += size_bytes
+            if record.body.get("stage") == PUT:
+                if not record.is_tombstone:
+                    puts[record.key] = size_bytes
+                continue
+            group = results.setdefault(
+                (str(record.body.get("stage", "?")), str(record.body.get("kind", "?"))), [0, 0, 0]
+            )
+            group[0] += 1
+            group[1] += int(record.is_tombstone)
+            group[2] += size_bytes
     has_results = _show_results(call, results)
     has_puts = _show_puts(call, puts, is_first=not has_results)
     paths = home_places(store.places, call.parts.settings)
     # Their bytes are in the total.
     del paths["results"]
     has_environments = _show_environments(call, is_first=not (has_results or has_puts))
-    places = {name: place_bytes(of) for name, of in paths.items()}
+    with busy(call, "measuring folders"):
+        places = {name: place_bytes(of) for name, of in paths.items()}
     places["unfinished downloads"] = unfinished_bytes(model_cache(call.parts, out.note))
     out.object(
         {

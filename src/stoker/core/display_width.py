@@ -58,6 +58,28 @@ def padded(text: str, columns: int, *, is_right: bool = False) -> str:
     return f"{blanks}{text}" if is_right else f"{text}{blanks}"
 
 
+def filled(text: str, columns: int) -> str:
+    """Return a text filled with blanks to at least so many columns."""
+    return text if (blanks := columns - text_width(text)) <= 0 else f"{text}{' ' * blanks}"
+
+
+def wrapped(text: str, columns: int) -> list[str]:
+    """Return a text as lines of at most so many columns, broken at blanks; a longer word is broken inside."""
+    lines: list[str] = []
+    line = ""
+    for word in text.split(" "):
+        joined = f"{line} {word}" if line else word
+        if text_width(joined) <= columns:
+            line = joined
+            continue
+        lines += [line.rstrip()] if line else []
+        line = word
+        while text_width(line) > columns and (first := _head(line, columns)):
+            lines.append(first)
+            line = line[len(first) :]
+    return [*lines, line] if line or not lines else lines
+
+
 def _head(text: str, columns: int) -> str:
     """Return the longest beginning of a text that takes at most so many columns."""
     if text.isascii():

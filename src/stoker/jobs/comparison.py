@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,6 +33,10 @@ _LARGEST_BYTES = 256 * 1024 * 1024
 _LEFT = {"pending": "not run", "running": "stopped"}
 
 
+LookedAt = Callable[[int, int], None]
+"""Is called with the number of trials that were read, and of all."""
+
+
 @frozen
 class TrialFacts:
     """One trial with all that is known of it."""
@@ -58,12 +62,16 @@ class JobFacts:
         self._listed: dict[str, frozenset[str]] = {}
         self._config = _object_in(os.path.join(folder.path, "config.json"))
 
-    def trials(self) -> list[TrialFacts]:
+    def trials(self, looked: LookedAt = lambda _done, _total: None) -> list[TrialFacts]:
         """Return every trial in the order of the sweep; a job without one is a single trial."""
         trials = self.wanted()
         shared = shared_nodes(trials)
         is_running = self.folder.state()[0] is JobState.RUNNING
-        return [self._gathered(trial, shared, is_running=is_running) for trial in trials]
+        found = []
+        for trial in trials:
+            found.append(self._gathered(trial, shared, is_running=is_running))
+            looked(len(found), len(trials))
+        return found
 
     def wanted(self) -> list[Trial]:
         """Return the trials as they were wanted."""

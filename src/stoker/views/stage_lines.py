@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stoker.core.display_width import filled
 from stoker.core.text import counted, format_size
 from stoker.engine.metrics.metric_names import known_direction, preference
 from stoker.jobs.job_history import NodeHistory
@@ -35,7 +36,7 @@ def finished_text(node: NodeHistory, width: int, *, is_message_shown: bool = Fal
     message = "" if is_message_shown else node.status_text
     texts = [message, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
     more = "  ".join(filter(None, texts))
-    return f"{node.title or node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"
+    return f"{filled(node.title or node.node, width)}  {took:>6}  {word}{f'  {more}' if more else ''}"
 
 
 def memory_text(ram_bytes: int | None, gpu_bytes: int | None) -> str:
@@ -66,7 +67,7 @@ def running_text(node: NodeHistory, width: int, now_s: float, pace: StageStepRat
     """Return the progress of a stage: name, time, step, metrics, speed and remaining time."""
     passed_s = now_s - node.began_s if node.began_s is not None else 0.0
     parts = [
-        f"{node.title or node.node:<{width}}",
+        filled(node.title or node.node, width),
         f"{span(max(0.0, passed_s)):>6}",
         step_text(node),
         metrics_text(node.metrics, is_over=False),
@@ -78,7 +79,7 @@ def running_text(node: NodeHistory, width: int, now_s: float, pace: StageStepRat
 def waiting_text(node: NodeHistory, width: int, now_s: float) -> str:
     """Return how long a stage has been waiting, and for what."""
     waited_s = max(0.0, now_s - (node.waits_since_s or now_s))
-    return f"{node.title or node.node:<{width}}  {span(waited_s):>6}  {node.waits_for}"
+    return f"{filled(node.title or node.node, width)}  {span(waited_s):>6}  {node.waits_for}"
 
 
 def step_text(node: NodeHistory) -> str:

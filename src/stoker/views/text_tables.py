@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from stoker.core.display_width import filled, text_width, wrapped
 from stoker.core.frozen import frozen
 from stoker.core.text import format_duration, one_line, outside
 
@@ -23,18 +24,18 @@ def table(
 ) -> list[str]:
     """Return rows as lines. `columns` is the width of the terminal, 0 for no limit; only the last column wraps.
 
-    Line breaks in cells are escaped.
+    Line breaks in cells are escaped. Wide characters count as two columns.
     """
     shown = [[outside(cell) for cell in row] for row in ((header, *rows) if header else rows)]
     if not shown:
         return []
     count = max(map(len, shown))
-    widths = [max((len(row[place]) for row in shown if place < len(row)), default=0) for place in range(count)]
+    widths = [max((text_width(row[place]) for row in shown if place < len(row)), default=0) for place in range(count)]
     before = len(indent) + sum(widths[:-1]) + len(_GAP) * (count - 1)
     room = columns - before if columns else 0
     lines = []
     for row in shown:
-        cells = [f"{cell:<{widths[place]}}" for place, cell in enumerate(row[: count - 1])]
+        cells = [filled(cell, widths[place]) for place, cell in enumerate(row[: count - 1])]
         last = row[count - 1] if len(row) == count else ""
         first, *more = _wrap(last, room)
         lines.append((indent + _GAP.join([*cells, first])).rstrip())
@@ -43,11 +44,7 @@ def table(
 
 
 def _wrap(text: str, room: int) -> list[str]:
-    if room < 20 or len(text) <= room:
-        return [text]
-    from textwrap import wrap
-
-    return wrap(text, room, break_on_hyphens=False) or [""]
+    return [text] if room < 20 or text_width(text) <= room else wrapped(text, room)
 
 
 # Times and durations.

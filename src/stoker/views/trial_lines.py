@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stoker.core.display_width import filled, text_width
 from stoker.core.frozen import fresh, frozen
 from stoker.core.text import counted, format_size
 from stoker.engine.metrics.metric_names import known_direction, preference
@@ -48,7 +49,7 @@ def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bo
     together = frozenset(node.id for node in plan.nodes if node.stage.together and not is_solo)
     if not is_sweep(trials):
         plain = [f"{node.id}[0]" if node.fans_out else node.id for node in plan.nodes]
-        width = min(_WIDEST, max(map(len, plain), default=0))
+        width = min(_WIDEST, max(map(text_width, plain), default=0))
         return Titles(width=width, job=job, together=together)
     shared = shared_nodes(trials)
     names: dict[str, str] = {}
@@ -57,7 +58,7 @@ def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bo
         for node in own:
             stage = node.removeprefix(f"{trial.spec.number}.")
             names[node] = trial.spec.label if len(own) == 1 else f"{trial.spec.label} {stage}"
-    widest = max((len(trial.spec.label) for trial in trials), default=0)
+    widest = max((text_width(trial.spec.label) for trial in trials), default=0)
     return Titles(
         names=names,
         of_trials=frozenset(names),
@@ -71,7 +72,7 @@ def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bo
 def trial_text(fields: Mapping[str, Any], titles: Titles, near: str, *, others: int = 0) -> str:
     """Return the end of a trial: label, time and details; `others` continue beside one that diverged."""
     width = titles.width
-    label = f"{fields.get('label', ''):<{width}}"
+    label = filled(str(fields.get("label", "")), width)
     seconds = fields.get("seconds")
     took = f"{span(seconds) if isinstance(seconds, int | float) else '':>6}"
     if fields.get("state") == "failed":
@@ -206,7 +207,7 @@ def ranking_lines(ranked: TrialRanking, near: str) -> list[str]:
     if len(grounds) == total:
         return []
     shown = [(ground, place, one) for ground in grounds for place, one in enumerate(ground.trials, 1)][:_MOST_RANKED]
-    width = max(len(one.end.trial.spec.label) for _, _, one in shown)
+    width = max(text_width(one.end.trial.spec.label) for _, _, one in shown)
     digits = len(str(max(place for _, place, _ in shown)))
     lines = []
     for ground, place, one in shown:
@@ -214,7 +215,7 @@ def ranking_lines(ranked: TrialRanking, near: str) -> list[str]:
             lines.append(f"{ground_text(ground.told_by, near)}:")
         value = one.metrics.get(metric)
         texts = "" if value is None else f"{metric} {number(value)}"
-        lines.append(f"{place:>{digits}} {one.end.trial.spec.label:<{width}}  {texts}".rstrip())
+        lines.append(f"{place:>{digits}} {filled(one.end.trial.spec.label, width)}  {texts}".rstrip())
     if total > len(shown):
         lines.append(f"  and {total - len(shown):,} more")
     return lines

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stoker.cli import dispatch
-from stoker.cli.screens import Amount, ElapsedSeconds, under_way
+from stoker.cli import dispatch, screens
+from stoker.cli.screens import Amount, ElapsedSeconds, busy, under_way
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Cancelled, StokerError, Terminated
 
 
 def a_call() -> Any:
-    out = SimpleNamespace(is_terminal=False, is_quiet=False, is_unicode=True)
+    out = SimpleNamespace(is_terminal=False, is_quiet=False, is_json=False, is_unicode=True)
     return SimpleNamespace(out=out, parts=SimpleNamespace(clock=FakeClock()))
 
 
@@ -97,3 +99,42 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_in_a_pipe_progress_is_written_to_standard_error(is_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screens, "HEARTBEAT_S", 0.001)
+    call, written = a_call(), threading.Event()
+    lines: list[str] = []
+
+    def note(line: str) -> None:
+        lines.append(line)
+        written.set()
+
+    call.out.is_json, call.out.note = is_json, note
+    with under_way(call, "putting data", 4096) as amount:
+        amount.heed(1024)
+        call.parts.clock.advance(2.0)
+        written.clear()
+        call.parts.clock.advance(1.0)
+        amount.heed(1024)
+        assert written.wait(30.0)
+    if is_json:
+        event = json.loads(lines[-1])
+        assert (event["kind"], event["what"], event["total"], event["unit"]) == (
+            "progress",
+            "putting data",
+            4096,
+            "bytes",
+        )
+    else:
+        assert lines[-1].startswith("putting data  ")
+        assert "of 4.0 KiB" in lines[-1]
+
+
+def test_work_of_unknown_length_shows_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screens, "HEARTBEAT_S", 0.001)
+    call, written = a_call(), threading.Event()
+    call.out.note = lambda line: written.set() if line.startswith("measuring  ") else None
+    with busy(call, "measuring"):
+        assert written.wait(30.0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from stoker.core.display_width import cut, cut_middle, on_screen, padded, text_width
+from stoker.core.display_width import cut, cut_middle, filled, on_screen, padded, text_width, wrapped
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 
@@ -37,3 +37,16 @@ def test_without_unicode_the_columns_stay() -> None:
 
 def test_joiners_and_selectors_of_emoji_are_left_out() -> None:
     assert on_screen("a\u200d\ufe0f\u202eb") == "a\\x202eb"
+
+
+@given(TEXTS, st.integers(2, 20))
+def test_wrapped_lines_fit_and_hold_every_word(text, columns) -> None:
+    safe = on_screen(text)
+    lines = wrapped(safe, columns)
+    assert all(text_width(line) <= columns for line in lines)
+    assert "".join("".join(lines).split(" ")) == "".join(safe.split(" "))
+
+
+def test_a_text_is_filled_to_a_width_and_never_cut() -> None:
+    assert filled("模型", 6) == "模型  "
+    assert filled("a long name", 3) == "a long name"
