@@ -276,6 +276,24 @@ def test_all_points_of_a_large_sweep_are_compared(fleet: Fleet, stoker: Stoker, 
     assert len(done.objects()) == count
 
 
+def test_a_report_of_a_fleets_sweep_names_its_points_and_how_to_repeat_it(
+    fleet: Fleet, stoker: Stoker, submit, tmp_path
+):
+    submit("sweep/1", "sweep/2")
+    hand = Hand(fleet.client())
+    for _ in range(2):
+        grant = hand.start()
+        hand.put_story(grant)
+        hand.client.write(grant.job, Fail(**said(grant), cause="user", message="<b>no</b>"))
+    for name, file in (("sweep", "sweep.html"), ("sweep/2", "point.md")):
+        done = stoker("report", name, "-o", str(tmp_path / file), at=fleet)
+        assert done.code == 0, done.err
+    page, text = (tmp_path / "sweep.html").read_text(), (tmp_path / "point.md").read_text()
+    assert "stoker jobs requeue sweep\n" in page
+    assert "<b>no" not in page + text
+    assert "stoker jobs requeue sweep/2" in text
+
+
 def test_an_unknown_name_gets_the_nearest_one(fleet: Fleet, stoker: Stoker, submit):
     submit("resnet")
     done = stoker("jobs", "show", "restnet", at=fleet)
