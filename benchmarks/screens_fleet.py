@@ -153,7 +153,8 @@ def _streams(peer: Installed, coordinator: Coordinator, count: int) -> Iterator[
         return
     side = str(harness.SIDES / "screens_listen.py")
     command = [str(peer.python), side, coordinator.url, str(coordinator.token), str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+    settings = harness.environment_with()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=settings) as program:
         assert program.stdin is not None
         assert program.stdout is not None
         if program.stdout.readline().strip() != "open":
