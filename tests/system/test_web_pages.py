@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,8 @@ from stoker.web.ui_server import UiServer
 from tests.fakes.monitor import job
 from tests.fakes.page_monitor import MARKUP, PageMonitor, page_monitor
 from tests.system.browser import Tab, chromium
+from tests.system.shell import Shell, finish
+from tests.system.test_cli_fleet_following import _read_until, ended
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 def expect(found: Any) -> Any:
     from playwright.sync_api import expect
 
+    expect.set_options(timeout=60_000)
     return expect(found)
 
 
@@ -47,7 +52,7 @@ PAGES = {
     f"{JOB}?tab=attempts": "granted",
 }
 MOST_PICTURE_BYTES = 60 * 1024
-READ_IN_EVERY_RUN = ("#/", "#/jobs", JOB)
+READ_IN_EVERY_RUN = ("#/jobs", JOB)
 
 
 class Desk:
@@ -80,6 +85,14 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+@pytest.fixture(scope="module")
+def shared(browser: Browser) -> Iterator[Desk]:
+    """A tab for tests that leave it as it is, or change different jobs: another costs a second of processor time."""
+    desk = Desk(browser)
+    yield desk
+    desk.close()
+
+
 @pytest.fixture
 def desk(browser: Browser) -> Iterator[Desk]:
     desk = Desk(browser)
@@ -87,45 +100,50 @@ def desk(browser: Browser) -> Iterator[Desk]:
     desk.close()
 
 
-def test_every_page_shows_its_data_and_takes_markup_for_text(desk: Desk):
+def test_every_page_shows_its_data_and_takes_markup_for_text(shared: Desk):
     for link, text in PAGES.items():
-        desk.go(link, text)
-        assert desk.page.locator("img").count() == 0
-        assert desk.page.locator(".command code").count() == 1, "the command that does the same"
-    desk.go("#/jobs?q=onerror", MARKUP)
-    desk.page.get_by_role("link", name=f"x{MARKUP}").click()
-    expect(desk.page.locator("h1")).to_have_text(f"x{MARKUP}")
-    assert desk.tab.complaints == []
-    assert desk.tab.violations() == []
-    assert desk.tab.hosts == {f"127.0.0.1:{desk.ui.port}"}
+        shared.go(link, text)
+        assert shared.page.locator("img").count() == 0
+        assert shared.page.locator(".command code").count() == 1, "the command that does the same"
+    shared.go("#/jobs?q=onerror", MARKUP)
+    shared.page.get_by_role("link", name=f"x{MARKUP}").click()
+    expect(shared.page.locator("h1")).to_have_text(f"x{MARKUP}")
+    assert shared.tab.complaints == []
+    assert shared.tab.violations() == []
+    assert shared.tab.hosts == {f"127.0.0.1:{shared.ui.port}"}
 
 
+def test_screen_readers_find_nothing_wrong_in_either_scheme(shared: Desk):
+    found = {}
+    for link in READ_IN_EVERY_RUN:
+        shared.go(link, PAGES[link])
+        for scheme in ("light", "dark"):
+            shared.page.emulate_media(color_scheme=scheme)
+            found[link, scheme] = shared.tab.axe()
+    shared.page.emulate_media(color_scheme="light")
+    assert found == {key: [] for key in found}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(
-    ("links", "size"),
-    [
-        (READ_IN_EVERY_RUN, (1280, 860)),
-        pytest.param(tuple(PAGES), (1280, 860), marks=pytest.mark.slow),
-        pytest.param(tuple(PAGES), (390, 800), marks=pytest.mark.slow),
-    ],
-)
-def test_screen_readers_find_nothing_wrong(browser: Browser, scheme: str, links, size):
+@pytest.mark.parametrize("size", [(1280, 860), (390, 800)])
+def test_screen_readers_find_nothing_wrong_on_any_page(browser: Browser, scheme: str, size: tuple[int, int]):
     desk = Desk(browser, scheme=scheme, size=size)
     try:
         found = {}
-        for link in links:
-            desk.go(link, PAGES[link])
+        for link, text in PAGES.items():
+            desk.go(link, text)
             found[link] = desk.tab.axe()
         desk.go("#/machines", "lab1")
         desk.page.get_by_role("button", name="drain lab1").click()
         found["dialog"] = desk.tab.axe()
-        assert found == {key: [] for key in (*links, "dialog")}
+        assert found == {key: [] for key in found}
     finally:
         desk.close()
 
 
-def test_a_job_is_cancelled_by_keys_alone_after_a_question_that_names_it(desk: Desk):
-    page = desk.page
+def test_a_job_is_cancelled_by_keys_alone_after_a_question_that_names_it(shared: Desk):
+    page = shared.page
     page.keyboard.press("g")
     page.keyboard.press("j")
     page.locator("[role=grid] [role=row]").nth(3).wait_for()
@@ -142,22 +160,22 @@ def test_a_job_is_cancelled_by_keys_alone_after_a_question_that_names_it(desk: D
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_contain_text("Cancel resnet/4?")
     page.keyboard.press("Escape")
-    assert desk.monitor.done == [], "a question that is not answered changes nothing"
+    assert shared.monitor.done == [], "a question that is not answered changes nothing"
     cancel.focus()
     page.keyboard.press("Enter")
     page.get_by_role("button", name="cancel the job").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    assert desk.monitor.done == [("cancel", f"{4:064x}")]
+    assert shared.monitor.done == [("cancel", f"{4:064x}")]
 
 
-def test_changes_appear_without_a_reload(desk: Desk):
-    desk.go(JOB, "val_loss")
-    expect(desk.page.locator(".connection")).to_contain_text("live")
-    at = desk.monitor.now_s
-    desk.monitor.change(job(1, "failed", changed_s=at + 5, why="out of memory", submitted_s=at - 3000, ended_s=at))
-    expect(desk.page.locator(".jobhead .state")).to_contain_text("failed")
-    expect(desk.page.locator("main")).to_contain_text("out of memory")
+def test_changes_appear_without_a_reload(shared: Desk):
+    shared.go(JOB, "val_loss")
+    expect(shared.page.locator(".connection")).to_contain_text("live")
+    at = shared.monitor.now_s
+    shared.monitor.change(job(1, "failed", changed_s=at + 5, why="out of memory", submitted_s=at - 3000, ended_s=at))
+    expect(shared.page.locator(".jobhead .state")).to_contain_text("failed")
+    expect(shared.page.locator("main")).to_contain_text("out of memory")
 
 
 def test_the_end_of_a_session_asks_for_a_log_in_and_keeps_the_place(desk: Desk):
@@ -170,6 +188,7 @@ def test_the_end_of_a_session_asks_for_a_log_in_and_keeps_the_place(desk: Desk):
     assert desk.page.url.endswith("#/jobs")
 
 
+@pytest.mark.slow
 def test_a_used_link_says_so(desk: Desk, browser: Browser):
     link = desk.ui.link()
     first, second = Tab(browser), Tab(browser)
@@ -180,11 +199,12 @@ def test_a_used_link_says_so(desk: Desk, browser: Browser):
     second.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_leaves_the_last_picture_and_says_since_when(desk: Desk):
     desk.go("#/", "Pending by reason")
     expect(desk.page.locator(".connection")).to_contain_text("live")
     desk.ui.stop()
-    expect(desk.page.locator(".banner")).to_contain_text("connection lost", timeout=20_000)
+    expect(desk.page.locator(".banner")).to_contain_text("connection lost")
     expect(desk.page.locator("main")).to_contain_text("Pending by reason")
 
 
@@ -206,3 +226,66 @@ def test_the_picture_of_the_readme_is_small(browser: Browser, tmp_path: Path):
         assert (folder / "overview.png").stat().st_size <= MOST_PICTURE_BYTES
     finally:
         desk.close()
+
+
+PROGRAM = """
+import sys, time
+print("<b>loss=0.5</b>", flush=True)
+for step in range(5):
+    print(f"step={step} loss={1 / (step + 1)}", flush=True)
+if sys.argv[1] == "fails":
+    raise ValueError("<img src=x onerror=alert(1)>")
+while sys.argv[1] == "waits":
+    time.sleep(0.05)
+"""
+
+
+def _submit(shell: Shell, *names: str) -> None:
+    (shell.folder / "train.py").write_text(PROGRAM)
+    for name in names:
+        submitted = shell.stoker("submit", "-y", "--name", name, "memory=256M", "--", "python3", "train.py", name)
+        assert submitted.code == 0, submitted.err
+
+
+def test_jobs_run_fail_and_are_cancelled_in_the_browser_and_a_link_logs_in(shell: Shell, browser: Browser):
+    with ExitStack() as running:
+        serving = running.enter_context(ended(shell.start("serve", "--listen", "127.0.0.1:0", "--json")))
+        url = json.loads(_read_until(serving, "url")[-1])["url"]
+        running.enter_context(ended(shell.start("work", "--name", "desk", "--slots", "2")))
+        _submit(shell, "waits", "fails")
+        opened = running.enter_context(ended(shell.start("ui", "--no-browser", "--json")))
+        link = json.loads(_read_until(opened, "link")[-1])["link"]
+        tab = Tab(browser)
+        page = tab.open(link)
+        expect(page.get_by_role("heading", name="Failed lately")).to_be_visible()
+        expect(page.locator("main")).to_contain_text("ValueError")
+        page.get_by_role("link", name="waits").first.click()
+        expect(page.locator("h1")).to_have_text("waits")
+        expect(page.locator(".jobhead .state")).to_contain_text("running")
+        expect(page.get_by_label("metric loss")).to_be_visible()
+        page.get_by_role("tab", name="logs").click()
+        expect(page.get_by_role("log")).to_contain_text("<b>loss=0.5</b>")
+        page.get_by_role("button", name="cancel").click()
+        expect(page.get_by_role("dialog")).to_contain_text("Cancel waits?")
+        page.get_by_role("dialog").get_by_role("button", name="cancel the job").click()
+        expect(page.locator(".jobhead .state")).to_contain_text("cancelled")
+        for name in ("stages", "config", "code", "files", "explain", "attempts"):
+            page.get_by_role("tab", name=name).click()
+            expect(page.get_by_text("loading…")).to_have_count(0)
+            expect(page.get_by_role("alert")).to_have_count(0)
+        page.goto(page.url.partition("#")[0] + "#/machines")
+        page.get_by_role("button", name="drain desk").click()
+        page.get_by_role("dialog").get_by_role("button", name="drain desk").click()
+        expect(page.locator("main")).to_contain_text("drained")
+        assert (tab.complaints, tab.violations()) == ([], [])
+        tab.close()
+
+        made = shell.stoker("ui", "--link", "--json")
+        (told,) = made.objects()
+        assert told["link"].startswith(url)
+        direct = Tab(browser)
+        expect(direct.open(told["link"]).locator("header")).to_contain_text("local user (admin)")
+        expect(direct.page.locator(".connection")).to_contain_text("live")
+        assert direct.complaints == []
+        opened.terminate()
+        assert finish(opened).code == 143

@@ -187,6 +187,9 @@ def test_a_fleet_is_reached_with_our_token_which_the_browser_never_sees(tmp_path
             assert json.loads(asker.ask("GET", "/v1/sessions")[2])["role"] == "admin"
             assert TOKEN not in f"{headers}{body!r}"
             assert asker.ask("GET", "/v1/jobs/none")[0] == 404
+            assert (
+                asker.page("POST", "/v1/machines/none/drain", {"why": "x"}, Content_Type="application/json")[0] == 404
+            )
             for wrong in ("/v1/../x", "/v1/%2e%2e/x", "/v1/a\\b"):
                 assert asker.ask("GET", wrong)[0] == 400
             held.close()
