@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from stoker.coordinator.http.pages import PAGE_HEADER, PublicUrl
 from stoker.core.clock import Clock
@@ -169,7 +169,3 @@ def _drop_oldest(held: dict[str, Session] | dict[str, _Code], most: int) -> None
 
 def _digest(value: bytes) -> str:
     return hashlib.sha256(value).hexdigest()
-
-
-StillValid = Callable[[Login], bool]
-"""Returns True while the token that began a session is valid."""
