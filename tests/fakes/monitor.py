@@ -25,6 +25,13 @@ from stoker.protocol.screen_messages import (
     StageNode,
     SweepView,
 )
+from stoker.protocol.telemetry_messages import (
+    AlertView,
+    DeviceTelemetry,
+    DeviceTelemetryView,
+    TelemetrySeries,
+    TelemetryView,
+)
 from stoker.protocol.view_messages import (
     DoneView,
     FileList,
@@ -72,6 +79,7 @@ def machine(name: str, state: str = "busy", **fields: Any) -> MachineView:
         "devices": (
             {
                 "name": "RTX 4090",
+                "uuid": "GPU-1",
                 "total_bytes": 24 << 30,
                 "telemetry": {"utilisation_percent": 97.0, "temperature_c": 71.0},
             },
@@ -205,6 +213,37 @@ class MemoryMonitor(Monitor):
     def machines(self) -> tuple[MachineView, ...]:
         self._enter("machines")
         return tuple(self._machines[name] for name in sorted(self._machines))
+
+    def telemetry(self, name: str) -> TelemetryView:
+        self._enter("telemetry")
+        if name not in self._machines:
+            raise NotFound(f"machine {name} not found")
+        times = tuple(self.now_s - 3600 + 60 * at for at in range(60))
+        celsius = tuple(60.0 + at / 5 for at in range(60))
+        hot = TelemetrySeries(device="GPU-1", channel="temperature", unit="°C", low=celsius, mean=celsius, high=celsius)
+        now = DeviceTelemetry(
+            device="GPU-1",
+            utilisation_percent=97.0,
+            memory_used_bytes=20 << 30,
+            memory_total_bytes=24 << 30,
+            power_w=388.0,
+            power_limit_w=450.0,
+            temperature_c=71.8,
+            throttle=("power limit",),
+        )
+        host = DeviceTelemetry(utilisation_percent=41.0, memory_used_bytes=12 << 30, memory_total_bytes=64 << 30)
+        return TelemetryView(
+            machine=name,
+            server_s=self.now_s,
+            from_s=self.now_s - 3600,
+            to_s=self.now_s,
+            period_s=60,
+            devices=(
+                DeviceTelemetryView(now=host),
+                DeviceTelemetryView(device="GPU-1", name="RTX 4090", now=now, times_s=times, series=(hot,)),
+            ),
+            alerts=(AlertView(device="GPU-1", kind="power", severity=20, message="388 W of 450 W"),),
+        )
 
     def changes(self, after: int, wait_s: float) -> ChangedRows:
         self._enter("changes")

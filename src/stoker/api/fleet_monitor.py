@@ -24,6 +24,7 @@ from stoker.protocol.screen_messages import (
     SweepList,
     SweepView,
 )
+from stoker.protocol.telemetry_messages import TelemetryView
 from stoker.protocol.view_messages import (
     DoneView,
     FileList,
@@ -116,6 +117,9 @@ class FleetMonitor(Monitor):
 
     def machines(self) -> tuple[MachineView, ...]:
         return self._client.machines()
+
+    def telemetry(self, name: str) -> TelemetryView:
+        return self._client.telemetry(name)
 
     def changes(self, after: int, wait_s: float) -> ChangedRows:
         return self._client.changes(after, wait_s=max(0.0, min(wait_s, _MOST_WAIT_S)))

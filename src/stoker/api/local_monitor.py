@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker.api.local_job import LocalJob
 from stoker.api.local_jobs import LocalJobTable
 from stoker.api.local_sweeps import list_sweeps, local_adapters, local_comparison, local_models, local_sweep
+from stoker.api.local_telemetry import LocalTelemetryReader
 from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
 from stoker.core.errors import InvalidTransition, NotFound, Refused
 from stoker.core.frozen import changed
@@ -41,6 +42,7 @@ from stoker.protocol.screen_messages import (
     SweepList,
     SweepView,
 )
+from stoker.protocol.telemetry_messages import TelemetryView
 from stoker.protocol.view_messages import (
     AttemptView,
     DoneView,
@@ -81,6 +83,7 @@ class LocalMonitor(Monitor):
         self._histories = HistoryCache()
         self._logs = JobLogPages(self._histories)
         self._bests = TrialBests()
+        self._telemetry = LocalTelemetryReader(parts, self.name)
         self._jobs = LocalJobTable(self._runs, machine=self.name, histories=self._histories)
 
     def overview(self) -> Overview:
@@ -88,7 +91,7 @@ class LocalMonitor(Monitor):
         now_s, rows = self._parts.clock.wall_s(), self._jobs.rows()
         running = [row for row in rows if row.state == JobState.RUNNING]
         failed = [row for row in rows if row.state == JobState.FAILED and row.changed_s >= now_s - _LATELY_S]
-        (machine,) = self.machines()
+        machine = self._machine()
         used = {device for row in running for device in row.devices}
         return Overview(
             name=self.name,
@@ -209,9 +212,28 @@ class LocalMonitor(Monitor):
 
     def machines(self) -> tuple[MachineView, ...]:
         self._jobs.look()
+        return (self._machine(self._telemetry.present()),)
+
+    def telemetry(self, name: str) -> TelemetryView:
+        if name != self.name:
+            raise NotFound(f"no machine {name!r}", hint=f"this machine is {self.name}")
+        return self._telemetry.view()
+
+    def _machine(self, values: Mapping[str, dict[str, Any]] | None = None) -> MachineView:
+        """Return this machine; `values` are the present values of its devices by UUID."""
         now_s, found = self._parts.clock.wall_s(), self._capability
         running = [row.name for row in self._jobs.rows() if row.state == JobState.RUNNING]
-        machine = MachineView(
+        measured = values or {}
+        devices = tuple(
+            {
+                **device.to_dict(),
+                "jobs": [],
+                "closed": "",
+                **({"telemetry": measured[device.uuid]} if device.uuid in measured else {}),
+            }
+            for device in found.devices
+        )
+        return MachineView(
             name=self.name,
             state="busy" if running else "ready",
             version=self._parts.version,
@@ -221,10 +243,9 @@ class LocalMonitor(Monitor):
             jobs=tuple(running),
             cores=found.cpu_cores,
             ram_bytes=found.ram_total_bytes,
-            devices=tuple({**device.to_dict(), "jobs": [], "closed": ""} for device in found.devices),
+            devices=devices,
             capability=found.to_dict(),
         )
-        return (machine,)
 
     def changes(self, after: int, wait_s: float) -> ChangedRows:
         clock = self._parts.clock

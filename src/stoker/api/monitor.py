@@ -27,6 +27,7 @@ from stoker.protocol.screen_messages import (
     SweepList,
     SweepView,
 )
+from stoker.protocol.telemetry_messages import TelemetryView
 from stoker.protocol.view_messages import (
     DoneView,
     FileList,
@@ -158,6 +159,10 @@ class Monitor(ABC):
     @abstractmethod
     def machines(self) -> tuple[MachineView, ...]:
         """Return all machines."""
+
+    def telemetry(self, name: str) -> TelemetryView:
+        """Return the present state of a machine's devices, their last hour, and alerts."""
+        raise Refused(f"{name} has no telemetry here", hint=f"stoker machines show {name}")
 
     @abstractmethod
     def changes(self, after: int, wait_s: float) -> ChangedRows:

@@ -11,6 +11,8 @@ from functools import lru_cache
 from stoker.core.text import outside
 
 _ELLIPSIS = "…"
+_IN_ASCII = str.maketrans("…–·×→←°", "~--x>< ")
+"""Signs of our own texts that have a likeness in ASCII."""
 
 
 def text_width(text: str) -> int:
@@ -22,7 +24,7 @@ def on_screen(text: str, *, is_ascii: bool = False) -> str:
     """Return untrusted text as part of one line of a screen.
 
     Control characters become escapes. Joiners and variation selectors are left out: terminals disagree about the width
-    of what they join. With `is_ascii` every other character becomes `?`, twice for a wide one.
+    of what they join. With `is_ascii` other characters become `?`, twice for a wide one, unless ASCII has one like it.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -30,7 +32,7 @@ def on_screen(text: str, *, is_ascii: bool = False) -> str:
     if not shown.isascii():
         shown = "".join(char for char in shown if _is_drawn(char))
     if is_ascii and not shown.isascii():
-        shown = "".join(char if char.isascii() else "?" * _width(char) for char in shown.replace(_ELLIPSIS, "~"))
+        shown = "".join(char if char.isascii() else "?" * _width(char) for char in shown.translate(_IN_ASCII))
     return shown
 
 

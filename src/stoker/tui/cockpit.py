@@ -137,6 +137,7 @@ class CockpitApp(App[int]):
         versions = (
             controls.feed.data.version,
             controls.job_feed.data.version,
+            controls.machine_feed.data.version,
             controls.state.version,
             int(controls.clock.wall_s()),
         )

@@ -88,7 +88,7 @@ class CockpitState:
     def __init__(self, *, is_read_only: bool = False, message: str = "") -> None:
         self.is_read_only = is_read_only
         self.page = "jobs"
-        """`jobs`, `machines` or `job`."""
+        """`jobs`, `machines`, `job` or `machine`."""
         self.before = "jobs"
         """The page behind an open job."""
         self.is_help = False
@@ -97,6 +97,8 @@ class CockpitState:
         self.machines = ListCursor()
         self.ref = ""
         """The open job."""
+        self.machine = ""
+        """The open machine."""
         self.tab = TABS[0]
         self.scroll = 0
         """Lines above the first that is shown, in the open tab."""
@@ -127,6 +129,10 @@ class CockpitState:
         self.show_tab(tab or self.tab, is_new=ref != self.ref)
         self.ref = ref
 
+    def open_machine(self, name: str) -> None:
+        """Show one machine."""
+        self.page, self.machine, self.scroll = "machine", name, 0
+
     def show_tab(self, tab: str, *, is_new: bool = False) -> None:
         """Show another tab, from its beginning; of the log the end."""
         if tab != self.tab or is_new:
@@ -141,7 +147,7 @@ class CockpitState:
     def window(self, total: int, height: int) -> int:
         """Return the first of `total` lines to show in `height` rows; the scroll position is kept within them."""
         last = max(0, total - height)
-        is_log = self.tab == "logs"
+        is_log = self.tab == "logs" and self.page != "machine"
         if is_log and self.scroll > last:
             # Scrolling past the end follows it again.
             self.is_following = True
@@ -161,11 +167,9 @@ class CockpitState:
     def selected(self, rows: Sequence[JobView], machines: Sequence[MachineView], view: JobView | None) -> Selected:
         """Return what a command without a name means; `view` is the open job."""
         job = view if self.page == "job" else rows[self.jobs.index] if self.jobs.index < len(rows) else None
-        if self.page == "machines":
+        if self.page in ("machines", "machine"):
             job = None
-        machine = machines[self.machines.index].name if self.machines.index < len(machines) else ""
-        return Selected(
-            job=job.name if job is not None else "",
-            ref=job.id if job is not None else "",
-            machine=machine if self.page == "machines" else "",
-        )
+        machine = self.machine if self.page == "machine" else ""
+        if self.page == "machines" and self.machines.index < len(machines):
+            machine = machines[self.machines.index].name
+        return Selected(job=job.name if job is not None else "", ref=job.id if job is not None else "", machine=machine)

@@ -10,6 +10,7 @@ from stoker.tui.cockpit_state import CockpitState, ListCursor, Prompt
 from stoker.tui.feed import CockpitFeed
 from stoker.tui.job_feed import JobFeed
 from stoker.tui.job_filter import filter_text, parse_filter
+from stoker.tui.machine_feed import MachineFeed
 from stoker.tui.requests import RequestThreads, failure_text
 from stoker.tui.typed_commands import TABS, CockpitAction, GoTo, Quit, SetFilter, parse_command
 
@@ -42,6 +43,7 @@ class CockpitControls:
         self.requests = requests
         self.feed = CockpitFeed(monitor, clock, requests, query or JobQuery())
         self.job_feed = JobFeed(monitor, clock, requests)
+        self.machine_feed = MachineFeed(monitor, clock, requests)
         self.columns, self.rows = 80, 24
         self.is_over = False
         self._actions = 0
@@ -76,6 +78,18 @@ class CockpitControls:
             row = data.rows[state.jobs.index]
             self.job_feed.open(row.id, row)
             self.job_feed.refresh(state.tab)
+        elif state.page in ("machines", "machine"):
+            self._sync_machine()
+
+    def _sync_machine(self) -> None:
+        """Request what the pages of machines show: rows, and telemetry of the machine that is shown."""
+        data, state = self.feed.data, self.state
+        self.feed.want_machines()
+        name = state.machine
+        if state.page == "machines":
+            name = data.machines[state.machines.index].name if data.machines and self.is_wide else ""
+        self.machine_feed.open(name)
+        self.machine_feed.refresh()
 
     def _forget_message(self) -> None:
         """Remove a message that was shown for long enough."""
@@ -116,8 +130,8 @@ class CockpitControls:
             return
         at = cursor.top + row - 2
         if 0 <= row - 2 < self.list_rows and at < len(self._keys()):
-            if at == cursor.index and cursor.key and state.page == "jobs":
-                self._open_selected(state.tab)
+            if at == cursor.index and cursor.key:
+                self._open_selected(state.tab) if state.page == "jobs" else self._open_selected_machine()
             else:
                 cursor.move(at - cursor.index, self._keys())
             state.version += 1
@@ -141,14 +155,14 @@ class CockpitControls:
         elif key == "/":
             is_log = state.page == "job" and state.tab == "logs"
             state.prompt = Prompt("/", state.search if is_log else state.filter)
-            if state.page == "machines" or (state.page == "job" and not is_log):
+            if state.page in ("machines", "machine") or (state.page == "job" and not is_log):
                 state.prompt = None
                 state.say("/ filters jobs, and searches in logs")
         elif key in _MOVES:
             self._move(_MOVES[key])
         elif key in ("pagedown", "pageup", "ctrl+f", "ctrl+b"):
             self._move((self.list_rows - 1) * (1 if key in ("pagedown", "ctrl+f") else -1))
-        elif state.page == "machines":
+        elif state.page in ("machines", "machine"):
             self._machine_key(key)
         else:
             self._job_key(key)
@@ -160,6 +174,8 @@ class CockpitControls:
                 self._set_search("")
             else:
                 state.close_job()
+        elif state.page == "machine":
+            state.page = "machines"
         elif state.page == "machines":
             state.page = "jobs"
         elif key == "q":
@@ -170,6 +186,8 @@ class CockpitControls:
     def _machine_key(self, key: str) -> None:
         if key in ("m", "tab"):
             self.state.page = "jobs"
+        elif key == "enter" and self.state.page == "machines":
+            self._open_selected_machine()
         elif key in _MACHINE_KEYS:
             self._run_typed(_MACHINE_KEYS[key])
 
@@ -217,7 +235,7 @@ class CockpitControls:
         else:
             state.is_following = state.is_following and step > 0
             state.scroll = max(0, state.scroll + step)
-            if state.tab == "logs" and state.scroll == 0 and step < 0:
+            if state.page == "job" and state.tab == "logs" and state.scroll == 0 and step < 0:
                 self.job_feed.older_lines()
 
     def _cursor(self) -> ListCursor | None:
@@ -235,6 +253,12 @@ class CockpitControls:
             row = rows[self.state.jobs.index]
             self.state.jobs.key = row.id
             self.state.open_job(row.id, tab)
+
+    def _open_selected_machine(self) -> None:
+        machines, cursor = self.feed.data.machines, self.state.machines
+        if cursor.index < len(machines):
+            cursor.key = machines[cursor.index].name
+            self.state.open_machine(cursor.key)
 
     def _selected_name(self, verb: str) -> str:
         selected = self.state.selected(self.feed.data.rows, self.feed.data.machines, self.job_feed.data.view)
@@ -301,6 +325,8 @@ class CockpitControls:
             rows = self.feed.data.rows
             found = next((view.id for view in rows if view.name == to.job), to.job)
             state.open_job(found, to.tab)
+        elif to.page == "machine":
+            state.open_machine(to.machine)
         else:
             state.page = to.page
 

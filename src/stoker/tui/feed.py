@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from operator import attrgetter
 
 from stoker.api.monitor import JobQuery, Monitor
 from stoker.core.clock import Clock
@@ -24,6 +26,8 @@ _BETWEEN_S = 0.25
 _WAIT_S = 5.0
 """Longest time that a request for changes waits."""
 _OVERVIEW_EVERY_S = 10.0
+_MACHINES_EVERY_S = 5.0
+"""While machines are shown: a heartbeat, a temperature and silence are no events."""
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
 _CLOCK_CHANGED_S = 60.0
 """A larger difference is a clock that was set."""
@@ -78,7 +82,7 @@ class CockpitFeed:
         self._recent: dict[str, JobView] = {}
         """Rows that changed lately: a page that was requested before may be older."""
         self._seq: int | None = None
-        self._overview_s = 0.0
+        self._overview_s = self._machines_s = 0.0
         self._retry_in_s = _FIRST_RETRY_S
         self._stop = threading.Event()
         self.data = ScreenData(counts={}, connection=ConnectionState())
@@ -106,6 +110,14 @@ class CockpitFeed:
             is_enough = len(self._table) >= count or self._table.next_query() is None
         if not is_enough and not self.data.is_loading and not self.requests.is_pending("jobs"):
             self.requests.put("jobs", self._load_next)
+
+    def want_machines(self) -> None:
+        """Fetch all machines if those that are held are old."""
+        now_s = self._clock.monotonic_s()
+        is_due = self._seq is not None and now_s - self._machines_s >= _MACHINES_EVERY_S
+        if is_due and not self.requests.is_pending("machines"):
+            self._machines_s = now_s
+            self.requests.put("machines", self._load_machines)
 
     def is_gone(self, id_: str) -> bool:
         """Return True if a job was deleted while the cockpit was open."""
@@ -135,7 +147,7 @@ class CockpitFeed:
     def _sync(self) -> None:
         """Fetch everything."""
         overview, machines = self.monitor.overview(), self.monitor.machines()
-        self._overview_s = self._clock.monotonic_s()
+        self._overview_s = self._machines_s = self._clock.monotonic_s()
         with self._lock:
             self._seq = overview.seq
             self._publish(
@@ -164,7 +176,8 @@ class CockpitFeed:
             counts = dict(overview.jobs)
         fields = {"overview": overview, "counts": counts, **self._at(change.server_s)}
         if change.machines:
-            held = {one.name: one for one in (*self.data.machines, *change.machines)}
+            held = {one.name: one for one in self.data.machines}
+            held |= {one.name: _with_known(one, held.get(one.name)) for one in change.machines}
             fields["machines"] = tuple(held[name] for name in sorted(held))
         for view in change.jobs:
             self._recent.pop(view.id, None)
@@ -175,6 +188,13 @@ class CockpitFeed:
             self._table.apply(change.jobs, change.gone)
             fields["rows"] = self._table.rows()
         self._publish(**fields, total=self._table.total(counts))
+
+    def _load_machines(self) -> None:
+        # The thread that follows changes reports a lost connection.
+        with suppress(StokerError):
+            machines = self.monitor.machines()
+            with self._lock:
+                self._publish(machines=tuple(sorted(machines, key=attrgetter("name"))))
 
     def _load_first(self) -> None:
         self._load(lambda: JobTable(self._table.query))
@@ -228,3 +248,11 @@ class CockpitFeed:
 
     def _publish(self, **fields: object) -> None:
         self.data = changed(self.data, version=self.data.version + 1, **fields)
+
+
+def _with_known(machine: MachineView, before: MachineView | None) -> MachineView:
+    """Return a changed row with what only whole lists have: what never changes while a machine runs."""
+    if before is None or machine.capability:
+        return machine
+    known = {name: getattr(before, name) for name in ("capability", "environments", "report")}
+    return machine.model_copy(update=known)

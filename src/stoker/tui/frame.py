@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from textwrap import wrap
 
-from stoker.core.display_width import cut, cut_middle, on_screen, padded, text_width
+from stoker.core.display_width import cut, cut_middle, on_screen, padded, text_width, wrapped
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import counted, format_duration, one_line
-from stoker.protocol.view_messages import JobView, MachineView
+from stoker.protocol.view_messages import JobView
 from stoker.tui.cockpit_state import CockpitState, Prompt
 from stoker.tui.controls import CockpitControls
 from stoker.tui.feed import ConnectionState, ScreenData
 from stoker.tui.job_frame import job_panel, short_id
-from stoker.tui.styled_text import ScreenLook, StyledLine, joined, line_text, plain, whole
-from stoker.views.fleet_lines import devices_text, progress_text, state_text, took_s
-from stoker.views.telemetry_lines import short_text
+from stoker.tui.machine_frame import machine_list, machine_panel, machine_reason
+from stoker.tui.styled_text import ScreenLook, StyledLine, filled_lines, joined, line_text, plain, whole
+from stoker.views.fleet_lines import progress_text, state_text, took_s
 from stoker.views.text_tables import ASCII, UNICODE, ago, moment, span
 
 _STATE_STYLES = {
@@ -32,24 +31,25 @@ _STATE_STYLES = {
     "cancelled": "dim",
     "cancelling": "yellow",
 }
-_MACHINE_STYLES = {"ready": "green", "busy": "green", "silent": "red", "gone": "red"}
 _LONGEST_WHY = 2000
 
 _KEYS = {
     "jobs": "enter open  l logs  e explain  c cancel  r requeue  p priority  / filter  m machines  : command  ? help",
-    "machines": "d drain  x cordon  o open  m jobs  : command  ? help  q back",
+    "machines": "enter open  d drain  x cordon  o open again  m jobs  : command  ? help  q back",
+    "machine": "up down scroll  d drain  x cordon  o open again  m jobs  : command  ? help  q back",
     "job": "tab next  l logs  e explain  c cancel  r requeue  : command  ? help  q back",
     "logs": "f follow  / search  up down scroll  left right columns  tab next  c cancel  ? help  q back",
 }
 _SHORT_KEYS = {
     "jobs": "enter open  l logs  e explain  c cancel  / filter  : command  ? help",
+    "machine": "d drain  x cordon  o open again  m jobs  : command  ? help  q back",
     "job": "tab next  l logs  e explain  c cancel  : command  ? help  q back",
     "logs": "f follow  / search  tab next  c cancel  ? help  q back",
 }
 
 HELP = (
     "Keys",
-    "  up down j k    move              enter      open the job",
+    "  up down j k    move              enter      open the job or machine",
     "  pgup pgdn      a screen          g G        first, last",
     "  tab 1-5        tabs of a job     m          machines, and back",
     "  l e s          logs, explain, stages of the job",
@@ -65,7 +65,8 @@ HELP = (
     "Commands, after :",
     "  cancel [NAME]  requeue [NAME]  priority [NAME] N",
     "  drain MACHINE  cordon MACHINE  pause MACHINE [2h]  open MACHINE",
-    "  show|curves|logs|stages|explain|config [NAME]  jobs  machines  filter TEXT  q",
+    "  show|curves|logs|stages|explain|config [NAME]  machine [NAME]",
+    "  jobs  machines  filter TEXT  q",
 )
 
 
@@ -78,12 +79,13 @@ def frame(controls: CockpitControls, look: ScreenLook) -> list[StyledLine]:
     middle_rows = controls.list_rows
     lines = [_numbers_line(data, look), _title_line(controls, look)]
     if state.is_help:
-        lines += _filled([plain(f" {text}", look) for text in HELP], middle_rows + 2, look)
+        lines += filled_lines([plain(f" {text}", look) for text in HELP], middle_rows + 2, look)
     elif state.page == "job":
         lines += job_panel(state, controls.job_feed.data, look, middle_rows + 2)
+    elif state.page == "machine":
+        lines += machine_panel(data, state, controls.machine_feed.data, look, middle_rows + 2)
     elif state.page == "machines":
-        lines += _machine_list(data, state, look, middle_rows)
-        lines += _reason_lines(_machine_reason(data, state), look)
+        lines += _machines_part(controls, look, middle_rows)
     else:
         lines += _jobs_part(controls, look, middle_rows)
     lines += [_message_line(controls, look), _bottom_line(controls, look)]
@@ -148,6 +150,8 @@ def _title_line(controls: CockpitControls, look: ScreenLook) -> StyledLine:
     arrow = ">" if look.is_ascii else "▸"
     if state.page == "machines":
         return joined([(" machines", "bold")], f"{counted(len(data.machines), 'machine')} ", look)
+    if state.page == "machine":
+        return joined([(f" machine {arrow} ", ""), (look.safe(state.machine), "bold")], "", look)
     if state.page == "job":
         view = controls.job_feed.data.view
         name = look.safe(view.name if view is not None else state.ref)
@@ -187,26 +191,44 @@ def _jobs_part(controls: CockpitControls, look: ScreenLook, rows: int) -> list[S
     data, state = controls.feed.data, controls.state
     if not controls.is_wide:
         return [*_job_list(data, state, look, rows), *_reason_lines(_job_reason(data, state, look), look)]
-    left = look.narrowed(look.columns * 45 // 100)
-    right = look.narrowed(look.columns - left.columns - 1)
+    left, right = _halves(look)
     lists = [*_job_list(data, state, left, rows), *_reason_lines(_job_reason(data, state, left), left)]
-    border = "|" if look.is_ascii else "│"
     panels = [plain("", right)] * (rows + 2)
     if data.rows:
         panels = job_panel(state, controls.job_feed.data, right, rows + 2)
+    return _beside(lists, panels, look)
+
+
+def _machines_part(controls: CockpitControls, look: ScreenLook, rows: int) -> list[StyledLine]:
+    data, state = controls.feed.data, controls.state
+    if not controls.is_wide:
+        return [*machine_list(data, state, look, rows), *_reason_lines(machine_reason(data, state), look)]
+    left, right = _halves(look)
+    lists = [*machine_list(data, state, left, rows), *_reason_lines(machine_reason(data, state), left)]
+    return _beside(lists, machine_panel(data, state, controls.machine_feed.data, right, rows + 2), look)
+
+
+def _halves(look: ScreenLook) -> tuple[ScreenLook, ScreenLook]:
+    """Return the looks of a list and of what is beside it."""
+    left = look.narrowed(look.columns * 45 // 100)
+    return left, look.narrowed(look.columns - left.columns - 1)
+
+
+def _beside(lists: Sequence[StyledLine], panels: Sequence[StyledLine], look: ScreenLook) -> list[StyledLine]:
+    border = "|" if look.is_ascii else "│"
     return [(*one, (border, "dim"), *other) for one, other in zip(lists, panels, strict=True)]
 
 
 def _job_list(data: ScreenData, state: CockpitState, look: ScreenLook, rows: int) -> list[StyledLine]:
     if not data.rows:
-        return _filled([plain(f" {text}", look) for text in _no_jobs(data, state)], rows, look)
+        return filled_lines([plain(f" {text}", look) for text in _no_jobs(data, state)], rows, look)
     columns = _job_columns(look.columns)
     top = state.jobs.top
     lines = []
     for index, view in enumerate(data.rows[top : top + rows], top):
         line = job_line(view, look, columns)
         lines.append(whole(line, "reverse") if index == state.jobs.index else line)
-    return _filled(lines, rows, look)
+    return filled_lines(lines, rows, look)
 
 
 def job_line(view: JobView, look: ScreenLook, columns: _JobColumns) -> StyledLine:
@@ -283,56 +305,10 @@ def _reason_lines(text: str, look: ScreenLook) -> list[StyledLine]:
     """Return two lines of text."""
     safe = look.safe(one_line(text, _LONGEST_WHY))
     room = look.columns - 2
-    # A wide character takes two columns; wrapping at half of them always fits.
-    wrapped = wrap(safe, room if text_width(safe) == len(safe) else room // 2) or [""]
-    if len(wrapped) > 2:
-        wrapped = [wrapped[0], cut(f"{wrapped[1]} …", room)]
-    return _filled([plain(f" {line}", look) for line in wrapped], 2, look)
-
-
-# The list of machines.
-
-
-def _machine_list(data: ScreenData, state: CockpitState, look: ScreenLook, rows: int) -> list[StyledLine]:
-    if not data.machines:
-        texts = ["no machines; invite one:", "", "  stoker machines invite"]
-        if data.overview is None:
-            texts = ["loading…"]
-        return _filled([plain(f" {text}", look) for text in texts], rows, look)
-    top = state.machines.top
-    lines = []
-    for index, machine in enumerate(data.machines[top : top + rows], top):
-        line = _machine_line(machine, look)
-        lines.append(whole(line, "reverse") if index == state.machines.index else line)
-    return _filled(lines, rows, look)
-
-
-def _machine_line(machine: MachineView, look: ScreenLook) -> StyledLine:
-    name = min(max(look.columns // 5, 10), 24)
-    style = _MACHINE_STYLES.get(machine.state, "yellow")
-    parts = (machine.why, short_text(machine.devices), devices_text(machine.devices), ", ".join(machine.jobs))
-    detail = "; ".join(filter(None, parts))
-    sign = "!" if machine.symptoms else " "
-    pieces = [
-        (f" {sign} ", "red"),
-        (f"{padded(cut_middle(look.safe(machine.name), name), name)} ", ""),
-        (f"{padded(look.safe(machine.state), _STATE)} ", style),
-        (f"{padded(f'{machine.held}/{machine.slots}', 7)} ", ""),
-    ]
-    seen = ago(machine.last_seen_s, look.now_s)
-    rest = look.columns - sum(text_width(text) for text, _ in pieces) - 12
-    pieces.append((f"{padded(look.safe(one_line(detail)), max(rest, 0))} {padded(seen, 10, is_right=True)} ", ""))
-    return joined(pieces, "", look)
-
-
-def _machine_reason(data: ScreenData, state: CockpitState) -> str:
-    if state.machines.index >= len(data.machines):
-        return ""
-    machine = data.machines[state.machines.index]
-    symptoms = [f"{one.symptom}: {one.message}; {one.hint}" for one in machine.symptoms]
-    jobs = f"jobs: {', '.join(machine.jobs)}" if machine.jobs else ""
-    version = f"Stoker {machine.version}" if machine.version else ""
-    return "; ".join(filter(None, (*symptoms, machine.why, jobs, *machine.drift, version)))
+    lines = wrapped(safe, room)
+    if len(lines) > 2:
+        lines = [lines[0], cut(f"{lines[1]} …", room)]
+    return filled_lines([plain(f" {line}", look) for line in lines], 2, look)
 
 
 # The last two lines.
@@ -384,8 +360,3 @@ def _prompt_line(prompt: Prompt, look: ScreenLook) -> StyledLine:
         before = before[1:]
     pieces = [(f"{prompt.kind}{look.safe(before)}", ""), (look.safe(under), "reverse"), (look.safe(after), "")]
     return joined(pieces, "", look)
-
-
-def _filled(lines: Sequence[StyledLine], rows: int, look: ScreenLook) -> list[StyledLine]:
-    """Return exactly so many lines."""
-    return [*lines[:rows], *([plain("", look)] * (rows - len(lines)))]

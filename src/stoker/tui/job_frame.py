@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import wrap
 
 from stoker.core.display_width import cut, padded, text_width
 from stoker.core.text import format_duration, one_line
@@ -11,7 +10,7 @@ from stoker.protocol.screen_messages import Series, SeriesView, StageGraph, Stag
 from stoker.protocol.view_messages import JobView
 from stoker.tui.cockpit_state import CockpitState
 from stoker.tui.job_feed import JobData, LogTail
-from stoker.tui.styled_text import ScreenLook, StyledLine, joined, plain
+from stoker.tui.styled_text import ScreenLook, StyledLine, joined, plain, wrapped_line
 from stoker.tui.typed_commands import TABS
 from stoker.views.charts import ChartLine, curve_panel
 from stoker.views.fleet_lines import progress_text, state_text, took_s
@@ -95,7 +94,7 @@ def _texts(state: CockpitState, data: JobData, look: ScreenLook, rows: int) -> l
     if state.tab == "explain" and data.explanation is not None:
         room = look.columns - 2
         lines = explanation_lines(data.explanation, now_s=look.now_s, columns=room)
-        return [part for line in lines for part in (wrap(line, room) if len(line) > room else [line])]
+        return [part for line in lines for part in wrapped_line(line, room)]
     if state.tab == "config" and data.config is not None:
         # What was set comes before defaults.
         settings = sorted(data.config.settings, key=lambda one: one.origin == "default")

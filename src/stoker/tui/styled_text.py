@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.core.display_width import cut, on_screen, text_width
+from stoker.core.display_width import cut, on_screen, text_width, wrapped
 from stoker.core.frozen import changed, frozen
 
 StyledLine = tuple[tuple[str, str], ...]
@@ -58,3 +58,17 @@ def whole(line: StyledLine, style: str) -> StyledLine:
 def line_text(line: StyledLine) -> str:
     """Return a line without its styles."""
     return "".join(text for text, _ in line)
+
+
+def filled_lines(lines: Sequence[StyledLine], rows: int, look: ScreenLook) -> list[StyledLine]:
+    """Return exactly so many lines."""
+    return [*lines[:rows], *([plain("", look)] * (rows - len(lines)))]
+
+
+def wrapped_line(text: str, columns: int) -> list[str]:
+    """Return a line as lines that are no wider, with its indentation."""
+    if text_width(text) <= columns:
+        return [text]
+    inner = text.lstrip(" ")
+    indent = " " * min(len(text) - len(inner), columns // 2)
+    return [f"{indent}{part}" for part in wrapped(inner, columns - len(indent))]

@@ -17,7 +17,7 @@ MACHINE_VERBS = ("drain", "cordon", "pause", "open")
 _JOB_VERBS = ("cancel", "requeue", "priority")
 _PAGES = ("jobs", "machines", "help")
 _QUIT = ("q", "quit", "exit")
-_WORDS = (*_JOB_VERBS, *MACHINE_VERBS, *TABS, "show", "filter", *_PAGES, "quit")
+_WORDS = (*_JOB_VERBS, *MACHINE_VERBS, *TABS, "show", "machine", "filter", *_PAGES, "quit")
 
 _QUESTIONS = {
     "cancel": "cancel {target}?",
@@ -71,12 +71,14 @@ class CockpitAction:
 
 @frozen
 class GoTo:
-    """Show a page, or one job with a tab."""
+    """Show a page, one job with a tab, or one machine."""
 
     page: str
     job: str = ""
-    """Name or id; empty with page `job`: the selected one."""
+    """Name or id, with page `job`."""
     tab: str = ""
+    machine: str = ""
+    """Name, with page `machine`."""
 
 
 @frozen
@@ -120,12 +122,18 @@ def parse_command(text: str, selected: Selected) -> Typed:
         return _machine_action(verb, rest, selected)
     if verb == "filter":
         return SetFilter(text=" ".join(rest))
+    if verb in (*_PAGES, *TABS, "log", "show", "machine"):
+        return _page(verb, rest, selected)
+    raise Usage(f"unknown command {verb!r}: {did_you_mean(verb, _WORDS) or 'press ? for help'}")
+
+
+def _page(verb: str, rest: list[str], selected: Selected) -> GoTo:
     if verb in _PAGES:
         return GoTo(page=verb)
-    if verb in (*TABS, "log", "show"):
-        tab = {"log": "logs", "show": ""}.get(verb, verb)
-        return GoTo(page="job", job=rest[0] if rest else selected.ref or _named(selected.job, verb, "NAME"), tab=tab)
-    raise Usage(f"unknown command {verb!r}: {did_you_mean(verb, _WORDS) or 'press ? for help'}")
+    if verb == "machine":
+        return GoTo(page="machine", machine=rest[0] if rest else _named(selected.machine, verb, "NAME"))
+    tab = {"log": "logs", "show": ""}.get(verb, verb)
+    return GoTo(page="job", job=rest[0] if rest else selected.ref or _named(selected.job, verb, "NAME"), tab=tab)
 
 
 def _job_action(verb: str, rest: list[str], selected: Selected) -> CockpitAction:

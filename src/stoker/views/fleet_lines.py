@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -320,15 +321,17 @@ def _device_text(device: Mapping[str, Any]) -> str:
 
 
 def devices_text(devices: Sequence[Mapping[str, Any]]) -> str:
-    """Return the devices of a machine and which are closed."""
-    described = []
-    for device in devices:
-        name = str(device.get("name") or device.get("type") or device.get("uuid", ""))
-        total = device.get("total_bytes")
-        closed = device.get("closed")
-        size = f" {format_size(total)}" if isinstance(total, int) else ""
-        described.append(f"{name}{size}{f' ({closed})' if closed else ''}")
-    return ", ".join(described)
+    """Return the devices of a machine and which are closed; equal ones together."""
+    described = Counter(map(_one_device_text, devices))
+    return ", ".join(f"{count} x {text}" if count > 1 else text for text, count in described.items())
+
+
+def _one_device_text(device: Mapping[str, Any]) -> str:
+    name = str(device.get("name") or device.get("type") or device.get("uuid", ""))
+    total = device.get("total_bytes")
+    closed = device.get("closed")
+    size = f" {format_size(total)}" if isinstance(total, int) else ""
+    return f"{name}{size}{f' ({closed})' if closed else ''}"
 
 
 def leader_table(rows: Sequence[LeaderRow], metric: str, *, columns: int) -> list[str]:

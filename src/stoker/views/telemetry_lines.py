@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stoker.core.display_width import text_width
 from stoker.core.frozen import frozen
 from stoker.core.text import format_duration, format_size, one_line
 from stoker.views.text_tables import table
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 SPARK_COLUMNS = 40
+_FEWEST_BLOCKS = 10
+_EXTREMES_COLUMNS = 36
+"""Three values of up to eight columns, and the gaps."""
 HOST_NAME = "host"
 _SAMPLE_FIELDS = (
     "utilisation_percent", "memory_total_bytes", "memory_used_bytes", "power_w", "power_limit_w", "energy_j",
@@ -117,13 +121,15 @@ def telemetry_lines(
 ) -> list[str]:
     """Return present values by device, then each channel over the span as a line of blocks."""
     rows = [device_cells(one.now, one.name) for one in devices if one.now is not None]
-    lines = table(rows, header=HEADER, columns=columns) if rows else []
-    curves = [
-        [f"{one.name} {curve.channel}", _blocks(curve, is_ascii=is_ascii), *_extremes(curve)]
-        for one in devices
-        for curve in one.curves
-    ]
-    if curves:
+    # What no device of the machine has is no column.
+    held = [at for at in range(len(HEADER)) if any(row[at] != UNKNOWN for row in rows)]
+    shown = [[row[at] for at in held] for row in rows]
+    lines = table(shown, header=[HEADER[at] for at in held], columns=columns) if rows else []
+    named = [(f"{one.name} {curve.channel}", curve) for one in devices for curve in one.curves]
+    if named:
+        room = columns - max(text_width(name) for name, _ in named) - _EXTREMES_COLUMNS
+        across = min(max(room, _FEWEST_BLOCKS), SPARK_COLUMNS) if columns else SPARK_COLUMNS
+        curves = [[name, _blocks(one, across, is_ascii=is_ascii), *_extremes(one)] for name, one in named]
         header = ("", f"last {format_duration(span_s)}", "low", "mean", "high")
         lines += ["", *table(curves, header=header, columns=columns)]
     return lines
@@ -170,7 +176,10 @@ def memory_text(used: int | None, total: int | None) -> str:
     """Return memory in use, of all."""
     if used is None:
         return UNKNOWN
-    return f"{format_size(used)} of {format_size(total)}" if total else format_size(used)
+    if not total:
+        return format_size(used)
+    (number, _, unit), whole = format_size(used).partition(" "), format_size(total)
+    return f"{number if whole.endswith(f' {unit}') else format_size(used)} of {whole}"
 
 
 def power_text(power_w: float | None, limit_w: float | None) -> str:
@@ -180,11 +189,11 @@ def power_text(power_w: float | None, limit_w: float | None) -> str:
     return f"{power_w:.0f} of {limit_w:.0f} W" if limit_w else f"{power_w:.0f} W"
 
 
-def _blocks(curve: ChannelCurve | TelemetrySeries, *, is_ascii: bool) -> str:
+def _blocks(curve: ChannelCurve | TelemetrySeries, columns: int, *, is_ascii: bool) -> str:
     from stoker.views.text_chart import sparkline
 
     values = [float("nan") if value is None else value for value in curve.high]
-    return sparkline(values, SPARK_COLUMNS, is_ascii=is_ascii)
+    return sparkline(values, columns, is_ascii=is_ascii)
 
 
 def _extremes(series: ChannelCurve | TelemetrySeries) -> list[str]:

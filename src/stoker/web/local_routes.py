@@ -64,6 +64,8 @@ class LocalBackend(UiBackend):
                 found = monitor.overview()
             case ["machines"]:
                 found = MachineList(machines=monitor.machines())
+            case ["machines", name, "telemetry"]:
+                found = monitor.telemetry(name)
             case ["jobs"]:
                 found = monitor.jobs(_job_query(query))
             case ["jobs", ref]:

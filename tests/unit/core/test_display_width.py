@@ -32,7 +32,7 @@ def test_of_a_long_name_the_middle_is_left_out() -> None:
 
 
 def test_without_unicode_the_columns_stay() -> None:
-    assert on_screen("模型 → …", is_ascii=True) == "???? ? ~"
+    assert on_screen("模型 → 71 °C é …", is_ascii=True) == "???? > 71  C ? ~"
 
 
 def test_joiners_and_selectors_of_emoji_are_left_out() -> None:

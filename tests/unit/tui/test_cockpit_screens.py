@@ -129,6 +129,8 @@ def test_every_page_at_80_by_24() -> None:
             screen.check(f"{name}-80x24")
         await screen.press("q", "m")
         screen.check("machines-80x24")
+        await screen.press("enter")
+        screen.check("machine-80x24")
         await screen.press("question_mark")
         screen.check("help-80x24")
 
@@ -141,6 +143,8 @@ def test_list_and_job_are_side_by_side_at_200_by_50() -> None:
         screen.check("jobs-200x50")
         await screen.press("tab")
         assert "step 99 loss=0.0200" in screen.text
+        await screen.press("m")
+        screen.check("machines-200x50")
 
     Screen(fleet()).run(act, (200, 50))
 
@@ -158,7 +162,7 @@ def test_without_unicode_everything_is_ascii() -> None:
 @pytest.mark.parametrize("size", [(10, 4), (43, 11), (160, 12)])
 def test_every_line_is_as_wide_as_the_screen_whatever_its_size(size: tuple[int, int]) -> None:
     async def act(screen: Screen) -> None:
-        for keys in (("down",), ("enter",), ("l",), ("s",), ("q", "m"), ("q", "question_mark")):
+        for keys in (("down",), ("enter",), ("l",), ("s",), ("q", "m"), ("enter",), ("q", "q", "question_mark")):
             await screen.press(*keys)
             lines = [screen.app._view.render_line(row) for row in range(size[1])]
             assert [text_width(line.text) for line in lines] == [size[0]] * size[1]

@@ -30,16 +30,20 @@ CARD = DeviceSample(
 )
 
 
-def test_what_was_not_measured_is_a_dash_and_never_zero():
-    lines = telemetry_lines([ShownDevice(name="Card", now=CARD)], span_s=3600.0, columns=0)
-    assert lines == [
-        "device  util  memory               power         temp   clock  fan  throttle",
-        "Card    97 %  6.0 GiB of 24.0 GiB  388 of 450 W  71 °C  –      –    power limit",
+def test_what_was_not_measured_is_a_dash_and_what_no_device_has_is_no_column():
+    idle = DeviceSample(uuid="GPU-1", utilisation_percent=0.0, memory_used_bytes=512 << 20, throttle=())
+    shown = [ShownDevice(name="Card", now=CARD), ShownDevice(name="Other", now=idle)]
+    assert telemetry_lines(shown, span_s=3600.0, columns=0) == [
+        "device  util  memory           power         temp   throttle",
+        "Card    97 %  6.0 of 24.0 GiB  388 of 450 W  71 °C  power limit",
+        "Other   0 %   512.0 MiB        –             –      none",
     ]
-    idle = DeviceSample(uuid="GPU-1", utilisation_percent=0.0, throttle=())
-    assert telemetry_lines([ShownDevice(name="Card", now=idle)], span_s=1.0, columns=0)[1].split() == [
-        "Card", "0", "%", "–", "–", "–", "–", "–", "none",
-    ]  # fmt: skip
+
+
+def test_on_a_narrow_terminal_the_blocks_are_fewer():
+    rows = [row_of(CARD, 10.0 * at) for at in range(360)]
+    device = ShownDevice(name="NVIDIA GeForce RTX 4090", now=None, curves=curves_of(rows))
+    assert max(map(len, telemetry_lines([device], span_s=3600.0, columns=80))) <= 80
 
 
 def test_an_hour_is_a_line_of_blocks_with_its_extremes():

@@ -27,18 +27,40 @@ class LocalTelemetry:
     """Rows of ten seconds, by UUID; empty: no worker runs here."""
 
 
+class LocalSampler:
+    """Samples this machine on request. Caller closes. Not thread-safe."""
+
+    def __init__(
+        self, devices: Sequence[Device], environment: Mapping[str, str], state: str, *, clock: Clock, files: str = "/"
+    ) -> None:
+        self._sampler = DeviceSampler(lambda: devices, environment, files=files)
+        self._state = state
+        self._clock = clock
+        self._is_first = True
+
+    def look(self) -> LocalTelemetry:
+        """Sample, the first time twice within a tenth of a second, and read what a worker recorded. Blocks."""
+        if self._is_first:
+            self._is_first = False
+            self._sampler.sample(self._clock.monotonic_s())
+            self._clock.sleep(BETWEEN_S)
+        samples = self._sampler.sample(self._clock.monotonic_s())
+        now_s = self._clock.wall_s()
+        rings = stored_rings(os.path.join(self._state, FOLDER), ON_THE_MACHINE)
+        rows = {ring.about().get("uuid", ""): tuple(ring.read(TENS.period_s, now_s - SPAN_S, now_s)) for ring in rings}
+        return LocalTelemetry(samples=tuple(samples), rows={uuid: some for uuid, some in rows.items() if some})
+
+    def close(self) -> None:
+        """End the child that calls a vendor's library."""
+        self._sampler.close()
+
+
 def look_here(
     devices: Sequence[Device], environment: Mapping[str, str], state: str, *, clock: Clock, files: str = "/"
 ) -> LocalTelemetry:
-    """Sample this machine twice within a tenth of a second, and read what a worker recorded. Blocks."""
-    sampler = DeviceSampler(lambda: devices, environment, files=files)
+    """Return the present state of this machine and what a worker recorded. Blocks."""
+    sampler = LocalSampler(devices, environment, state, clock=clock, files=files)
     try:
-        sampler.sample(clock.monotonic_s())
-        clock.sleep(BETWEEN_S)
-        samples = sampler.sample(clock.monotonic_s())
+        return sampler.look()
     finally:
         sampler.close()
-    now_s = clock.wall_s()
-    rings = stored_rings(os.path.join(state, FOLDER), ON_THE_MACHINE)
-    rows = {ring.about().get("uuid", ""): tuple(ring.read(TENS.period_s, now_s - SPAN_S, now_s)) for ring in rings}
-    return LocalTelemetry(samples=tuple(samples), rows={uuid: some for uuid, some in rows.items() if some})

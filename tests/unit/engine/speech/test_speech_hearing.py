@@ -19,7 +19,9 @@ KEY = Digest("a" * 64)
 class Heard:
     """What a run hears of a program."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, report_s: float = 0.0) -> None:
+        self.report_s = report_s
+        """How long a report takes, while others have the processor."""
         self.folder = folder
         self.scratch = folder / "scratch"
         self.scratch.mkdir()
@@ -34,7 +36,11 @@ class Heard:
         self.out = folder / "out"
         self.out.mkdir()
         written = WrittenMetrics([str(self.out)], [], self.clock, log=lambda text: self.reports.append({"log": text}))
-        self.speech = ProgramOutput(self.reports.append, self.clock, keeper, written=written)
+        self.speech = ProgramOutput(self.take, self.clock, keeper, written=written)
+
+    def take(self, report: dict[str, Any]) -> None:
+        self.clock.advance(self.report_s)
+        self.reports.append(report)
 
     @property
     def rows(self) -> list[tuple[int, dict[str, float], MetricSource]]:
@@ -178,6 +184,19 @@ def test_a_flood_is_told_and_its_last_line_is_heard(heard: Heard) -> None:
     heard.speech.finish()
     assert heard.steps[-1][0] == heard.rows[-1][0] == LINES_PER_WINDOW + 100
     assert heard.log == ["100 lines of its output came too quickly to be read for metrics"]
+
+
+def test_a_busy_machine_costs_a_program_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.engine.runners.program.output.time.thread_time", lambda: 0.0)
+    heard = Heard(tmp_path, report_s=30.0)
+    heard.speech.hear(b"epoch=0 loss=1\n", is_out=True)
+    heard.report_s = 0.0
+    for epoch in range(1, 400):
+        heard.clock.advance(0.1)
+        heard.speech.hear(b"epoch=%d loss=1\n" % epoch, is_out=True)
+    heard.speech.finish()
+    assert [step for step, _, _ in heard.rows] == list(range(400))
+    assert heard.log == []
 
 
 def test_a_step_without_a_value_is_progress(heard: Heard) -> None:

@@ -102,7 +102,7 @@ class OutputLines:
         return given
 
     def spent(self, seconds: float) -> None:
-        """Take in how long reading lines took: on a busy machine fewer are read, so that the program need not wait."""
+        """Take in the processor time that reading took: after much of it fewer are read, so that no program waits."""
         self._spent_s += seconds
         if self._spent_s > WINDOW_S / _READING_SHARE:
             if not self._is_slow:
@@ -312,9 +312,10 @@ class ProgramOutput:
         lines = self._streams[is_out]
         given = lines.feed(data)
         if given:
-            begun_s = self._clock.monotonic_s()
+            # Processor time: on a busy machine waiting for the processor is no reading.
+            begun_s = time.thread_time()
             self._hear_lines(given, is_out=is_out)
-            lines.spent(self._clock.monotonic_s() - begun_s)
+            lines.spent(time.thread_time() - begun_s)
 
     def look(self) -> None:
         """Take in what was passed over in a flood of lines that has paused, and what it wrote to files."""
