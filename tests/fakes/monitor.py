@@ -103,6 +103,7 @@ class MemoryMonitor(Monitor):
         self.now_s = NOON_S + 1000
         self.done: list[tuple[Any, ...]] = []
         self.log_lines: list[str] = []
+        self.series_names: tuple[str, ...] = ("loss", "lr")
         self.longest_wait_s = 0.0
         self.calls: Counter[str] = Counter()
 
@@ -116,6 +117,13 @@ class MemoryMonitor(Monitor):
                 self._rows.pop(id_, None)
                 self._changes.append(("gone", id_))
             self._lock.notify_all()
+
+    def change_machine(self, machine: MachineView, *, is_event: bool = True) -> None:
+        """Change a machine; its row in changes has no capability, as a coordinator sends it."""
+        with self._lock:
+            self._machines[machine.name] = machine
+            if is_event:
+                self._changes.append(("machine", machine.name))
 
     def _enter(self, what: str) -> None:
         self.calls[what] += 1
@@ -173,17 +181,21 @@ class MemoryMonitor(Monitor):
         self._enter("series")
         view = self._find(ref)
         steps = tuple(range(0, 1000, 5))
-        loss = Series(
-            name="loss",
-            steps=steps,
-            values=tuple(2 * math.exp(-step / 300) + 0.05 for step in steps),
-            total=1000,
-            last=0.13,
-            last_step=999,
-            best=0.12,
-            best_step=990,
-        )
-        return SeriesView(job=view.name, names=("loss", "lr"), series=(loss,), attempts={"2": 500})
+        shown = query.names or self.series_names[:1]
+        curves = [
+            Series(
+                name=name,
+                steps=steps,
+                values=tuple(2 * math.exp(-step / (300 + 200 * at)) + 0.05 for step in steps),
+                total=1000,
+                last=0.13,
+                last_step=999,
+                best=0.12 + at,
+                best_step=990,
+            )
+            for at, name in enumerate(shown)
+        ]
+        return SeriesView(job=view.name, names=self.series_names, series=tuple(curves), attempts={"2": 500})
 
     def stages(self, ref: str) -> StageGraph:
         self._enter("stages")
@@ -253,11 +265,13 @@ class MemoryMonitor(Monitor):
             touched = dict.fromkeys(self._changes[after:])
             jobs = [self._rows[id_] for kind, id_ in touched if kind == "job" and id_ in self._rows]
             gone = [id_ for kind, id_ in touched if kind == "gone"]
+            machines = [self._machines[name] for kind, name in touched if kind == "machine"]
             return ChangedRows(
                 seq=len(self._changes),
                 server_s=self.now_s,
                 jobs=tuple(jobs),
                 gone=tuple(gone),
+                machines=tuple(one.model_copy(update={"capability": {}}) for one in machines),
                 counts=self._counts(),
                 resync=len(touched) > 4096,
             )

@@ -19,14 +19,16 @@ from stoker.api.monitor import JobQuery
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.core.job import JobState
-from stoker.core.text import did_you_mean
+from stoker.core.text import counted, did_you_mean
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import HistoryCache, NodeHistory, RunHistory
+from stoker.jobs.trials import is_sweep, read_trials
 from stoker.protocol.view_messages import JobPage, JobView
 
 _MOST_GONE = 4096
 _MOST_METRICS = 50
 _LONGEST_WHY = 2000
+_UNFINISHED = frozenset({"running", "waiting"})
 _STATES = [str(state) for state in JobState]
 _Stamp = tuple[int, int, bool]
 """Size and time of the journal, and whether the job has ended."""
@@ -67,6 +69,8 @@ class LocalJobTable:
         self._guard = threading.RLock()
         self._rows: dict[str, LocalRow] = {}
         self._live: set[str] = set()
+        self._finals: dict[str, tuple[str, ...]] = {}
+        """Of jobs that run: see `_finals_of`."""
         self._unread: set[str] = set()
         """Folders that hold no job, or not yet."""
         self._gone: deque[tuple[int, str]] = deque(maxlen=_MOST_GONE)
@@ -182,12 +186,16 @@ class LocalJobTable:
         if row.view.state == JobState.RUNNING:
             self._live.add(name)
         else:
-            self._live.discard(name)
+            self._forget_live(name)
+
+    def _forget_live(self, name: str) -> None:
+        self._live.discard(name)
+        self._finals.pop(name, None)
 
     def _drop(self, name: str) -> None:
         self._seq += 1
         del self._rows[name]
-        self._live.discard(name)
+        self._forget_live(name)
         if len(self._gone) == _MOST_GONE:
             self._gone_before = self._gone[0][0]
         self._gone.append((self._seq, name))
@@ -200,9 +208,20 @@ class LocalJobTable:
         if row is None or row.is_detailed:
             return view if row is None else row.view
         path = JobFolder(os.path.join(self._runs, view.id)).status_path
-        found = view.model_copy(update=self._histories.read(path, _progress))
+        finals = self._finals_of(view)
+        found = view.model_copy(update=self._histories.read(path, lambda story: _progress(story, finals)))
         self._rows[view.id] = LocalRow(view=found, seq=row.seq, order=row.order, stamp=row.stamp, is_detailed=True)
         return found
+
+    def _finals_of(self, view: JobView) -> tuple[str, ...]:
+        """Return the last stage of each trial of a sweep; nothing for other jobs."""
+        finals = self._finals.get(view.id)
+        if finals is None:
+            trials = read_trials(JobFolder(os.path.join(self._runs, view.id)))
+            finals = tuple(trial.nodes.final for trial in trials) if is_sweep(trials) else ()
+            if view.state == JobState.RUNNING:
+                self._finals[view.id] = finals
+        return finals
 
 
 _SECOND = len("20261115-031502")
@@ -229,8 +248,11 @@ def job_view(local: LocalJobView, machine: str) -> JobView:
     )
 
 
-def _progress(story: RunHistory) -> dict[str, Any]:
-    """Return the step and the metrics of the stage that runs, or that reported last."""
+def _progress(story: RunHistory, finals: Sequence[str]) -> dict[str, Any]:
+    """Return the step and the metrics of the stage that runs, or that reported last.
+
+    The steps of a sweep are its trials, `finals` their last stages.
+    """
     told = [node for node in story.nodes.values() if node.step is not None or node.metrics]
     running = [node for node in told if node.ending == "running"]
     metrics: dict[str, float] = {}
@@ -243,9 +265,17 @@ def _progress(story: RunHistory) -> dict[str, Any]:
     speaker: NodeHistory | None = next(iter((running or told)[-1:]), None)
     says = next((node.status_text for node in reversed(list(story.nodes.values())) if node.status_text), "")
     is_counted = speaker is not None and type(speaker.step) is int and not math.isnan(speaker.step)
+    step = speaker.step if speaker is not None and is_counted else None
+    of = speaker.of if speaker is not None and type(speaker.of) is int else None
+    label = ""
+    if finals:
+        ended = (name for name in finals if name in story.nodes and story.nodes[name].ending not in _UNFINISHED)
+        step, of = sum(1 for _ in ended), len(finals)
+        label = f"{step:,} of {counted(of, 'trial')}"
     return {
-        "step": speaker.step if speaker is not None and is_counted else None,
-        "of": speaker.of if speaker is not None and type(speaker.of) is int else None,
+        "label": label,
+        "step": step,
+        "of": of,
         "metrics": metrics,
         "says": says[:_LONGEST_WHY],
     }

@@ -141,7 +141,8 @@ class LocalMonitor(Monitor):
         job = self._find(ref)
         view = self._view(job)
         verdict = self._histories.read(job.folder.status_path, lambda story: _verdict(view, story, self.name))
-        changes = (f"stoker run --failed {view.name}",) if view.state == JobState.FAILED else ()
+        again = f"possible: what did not complete runs again by `stoker run --failed {view.name}`"
+        changes = (again,) if view.state == JobState.FAILED else ()
         return JobExplanation(job=view, verdict=verdict, changes=changes)
 
     def series(self, ref: str, query: SeriesQuery) -> SeriesView:

@@ -40,6 +40,17 @@ _KEYS = {
     "job": "tab next  l logs  e explain  c cancel  r requeue  : command  ? help  q back",
     "logs": "f follow  / search  up down scroll  left right columns  tab next  c cancel  ? help  q back",
 }
+_WIDE_KEYS = {
+    "jobs": "enter open  tab 1-5 tabs  l logs  e explain  s stages  c cancel  r requeue  p priority  / filter  "
+    "m machines  : command  ? help",
+}
+_HERE_KEYS = {
+    "jobs": "enter open  l logs  e explain  c cancel  / filter  m machines  : command  ? help",
+    "machines": "enter open  m jobs  : command  ? help  q back",
+    "machine": "up down scroll  m jobs  : command  ? help  q back",
+    "job": "tab next  l logs  e explain  c cancel  : command  ? help  q back",
+}
+"""Of this machine's own jobs, which have no queue."""
 _SHORT_KEYS = {
     "jobs": "enter open  l logs  e explain  c cancel  / filter  : command  ? help",
     "machine": "d drain  x cordon  o open again  m jobs  : command  ? help  q back",
@@ -345,7 +356,9 @@ def _bottom_line(controls: CockpitControls, look: ScreenLook) -> StyledLine:
     if state.is_help:
         return plain(" any key closes this page", look, "dim")
     page = "logs" if state.page == "job" and state.tab == "logs" else state.page
-    keys = _KEYS[page]
+    keys = (_WIDE_KEYS if controls.is_wide else _KEYS).get(page, _KEYS[page])
+    if not controls.monitor.is_fleet:
+        keys = _HERE_KEYS.get(page, keys)
     if text_width(keys) + 2 > look.columns:
         keys = _SHORT_KEYS.get(page, keys)
     right = "read-only " if state.is_read_only and text_width(keys) + 12 <= look.columns else ""

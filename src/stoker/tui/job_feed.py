@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.api.monitor import LogQuery, Monitor, SeriesQuery
@@ -19,7 +19,22 @@ _LOG_LINES = 500
 _POINTS = 400
 _EVERY_S = {"curves": 2.0, "logs": 1.0, "stages": 2.0, "explain": 5.0, "config": 60.0}
 _ENDED_EVERY_S = 60.0
+_MOST_TOGETHER = 24
+"""Curves of one metric."""
 _VIEW_EVERY_S = 2.0
+
+
+def metric_groups(names: Sequence[str]) -> list[list[str]]:
+    """Return names by metric: `1.run: loss` and `2.run: loss` are the same of several stages."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(metric_of(name), []).append(name)
+    return list(groups.values())
+
+
+def metric_of(name: str) -> str:
+    """Return the metric of a name, without the stage before it."""
+    return name.partition(": ")[2] or name
 
 
 @frozen
@@ -165,7 +180,12 @@ class JobFeed:
         return {"view": self._monitor.job(ref).job, "is_missing": False}
 
     def _fetch_curves(self, ref: str) -> dict[str, Any]:
-        return {"series": self._monitor.series(ref, SeriesQuery(points=_POINTS))}
+        view = self._monitor.series(ref, SeriesQuery(points=_POINTS))
+        names = [name for group in metric_groups(view.names) if len(group) > 1 for name in group[:_MOST_TOGETHER]]
+        if names and len(view.names) > len(view.series):
+            # Several stages report the same metric: they are drawn over each other.
+            view = self._monitor.series(ref, SeriesQuery(names=tuple(names[: 2 * _MOST_TOGETHER]), points=_POINTS))
+        return {"series": view}
 
     def _fetch_stages(self, ref: str) -> dict[str, Any]:
         return {"stages": self._monitor.stages(ref)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from stoker.core.display_width import cut, padded, text_width
@@ -9,7 +10,7 @@ from stoker.core.text import format_duration, one_line
 from stoker.protocol.screen_messages import Series, SeriesView, StageGraph, StageNode
 from stoker.protocol.view_messages import JobView
 from stoker.tui.cockpit_state import CockpitState
-from stoker.tui.job_feed import JobData, LogTail
+from stoker.tui.job_feed import JobData, LogTail, metric_groups, metric_of
 from stoker.tui.styled_text import ScreenLook, StyledLine, joined, plain, wrapped_line
 from stoker.tui.typed_commands import TABS
 from stoker.views.charts import ChartLine, curve_panel
@@ -114,15 +115,17 @@ def _texts(state: CockpitState, data: JobData, look: ScreenLook, rows: int) -> l
 
 def curve_texts(view: SeriesView, look: ScreenLook, rows: int) -> list[str]:
     """Return the metrics of a job as charts, one below the other, each with its last and best value."""
-    drawn = [one for one in view.series if one.values][:_MOST_CHARTS]
-    if not drawn:
+    with_values = {one.name: one for one in view.series if one.values}
+    if not with_values:
         return ["no metrics yet: the program prints lines such as `loss=0.5`, or calls `stoker.report`"]
+    drawn = [[with_values[name] for name in group] for group in metric_groups(list(with_values))][:_MOST_CHARTS]
     count = max(1, min(len(drawn), rows // 9))
     each = min(max(rows // count - 1, FEWEST_ROWS), _HIGHEST_CHART)
     lines: list[str] = []
-    for one in drawn:
-        lines += [_series_head(one), *_chart(one, view, look, each)]
-    hidden = [name for name in view.names if name not in {one.name for one in drawn}]
+    for some in drawn:
+        lines += [_series_head(some), *_chart(some, view, look, each)]
+    shown = {one.name for some in drawn for one in some}
+    hidden = [name for name in view.names if name not in shown]
     if hidden:
         lines.append(one_line(f"also: {', '.join(hidden)}", 500))
     return lines
@@ -145,23 +148,49 @@ class _DrawnCurves:
 _CURVES = _DrawnCurves()
 
 
-def _series_head(one: Series) -> str:
-    last = (
-        f" {number(one.last)} at step {one.last_step:,}" if one.last is not None and one.last_step is not None else ""
-    )
-    best = ""
-    if one.best is not None and one.best_step is not None:
-        best = f", best {number(one.best)} at step {one.best_step:,}"
+def _series_head(some: Sequence[Series]) -> str:
+    """Return the values of a curve; of several the best one."""
+    if len(some) > 1:
+        return _group_head(some)
+    one = some[0]
+    last = ""
+    if one.last is not None and one.last_step is not None:
+        last = f" {number(one.last)} at step {one.last_step:,}"
     total = f", {one.total:,} values" if one.total else ""
-    return f"{one.name}{last}{best}{total}"
+    return f"{one.name}{last}{_best_text(one)}{total}"
 
 
-def _chart(one: Series, view: SeriesView, look: ScreenLook, rows: int) -> list[str]:
-    points = tuple((float(step), value) for step, value in zip(one.steps, one.values, strict=False))
-    panel = curve_panel(one.name, [ChartLine(label=one.name, points=points, rank=0)])
+def _group_head(some: Sequence[Series]) -> str:
+    known = [one for one in some if one.best is not None and math.isfinite(one.best)]
+    head = f"{metric_of(some[0].name)} of {len(some)} stages"
+    if not known:
+        return head
+    is_lower = known[0].is_lower_better is not False
+    best = min(known, key=lambda one: (one.best or 0.0) * (1 if is_lower else -1))
+    return f"{head}{_best_text(best)} of {best.name.partition(': ')[0]}"
+
+
+def _best_text(one: Series) -> str:
+    return (
+        f", best {number(one.best)} at step {one.best_step:,}"
+        if one.best is not None and one.best_step is not None
+        else ""
+    )
+
+
+def _chart(some: Sequence[Series], view: SeriesView, look: ScreenLook, rows: int) -> list[str]:
+    lines = [
+        ChartLine(
+            label=one.name,
+            points=tuple((float(step), value) for step, value in zip(one.steps, one.values, strict=False)),
+            rank=rank,
+        )
+        for rank, one in enumerate(some)
+    ]
+    panel = curve_panel(metric_of(some[0].name), lines)
     if panel is None:
         return ["no finite value"]
-    borders = [float(step) for step in view.attempts.values()]
+    borders = [float(step) for step in view.attempts.values()] if len(some) == 1 else []
     return panel_lines(panel, columns=look.columns - 2, rows=rows, borders=borders, is_ascii=look.is_ascii)
 
 

@@ -21,6 +21,7 @@ from stoker.core.events import Event, Kinds
 from stoker.core.jsontext import dumps
 from stoker.engine.journal import StatusWriter
 from stoker.jobs.job_folder import JobFolder
+from stoker.views.placement_lines import explanation_lines
 from tests.unit.jobs.real_jobs import Made, Shelf, falling
 
 
@@ -111,6 +112,33 @@ def test_a_trial_of_a_sweep_is_shown_alone(monitor: LocalMonitor, shelf: Shelf) 
     assert monitor.series("sweep/2", SeriesQuery()).names == ("loss",)
     assert [(one.name, one.title) for one in monitor.stages("sweep/2").nodes] == [("2.train", "lr=0.2")]
     assert {one.path: one.value for one in monitor.config("sweep/2").settings}["lr"] == 0.2
+
+
+def test_the_steps_of_a_sweep_are_its_trials(monitor: LocalMonitor, shelf: Shelf) -> None:
+    trials = [
+        Made(point={"lr": 0.1}),
+        Made(point={"lr": 0.2}, state="failed"),
+        Made(point={"lr": 0.3}, state="running"),
+    ]
+    shelf.add("sweep", trials, is_ended=False)
+    (row,) = monitor.jobs(JobQuery()).jobs
+    assert (row.label, row.step, row.of) == ("2 of 3 trials", 2, 3)
+
+
+def test_a_failed_job_is_explained_with_the_command_that_continues_it(monitor: LocalMonitor, shelf: Shelf) -> None:
+    shelf.add("train", [Made(state="failed", message="ValueError: nan")])
+    lines = list(explanation_lines(monitor.explain("train"), now_s=0.0, columns=80))
+    assert lines[1] == "possible: what did not complete runs again by `stoker run --failed train`"
+
+
+def test_the_machine_has_telemetry_of_its_host_and_no_other_machine_has(monitor: LocalMonitor) -> None:
+    view = monitor.telemetry("desk")
+    assert view.machine == "desk"
+    assert view.devices[0].device == ""
+    assert view.devices[0].now is not None
+    assert view.devices[0].now.memory_total_bytes
+    with pytest.raises(NotFound, match="no machine 'lab'"):
+        monitor.telemetry("lab")
 
 
 def test_code_of_two_runs_of_a_name(monitor: LocalMonitor, shelf: Shelf) -> None:

@@ -149,6 +149,16 @@ def test_list_and_job_are_side_by_side_at_200_by_50() -> None:
     Screen(fleet()).run(act, (200, 50))
 
 
+def test_the_same_metric_of_several_stages_is_drawn_over_each_other() -> None:
+    async def act(screen: Screen) -> None:
+        screen.monitor.series_names = ("1.run: loss", "2.run: loss")
+        text = await screen.press("down", "enter")
+        assert "loss of 2 stages, best 0.12 at step 990 of 1.run" in text
+        assert text.count("step ") < 4
+
+    Screen(fleet()).run(act)
+
+
 def test_without_unicode_everything_is_ascii() -> None:
     async def act(screen: Screen) -> None:
         assert screen.text.isascii()

@@ -11,6 +11,7 @@ from stoker.tui.feed import CockpitFeed
 from stoker.tui.job_feed import JobFeed
 from stoker.tui.job_filter import parse_filter
 from stoker.tui.job_table import MOST_ROWS
+from stoker.tui.machine_feed import MachineFeed
 from stoker.tui.requests import RequestThreads
 from tests.fakes.monitor import NOON_S, MemoryMonitor, job, machine
 
@@ -130,6 +131,44 @@ def test_ages_follow_the_clock_of_the_coordinator() -> None:
     assert feed.data.offset_s == 4000
 
 
+def test_machines_are_fetched_again_while_they_are_shown_and_keep_what_a_changed_row_leaves_out() -> None:
+    monitor = MemoryMonitor([job(1)], [machine("desk", capability={"cpu_cores": 8})])
+    feed, clock = feed_of(monitor)
+    feed.step()
+    feed.want_machines()
+    feed.requests.run_queued()
+    assert monitor.calls["machines"] == 1
+    monitor.change_machine(machine("desk", "drained"))
+    feed.step()
+    (desk,) = feed.data.machines
+    assert (desk.state, desk.capability) == ("drained", {"cpu_cores": 8})
+    # No event says that a machine is silent.
+    monitor.change_machine(machine("desk", "silent", capability={"cpu_cores": 8}), is_event=False)
+    clock.advance(5.0)
+    feed.want_machines()
+    feed.requests.run_queued()
+    assert feed.data.machines[0].state == "silent"
+
+
+def test_telemetry_of_a_machine_stays_while_nothing_newer_comes_and_is_dropped_with_its_page() -> None:
+    monitor = MemoryMonitor([], [machine("desk"), machine("lab1")])
+    clock, requests = FakeClock(NOON_S), RequestThreads()
+    feed = MachineFeed(monitor, clock, requests)
+    feed.open("desk")
+    for _ in range(2):
+        feed.refresh()
+        requests.run_queued()
+    assert (monitor.calls["telemetry"], feed.data.error) == (1, "")
+    monitor.trouble = NoCoordinator("connection refused")
+    clock.advance(5.0)
+    feed.refresh()
+    requests.run_queued()
+    assert feed.data.telemetry is not None
+    assert feed.data.error == "connection refused"
+    feed.open("lab1")
+    assert feed.data.telemetry is None
+
+
 # One job.
 
 
@@ -192,3 +231,14 @@ def test_a_job_that_vanished_is_reported_and_an_answer_for_another_job_is_droppe
     feed.open(job(2).id, job(2))
     requests.run_queued()
     assert (feed.data.series, feed.data.is_missing) == (None, False)
+
+
+def test_of_a_job_with_several_stages_the_curves_of_a_metric_are_fetched_together() -> None:
+    monitor = MemoryMonitor([job(1)])
+    monitor.series_names = ("1.run: loss", "2.run: loss", "1.run: lr", "2.run: lr", "note")
+    feed, _, requests = job_feed_of(monitor)
+    feed.open(job(1).id, job(1))
+    feed.refresh("curves")
+    requests.run_queued()
+    assert feed.data.series is not None
+    assert [one.name for one in feed.data.series.series] == ["1.run: loss", "2.run: loss", "1.run: lr", "2.run: lr"]
