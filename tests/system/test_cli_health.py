@@ -74,6 +74,22 @@ def test_an_admin_adds_tries_and_removes_a_hook(home: Shell):
         assert next(hook for hook in desk.client.hooks() if hook.id == number).closed_s is not None
 
 
+def test_a_desktop_is_added_tried_and_removed_without_a_coordinator(shell: Shell, tmp_path: Path):
+    program = tmp_path / "notify-send"
+    program.write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/shown\n')
+    program.chmod(0o755)
+    shell.env |= {"DISPLAY": ":0", "PATH": f"{tmp_path}:{shell.env['PATH']}"}
+    notify = ("admin", "notify")
+    refused = shell.stoker(*notify, "add", "--desktop", "--on", "submitted")
+    assert (refused.code, "a desktop does not show submitted" in refused.err) == (2, True)
+    (made,) = shell.stoker(*notify, "add", "--desktop", "--on", "finished,stuck", "--json").objects()
+    assert made == {"id": "desktop", "on": ["completed", "symptom"], "user": "", "is_present": True}
+    assert shell.stoker(*notify).out.startswith("desktop: completed, symptom, while")
+    assert shell.stoker(*notify, "test", "desktop").out == "desktop: shown\n"
+    assert "test of the notifications" in (tmp_path / "shown").read_text()
+    assert shell.stoker(*notify, "rm", "desktop").out == "desktop: off\n"
+
+
 def test_torture_prints_every_promise_and_leaves_nothing_behind(home: Shell):
     (said,) = home.stoker("admin", "torture", "--for", "2s", "--jobs", "20", "--seed", "7", "--json").objects()
     assert said["is_well"], said

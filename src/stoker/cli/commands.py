@@ -116,11 +116,11 @@ COMMANDS = (
     Command(
         "admin tokens rotate", "prove", "replace a token's secret; the old one stops working", "admin:tokens_rotate"
     ),
-    Command("admin notify", "prove", "list webhooks", "admin:notify"),
-    Command("admin notify list", "prove", "list webhooks", "admin:notify"),
-    Command("admin notify add", "prove", "add a webhook: send signed events to a URL", "admin:notify_add"),
-    Command("admin notify rm", "prove", "delete a webhook", "admin:notify_rm"),
-    Command("admin notify test", "prove", "send a test event to a webhook", "admin:notify_trying"),
+    Command("admin notify", "prove", "list webhooks", "notify:list"),
+    Command("admin notify list", "prove", "list webhooks", "notify:list"),
+    Command("admin notify add", "prove", "send events to a URL, by mail or to the desktop", "notify:add"),
+    Command("admin notify rm", "prove", "delete a webhook", "notify:rm"),
+    Command("admin notify test", "prove", "send a test event to a webhook", "notify:test"),
     Command("admin torture", "prove", "test the queue's guarantees on this fleet", "torture"),
     Command("admin objects", "prove", "print where the coordinator stores objects", "database:objects"),
     Command("admin objects check", "prove", "check an S3 bucket", "database:objects_check"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
@@ -62,7 +64,28 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         return 0
     from stoker.tui.cockpit import run_cockpit
 
-    return run_cockpit(controls, has_colour=out.has_colour, is_ascii=is_ascii, has_mouse=given["mouse"])
+    with notified(call, controls.monitor):
+        return run_cockpit(controls, has_colour=out.has_colour, is_ascii=is_ascii, has_mouse=given["mouse"])
+
+
+@contextmanager
+def notified(call: CommandContext, monitor: Monitor) -> Iterator[None]:
+    """Show desktop notifications during the block, if this user wants them and this machine can show them."""
+    from stoker.api.desktop_notices import DesktopNotifier, read_choice
+    from stoker.host.desktop import Desktop
+
+    settings = call.parts.settings
+    choice = read_choice(settings.state)
+    desktop = Desktop(settings.environment)
+    if choice is None or not desktop.is_present:
+        yield
+        return
+    notifier = DesktopNotifier(monitor, desktop, choice, call.parts.clock)
+    notifier.start()
+    try:
+        yield
+    finally:
+        notifier.close()
 
 
 def _controls(call: CommandContext, given: dict[str, Any]) -> CockpitControls:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, whole
+from stoker.cli.top import notified
 from stoker.core.errors import Forbidden, NoCoordinator, Unavailable, Usage
 from stoker.protocol.discovery import no_coordinator_known
 
 if TYPE_CHECKING:
+    from stoker.api.monitor import Monitor
     from stoker.web.assets import Pages
     from stoker.web.backend import UiBackend
 
@@ -50,7 +52,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     if given["link"]:
         return _print_link(call, given["at"])
     pages = Pages()
-    backend, what = _backend(call, pages, given)
+    backend, monitor, what = _backend(call, pages, given)
     server = UiServer(backend, pages=pages, clock=call.parts.clock, port=given["port"] or 0, user=_user())
     out = call.out
     out.goes_on_unread = out.is_watched = True
@@ -63,28 +65,30 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     try:
         if not given["no_browser"]:
             _open_browser(call, link)
-        _wait(call, server.link)
+        with notified(call, monitor):
+            _wait(call, server.link)
     finally:
         server.stop()
         out.note("stopped")
     return 0
 
 
-def _backend(call: CommandContext, pages: Pages, given: dict[str, Any]) -> tuple[UiBackend, str]:
+def _backend(call: CommandContext, pages: Pages, given: dict[str, Any]) -> tuple[UiBackend, Monitor, str]:
     found = None if given["local"] else call.lookup.coordinator(given["at"])
     if found is not None:
+        from stoker.api.fleet_monitor import FleetMonitor
         from stoker.web.forwarding import ForwardingBackend
 
         client = call.lookup.client_of(found)
         # Ends here with the reason, if the coordinator refuses us.
         client.jobs(limit=1)
-        return ForwardingBackend(client.transport), f"the fleet of {client.url}"
+        return ForwardingBackend(client.transport), FleetMonitor(client), f"the fleet of {client.url}"
     from stoker.api.local_monitor import LocalMonitor
     from stoker.web.local_routes import LocalBackend
 
     monitor = LocalMonitor(call.parts)
     backend = LocalBackend(monitor, clock=call.parts.clock, user=_user(), build=pages.build)
-    return backend, f"the jobs of {monitor.name}"
+    return backend, monitor, f"the jobs of {monitor.name}"
 
 
 def _print_link(call: CommandContext, at: str | None) -> int:

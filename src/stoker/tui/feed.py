@@ -26,6 +26,7 @@ _BETWEEN_S = 0.25
 _WAIT_S = 5.0
 """Longest time that a request for changes waits."""
 _OVERVIEW_EVERY_S = 10.0
+_FAILED_AFTER_S = 1.0
 _MACHINES_EVERY_S = 5.0
 """While machines are shown: a heartbeat, a temperature and silence are no events."""
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
@@ -184,6 +185,9 @@ class CockpitFeed:
             self._recent[view.id] = view
         while len(self._recent) > _MOST_RECENT:
             del self._recent[next(iter(self._recent))]
+        if any(view.state == "failed" for view in change.jobs):
+            # The number of failed jobs of a day is in the overview alone.
+            self._overview_s = min(self._overview_s, self._clock.monotonic_s() - _OVERVIEW_EVERY_S + _FAILED_AFTER_S)
         if change.jobs or change.gone:
             self._table.apply(change.jobs, change.gone)
             fields["rows"] = self._table.rows()

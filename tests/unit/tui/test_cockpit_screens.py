@@ -332,6 +332,6 @@ def test_a_click_selects_and_a_second_one_opens() -> None:
     Screen(fleet()).run(act)
 
 
-@pytest.mark.parametrize("name", ["jobs-80x24", "curves-80x24"])
+@pytest.mark.parametrize("name", ["jobs-80x24", "curves-80x24", "machine-80x24"])
 def test_the_guide_shows_what_is_drawn(name: str) -> None:
     assert f"```text\n{(GOLDEN / f'{name}.txt').read_text('utf-8')}```\n" in GUIDE.read_text("utf-8")
