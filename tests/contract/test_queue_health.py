@@ -61,6 +61,25 @@ def test_a_symptom_that_comes_and_goes_within_the_hour_is_no_news(fleet: Driven)
     assert (shown.symptom, shown.hint) == ("slow", "look there")
 
 
+def test_an_alert_that_gets_worse_is_told_at_once_and_each_severity_once_an_hour(fleet: Driven) -> None:
+    fleet.join("m1")
+
+    def hot(severity: int) -> str:
+        alert = Symptom(machine="m1", ailment=SymptomKind.HOT, message=f"9{severity} °C (severity {severity})", hint="")
+        note(fleet, alert)
+        return fleet.reader.symptoms("m1")[0].message
+
+    assert hot(60) == "960 °C (severity 60)"
+    assert hot(80) == "980 °C (severity 80)"
+    assert hot(60) == "960 °C (severity 60, 80 before)"
+    assert hot(80) == "980 °C (severity 80)"
+    assert hot(90) == "990 °C (severity 90)"
+    assert [event["message"][:3] for event in told(fleet, "symptom")] == ["960", "980", "990"]
+    fleet.clock.advance(3600.0)
+    assert hot(60) == "960 °C (severity 60)"
+    assert len(told(fleet, "symptom")) == 4
+
+
 def test_symptoms_survive_a_restart_and_those_of_unknown_machines_are_none(fleet: Driven) -> None:
     fleet.join("m1")
     note(fleet, SLOW, Symptom(machine="nobody", ailment=SymptomKind.DISK, message="full", hint=""))

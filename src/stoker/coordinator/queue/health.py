@@ -16,8 +16,9 @@ from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
 from stoker.core.jsontext import dumps
 from stoker.core.leases import Symptom
+from stoker.core.text import lazy_pattern
 
-# Symptoms: an event for each new one, again after an hour, and one when it is over.
+# Symptoms: an event for each new one, when it gets worse, again after an hour, and one when it is over.
 
 AGAIN_S = 3600.0
 """A lasting symptom gets another event after so long; one that comes back sooner gets none."""
@@ -58,8 +59,22 @@ def note_report(transaction: WriterTransaction, asked: NoteReport) -> QueueComma
     return QueueCommandResult(changed=(asked.machine,))
 
 
+_SEVERITY = lazy_pattern(r" \(severity (\d{1,3})(?:, (\d{1,3}) before)?\)$")
+
+
+def severity_of(message: str) -> int:
+    """Return the highest severity that the message of a symptom ends with; 0 without one."""
+    found = _SEVERITY.search(message)
+    return max(int(number) for number in found.groups("0")) if found else 0
+
+
 def _note(transaction: WriterTransaction, symptom: Symptom, row: dict[str, Any] | None) -> bool:
-    has_event = row is None or transaction.now_s - row["told_s"] >= AGAIN_S
+    is_due = row is None or transaction.now_s - row["told_s"] >= AGAIN_S
+    message, worst = plain(symptom.message), 0 if row is None or is_due else severity_of(row["message"])
+    # One that gets worse is reported at once. It keeps the worst severity, so that each is reported once an hour.
+    has_event = is_due or severity_of(message) > worst > 0
+    if 0 < severity_of(message) < worst:
+        message = f"{message.removesuffix(')')}, {worst} before)"
     is_back = row is not None and row["over_s"] is not None
     fresh = {
         "machine": symptom.machine,
@@ -68,7 +83,7 @@ def _note(transaction: WriterTransaction, symptom: Symptom, row: dict[str, Any] 
         "since_s": transaction.now_s if row is None or is_back else row["since_s"],
         "told_s": transaction.now_s if row is None or has_event else row["told_s"],
         "over_s": None,
-        "message": plain(symptom.message),
+        "message": message,
         "hint": plain(symptom.hint),
     }
     if fresh != row:
