@@ -265,8 +265,11 @@ class LoginView(WireMessage):
     user: Line = ""
     """Empty: the coordinator's own user."""
     role: Line
+    """Empty: no one is logged in."""
     expires_s: FiniteSeconds | None = None
     """When the session of a web page ends; None: a token or the Unix socket was used."""
+    key: Line = ""
+    """Of a session that begins: the page sends it in `X-Stoker-Page` with every change."""
 
 
 class CodeRequest(StrictRequest):

@@ -1,8 +1,9 @@
 """The server of `stoker ui`: the pages on loopback, for one user.
 
 Other users of this machine can connect to the port, so every request needs a session: the browser is opened with a
-one-time code, and more can be made. `Host` must be a loopback name, and changes need our own `Origin` and header, as at
-a coordinator. A thread for each connection; a page needs a few.
+one-time code, and more can be made. `Host` must be a loopback name, and changes need our own `Origin` and the key of
+the session, as at a coordinator. No body is read without a session but that of a log-in. A thread for each connection,
+of which there are a limited number; a page needs a few.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from stoker.coordinator.http.pages import is_page
+from stoker.coordinator.http.pages import HARMLESS, PAGE_FIELD, PAGE_HEADER, is_page
 from stoker.coordinator.http.sessions import Login, Sessions, judge_page_request, session_ended
 from stoker.coordinator.http.statuses import status_of
 from stoker.core.clock import Clock
@@ -25,14 +27,18 @@ from stoker.web.backend import UiAnswer, UiBackend, UiRequest, json_answer
 
 HOST = "127.0.0.1"
 _MOST_BODY_BYTES = 8 * 1024 * 1024
+_LOG_IN_BYTES = 4 * 1024
 _IDLE_S = 150.0
+_STRANGER_S = 10.0
+"""Of silence on a connection that has shown no session."""
+_MOST_CONNECTIONS = 128
+_LONGEST_NUMBER = 12
 _SESSIONS = "/v1/sessions"
 _ALWAYS = (
     ("x-content-type-options", "nosniff"),
-    ("referrer-policy", "no-referrer"),
-    # A file of a job that a browser shows by itself runs nothing.
-    ("content-security-policy", "default-src 'none'; sandbox; frame-ancestors 'none'"),
+    *((name.decode(), value.decode()) for name, value in HARMLESS),
 )
+_ONCE = ("host", "origin", "cookie", "content-length", PAGE_HEADER)
 
 
 class UiServer:
@@ -89,6 +95,45 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._guard = threading.Lock()
+        self._count = 0
+        self._strangers: dict[Any, None] = {}
+        """Connections without a session, the oldest first."""
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread. If there are too many, the oldest one without a session is closed for it."""
+        with self._guard:
+            is_full = self._count >= _MOST_CONNECTIONS
+            oldest = next(iter(self._strangers), None) if is_full else None
+            if oldest is not None:
+                del self._strangers[oldest]
+            if oldest is not None or not is_full:
+                self._count += 1
+                self._strangers[request] = None
+        if is_full:
+            with suppress(OSError):
+                (oldest or request).shutdown(socket.SHUT_RDWR)
+        if is_full and oldest is None:
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, here in its thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._guard:
+                self._count -= 1
+                self._strangers.pop(request, None)
+
+    def keep(self, request: Any) -> None:
+        """Keep a connection that has shown a session."""
+        with self._guard:
+            self._strangers.pop(request, None)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a browser that disconnects in the middle of a response."""
 
@@ -97,8 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     ui: UiServer
+    server: _Server
     protocol_version = "HTTP/1.1"
-    timeout = _IDLE_S
+    timeout = _STRANGER_S
     server_version = "stoker"
     sys_version = ""
 
@@ -132,6 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> UiAnswer:
         ui, path = self.ui, self.path.partition("?")[0]
+        if any(len(self.headers.get_all(name, ())) > 1 for name in _ONCE):
+            raise BadInput("the request has a header field twice")
         headers = {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in self.headers.items()}
         host = headers.get(b"host", b"")
         if host.lower() not in ui.hosts:
@@ -141,14 +189,19 @@ class _Handler(BaseHTTPRequestHandler):
             return _page_answer(ui, self.command, path, headers)
         if not path.startswith("/v1/"):
             return json_answer({"error": "not_found", "message": f"there is nothing at {path[:100]}"}, 404)
-        is_read = self.command in ("GET", "HEAD")
-        if not is_read:
-            judge_page_request(headers, host, None)
-        body = self._body()
         if path == _SESSIONS and self.command == "POST":
-            return self._log_in(body)
-        if ui.sessions.find(headers) is None:
+            judge_page_request(headers, host, None)
+            return self._log_in(self._body(_LOG_IN_BYTES))
+        session = ui.sessions.find(headers)
+        if session is None:
+            if path == _SESSIONS and self.command == "GET" and PAGE_FIELD in headers:
+                return json_answer({"user": "", "role": "", "expires_s": None})
             raise session_ended()
+        if self.command not in ("GET", "HEAD"):
+            judge_page_request(headers, host, None, session)
+        self.connection.settimeout(_IDLE_S)
+        self.server.keep(self.connection)
+        body = self._body(_MOST_BODY_BYTES)
         if path == _SESSIONS and self.command == "DELETE":
             return UiAnswer(headers=(("set-cookie", ui.sessions.end(headers)),), body=b"{}")
         plain = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
@@ -163,15 +216,15 @@ class _Handler(BaseHTTPRequestHandler):
         if login is None:
             hint = "a code is valid once, for 60 s: press Enter where `stoker ui` runs for a new link"
             raise Forbidden("the code is not valid", hint=hint)
-        cookie, session = self.ui.sessions.begin(login)
-        who = {"user": login.principal.name, "role": login.principal.role.value, "expires_s": session.expires_s}
-        return UiAnswer(headers=(("set-cookie", cookie),), body=dumps(who).encode())
+        made, who = self.ui.sessions.begin(login), login.principal
+        view = {"user": who.name, "role": who.role.value, "expires_s": made.session.expires_s, "key": made.key}
+        return UiAnswer(headers=(("set-cookie", made.cookie),), body=dumps(view).encode())
 
-    def _body(self) -> bytes:
+    def _body(self, limit_bytes: int) -> bytes:
         if "transfer-encoding" in self.headers:
             raise BadInput("a request needs its length")
         text = self.headers.get("content-length", "0")
-        if not text.isdecimal() or int(text) > _MOST_BODY_BYTES:
+        if not text.isdecimal() or len(text) > _LONGEST_NUMBER or int(text) > limit_bytes:
             raise TooLarge("the request is too large")
         return self.rfile.read(int(text))
 

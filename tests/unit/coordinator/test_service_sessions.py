@@ -6,7 +6,7 @@ from stoker.coordinator.auth import ApiTokenRecord, TrustState, token_digest
 from stoker.coordinator.http.access import Access, Peer, rules_for
 from stoker.coordinator.http.http_messages import Refusal, refusal_of
 from stoker.coordinator.http.pages import read_public_url
-from stoker.coordinator.http.sessions import CODE_LIFE_S, LIFE_S, Login, Sessions, lower_role
+from stoker.coordinator.http.sessions import CODE_LIFE_S, LIFE_S, MOST_SESSIONS, Login, Sessions, lower_role
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Forbidden, StokerError
 from stoker.core.frozen import changed
@@ -32,8 +32,9 @@ class Desk:
         self.access = Access(rules, standing=lambda: self.trust, clock=self.clock, sessions=self.sessions)
 
     def cookie(self) -> bytes:
-        text, _ = self.access.log_in(OWN_PAGE, PEER, token=TOKEN.decode(), code="")
-        return text.partition(";")[0].encode()
+        made = self.access.log_in(OWN_PAGE, PEER, token=TOKEN.decode(), code="")
+        self.key = made.key.encode()
+        return made.cookie.partition(";")[0].encode()
 
     def status(self, method: str, path: str, **headers: bytes) -> int:
         named = {name.replace("_", "-").encode(): value for name, value in {"host": HOST, **headers}.items()}
@@ -46,7 +47,8 @@ class Desk:
 
 def test_a_token_begins_a_session_whose_cookie_reads():
     desk = Desk()
-    text, session = desk.access.log_in(OWN_PAGE, PEER, token=TOKEN.decode(), code="")
+    made = desk.access.log_in(OWN_PAGE, PEER, token=TOKEN.decode(), code="")
+    text, session = made.cookie, made.session
     assert "HttpOnly" in text
     assert "SameSite=Strict" in text
     assert TOKEN.decode() not in text
@@ -55,20 +57,56 @@ def test_a_token_begins_a_session_whose_cookie_reads():
     assert desk.status("GET", "/v1/jobs") == 401
 
 
-def test_a_change_by_cookie_needs_our_origin_and_header():
+def test_a_change_by_cookie_needs_our_origin_and_the_key_of_the_session():
     desk = Desk()
     cookie, origin = desk.cookie(), b"http://" + HOST
+    key, other = desk.key, Desk()
+    other.cookie()
     ask = ("POST", "/v1/jobs/a/cancel")
-    assert desk.status(*ask, cookie=cookie, origin=origin, x_stoker_page=b"1") == 0
+    assert desk.status(*ask, cookie=cookie, origin=origin, x_stoker_page=key) == 0
     assert desk.status(*ask, cookie=cookie, origin=origin) == 403
-    assert desk.status(*ask, cookie=cookie, x_stoker_page=b"1") == 403
-    assert desk.status(*ask, cookie=cookie, origin=b"http://evil.example", x_stoker_page=b"1") == 403
-    assert desk.status(*ask, cookie=cookie, origin=b"null", x_stoker_page=b"1") == 403
+    assert desk.status(*ask, cookie=cookie, x_stoker_page=key) == 403
+    for foreign in (
+        b"http://evil.example",
+        b"null",
+        b"http://127.0.0.1:7718",
+        b"",
+        b"http://" + HOST + b".evil.example",
+    ):
+        assert desk.status(*ask, cookie=cookie, origin=foreign, x_stoker_page=key) == 403
+    for guess in (b"1", b"", other.key, key[:-1]):
+        assert desk.status(*ask, cookie=cookie, origin=origin, x_stoker_page=guess) == 403
+
+
+def test_a_page_without_a_session_learns_that_and_no_more():
+    desk = Desk()
+    assert desk.status("GET", "/v1/sessions") == 401
+    assert desk.access.judge("GET", "/v1/sessions", OWN_PAGE, PEER).is_known is False
+    desk.trust.tokens[ANNA.sha256] = changed(ANNA, revoked_s=desk.clock.wall_s())
+    assert desk.status("GET", "/v1/sessions", x_stoker_page=b"1", x_operator_token=b"wrong") == 403
+    assert desk.status("GET", "/v1/jobs", x_stoker_page=b"1") == 401
+
+
+def test_one_user_does_not_end_the_sessions_of_another():
+    desk = Desk()
+    first = desk.cookie()
+    eve = Login(principal=Principal(name="eve", role=Role.READ))
+    for _ in range(MOST_SESSIONS + 10):
+        desk.sessions.begin(eve)
+        desk.sessions.make_code(eve)
+    assert desk.status("GET", "/v1/jobs", cookie=first) == 0
+
+
+def test_a_session_ends_while_the_machine_sleeps_too():
+    desk = Desk()
+    cookie = desk.cookie()
+    desk.clock.suspend(LIFE_S)
+    assert desk.status("GET", "/v1/jobs", cookie=cookie) == 401
 
 
 def test_a_session_has_the_role_of_its_token():
     desk = Desk()
-    headers = {"cookie": desk.cookie(), "origin": b"http://" + HOST, "x_stoker_page": b"1"}
+    headers = {"cookie": desk.cookie(), "origin": b"http://" + HOST, "x_stoker_page": desk.key}
     assert desk.status("POST", "/v1/machines/a/drain", **headers) == 403
 
 
@@ -93,10 +131,10 @@ def test_a_code_works_once_and_for_a_minute():
     desk = Desk()
     login = Login(principal=Principal(name="", role=Role.READ))
     code = desk.sessions.make_code(login)
-    assert desk.access.log_in(OWN_PAGE, PEER, token="", code=code)[1].login == login
+    assert desk.access.log_in(OWN_PAGE, PEER, token="", code=code).session.login == login
     late = desk.sessions.make_code(login)
     desk.clock.advance(CODE_LIFE_S)
-    for used in (code, late, "guess"):
+    for used in (code, late, "guess", "\ud800"):
         with pytest.raises(Refusal):
             desk.access.log_in(OWN_PAGE, PEER, token="", code=used)
 
@@ -140,13 +178,17 @@ def test_a_public_address_is_accepted_as_host_and_origin():
     assert desk.status("GET", "/", host=b"example.org") == 0
     assert desk.status("GET", "/", host=b"example.org:443") == 0
     assert desk.status("GET", "/", host=b"evil.example") == 403
-    headers = {"cookie": desk.cookie(), "x_stoker_page": b"1", "origin": b"https://example.org"}
-    assert desk.status("POST", "/v1/jobs/a/cancel", **headers) == 0
+    headers = {"cookie": desk.cookie(), "x_stoker_page": desk.key, "origin": b"https://example.org"}
+    ask = ("POST", "/v1/jobs/a/cancel")
+    assert desk.status(*ask, **headers) == 0
+    assert desk.status(*ask, **headers, host=b"example.org") == 0
+    without_tls = {**headers, "host": b"example.org", "origin": b"http://example.org"}
+    assert desk.status(*ask, **without_tls) == 403
 
 
 def test_a_cookie_under_tls_is_bound_to_its_host():
     sessions = Sessions(FakeClock(), instance="x", is_secure=True)
-    text, _ = sessions.begin(Login(principal=Principal(name="", role=Role.READ)))
+    text = sessions.begin(Login(principal=Principal(name="", role=Role.READ))).cookie
     assert text.startswith("__Host-stoker-")
     assert "; Secure" in text
     below = Sessions(FakeClock(), instance="x", is_secure=True, prefix="/stoker")

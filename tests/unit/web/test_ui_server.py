@@ -24,6 +24,7 @@ class Asker:
     def __init__(self, ui: UiServer) -> None:
         self.ui = ui
         self.cookie = ""
+        self.key = "1"
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         link = http.client.HTTPConnection("127.0.0.1", self.ui.port, timeout=20)
@@ -38,13 +39,14 @@ class Asker:
 
     def page(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Ask as our own page does."""
-        own = {"Origin": f"http://127.0.0.1:{self.ui.port}", "X_Stoker_Page": "1"}
+        own = {"Origin": f"http://127.0.0.1:{self.ui.port}", "X_Stoker_Page": self.key}
         return self.ask(method, path, body, **{**own, **headers})
 
     def log_in(self) -> None:
         code = self.ui.link().partition("#code=")[2]
-        status, headers, _ = self.page("POST", "/v1/sessions", {"code": code})
+        status, headers, body = self.page("POST", "/v1/sessions", {"code": code})
         assert status == 200
+        self.key = json.loads(body)["key"]
         self.cookie = headers["set-cookie"].partition(";")[0]
 
 

@@ -21,8 +21,15 @@ from fastapi import Depends, Query, Request
 
 from stoker.coordinator.auth import RateLimiter, RateLimiterSettings, TrustState, token_digest
 from stoker.coordinator.http.http_messages import Refusal
-from stoker.coordinator.http.pages import PublicUrl, is_page
-from stoker.coordinator.http.sessions import Login, Session, Sessions, is_own_origin, judge_page_request, session_ended
+from stoker.coordinator.http.pages import PAGE_FIELD, PublicUrl, is_page
+from stoker.coordinator.http.sessions import (
+    Login,
+    NewSession,
+    Sessions,
+    is_own_origin,
+    judge_page_request,
+    session_ended,
+)
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, Forbidden, NotFound, VersionSkew
 from stoker.core.frozen import frozen, frozen_by_position
@@ -48,6 +55,8 @@ class Need:
     """Open without credentials."""
     is_any_version: bool = False
     """For any version of the protocol."""
+    is_for_anyone: bool = False
+    """A page may ask without a session, too: it finds out that it has to log in."""
 
 
 _OPEN = Need(is_open=True)
@@ -67,6 +76,7 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("GET|HEAD", r"/v1/health", _OPEN),
     # The files of the web pages, which show nothing without a session.
     ("GET|HEAD", r"/(?:login|favicon\.ico|assets/.*)?", _OPEN),
+    ("GET", r"/v1/sessions", Need(Role.READ, is_for_anyone=True)),
     ("POST", r"/v1/sessions", _OPEN),
     ("POST|DELETE", r"/v1/sessions(?:/codes)?", _BY_ROLE[Role.READ]),
     ("POST", r"/v1/join/(?:begin|finish)", _OPEN),
@@ -238,7 +248,7 @@ class Access:
         is_read = method in _READS
         need = need_of(method, path)
         self._judge_head(headers, peer, is_read=is_read, is_any_version=need.is_any_version)
-        if is_page(path) or self._has_cookie(headers):
+        if is_page(path) or PAGE_FIELD in headers or self._has_cookie(headers):
             self._judge_page_host(headers, peer)
         if need.is_open:
             return ANONYMOUS
@@ -251,6 +261,8 @@ class Access:
             return SYSTEM_A_WORKER if need.is_workers else ANONYMOUS
         if need.is_workers and (peer.certificate is not None or need.role is None):
             return self._machine(peer)
+        if need.is_for_anyone and PAGE_FIELD in headers and not self._has_credentials(headers, peer):
+            return ANONYMOUS
         return self._person(need, headers, peer, is_read=is_read)
 
     def _judge_head(
@@ -280,8 +292,14 @@ class Access:
     def _has_cookie(self, headers: Mapping[bytes, bytes]) -> bool:
         return self._sessions is not None and self._sessions.cookie_value(headers) is not None
 
-    def log_in(self, headers: Mapping[bytes, bytes], peer: Peer, *, token: str, code: str) -> tuple[str, Session]:
-        """Begin a session by a token or a code; return the value of `Set-Cookie`, and the session."""
+    def _has_credentials(self, headers: Mapping[bytes, bytes], peer: Peer) -> bool:
+        """Return True if a request has a token, a certificate, or the cookie of a session that is not over."""
+        session = self._sessions.find(headers) if self._sessions is not None else None
+        has_session = session is not None and self._is_valid(session.login)
+        return has_session or shown_token(headers) is not None or peer.certificate is not None
+
+    def log_in(self, headers: Mapping[bytes, bytes], peer: Peer, *, token: str, code: str) -> NewSession:
+        """Begin a session by a token or a code."""
         if self._sessions is None:
             raise NotFound("this coordinator has no web pages")
         judge_page_request(headers, headers.get(b"host", b""), self._rules.public)
@@ -292,7 +310,8 @@ class Access:
                 hint = "a code is valid once, for 60 s: run `stoker ui --link` again"
                 raise Refusal(Forbidden("the code is not valid", hint=hint), 403)
             return self._sessions.begin(login)
-        return self._sessions.begin(self.login_of(self._known(token.encode(), peer), token.encode()))
+        given = token.encode(errors="replace")
+        return self._sessions.begin(self.login_of(self._known(given, peer), given))
 
     def login_of(self, who: Principal, token: bytes | None) -> Login:
         """Return what a session remembers of a client that showed a token, or none."""
@@ -314,7 +333,7 @@ class Access:
         if session is None or not self._is_valid(session.login):
             raise Refusal(session_ended(), 401)
         if not is_read:
-            judge_page_request(headers, headers.get(b"host", b""), self._rules.public)
+            judge_page_request(headers, headers.get(b"host", b""), self._rules.public, session)
         return session.login.principal
 
     def _is_named(self, host: bytes) -> bool:

@@ -28,6 +28,7 @@ from stoker.coordinator.http.http_messages import (
     Refusal,
     RouteTable,
     answer,
+    attachment,
     done,
     headers_of,
     raw,
@@ -149,6 +150,7 @@ class FileRoutes:
                 job, number, is_over = await self._attempt(ref, number)
                 data, size_bytes = await self._piece(place, offset, limit, may_be_missing=True)
         named = {SIZE_HEADER: str(size_bytes), OVER_HEADER: str(int(is_over)), ATTEMPT_HEADER: str(number)}
+        named["content-disposition"] = attachment(path)
         length = min(limit, size_bytes - offset)
         if length <= len(data):
             return raw(data, "application/octet-stream", headers=named)

@@ -51,7 +51,7 @@ from stoker.coordinator.http.job_routes import CodeGate, JobRoutes
 from stoker.coordinator.http.launch_routes import LaunchRoutes
 from stoker.coordinator.http.member_routes import EnrolmentRoutes, TokenRoutes
 from stoker.coordinator.http.overview import Explanations
-from stoker.coordinator.http.pages import AnswerPage, is_page, without_prefix
+from stoker.coordinator.http.pages import HARMLESS, AnswerPage, Headers, is_page, without_prefix
 from stoker.coordinator.http.reload import CoordinatorFiles, lines_of, trouble_of
 from stoker.coordinator.http.run_routes import RunRoutes
 from stoker.coordinator.http.screen_routes import ScreenRoutes
@@ -221,8 +221,14 @@ class ServiceApp:
             # By the path of routing: the checked and the served path must be the same.
             method, path = scope["method"], without_prefix(path_of(scope["raw_path"]), self._prefix)
             headers, peer = dict(scope["headers"]), scope.get(PEER, UNKNOWN)
+            if path and path == self._prefix and self._pages is not None:
+                # Links of the pages are relative to the folder.
+                await _send_to_folder(path, outgoing.send)
+                return
             scope["path"], scope[PRINCIPAL] = path, self._judge(method, path, headers, peer)
             if self._pages is not None and is_page(path):
+                # With headers of their own.
+                outgoing.more = ()
                 await _send_page(self._pages, method, path, headers, outgoing.send)
                 return
             scope[STILL] = partial(self._may_still, method, path, headers, peer)
@@ -295,15 +301,24 @@ async def _send_page(pages: AnswerPage, method: str, path: str, headers: Mapping
     await send({"type": "http.response.body", "body": page.body})
 
 
+async def _send_to_folder(path: str, send: Send) -> None:
+    headers = [(b"location", f"{path}/".encode()), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 308, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
 class _Outgoing:
     """A response of the documented app. The memory of its request's body is released when it begins."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.body: ServiceRequestBody | None = None
+        self.more: Headers = HARMLESS
         self.is_begun = self.is_done = False
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *self.more]
         self.is_begun = True
         self.release()
         self.is_done = message["type"] == "http.response.body" and not message.get("more_body")

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from functools import cached_property
 from typing import Annotated, Any, TypeAlias, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from fastapi import Path, Response
 from fastapi.routing import APIRoute
@@ -318,6 +318,11 @@ def answer(message: BaseModel) -> Response:
 def raw(body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return bytes as a response."""
     return Response(body, status, {**HEADERS, **(headers or {})}, media_type=kind)
+
+
+def attachment(path: str) -> str:
+    """Return the `Content-Disposition` by which a browser saves a file, whatever is in it, and shows it nowhere."""
+    return f"attachment; filename*=UTF-8''{quote(path.rpartition('/')[2][:200], safe='')}"
 
 
 def done(what: QueueCommandResult) -> Response:

@@ -13,7 +13,16 @@ from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 
 PAGE_HEADER = "X-Stoker-Page"
-"""Sent by our pages: a form or an image of another page can't send it."""
+"""Sent by our pages, with the key of their session: a form or an image of another page can't send it."""
+PAGE_FIELD = PAGE_HEADER.lower().encode()
+Headers = tuple[tuple[bytes, bytes], ...]
+HARMLESS: Headers = (
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""Of every answer that is no page: a file of a job that a browser shows by itself runs nothing and is in no frame."""
 _PAGE = re.compile(r"/(?:login|favicon\.ico|assets/.*)?", re.DOTALL)
 _PREFIX = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
 _PORTS = {"http": 80, "https": 443}
@@ -24,7 +33,7 @@ class PageAnswer:
     """One response: a page, a script or a style sheet."""
 
     status: int
-    headers: tuple[tuple[bytes, bytes], ...]
+    headers: Headers
     body: bytes = b""
 
 

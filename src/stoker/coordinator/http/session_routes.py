@@ -40,7 +40,9 @@ class SessionRoutes:
         add(f"{_SESSIONS}/codes", self.make_code, methods=["POST"], response_model=CodeView)
 
     async def who(self, who: Who, scope: RequestScope) -> Response:
-        """Return who the request comes from, and when its session ends."""
+        """Return who the request comes from, and when its session ends; to a page without a session, no role."""
+        if not who.is_known:
+            return answer(LoginView(role=""))
         session = self._sessions.find(headers_of(scope)) if self._sessions is not None else None
         return answer(_login_view(who, session.expires_s if session is not None else None))
 
@@ -49,9 +51,9 @@ class SessionRoutes:
         if bool(asked.token) == bool(asked.code):
             raise BadInput("a log-in needs a token or a code")
         peer: Peer = scope.get(PEER, UNKNOWN)
-        cookie, session = self._access.log_in(headers_of(scope), peer, token=asked.token.strip(), code=asked.code)
-        response = answer(_login_view(session.login.principal, session.expires_s))
-        response.headers["set-cookie"] = cookie
+        made = self._access.log_in(headers_of(scope), peer, token=asked.token.strip(), code=asked.code)
+        response = answer(_login_view(made.session.login.principal, made.session.expires_s, made.key))
+        response.headers["set-cookie"] = made.cookie
         return response
 
     async def end(self, who: Who, scope: RequestScope) -> Response:
@@ -78,5 +80,5 @@ class SessionRoutes:
         return answer(CodeView(code=code, life_s=CODE_LIFE_S, role=role.value, url=url))
 
 
-def _login_view(who: Principal, expires_s: float | None) -> LoginView:
-    return LoginView(user=who.name, role=who.role.value, expires_s=expires_s)
+def _login_view(who: Principal, expires_s: float | None, key: str = "") -> LoginView:
+    return LoginView(user=who.name, role=who.role.value, expires_s=expires_s, key=key)

@@ -35,6 +35,17 @@ export function urlOf(path, query = {}) {
   return url;
 }
 
+// A session's key: browsers send cookies to all ports of a host, but keep this for one origin.
+const KEY = `stoker-page ${BASE.pathname}`;
+
+/** @param {string} key empty: log out */
+export function keepKey(key) {
+  if (key) localStorage.setItem(KEY, key);
+  else localStorage.removeItem(KEY);
+}
+
+const pageHeader = () => ({ 'X-Stoker-Page': localStorage.getItem(KEY) ?? '1' });
+
 /** @type {Set<(error: ApiError) => void>} */
 const onRefused = new Set();
 
@@ -85,8 +96,11 @@ export const post = (path, body = {}, method = 'POST') =>
   ask(urlOf(path), {
     method,
     body: method === 'DELETE' ? undefined : JSON.stringify(body),
-    headers: { 'Content-Type': 'application/json', 'X-Stoker-Page': '1' },
+    headers: { 'Content-Type': 'application/json', ...pageHeader() },
   });
+
+/** Who is logged in; no role: no one. @returns {Promise<import('./messages.d.ts').LoginView>} */
+export const whoAmI = () => ask(urlOf('v1/sessions'), { headers: pageHeader() });
 
 /**
  * Return a number as the API sends it: not a number and infinities are tagged objects.

@@ -1,7 +1,7 @@
 // @ts-check
 // Log-in: by the one-time code of a link (in the fragment, which no server or log sees), or by a token.
 import { useEffect, useState } from '../vendor/hooks.js';
-import { BASE, post } from './api.js';
+import { BASE, keepKey, post } from './api.js';
 import { html } from './html.js';
 import { errorText, login, logoutReason } from './state.js';
 
@@ -21,7 +21,9 @@ export function LoginPage({ code }) {
   const begin = async (body) => {
     setBusy(true);
     try {
-      login.value = await post('v1/sessions', body);
+      const { key, ...who } = await post('v1/sessions', body);
+      keepKey(key ?? '');
+      login.value = who;
       logoutReason.value = '';
     } catch (error) {
       setTrouble(errorText(error));

@@ -3,7 +3,7 @@
 import { render } from '../vendor/preact.js';
 import { useEffect, useState } from '../vendor/hooks.js';
 import '../vendor/signals.js';
-import { get, post, whenLoggedOut } from './api.js';
+import { keepKey, post, whenLoggedOut, whoAmI } from './api.js';
 import { clockTime, duration } from './format.js';
 import { h, html } from './html.js';
 import { JobPage } from './job.js';
@@ -41,7 +41,7 @@ function App({ code }) {
       setKnown(true);
       return;
     }
-    get('v1/sessions').then((found) => { login.value = found; }, () => {}).finally(() => setKnown(true));
+    whoAmI().then((found) => { login.value = found.role ? found : null; }, () => {}).finally(() => setKnown(true));
   }, []);
   if (!isKnown) return html`<main id="main"><p class="quiet">loading…</p></main>`;
   return login.value ? h(Shell, {}) : h(LoginPage, { code });
@@ -93,6 +93,7 @@ function User() {
   const [next, sign] = THEMES[theme.value] ?? THEMES.auto;
   const out = async () => {
     await post('v1/sessions', {}, 'DELETE').catch(() => {});
+    keepKey('');
     login.value = null;
   };
   return html`<span class="user">${login.value?.user || 'local user'} <span class="quiet">(${login.value?.role})</span></span>

@@ -64,5 +64,5 @@ export interface ChangedRows {
   seq: number; server_s: number; jobs: JobView[]; gone: string[]; machines: MachineView[];
   counts: Record<string, number>; resync: boolean;
 }
-export interface LoginView { user: string; role: string; expires_s: number | null }
+export interface LoginView { user: string; role: string; expires_s: number | null; key?: string }
 export interface DoneView { changed: string[]; notes: string[] }
