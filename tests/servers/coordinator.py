@@ -23,9 +23,11 @@ from stoker.coordinator.http.access import rules_for
 from stoker.coordinator.http.app_state import CoordinatorInfo
 from stoker.coordinator.http.http_app import CoordinatorParts, CoordinatorService
 from stoker.coordinator.http.http_connection import PATIENCE, ClientLimits
+from stoker.coordinator.http.pages import read_public_url
 from stoker.coordinator.http.reload import CoordinatorFiles
 from stoker.coordinator.http.server import CoordinatorServer, CoordinatorSocket, ServerSetup
 from stoker.coordinator.http.server_options import ServeOptions
+from stoker.coordinator.http.sessions import Sessions
 from stoker.coordinator.queue.writer import Queue
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import Clock, SystemClock
@@ -41,6 +43,7 @@ from stoker.protocol.discovery import socket_folders, socket_name
 from stoker.protocol.transport import CoordinatorRequest
 from stoker.protocol.view_messages import ChangeRequest, DoneView
 from stoker.scheduler.scheduler import Scheduler
+from stoker.web.assets import Pages
 
 TOKEN = "a-token-for-tests-only"
 PATIENCE_S = 60.0
@@ -81,7 +84,7 @@ def change_job(client: FleetClient, ref: str, verb: str, body: StrictRequest | N
 
 
 @contextmanager
-def coordinator(
+def coordinator(  # noqa: PLR0915 - one part after the other
     url: str,
     folder: Path,
     *,
@@ -94,8 +97,11 @@ def coordinator(
     system_a: bool = False,
     renew_s: float = 600.0,
     environment: dict[str, str] | None = None,
+    has_pages: bool = False,
+    public_url: str = "",
 ) -> Iterator[Fleet]:
     """Serve a database until the block ends."""
+    public = read_public_url(public_url) if public_url else None
     clock, times = clock or SystemClock(), times or FleetTimes()
     with ExitStack() as held:
         keeping = CoordinatorStorage(str(folder / "fleet"), clock, environment=environment)
@@ -126,7 +132,11 @@ def coordinator(
             clock=clock,
             enrolment=secure.enrolment() if secure is not None else None,
         )
-        rules = changed(rules_for(token=TOKEN, host=host, port=port), system_a=system_a)
+        if has_pages:
+            prefix = public.prefix if public is not None else ""
+            sessions = Sessions(clock, instance=f"test {port}", is_secure=is_secure, prefix=prefix)
+            parts = changed(parts, pages=Pages().answer, sessions=sessions)
+        rules = changed(rules_for(token=TOKEN, host=host, port=port, public=public), system_a=system_a)
         if secure is not None:
             rules = changed(rules, hosts=frozenset())
         door = NamedSocket(socket_folders(os.environ)[0], socket_name(host, port))

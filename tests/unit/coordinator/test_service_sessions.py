@@ -179,11 +179,11 @@ def test_a_public_address_is_accepted_as_host_and_origin():
     assert desk.status("GET", "/", host=b"example.org:443") == 0
     assert desk.status("GET", "/", host=b"evil.example") == 403
     headers = {"cookie": desk.cookie(), "x_stoker_page": desk.key, "origin": b"https://example.org"}
-    ask = ("POST", "/v1/jobs/a/cancel")
-    assert desk.status(*ask, **headers) == 0
-    assert desk.status(*ask, **headers, host=b"example.org") == 0
+    cancel = "/v1/jobs/a/cancel"
+    assert desk.status("POST", cancel, **headers) == 0
+    assert desk.status("POST", cancel, **headers, host=b"example.org") == 0
     without_tls = {**headers, "host": b"example.org", "origin": b"http://example.org"}
-    assert desk.status(*ask, **without_tls) == 403
+    assert desk.status("POST", cancel, **without_tls) == 403
 
 
 def test_a_cookie_under_tls_is_bound_to_its_host():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from stoker.core.clock import FakeClock
 from stoker.core.errors import NoCoordinator
+from stoker.web import ui_server
 from stoker.web.assets import Pages
 from stoker.web.local_routes import LocalBackend
 from stoker.web.ui_server import UiServer
@@ -107,6 +109,38 @@ def test_a_code_works_once(asker: Asker):
     assert asker.page("POST", "/v1/sessions", {"code": code})[0] == 403
     assert asker.page("POST", "/v1/sessions", {"token": "x"})[0] == 403
     assert asker.page("POST", "/v1/sessions", [1])[0] == 400
+
+
+def sent(asker: Asker, head: bytes) -> bytes:
+    """Send raw bytes, and return the status line."""
+    with socket.create_connection(("127.0.0.1", asker.ui.port), timeout=20) as link:
+        link.sendall(head.replace(b"HOST", b"127.0.0.1:%d" % asker.ui.port))
+        return link.recv(4096).partition(b"\r\n")[0]
+
+
+def test_another_user_of_this_machine_sends_no_body_and_reads_nothing(asker: Asker, monitor: PageMonitor):
+    own = {"Origin": f"http://127.0.0.1:{asker.ui.port}", "X_Stoker_Page": "1"}
+    for method, path in (("GET", "/v1/overview"), ("GET", "/v1/stream"), ("POST", "/v1/jobs/resnet%2F1/cancel")):
+        assert asker.ask(method, path, **own)[0] == 401
+        assert asker.ask(method, path, **own, Cookie=f"{asker.ui.sessions.cookie_name}=guess")[0] == 401
+    # Answered although the announced body never comes.
+    head = b"POST /v1/jobs/resnet%2F1/cancel HTTP/1.1\r\nHost: HOST\r\nOrigin: http://HOST\r\nX-Stoker-Page: 1\r\n"
+    assert b"401" in sent(asker, head + b"Content-Length: 8000000\r\n\r\n")
+    log_in = head.replace(b"/v1/jobs/resnet%2F1/cancel", b"/v1/sessions")
+    assert b"413" in sent(asker, log_in + b"Content-Length: 8000000\r\n\r\n")
+    assert b"400" in sent(asker, head + b"Host: evil.example\r\n\r\n"), "which of two counts is not left to chance"
+    assert asker.ask("GET", "/v1/sessions", X_Stoker_Page="1")[2] == b'{"user":"","role":"","expires_s":null}'
+    assert monitor.done == []
+
+
+def test_many_idle_connections_do_not_keep_the_user_out(asker: Asker, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ui_server, "_MOST_CONNECTIONS", 3)
+    asker.log_in()
+    idle = [socket.create_connection(("127.0.0.1", asker.ui.port), timeout=20) for _ in range(5)]
+    assert asker.ask("GET", "/v1/overview")[0] == 200
+    assert idle[0].recv(1) == b"", "the oldest one without a session was closed"
+    for link in idle:
+        link.close()
 
 
 def test_log_out_ends_the_session(asker: Asker):
