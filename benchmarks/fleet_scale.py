@@ -15,16 +15,16 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import fleet
 import harness
 from fleet import Coordinator
 from harness import Benchmark, Figure, Row, Run, Side
 from peers import Installed
+
+from stoker.coordinator.queue.job_pages import write_cursor
 
 FILTERS: dict[str, dict[str, str]] = {
     "all jobs": {},
@@ -271,9 +271,8 @@ def _timed(coordinator: Coordinator, path: str) -> float:
 
 
 def _cursor(seq: int, filters: dict[str, str]) -> str:
-    """The word for the page after a job, as the coordinator makes it."""
-    seal = crc32(repr((seq, sorted(filters.items()))).encode())
-    return urlsafe_b64encode(f"j1.{seq}.{seal:08x}".encode()).decode().rstrip("=")
+    """Return the cursor of the page after a job, in the order of submission."""
+    return write_cursor((0, None, seq), filters)
 
 
 def _run(said: dict[str, Any], told: list[dict[str, Any]]) -> Run:
