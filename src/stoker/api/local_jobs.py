@@ -253,16 +253,16 @@ def _progress(story: RunHistory, finals: Sequence[str]) -> dict[str, Any]:
 
     The steps of a sweep are its trials, `finals` their last stages.
     """
-    told = [node for node in story.nodes.values() if node.step is not None or node.metrics]
-    running = [node for node in told if node.ending == "running"]
+    reporting = [node for node in story.nodes.values() if node.step is not None or node.metrics]
+    running = [node for node in reporting if node.ending == "running"]
     metrics: dict[str, float] = {}
-    for node in told:
+    for node in reporting:
         metrics |= {
             name: float(value)
             for name, value in node.metrics.items()
             if type(value) in (int, float) and len(metrics) < _MOST_METRICS
         }
-    speaker: NodeHistory | None = next(iter((running or told)[-1:]), None)
+    speaker: NodeHistory | None = next(iter((running or reporting)[-1:]), None)
     says = next((node.status_text for node in reversed(list(story.nodes.values())) if node.status_text), "")
     is_counted = speaker is not None and type(speaker.step) is int and not math.isnan(speaker.step)
     step = speaker.step if speaker is not None and is_counted else None

@@ -24,11 +24,18 @@ from stoker.protocol.screen_messages import (
     SweepView,
 )
 from stoker.protocol.view_messages import JobView
-from stoker.views import adapter_board
-from stoker.views.adapter_board import AdapterFacts
-from stoker.views.comparison_view import MOST_SIDES, comparison_view
-from stoker.views.model_rows import finite_metrics, inputs_of
-from stoker.views.sweep_view import SweepFacts, SweepTrialFacts, best_trials, measure_of, sweep_view, trial_counts
+from stoker.views import model_views
+from stoker.views.model_views import AdapterFacts, finite_metrics, inputs_of
+from stoker.views.sweep_view import (
+    MOST_SIDES,
+    SweepFacts,
+    SweepTrialFacts,
+    best_trials,
+    comparison_view,
+    measure_of,
+    sweep_view,
+    trial_counts,
+)
 
 _MOST_ADAPTERS = 1000
 _TRIALS_OF_ONE = 100
@@ -100,8 +107,8 @@ def _as_trial(view: JobView, job: LocalJob, trial: Trial, side: ComparisonSide) 
 
 def _trial(one: TrialFacts, story: RunHistory) -> SweepTrialFacts:
     end = one.end
-    told = [story.nodes[name] for name in end.trial.nodes.nodes if name in story.nodes]
-    last = next((node for node in reversed(told) if type(node.step) is int), None)
+    reporting = [story.nodes[name] for name in end.trial.nodes.nodes if name in story.nodes]
+    last = next((node for node in reversed(reporting) if type(node.step) is int), None)
     return SweepTrialFacts(
         n=end.trial.spec.number,
         state=end.state,
@@ -120,10 +127,10 @@ def local_adapters(jobs: Iterable[tuple[JobView, LocalJob]]) -> AdapterBoard:
     """Return the adapters that jobs of this machine train, by base; `jobs` come newest first."""
     found: list[AdapterFacts] = []
     for view, job in jobs:
-        if view.recipe == adapter_board.RECIPE and len(found) < _MOST_ADAPTERS:
+        if view.recipe == model_views.RECIPE and len(found) < _MOST_ADAPTERS:
             facts, trials = job.gather()
-            found += [_adapter(view, one, facts.story) for one in trials if one.end.state in adapter_board.STATES]
-    return adapter_board.adapter_board(found, adapter_board.cut_note(len(found), _MOST_ADAPTERS))
+            found += [_adapter(view, one, facts.story) for one in trials if one.end.state in model_views.STATES]
+    return model_views.adapter_board(found, model_views.cut_note(len(found), _MOST_ADAPTERS))
 
 
 def _adapter(view: JobView, one: TrialFacts, story: RunHistory) -> AdapterFacts:

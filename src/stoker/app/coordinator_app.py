@@ -326,9 +326,8 @@ class CoordinatorProcess:
         )
 
     def _notifier(self, queue: Queue, keeping: CoordinatorStorage) -> Notifier:
-        from stoker.coordinator.mail_commands import MailCommands
-        from stoker.coordinator.notice_pictures import CurvePictures
-        from stoker.coordinator.notify import Notifier
+        from stoker.coordinator.notice_formats import CurvePictures
+        from stoker.coordinator.notify import MailCommands, Notifier
         from stoker.host.command_runner import SubprocessRunner
         from stoker.host.http.exchange import read_http_settings
 

@@ -77,7 +77,7 @@ def _backend(call: CommandContext, pages: Pages, given: dict[str, Any]) -> tuple
     found = None if given["local"] else call.lookup.coordinator(given["at"])
     if found is not None:
         from stoker.api.fleet_monitor import FleetMonitor
-        from stoker.web.forwarding import ForwardingBackend
+        from stoker.web.backend import ForwardingBackend
 
         client = call.lookup.client_of(found)
         # Ends here with the reason, if the coordinator refuses us.

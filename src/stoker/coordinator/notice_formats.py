@@ -1,4 +1,4 @@
-"""Messages in the formats of chat services, of ntfy and of mail. Pure.
+"""Messages in the formats of chat services, of ntfy and of mail, and the picture of curves that goes with them.
 
 Texts come from names and messages of jobs: nothing in them is read as markup, a mention or a header.
 """
@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable
 from email.message import EmailMessage
 from email.policy import SMTP
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
+from stoker.coordinator.queue.reader import QueueReader
+from stoker.core.errors import StokerError
 from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import dumps
 from stoker.core.text import lazy_pattern
+from stoker.jobs.job_curves import CurveRange, curve_files, joined_files, read_job_curves
+from stoker.jobs.job_folder import JobFolder
 from stoker.protocol.operator_messages import NotifyFormat
+from stoker.views.charts import ChartLine, curve_panel, curves_of_panels
 from stoker.views.notice_text import NoticeText, NoticeTone
 
 PICTURE_NAME = "curve.png"
@@ -156,3 +163,45 @@ def _without_markdown(text: str) -> str:
 
 def _boundary(data: bytes) -> str:
     return f"stoker-{hashlib.sha256(data).hexdigest()[:32]}"
+
+
+# Pictures; there are none where matplotlib is not installed.
+
+_METRICS = 2
+_POINTS = 400
+_LARGEST_BYTES = 1 << 20
+
+
+class CurvePictures:
+    """Draws the metrics of a job's attempts."""
+
+    def __init__(self, reader: QueueReader, folder_of: Callable[[str, int], str]) -> None:
+        """`folder_of` returns the mirrored folder of a job's attempt, by id and number."""
+        self._reader = reader
+        self._folder_of = folder_of
+        self._can_draw = find_spec("matplotlib") is not None
+
+    def picture(self, job: str) -> bytes:
+        """Return the curves of a job (by id) as PNG; empty if there are none or they can't be drawn."""
+        if not self._can_draw:
+            return b""
+        try:
+            attempts = self._reader.attempts_of(job)
+            files = joined_files(
+                curve_files(JobFolder(self._folder_of(job, one.number)).metrics_folder) for one in attempts
+            )
+            curves = read_job_curves(files, CurveRange(points=_POINTS)).curves[:_METRICS]
+        except (StokerError, OSError):
+            return b""
+        panels = []
+        for curve in curves:
+            points = tuple((float(step), value) for step, value, _ in curve.points)
+            panel = curve_panel(curve.name, [ChartLine(label=curve.name, points=points, rank=0, is_best=True)])
+            panels += [panel] if panel is not None and len(points) > 1 else []
+        if not panels:
+            return b""
+        # Importing matplotlib is slow.
+        from stoker.views.png import to_png  # noqa: PLC0415
+
+        data = to_png(curves_of_panels(panels, []))
+        return data if len(data) <= _LARGEST_BYTES else b""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -20,20 +21,22 @@ from sqlalchemy import func, select
 
 from stoker.coordinator.database.database import Database, snapshot
 from stoker.coordinator.database.tables import EVENTS, JOBS
-from stoker.coordinator.mail_commands import MailCommands
 from stoker.coordinator.notice_formats import TAKES_PICTURE, formatted, mail_of
 from stoker.coordinator.queue.commands import CloseHook, MoveHook
 from stoker.coordinator.queue.read_jobs import event_object, told_events
 from stoker.coordinator.queue.reader import WebhookRow
 from stoker.coordinator.queue.writer import Queue
 from stoker.core.clock import Clock
-from stoker.core.errors import StokerError
+from stoker.core.errors import LocalFile, StokerError
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import JobState
-from stoker.core.jsontext import dumps
+from stoker.core.jsontext import dumps, loads
 from stoker.core.retry import pause_s
+from stoker.core.text import first_line, one_line, safe_name
 from stoker.host.background import RecurringTask
+from stoker.host.command_runner import CommandRunner, ProbeFailure
+from stoker.host.durable import read_regular, write_file
 from stoker.host.http.client import OutwardTransport
 from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.operator_messages import USUAL_WORDS, NotifyFormat
@@ -359,3 +362,54 @@ class Notifier(RecurringTask):
                 # New events are gathered, and a failed database is retried after a while.
                 self._is_closed.wait(self._round_s)
         return 0.0 if is_more else min(_IDLE_S, max(self._round_s, FIRST_PAUSE_S))
+
+
+# Commands that send mail are kept in a private file of the coordinator's own folder. The database holds only their
+# names, so that who can write to it can't run a program on the coordinator's machine.
+
+MAIL = "mail:"
+"""How the address of such a webhook begins."""
+_MOST_BYTES = 1 << 20
+_LIMIT_S = 30.0
+
+
+class MailCommands:
+    """The mail commands of a coordinator."""
+
+    def __init__(self, path: str, runner: CommandRunner) -> None:
+        self._path = path
+        self._runner = runner
+
+    def add(self, argv: Sequence[str]) -> str:
+        """Store a command, and return the address by which a webhook names it."""
+        known = self._known()
+        digest = hashlib.sha256("\0".join(argv).encode(errors="surrogateescape")).hexdigest()[:12]
+        name = f"{safe_name(os.path.basename(argv[0]))[:40]}/{digest}"
+        known[name] = list(argv)
+        write_file(self._path, dumps({"v": 1, "commands": known}).encode(), mode=0o600)
+        return f"{MAIL}{name}"
+
+    def send(self, address: str, message: str) -> str:
+        """Run the command of an address with a message as its input; return the error, or an empty text."""
+        argv = self._known().get(address.removeprefix(MAIL))
+        if not argv:
+            return "its mail command is not known on this machine: add it again"
+        reply = self._runner.ask(argv, limit_s=_LIMIT_S, stdin=message)
+        if isinstance(reply, ProbeFailure):
+            return one_line(reply.why, 300)
+        said = one_line(reply.err or reply.out, 200)
+        return f"exit code {reply.exit_code}{f': {said}' if said else ''}" if reply.exit_code else ""
+
+    def _known(self) -> dict[str, list[str]]:
+        try:
+            raw = loads(read_regular(self._path, _MOST_BYTES))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise LocalFile(f"{self._path} can't be read: {first_line(error)}") from None
+        found = raw.get("commands") if isinstance(raw, dict) else None
+        return {
+            str(name): [str(word) for word in argv]
+            for name, argv in (found.items() if isinstance(found, dict) else ())
+            if isinstance(argv, list) and argv
+        }

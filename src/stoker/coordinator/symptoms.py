@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from statistics import median
 from typing import Any
 
 from sqlalchemy import Connection, select
 
-from stoker.coordinator.alert_symptoms import alert_symptoms
 from stoker.coordinator.database.database import snapshot
 from stoker.coordinator.database.tables import ATTEMPTS, EVENTS, JOBS
 from stoker.coordinator.queue.commands import (
@@ -587,3 +586,34 @@ def to_cordon(facts: FleetHealthFacts, found: list[Symptom]) -> list[Symptom]:
     """Return the failing devices that are still open."""
     closed = {machine.name: machine.closed_devices for machine in facts.machines}
     return [one for one in found if one.ailment is SymptomKind.FAILING and one.device not in closed[one.machine]]
+
+
+# Devices that have reached a limit: heat, memory, power, idleness.
+
+LEAST_SEVERITY = 50
+"""A less severe alert is shown with the machine, and nowhere else."""
+_HINTS = {
+    SymptomKind.HOT: "check its cooling; until it is fixed: `stoker machines cordon {machine} --device {device}`",
+    SymptomKind.MEMORY: "see which processes use it: `stoker machines memory` there",
+    SymptomKind.POWER: "check its power supply: `stoker machines show {machine}`",
+    SymptomKind.IDLE: "see what its job waits for: `stoker machines show {machine}`, then `stoker logs NAME`",
+}
+
+
+def alert_symptoms(alerts: Mapping[str, Sequence[AlertView]], machines: Collection[str]) -> list[Symptom]:
+    """Return the symptoms of these machines; `alerts` are what their workers report now, by machine."""
+    found: dict[tuple[str, str, str], Symptom] = {}
+    for machine in sorted(alerts.keys() & set(machines)):
+        for one in alerts[machine]:
+            if one.severity < LEAST_SEVERITY or one.kind not in _HINTS:
+                continue
+            kind = SymptomKind(one.kind)
+            symptom = Symptom(
+                machine=machine,
+                device=one.device,
+                ailment=kind,
+                message=f"{one.message} (severity {one.severity})",
+                hint=_HINTS[kind].format(machine=machine, device=one.device),
+            )
+            found[symptom.key] = symptom
+    return list(found.values())

@@ -289,7 +289,7 @@ MAILBOX_BYTES = PAGE_BYTES + BOX_BYTES
 _LOOKS = 3
 
 
-class Pages(Closable):
+class MailboxPages(Closable):
     """The mailboxes of a gang, seen by its owner: for each rank its page and a black box of 64 KiB, in unnamed memory.
 
     Each rank gets the descriptor of its own mailbox alone, so none can spoil another's. Nothing can be left behind,
@@ -300,7 +300,7 @@ class Pages(Closable):
         self._fds = list(fds)
 
     @classmethod
-    def make(cls, count: int) -> Pages:
+    def make(cls, count: int) -> MailboxPages:
         fds: list[int] = []
         try:
             for rank in range(count):

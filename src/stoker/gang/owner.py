@@ -29,7 +29,7 @@ from stoker.devices.this_machine import devices_here
 from stoker.gang import rank_context
 from stoker.gang.gang_failures import GangDeadlines, GangFailure, RankSnapshot, error_of, judge
 from stoker.gang.gang_plan import CALLS, ERR, OUT, STORE, GangPlan, Staging, memory_of_all, rank_plans
-from stoker.gang.mailbox import Pages, Phase, Publisher, RankPage
+from stoker.gang.mailbox import MailboxPages, Phase, Publisher, RankPage
 from stoker.gang.rank import GangRank, own_frames
 from stoker.gang.rank_config import (
     BACKENDS,
@@ -197,7 +197,7 @@ class InlineGang:
     def __init__(self, plan: GangPlan) -> None:
         self._plan = plan
         self._staging = Staging(plan.configs)
-        self._pages = Pages.make(1)
+        self._pages = MailboxPages.make(1)
         self._rank: GangRank | None = None
         self._wake_fds = list(os.pipe())
         os.set_blocking(self._wake_fds[1], False)

@@ -34,7 +34,7 @@ from stoker.gang.gang_failures import (
     judge,
     renumbered,
 )
-from stoker.gang.mailbox import Pages, Phase, RankPage, RankState
+from stoker.gang.mailbox import MailboxPages, Phase, RankPage, RankState
 from stoker.gang.rank_context import phases_of
 from stoker.gang.starters import RankProcess, RankStart, Starter
 from stoker.host.identity import ProcessExit
@@ -57,7 +57,7 @@ class RankProcesses(Closable):
         self.first_rank = first_rank
         self.starter = starter
         self.devices = tuple(devices)
-        self.pages = Pages.make(len(devices))
+        self.pages = MailboxPages.make(len(devices))
         self.processes: list[RankProcess] = []
         self._seen = [RankSnapshot(rank=rank, device=device) for rank, device in enumerate(devices)]
         self._life_fds: list[int] = []

@@ -48,13 +48,13 @@ class Desktop:
         return one_line(reply.err, 200) or f"exit code {reply.exit_code}" if reply.exit_code else ""
 
     def _command(self, title: str, text: str, *, is_urgent: bool) -> Sequence[str]:
-        shown, told = one_line(title, _LONGEST_TITLE), one_line(text, _LONGEST_TEXT)
+        heading, body = one_line(title, _LONGEST_TITLE), one_line(text, _LONGEST_TEXT)
         if self._system == "darwin":
-            return [self._program, "-e", _SCRIPT, "--", shown, told]
+            return [self._program, "-e", _SCRIPT, "--", heading, body]
         # Bodies are markup for most servers.
-        plain = told.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        plain = body.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         urgency = "critical" if is_urgent else "normal"
-        return [self._program, f"--app-name={_APP}", f"--urgency={urgency}", "--", shown, plain]
+        return [self._program, f"--app-name={_APP}", f"--urgency={urgency}", "--", heading, plain]
 
     def _find(self) -> str:
         if self._system == "darwin":

@@ -79,10 +79,7 @@ from stoker.protocol.operator_messages import (
     WebhookView,
 )
 from stoker.protocol.refusals import no_coordinator_there
-from stoker.protocol.run_client import RunClient
 from stoker.protocol.screen_client import ScreenClient
-from stoker.protocol.sweep_client import SweepClient
-from stoker.protocol.telemetry_client import TelemetryClient
 from stoker.protocol.transport import (
     CoordinatorRequest,
     FleetEvent,
@@ -142,7 +139,7 @@ _VERDICT_S = 600.0
 _TRY_S = 60.0
 
 
-class FleetClient(RunClient, ScreenClient, SweepClient, TelemetryClient):
+class FleetClient(ScreenClient):
     """One coordinator, seen from outside. The caller closes the transport."""
 
     # -- jobs

@@ -1,4 +1,4 @@
-"""Error responses of a coordinator as exceptions: by their code, or without one by the status.
+"""Errors as responses of a coordinator, and back: by their code, or without one by the status.
 
 The text is untrusted: control codes are removed and its length is bounded.
 """
@@ -12,13 +12,17 @@ from stoker.core import errors
 from stoker.core.errors import (
     BadAnswer,
     BadInput,
+    CodeNotAccepted,
+    CommitMissing,
     Conflict,
+    Damaged,
     Diagnostic,
     Forbidden,
     InternalError,
     InvalidInput,
     NetworkFailed,
     NoCoordinator,
+    NoSpace,
     NotFound,
     RateLimited,
     Refused,
@@ -26,6 +30,7 @@ from stoker.core.errors import (
     TooLarge,
     Unavailable,
     VersionSkew,
+    WorkFailed,
 )
 from stoker.core.jsontext import loads
 from stoker.core.text import one_line
@@ -149,3 +154,28 @@ def trust_hint(error: NetworkFailed) -> str:
     if error.data.get("reason") == Reason.CERTIFICATE:
         return _HINTS_BY_VERIFY_CODE.get(error.data.get("verify_code"), "")
     return _REFUSED if error.data.get("tls") in _ALERTS else ""
+
+
+# The first match applies, so subclasses come first.
+_STATUSES: tuple[tuple[type[StokerError], int], ...] = (
+    (Forbidden, 403),
+    (NotFound, 404),
+    (VersionSkew, 412),
+    (CommitMissing, 400),
+    (CodeNotAccepted, 412),
+    (TooLarge, 413),
+    (InvalidInput, 422),
+    (RateLimited, 429),
+    (NoSpace, 507),
+    (BadInput, 400),
+    (Refused, 409),
+    (Damaged, 422),
+    (Unavailable, 503),
+    (WorkFailed, 409),
+    (InternalError, 500),
+)
+
+
+def status_of(error: StokerError) -> int:
+    """Return the status of an error by its class."""
+    return next((code for kind, code in _STATUSES if isinstance(error, kind)), 500)

@@ -1,20 +1,39 @@
-"""The part of the coordinator's client that screens use: what they show, page by page. Blocks. Thread-safe."""
+"""The part of a coordinator's client that screens and reports use. Blocks. Thread-safe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stoker.protocol.refusals import no_coordinator_there
-from stoker.protocol.screen_messages import ChangedRows, Overview
+from stoker.protocol.screen_messages import (
+    AdapterBoard,
+    ChangedRows,
+    CodeDiff,
+    ComparisonView,
+    ConfigView,
+    LogPage,
+    ModelPage,
+    Overview,
+    SeriesView,
+    SimulateRequest,
+    SimulationView,
+    StageGraph,
+    SweepList,
+    SweepView,
+)
+from stoker.protocol.telemetry_messages import TelemetryReport, TelemetryView, TimelineView
 from stoker.protocol.transport import CoordinatorClient, FleetEvent, Query, listen, part
 from stoker.protocol.view_messages import ChangeRequest, DoneView, JobPage, PriorityRequest
 
 PAGE = 100
 """How many jobs a page has by default."""
+_SIMULATE_S = 60.0
 
 
 class ScreenClient(CoordinatorClient):
-    """The routes that answer with messages of `screen_messages`, and pages of jobs."""
+    """The routes that answer with what screens show: lists, runs, sweeps, machines over time."""
+
+    # -- lists and changes
 
     def jobs(self, *, sort: str = "", after: str = "", limit: int = PAGE, **filters: str) -> JobPage:
         """Return a page of jobs, newest first or in the order `sort`; `after` is the `next` of the page before.
@@ -47,3 +66,88 @@ class ScreenClient(CoordinatorClient):
         """`cancel` or `requeue` a job, or all points of a sweep by its bare name; `priority` needs a number."""
         body = ChangeRequest(by=by) if priority is None else PriorityRequest(by=by, priority=priority)
         return self._ask(f"/v1/jobs/{part(ref)}/{verb}", DoneView, body, is_repeatable=verb != "requeue")
+
+    # -- one job's run
+
+    def series(
+        self,
+        ref: str,
+        names: Sequence[str] = (),
+        *,
+        first: int | None = None,
+        last: int | None = None,
+        points: int = 1000,
+        attempt: int | None = None,
+    ) -> SeriesView:
+        """Return metrics of a job, the most telling without `names`, between two steps, of one attempt or of all."""
+        query = {"names": ",".join(names) or None, "first": first, "last": last, "points": points, "attempt": attempt}
+        return self._get(f"/v1/jobs/{part(ref)}/series", SeriesView, query)
+
+    def stages(self, ref: str, *, attempt: int | None = None) -> StageGraph:
+        """Return the stages of a job's last attempt, or of one, laid out."""
+        return self._get(f"/v1/jobs/{part(ref)}/stages", StageGraph, {"attempt": attempt})
+
+    def log(
+        self,
+        ref: str,
+        node: str = "",
+        *,
+        attempt: int | None = None,
+        start: int | None = None,
+        limit: int = 500,
+        search: str = "",
+    ) -> LogPage:
+        """Return lines that a job printed: the last ones, or those from a number on."""
+        query = {"node": node, "attempt": attempt, "start": start, "limit": limit, "search": search}
+        return self._get(f"/v1/jobs/{part(ref)}/log", LogPage, query)
+
+    def config(self, ref: str) -> ConfigView:
+        """Return the configuration of a job."""
+        return self._get(f"/v1/jobs/{part(ref)}/config", ConfigView)
+
+    def code_diff(self, ref: str, parent: str = "") -> CodeDiff:
+        """Return how a job's code differs from that of `parent`, or of the job of its name before it."""
+        return self._get(f"/v1/jobs/{part(ref)}/code", CodeDiff, {"parent": parent})
+
+    # -- several jobs together
+
+    def sweeps(self, *, limit: int = 50) -> SweepList:
+        """Return the newest sweeps."""
+        return self._get("/v1/sweeps", SweepList, {"limit": limit})
+
+    def sweep(self, name: str, metric: str = "") -> SweepView:
+        """Return the trials of a sweep, ranked by a metric; without one, by the most telling."""
+        return self._get(f"/v1/sweeps/{part(name)}", SweepView, {"metric": metric})
+
+    def compare(self, refs: Sequence[str]) -> ComparisonView:
+        """Return jobs side by side, what differs first."""
+        return self._get("/v1/compare", ComparisonView, {"ref": tuple(refs)})
+
+    def adapters(self) -> AdapterBoard:
+        """Return adapters by base model, the lowest loss first."""
+        return self._get("/v1/adapters", AdapterBoard)
+
+    def models(self, after: str = "", *, limit: int = 50) -> ModelPage:
+        """Return results with their lineage, the newest first; `after` is the `next` of the page before."""
+        return self._get("/v1/models", ModelPage, {"after": after, "limit": limit})
+
+    def simulate(self, request: SimulateRequest) -> SimulationView:
+        """Return when all jobs are done, as the fleet is and with machines added or removed."""
+        return self._ask("/v1/simulate", SimulationView, request, waits_s=_SIMULATE_S)
+
+    # -- machines over time
+
+    def report_telemetry(self, report: TelemetryReport) -> DoneView:
+        """Send what a worker measured on its machine."""
+        return self._ask(f"/v1/machines/{part(report.worker)}/telemetry", DoneView, report)
+
+    def telemetry(
+        self, name: str, *, from_s: float | None = None, to_s: float | None = None, points: int | None = None
+    ) -> TelemetryView:
+        """Return the telemetry of a machine, by default of the last hour."""
+        query = {"from": from_s, "to": to_s, "points": points}
+        return self._get(f"/v1/machines/{part(name)}/telemetry", TelemetryView, query)
+
+    def timeline(self, *, from_s: float | None = None, to_s: float | None = None, machine: str = "") -> TimelineView:
+        """Return which attempts ran where, by default in the last hour."""
+        return self._get("/v1/machines/timeline", TimelineView, {"from": from_s, "to": to_s, "machine": machine})

@@ -1,4 +1,6 @@
-"""A sweep as screens get it: its trials ranked by a metric, what varies in them, and what the metric depends on. Pure.
+"""A sweep, and jobs side by side, as screens get them. Pure.
+
+Of a sweep: its trials ranked by a metric, what varies in them, and what the metric depends on.
 
 The coordinator makes `SweepTrialFacts` from its rows, `api` from a job's folder; from here on both are the same.
 """
@@ -6,6 +8,7 @@ The coordinator makes `SweepTrialFacts` from its rows, `api` from a job's folder
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,11 +17,14 @@ from stoker.core.jsontext import dumps
 from stoker.core.text import counted, one_line, point_name
 from stoker.engine.metrics.metric_names import Direction, preference
 from stoker.engine.ranking import Measure, measure_for
+from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides
 from stoker.jobs.trial_bests import BestStep
 from stoker.jobs.trial_settings import masked
 from stoker.jobs.trials import on_grounds
-from stoker.protocol.screen_messages import SweepParameter, SweepTrial, SweepView
+from stoker.protocol.screen_messages import ComparedValue, ComparisonView, SweepParameter, SweepTrial, SweepView
+from stoker.protocol.view_messages import JobView
 from stoker.views.charts import can_be_drawn, is_geometric
+from stoker.views.comparison_lines import fact_text
 from stoker.views.parameter_importance import Importance, ParameterColumn, importance_of
 from stoker.views.text_tables import value_text
 
@@ -243,3 +249,47 @@ def _note(sweep: SweepFacts, measure: Measure | None, shown: int, unread: int) -
     if measure is not None and measure.why:
         notes.append(f"ranked by {measure.metric}: {measure.why}")
     return "; ".join(notes)
+
+
+# Jobs side by side, what differs first.
+
+MOST_SIDES = 20
+_FACTS = 2000
+_CURVES = 200
+_LONGEST_NAME = 300
+_LONGEST_FACT = 500
+_LONGER = ("config",)
+"""Sections whose values are shown longer than in a terminal."""
+
+
+def comparison_view(jobs: Sequence[JobView], sides: Sequence[ComparisonSide]) -> ComparisonView:
+    """Return jobs side by side: all that differs, by section, then what is the same; of very many facts the first."""
+    known = [fact for fact in compare_sides(sides) if any(value is not None for value in fact.values)]
+    shown = sorted(((fact, not fact.is_same) for fact in known), key=lambda one: not one[1])
+    return ComparisonView(
+        jobs=tuple(jobs),
+        facts=tuple(
+            ComparedValue(
+                section=fact.section,
+                name=one_line(fact.name, _LONGEST_NAME),
+                values=tuple(_fact_text(fact, value) for value in fact.values),
+                differs=differs,
+            )
+            for fact, differs in shown[:_FACTS]
+        ),
+        metrics=_with_curves(sides),
+    )
+
+
+def _fact_text(fact: Fact, value: Any) -> str:
+    if value is None:
+        return ""
+    return one_line(value_text(value), _LONGEST_FACT) if fact.section in _LONGER else fact_text(fact, value)
+
+
+def _with_curves(sides: Sequence[ComparisonSide]) -> tuple[str, ...]:
+    """Return metrics that more than one side has, with curves."""
+    counts = Counter(
+        name for side in sides if side.row is not None and side.row.curve_files for name in side.row.metrics
+    )
+    return tuple(sorted((name for name, count in counts.items() if count > 1), key=preference)[:_CURVES])

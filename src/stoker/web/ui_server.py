@@ -17,11 +17,11 @@ from typing import Any
 
 from stoker.coordinator.http.pages import HARMLESS, PAGE_FIELD, PAGE_HEADER, is_page
 from stoker.coordinator.http.sessions import Login, Sessions, judge_page_request, session_ended
-from stoker.coordinator.http.statuses import status_of
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, Forbidden, StokerError, TooLarge, Unavailable
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Principal, Role
+from stoker.protocol.refusals import status_of
 from stoker.web.assets import Pages
 from stoker.web.backend import UiAnswer, UiBackend, UiRequest, json_answer
 

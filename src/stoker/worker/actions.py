@@ -25,7 +25,7 @@ from stoker.protocol.lease_messages import ExecCall, LeaseReport, WorkerMeasurem
 from stoker.worker.attempt_process import RunningAttempt, WorkerRuntime
 from stoker.worker.checkpoint_transfer import bring_checkpoint
 from stoker.worker.coordinator_calls import ClaimLoop, PendingClaim, as_internal_error
-from stoker.worker.exec_command import Sessions
+from stoker.worker.exec_command import CommandSessions
 from stoker.worker.preparation.prepare_child import stopped_by
 from stoker.worker.state_machine import LAST_MOMENT_S
 from stoker.worker.uploader import AttemptReporter, PreparingLog
@@ -64,7 +64,11 @@ class InstructionRunner:
     """Performs instructions. The loop calls `perform`; other threads read `keeping`."""
 
     def __init__(
-        self, runtime: WorkerRuntime, keeping: WorkerState, questions: ClaimLoop, sessions: Sessions | None = None
+        self,
+        runtime: WorkerRuntime,
+        keeping: WorkerState,
+        questions: ClaimLoop,
+        sessions: CommandSessions | None = None,
     ) -> None:
         """Create it; `sessions` runs operators' commands beside attempts; None: exec is off."""
         self._runtime = runtime

@@ -31,7 +31,7 @@ from stoker.protocol.operator_messages import EXEC
 from stoker.worker.actions import InstructionRunner, inherit
 from stoker.worker.attempt_process import AttemptSpawner, Worker, WorkerRuntime
 from stoker.worker.coordinator_calls import ClaimLoop
-from stoker.worker.exec_command import Sessions
+from stoker.worker.exec_command import CommandSessions
 from stoker.worker.job_users import USERS, UserPool
 from stoker.worker.machine_checks import DeviceChange, DeviceRedetection, why_closed
 from stoker.worker.state_machine import decide
@@ -126,7 +126,7 @@ class Daemon:
             may_speak=self._may_speak,
             report=self._report,
         )
-        sessions = None if worker.lines.execs is None else Sessions(worker.lines.execs, worker.clock)
+        sessions = None if worker.lines.execs is None else CommandSessions(worker.lines.execs, worker.clock)
         self._acting = InstructionRunner(runtime, self._keeping, questions, sessions)
 
     def run(self) -> int:

@@ -355,7 +355,7 @@ MOST_PER_JOB = 4
 _REMEMBERED = 1000
 
 
-class Sessions:
+class CommandSessions:
     """Exec sessions of one worker, each with a thread of its own. Nothing here blocks the worker."""
 
     def __init__(self, line: FleetClient, clock: Clock) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.mail_commands import MailCommands
 from stoker.coordinator.notice_formats import format_of_url, formatted, mail_of
-from stoker.coordinator.notify import Notifier, is_wanted
+from stoker.coordinator.notify import MailCommands, Notifier, is_wanted
 from stoker.coordinator.queue.commands import AddHook
 from stoker.host.command_runner import SubprocessRunner
 from stoker.host.http.exchange import HttpSettings

@@ -9,7 +9,7 @@ from stoker.gang.mailbox import (
     MAILBOX_BYTES,
     PAGE_BYTES,
     TRACEBACK_BYTES,
-    Pages,
+    MailboxPages,
     Phase,
     Publisher,
     RankPage,
@@ -22,7 +22,7 @@ from stoker.gang.mailbox import (
 
 @pytest.fixture
 def pages():
-    with Pages.make(2) as made:
+    with MailboxPages.make(2) as made:
         yield made
 
 
@@ -151,7 +151,7 @@ def test_a_mailbox_can_neither_shrink_nor_grow_and_has_no_name(pages):
 
 
 def test_closing_twice_is_fine_and_closes_every_descriptor():
-    made = Pages.make(3)
+    made = MailboxPages.make(3)
     fds = [made.fd(rank) for rank in range(3)]
     made.close()
     made.close()

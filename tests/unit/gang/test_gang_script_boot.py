@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stoker.gang import script_boot
-from stoker.gang.mailbox import Pages, Phase, RankPage, RankState, unnamed_memory
+from stoker.gang.mailbox import MailboxPages, Phase, RankPage, RankState, unnamed_memory
 
 BOOT = script_boot.__file__
 LOOKS = "import os, sys; print([__name__, sys.argv, sys.path, os.getcwd(), globals().get('__file__')])\n"
@@ -24,7 +24,7 @@ RUDE = "class Rude(Exception):\n    def __str__(self): raise SystemExit(0)\n"
 
 class Booted:
     def __init__(self, folder: Path, how: str, what: str, *args: str, options: tuple[str, ...] = ()) -> None:
-        with Pages.make(1) as pages:
+        with MailboxPages.make(1) as pages:
             wake_read, wake_write = os.pipe()
             numbers = {"mailbox_fd": pages.fd(0), "wake_fd": wake_write, "store_fd": unnamed_memory("store", 0)}
             order = {"how": how, "what": what, "args": args, "rank": 2, "nranks": 4, **numbers}

@@ -205,7 +205,7 @@ def test_a_fleet_is_reached_with_our_token_which_the_browser_never_sees(tmp_path
     from stoker.host.http.client import Urllib3Transport
     from stoker.host.http.exchange import read_http_settings
     from stoker.protocol.client import FleetClient
-    from stoker.web.forwarding import ForwardingBackend
+    from stoker.web.backend import ForwardingBackend
 
     path = tmp_path / "queue.db"
     path.write_bytes(sqlite_template.read_bytes())

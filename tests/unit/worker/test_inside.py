@@ -24,9 +24,9 @@ from stoker.protocol.view_messages import DoneView
 from stoker.worker.exec_command import (
     MOST_PER_JOB,
     AttemptEnv,
+    CommandSessions,
     ExecSession,
     ExecTarget,
-    Sessions,
     command_for,
     find_running,
     place_beside,
@@ -140,7 +140,7 @@ def test_whoever_goes_takes_the_command_and_its_background_along(tmp_path: Path)
 
 def test_a_session_is_begun_once_and_a_job_has_few_of_them():
     paper = Paper(is_eof=False)
-    sessions = Sessions(cast(FleetClient, paper), SystemClock())
+    sessions = CommandSessions(cast(FleetClient, paper), SystemClock())
     place = ExecTarget(folder="/", environment=ENV)
     for number in (*range(MOST_PER_JOB), 0, 1):
         sessions.open(call("sleep", "1000", number=number), lambda: place)

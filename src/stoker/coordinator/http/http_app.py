@@ -54,7 +54,7 @@ from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.http.pages import HARMLESS, AnswerPage, Headers, is_page, without_prefix
 from stoker.coordinator.http.reload import CoordinatorFiles, lines_of, trouble_of
 from stoker.coordinator.http.run_routes import RunRoutes
-from stoker.coordinator.http.screen_routes import ScreenRoutes
+from stoker.coordinator.http.screen_routes import ScreenRoutes, TelemetryRoutes
 from stoker.coordinator.http.session_routes import SessionRoutes
 from stoker.coordinator.http.sessions import Sessions
 from stoker.coordinator.http.submission_body import (
@@ -67,7 +67,6 @@ from stoker.coordinator.http.submission_body import (
 )
 from stoker.coordinator.http.sweep_routes import SweepRoutes
 from stoker.coordinator.http.system_a import SystemARoutes
-from stoker.coordinator.http.telemetry_routes import TelemetryRoutes
 from stoker.coordinator.http.tree_routes import ContentRoutes, TreeLocator
 from stoker.coordinator.http.worker_routes import SPOKEN, WorkerRoutes, WorkerRouteSpec, WorkerTable
 from stoker.coordinator.notify import Notifier

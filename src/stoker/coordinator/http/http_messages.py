@@ -16,7 +16,6 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from starlette.routing import BaseRoute, Match, compile_path
 
-from stoker.coordinator.http.statuses import status_of
 from stoker.coordinator.queue.commands import QueueCommandResult
 from stoker.core import jsontext
 from stoker.core.errors import (
@@ -30,6 +29,7 @@ from stoker.core.errors import (
 from stoker.core.jsontext import loads
 from stoker.core.text import format_size
 from stoker.protocol.codec import VERSION, VERSION_HEADER, to_json, values_in
+from stoker.protocol.refusals import status_of
 from stoker.protocol.view_messages import DoneView
 
 Scope: TypeAlias = MutableMapping[str, Any]

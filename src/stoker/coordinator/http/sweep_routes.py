@@ -38,11 +38,18 @@ from stoker.protocol.screen_messages import (
     SweepView,
 )
 from stoker.protocol.view_messages import JobDetails
-from stoker.views import adapter_board
-from stoker.views.comparison_view import MOST_SIDES, comparison_view
-from stoker.views.model_rows import MOST_PER_PAGE, code_of, data_of, environment_of, finite_metrics
+from stoker.views import model_views
+from stoker.views.model_views import MOST_PER_PAGE, code_of, data_of, environment_of, finite_metrics
 from stoker.views.simulation_view import simulate_change
-from stoker.views.sweep_view import SweepFacts, SweepTrialFacts, best_trials, measure_of, sweep_view
+from stoker.views.sweep_view import (
+    MOST_SIDES,
+    SweepFacts,
+    SweepTrialFacts,
+    best_trials,
+    comparison_view,
+    measure_of,
+    sweep_view,
+)
 
 READS_AT_ONCE = 1
 """Of the file threads: workers send their logs meanwhile."""
@@ -95,7 +102,7 @@ class SweepRoutes:
         """Return adapters by base model, the lowest loss first, of jobs that train one each."""
         read = self._context.reader.trainings
         return await self._context.read(
-            lambda: answer(_board(read(adapter_board.RECIPE, adapter_board.STATES, limit=_MOST_ADAPTERS)))
+            lambda: answer(_board(read(model_views.RECIPE, model_views.STATES, limit=_MOST_ADAPTERS)))
         )
 
     async def models(
@@ -201,7 +208,7 @@ def _trial(row: SweepTrialRow, now_s: float) -> SweepTrialFacts:
 
 def _board(rows: Sequence[TrainingRow]) -> AdapterBoard:
     found = [
-        adapter_board.AdapterFacts(
+        model_views.AdapterFacts(
             job=row.name,
             label=row.label,
             state=row.state,
@@ -213,7 +220,7 @@ def _board(rows: Sequence[TrainingRow]) -> AdapterBoard:
         )
         for row in rows
     ]
-    return adapter_board.adapter_board(found, adapter_board.cut_note(len(rows), _MOST_ADAPTERS))
+    return model_views.adapter_board(found, model_views.cut_note(len(rows), _MOST_ADAPTERS))
 
 
 def _models(rows: Sequence[ResultRow], limit: int) -> ModelPage:

@@ -23,7 +23,7 @@ from stoker.host.durable import translated
 
 
 @frozen
-class Channel:
+class SeriesChannel:
     """One measured quantity. Stored as a whole number of `1 / scale` units."""
 
     name: str
@@ -32,11 +32,11 @@ class Channel:
 
 
 CHANNELS = (
-    Channel(name="utilisation", unit="%", scale=100),
-    Channel(name="memory", unit="%", scale=100),
-    Channel(name="power", unit="W", scale=10),
-    Channel(name="temperature", unit="°C", scale=10),
-    Channel(name="clock", unit="MHz", scale=1),
+    SeriesChannel(name="utilisation", unit="%", scale=100),
+    SeriesChannel(name="memory", unit="%", scale=100),
+    SeriesChannel(name="power", unit="W", scale=10),
+    SeriesChannel(name="temperature", unit="°C", scale=10),
+    SeriesChannel(name="clock", unit="MHz", scale=1),
 )
 _NONE = 0xFFFF
 _MOST = 0xFFFE
