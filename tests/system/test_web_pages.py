@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from io import BytesIO
@@ -20,7 +21,7 @@ from stoker.web.ui_server import UiServer
 from tests.fakes.monitor import job
 from tests.fakes.page_monitor import MARKUP, PageMonitor, page_monitor
 from tests.system.browser import Tab, chromium
-from tests.system.shell import Shell, finish
+from tests.system.shell import PATIENCE_S, Shell, finish
 from tests.system.test_cli_fleet_following import _read_until, ended
 
 if TYPE_CHECKING:
@@ -176,6 +177,66 @@ def test_changes_appear_without_a_reload(shared: Desk):
     shared.monitor.change(job(1, "failed", changed_s=at + 5, why="out of memory", submitted_s=at - 3000, ended_s=at))
     expect(shared.page.locator(".jobhead .state")).to_contain_text("failed")
     expect(shared.page.locator("main")).to_contain_text("out of memory")
+
+
+def test_numbers_follow_while_changes_never_pause(shared: Desk):
+    shared.go("#/", "Pending by reason")
+    number = shared.page.locator(".numbers li", has_text="failed in 24 h").locator("strong")
+    before = int(number.inner_text())
+    at = shared.monitor.now_s
+    shared.monitor.change(job(60, "failed", submitted_s=at - 3000, ended_s=at - 10))
+    until_s = time.monotonic() + PATIENCE_S
+    step = 0
+    while int(number.inner_text()) == before and time.monotonic() < until_s:
+        step += 1
+        shared.monitor.change(
+            job(2, changed_s=at + step, submitted_s=at - 3002, started_s=at - 1200, step=step, of=10**6)
+        )
+    assert int(number.inner_text()) == before + 1
+
+
+_MOVED = """async () => {
+  const scripts = document.querySelector('script[type=module]').src;
+  const { JobRows } = await import(scripts.replace('main.js', 'job_rows.js'));
+  const usual = { state: 'running', submitted_s: 5, started_s: 6, priority: 0, machine: 'desk' };
+  const row = (id, more) => ({ id, ...usual, ...more });
+  const isOther = (filter, job) => {
+    const list = new JobRows(filter, () => {}, () => {}, 10);
+    list.pages.set(0, [row('a')]);
+    list.places.set('a', [0, 0]);
+    return list.change([job], {});
+  };
+  return {
+    elsewhere: isOther({}, row('b', { state: 'failed' })),
+    ended: isOther({}, row('a', { state: 'completed' })),
+    submitted: isOther({}, row('b', { submitted_s: 11 })),
+    'left a filter': isOther({ state: 'running' }, row('a', { state: 'completed' })),
+    'may enter a filter': isOther({ machine: 'lab' }, row('b')),
+    'first in order': isOther({ sort: '-priority' }, row('a', { priority: 1 })),
+    'same place': isOther({ sort: '-priority' }, row('a', { state: 'completed' })),
+  };
+}"""
+
+
+def test_a_list_of_jobs_is_read_again_only_if_a_change_may_move_a_row_of_it(shared: Desk):
+    assert shared.page.evaluate(_MOVED) == {
+        "elsewhere": False,
+        "ended": False,
+        "submitted": True,
+        "left a filter": True,
+        "may enter a filter": True,
+        "first in order": True,
+        "same place": False,
+    }
+
+
+def test_a_row_that_is_scrolled_away_leaves_the_keys_to_the_table(shared: Desk):
+    shared.go("#/jobs", "resnet/10")
+    shared.page.locator("#row-2 a").focus()
+    shared.page.locator("[role=grid]").evaluate("grid => { grid.scrollTop = 2000; }")
+    shared.page.locator("#row-60 a").wait_for()
+    expect(shared.page.locator("[role=grid]")).to_be_focused()
+    assert shared.page.locator("[role=grid] [role=row]").count() < 60
 
 
 def test_the_end_of_a_session_asks_for_a_log_in_and_keeps_the_place(desk: Desk):

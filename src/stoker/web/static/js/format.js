@@ -18,8 +18,10 @@ export function shortNumber(value) {
   return Number.isInteger(value) ? grouped(value) : String(Number(value.toPrecision(4)));
 }
 
+const GROUPED = new Intl.NumberFormat('en-US');
+
 /** @param {number} value */
-export const grouped = (value) => value.toLocaleString('en-US');
+export const grouped = (value) => GROUPED.format(value);
 
 /** @param {number | null | undefined} seconds */
 export function duration(seconds) {
@@ -66,6 +68,7 @@ export function size(bytes) {
  * @param {number} most
  */
 export function cutMiddle(text, most) {
+  if (text.length <= most) return text;
   const parts = [...text];
   if (parts.length <= most) return text;
   const head = Math.ceil((most - 1) / 2);

@@ -9,15 +9,19 @@ export const PAGE_ROWS = 200;
 /** Rows between two cursors of `marks`. */
 const MARK_ROWS = 1000;
 const MOST_PAGES = 25;
+/** Fields of a job that change its place in each order. @type {Record<string, (keyof JobView)[]>} */
+const SORTED_BY = { started: ['started_s'], ended: ['state', 'ended_s'], priority: ['priority'], state: ['state'] };
 
 export class JobRows {
   /**
    * @param {Record<string, string>} filter
    * @param {() => void} onChange
    * @param {(error: any) => void} onError
+   * @param {number} began_s by the server's clock: a job that was submitted later is not in the list
    */
-  constructor(filter, onChange, onError) {
+  constructor(filter, onChange, onError, began_s) {
     this.filter = filter;
+    this.began_s = began_s;
     this.onChange = onChange;
     this.onError = onError;
     /** @type {Map<number, JobView[]>} */
@@ -113,21 +117,43 @@ export class JobRows {
     }
   }
 
-  /** Put changed rows in place; return true if others may have appeared. @param {JobView[]} jobs */
-  change(jobs) {
-    let isNew = false;
+  /**
+   * Put changed rows in place, and the new numbers by state; return true if the list may be another one now.
+   * @param {JobView[]} jobs
+   * @param {Record<string, number>} counts of all jobs
+   */
+  change(jobs, counts) {
+    let isOther = false;
     let isChanged = false;
     for (const job of jobs) {
       const at = this.places.get(job.id);
       const page = at && this.pages.get(at[0]);
+      const before = at && page ? page[at[1]] : null;
       if (at && page) {
-        isNew ||= page[at[1]].state !== job.state && Boolean(this.filter.state);
         page[at[1]] = job;
         isChanged = true;
-      } else isNew = true;
+      }
+      isOther ||= before ? this.isMoved(before, job) : this.isMoved(null, job) || job.submitted_s >= this.began_s;
+    }
+    if (!this.isFiltered && Object.keys(counts).length) {
+      isChanged ||= Object.entries(counts).some(([state, count]) => this.counts[state] !== count);
+      this.counts = counts;
     }
     if (isChanged) this.onChange();
-    return isNew;
+    return isOther;
+  }
+
+  /** True if more than states are filtered: numbers of all jobs say nothing then. */
+  get isFiltered() {
+    return Object.keys(this.filter).some((name) => name !== 'state' && name !== 'sort');
+  }
+
+  /** True if a change moves a job in this list, into it or out of it. @param {JobView | null} before @param {JobView} job */
+  isMoved(before, job) {
+    /** @param {keyof JobView} name */
+    const differs = (name) => before === null || before[name] !== job[name];
+    const { state, machine, sort = '' } = this.filter;
+    return Boolean((state && differs('state')) || (machine && differs('machine')) || (SORTED_BY[sort.replace('-', '')] ?? []).some(differs));
   }
 
   /** Every row that is loaded, in order. */

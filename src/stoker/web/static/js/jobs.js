@@ -5,8 +5,8 @@ import { askMany, canCancel, canRequeue } from './actions.js';
 import { numberOf } from './api.js';
 import { ago, cutMiddle, duration, grouped, quoted, shortNumber } from './format.js';
 import { h, html } from './html.js';
-import { JobRows } from './job_rows.js';
-import { onRows } from './live.js';
+import { JobRows, PAGE_ROWS } from './job_rows.js';
+import { now, onRows } from './live.js';
 import { go, jobLink, place, setQuery } from './router.js';
 import { VirtualTable } from './table.js';
 import { Command, Empty, Progress, Select, StateBadge, Trouble, useNow } from './ui.js';
@@ -15,6 +15,9 @@ import { Command, Empty, Progress, Select, StateBadge, Trouble, useNow } from '.
 
 const STATES = ['running', 'pending', 'claimed', 'failed', 'completed', 'cancelled'];
 const FILTERS = ['state', 'q', 'submitter', 'sweep', 'machine', 'recipe', 'sort'];
+/** A list that may have changed is read again after so long, or so many times as long as that takes. */
+const SOONEST_MS = 1000;
+const TIMES = 20;
 /** @type {import('./table.js').Column[]} */
 const COLUMNS = [
   { key: 'mark', title: '', className: 'c-mark' },
@@ -38,36 +41,50 @@ export function JobsPage() {
   const [error, setError] = useState(/** @type {any} */ (null));
   const [marked, setMarked] = useState(/** @type {Map<string, JobView>} */ (new Map()));
   const rows = useRef(/** @type {JobRows | null} */ (null));
+  /** The list that replaces it once it is loaded, or the same one. */
+  const coming = useRef(/** @type {JobRows | null} */ (null));
+  const lists = () => [...new Set([rows.current, coming.current])].filter((list) => list !== null);
   const now_s = useNow();
   const by = place.value.query.get('group') ?? '';
   useEffect(() => {
     let timer = 0;
-    const make = () => {
+    let tookMs = 0;
+    /** @param {number} first @param {number} last */
+    const load = (first, last) => {
+      const begun = Date.now();
       const made = new JobRows(filter, () => {
-        rows.current = made;
+        if (rows.current !== made) {
+          // All that is in view comes first, so that nothing blinks.
+          if (made.missing() !== null) return;
+          if (rows.current) rows.current.isClosed = true;
+          rows.current = made;
+          tookMs = Date.now() - begun;
+        }
         setError(null);
         redraw((turn) => turn + 1);
-      }, setError);
-      return made;
+      }, setError, now.value - 1);
+      coming.current = made;
+      made.view(first, last);
     };
-    let own = make();
-    own.view(0, 1);
+    load(0, 1);
     const again = () => {
-      if (timer) return;
-      timer = setTimeout(() => {
+      timer ||= setTimeout(() => {
         timer = 0;
-        const before = rows.current;
-        own.isClosed = true;
-        own = make();
-        own.view((before?.first ?? 0) * 200, ((before?.wanted ?? 0) + 1) * 200);
-      }, 1000);
+        if (document.hidden || coming.current?.isBusy) {
+          again();
+          return;
+        }
+        const { first = 0, wanted = 0 } = rows.current ?? {};
+        load(first * PAGE_ROWS, (wanted + 1) * PAGE_ROWS);
+      }, Math.max(SOONEST_MS, tookMs * TIMES));
     };
     const stop = onRows((changed) => {
-      if (changed.resync || changed.gone.length || own.change(changed.jobs)) again();
+      const moved = lists().map((list) => list.change(changed.jobs, changed.counts));
+      if (changed.resync || changed.gone.length || moved.includes(true)) again();
     });
     return () => {
       clearTimeout(timer);
-      own.isClosed = true;
+      lists().forEach((list) => { list.isClosed = true; });
       stop();
     };
   }, [key]);
@@ -77,9 +94,11 @@ export function JobsPage() {
   const mark = (index) => {
     const found = shown.at(index);
     if (!found || typeof found === 'string') return;
-    const next = new Map(marked);
-    if (!next.delete(found.id)) next.set(found.id, found);
-    setMarked(next);
+    setMarked((before) => {
+      const next = new Map(before);
+      if (!next.delete(found.id)) next.set(found.id, found);
+      return next;
+    });
   };
   /** @param {number} index */
   const cells = (index) => {
@@ -87,6 +106,11 @@ export function JobsPage() {
     if (!found) return null;
     if (typeof found === 'string') return ['', html`<strong>${found}</strong>`, '', '', '', '', '', '', ''];
     return rowOf(found, now_s, marked.has(found.id), () => mark(index));
+  };
+  /** @param {number} index */
+  const parts = (index) => {
+    const found = shown.at(index);
+    return found && typeof found !== 'string' ? [found, now_s, marked.has(found.id)] : [found];
   };
   const hasFilter = FILTERS.some((name) => name !== 'sort' && filter[name]);
   return html`<main id="main" class="wide"><h1>Jobs <span class="quiet">${table ? grouped(table.count) : ''}</span></h1>
@@ -96,10 +120,10 @@ export function JobsPage() {
     ${table && !table.count ? h(Empty, hasFilter ? { title: 'No job matches this filter.', children: html`<p><a href="#/jobs">all jobs</a></p>` }
       : { title: 'No jobs yet. Submit some:', command: 'stoker submit manifest.toml' })
     : h(VirtualTable, {
-      label: 'jobs', columns: COLUMNS, count: shown.count, sort: filter.sort ?? 'submitted', row: cells,
+      label: 'jobs', columns: COLUMNS, count: shown.count, sort: filter.sort ?? 'submitted', row: cells, parts,
       setSort: (sort) => setQuery({ sort: sort === 'submitted' ? '' : sort }),
       rowClass: (index) => (typeof shown.at(index) === 'string' ? 'group' : ''),
-      onView: (first, last) => rows.current?.view(first, last),
+      onView: (first, last) => lists().forEach((list) => list.view(first, last)),
       onOpen: (index) => {
         const found = shown.at(index);
         if (found && typeof found !== 'string') go(jobLink(found.name));
@@ -142,8 +166,9 @@ function rowOf(job, now_s, isMarked, mark) {
   return [
     html`<input type="checkbox" checked=${isMarked} onChange=${mark} aria-label=${`select ${job.name}`} />`,
     html`<a href=${jobLink(job.name)} title=${job.name}>${cutMiddle(job.name, 40)}</a>${job.label && html` <span class="quiet">${job.label}</span>`}`,
-    h(StateBadge, { state: job.state, cancelling: job.is_cancelling }),
-    job.state === 'running' ? html`${h(Progress, { job })} <span class="quiet">${value}</span>`
+    // Called, not placed as components: of these there are many, and none has a state of its own.
+    StateBadge({ state: job.state, cancelling: job.is_cancelling }),
+    job.state === 'running' ? html`${Progress({ job })} <span class="quiet">${value}</span>`
       : html`<span title=${job.why || job.says}>${job.why || value}</span>`,
     job.machine || '–', job.submitter || '–', String(job.priority), used, ago(job.submitted_s, now_s),
   ];

@@ -14,8 +14,9 @@ import { Command, Empty, JobName, Progress, StateBadge, Trouble, useNow } from '
 /** @typedef {import('./messages.d.ts').JobView} JobView */
 
 export function OverviewPage() {
-  const { data, error, reload } = /** @type {ReturnType<typeof useData<Overview>>} */ (useData('v1/overview'));
+  const { data, error, reload, patch } = /** @type {ReturnType<typeof useData<Overview>>} */ (useData('v1/overview'));
   useEffect(() => onRows((rows) => {
+    patch((before) => withRows(before, rows));
     if (rows.resync || rows.jobs.length || rows.machines.length || rows.gone.length) reload();
   }), []);
   if (!data) return html`<main id="main"><h1>Overview</h1>${error ? h(Trouble, { error, what: 'overview' }) : html`<p class="quiet">loading…</p>`}</main>`;
@@ -32,6 +33,20 @@ export function OverviewPage() {
     </div>
     ${h(Command, { command: 'stoker status' })}
   </main>`;
+}
+
+/**
+ * The overview with what changed since: numbers and rows on the screen are right at once, new rows follow.
+ * @param {Overview} data @param {import('./messages.d.ts').ChangedRows} rows
+ * @returns {Overview}
+ */
+function withRows(data, rows) {
+  if (rows.resync || rows.seq < data.seq) return data;
+  const changed = new Map(rows.jobs.map((job) => [job.id, job]));
+  /** @param {JobView[]} listed @param {string} state */
+  const still = (listed, state) => listed.map((job) => changed.get(job.id) ?? job).filter((job) => job.state === state);
+  const jobs = Object.keys(rows.counts).length ? rows.counts : data.jobs;
+  return { ...data, jobs, running: still(data.running, 'running'), failed: still(data.failed, 'failed') };
 }
 
 /** @param {{ data: Overview }} props */

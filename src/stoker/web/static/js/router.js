@@ -58,4 +58,4 @@ export function setQuery(changes) {
 }
 
 /** @param {string} ref */
-export const jobLink = (ref) => linkTo(['job', ref]);
+export const jobLink = (ref) => `#/job/${encodeURIComponent(ref)}`;

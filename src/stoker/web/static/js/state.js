@@ -46,12 +46,19 @@ export function applyTheme() {
 export const errorText = (error) =>
   error instanceof ApiError ? [error.message, error.hint].filter(Boolean).join(' — ') : String(error);
 
+/** Data is loaded again after so long at the soonest, and after so many times as long as it took, up to a limit. */
+const SOONEST_MS = 250;
+const TIMES = 10;
+const LATEST_MS = 10_000;
+
 /**
  * Load data from the API. The last good data stays while new data is loaded, and after an error.
+ * `reload` loads it again in a moment; however often it is called, what is being loaded arrives. `patch` replaces it
+ * by data that is known already.
  * @template T
  * @param {string | null} path null: load nothing
  * @param {Record<string, string | number | undefined | null>} [query]
- * @returns {{ data: T | null, error: ApiError | null, isLoading: boolean, reload: () => void }}
+ * @returns {{ data: T | null, error: ApiError | null, isLoading: boolean, reload: () => void, patch: (change: (data: T) => T) => void }}
  */
 export function useData(path, query = {}) {
   const key = path === null ? '' : `${path}?${JSON.stringify(query)}`;
@@ -59,27 +66,42 @@ export function useData(path, query = {}) {
     /** @type {{ key: string, data: any, error: ApiError | null }} */ ({ key: '', data: null, error: null }),
   );
   const [turn, setTurn] = useState(0);
-  const timer = useRef(0);
+  const pace = useRef({ timer: 0, isBusy: false, isWanted: false, ended: 0, took: 0 });
+  const reload = useCallback(() => {
+    const own = pace.current;
+    own.isWanted = own.isBusy;
+    if (own.isBusy || own.timer) return;
+    const wait = own.ended + Math.min(LATEST_MS, own.took * TIMES) - Date.now();
+    own.timer = setTimeout(() => {
+      own.timer = 0;
+      setTurn((before) => before + 1);
+    }, Math.max(SOONEST_MS, wait));
+  }, []);
   useEffect(() => {
     if (path === null) return undefined;
     const stop = new AbortController();
+    const own = pace.current;
+    const begun = Date.now();
+    own.isBusy = true;
     get(path, query, stop.signal).then(
       (data) => setState({ key, data, error: null }),
       (error) => {
         if (stop.signal.aborted) return;
         setState((before) => ({ key, data: before.key === key ? before.data : null, error: asError(error) }));
       },
-    );
+    ).finally(() => {
+      if (stop.signal.aborted) return;
+      Object.assign(own, { isBusy: false, ended: Date.now(), took: Date.now() - begun });
+      if (own.isWanted) reload();
+    });
     return () => stop.abort();
   }, [key, turn]);
-  useEffect(() => () => clearTimeout(timer.current), []);
-  const reload = useCallback(() => {
-    // Several changes within a moment are one reload.
-    clearTimeout(timer.current);
-    timer.current = setTimeout(() => setTurn((before) => before + 1), 250);
+  useEffect(() => () => clearTimeout(pace.current.timer), []);
+  const patch = useCallback((/** @type {(data: any) => any} */ change) => {
+    setState((before) => (before.data === null ? before : { ...before, data: change(before.data) }));
   }, []);
   const isOther = state.key !== key;
-  return { data: state.data, error: isOther ? null : state.error, isLoading: isOther, reload };
+  return { data: state.data, error: isOther ? null : state.error, isLoading: isOther, reload, patch };
 }
 
 /** @param {unknown} error */

@@ -1,5 +1,6 @@
 // @ts-check
-// A table of any length: only the rows in view are elements. Rows have one height; keys move a cursor.
+// A table of any length: only the rows in view are elements. Rows have one height; keys move a cursor. While it is
+// scrolled, elements of rows that leave become those that come, and a row that stays as it was is not made again.
 import { useEffect, useLayoutEffect, useRef, useState } from '../vendor/hooks.js';
 import { html } from './html.js';
 
@@ -12,16 +13,26 @@ const MOST_PX = 8_000_000;
 /**
  * @typedef {{ key: string, title: string, className: string, sort?: string }} Column
  * @typedef {{ label: string, columns: Column[], count: number, sort: string, setSort: (key: string) => void,
- *   row: (index: number) => any[] | null, rowClass?: (index: number) => string,
+ *   row: (index: number) => any[] | null, parts: (index: number) => any[], rowClass?: (index: number) => string,
  *   onView: (first: number, last: number) => void, onOpen: (index: number) => void, onMark?: (index: number) => void }} TableProps
+ * @typedef {{ parts: any[], made: any }} MadeRow
  */
 
-/** @param {TableProps} props */
-export function VirtualTable({ label, columns, count, sort, setSort, row, rowClass, onView, onOpen, onMark }) {
+/**
+ * `row` makes the cells of a row (null: not loaded yet), `parts` returns what they are made of.
+ * @param {TableProps} props
+ */
+export function VirtualTable({ label, columns, count, sort, setSort, row, parts, rowClass, onView, onOpen, onMark }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(600);
   const [cursor, setCursor] = useState(-1);
+  const made = useRef(/** @type {Map<number, MadeRow>} */ (new Map()));
+  const focused = focusedRow();
+  useLayoutEffect(() => {
+    // The row with the focus has left, and its element is another row's: keys belong to the table then.
+    if (focused && focusedRow() !== focused) box.current?.focus({ preventScroll: true });
+  });
   useLayoutEffect(() => {
     const element = box.current;
     if (!element) return undefined;
@@ -59,14 +70,27 @@ export function VirtualTable({ label, columns, count, sort, setSort, row, rowCla
     else return;
     event.preventDefault();
   };
+  // As many elements as fit, and one for each row that is partly in view.
+  const elements = Math.ceil(height / ROW_PX) + 2 * EXTRA_ROWS + 1;
+  /** @type {Map<number, MadeRow>} */
+  const kept = new Map();
   const rows = [];
   for (let index = first; index < last; index += 1) {
+    const y = index * ROW_PX - offset + top;
+    const own = [elements, y, index === cursor, rowClass?.(index), columns, ...parts(index)];
+    const before = made.current.get(index);
+    const one = before && isSame(before.parts, own) ? before : { parts: own, made: makeRow(index, y) };
+    kept.set(index, one);
+    rows.push(one.made);
+  }
+  made.current = kept;
+  /** @param {number} index @param {number} y */
+  function makeRow(index, y) {
     const cells = row(index);
-    const y = (index * ROW_PX) - offset + top;
-    rows.push(html`<div role="row" key=${index} id=${`row-${index}`} aria-rowindex=${index + 2}
+    return html`<div role="row" key=${index % elements} id=${`row-${index}`} aria-rowindex=${index + 2}
       class=${`vrow${index === cursor ? ' cursor' : ''} ${rowClass?.(index) ?? ''}`} style=${{ transform: `translateY(${y}px)` }}
       onDblClick=${() => onOpen(index)} onClick=${() => setCursor(index)}>${columns.map((column, at) => html`
-        <div role="gridcell" key=${column.key} class=${column.className}>${cells ? cells[at] : at === 0 ? '' : '…'}</div>`)}</div>`);
+        <div role="gridcell" key=${column.key} class=${column.className}>${cells ? cells[at] : at === 0 ? '' : '…'}</div>`)}</div>`;
   }
   return html`<div class="vtable" role="grid" aria-label=${label} aria-rowcount=${count + 1} aria-colcount=${columns.length}
     ref=${box} tabindex="0" data-keys="rows" aria-activedescendant=${cursor >= first && cursor < last ? `row-${cursor}` : undefined}
@@ -77,6 +101,12 @@ export function VirtualTable({ label, columns, count, sort, setSort, row, rowCla
         : column.title || html`<span class="hidden">${column.key}</span>`}</div>`)}</div></div>
     <div role="rowgroup" class="vspace" style=${{ height: `${shown - HEAD_PX}px` }}>${rows}</div></div>`;
 }
+
+/** The row that has the focus, by its id. */
+const focusedRow = () => document.activeElement?.closest('.vrow')?.id ?? '';
+
+/** @param {any[]} before @param {any[]} now */
+const isSame = (before, now) => before.length === now.length && before.every((one, at) => one === now[at]);
 
 /** @param {string} key @param {string} sort */
 const flipped = (key, sort) => (sort === key ? `-${key}` : key);
