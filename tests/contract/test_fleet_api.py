@@ -32,6 +32,7 @@ from stoker.protocol.lease_messages import (
     Renewal,
     Start,
 )
+from stoker.protocol.mirror_pieces import MirrorPiece
 from stoker.protocol.transport import CoordinatorRequest
 from stoker.protocol.view_messages import ChangeRequest, EventPage, MachineRequest, PriorityRequest
 from tests.contract.queue_driving import order
@@ -222,6 +223,18 @@ def test_a_file_that_is_sent_from_the_wrong_place_is_told_the_right_one(small: F
         client.put_file(grant.token(), "logs/a.log", b"x", offset=20)
     assert caught.value.data["offset"] == 10
     assert client.put_file(grant.token(), "logs/a.log", b"0123456789", offset=0) == 10
+    pieces = [
+        MirrorPiece("logs/a.log", 10, b"abc"),
+        MirrorPiece("logs/a.log", 20, b""),
+        MirrorPiece("b.json", 0, b"{}"),
+    ]
+    first, second, third = client.put_files(grant.token(), pieces)
+    assert (first.unwrap(), third.unwrap()) == (13, 2)
+    with pytest.raises(Refused) as caught:
+        second.unwrap()
+    assert caught.value.data["offset"] == 13
+    with pytest.raises(StaleLease):
+        client.put_files(changed(grant.token(), epoch=grant.epoch + 1), pieces)
 
 
 def test_a_large_file_is_read_in_pieces_so_that_an_unread_answer_is_small(

@@ -42,6 +42,7 @@ from stoker.protocol.lease_messages import (
     Welcome,
     WriteResponse,
 )
+from stoker.protocol.mirror_pieces import MirrorPiece, MirrorPieceResult, results_of
 from stoker.protocol.tree_messages import PackResponse, TreeView, read_pack
 from stoker.protocol.view_messages import FileList, FileView, FleetStatus
 from stoker.store.archives.archive_members import files_of, listing_bytes, read_listing
@@ -215,14 +216,18 @@ class FakeCoordinator:
                 heartbeat_s=self.heartbeat_s,
             )
 
-    def put_file(self, token: AttemptToken, path: str, data: Any, *, offset: int) -> int:
-        with self._listening("put_file"):
+    def put_files(self, token: AttemptToken, pieces: Sequence[MirrorPiece]) -> tuple[MirrorPieceResult, ...]:
+        with self._listening("put_files"):
             self._fence(token)
-            there = self.files_there.setdefault((token.job, token.attempt, path), bytearray())
-            assert offset <= len(there), "a mirror never skips, and this one never loses"
-            assert there[offset : offset + len(data)] == data[: len(there) - offset]
-            there += data[len(there) - offset :]
-            return len(there)
+            return results_of([self._append(token, one) for one in pieces]).results
+
+    def _append(self, token: AttemptToken, piece: MirrorPiece) -> int:
+        there = self.files_there.setdefault((token.job, token.attempt, piece.path), bytearray())
+        offset, data = piece.offset, bytes(piece.data)
+        assert offset <= len(there), "a mirror never skips, and this one never loses"
+        assert there[offset : offset + len(data)] == data[: len(there) - offset]
+        there += data[len(there) - offset :]
+        return len(there)
 
     def files(self, ref: str, *, attempt: int | None = None) -> FileList:
         with self._listening("files"):

@@ -1,7 +1,7 @@
 """A line to a coordinator without a network: the coordinator's own keeping at the other end, and faults on the way.
 
     line = KeptLine(keeping)
-    line.before = lambda call: NoCoordinator("cut") if call == "put_file" else None
+    line.before = lambda call: NoCoordinator("cut") if call == "put_files" else None
 
 `before` breaks a call that never arrives, `after` one whose answer is lost. Both are asked with the call's name.
 """
@@ -20,6 +20,7 @@ from stoker.core.errors import NotFound, StaleLease
 from stoker.core.leases import AttemptToken
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import LeaseWrite, PointCheckpoint, WriteResponse
+from stoker.protocol.mirror_pieces import MirrorPiece, MirrorPieceResult, read_pieces, results_of, write_pieces
 from stoker.protocol.tree_messages import PackResponse, PassResponse, TreeView, read_frames
 from stoker.protocol.view_messages import FileList, FileView, UploadResponse
 from tests.fakes.trees import MemoryTrees
@@ -48,12 +49,13 @@ class KeptLine:
         """Itself, where a client is expected."""
         return cast(FleetClient, self)
 
-    def put_file(self, token: AttemptToken, path: str, data: bytes, *, offset: int) -> int:
-        with self._call("put_file"):
+    def put_files(self, token: AttemptToken, pieces: Sequence[MirrorPiece]) -> tuple[MirrorPieceResult, ...]:
+        with self._call("put_files"):
             if self.current is not None and token != self.current:
                 raise StaleLease(f"attempt {token.attempt} is over")
-            self.sent.append((path, offset, len(data)))
-            return self.keeping.append(token.job, token.attempt, path, offset, data)
+            self.sent += [(one.path, one.offset, len(one.data)) for one in pieces]
+            pieces = read_pieces(write_pieces(pieces))
+            return results_of(self.keeping.append_all(token.job, token.attempt, pieces)).results
 
     def files(self, ref: str, *, attempt: int | None = None) -> FileList:
         with self._call("files"):

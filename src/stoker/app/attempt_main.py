@@ -67,8 +67,11 @@ def _warm_up() -> None:
         assembly.catalogue.cookbook("command")
         for part in ("cache", "history", "footprints", "capacity", "containment"):
             getattr(assembly, part)
+        import pathlib  # noqa: F401 - of each stage's folder; it takes longer than the rest of a start
+
         import stoker.app.machine_parts
         import stoker.devices.probes.readers
+        import stoker.devices.this_machine
         import stoker.engine.ledger_gate
         import stoker.engine.metrics.written_formats
         import stoker.engine.runners.program.program_runner

@@ -60,6 +60,12 @@ from stoker.protocol.lease_messages import (
     Welcome,
     WriteResponse,
 )
+from stoker.protocol.mirror_pieces import (
+    MirrorPiece,
+    MirrorPieceResult,
+    MirrorPiecesResponse,
+    write_pieces,
+)
 from stoker.protocol.operator_messages import (
     CodeRequest,
     CodeView,
@@ -419,6 +425,14 @@ class FleetClient(ScreenClient):
         """
         where = f"/v1/attempts/{part(token.job)}/files/{parts(path)}"
         return self._ask(where, FileOffset, data, query={**token.fence(), "offset": offset}, method="PUT").offset
+
+    def put_files(self, token: AttemptToken, pieces: Sequence[MirrorPiece]) -> tuple[MirrorPieceResult, ...]:
+        """Append to several mirrored files of an attempt, in order; return the new size of each, or its error.
+
+        The last file of an attempt, `end.json`, is refused if a piece before it was.
+        """
+        where, body = f"/v1/attempts/{part(token.job)}/files", write_pieces(pieces)
+        return self._ask(where, MirrorPiecesResponse, body, query=token.fence(), method="PUT").results
 
     def begin_upload(self, digest: str, size_bytes: int) -> UploadResponse:
         """Begin or resume an upload: the response has the offset, or says that the bytes are known."""

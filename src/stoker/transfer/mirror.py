@@ -1,8 +1,9 @@
 """Sync an attempt's folder to the coordinator as it grows: every file, in order, each byte once.
 
 The files on disk are the spool: only the piece being sent is in memory, so the network may be down for hours. The
-coordinator's response contains the size of each file, so a restart on either side needs no handshake. A lease token
-that is no longer valid ends the sync for good. `end.json` is sent last, after everything else.
+coordinator's response contains the size of each file, so a restart on either side needs no handshake. Pieces of several
+files go in one request. A lease token that is no longer valid ends the sync for good. `end.json` is sent last, after
+everything else.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from stoker.core.errors import (
     BadInput,
     Conflict,
     Forbidden,
-    LocalFile,
     NotFound,
     Refused,
     StaleLease,
@@ -28,6 +28,7 @@ from stoker.core.frozen import frozen
 from stoker.core.leases import AttemptToken
 from stoker.host.folders import AnchoredFolder
 from stoker.protocol.client import FleetClient
+from stoker.protocol.mirror_pieces import MOST_PIECES, MirrorPiece
 from stoker.transfer.trees.tree_sources import LONGEST_S, TransferBackoff
 
 # One file that another program writes, followed as one stream that only grows.
@@ -167,6 +168,8 @@ class AttemptFolderSyncSettings:
 
     every_s: float = 0.5
     piece_bytes: int = 256 * 1024
+    batch_bytes: int = 1024 * 1024
+    """Of all pieces in one request."""
     pieces_in_turn: int = 8
     """Of one file, before the next file is served."""
     open_files: int = 128
@@ -284,44 +287,70 @@ class AttemptFolderSync:
 
     def _ship_all(self) -> float:
         self._find()
-        has_more = False
         others = [file for file in self._in_order() if file.path != END]
-        for file in others:
-            has_more |= self._ship_one(file)
-        if self._is_final and not has_more and not self._is_confirmed:
-            has_more = self._is_some_lost(others)
-            self._is_confirmed = True
-        end = self._files.get(END)
-        if end is not None and self._is_final and not has_more:
-            has_more = self._ship_one(end)
+        is_whole = any(self._ship_round(others) for _ in range(self._settings.pieces_in_turn))
         self._rest_some(others)
-        return 0.0 if has_more else self._settings.every_s
+        return self._settings.every_s if is_whole else 0.0
 
-    def _ship_one(self, file: FollowedFile) -> bool:
-        """Send pieces of a file; return True if there is more."""
-        for _ in range(self._settings.pieces_in_turn):
-            if file.trouble:
-                return False
-            data = file.read(self._settings.piece_bytes)
-            if not data and (file.is_known_there or not file.is_open):
-                return False
+    def _ship_round(self, others: list[FollowedFile]) -> bool:
+        """Send one piece of each file that has more, several in one request; return True if none has more.
+
+        In the end all files are checked, those without new bytes by an empty piece. With the last comes `end.json`.
+        """
+        is_final, has_more, is_whole = self._is_final, False, True
+        batch: list[tuple[FollowedFile, MirrorPiece]] = []
+        batch_bytes = 0
+        for file in others:
+            piece = self._next_piece(file, is_check=is_final)
+            if piece is None:
+                continue
+            batch.append((file, piece))
+            batch_bytes += len(piece.data)
+            has_more |= len(piece.data) == self._settings.piece_bytes
+            if batch_bytes >= self._settings.batch_bytes or len(batch) == MOST_PIECES - 1:
+                is_whole &= self._send(batch)
+                batch, batch_bytes = [], 0
+        end = self._files.get(END)
+        if end is not None and is_final and is_whole and not has_more:
+            piece = self._next_piece(end, is_check=False)
+            batch += [(end, piece)] if piece is not None else []
+        is_whole &= self._send(batch)
+        self._is_confirmed = is_final and is_whole and not has_more
+        return is_whole and not has_more
+
+    def _next_piece(self, file: FollowedFile, *, is_check: bool) -> MirrorPiece | None:
+        """Return the next piece of a file; None if there is nothing to send, nor to check."""
+        if file.trouble:
+            return None
+        data = file.read(self._settings.piece_bytes)
+        if not data and not (is_check if file.is_known_there else file.is_open):
+            return None
+        return MirrorPiece(file.path, file.sent_bytes, data)
+
+    def _send(self, batch: list[tuple[FollowedFile, MirrorPiece]]) -> bool:
+        """Send pieces; return True if the coordinator took them all, or takes no more of a file."""
+        if not batch:
+            return True
+        self._check_lease()
+        results = self._client.put_files(self._token, [piece for _, piece in batch])
+        self._pauses.worked()
+        is_whole = True
+        for (file, _), result in zip(batch, results, strict=True):
             try:
-                self._check_lease()
-                there = self._client.put_file(self._token, file.path, data, offset=file.sent_bytes)
-            except (StaleLease, NotFound, Forbidden, VersionSkew, LocalFile):
-                raise
+                file.lies_there(result.unwrap())
             except Conflict as error:
                 offset = error.data.get("offset")
-                if not isinstance(offset, int) or not file.begins_at(offset):
+                if isinstance(offset, int) and file.begins_at(offset):
+                    is_whole = False
+                else:
                     file.trouble = f"the coordinator has other bytes of it: {error}"
             except Refused as error:
-                self._go_back(file, error)
+                is_whole = False
+                if file.path != END:
+                    self._go_back(file, error)
             except BadInput as error:
                 file.trouble = str(error)
-            else:
-                self._pauses.worked()
-                file.lies_there(there)
-        return not file.trouble
+        return is_whole
 
     def _go_back(self, file: FollowedFile, error: Refused) -> None:
         """Continue from the size that the coordinator reports: it lost what was not durable."""
@@ -330,15 +359,6 @@ class AttemptFolderSync:
             file.trouble = str(error)
             return
         file.lies_there(offset)
-
-    def _is_some_lost(self, files: list[FollowedFile]) -> bool:
-        """Compare sizes with the coordinator's; go back where one is smaller. Finds losses in idle files too."""
-        listed = self._client.files(self._token.job, attempt=self._token.attempt)
-        there = {file.path: file.size_bytes for file in listed.files}
-        lost = [file for file in files if not file.trouble and there.get(file.path, 0) < file.sent_bytes]
-        for file in lost:
-            file.lies_there(there.get(file.path, 0))
-        return bool(lost)
 
     def _all_there(self) -> bool:
         with self._shipping:

@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
-from stoker.coordinator.storage.attempt_files import AttemptFiles, CoordinatorStorageLimits, path_fault
+from stoker.coordinator.storage.attempt_files import END, AttemptFiles, CoordinatorStorageLimits, path_fault
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import BadInput, Conflict, NotFound, Refused, TooLarge
+from stoker.protocol.mirror_pieces import MirrorPiece
 
 JOB = digest_bytes(b"a job")
 OTHER = digest_bytes(b"another job")
@@ -44,6 +45,20 @@ def test_a_piece_that_comes_again_changes_nothing(files, again):
     offset, data = again
     assert files.append(JOB, 1, LOG, offset, data) == 8
     assert content(files, LOG) == b"epoch 1\n"
+
+
+def test_of_several_pieces_each_has_its_outcome_and_the_end_comes_after_all_others_only(files):
+    first, last = MirrorPiece(LOG, 0, b"abc"), MirrorPiece(END, 0, b"{}")
+    pieces = [first, MirrorPiece("a.json", 5, b"x"), MirrorPiece("../b", 0, b""), last]
+    size_bytes, gap, odd, end = files.append_all(JOB, 1, pieces)
+    assert size_bytes == 3
+    assert isinstance(gap, Refused)
+    assert gap.data["offset"] == 0
+    assert isinstance(odd, BadInput)
+    assert isinstance(end, Refused)
+    assert [one.path for one in files.files(JOB, 1)] == [LOG]
+    assert files.append_all(JOB, 1, [MirrorPiece(LOG, 3, b""), last]) == [3, 2]
+    assert content(files, END) == b"{}"
 
 
 def test_of_a_piece_that_is_partly_known_only_the_rest_is_added(files):

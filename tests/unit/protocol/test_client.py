@@ -36,6 +36,7 @@ from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Claim, Finish, Hello, LeaseReport, Renewal, Start
+from stoker.protocol.mirror_pieces import MirrorPiece
 from stoker.protocol.transport import RequestTimeouts
 from stoker.protocol.view_messages import MachineRequest
 from tests.servers.little import Answers, Got, LittleServer, Said, said
@@ -122,6 +123,7 @@ def _answers_of_every_route() -> dict[str, object]:
         "POST /v1/renewals": {"lease_s": 90, "heartbeat_s": 30, "generation": 0, "server_s": 1},
         f"POST /v1/attempts/{JOB}/start": SETTLED,
         f"PUT /v1/attempts/{JOB}/files/logs/a b.log": {"offset": 7},
+        f"PUT /v1/attempts/{JOB}/files": {"results": [{"offset": 7}]},
         "POST /v1/uploads": {"id": "u1", "offset": 3},
         "PATCH /v1/uploads/u1": {"offset": 9},
         "POST /v1/uploads/u1/finish": {"id": "u1", "is_known": True},
@@ -159,6 +161,7 @@ def test_each_method_asks_its_route(serve):
     client.renew(Renewal(worker="desk", incarnation="incarnation-1"))
     client.write(JOB, START)
     assert client.put_file(TOKEN, "logs/a b.log", b"text", offset=3) == 7
+    assert [one.unwrap() for one in client.put_files(TOKEN, [MirrorPiece("a", 3, b"text")])] == [7]
     assert client.begin_upload("cd" * 32, 9).offset == 3
     assert client.append_upload("u1", b"sixsix", offset=3) == 9
     assert client.finish_upload("u1").is_known
@@ -380,10 +383,11 @@ def test_a_claim_is_asked_again_until_it_is_answered(serve, error):
         (lambda client: client.submit(Submission(jobs=(), key="mine")), 3),
         (lambda client: client.write(JOB, START), 3),
         (lambda client: client.put_file(TOKEN, "a", b"b", offset=0), 3),
+        (lambda client: client.put_files(TOKEN, [MirrorPiece("a", 0, b"b")]), 3),
         (lambda client: client.cancel_jobs([JOB]), 3),
         (lambda client: client.jobs(), 3),
     ],
-    ids=["requeue", "forget", "submit", "keyed submit", "start", "put_file", "cancel", "jobs"],
+    ids=["requeue", "forget", "submit", "keyed submit", "start", "put_file", "put_files", "cancel", "jobs"],
 )
 def test_only_what_may_happen_twice_is_asked_twice(serve, ask, times):
     client, server = serve(

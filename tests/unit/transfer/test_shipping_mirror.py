@@ -76,6 +76,41 @@ def test_every_file_of_the_folder_arrives_as_it_is_and_the_end_arrives_last(plac
     assert max(size for _, _, size in place.line.sent) <= 1000
 
 
+def test_many_files_and_the_end_come_in_one_request(place):
+    for number in range(20):
+        place.write(f"logs/{number}.log", b"x" * number)
+    place.write("end.json", b"{}")
+    assert place.mirror().drain(place.soon())
+    assert place.line.calls == ["put_files"]
+    assert place.there("end.json") == b"{}"
+
+
+def test_a_request_holds_so_many_bytes(place):
+    for number in range(6):
+        place.write(f"logs/{number}.log", b"x" * 100)
+    place.write("end.json", b"{}")
+    assert place.mirror(piece_bytes=1000, batch_bytes=200).drain(place.soon())
+    assert place.line.calls == ["put_files"] * 4
+
+
+def test_the_end_waits_for_bytes_that_the_coordinator_lost(place):
+    place.write("logs/a.log", b"0123456789")
+    mirror = place.mirror()
+    mirror.ship()
+    os.unlink(os.path.join(place.keeping.attempt_files.folder_of(JOB, 1), "logs/a.log"))
+    place.keeping.attempt_files = AttemptFiles(place.keeping.attempt_files.folder)
+    place.write("end.json", b"{}")
+    ended_with: list[bytes] = []
+
+    def listen(_job, _attempt, path):
+        if path == "end.json":
+            ended_with.append(place.there("logs/a.log"))
+
+    place.keeping.attempt_files.on_growth(listen)
+    assert mirror.drain(place.soon())
+    assert ended_with == [b"0123456789"]
+
+
 def test_while_the_attempt_runs_its_end_is_held_back(place):
     place.write("end.json", b"{}")
     place.write("logs/a.log", b"x")
@@ -225,7 +260,7 @@ def test_a_token_that_does_not_count_any_more_ends_it_for_good(place, error):
     assert mirror.ended_by is error
     place.line.before = lambda _call: None
     assert not mirror.drain(place.soon())
-    assert place.line.calls == ["put_file"]
+    assert place.line.calls == ["put_files"]
     assert place.paths() == []
 
 

@@ -281,7 +281,7 @@ def test_a_job_that_keeps_on_offers_its_result_when_the_network_is_back(fleet: F
 
 
 def test_lost_answers_are_asked_again_and_nothing_is_done_twice(fleet: FakeCoordinator, keep: Keep):
-    fleet.loses_answers_of = {"hello", "claim", "start", "put_file", "upload", "finish"}
+    fleet.loses_answers_of = {"hello", "claim", "start", "put_files", "upload", "finish"}
     with keep:
         job = shell(keep, "echo done > $STOKER_OUT/x")
         keep.until_told("settled")

@@ -60,6 +60,7 @@ def finishing(
     )
     run = folder / "run-1"
     run.mkdir()
+    (run / "job.json").write_text("{}")
     courier = AttemptReporter(cast(WorkerRuntime, runtime), grant)
     courier.follow(JobFolder(str(run)))
     courier.send(FinalReport(word=FinalReportKind.FINISH), COMPLETED)

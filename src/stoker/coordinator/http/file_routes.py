@@ -48,6 +48,7 @@ from stoker.core.errors import BadInput, InvalidTransition, NotFound, StaleLease
 from stoker.core.leases import AttemptToken, Principal, Role
 from stoker.protocol.codec import read_range
 from stoker.protocol.lease_messages import ExecCall
+from stoker.protocol.mirror_pieces import MirrorPiecesResponse, read_pieces, results_of
 from stoker.protocol.operator_messages import (
     ERROR,
     EXEC_PIECE_BYTES,
@@ -96,6 +97,13 @@ class FileRoutes:
         self.router = RouteTable("files")
         add = self.router.add
         put: dict[str, Any] = {"response_model": FileOffset, "openapi_extra": BYTES_BODY}
+        add(
+            "/v1/attempts/{job}/files",
+            self.put_all,
+            methods=["PUT"],
+            response_model=MirrorPiecesResponse,
+            openapi_extra=BYTES_BODY,
+        )
         add("/v1/attempts/{job}/files/{path:path}", self.put, methods=["PUT"], **put)
         add("/v1/jobs/{ref}/files", self.list, response_model=FileList)
         add("/v1/jobs/{ref}/files/{path:path}", self.read, response_class=Response, responses=BYTES_ANSWER)
@@ -122,6 +130,15 @@ class FileRoutes:
         self._check_lease(token, who)
         size_bytes = await context.keep(context.keeping.append, token.job, token.attempt, path, offset, data)
         return answer(FileOffset(offset=size_bytes))
+
+    async def put_all(self, request: Request, who: Who, token: LeaseToken) -> Response:
+        """Append to several mirrored files of an attempt, in order; return the size of each, or its error."""
+        context = self._context
+        self._check_lease(token, who)
+        pieces = read_pieces(await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES))
+        # It may have ended while they came.
+        self._check_lease(token, who)
+        return answer(results_of(await context.keep(context.keeping.append_all, token.job, token.attempt, pieces)))
 
     async def list(self, ref: Ref, who: Who, attempt: Number | None = None) -> Response:
         """Return what is mirrored of a job's attempt, by default its last. A machine sees its own attempts alone."""

@@ -13,16 +13,18 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from stoker.core.digests import is_digest
-from stoker.core.errors import BadInput, Conflict, LocalFile, NotFound, Refused, TooLarge
+from stoker.core.errors import BadInput, Conflict, LocalFile, NotFound, Refused, StokerError, TooLarge
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import format_size
 from stoker.host.durable import NO_STEP, read_regular, remove_tree, sync_descriptor, translated, write_all, write_file
 from stoker.host.folders import AnchoredFolder, name_fault, shown_name
 from stoker.host.resources import folder_bytes
+from stoker.protocol.mirror_pieces import MirrorPiece, piece_outcome
 
 LONGEST_PATH = 400
 MOST_LEVELS = 6
@@ -192,22 +194,42 @@ class AttemptFiles:
         Raises `Conflict` if other bytes are there, `Refused` if bytes before these are missing, both with the right
         `offset` in their data; `TooLarge` beyond the limits, `NoSpace` if the disk is full.
         """
-        self._check_piece(path, offset, data)
         with self._opened(job, attempt) as books:
-            size_bytes = books.sizes.get(path, 0)
-            if offset > size_bytes:
-                raise Refused(
-                    f"{path} of attempt {attempt} continues at byte {size_bytes}, not at {offset}",
-                    hint="send from there",
-                    offset=size_bytes,
-                )
-            self._check_room(books, path, max(size_bytes, offset + len(data)))
-            if path == END and path not in books.sizes:
-                size_bytes = self._write_end(books, data)
-            else:
-                size_bytes = self._add(books, path, offset, data)
+            size_bytes = self._append(books, attempt, path, offset, data)
         self._tell(job, attempt, path)
         return size_bytes
+
+    def append_all(self, job: str, attempt: int, pieces: Sequence[MirrorPiece]) -> list[int | StokerError]:
+        """Append pieces to several files, in order; return the size of each file, or the error that refused the piece.
+
+        `end.json` is refused if another piece was. Raises `NoSpace` and `LocalFile`; pieces before that stay.
+        """
+        outcomes: list[int | StokerError] = []
+        with self._opened(job, attempt) as books:
+            for one in pieces:
+                if one.path == END and any(isinstance(outcome, StokerError) for outcome in outcomes):
+                    outcomes.append(Refused(f"{END} comes after all other files", offset=0))
+                    continue
+                append = partial(self._append, books, attempt, one.path, one.offset, one.data)
+                outcomes.append(piece_outcome(append))
+        for one, outcome in zip(pieces, outcomes, strict=True):
+            if not isinstance(outcome, StokerError):
+                self._tell(job, attempt, one.path)
+        return outcomes
+
+    def _append(self, books: _Books, attempt: int, path: str, offset: int, data: bytes | memoryview) -> int:
+        self._check_piece(path, offset, data)
+        size_bytes = books.sizes.get(path, 0)
+        if offset > size_bytes:
+            raise Refused(
+                f"{path} of attempt {attempt} continues at byte {size_bytes}, not at {offset}",
+                hint="send from there",
+                offset=size_bytes,
+            )
+        self._check_room(books, path, max(size_bytes, offset + len(data)))
+        if path == END and path not in books.sizes:
+            return self._write_end(books, bytes(data))
+        return self._add(books, path, offset, data)
 
     def size(self, job: str, attempt: int, path: str) -> int | None:
         """Return the size of a file; None if there is no such file."""
@@ -267,7 +289,7 @@ class AttemptFiles:
             os.rmdir(os.path.dirname(folder))
         return freed_bytes
 
-    def _check_piece(self, path: str, offset: int, data: bytes) -> None:
+    def _check_piece(self, path: str, offset: int, data: bytes | memoryview) -> None:
         check_path(path)
         if offset < 0:
             raise BadInput(f"invalid offset {offset} of {path}")
@@ -291,7 +313,7 @@ class AttemptFiles:
                 most_bytes=limits.attempt_bytes,
             )
 
-    def _add(self, books: _Books, path: str, offset: int, data: bytes) -> int:
+    def _add(self, books: _Books, path: str, offset: int, data: bytes | memoryview) -> int:
         folder, name = os.path.split(path)
         with books.reach(folder) as below, translated(below.path_of(name)):
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -12,7 +12,7 @@ import io
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -27,11 +27,12 @@ from stoker.coordinator.storage.object_place import STORE_NAME, open_objects, re
 from stoker.coordinator.storage.telemetry import FleetTelemetry
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
-from stoker.core.errors import BadInput, HashMismatch, NoSpace, NotFound, TooLarge, Unavailable
+from stoker.core.errors import BadInput, HashMismatch, NoSpace, NotFound, StokerError, TooLarge, Unavailable
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size
 from stoker.host.durable import remove_tree
 from stoker.host.resources import free_bytes
+from stoker.protocol.mirror_pieces import MirrorPiece
 from stoker.store.local_store import LocalStore
 from stoker.store.objects.s3 import S3Objects
 from stoker.store.objects.seam import Objects, PutOutcome, Upload
@@ -236,6 +237,11 @@ class CoordinatorStorage:
         """Append to a mirrored file: `AttemptFiles.append`."""
         self.check_room(len(data))
         return self.attempt_files.append(job, attempt, path, offset, data)
+
+    def append_all(self, job: str, attempt: int, pieces: Sequence[MirrorPiece]) -> list[int | StokerError]:
+        """Append to several mirrored files: `AttemptFiles.append_all`."""
+        self.check_room(sum(len(one.data) for one in pieces))
+        return self.attempt_files.append_all(job, attempt, pieces)
 
     def has_archive(self, sha256: str) -> int | None:
         """Return an object's size; None if it is not here, or is being removed."""
