@@ -7,9 +7,11 @@ import threading
 
 import pytest
 
+from stoker.coordinator.http import run_routes
 from stoker.coordinator.storage.attempt_files import END, AttemptFiles, CoordinatorStorageLimits, path_fault
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import BadInput, Conflict, NotFound, Refused, TooLarge
+from stoker.engine.metrics.metric_levels import PART_BYTES
 from stoker.protocol.mirror_pieces import MirrorPiece
 
 JOB = digest_bytes(b"a job")
@@ -213,6 +215,22 @@ def test_whoever_follows_hears_of_growth(files):
     files.on_growth(lambda *what: heard.append(what))
     files.append(JOB, 1, LOG, 0, b"x")
     assert heard == [(JOB, 1, LOG)]
+
+
+def test_levels_of_a_growing_file_are_not_read_again_for_every_piece(files, monkeypatch):
+    made = []
+    monkeypatch.setattr(run_routes, "series_parts", lambda path: made.append(os.stat(path).st_size // PART_BYTES))
+    levels = run_routes.MirroredLevels(files)
+    path = os.path.join(files.folder_of(JOB, 1), "metrics", "a.skm")
+    os.makedirs(os.path.dirname(path))
+    for parts in range(1, 401):
+        with open(path, "ab") as file:
+            file.truncate(parts * PART_BYTES)
+        levels.grew(JOB, 1, "metrics/a.skm")
+        levels.grew(JOB, 1, "metrics/a.skm")
+    assert made[:8] == list(range(1, 9))
+    assert len(made) < 60
+    assert made[-1] > 400 * 8 // 9
 
 
 def test_a_forgotten_attempt_is_gone_and_may_come_again(files):

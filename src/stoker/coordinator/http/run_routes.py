@@ -52,13 +52,17 @@ Step = Annotated[int, Query(ge=-_STEP, le=_STEP)]
 
 
 class MirroredLevels:
-    """Brings the levels of mirrored metrics files up to date as they grow, for a quick first look. Thread-safe."""
+    """Brings the levels of mirrored metrics files up to date as they grow, for a quick first look. Thread-safe.
+
+    All levels of a file are read each time, so a long file is looked at after an eighth more: the work stays in
+    proportion to its size.
+    """
 
     def __init__(self, files: AttemptFiles) -> None:
         self._files = files
         self._guard = threading.Lock()
         self._parts: OrderedDict[str, int] = OrderedDict()
-        """Whole parts of the files that grew last."""
+        """Whole parts that the files that grew last had when their levels were made."""
 
     def grew(self, job: str, attempt: int, path: str) -> None:
         """Add what a file has got; called in the thread that wrote to it, with no lock held."""
@@ -70,11 +74,12 @@ class MirroredLevels:
         except OSError:
             return
         with self._guard:
-            is_known = self._parts.pop(full, 0) >= parts
-            self._parts[full] = parts
+            known = self._parts.pop(full, 0)
+            is_due = parts >= known + max(1, known // 8)
+            self._parts[full] = parts if is_due else known
             while len(self._parts) > _MOST_WATCHED:
                 self._parts.popitem(last=False)
-        if not is_known:
+        if is_due:
             series_parts(full)
 
 

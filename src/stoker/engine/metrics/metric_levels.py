@@ -1,9 +1,10 @@
 """Levels of a metrics file: of each 64, 512 and 4,096 values of a metric the telling ones, so that no reader needs all.
 
 They lie beside the file, hidden (`.NODE.skm.levels`), in frames that each cover some of its bytes. A reader brings them
-up to date: whole parts of 512 KiB are added, the rest is read as it is. A frame that is damaged or does not follow the
-one before is not used, levels of another file are deleted; both are made again from the file, which alone counts.
-A folder that can't be written costs time, nothing else.
+up to date: whole parts are added, the rest is read as it is. A part has 512 KiB, with very many metrics more: levels
+have at most a quarter of the bytes that they cover. A frame that is damaged or does not follow the one before is not
+used, levels of another file are deleted; both are made again from the file, which alone counts. A folder that can't be
+written costs time, nothing else. Memory stays at one frame and a line per metric and part.
 
     magic            8 bytes
     payload_bytes    u32
@@ -30,17 +31,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise, repeat
 from operator import itemgetter, le
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from stoker.core.errors import StokerError
-from stoker.core.frozen import frozen
+from stoker.core.frozen import frozen, frozen_by_position
 from stoker.engine.metrics.metrics_file import MetricFrame, MetricSource, read_frames
-from stoker.host.durable import open_regular, read_regular
+from stoker.host.durable import open_regular
 
 LEVELS = (64, 512, 4096)
 PART_BYTES = 512 * 1024
 MOST_SERIES = 10_000
 """Metrics of one file; others are not read. No program has so many on purpose."""
+SOURCE_PER_LEVEL_BYTES = 4
+"""A part grows until its bytes are so many times those of its levels."""
 MOST_SOURCE_BYTES = 2 << 30
 """Of a metrics file, some 75 million values; what follows is not read."""
 KINDS = 5
@@ -53,7 +56,7 @@ _HEADER = struct.Struct("<8sII")
 _PART = struct.Struct("<QQIII")
 _ENTRY = struct.Struct("<qqI3I")
 _HEAD_BYTES = 4096
-_LARGEST_BYTES = 1 << 30
+_LARGEST_FRAME_BYTES = 64 << 20
 _MOST_RUNS = 8
 """Of ascending steps in one part: with more of them, steps are out of order rather than taken up again."""
 
@@ -73,6 +76,30 @@ class LevelBlocks(NamedTuple):
     values: Sequence[Sequence[float]]
 
 
+@frozen_by_position
+class _LevelsFrame:
+    """A frame of levels that was whole when it was read, or made."""
+
+    path: str
+    start_bytes: int
+    """Where its payload begins in the file of levels."""
+    size_bytes: int
+    checksum: int
+    kept: bytes = b""
+    """The payload, if it could not be written."""
+
+    def payload(self) -> bytes | None:
+        """Read the payload; None if something else is there now."""
+        if self.kept:
+            return self.kept
+        try:
+            with open_regular(self.path) as file:
+                data = os.pread(file.fileno(), self.size_bytes, self.start_bytes)
+        except OSError:
+            return None
+        return data if len(data) == self.size_bytes and zlib.crc32(data) == self.checksum else None
+
+
 @frozen
 class SeriesPart:
     """One metric in one part of a file."""
@@ -87,35 +114,34 @@ class SeriesPart:
     """Its lowest and highest step."""
     blocks: tuple[int, int, int]
     """Number of blocks of each level; 0 in the rest of a file, which has no levels yet."""
-    payload: bytes = b""
+    frame: _LevelsFrame | None = None
     at: int = 0
+    """Where its blocks begin in the frame's payload."""
     columns: _Columns | None = None
     """Its values, where they were read already."""
 
     def points(self) -> list[TimedPoint]:
         """Read all its values, in the order in which they were written."""
-        columns = self.columns
-        if columns is None:
-            part = _PartColumns(self.start_bytes)
-            for frame in _frames(self.path, self.start_bytes, self.end_bytes):
-                part.add(frame)
-            columns = part.of(self.key)
+        columns = self._columns()
         return list(zip(columns.steps, columns.values, columns.times_s, strict=True))
 
     def level(self, number: int) -> LevelBlocks:
-        """Return its blocks of a level."""
+        """Read its blocks of a level."""
+        payload = self.frame.payload() if self.frame is not None else None
+        if payload is None:
+            # Another reader has cut the levels off behind damage.
+            blocks = _levels_of(list(self._columns().runs()))[number]
+            return _decode_level(_encode_level(blocks), 0, len(blocks))
         at = self.at + sum(_blocks_bytes(count) for count in self.blocks[:number])
-        count = self.blocks[number]
-        counts = _column("I", self.payload, at, count)
-        at += 4 * count
-        columns: list[tuple[array[int], array[float], array[float]]] = []
-        for _ in range(KINDS):
-            steps, times_s, values = (
-                _column(code, self.payload, at + 8 * count * place, count) for place, code in enumerate("qdd")
-            )
-            columns.append((steps, times_s, values))
-            at += 24 * count
-        return LevelBlocks(counts, *zip(*columns, strict=True))
+        return _decode_level(payload, at, self.blocks[number])
+
+    def _columns(self) -> _Columns:
+        if self.columns is not None:
+            return self.columns
+        part = _PartColumns(self.start_bytes)
+        for frame in _frames(self.path, self.start_bytes, self.end_bytes):
+            part.add(frame)
+        return part.of(self.key)
 
 
 def series_parts(path: str) -> dict[SeriesKey, list[SeriesPart]]:
@@ -144,59 +170,66 @@ class _Levels:
         if not head:
             return
         end_bytes = 0
-        for payload, start, end in self._kept(head):
-            yield list(_directory(self._path, payload, start, end))
+        for frame, payload, end in self._kept(head):
+            yield list(_directory(self._path, frame, payload))
             end_bytes = end
         gathered = _PartColumns(end_bytes)
         for frame in _frames(self._path, end_bytes):
             if frame.end_bytes > MOST_SOURCE_BYTES:
                 break
             gathered.add(frame)
-            if gathered.end_bytes - gathered.start_bytes >= PART_BYTES:
+            if gathered.is_whole:
                 payload = gathered.encode(head)
-                self._append(payload)
-                yield list(_directory(self._path, payload, gathered.start_bytes, gathered.end_bytes))
+                yield list(_directory(self._path, self._append(payload), payload))
                 gathered = _PartColumns(gathered.end_bytes)
         yield gathered.rest(self._path)
 
-    def _kept(self, head: bytes) -> Iterator[tuple[bytes, int, int]]:
-        """Return the frames that cover the file from its beginning without a gap, each with what it covers."""
-        try:
-            data = read_regular(self._side, _LARGEST_BYTES)
-        except OSError:
-            return
-        size_bytes = os.path.getsize(self._path)
-        at = covered = 0
-        is_used = not data
-        while at + _HEADER.size <= len(data):
-            magic, payload_bytes, checksum = _HEADER.unpack_from(data, at)
-            begin = at + _HEADER.size
-            payload = data[begin : begin + payload_bytes]
-            is_whole = magic == _MAGIC and len(payload) == payload_bytes >= _PART.size
-            if not is_whole or zlib.crc32(payload) != checksum:
-                break
-            at = begin + payload_bytes
-            start, end, head_bytes, head_checksum, _ = _PART.unpack_from(payload)
-            if head_bytes > len(head) or zlib.crc32(head[:head_bytes]) != head_checksum or end > size_bytes:
-                break
-            # Two readers may have added the same part.
-            if start == covered and end > start:
-                yield payload, start, end
-                covered, is_used = end, True
-        if at < len(data) or not is_used:
-            # What follows damage can't be used, and would stay in the way of what is added.
-            with suppress(OSError):
+    def _kept(self, head: bytes) -> Iterator[tuple[_LevelsFrame, bytes, int]]:
+        """Return the frames that cover the file from its beginning without a gap: payload, and the end of the part."""
+        with suppress(OSError), open_regular(self._side) as file:
+            side_bytes, size_bytes = os.fstat(file.fileno()).st_size, os.path.getsize(self._path)
+            at = covered = 0
+            is_used = not side_bytes
+            while (found := _frame_at(file)) is not None:
+                payload, checksum = found
+                start, end, head_bytes, head_checksum, _ = _PART.unpack_from(payload)
+                if head_bytes > len(head) or zlib.crc32(head[:head_bytes]) != head_checksum or end > size_bytes:
+                    break
+                begin, at = at + _HEADER.size, at + _HEADER.size + len(payload)
+                # Two readers may have added the same part.
+                if start == covered and end > start:
+                    yield _LevelsFrame(self._side, begin, len(payload), checksum), payload, end
+                    covered, is_used = end, True
+            if at < side_bytes or not is_used:
+                # What follows damage can't be used, and would stay in the way of what is added.
                 os.truncate(self._side, at if is_used else 0)
 
-    def _append(self, payload: bytes) -> None:
-        frame = _HEADER.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
+    def _append(self, payload: bytes) -> _LevelsFrame:
+        """Add a payload; return its frame, which keeps the payload itself if it can't be written."""
+        checksum = zlib.crc32(payload)
+        data = _HEADER.pack(_MAGIC, len(payload), checksum) + payload
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         with suppress(OSError):
             descriptor = os.open(self._side, flags, 0o600)
             try:
-                os.write(descriptor, frame)
+                if os.write(descriptor, data) == len(data):
+                    end = os.lseek(descriptor, 0, os.SEEK_CUR)
+                    return _LevelsFrame(self._side, end - len(payload), len(payload), checksum)
             finally:
                 os.close(descriptor)
+        return _LevelsFrame(self._side, 0, len(payload), checksum, kept=payload)
+
+
+def _frame_at(file: BinaryIO) -> tuple[bytes, int] | None:
+    """Read the next frame of levels: payload and checksum; None where no whole one is."""
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    magic, payload_bytes, checksum = _HEADER.unpack(header)
+    if magic != _MAGIC or not _PART.size <= payload_bytes <= _LARGEST_FRAME_BYTES:
+        return None
+    payload = file.read(payload_bytes)
+    return (payload, checksum) if len(payload) == payload_bytes and zlib.crc32(payload) == checksum else None
 
 
 class _Columns:
@@ -231,9 +264,18 @@ class _PartColumns:
     def __init__(self, start_bytes: int) -> None:
         self.start_bytes = self.end_bytes = start_bytes
         self._series: dict[SeriesKey, _Columns] = {}
+        self._values = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it has enough bytes for levels."""
+        size_bytes = self.end_bytes - self.start_bytes
+        levels_bytes = len(self._series) * _SERIES_BYTES + self._values // LEVELS[0] * _BLOCK_BYTES * 8 // 7
+        return size_bytes >= max(PART_BYTES, SOURCE_PER_LEVEL_BYTES * levels_bytes)
 
     def add(self, frame: MetricFrame) -> None:
         self.end_bytes = frame.end_bytes
+        self._values += len(frame.steps)
         columns = [self.of((name, frame.source)) for name in frame.names]
         count, width = len(frame.steps), len(columns)
         if width and frame.name_of == (*range(width),) * (count // width):
@@ -391,9 +433,22 @@ def _encode_level(blocks: list[_Block]) -> bytes:
     return b"".join(pieces)
 
 
-def _directory(path: str, payload: bytes, start: int, end: int) -> Iterator[SeriesPart]:
+def _decode_level(payload: bytes, at: int, count: int) -> LevelBlocks:
+    counts = _column("I", payload, at, count)
+    at += 4 * count
+    columns: list[tuple[array[int], array[float], array[float]]] = []
+    for _ in range(KINDS):
+        steps, times_s, values = (
+            _column(code, payload, at + 8 * count * place, count) for place, code in enumerate("qdd")
+        )
+        columns.append((steps, times_s, values))
+        at += 24 * count
+    return LevelBlocks(counts, *zip(*columns, strict=True))
+
+
+def _directory(path: str, frame: _LevelsFrame, payload: bytes) -> Iterator[SeriesPart]:
     """Read which metrics a part has. Its checksum was right, so it is as it was written."""
-    *_, series = _PART.unpack_from(payload)
+    start, end, *_, series = _PART.unpack_from(payload)
     at = _PART.size
     entries = []
     for _ in repeat(None, series):
@@ -412,14 +467,19 @@ def _directory(path: str, payload: bytes, start: int, end: int) -> Iterator[Seri
             low=low,
             high=high,
             blocks=(blocks[0], blocks[1], blocks[2]),
-            payload=payload,
+            frame=frame,
             at=at,
         )
         at += sum(_blocks_bytes(one) for one in blocks)
 
 
+_BLOCK_BYTES = 4 + KINDS * 24
+_SERIES_BYTES = _ENTRY.size + 3 + 40 + len(LEVELS) * _BLOCK_BYTES
+"""Of a metric with few values, with a name of usual length."""
+
+
 def _blocks_bytes(count: int) -> int:
-    return count * (4 + KINDS * 24)
+    return count * _BLOCK_BYTES
 
 
 def _column(code: str, payload: bytes, at: int, count: int) -> array[Any]:

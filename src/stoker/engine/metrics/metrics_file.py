@@ -49,6 +49,8 @@ _COUNTS = struct.Struct("<IIQB7x")
 _ROW_BYTES = 8 + 8 + 8 + 4
 _READ_BYTES = 256 * 1024
 _STEP_LIMIT = 1 << 63
+_WASTED_BYTES = 32 << 20
+"""Checked without a result, beyond as many bytes as were passed: then the rest of the file counts as damaged."""
 
 
 class MetricSource(IntEnum):
@@ -213,9 +215,10 @@ class _Scan:
         self._at = 0
         self._skipped = 0
         """How many bytes just before that place were no frame."""
+        self._wasted_bytes = 0
 
     def frames(self) -> Iterator[MetricFrame]:
-        while self._has(_HEADER.size):
+        while self._is_worth_it() and self._has(_HEADER.size):
             frame = self._frame_here()
             if frame is None:
                 self._skip()
@@ -223,9 +226,14 @@ class _Scan:
             self._tell(is_tail=False)
             self._at = frame.end_bytes - self._window_start
             yield frame
-        self._skipped += len(self._window) - self._at
-        self._at = len(self._window)
+        end_bytes = max(os.fstat(self._descriptor).st_size, self._window_start + len(self._window))
+        self._skipped += end_bytes - self._window_start - self._at
+        self._at = end_bytes - self._window_start
         self._tell(is_tail=True)
+
+    def _is_worth_it(self) -> bool:
+        """Return False if a file has so many false headers that to look at each would take hours."""
+        return self._wasted_bytes <= _WASTED_BYTES + self._window_start + self._at
 
     def _has(self, size_bytes: int) -> bool:
         while len(self._window) - self._at < size_bytes:
@@ -244,6 +252,7 @@ class _Scan:
         begin = self._at + _HEADER.size
         payload = self._window[begin : begin + payload_bytes]
         if _checksum(payload) != checksum:
+            self._wasted_bytes += payload_bytes
             return None
         try:
             return decode_payload(payload, end_bytes=self._window_start + begin + payload_bytes)

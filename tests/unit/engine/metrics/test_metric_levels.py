@@ -101,6 +101,28 @@ def test_damaged_levels_are_made_again(tmp_path: Path, harm: str) -> None:
         assert side.read_bytes() == data
 
 
+def test_levels_of_very_many_metrics_stay_small_beside_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.skm"
+    rows = [MetricRow(step, 5.0, f"metric-{at}", float(step)) for step in range(90) for at in range(300)]
+    path.write_bytes(b"".join(encode_frame(rows[at : at + 300]) for at in range(0, len(rows), 300)))
+    for _ in range(3):
+        curve = CurveReader([str(path)]).curve("metric-7", points=100)
+        assert curve is not None
+        assert [point[0] for point in curve.points] == list(range(90))
+        assert 0 < os.path.getsize(levels_path(str(path))) < path.stat().st_size / 3
+
+
+def test_levels_that_are_cut_off_after_they_were_looked_at_are_made_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.skm"
+    path.write_bytes(frames_of(wave(9_000)))
+    side = Path(levels_path(str(path)))
+    right = CurveReader([str(path)]).curve("loss", points=100)
+    for left in (b"", b"?" * len(side.read_bytes())):
+        reader = CurveReader([str(path)])
+        side.write_bytes(left)
+        assert reader.curve("loss", points=100) == right
+
+
 def test_a_folder_that_cannot_be_written_has_curves_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "a.skm"
     path.write_bytes(frames_of(wave(9_000)))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import LocalFile
+from stoker.engine.metrics import metrics_file
 from stoker.engine.metrics.metrics_file import (
     LARGEST_PAYLOAD_BYTES,
     MAGIC,
@@ -108,6 +109,22 @@ def test_behind_damage_reading_goes_on_at_the_next_whole_frame(tmp_path: Path, j
     damages: list[Damage] = []
     assert list(read_metrics([str(path)], on_damage=damages.append)) == ROWS * 2
     assert damages == [Damage(path=str(path), start_bytes=len(FRAME), size_bytes=len(junk), is_tail=False)]
+
+
+def test_a_file_of_false_headers_is_given_up_instead_of_checked_for_hours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[int] = []
+    check = metrics_file._checksum
+    monkeypatch.setattr(metrics_file, "_checksum", lambda data: checked.append(len(data)) or check(data))
+    path = tmp_path / "a.skm"
+    false = struct.pack("<8sII", MAGIC, 1 << 20, 7)
+    path.write_bytes(FRAME + false * (1 << 17) + FRAME)
+    damages: list[Damage] = []
+    assert list(read_metrics([str(path)], on_damage=damages.append)) == ROWS
+    left_bytes = path.stat().st_size - len(FRAME)
+    assert damages == [Damage(path=str(path), start_bytes=len(FRAME), size_bytes=left_bytes, is_tail=True)]
+    assert sum(checked) < 64 << 20
 
 
 def test_every_flipped_bit_costs_its_own_frame_only(tmp_path: Path) -> None:
