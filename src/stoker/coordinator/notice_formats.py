@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import threading
 from collections.abc import Callable
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -15,10 +16,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stoker.coordinator.queue.reader import QueueReader
-from stoker.core.errors import StokerError
 from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import dumps
 from stoker.core.text import lazy_pattern
+from stoker.host.background import LOG
 from stoker.jobs.job_curves import CurveRange, curve_files, joined_files, read_job_curves
 from stoker.jobs.job_folder import JobFolder
 from stoker.protocol.operator_messages import NotifyFormat
@@ -180,21 +181,27 @@ class CurvePictures:
         self._reader = reader
         self._folder_of = folder_of
         self._can_draw = find_spec("matplotlib") is not None
+        # The library's settings belong to the process.
+        self._drawing = threading.Lock()
 
     def picture(self, job: str) -> bytes:
         """Return the curves of a job (by id) as PNG; empty if there are none or they can't be drawn."""
         if not self._can_draw:
             return b""
         try:
-            attempts = self._reader.attempts_of(job)
-            files = joined_files(
-                curve_files(JobFolder(self._folder_of(job, one.number)).metrics_folder) for one in attempts
-            )
-            curves = read_job_curves(files, CurveRange(points=_POINTS)).curves[:_METRICS]
-        except (StokerError, OSError):
+            data = self._drawn(job)
+        except Exception as error:  # noqa: BLE001 - values come from programs; the message is sent without a picture
+            LOG.warning("no picture of job %s: %s: %s", job[:12], type(error).__name__, error)
             return b""
+        return data if len(data) <= _LARGEST_BYTES else b""
+
+    def _drawn(self, job: str) -> bytes:
+        attempts = self._reader.attempts_of(job)
+        files = joined_files(
+            curve_files(JobFolder(self._folder_of(job, one.number)).metrics_folder) for one in attempts
+        )
         panels = []
-        for curve in curves:
+        for curve in read_job_curves(files, CurveRange(points=_POINTS)).curves[:_METRICS]:
             points = tuple((float(step), value) for step, value, _ in curve.points)
             panel = curve_panel(curve.name, [ChartLine(label=curve.name, points=points, rank=0, is_best=True)])
             panels += [panel] if panel is not None and len(points) > 1 else []
@@ -203,5 +210,5 @@ class CurvePictures:
         # Importing matplotlib is slow.
         from stoker.views.png import to_png  # noqa: PLC0415
 
-        data = to_png(curves_of_panels(panels, []))
-        return data if len(data) <= _LARGEST_BYTES else b""
+        with self._drawing:
+            return to_png(curves_of_panels(panels, []))

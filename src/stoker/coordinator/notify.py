@@ -34,7 +34,7 @@ from stoker.core.job import JobState
 from stoker.core.jsontext import dumps, loads
 from stoker.core.retry import pause_s
 from stoker.core.text import first_line, one_line, safe_name
-from stoker.host.background import RecurringTask
+from stoker.host.background import LOG, RecurringTask
 from stoker.host.command_runner import CommandRunner, ProbeFailure
 from stoker.host.durable import read_regular, write_file
 from stoker.host.http.client import OutwardTransport
@@ -273,6 +273,9 @@ class Notifier(RecurringTask):
                 status = transport.post(hook.url, made.body, headers, content_type=made.content_type)
         except StokerError as error:
             return error.message
+        except Exception as error:  # noqa: BLE001 - it fails as any other does: others are sent, and it is closed in time
+            LOG.error("webhook %d, event %s: internal error", hook.id, notice.id, exc_info=error)
+            return f"internal error in the coordinator: {type(error).__name__}"
         return "" if 200 <= status < 300 else f"status {status}"
 
     def _send_mail(self, hook: WebhookRow, notice: Notice) -> str:

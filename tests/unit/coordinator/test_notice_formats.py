@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.notice_formats import format_of_url, formatted, mail_of
+from stoker.coordinator.notice_formats import CurvePictures, format_of_url, formatted, mail_of
 from stoker.coordinator.notify import MailCommands, Notifier, is_wanted
 from stoker.coordinator.queue.commands import AddHook
+from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
 from stoker.host.command_runner import SubprocessRunner
 from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.operator_messages import PERSON_WORDS, NotifyFormat
@@ -168,3 +169,22 @@ def test_people_hear_of_lost_machines_but_not_of_joined_ones() -> None:
     assert not is_wanted({"kind": "machine_joined", "machine": "lab1"}, PERSON_WORDS)
     assert notice_text(lost).whole == "machine lab1 is lost"
     assert notice_text(lost).tone is NoticeTone.BAD
+
+
+def test_a_picture_is_drawn_of_what_can_be_drawn_and_never_fails(fleet: Driven, tmp_path: Path):
+    (job,) = fleet.submit(order("resnet")).jobs
+    fleet.join("m1")
+    fleet.claim()
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    pictures = CurvePictures(fleet.reader, lambda _job, _attempt: str(tmp_path))
+    assert pictures.picture(job.id) == b""
+    odd = (-(2**63), 0, 5, 2**63 - 1)
+    values = (1e308, -1e308, float("nan"), float("inf"))
+    rows = [MetricRow(step, at, "loss", value) for at, (step, value) in enumerate(zip(odd, values, strict=True))]
+    (metrics / "a.skm").write_bytes(encode_frame(rows))
+    assert pictures.picture(job.id)[:4] in (b"", PICTURE[:4])
+    (metrics / "a.skm").write_bytes(encode_frame([MetricRow(step, 0.0, "loss", 1.0 / step) for step in range(1, 9)]))
+    assert pictures.picture(job.id)[:4] == PICTURE[:4]
+    (metrics / "a.skm").write_bytes(b"not metrics")
+    assert pictures.picture(job.id) == b""

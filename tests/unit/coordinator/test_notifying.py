@@ -121,6 +121,33 @@ def test_one_that_fails_for_a_day_is_closed_with_an_event(fleet: Driven, notifie
     assert len(told.messages) == 2
 
 
+def test_a_message_that_we_cannot_write_fails_as_any_other_and_stops_no_hook(
+    fleet: Driven, caplog: pytest.LogCaptureFixture
+):
+    def picture(_job: str) -> bytes:
+        raise OverflowError("no axis is that long")
+
+    with (
+        receiver() as broken,
+        receiver() as told,
+        Notifier(
+            fleet.queue, HttpSettings(), clock=fleet.clock, chance=lambda: 1.0, round_s=3600.0, picture=picture
+        ) as notifier,
+    ):
+        fleet.ask(AddHook(url=broken.url, secret=SECRET, kinds=(), jobs=(), is_inner=True, by="me", format="ntfy"))
+        hook(fleet, told)
+        end_two(fleet)
+        deliver(notifier)
+        assert events(told.messages) == ["completed", "failed"]
+        failing, working = fleet.reader.hooks()
+        assert (failing.failures, working.failures) == (1, 0)
+        assert failing.last_error == "internal error in the coordinator: OverflowError"
+        fleet.clock.advance(notifying.GIVE_UP_S)
+        deliver(notifier)
+    assert fleet.reader.hooks()[0].closed_s is not None
+    assert "no axis is that long" in caplog.text
+
+
 def test_pauses_grow_and_have_a_bound(fleet: Driven, notifier: Notifier):
     with receiver("500") as told:
         hook(fleet, told)
