@@ -170,8 +170,8 @@ class _Levels:
         if not head:
             return
         end_bytes = 0
-        for frame, payload, end in self._kept(head):
-            yield list(_directory(self._path, frame, payload))
+        for kept, payload, end in self._kept(head):
+            yield list(_directory(self._path, kept, payload))
             end_bytes = end
         gathered = _PartColumns(end_bytes)
         for frame in _frames(self._path, end_bytes):
