@@ -30,6 +30,14 @@ _COLLECT = """
 window.violations = [];
 addEventListener('securitypolicyviolation', (e) => window.violations.push(e.violatedDirective + ' ' + e.blockedURI));
 """
+# Best practices are among the rules; sizes of targets have to be asked for.
+_AXE = """
+only => axe.run(document, {
+  resultTypes: ['violations', 'incomplete'],
+  rules: {'target-size': {enabled: true}},
+  ...(only.length ? {runOnly: {type: 'rule', values: only}} : {}),
+})
+"""
 
 
 @contextmanager
@@ -82,10 +90,11 @@ class Tab:
         found: list[str] = self.page.evaluate("window.violations")
         return found
 
-    def axe(self) -> list[str]:
-        """What assistive technology can't read, as one line each."""
-        self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations', 'incomplete']})")
+    def axe(self, *, rules: tuple[str, ...] = ()) -> list[str]:
+        """What assistive technology can't read, as one line each; by all rules, or by these alone."""
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE.read_text())
+        found = self.page.evaluate(_AXE, list(rules))
         contrast = [one for one in found["incomplete"] if one["id"] == "color-contrast"]
         return [
             f"{one['id']}: {node['html'][:120]} {node.get('failureSummary', '')[:200]}"

@@ -10,74 +10,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker.core.clock import FakeClock, SystemClock
-from stoker.web.assets import Pages
-from stoker.web.local_routes import LocalBackend
-from stoker.web.ui_server import UiServer
 from tests.fakes.monitor import job
-from tests.fakes.page_monitor import MARKUP, PageMonitor, page_monitor
+from tests.fakes.page_monitor import MARKUP
 from tests.system.browser import Tab, chromium
 from tests.system.shell import PATIENCE_S, Shell, finish
 from tests.system.test_cli_fleet_following import _read_until, ended
+from tests.system.web_desk import JOB, PAGES, Desk, expect
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-def expect(found: Any) -> Any:
-    from playwright.sync_api import expect
-
-    expect.set_options(timeout=60_000)
-    return expect(found)
-
-
-JOB = "#/job/resnet%2F1"
-TABS = ("curves", "logs", "stages", "config", "code", "files", "explain", "attempts")
-PAGES = {
-    "#/": "Pending by reason",
-    "#/jobs": "resnet/10",
-    "#/jobs?group=sweep&state=running": "6 running",
-    "#/machines": "device 1 at 91 °C",
-    JOB: "val_loss",
-    f"{JOB}?table=1&log=1&x=relative": "1,000",
-    f"{JOB}?tab=logs": "step 899",
-    f"{JOB}?tab=stages": "load data",
-    f"{JOB}?tab=config": "model.depth",
-    f"{JOB}?tab=code": "lr = 0.2",
-    f"{JOB}?tab=files": "logs/train.log",
-    f"{JOB}?tab=explain": "queue position 1",
-    f"{JOB}?tab=attempts": "granted",
-}
 MOST_PICTURE_BYTES = 60 * 1024
-READ_IN_EVERY_RUN = ("#/jobs", JOB)
-
-
-class Desk:
-    """Pages of a fleet in memory, and a logged-in tab."""
-
-    def __init__(self, browser: Browser, **look: object) -> None:
-        self.clock = FakeClock()
-        clock = SystemClock()
-        self.monitor: PageMonitor = page_monitor(clock.wall_s())
-        pages = Pages()
-        backend = LocalBackend(self.monitor, clock=clock, user="anna", build=pages.build)
-        self.ui = UiServer(backend, pages=pages, clock=self.clock, user="anna")
-        self.ui.start()
-        self.tab = Tab(browser, **look)  # type: ignore[arg-type]
-        self.page = self.tab.open(self.ui.link())
-        self.page.locator("header").wait_for()
-
-    def go(self, link: str, text: str) -> None:
-        self.page.goto(f"{self.ui.url}{link}")
-        self.page.locator("main").get_by_text(text).filter(visible=True).first.wait_for()
-
-    def close(self) -> None:
-        self.tab.close()
-        self.ui.stop()
 
 
 @pytest.fixture(scope="module")
@@ -112,35 +60,6 @@ def test_every_page_shows_its_data_and_takes_markup_for_text(shared: Desk):
     assert shared.tab.complaints == []
     assert shared.tab.violations() == []
     assert shared.tab.hosts == {f"127.0.0.1:{shared.ui.port}"}
-
-
-def test_screen_readers_find_nothing_wrong_in_either_scheme(shared: Desk):
-    found = {}
-    for link in READ_IN_EVERY_RUN:
-        shared.go(link, PAGES[link])
-        for scheme in ("light", "dark"):
-            shared.page.emulate_media(color_scheme=scheme)
-            found[link, scheme] = shared.tab.axe()
-    shared.page.emulate_media(color_scheme="light")
-    assert found == {key: [] for key in found}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 860), (390, 800)])
-def test_screen_readers_find_nothing_wrong_on_any_page(browser: Browser, scheme: str, size: tuple[int, int]):
-    desk = Desk(browser, scheme=scheme, size=size)
-    try:
-        found = {}
-        for link, text in PAGES.items():
-            desk.go(link, text)
-            found[link] = desk.tab.axe()
-        desk.go("#/machines", "lab1")
-        desk.page.get_by_role("button", name="drain lab1").click()
-        found["dialog"] = desk.tab.axe()
-        assert found == {key: [] for key in found}
-    finally:
-        desk.close()
 
 
 def test_a_job_is_cancelled_by_keys_alone_after_a_question_that_names_it(shared: Desk):

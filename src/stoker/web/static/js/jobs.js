@@ -164,7 +164,7 @@ function rowOf(job, now_s, isMarked, mark) {
   const value = metric ? `${metric} ${shortNumber(numberOf(job.metrics[metric]))}` : '';
   const used = job.started_s ? duration((job.ended_s ?? now_s) - job.started_s) : '–';
   return [
-    html`<input type="checkbox" checked=${isMarked} onChange=${mark} aria-label=${`select ${job.name}`} />`,
+    html`<label class="mark"><input type="checkbox" checked=${isMarked} onChange=${mark} aria-label=${`select ${job.name}`} /></label>`,
     html`<a href=${jobLink(job.name)} title=${job.name}>${cutMiddle(job.name, 40)}</a>${job.label && html` <span class="quiet">${job.label}</span>`}`,
     // Called, not placed as components: of these there are many, and none has a state of its own.
     StateBadge({ state: job.state, cancelling: job.is_cancelling }),
