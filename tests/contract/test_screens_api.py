@@ -92,6 +92,17 @@ def test_pending_jobs_behind_the_sample_are_counted_and_said(small: Fleet, monke
     assert pending[0].jobs == ("sweep/1", "sweep/2", "sweep/3")
 
 
+def test_screens_that_accept_an_older_overview_share_one_and_others_get_their_own(small: Fleet):
+    client = small.client()
+    made = client.make_token(TokenRequest(name="screen", role=Role.READ))
+    first = client.overview(max_age_s=10)
+    client.submit(Submission(jobs=(order("one"),)))
+    shared = small.client(token=made.token).overview(max_age_s=10)
+    assert (shared.seq, shared.jobs["pending"]) == (first.seq, 0)
+    assert [(one.user, one.role) for one in (first, shared)] == [(first.user, "admin"), ("screen", "read")]
+    assert client.overview().jobs["pending"] == 1
+
+
 def test_changed_rows_come_as_they_happen_and_are_resumed_by_their_id(fleet: Fleet):
     client = fleet.client()
     client.submit(Submission(jobs=(order("one"),)))

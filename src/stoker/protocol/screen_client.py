@@ -46,9 +46,9 @@ class ScreenClient(CoordinatorClient):
             raise no_coordinator_there(self.url, "its next page of jobs is the same page again")
         return page
 
-    def overview(self) -> Overview:
-        """Return the state of everything."""
-        return self._get("/v1/overview", Overview)
+    def overview(self, *, max_age_s: float = 0.0) -> Overview:
+        """Return the state of everything; with `max_age_s` perhaps as another screen got it, so long ago at most."""
+        return self._get("/v1/overview", Overview, {"max_age_s": max_age_s or None})
 
     def changes(self, after: int, *, wait_s: float = 0.0) -> ChangedRows:
         """Return the rows that changed after an event; wait for so long if there are none."""

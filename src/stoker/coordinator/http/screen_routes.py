@@ -19,18 +19,19 @@ from stoker.coordinator.http.overview import FleetOutlook, MachineState
 from stoker.coordinator.http.worker_routes import own
 from stoker.coordinator.queue.timeline import read_timeline
 from stoker.core.errors import BadInput, NotFound, StokerError
-from stoker.core.leases import Principal
 from stoker.protocol.screen_messages import ChangedRows, Overview
 from stoker.protocol.telemetry_messages import MOST_POINTS, TelemetryReport, TelemetryView, TimelineView
 from stoker.protocol.view_messages import DoneView, MachineView
 
 _LAST_ID = 2**63 - 1
 MOST_WAIT_S = 60.0
+MOST_AGE_S = 10.0
 FRESH_S = 1.0
 """Machines are read again after so long, and after as many times as long as it took."""
 OUTLOOK_S = 10.0
 """A forecast of all jobs is made again after so long."""
 _TIMES = 20.0
+_MOST_SYMPTOMS = 100
 _FIRST_S = 1.0
 """The first overview waits for so long for the forecast."""
 _PRESENT = frozenset({MachineState.READY, MachineState.BUSY})
@@ -49,16 +50,33 @@ class ScreenRoutes:
         self._outlook = FleetOutlook()
         self._outlook_until_s = float("-inf")
         self._looking: asyncio.Task[None] | None = None
+        self._sharing = asyncio.Lock()
+        self._shared: tuple[float, Overview] | None = None
+        """The last overview that was made for several screens, and when."""
         self.router = RouteTable("screens")
         add = self.router.add
         add("/v1/overview", self.overview, response_model=Overview)
         add("/v1/stream", self.stream, response_class=StreamingResponse)
         add("/v1/changes", self.changes, response_model=ChangedRows)
 
-    async def overview(self, who: Who) -> Response:
-        """Return the state of everything: what runs, what waits and why, what failed, when all is done."""
+    async def overview(self, who: Who, max_age_s: Annotated[float, Query(ge=0, le=MOST_AGE_S)] = 0.0) -> Response:
+        """Return the state of everything: what runs, what waits and why, what failed, when all is done.
+
+        With `max_age_s`, perhaps one that was made for another screen, at most so long ago.
+        """
         await self._look_ahead()
-        return answer(await self._context.read(self._overview, who, self._outlook))
+        if not max_age_s:
+            made = await self._context.read(self._overview, self._outlook)
+        else:
+            async with self._sharing:
+                made = await self._made_since(max_age_s)
+        return answer(made.model_copy(update={"user": who.name, "role": who.role.value}))
+
+    async def _made_since(self, max_age_s: float) -> Overview:
+        now_s = self._context.clock.monotonic_s()
+        if self._shared is None or now_s - self._shared[0] > max_age_s:
+            self._shared = (now_s, await self._context.read(self._overview, self._outlook))
+        return self._shared[1]
 
     async def stream(
         self,
@@ -122,7 +140,7 @@ class ScreenRoutes:
             self._outlook_until_s = now_s + max(OUTLOOK_S, _TIMES * (now_s - began_s))
             self._looking = None
 
-    def _overview(self, who: Principal, outlook: FleetOutlook) -> Overview:
+    def _overview(self, outlook: FleetOutlook) -> Overview:
         context = self._context
         rows, machines = context.reader.overview(outlook.never), self._all_machines()
         devices = [
@@ -134,8 +152,6 @@ class ScreenRoutes:
             server_s=context.clock.wall_s(),
             seq=rows.seq,
             version=context.about.version,
-            user=who.name,
-            role=who.role.value,
             jobs=rows.counts,
             machines=dict(Counter(machine.state for machine in machines)),
             devices=len(devices),
@@ -147,7 +163,7 @@ class ScreenRoutes:
             pending=rows.pending,
             failed=rows.failed,
             failed_count=rows.failed_count,
-            symptoms=context.reader.symptoms(),
+            symptoms=context.reader.symptoms(most=_MOST_SYMPTOMS),
             done_s=outlook.done_s,
             settling_s=context.queue.pace().settling_s,
         )

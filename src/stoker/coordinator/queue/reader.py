@@ -203,12 +203,12 @@ class WebhookRow:
         return f"WebhookRow({self.id})"
 
 
-def read_symptoms(connection: Connection, machine: str = "") -> tuple[SymptomView, ...]:
+def read_symptoms(connection: Connection, machine: str = "", *, most: int = _MOST) -> tuple[SymptomView, ...]:
     """Return the present symptoms; of very many a part."""
     asked = select(SYMPTOMS).where(SYMPTOMS.c.over_s.is_(None))
     if machine:
         asked = asked.where(SYMPTOMS.c.machine == machine)
-    asked = asked.order_by(SYMPTOMS.c.machine, SYMPTOMS.c.symptom, SYMPTOMS.c.device).limit(_MOST)
+    asked = asked.order_by(SYMPTOMS.c.machine, SYMPTOMS.c.symptom, SYMPTOMS.c.device).limit(most)
     return tuple(SymptomView.model_validate(row, from_attributes=True) for row in connection.execute(asked))
 
 

@@ -1,6 +1,6 @@
 // @ts-check
 // Overview: what runs, what waits and why, what failed, which machines need attention.
-import { useEffect } from '../vendor/hooks.js';
+import { useEffect, useState } from '../vendor/hooks.js';
 import { numberOf } from './api.js';
 import { askCancel, askRequeue, canCancel, canRequeue } from './actions.js';
 import { ago, clockTime, duration, grouped, secondsLeft, shortNumber } from './format.js';
@@ -12,13 +12,23 @@ import { Command, Empty, JobName, Progress, StateBadge, Trouble, useNow } from '
 
 /** @typedef {import('./messages.d.ts').Overview} Overview */
 /** @typedef {import('./messages.d.ts').JobView} JobView */
+/** @typedef {import('./messages.d.ts').ChangedRows} ChangedRows */
+
+/** A new overview is loaded long before as many frames have come. */
+const KEPT_CHANGES = 99;
 
 export function OverviewPage() {
-  const { data, error, reload, patch } = /** @type {ReturnType<typeof useData<Overview>>} */ (useData('v1/overview'));
+  // One that was made for another screen will do: what changed since is added here.
+  const loaded = /** @type {ReturnType<typeof useData<Overview>>} */ (useData('v1/overview', { max_age_s: 1 }));
+  const { error, reload } = loaded;
+  const [changes, setChanges] = useState(/** @type {ChangedRows[]} */ ([]));
   useEffect(() => onRows((rows) => {
-    patch((before) => withRows(before, rows));
+    if (!rows.resync && rows.seq) setChanges((before) => [...before.slice(-KEPT_CHANGES), rows]);
     if (rows.resync || rows.jobs.length || rows.machines.length || rows.gone.length) reload();
   }), []);
+  const seq = loaded.data?.seq ?? 0;
+  useEffect(() => setChanges((before) => before.filter((rows) => rows.seq >= seq)), [seq]);
+  const data = loaded.data && changes.reduce(withRows, loaded.data);
   if (!data) return html`<main id="main"><h1>Overview</h1>${error ? h(Trouble, { error, what: 'overview' }) : html`<p class="quiet">loading…</p>`}</main>`;
   const isEmpty = !Object.values(data.jobs).some(Boolean);
   return html`<main id="main">
@@ -37,16 +47,22 @@ export function OverviewPage() {
 
 /**
  * The overview with what changed since: numbers and rows on the screen are right at once, new rows follow.
- * @param {Overview} data @param {import('./messages.d.ts').ChangedRows} rows
+ * @param {Overview} data @param {ChangedRows} rows
  * @returns {Overview}
  */
 function withRows(data, rows) {
-  if (rows.resync || rows.seq < data.seq) return data;
+  if (rows.seq < data.seq) return data;
   const changed = new Map(rows.jobs.map((job) => [job.id, job]));
+  /** Progress is no event: of the same one the farther counts. @param {JobView} job */
+  const newest = (job) => {
+    const row = changed.get(job.id);
+    const isNewer = row && (row.changed_s > job.changed_s || (row.changed_s === job.changed_s && (row.step ?? 0) > (job.step ?? 0)));
+    return isNewer ? row : job;
+  };
   /** @param {JobView[]} listed @param {string} state */
-  const still = (listed, state) => listed.map((job) => changed.get(job.id) ?? job).filter((job) => job.state === state);
+  const still = (listed, state) => listed.map(newest).filter((job) => job.state === state);
   const jobs = Object.keys(rows.counts).length ? rows.counts : data.jobs;
-  return { ...data, jobs, running: still(data.running, 'running'), failed: still(data.failed, 'failed') };
+  return { ...data, seq: rows.seq, jobs, running: still(data.running, 'running'), failed: still(data.failed, 'failed') };
 }
 
 /** @param {{ data: Overview }} props */

@@ -53,12 +53,11 @@ const LATEST_MS = 10_000;
 
 /**
  * Load data from the API. The last good data stays while new data is loaded, and after an error.
- * `reload` loads it again in a moment; however often it is called, what is being loaded arrives. `patch` replaces it
- * by data that is known already.
+ * `reload` loads it again in a moment; however often it is called, what is being loaded arrives.
  * @template T
  * @param {string | null} path null: load nothing
  * @param {Record<string, string | number | undefined | null>} [query]
- * @returns {{ data: T | null, error: ApiError | null, isLoading: boolean, reload: () => void, patch: (change: (data: T) => T) => void }}
+ * @returns {{ data: T | null, error: ApiError | null, isLoading: boolean, reload: () => void }}
  */
 export function useData(path, query = {}) {
   const key = path === null ? '' : `${path}?${JSON.stringify(query)}`;
@@ -97,11 +96,8 @@ export function useData(path, query = {}) {
     return () => stop.abort();
   }, [key, turn]);
   useEffect(() => () => clearTimeout(pace.current.timer), []);
-  const patch = useCallback((/** @type {(data: any) => any} */ change) => {
-    setState((before) => (before.data === null ? before : { ...before, data: change(before.data) }));
-  }, []);
   const isOther = state.key !== key;
-  return { data: state.data, error: isOther ? null : state.error, isLoading: isOther, reload, patch };
+  return { data: state.data, error: isOther ? null : state.error, isLoading: isOther, reload };
 }
 
 /** @param {unknown} error */
