@@ -221,7 +221,7 @@ class ChangingJobs(Monitor):
         body = json.dumps({"jobs": found[start : start + query.limit], "next": more})
         return JobPage.model_validate_json(body)
 
-    def changes(self, after: int, wait_s: float) -> ChangedRows:
+    def changes(self, after: int, wait_s: float, frame: int = 0) -> ChangedRows:
         time.sleep(max(0.0, min(self._due_s - time.monotonic(), wait_s)))
         self._due_s = time.monotonic() + EVERY_S
         self._seq = after + CHANGED

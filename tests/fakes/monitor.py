@@ -257,7 +257,7 @@ class MemoryMonitor(Monitor):
             alerts=(AlertView(device="GPU-1", kind="power", severity=20, message="388 W of 450 W"),),
         )
 
-    def changes(self, after: int, wait_s: float) -> ChangedRows:
+    def changes(self, after: int, wait_s: float, frame: int = 0) -> ChangedRows:
         self._enter("changes")
         with self._lock:
             if len(self._changes) <= after and self.longest_wait_s:

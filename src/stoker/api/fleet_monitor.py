@@ -121,8 +121,8 @@ class FleetMonitor(Monitor):
     def telemetry(self, name: str) -> TelemetryView:
         return self._client.telemetry(name)
 
-    def changes(self, after: int, wait_s: float) -> ChangedRows:
-        return self._client.changes(after, wait_s=max(0.0, min(wait_s, _MOST_WAIT_S)))
+    def changes(self, after: int, wait_s: float, frame: int = 0) -> ChangedRows:
+        return self._client.changes(after, frame=frame, wait_s=max(0.0, min(wait_s, _MOST_WAIT_S)))
 
     def cancel(self, ref: str) -> DoneView:
         return self._client.change_job(ref, "cancel", by=self._by)

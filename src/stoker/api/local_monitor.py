@@ -248,7 +248,7 @@ class LocalMonitor(Monitor):
             capability=found.to_dict(),
         )
 
-    def changes(self, after: int, wait_s: float) -> ChangedRows:
+    def changes(self, after: int, wait_s: float, frame: int = 0) -> ChangedRows:
         clock = self._parts.clock
         until_s = clock.monotonic_s() + wait_s
         while True:

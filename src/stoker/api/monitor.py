@@ -165,8 +165,11 @@ class Monitor(ABC):
         raise Refused(f"{name} has no telemetry here", hint=f"stoker machines show {name}")
 
     @abstractmethod
-    def changes(self, after: int, wait_s: float) -> ChangedRows:
-        """Return the rows that changed after an event; wait for so long if there are none."""
+    def changes(self, after: int, wait_s: float, frame: int = 0) -> ChangedRows:
+        """Return the rows that changed after an event; wait for so long if there are none.
+
+        With the `frame` of the answer before, progress is included that was made since.
+        """
 
     @abstractmethod
     def cancel(self, ref: str) -> DoneView:

@@ -50,9 +50,13 @@ class ScreenClient(CoordinatorClient):
         """Return the state of everything; with `max_age_s` perhaps as another screen got it, so long ago at most."""
         return self._get("/v1/overview", Overview, {"max_age_s": max_age_s or None})
 
-    def changes(self, after: int, *, wait_s: float = 0.0) -> ChangedRows:
-        """Return the rows that changed after an event; wait for so long if there are none."""
-        return self._get("/v1/changes", ChangedRows, {"after": after, "wait_s": wait_s or None}, waits_s=wait_s)
+    def changes(self, after: int, *, frame: int = 0, wait_s: float = 0.0) -> ChangedRows:
+        """Return the rows that changed after an event; wait for so long if there are none.
+
+        With the `frame` of the answer before, progress is included that was made since.
+        """
+        query: Query = {"after": after, "frame": frame or None, "wait_s": wait_s or None}
+        return self._get("/v1/changes", ChangedRows, query, waits_s=wait_s)
 
     def stream(self, after: int | None = None, *, beat_s: float = 30.0) -> Iterator[FleetEvent | None]:
         """Return frames of changed rows, as they come, across restarts of the coordinator.

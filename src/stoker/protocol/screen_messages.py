@@ -449,6 +449,8 @@ class ChangedRows(WireMessage):
     """Rows that changed since an event. One frame of `GET /v1/stream`."""
 
     seq: ViewCount
+    frame: ViewCount = 0
+    """Number of this frame: progress is no event, so `GET /v1/changes` is asked for what followed both."""
     server_s: FiniteSeconds
     jobs: tuple[JobView, ...] = ()
     gone: tuple[Line, ...] = ()

@@ -83,6 +83,7 @@ class CockpitFeed:
         self._recent: dict[str, JobView] = {}
         """Rows that changed lately: a page that was requested before may be older."""
         self._seq: int | None = None
+        self._frame = 0
         self._overview_s = self._machines_s = 0.0
         self._retry_in_s = _FIRST_RETRY_S
         self._stop = threading.Event()
@@ -150,7 +151,7 @@ class CockpitFeed:
         overview, machines = self.monitor.overview(), self.monitor.machines()
         self._overview_s = self._machines_s = self._clock.monotonic_s()
         with self._lock:
-            self._seq = overview.seq
+            self._seq, self._frame = overview.seq, 0
             self._publish(
                 overview=overview, counts=dict(overview.jobs), machines=machines, **self._at(overview.server_s)
             )
@@ -158,13 +159,13 @@ class CockpitFeed:
 
     def _follow(self, seq: int) -> None:
         """Fetch what changed, and the overview from time to time."""
-        change = self.monitor.changes(seq, _WAIT_S)
+        change = self.monitor.changes(seq, _WAIT_S, self._frame)
         overview = self.data.overview
         if self._clock.monotonic_s() - self._overview_s >= _OVERVIEW_EVERY_S:
             self._overview_s = self._clock.monotonic_s()
             overview = self.monitor.overview()
         with self._lock:
-            self._seq = None if change.resync else max(seq, change.seq)
+            self._seq, self._frame = None if change.resync else max(seq, change.seq), change.frame
             self._apply(change, overview)
 
     def _apply(self, change: ChangedRows, overview: Overview | None) -> None:

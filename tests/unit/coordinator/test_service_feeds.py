@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 
+from stoker.coordinator.http import change_feed
 from stoker.coordinator.http.app_state import Histogram, MetricsPage, QueueBridge
+from stoker.coordinator.http.change_feed import ChangeFeed
 from stoker.coordinator.http.long_poll import KEPT, MOST_FOLLOWERS, MOST_LISTENERS, EventFeed, Followers
 from stoker.coordinator.queue.commands import QueueCommandResult, Sweep
+from stoker.core.clock import SystemClock
 from stoker.core.errors import NotFound, RateLimited
+from stoker.protocol.codec import from_json
+from stoker.protocol.screen_messages import ChangedRows
+from stoker.protocol.view_messages import JobView
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -272,3 +278,111 @@ def test_figures_are_written_as_prometheus_reads_them():
         "c_seconds_sum 12.000000",
         "c_seconds_count 4",
     ]
+
+
+# Rows that change, for screens.
+
+
+class Rows:
+    """What changes: an event, the progress of a job, or an error."""
+
+    def __init__(self) -> None:
+        self.seq = 5
+        self.step = 0
+        self.error: Exception | None = None
+
+    def newest(self) -> int:
+        return self.seq
+
+    def since(self, after: int) -> ChangedRows:
+        return ChangedRows(seq=self.seq, server_s=1.0, jobs=() if after == self.seq else (self.job(),))
+
+    def frame(self, after: int, *, looks: bool) -> ChangedRows:
+        if self.error is not None:
+            raise self.error
+        step, self.step = self.step, 0
+        jobs = (self.job(step),) if step or after < self.seq else ()
+        return ChangedRows(seq=self.seq, server_s=1.0, jobs=jobs)
+
+    def job(self, step: int = 0) -> JobView:
+        return JobView(
+            id=f"{step}", name="train", recipe="command", state="running", priority=0, epoch=1, attempt=1,
+            submitted_s=1.0, changed_s=1.0, step=step,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_feed, "EVERY_S", 0.0)
+    monkeypatch.setattr(change_feed, "LOOK_S", 0.001)
+
+
+def feed_of(rows: Rows) -> ChangeFeed:
+    async def run_here(ask: Any) -> Any:
+        await asyncio.sleep(0)
+        return ask()
+
+    reader: Any = rows
+    return ChangeFeed(reader, run_here, SystemClock())
+
+
+@pytest.mark.usefixtures("quick")
+def test_progress_between_two_polls_is_in_the_second_if_it_names_the_frame_of_the_first():
+    async def scene():
+        rows = Rows()
+        feed = feed_of(rows)
+        first = from_json(ChangedRows, await feed.poll(5, 0.0))
+        for step in (7, 8):
+            made, rows.step = feed._made, step
+            await made.wait()
+        missed = from_json(ChangedRows, await feed.poll(5, 0.0))
+        assert missed.jobs == ()
+        found = from_json(ChangedRows, await feed.poll(5, 0.0, first.frame))
+        assert [job.step for job in found.jobs] == [7, 8]
+        again = from_json(ChangedRows, await feed.poll(5, 0.0, found.frame))
+        assert again.jobs == ()
+        # A frame of the coordinator before this one says nothing.
+        assert from_json(ChangedRows, await feed.poll(5, 0.0, 10_000)).jobs == ()
+        feed.close()
+
+    run(scene())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_row_that_cannot_be_read_is_logged_once_and_others_follow(caplog: pytest.LogCaptureFixture):
+    async def scene():
+        rows = Rows()
+        feed = feed_of(rows)
+        frames = feed.stream(5, lambda: True)
+        assert (await anext(frames)).kind == "hello"
+        rows.error = ValueError("an odd row")
+        await asyncio.sleep(0.02)
+        rows.error, rows.seq = None, 6
+        assert (await anext(frames)).seq == 6
+        feed.close()
+
+    run(scene())
+    assert caplog.text.count("reading changes: internal error") == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_listener_whose_frames_ended_reads_everything_again():
+    async def scene():
+        rows = Rows()
+        feed = feed_of(rows)
+        frames = feed.stream(5, lambda: True)
+        assert (await anext(frames)).kind == "hello"
+        making = feed._making
+        assert making is not None
+        making.cancel()
+        await asyncio.wait((making,))
+        # What happens here is in no frame.
+        rows.seq = 6
+        other = feed.stream(6, lambda: True)
+        assert (await anext(other)).kind == "hello"
+        rows.seq = 7
+        assert (await anext(other)).kind == "rows"
+        assert (await anext(frames)).kind == "resync"
+        feed.close()
+
+    run(scene())

@@ -101,7 +101,7 @@ def test_a_lost_connection_keeps_the_picture_and_recovers_with_everything_new() 
 
 
 def test_an_answer_that_can_not_be_read_is_shown_like_a_lost_connection(monkeypatch) -> None:
-    def unreadable(after: int, wait_s: float) -> NoReturn:
+    def unreadable(after: int, wait_s: float, frame: int) -> NoReturn:
         raise ValueError("bad JSON")
 
     monitor = MemoryMonitor([job(1)])

@@ -1,16 +1,18 @@
 """Rows that change, for all open screens: read once, encoded once, at most every 250 ms.
 
 A frame has the rows of jobs and machines that new events are about, the number of all jobs by state, and the number of
-the last event that it includes. Progress of running jobs is no event: it is compared once a second. A client that is
-more than 4,096 events behind, or too slow for the frames that are kept, gets `resync`: it reads everything again.
+the last event that it includes. Progress of running jobs is no event: it is compared once a second, and a client that
+polls names the last frame that it has, to get what was made since. A client that is more than 4,096 events behind, or
+too slow for the frames that are kept, gets `resync`: it reads everything again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -55,6 +57,7 @@ class ChangeFrame:
     seq: int
     body: bytes
     """A `ChangedRows` as JSON."""
+    rows: ChangedRows | None = None
 
     def to_bytes(self) -> bytes:
         """Return the frame in the format of server-sent events."""
@@ -147,6 +150,7 @@ class ChangeFeed:
         self._making: asyncio.Task[None] | None = None
         self._listeners = 0
         self._is_closed = False
+        self._last_bug = ""
 
     @property
     def listeners(self) -> int:
@@ -171,7 +175,7 @@ class ChangeFeed:
                 retry_after_s=10,
             )
 
-    async def stream(self, place: int | None, may_still: Callable[[], bool]) -> AsyncIterator[ChangeFrame]:
+    async def stream(self, place: int | None, may_still: Callable[[], bool]) -> AsyncGenerator[ChangeFrame, None]:
         """Yield the frames behind an event (None: from now on), while the client has access.
 
         The first is `hello`, without a body.
@@ -190,20 +194,22 @@ class ChangeFeed:
                 number, place = frame.number, frame.seq
                 yield frame
 
-    async def poll(self, after: int, wait_s: float) -> bytes:
-        """Return what changed after an event, as JSON; wait for so long if nothing did."""
+    async def poll(self, after: int, wait_s: float, frame: int = 0) -> bytes:
+        """Return what changed after an event and a frame (0: none), as JSON; wait for so long if nothing did."""
         with self._listening():
             await self._begun.wait()
-            number, kept = self._number, self._kept_after(after)
-            if kept is not None:
-                return kept.body
-            found = await self._catch_up(after)
+            number, kept = self._number, self._kept_after(after, frame)
+            if len(kept) == 1:
+                return kept[0].body
+            if kept:
+                return await self._run(lambda: to_json(_joined(kept)))
+            found = (await self._catch_up(after)).model_copy(update={"frame": number})
             if not (found.resync or found.seq > after) and wait_s > 0:
                 until_s = asyncio.get_running_loop().time() + wait_s
-                while (frame := await self._next(number, after, until_s=until_s)) is not None:
-                    if frame.kind != BEAT:
-                        return frame.body
-                    number = frame.number
+                while (following := await self._next(number, after, until_s=until_s)) is not None:
+                    if following.kind != BEAT:
+                        return following.body
+                    number = following.number
             return await self._run(lambda: to_json(found))
 
     @contextmanager
@@ -222,11 +228,18 @@ class ChangeFeed:
         reader = self._reader
         return await self._run(lambda: reader.since(reader.newest() if place is None else place))
 
-    def _kept_after(self, place: int) -> ChangeFrame | None:
-        """Return the first kept frame behind an event, if none is missing in between."""
-        if not self._frames or place < self._frames[0].before:
-            return None
-        return next((frame for frame in self._frames if frame.seq > place), None)
+    def _kept_after(self, place: int, number: int) -> list[ChangeFrame]:
+        """Return the kept frames behind an event and a frame (0: the first behind the event); none if some are missing.
+
+        A client of the coordinator before this one may name any frame.
+        """
+        if not self._frames or place < self._frames[0].before or number > self._number:
+            return []
+        if not number:
+            return list(islice((one for one in self._frames if one.seq > place), 1))
+        following = [one for one in self._frames if one.number > number and one.seq >= place and one.kind != BEAT]
+        is_gapless = number >= self._frames[0].number - 1 and (not following or following[0].before <= place)
+        return following if is_gapless else []
 
     async def _next(
         self, number: int, place: int, wait_s: float = 0.0, *, until_s: float | None = None
@@ -251,7 +264,7 @@ class ChangeFeed:
         return None
 
     def _resync(self, last: ChangeFrame) -> ChangeFrame:
-        rows = ChangedRows(seq=last.seq, server_s=self._clock.wall_s(), resync=True)
+        rows = ChangedRows(seq=last.seq, frame=last.number, server_s=self._clock.wall_s(), resync=True)
         return ChangeFrame(number=last.number, kind=RESYNC, before=last.before, seq=last.seq, body=to_json(rows))
 
     async def _make(self) -> None:
@@ -261,6 +274,8 @@ class ChangeFeed:
             # Before a listener reads what it missed: what happens in between is in a frame.
             self._reached = await self._run(self._reader.newest)
             self._frames.clear()
+            # A number is left out: who listened to the frames before may have missed some.
+            self._number += 1
             self._begun.set()
             looked_s = published_s = heard_s = loop.time()
             while not self._is_closed:
@@ -283,10 +298,10 @@ class ChangeFeed:
 
     async def _make_one(self, *, looks: bool, is_beat: bool) -> int | None:
         """Make a frame if there is something new; return the number of its rows (None: there was nothing)."""
-        before, reader = self._reached, self._reader
+        before, reader, number = self._reached, self._reader, self._number + 1
 
         def read() -> tuple[ChangedRows, bytes]:
-            rows = reader.frame(before, looks=looks)
+            rows = reader.frame(before, looks=looks).model_copy(update={"frame": number})
             has_more = rows.seq > before or rows.jobs or rows.machines or rows.resync
             return rows, to_json(rows) if has_more or is_beat else b""
 
@@ -295,13 +310,30 @@ class ChangeFeed:
         except StokerError as error:
             LOG.warning("reading changes: %s", error)
             return None
+        except Exception as error:  # noqa: BLE001 - one row that can't be read must not stop all screens
+            if str(error) != self._last_bug:
+                self._last_bug = str(error)
+                LOG.error("reading changes: internal error, continuing", exc_info=error)
+            return None
         if not body:
             return None
-        self._number += 1
+        self._number = number
         has_rows = rows.seq > before or rows.jobs or rows.machines
         kind = RESYNC if rows.resync else ROWS if has_rows else BEAT
-        self._frames.append(ChangeFrame(number=self._number, kind=kind, before=before, seq=rows.seq, body=body))
+        self._frames.append(ChangeFrame(number=number, kind=kind, before=before, seq=rows.seq, body=body, rows=rows))
         self._reached = rows.seq
         made, self._made = self._made, asyncio.Event()
         made.set()
         return len(rows.jobs)
+
+
+def _joined(frames: Sequence[ChangeFrame]) -> ChangedRows:
+    """Return the rows of several frames in one, the newest of each."""
+    found = [frame.rows for frame in frames if frame.rows is not None]
+    return found[-1].model_copy(
+        update={
+            "jobs": tuple({job.id: job for rows in found for job in rows.jobs}.values()),
+            "machines": tuple({machine.name: machine for rows in found for machine in rows.machines}.values()),
+            "resync": any(rows.resync for rows in found),
+        }
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Annotated
 
 from fastapi import Header, Query, Response
@@ -14,7 +15,7 @@ from stoker.coordinator.database.database import snapshot
 from stoker.coordinator.http.access import Still, Who
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.change_feed import HELLO, ChangeFrame
-from stoker.coordinator.http.http_messages import HEADERS, MachineName, RouteTable, answer, json_bytes, raw
+from stoker.coordinator.http.http_messages import HEADERS, LOG, MachineName, RouteTable, answer, json_bytes, raw
 from stoker.coordinator.http.overview import FleetOutlook, MachineState
 from stoker.coordinator.http.worker_routes import own
 from stoker.coordinator.queue.timeline import read_timeline
@@ -102,13 +103,16 @@ class ScreenRoutes:
         self,
         after: Annotated[int, Query(ge=0, le=_LAST_ID)],
         wait_s: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 0.0,
+        frame: Annotated[int, Query(ge=0, le=_LAST_ID, description="`frame` of the answer before")] = 0,
     ) -> Response:
         """Return the rows that changed after an event; wait for so long if there are none."""
-        return raw(await self._context.changes.poll(after, wait_s), "application/json")
+        return raw(await self._context.changes.poll(after, wait_s, frame), "application/json")
 
-    async def _frames(self, after: int | None, may_still: Callable[[], bool]) -> AsyncIterator[bytes]:
-        async for frame in self._context.changes.stream(after, may_still):
-            yield (self._hello(frame) if frame.kind == HELLO else frame).to_bytes()
+    async def _frames(self, after: int | None, may_still: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+        # Closed at once when the client leaves: it counts as a listener until then.
+        async with aclosing(self._context.changes.stream(after, may_still)) as frames:
+            async for frame in frames:
+                yield (self._hello(frame) if frame.kind == HELLO else frame).to_bytes()
 
     def _hello(self, frame: ChangeFrame) -> ChangeFrame:
         about = self._context.about
@@ -135,6 +139,9 @@ class ScreenRoutes:
             self._outlook = await context.run_forecast(context.views.outlook)
         except StokerError:
             self._outlook = FleetOutlook()
+        except Exception as error:  # noqa: BLE001 - nothing waits for this task: the overview has no forecast then
+            self._outlook = FleetOutlook()
+            LOG.error("forecast: internal error, continuing", exc_info=error)
         finally:
             now_s = context.clock.monotonic_s()
             self._outlook_until_s = now_s + max(OUTLOOK_S, _TIMES * (now_s - began_s))
