@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import pytest
 from stoker.api.fleet_attempt import FleetResult, fetch_result
 from stoker.core.capability import Capability
 from stoker.core.clock import SystemClock
+from stoker.core.digests import Tree
 from stoker.core.errors import Conflict, Forbidden, NotFound, StaleLease
 from stoker.core.frozen import changed
 from stoker.engine.journal import read_status
 from stoker.jobs.job_history import tell
 from stoker.jobs.results import parts_of_job
+from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Claim, Finish, Grant, Hello, Start
+from stoker.protocol.transport import CoordinatorRequest
 from stoker.protocol.view_messages import PruneRequest
 from stoker.store.local_store import LocalStore
 from stoker.store.results import lay_out, tree_of
@@ -79,6 +83,7 @@ def test_a_job_s_folder_and_result_arrive_and_come_back_as_they_were(fleet: Flee
         client.write(grant.job, said.model_copy(update={"size_bytes": 1}))
     assert client.write(grant.job, said).state == "completed"
 
+    shows_files(client, tree, here)
     wanted = FleetResult.of("train", grant.job, client.job("train").bundle)
     store = LocalStore(str(tmp_path / "laptop"), clock=CLOCK)
     store.open()
@@ -91,6 +96,21 @@ def test_a_job_s_folder_and_result_arrive_and_come_back_as_they_were(fleet: Flee
     with pytest.raises(NotFound, match="was pruned"):
         FleetResult.of("train", grant.job, client.job("train").bundle)
     office.lab.store.close()
+
+
+def shows_files(client: FleetClient, tree: Tree, here: dict[str, Path]) -> None:
+    """A browser can list the files, and save each as a whole."""
+    shown = client.result_files("train")
+    assert {file.path: file.sha256 for file in shown.files} == {
+        entry.path: entry.sha256 for entry in tree.entries if entry.sha256
+    }
+    assert (shown.tree, shown.count, shown.size_bytes) == (tree.digest(), len(shown.files), tree.size_bytes)
+    whole = CoordinatorRequest(path="/v1/jobs/train/files/status.jsonl?limit=0")
+    named = CoordinatorRequest(path=f"/v1/objects/{shown.files[0].sha256}?name=a/%22b%0D.txt")
+    with closing(client.transport.open(whole)) as reply:
+        assert reply.headers.get("content-length") == str(here["status.jsonl"].stat().st_size)
+    with closing(client.transport.open(named)) as reply:
+        assert reply.headers.get("content-disposition") == "attachment; filename*=UTF-8''%22b%0D.txt"
 
 
 def _prune(fleet: Fleet, pinned: tuple[str, ...]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from pathlib import Path
+from typing import BinaryIO
 
 from stoker.api.monitor import JobQuery, LogQuery, SeriesQuery
 from stoker.protocol.screen_messages import (
@@ -204,6 +206,13 @@ class PageMonitor(MemoryMonitor):
     def code_diff(self, ref: str, parent: str = "") -> CodeDiff:
         text = f"--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2  # {MARKUP}\n same\n"
         return CodeDiff(job=self._find(ref).name, parent="resnet/1", files=("train.py",), text=text)
+
+    opened: Path | None = None
+
+    def open_file(self, ref: str, path: str) -> BinaryIO:
+        if self.opened is None:
+            return super().open_file(ref, path)
+        return self.opened.open("rb")
 
     def files(self, ref: str) -> FileList:
         self._find(ref)

@@ -6,18 +6,19 @@ import getpass
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from stoker.api.local_job import LocalJob
 from stoker.api.local_jobs import LocalJobTable
 from stoker.api.local_sweeps import list_sweeps, local_adapters, local_comparison, local_models, local_sweep
 from stoker.api.local_telemetry import LocalTelemetryReader
 from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
-from stoker.core.errors import InvalidTransition, NotFound, Refused
+from stoker.core.errors import InvalidTransition, NotFound, Refused, StokerError
 from stoker.core.frozen import changed
 from stoker.core.job import JobState
 from stoker.core.text import counted
 from stoker.devices.this_machine import host_name
+from stoker.host.folders import AnchoredFolder
 from stoker.jobs.code_diff import compare_code, read_code
 from stoker.jobs.comparison import JobFacts
 from stoker.jobs.job_curves import CurveRange, curve_files, read_job_curves
@@ -194,6 +195,20 @@ class LocalMonitor(Monitor):
     def files(self, ref: str) -> FileList:
         job = self._find(ref)
         return FileList(attempt=1, files=tuple(_files(job.folder.path)), is_over=not job.may_run())
+
+    def open_file(self, ref: str, path: str) -> BinaryIO:
+        top, (*folders, name) = self._find(ref).folder.path, path.split("/")
+        missing = NotFound(f"{ref} has no file {path[:200]!r}", hint=f"stoker get {ref}")
+        if not all(part and not part.startswith(".") for part in (*folders, name)):
+            raise missing
+        try:
+            with AnchoredFolder.open(top, "/".join(folders), makes=False) as folder:
+                descriptor = folder.open_file(name)
+        except (StokerError, OSError, ValueError):
+            raise missing from None
+        if descriptor is None:
+            raise missing
+        return os.fdopen(descriptor, "rb")
 
     def sweep(self, name: str, metric: str = "") -> SweepView:
         return local_sweep(self._find(name.partition("/")[0]), metric, self._bests, self._parts.clock)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import BinaryIO
 
 from stoker.core.errors import Refused
 from stoker.core.frozen import frozen
@@ -129,7 +130,11 @@ class Monitor(ABC):
 
     @abstractmethod
     def files(self, ref: str) -> FileList:
-        """Return the files of a job's result."""
+        """Return the files of a job's folder."""
+
+    def open_file(self, ref: str, path: str) -> BinaryIO:
+        """Open one of them to read. Caller closes. Raises `NotFound`."""
+        raise Refused("files of a job can't be read here", hint=f"stoker get {ref}")
 
     @abstractmethod
     def sweep(self, name: str, metric: str = "") -> SweepView:

@@ -132,6 +132,7 @@ from stoker.protocol.view_messages import (
     MachineView,
     PruneRequest,
     PruneView,
+    ResultFiles,
     ScheduleView,
     UploadRequest,
     UploadResponse,
@@ -197,6 +198,10 @@ class FleetClient(ScreenClient):
     def files(self, ref: str, *, attempt: int | None = None) -> FileList:
         """Return the mirrored files of a job's attempt, by default its last."""
         return self._get(f"/v1/jobs/{part(ref)}/files", FileList, {"attempt": attempt})
+
+    def result_files(self, ref: str) -> ResultFiles:
+        """Return the files of a job's result with their digests. Raises `NotFound` if it has none."""
+        return self._get(f"/v1/jobs/{part(ref)}/result", ResultFiles)
 
     def read_file(
         self,

@@ -492,6 +492,25 @@ class FileList(WireMessage):
     """The attempt has ended; no bytes follow."""
 
 
+class ResultFile(WireMessage):
+    """One file of a result. `/v1/objects/SHA256` has its bytes."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class ResultFiles(WireMessage):
+    """The files of a job's result, as `stoker get` writes them."""
+
+    tree: str
+    count: int = 0
+    """Of all files."""
+    size_bytes: int = 0
+    files: tuple[ResultFile, ...] = ()
+    """Of very many the first."""
+
+
 SIZE_HEADER = "X-Stoker-Size"
 """Of a response with a piece of a mirrored file: the size of the file by now."""
 OVER_HEADER = "X-Stoker-Over"

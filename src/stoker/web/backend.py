@@ -7,8 +7,10 @@ here; the token never reaches the browser.
 from __future__ import annotations
 
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from typing import BinaryIO
 
 from stoker.core.errors import BadInput, StokerError
 from stoker.core.frozen import frozen
@@ -18,6 +20,7 @@ from stoker.protocol.transport import CoordinatorRequest, CoordinatorTransport
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+_PIECE_BYTES = 64 * 1024
 
 
 @frozen
@@ -41,6 +44,25 @@ class UiAnswer:
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | Iterator[bytes] = b""
     """An iterator is sent piece by piece, and closed."""
+
+
+class FileBody(Iterator[bytes]):
+    """The first bytes of an open file, in pieces. Closed by whoever sends it."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int) -> None:
+        self._file = file
+        self._left = size_bytes
+
+    def __next__(self) -> bytes:
+        piece = self._file.read(min(_PIECE_BYTES, self._left))
+        if not piece:
+            raise StopIteration
+        self._left -= len(piece)
+        return piece
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class UiBackend(ABC):
@@ -71,9 +93,55 @@ _RETURNED = (
     "x-stoker-over",
     "x-stoker-attempt",
 )
-_PIECE_BYTES = 64 * 1024
 _SILENCE_S = 60.0
 """Longer than the pause between two beats of a stream."""
+
+
+class _OpenResponses:
+    """Responses that are being sent. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._all: set[HttpClientResponse] = set()
+
+    def add(self, response: HttpClientResponse) -> None:
+        with self._guard:
+            self._all.add(response)
+
+    def discard(self, response: HttpClientResponse) -> None:
+        with self._guard:
+            self._all.discard(response)
+
+    def abort(self) -> None:
+        with self._guard:
+            found = tuple(self._all)
+        for response in found:
+            response.abort()
+
+
+class _ForwardedBody(Iterator[bytes]):
+    """The bytes of a coordinator's response. Closed by whoever sends it, also if nothing was read."""
+
+    def __init__(self, transport: CoordinatorTransport, response: HttpClientResponse, sent: _OpenResponses) -> None:
+        self._transport = transport
+        self._response = response
+        self._sent = sent
+        sent.add(response)
+
+    def __next__(self) -> bytes:
+        try:
+            piece = self._transport.read(self._response, _PIECE_BYTES)
+        except StokerError:
+            # The head has been sent: the page sees a response that ends, and asks again.
+            piece = b""
+        if not piece:
+            raise StopIteration
+        return piece
+
+    def close(self) -> None:
+        """End the response."""
+        self._sent.discard(self._response)
+        self._response.close()
 
 
 class ForwardingBackend(UiBackend):
@@ -81,7 +149,7 @@ class ForwardingBackend(UiBackend):
 
     def __init__(self, transport: CoordinatorTransport) -> None:
         self._transport = transport.retrying(0.0)
-        self._open: set[HttpClientResponse] = set()
+        self._open = _OpenResponses()
 
     def answer(self, request: UiRequest) -> UiAnswer:
         """Forward a request, and return the coordinator's response."""
@@ -103,22 +171,9 @@ class ForwardingBackend(UiBackend):
             status=response.status,
             kind=response.headers.get("content-type") or JSON,
             headers=tuple(headers),
-            body=self._pieces(response),
+            body=_ForwardedBody(self._transport, response, self._open),
         )
 
     def close(self) -> None:
         """Cut all streams."""
-        for response in tuple(self._open):
-            response.abort()
-
-    def _pieces(self, response: HttpClientResponse) -> Iterator[bytes]:
-        self._open.add(response)
-        try:
-            while piece := self._transport.read(response, _PIECE_BYTES):
-                yield piece
-        except StokerError:
-            # The head has been sent: the page sees a response that ends, and asks again.
-            return
-        finally:
-            self._open.discard(response)
-            response.close()
+        self._open.abort()

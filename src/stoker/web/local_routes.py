@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import parse_qs, unquote
 
 from stoker.api.monitor import MOST_POINTS, JobQuery, LogQuery, Monitor, SeriesQuery
+from stoker.coordinator.http.http_messages import attachment
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, NotFound
 from stoker.core.jsontext import dumps, loads
 from stoker.protocol.codec import WireMessage, from_json, to_json
 from stoker.protocol.screen_messages import SimulateRequest
 from stoker.protocol.view_messages import DoneView, MachineList
-from stoker.web.backend import EVENTS, UiAnswer, UiBackend, UiRequest, json_answer
+from stoker.web.backend import EVENTS, FileBody, UiAnswer, UiBackend, UiRequest, json_answer
 
 _WAIT_S = 1.0
 _BEAT_S = 10.0
 _MOST_ROWS = 1000
-_MOST_COMPARED = 50
+_MOST_COMPARED = 20
 
 Query = Mapping[str, Sequence[str]]
 
@@ -54,6 +56,8 @@ class LocalBackend(UiBackend):
         if parts == ["stream"]:
             after = request.headers.get("last-event-id", "")
             return UiAnswer(kind=EVENTS, body=self._stream(int(after) if after.isdecimal() else None))
+        if len(parts) > 3 and parts[0] == "jobs" and parts[2] == "files":
+            return _file(self._monitor.open_file(parts[1], "/".join(parts[3:])), parts[-1])
         return _message(self._message_at(parts, query))
 
     def _message_at(self, parts: list[str], query: Query) -> WireMessage:
@@ -148,6 +152,13 @@ def _frame(kind: str, id: int, data: bytes) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (id, kind.encode(), data)
 
 
+def _file(file: BinaryIO, path: str) -> UiAnswer:
+    """Return what a file holds now, which a browser saves and does not show."""
+    size_bytes = os.fstat(file.fileno()).st_size
+    headers = (("content-length", str(size_bytes)), ("content-disposition", attachment(path)))
+    return UiAnswer(kind="application/octet-stream", headers=headers, body=FileBody(file, size_bytes))
+
+
 def _message(message: WireMessage) -> UiAnswer:
     return UiAnswer(body=to_json(message))
 
@@ -198,7 +209,7 @@ def _log_query(query: Query) -> LogQuery:
         node=_one(query, "node"),
         attempt=_number(query, "attempt"),
         start=_number(query, "start"),
-        limit=min(5000, _number(query, "limit") or 500),
+        limit=min(2000, _number(query, "limit") or 500),
         search=_one(query, "search"),
     )
 

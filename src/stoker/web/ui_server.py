@@ -8,6 +8,7 @@ of which there are a limited number; a page needs a few.
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from stoker.web.assets import Pages
 from stoker.web.backend import UiAnswer, UiBackend, UiRequest, json_answer
 
 HOST = "127.0.0.1"
+_LOG = logging.getLogger("stoker.ui")
 _MOST_BODY_BYTES = 8 * 1024 * 1024
 _LOG_IN_BYTES = 4 * 1024
 _IDLE_S = 150.0
@@ -173,6 +175,13 @@ class _Handler(BaseHTTPRequestHandler):
         except StokerError as error:
             answer = json_answer(error.to_dict(), _status(error))
             # The body may not have been read.
+            self.close_connection = True
+        except OSError:
+            raise
+        except Exception:  # noqa: BLE001 - a page is told of any other error, too
+            _LOG.exception("a request of a page could not be answered")
+            hint = "`stoker ui` has printed the trace; please report it"
+            answer = json_answer({"error": "internal", "message": "internal error", "hint": hint}, 500)
             self.close_connection = True
         self._send(answer)
 

@@ -98,6 +98,12 @@ def test_one_job_with_curves_stages_and_log(monitor: LocalMonitor, shelf: Shelf)
     assert (setting.path, setting.value, setting.origin) == ("lr", 0, "train.toml:3")
     assert "1 stage ran" in monitor.explain("train").verdict
     assert "job.json" in {file.path for file in monitor.files("train").files}
+    with monitor.open_file("train", "logs/train.log") as file:
+        assert file.read() == b"hello\nworld\n"
+    Path(shelf.runs, attempt, "logs", "out").symlink_to("/etc/hostname")
+    for path in ("logs/out", "../x", "logs/../job.json", "/etc/hostname", "logs", "", "logs//train.log", "a\0b", ".x"):
+        with pytest.raises(NotFound, match="has no file"):
+            monitor.open_file("train", path)
     with pytest.raises(NotFound, match="no attempt 2"):
         monitor.series("train", SeriesQuery(attempt=2))
     # A run that found the result known shows the curves of the run that made it.

@@ -190,6 +190,28 @@ def test_a_wrong_request_is_refused_with_its_reason(asker: Asker, method: str, p
     assert json.loads(body)["message"]
 
 
+def test_a_file_is_saved_by_the_browser_and_not_shown(asker: Asker, monitor: PageMonitor, tmp_path: Path):
+    page = tmp_path / "page.html"
+    asker.log_in()
+    page.write_bytes(b"<script>alert(1)</script>" * 9000)
+    monitor.opened = page
+    for method, length in (("GET", page.stat().st_size), ("HEAD", 0)):
+        status, headers, body = asker.page(method, "/v1/jobs/resnet%2F1/files/out/page.html")
+        assert (status, headers["content-type"], len(body)) == (200, "application/octet-stream", length)
+        assert headers["content-disposition"] == "attachment; filename*=UTF-8''page.html"
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_bug_is_answered_and_logged(
+    asker: Asker, monitor: PageMonitor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    asker.log_in()
+    monkeypatch.setattr(monitor, "overview", lambda: int("x"))
+    status, _, body = asker.page("GET", "/v1/overview")
+    assert (status, json.loads(body)["error"]) == (500, "internal")
+    assert "ValueError" in caplog.text
+
+
 def test_a_stream_begins_with_hello_and_resumes_behind_an_event(asker: Asker, monitor: PageMonitor):
     asker.log_in()
     status, headers, data = asker.ask("GET", "/v1/stream")

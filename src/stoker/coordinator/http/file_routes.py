@@ -35,6 +35,7 @@ from stoker.coordinator.http.http_messages import (
     read_body,
 )
 from stoker.coordinator.queue.commands import BeginExec, EndExec, QueueCommandResult
+from stoker.coordinator.storage.listed_files import LARGE_BYTES
 from stoker.coordinator.storage.retention import (
     CoordinatorPrunePlan,
     CoordinatorPruner,
@@ -44,7 +45,7 @@ from stoker.coordinator.storage.retention import (
 )
 from stoker.coordinator.storage.tree_storage import UNUSED_S, CoordinatorTrees
 from stoker.core.digests import Digest
-from stoker.core.errors import BadInput, InvalidTransition, NotFound, StaleLease, StokerError
+from stoker.core.errors import BadInput, InvalidTransition, NotFound, StaleLease, StokerError, TooLarge
 from stoker.core.leases import AttemptToken, Principal, Role
 from stoker.protocol.codec import read_range
 from stoker.protocol.lease_messages import ExecCall
@@ -76,13 +77,17 @@ from stoker.protocol.view_messages import (
     PrunedResult,
     PruneRequest,
     PruneView,
+    ResultFile,
+    ResultFiles,
     UploadRequest,
     UploadResponse,
 )
+from stoker.store.archives.archive_members import read_listing
 from stoker.store.objects.s3_passes import Pass
 from stoker.store.objects.seam import Condition
 
 MOST_WAIT_S = 60.0
+_MOST_RESULT_FILES = 2000
 
 Offset = Annotated[int, Query(ge=0, le=LAST)]
 WaitQuery = Annotated[float, Query(ge=0, le=MOST_WAIT_S)]
@@ -107,6 +112,7 @@ class FileRoutes:
         add("/v1/attempts/{job}/files/{path:path}", self.put, methods=["PUT"], **put)
         add("/v1/jobs/{ref}/files", self.list, response_model=FileList)
         add("/v1/jobs/{ref}/files/{path:path}", self.read, response_class=Response, responses=BYTES_ANSWER)
+        add("/v1/jobs/{ref}/result", self.result, response_model=ResultFiles)
         add("/v1/uploads", self.begin, methods=["POST"], response_model=UploadResponse)
         add("/v1/uploads/{upload}", self.append, methods=["PATCH"], **put)
         add("/v1/uploads/{upload}/finish", self.finish, methods=["POST"], response_model=UploadResponse)
@@ -153,27 +159,49 @@ class FileRoutes:
         path: FilePath,
         attempt: Number | None = None,
         offset: Offset = 0,
-        limit: Annotated[int, Query(ge=1, le=MOST_FILE_BYTES)] = MOST_FILE_BYTES,
+        limit: Annotated[int, Query(ge=0, le=MOST_FILE_BYTES)] = MOST_FILE_BYTES,
         wait_s: WaitQuery = 0.0,
     ) -> Response:
-        """Return bytes of a mirrored file; at its end, wait for more while the attempt runs."""
+        """Return bytes of a mirrored file, with `limit` 0 all to its end; at its end, wait for more while it runs."""
         context = self._context
         job, number, is_over = await self._attempt(ref, attempt)
         place = (job, number, path)
         with context.followers.following(place) as grown:
-            data, size_bytes = await self._piece(place, offset, limit, may_be_missing=not is_over)
+            data, size_bytes = await self._piece(place, offset, limit or PIECE_BYTES, may_be_missing=not is_over)
             if not data and wait_s and not is_over:
                 await context.followers.wait(grown, wait_s)
                 job, number, is_over = await self._attempt(ref, number)
-                data, size_bytes = await self._piece(place, offset, limit, may_be_missing=True)
+                data, size_bytes = await self._piece(place, offset, limit or PIECE_BYTES, may_be_missing=True)
         named = {SIZE_HEADER: str(size_bytes), OVER_HEADER: str(int(is_over)), ATTEMPT_HEADER: str(number)}
         named["content-disposition"] = attachment(path)
-        length = min(limit, size_bytes - offset)
+        length = min(limit or size_bytes, size_bytes - offset)
         if length <= len(data):
             return raw(data, "application/octet-stream", headers=named)
         headers = {**HEADERS, **named, "content-length": str(length)}
         pieces = self._rest(place, offset, length, data)
         return StreamingResponse(pieces, 200, headers, media_type="application/octet-stream")
+
+    async def result(self, ref: Ref) -> Response:
+        """Return the files of a job's result with their digests; of very many the first."""
+        tree = (await self._context.read(self._context.reader.story, ref)).job.result
+        if not tree:
+            raise NotFound(f"job {ref!r} has no result yet", hint=f"stoker jobs show {ref}")
+        return answer(await self._context.keep(self._result, tree))
+
+    def _result(self, tree: str) -> ResultFiles:
+        size_bytes, listing = self._contents.open_listing(tree)
+        with listing:
+            if size_bytes > LARGE_BYTES:
+                raise TooLarge(f"result {tree[:12]} has too many files to list", hint="stoker get fetches it")
+            entries = read_listing(listing.read(), tree).entries
+        files = [entry for entry in entries if entry.sha256]
+        shown = tuple(
+            ResultFile(path=entry.path, size_bytes=entry.size_bytes, sha256=str(entry.sha256))
+            for entry in files[:_MOST_RESULT_FILES]
+        )
+        return ResultFiles(
+            tree=tree, count=len(files), size_bytes=sum(entry.size_bytes for entry in files), files=shown
+        )
 
     async def begin(self, asked: UploadRequest, who: Who) -> Response:
         """Begin an upload, or go on with one: the answer says from where, or that the bytes are known."""
@@ -247,8 +275,8 @@ class FileRoutes:
         parts = tuple((Digest(part), size) for part, size in asked.parts)
         return PartsResponse(missing=keeping.direct.name_parts(digest, parts))
 
-    async def object(self, request: Request, sha256: str) -> Response:
-        """Return an object's bytes, or a range of them."""
+    async def object(self, request: Request, sha256: str, name: Annotated[str, Query(max_length=400)] = "") -> Response:
+        """Return an object's bytes, or a range of them; `name` is what a browser saves it as."""
         context = self._context
         size_bytes = await context.keep(context.keeping.has_archive, sha256)
         if size_bytes is None:
@@ -259,6 +287,8 @@ class FileRoutes:
             error = BadInput(f"the object has {size_bytes} bytes")
             raise Refusal(error, 416, (b"content-range", b"bytes */%d" % size_bytes))
         headers = {**HEADERS, "content-length": str(length), "accept-ranges": "bytes", "etag": f'"{sha256}"'}
+        if name:
+            headers["content-disposition"] = attachment(name)
         if is_partial:
             headers["content-range"] = f"bytes {start}-{start + length - 1}/{size_bytes}"
         status, kind = 206 if is_partial else 200, "application/octet-stream"

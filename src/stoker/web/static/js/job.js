@@ -3,7 +3,7 @@
 import { useEffect, useState } from '../vendor/hooks.js';
 import { askCancel, askPriority, askRequeue, canCancel, canPrioritise, canRequeue } from './actions.js';
 import { jobPath, urlOf } from './api.js';
-import { clockTime, cutMiddle, duration, quoted, secondsLeft, size, valueText } from './format.js';
+import { clockTime, cutMiddle, duration, grouped, quoted, secondsLeft, size, valueText } from './format.js';
 import { CurvesTab } from './curves.js';
 import { h, html } from './html.js';
 import { onRows } from './live.js';
@@ -19,6 +19,7 @@ import { Command, Empty, Progress, StateBadge, Tabs, Trouble, useNow } from './u
 /** @typedef {import('./messages.d.ts').ConfigView} ConfigView */
 /** @typedef {import('./messages.d.ts').CodeDiff} CodeDiff */
 /** @typedef {import('./messages.d.ts').FileList} FileList */
+/** @typedef {import('./messages.d.ts').ResultFiles} ResultFiles */
 
 /** Each tab, and the command that prints the same. @type {Record<string, [(job: JobDetails) => any, (name: string) => string]>} */
 const TABS = {
@@ -117,14 +118,30 @@ const diffKind = (line) => (line.startsWith('@@') ? 'at' : /^(\+\+\+|---)/.test(
 
 /** @param {{ job: JobView }} props */
 function FilesTab({ job }) {
-  const { data, error } = /** @type {ReturnType<typeof useData<FileList>>} */ (useData(`${jobPath(job.id)}/files`));
-  if (!data) return error ? h(Trouble, { error, what: 'files' }) : html`<p class="quiet">loading…</p>`;
-  if (!data.files.length) return h(Empty, { title: 'No files yet.', command: `stoker get ${quoted(job.name)}` });
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${`files of attempt ${data.attempt}`}><table><caption class="hidden">files of attempt ${data.attempt}</caption>
+  const folder = `${jobPath(job.id)}/files`;
+  const { data, error } = /** @type {ReturnType<typeof useData<FileList>>} */ (useData(folder));
+  const result = /** @type {ReturnType<typeof useData<ResultFiles>>} */ (useData(job.result ? `${jobPath(job.id)}/result` : null));
+  const made = result.data;
+  if (!data && !made) return error ? h(Trouble, { error, what: 'files' }) : html`<p class="quiet">loading…</p>`;
+  const files = (data?.files ?? []).map((file) => ({ ...file, link: urlOf(`${folder}/${escaped(file.path)}`, { limit: 0 }).href }));
+  const results = (made?.files ?? []).map((file) => ({ ...file, link: urlOf(`v1/objects/${file.sha256}`, { name: file.path }).href }));
+  if (!files.length && !results.length) return h(Empty, { title: 'No files yet.', command: `stoker get ${quoted(job.name)}` });
+  return html`${result.error && result.error.status !== 404 && h(Trouble, { error: result.error, what: 'result' })}
+    ${made && h(Files, { title: `Result (${size(made.size_bytes)})`, files: results, count: made.count })}
+    ${data && h(Files, { title: `Logs and metrics of attempt ${data.attempt}`, files, count: files.length })}`;
+}
+
+/** @param {string} path */
+const escaped = (path) => path.split('/').map(encodeURIComponent).join('/');
+
+/** @param {{ title: string, count: number, files: { path: string, size_bytes: number, link: string }[] }} props */
+function Files({ title, count, files }) {
+  const shown = files.slice(0, 2000);
+  return html`<h2>${title}</h2><div class="scroll" tabindex="0" role="region" aria-label=${title}><table><caption class="hidden">${title}</caption>
     <thead><tr><th scope="col">file</th><th scope="col" class="right">size</th></tr></thead>
-    <tbody>${data.files.slice(0, 2000).map((file) => html`<tr key=${file.path}><td><a download=${file.path.split('/').pop()}
-      href=${urlOf(`${jobPath(job.id)}/files/${file.path.split('/').map(encodeURIComponent).join('/')}`).href}><code>${file.path}</code></a></td>
-      <td class="right">${size(file.size_bytes)}</td></tr>`)}</tbody></table></div>`;
+    <tbody>${shown.map((file) => html`<tr key=${file.path}><td><a download=${file.path.split('/').pop()} href=${file.link}><code>${file.path}</code></a></td>
+      <td class="right">${size(file.size_bytes)}</td></tr>`)}</tbody></table></div>
+    ${count > shown.length && html`<p class="quiet">and ${grouped(count - shown.length)} more</p>`}`;
 }
 
 /** @param {{ job: JobView }} props */

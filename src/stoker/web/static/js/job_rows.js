@@ -88,18 +88,36 @@ export class JobRows {
     return null;
   }
 
-  /** @param {number} page */
+  /**
+   * Load a page until it is full: of a filter that the server has to search for, one answer has what it found in time.
+   * @param {number} page
+   */
   async loadPage(page) {
-    /** @type {JobPage} */
-    const found = await get('v1/jobs', { ...this.filter, after: this.cursors.get(page), limit: PAGE_ROWS, marks: page ? '' : 'true' });
-    if (this.isClosed) return;
+    /** @type {JobView[]} */
+    const jobs = [];
+    let after = this.cursors.get(page);
+    for (;;) {
+      const marks = page || jobs.length ? '' : 'true';
+      /** @type {JobPage} */
+      const found = await get('v1/jobs', { ...this.filter, after, limit: PAGE_ROWS - jobs.length, marks });
+      if (this.isClosed) return;
+      found.jobs.forEach((job, at) => this.places.set(job.id, [page, jobs.length + at]));
+      jobs.push(...found.jobs);
+      const isWhole = !found.next || jobs.length >= PAGE_ROWS;
+      this.take(page, jobs, found, isWhole);
+      if (isWhole) return;
+      after = found.next;
+    }
+  }
+
+  /** @param {number} page @param {JobView[]} jobs @param {JobPage} found @param {boolean} isWhole */
+  take(page, jobs, found, isWhole) {
     this.pages.delete(page);
-    this.pages.set(page, found.jobs);
-    found.jobs.forEach((job, at) => this.places.set(job.id, [page, at]));
+    this.pages.set(page, jobs);
     found.marks.forEach((cursor, at) => this.cursors.set(((at + 1) * MARK_ROWS) / PAGE_ROWS, cursor));
-    if (found.next) this.cursors.set(page + 1, found.next);
-    else this.isAll = true;
-    const end = page * PAGE_ROWS + found.jobs.length;
+    if (!found.next) this.isAll = true;
+    else if (isWhole) this.cursors.set(page + 1, found.next);
+    const end = page * PAGE_ROWS + jobs.length;
     this.known = Math.max(this.known, end);
     if (found.counts && Object.keys(found.counts).length) this.counts = found.counts;
     const all = sumOf(found.counts, this.filter.state);

@@ -89,6 +89,9 @@ channel.onmessage = (event) => {
 };
 
 let isLeader = false;
+/** Somebody is logged in. */
+let isWanted = false;
+let isStarted = false;
 /** @type {AbortController | null} */
 let reading = null;
 
@@ -161,14 +164,14 @@ const pause = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
 async function lead() {
   isLeader = true;
   let failures = 0;
-  while (!isHiddenLong()) {
+  while (isWanted && !isHiddenLong()) {
     const began = Date.now();
     try {
       await readStream();
     } catch {
       // Shown as a lost connection below.
     }
-    if (isHiddenLong()) break;
+    if (!isWanted || isHiddenLong()) break;
     failures = Date.now() - began > 10_000 ? 0 : failures + 1;
     const wait = failures <= 1 ? 500 : Math.min(LONGEST_PAUSE_S, 2 ** (failures - 1)) * 1000 * (0.75 + Math.random() / 2);
     setLost('lost', Date.now() + wait);
@@ -183,15 +186,29 @@ const isHiddenLong = () => hiddenSince > 0 && Date.now() - hiddenSince > HIDDEN_
 
 async function stayInLine() {
   for (;;) {
-    while (document.hidden) await pause(1000);
+    while (document.hidden || !isWanted) await pause(document.hidden ? 1000 : 200);
     if (navigator.locks) await navigator.locks.request(NAME, lead);
     else await lead();
     await pause(100);
   }
 }
 
-/** Begin to follow changes. */
+/**
+ * Follow changes.
+ * @returns {() => void} ends it, after a log-out
+ */
 export function follow() {
+  isWanted = true;
+  if (!isStarted) start();
+  tell({ hello: true });
+  return () => {
+    isWanted = false;
+    reading?.abort();
+  };
+}
+
+function start() {
+  isStarted = true;
   document.addEventListener('visibilitychange', () => {
     hiddenSince = document.hidden ? Date.now() : 0;
     if (document.hidden) setTimeout(() => isHiddenLong() && reading?.abort(), HIDDEN_S * 1000 + 100);
@@ -199,6 +216,5 @@ export function follow() {
   setInterval(() => {
     now.value = Date.now() / 1000 + clockOffset.value;
   }, 1000);
-  tell({ hello: true });
   void stayInLine();
 }

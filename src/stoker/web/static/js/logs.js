@@ -13,6 +13,8 @@ import { Empty, Select, Trouble } from './ui.js';
 const PAGE_LINES = 500;
 const MOST_LINES = 4000;
 const EVERY_MS = 1000;
+/** A search reads the whole output. */
+const SEARCH_EVERY_MS = 5000;
 
 /** @param {{ job: import('./messages.d.ts').JobView }} props */
 export function LogsTab({ job }) {
@@ -47,7 +49,7 @@ export function LogsTab({ job }) {
         if (stop.signal.aborted) return;
         setError(trouble);
       }
-      pause = setTimeout(load, EVERY_MS);
+      pause = setTimeout(load, search ? SEARCH_EVERY_MS : EVERY_MS);
     };
     void load();
     return () => {
@@ -61,9 +63,13 @@ export function LogsTab({ job }) {
   const older = async () => {
     const first = lines[0]?.number ?? 0;
     const start = Math.max(page?.first ?? 0, first - PAGE_LINES);
-    const found = /** @type {LogPage} */ (await get(path, { node, start, limit: first - start }));
-    setFollowing(false);
-    setLines((before) => [...found.lines, ...before].slice(0, MOST_LINES));
+    try {
+      const found = /** @type {LogPage} */ (await get(path, { node, start, limit: first - start }));
+      setFollowing(false);
+      setLines((before) => [...found.lines, ...before].slice(0, MOST_LINES));
+    } catch (trouble) {
+      setError(trouble);
+    }
   };
   const onScroll = () => {
     const element = box.current;

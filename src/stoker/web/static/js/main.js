@@ -50,8 +50,8 @@ function App({ code }) {
 function Shell() {
   const [isHelp, setHelp] = useState(false);
   useEffect(() => {
-    follow();
-    return listenToKeys(() => setHelp(true));
+    const stops = [follow(), listenToKeys(() => setHelp(true))];
+    return () => stops.forEach((stop) => stop());
   }, []);
   useEffect(() => {
     document.title = `${titleOf()} · Stoker`;

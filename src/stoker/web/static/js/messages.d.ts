@@ -56,6 +56,8 @@ export interface LogPage {
 }
 export interface FileView { path: string; size_bytes: number }
 export interface FileList { attempt: number; files: FileView[]; is_over: boolean }
+export interface ResultFile { path: string; size_bytes: number; sha256: string }
+export interface ResultFiles { tree: string; count: number; size_bytes: number; files: ResultFile[] }
 export interface JobExplanation {
   job: JobView; verdict: string; never: string; after: Record<string, string>; ahead: number | null;
   starts_s: number | null; based_on: string; machines: Record<string, any>[]; changes: string[]; chosen: string;
