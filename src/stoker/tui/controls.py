@@ -6,6 +6,7 @@ from stoker.api.monitor import JobQuery, Monitor
 from stoker.core.clock import Clock
 from stoker.core.errors import Usage
 from stoker.core.text import one_line
+from stoker.protocol.view_messages import JobView
 from stoker.tui.cockpit_state import CockpitState, ListCursor, Prompt
 from stoker.tui.feed import CockpitFeed
 from stoker.tui.job_feed import JobFeed
@@ -19,6 +20,8 @@ WIDE_COLUMNS = 160
 _AHEAD_ROWS = 100
 _SIDE_STEP = 20
 _MESSAGE_S = 10.0
+_STAYS_S = 0.5
+"""Before it is asked why a selected job waits: nobody reads that while scrolling."""
 
 _MOVES = {"down": 1, "j": 1, "up": -1, "k": -1, "home": -(10**9), "g": -(10**9), "end": 10**9, "G": 10**9}
 _JOB_KEYS = {"c": "cancel", "r": "requeue"}
@@ -48,6 +51,7 @@ class CockpitControls:
         self.is_over = False
         self._actions = 0
         self._shown_message, self._shown_s = "", 0.0
+        self._selected_id, self._selected_s = "", 0.0
 
     @property
     def is_wide(self) -> bool:
@@ -74,12 +78,23 @@ class CockpitControls:
                 self.job_feed.mark_missing()
             else:
                 self.job_feed.refresh(state.tab)
-        elif state.page == "jobs" and self.is_wide and data.rows:
-            row = data.rows[state.jobs.index]
-            self.job_feed.open(row.id, row)
-            self.job_feed.refresh(state.tab)
+        elif state.page == "jobs" and data.rows:
+            self._sync_selected(data.rows[state.jobs.index])
         elif state.page in ("machines", "machine"):
             self._sync_machine()
+
+    def _sync_selected(self, row: JobView) -> None:
+        """Request what is shown of the selected job: beside a wide list everything, below a list why it waits."""
+        now_s = self.clock.monotonic_s()
+        if row.id != self._selected_id:
+            self._selected_id, self._selected_s = row.id, now_s
+        is_waiting = row.state == "pending" and now_s - self._selected_s >= _STAYS_S
+        if self.is_wide or is_waiting:
+            self.job_feed.open(row.id, row)
+        if self.is_wide:
+            self.job_feed.refresh(self.state.tab)
+        if is_waiting:
+            self.job_feed.refresh("explain")
 
     def _sync_machine(self) -> None:
         """Request what the pages of machines show: rows, and telemetry of the machine that is shown."""

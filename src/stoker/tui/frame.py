@@ -20,6 +20,7 @@ from stoker.tui.job_frame import job_panel, short_id
 from stoker.tui.machine_frame import machine_list, machine_panel, machine_reason
 from stoker.tui.styled_text import ScreenLook, StyledLine, filled_lines, joined, line_text, plain, whole
 from stoker.views.fleet_lines import progress_text, state_text, took_s
+from stoker.views.placement_lines import change_text
 from stoker.views.text_tables import ASCII, UNICODE, ago, moment, span
 
 _STATE_STYLES = {
@@ -201,9 +202,9 @@ def _job_columns(columns: int) -> _JobColumns:
 def _jobs_part(controls: CockpitControls, look: ScreenLook, rows: int) -> list[StyledLine]:
     data, state = controls.feed.data, controls.state
     if not controls.is_wide:
-        return [*_job_list(data, state, look, rows), *_reason_lines(_job_reason(data, state, look), look)]
+        return [*_job_list(data, state, look, rows), *_reason_lines(_job_reason(controls, look), look)]
     left, right = _halves(look)
-    lists = [*_job_list(data, state, left, rows), *_reason_lines(_job_reason(data, state, left), left)]
+    lists = [*_job_list(data, state, left, rows), *_reason_lines(_job_reason(controls, left), left)]
     panels = [plain("", right)] * (rows + 2)
     if data.rows:
         panels = job_panel(state, controls.job_feed.data, right, rows + 2)
@@ -299,11 +300,14 @@ def _no_jobs(data: ScreenData, state: CockpitState) -> list[str]:
     return ["no jobs on this machine; start one:", "", "  stoker run tabular/gbt data=iris", "  stoker recipes"]
 
 
-def _job_reason(data: ScreenData, state: CockpitState, look: ScreenLook) -> str:
+def _job_reason(controls: CockpitControls, look: ScreenLook) -> str:
     """Return why the selected job waits or failed, or what it is."""
+    data, state, job = controls.feed.data, controls.state, controls.job_feed.data
     if state.jobs.index >= len(data.rows):
         return ""
     view = data.rows[state.jobs.index]
+    if view.state == "pending" and job.ref == view.id and job.explanation is not None:
+        return f"why: {'; '.join([job.explanation.verdict, *map(change_text, job.explanation.changes[:1])])}"
     if view.why and view.state in ("pending", "failed", "cancelled"):
         return f"why: {view.why}"
     by = f"by {view.submitter}" if view.submitter else ""

@@ -148,9 +148,13 @@ def explanation_lines(explanation: JobExplanation, *, now_s: float, columns: int
         yield f"pool {pool}: {one_line(text)}"
     for decline in explanation.declines:
         yield f"declined by {decline.get('machine', '?')}: {_reason_text(decline)}"
-    for change in explanation.changes:
-        text = one_line(change)
-        yield text if text.startswith(("starts", "may start", "possible", "never")) else f"starts now if {text}"
+    yield from map(change_text, explanation.changes)
+
+
+def change_text(change: str) -> str:
+    """Return a change that would let a job start as a sentence."""
+    text = one_line(change)
+    return text if text.startswith(("starts", "may start", "possible", "never")) else f"starts now if {text}"
 
 
 def _forecast_lines(explanation: JobExplanation, now_s: float) -> Iterator[str]:

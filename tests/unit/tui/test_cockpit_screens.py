@@ -183,6 +183,20 @@ def test_every_line_is_as_wide_as_the_screen_whatever_its_size(size: tuple[int, 
     Screen(monitor).run(act, size)
 
 
+def test_why_a_job_waits_is_asked_once_it_stays_selected() -> None:
+    async def act(screen: Screen) -> None:
+        await screen.press("down", "down", "down")
+        assert screen.monitor.calls["explain"] == 0
+        screen.clock.advance(0.6)
+        await screen.settle()
+        assert "why: pending, queue position 1; starts now if lab1 is opened" in screen.text
+        screen.clock.advance(3)
+        await screen.settle()
+        assert screen.monitor.calls["explain"] == 1
+
+    Screen(fleet()).run(act)
+
+
 def test_a_filter_is_typed_applied_and_cleared() -> None:
     async def act(screen: Screen) -> None:
         await screen.press("slash")
