@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional
-from stoker.cli.screens import busy
+from stoker.cli.screens import busy_between
 from stoker.config.adapters_file import ADAPTERS, AdaptersContext, AdaptersFile, adapters_of, file_as_it_is
 from stoker.config.adapters_file import WHAT as ADAPTERS_FILE
 from stoker.config.cluster_file import WHAT as CLUSTER_FILE
@@ -100,7 +100,7 @@ def show_findings(
     out = call.out
     out.is_watched = True
     count, bad = 0, []
-    for one in _watched(call, findings):
+    for one in busy_between(call, "verifying file {number}", findings):
         count += 1
         out.object(_finding_as_json(one))
         if not one.is_good:
@@ -116,19 +116,6 @@ def show_findings(
     if not out.is_quiet and not is_alone:
         out.line(f"{counted(count, 'file')} verified" if count else "the list is empty")
     return 0
-
-
-def _watched(call: CommandContext, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Return the findings; while a large file is read, show for how long."""
-    left = iter(findings)
-    count = 0
-    while True:
-        with busy(call, f"verifying file {count + 1:,}"):
-            found = next(left, None)
-        if found is None:
-            return
-        count += 1
-        yield found
 
 
 def _hint(bad: list[Finding]) -> str:

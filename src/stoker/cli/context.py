@@ -152,6 +152,8 @@ class CliOutput:
         """True if the command continues after its output was closed by the reader."""
         self.is_watched = False
         """True if each line is flushed at once."""
+        self.on_output: Callable[[], None] | None = None
+        """Is called before the command writes, asks or shows progress."""
         self._json_fd = -1
         self._is_unread = False
         self.is_terminal = (
@@ -254,8 +256,18 @@ class CliOutput:
         if not self.is_quiet:
             self.complain(text)
 
+    def speaks(self) -> None:
+        """End what is shown while the command is silent: it is about to write, ask or show progress."""
+        if self.on_output is not None:
+            self.on_output()
+
     def complain(self, text: str) -> None:
         """Write an error to standard error."""
+        self.speaks()
+        self.write_aside(text)
+
+    def write_aside(self, text: str) -> None:
+        """Write a line to standard error beside whatever is shown."""
         if sys.stderr is not None:
             # Earlier output comes first; `close` reports what can't be written.
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -271,12 +283,14 @@ class CliOutput:
         """Ask a yes-or-no question on a terminal; elsewhere return False. `by_default` is the meaning of Enter."""
         if not self.can_ask:
             return False
+        self.speaks()
         answer = _answer_to(f"{question} [{'Y/n' if by_default else 'y/N'}] ")
         # An end of input is not Enter.
         return answer.strip().lower() in ("y", "yes") or (by_default and answer == "\n")
 
     def ask(self, question: str, by_default: str) -> str:
         """Ask for a line of text on a terminal; Enter means `by_default`. Raises `Cancelled` at the end of input."""
+        self.speaks()
         answer = _answer_to(f"{printable(question)} [{printable(by_default)}] ")
         if not answer:
             sys.stderr.write("\n")
@@ -298,6 +312,7 @@ class CliOutput:
             sys.stdout.flush()
 
     def _write(self, act: Any) -> None:
+        self.speaks()
         if self._is_unread:
             return
         try:

@@ -352,7 +352,7 @@ OBJECTS_MOVE_GRAMMAR = Grammar(
 
 def perform_objects_move(call: CommandContext, given: dict[str, Any]) -> int:
     """Move all objects."""
-    from stoker.cli.screens import busy
+    from stoker.cli.screens import under_way
     from stoker.coordinator.storage.object_place import move_objects
 
     if not given["to"]:
@@ -364,8 +364,9 @@ def perform_objects_move(call: CommandContext, given: dict[str, Any]) -> int:
     # Holding the database keeps a coordinator from starting.
     with alone(call, address(call, given)):
         url = "" if given["to"] == DISK else given["to"]
-        with busy(call, "moving objects"):
-            moved = move_objects(settings.fleet, url, settings.environment, clock=call.parts.clock)
+        with under_way(call, "moving objects", None) as amount:
+            environment, clock = settings.environment, call.parts.clock
+            moved = move_objects(settings.fleet, url, environment, clock=clock, progress=amount.reach)
     call.out.object(
         {
             "objects": moved.place.url,

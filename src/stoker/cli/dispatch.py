@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.commands import COMMANDS, Command, Flags, find_command
 from stoker.cli.context import CliOutput, CommandContext
+from stoker.cli.silence import watched_silence
 from stoker.core.errors import Cancelled, InternalError, InvalidInput, ProcessLost, StokerError, Terminated, Usage
 from stoker.core.text import outside
 from stoker.host.durable import translate
@@ -62,7 +63,8 @@ def _perform(call: CommandContext, words: list[str]) -> int:
         call.out.line(grammar.help().rstrip("\n"))
         call.out.object({"command": command.words, "help": grammar.help()})
         return 0
-    code: int = getattr(module, command.performer)(call, grammar.parse(rest))
+    with watched_silence(call.out, command.words):
+        code: int = getattr(module, command.performer)(call, grammar.parse(rest))
     if call.incomplete is not None:
         raise call.incomplete
     return code

@@ -147,7 +147,10 @@ def perform_cancel(call: CommandContext, given: dict[str, Any]) -> int:
         others = "; the other trials continue" if stop.leaves_others else ""
         lines.say(f"cancelled {title}{_HOW[stop.how]}{on} ({span(stop.seconds)}){others}")
 
-    job.cancel(stopping=stopping, ended=ended)
+    from stoker.cli.screens import busy
+
+    with busy(call, f"stopping {given['name']}"):
+        job.cancel(stopping=stopping, ended=ended)
     lines.end()
     return 0 if cancelled else 1
 
@@ -248,9 +251,12 @@ def _fetched(call: CommandContext, result: StoredResult) -> list[ResultPart]:
 
 def _lay_out(call: CommandContext, name: str, parts: list[ResultPart], target: str, body: Mapping[str, Any]) -> int:
     """Copy from this machine's store into a folder; return the number of files."""
-    from stoker.store.results import lay_out
+    from stoker.cli.screens import under_way
+    from stoker.store.results import lay_out, tree_of
 
-    done, out = lay_out(call.parts.store, parts, target), call.out
+    out = call.out
+    with under_way(call, f"copying {name}", tree_of(parts).size_bytes) as amount:
+        done = lay_out(call.parts.store, parts, target, on_file=amount.heed)
     out.object(
         {"name": name, **body, "folder": done.folder, "files": list(done.files), "kept_edits": list(done.kept_edits)}
     )
@@ -339,10 +345,12 @@ def _report_left(call: CommandContext, sweep: str, left: Sequence[tuple[str, str
 
 def _write_metrics(call: CommandContext, job: Job, file: str) -> int:
     """Write the metrics of a job's trials, also of a running or failed one: FILE.csv, or an empty folder."""
+    from stoker.cli.screens import busy, show_progress
     from stoker.engine.metrics.curves import MetricSeries, export_csv, export_parquet
 
     name, path = job.ref, os.path.join(call.parts.settings.folder, file)
-    gathered = job.gather()[1]
+    with show_progress(call, "reading trials", None) as progress:
+        gathered = job.gather(progress.reach)[1]
     series = [
         MetricSeries(
             paths=one.curve_files, labels={"trial": str(one.end.trial.spec.number), "label": one.end.trial.spec.label}
@@ -353,7 +361,8 @@ def _write_metrics(call: CommandContext, job: Job, file: str) -> int:
         raise NotFound(f"job {name} has no metrics", hint="print name=number, or use stoker_trainer")
     if not path.endswith(".csv") and os.path.isdir(path) and os.listdir(path):
         raise Refused(f"{path} is not empty", hint="choose another folder, or FILE.csv")
-    written = export_csv(series, path) if path.endswith(".csv") else export_parquet(series, path)
+    with busy(call, "writing metrics"):
+        written = export_csv(series, path) if path.endswith(".csv") else export_parquet(series, path)
     call.out.object({"files": list(written.files), "rows": written.rows, "lost": written.lost})
     call.out.line(f"{written.rows:,} values in {path}")
     lacking = [f"{name}/{one.end.trial.spec.number} ({one.end.state})" for one in gathered if not one.curve_files]

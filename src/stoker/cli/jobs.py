@@ -12,7 +12,7 @@ from stoker.api.local_job import LocalJob
 from stoker.cli.completion_words import remember
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
-from stoker.cli.screens import LineScreen, LiveScreen, Screen, show_progress
+from stoker.cli.screens import show_progress, waiting_screen
 from stoker.cli.watch import FirstLines, ended_text
 from stoker.core.errors import Usage
 from stoker.core.job import JobSpec, JobState
@@ -367,9 +367,7 @@ def perform_jobs_wait(call: CommandContext, given: dict[str, Any]) -> int:
             sign = out.signs.ran if view.state == JobState.COMPLETED else out.signs.failed
             screen.lasting(f"{sign} {ended_text(view, JobState(view.state))}")
 
-    screen: Screen = LineScreen(out)
-    if out.is_terminal and not (out.is_json or out.is_quiet):
-        screen = LiveScreen(out, clock)
+    screen = waiting_screen(call, points[0].name if len(points) == 1 else job.ref, len(points), lambda: len(states))
     screen.begin(waiting)
     try:
         left = job.wait(limit_s, ended)

@@ -88,10 +88,11 @@ CHECK_GRAMMAR = Grammar(
 
 def perform_check(call: CommandContext, given: dict[str, Any]) -> int:
     """Check pools."""
+    from stoker.cli.screens import busy_between
     from stoker.devices.checkup import CheckStatus
 
     has_failed = False
-    for state, checks in pools_of(call, given).check(given["name"]):
+    for state, checks in busy_between(call, "checking pools", pools_of(call, given).check(given["name"])):
         has_failed = has_failed or any(one.verdict is CheckStatus.BAD for one in checks)
         call.out.object({"pool": state.pool.name, "checks": [one.to_dict() for one in checks]})
         call.out.line(f"{state.pool.name} ({state.pool.backend})")

@@ -16,7 +16,7 @@ from stoker.api.cleanup import (
 )
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, duration, size, whole
-from stoker.cli.screens import busy
+from stoker.cli.screens import busy, show_progress
 from stoker.core.errors import Usage
 from stoker.core.text import counted, format_size
 from stoker.devices.this_machine import submitter_name
@@ -142,8 +142,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     is_wanted = given["yes"] or (has_something and not given["dry_run"] and out.asks("Remove that?"))
     cleared = CleanupResult(freed_bytes=0)
     if is_wanted:
-        with busy(call, f"removing {counted(len(decision.removals), 'result')}"):
-            cleared = _carry_out(call, decision, rubbish, promised_bytes=decision.freed_bytes - spared_bytes)
+        cleared = _carry_out(call, decision, rubbish, promised_bytes=decision.freed_bytes - spared_bytes)
+        with busy(call, "removing environments"):
             dropped = drop(environments_of(parts), environments, clock=parts.clock)
         cleared = CleanupResult(
             freed_bytes=cleared.freed_bytes + dropped.freed_bytes, stuck=(*cleared.stuck, *dropped.stuck)
@@ -173,13 +173,18 @@ def _refuse_misfits(given: dict[str, Any]) -> None:
         raise Usage("--dry-run and --yes exclude each other", hint="stoker help store prune")
 
 
+_REST = "the same command removes the rest"
+
+
 def _carry_out(
     call: CommandContext, decision: PruneDecision, rubbish: Rubbish, *, promised_bytes: int
 ) -> CleanupResult:
     parts = call.parts
-    cleared = clear_rubbish(rubbish, parts.tools.engine.leases)
-    uploads_bytes = sweep_uploads(parts.store, parts.objects)
-    swept = carry_out(parts.store, decision, clock=parts.clock)
+    with busy(call, "removing what dead processes left"):
+        cleared = clear_rubbish(rubbish, parts.tools.engine.leases)
+        uploads_bytes = sweep_uploads(parts.store, parts.objects)
+    with show_progress(call, "removing results", len(decision.removals), hint=_REST) as count:
+        swept = carry_out(parts.store, decision, clock=parts.clock, on_removed=count.reach)
     if swept.freed_bytes < promised_bytes and not swept.stuck:
         left = format_size(promised_bytes - swept.freed_bytes)
         call.out.note(f"note: {left} of that was kept: used or written meanwhile; prune again later")
@@ -359,9 +364,16 @@ def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_con
         out.line("nothing was removed; remove it with --yes" if has_something else "nothing to remove")
         return 0
     leases = parts.tools.engine.leases
-    cleared = clear(
-        parts.store, parts.objects, areas, found, leases=leases, environments=environments_of(parts), clock=parts.clock
-    )
+    with busy(call, f"removing {format_size(removable_bytes)}"):
+        cleared = clear(
+            parts.store,
+            parts.objects,
+            areas,
+            found,
+            leases=leases,
+            environments=environments_of(parts),
+            clock=parts.clock,
+        )
     out.object({**total, "done": True, "freed_bytes": cleared.freed_bytes, "stuck": list(cleared.stuck)})
     out.line(f"freed {format_size(cleared.freed_bytes)}")
     for stuck in cleared.stuck:

@@ -8,10 +8,11 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count, islice
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.dispatch import Interruptions, say_aside
@@ -100,27 +101,32 @@ class PipeScreen(Screen):
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def begin(self, running: Running) -> None:
-        self._thread = threading.Thread(target=self._beat, args=(running,), name="stoker-progress", daemon=True)
+    def begin(self, _running: Running) -> None:
+        self._thread = threading.Thread(target=self._beat, name="stoker-progress", daemon=True)
         self._thread.start()
+
+    def lasting(self, line: str) -> None:
+        self._out.line(line)
 
     def close(self) -> None:
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
 
-    def _beat(self, running: Running) -> None:
+    def _beat(self) -> None:
         before: list[str] = []
         while not self._is_over.wait(HEARTBEAT_S):
             now_s = self._clock.wall_s()
-            lines = [dumps(self._work.event(now_s))] if self._out.is_json else running(now_s, 0.0)
+            lines = [dumps(self._work.event(now_s))] if self._out.is_json else self._work.lines(now_s, 0.0)
             for line in lines if lines != before else ():
-                self._out.note(line)
+                # Not `note`, with which a command speaks itself.
+                self._out.write_aside(line)
             before = lines
 
 
 def open_screen(out: CliOutput, clock: Clock, *, is_live: bool = True) -> Screen:
     """Return a live screen on a terminal if `is_live`, a plain one elsewhere, none if quiet."""
+    out.speaks()
     if out.is_json or out.is_quiet:
         return Screen()
     return LiveScreen(out, clock) if out.is_terminal and is_live else PlainScreen(out, clock)
@@ -341,6 +347,11 @@ class Amount(CommandProgress):
         self.add(size_bytes)
         self._raise_if_stopped()
 
+    def reach(self, done_bytes: int, total_bytes: int) -> None:
+        """Set the done bytes and all of them. Raises `KeyboardInterrupt` if a stop was requested."""
+        self._done, self._total = done_bytes, total_bytes
+        self._raise_if_stopped()
+
     def _amount(self, done: int, total: int | None) -> str:
         return amount_text(done, total)
 
@@ -385,11 +396,48 @@ def busy(call: CommandContext, what: str) -> Iterator[None]:
         screen.close()
 
 
+T = TypeVar("T")
+
+
+def busy_between(call: CommandContext, what: str, items: Iterable[T]) -> Iterator[T]:
+    """Return items that take long to find, as they come; while the next one is looked for, show for how long.
+
+    `what` may hold `{number}`.
+    """
+    left = iter(items)
+    for number in count(1):
+        with busy(call, what.format(number=f"{number:,}")):
+            found = list(islice(left, 1))
+        if not found:
+            return
+        yield found[0]
+
+
 def _screen_of(call: CommandContext, work: CommandProgress) -> Screen:
     out, clock = call.out, call.parts.clock
     if out.is_quiet:
         return Screen()
+    out.speaks()
     return LiveScreen(out, clock) if out.is_terminal else PipeScreen(out, work, clock)
+
+
+def waiting_screen(call: CommandContext, what: str, total: int, done: Callable[[], int]) -> Screen:
+    """Return a screen for a wait: live on a terminal; elsewhere lines that stay, and how far it is beside them."""
+    out, clock = call.out, call.parts.clock
+    out.speaks()
+    if out.is_quiet:
+        return LineScreen(out)
+    if out.is_terminal:
+        return LiveScreen(out, clock)
+    return PipeScreen(out, _Waited(what, total, clock.wall_s(), done, is_unicode=out.is_unicode), clock)
+
+
+def elapsed_screen(out: CliOutput, what: str, clock: Clock, began_s: float) -> Screen:
+    """Return an open screen that shows how long something takes."""
+    work = _Elapsed(what, None, began_s, is_unicode=out.is_unicode, hint="")
+    screen: Screen = LiveScreen(out, clock) if out.is_terminal else PipeScreen(out, work, clock)
+    screen.begin(work.lines)
+    return screen
 
 
 def _leave() -> None:
@@ -439,10 +487,34 @@ class _Elapsed(Count):
         return {**super().event(now_s), "done": round(max(0.0, now_s - self._began_s), 3)}
 
 
+class _Waited(Count):
+    """Progress of jobs that others run."""
+
+    unit = "jobs"
+
+    def __init__(self, what: str, total: int, began_s: float, done: Callable[[], int], *, is_unicode: bool) -> None:
+        super().__init__(f"waiting for {what}", total, began_s, is_unicode=is_unicode, hint="")
+        self._done_now = done
+
+    @property
+    def done(self) -> int:
+        return self._done_now()
+
+    def lines(self, now_s: float, _at_least_s: float) -> list[str]:
+        # Without the elapsed time: a line in a pipe is written when it changes.
+        return [f"{self._what}: {self.done:,} of {self._total:,} ended"]
+
+    def event(self, now_s: float) -> dict[str, Any]:
+        self._done = self.done
+        return super().event(now_s)
+
+
 @contextmanager
-def show_progress(call: CommandContext, what: str, total: int | None, sort: type[Count] = Count) -> Iterator[Count]:
+def show_progress(
+    call: CommandContext, what: str, total: int | None, sort: type[Count] = Count, hint: str = _NOTHING_LEFT
+) -> Iterator[Count]:
     """Show the progress of the block on a terminal; a signal stops it at the next report and raises its error."""
     began_s = call.parts.clock.wall_s()
-    count = sort(what, total, began_s, is_unicode=call.out.is_unicode, hint=_NOTHING_LEFT)
-    with watched(call, count, hint=_NOTHING_LEFT):
-        yield count
+    progress = sort(what, total, began_s, is_unicode=call.out.is_unicode, hint=hint)
+    with watched(call, progress, hint=hint):
+        yield progress

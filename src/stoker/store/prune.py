@@ -211,8 +211,17 @@ def candidates(
         )
 
 
-def carry_out(store: LocalStore, decision: PruneDecision, *, clock: Clock, grace_s: float = GRACE_S) -> PruneResult:
+def carry_out(
+    store: LocalStore,
+    decision: PruneDecision,
+    *,
+    clock: Clock,
+    grace_s: float = GRACE_S,
+    on_removed: Callable[[int], None] = lambda _count: None,
+) -> PruneResult:
     """Turn the chosen records into tombstones and sweep bytes without a name, also if none was chosen.
+
+    `on_removed` is called with the number of records so far, and may end it there.
 
     Blobs and views that no record names are removed, and half-written records, once they are older than the grace
     period. A record that was used since the decision stays. `CorruptBytes` if a pin or a ref can't be read: nothing is
@@ -224,7 +233,11 @@ def carry_out(store: LocalStore, decision: PruneDecision, *, clock: Clock, grace
     # A put is running: bytes that were brought in lately may be about to be named.
     is_busy = bool(names_in(store.places.staging))
     before_s = now_s - _TICK_S - (grace_s if is_busy else 0.0)
-    buried = [record for removal in decision.removals if (record := _bury(store, removal)) is not None]
+    buried = []
+    for count, removal in enumerate(decision.removals, 1):
+        record = _bury(store, removal)
+        buried += [] if record is None else [record]
+        on_removed(count)
     gone = {entry.sha256: before_s for record in buried for entry in record.blobs()}
     gone |= {record.digest: before_s for record in buried}
     swept = _sweep(store, now_s=now_s, grace_s=grace_s, gone=gone)

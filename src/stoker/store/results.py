@@ -16,6 +16,7 @@ import contextlib
 import math
 import os
 import stat
+from collections.abc import Callable
 from typing import Any
 
 from stoker.core.digests import Tree, TreeEntry, digest_bytes
@@ -51,8 +52,17 @@ class MaterialisedResult:
     """Edited files, and others that were in the way, under their new names."""
 
 
-def lay_out(store: LocalStore, parts: list[ResultPart], folder: str) -> MaterialisedResult:
-    """Make a folder show these results and nothing older of ours. All their bytes must be in the store."""
+def lay_out(
+    store: LocalStore,
+    parts: list[ResultPart],
+    folder: str,
+    *,
+    on_file: Callable[[int], None] = lambda _size_bytes: None,
+) -> MaterialisedResult:
+    """Make a folder show these results and nothing older of ours. All their bytes must be in the store.
+
+    `on_file` is called with the size of each file that it has from now on.
+    """
     wanted = _wanted(parts)
     with translated(folder):
         os.makedirs(folder, exist_ok=True)
@@ -69,6 +79,7 @@ def lay_out(store: LocalStore, parts: list[ResultPart], folder: str) -> Material
                 target.make_way(path)
                 record, entry = wanted[path]
                 target.place(path, entry, copy_entry(store, record, entry, top=folder, path=path))
+                on_file(entry.size_bytes)
             for below in {os.path.dirname(path) for path in missing}:
                 sync_dir(os.path.join(folder, below))
         target.settle([{"folder": part.folder or ".", **part.sidecar} for part in parts])

@@ -16,7 +16,7 @@ from stoker.core.errors import Cancelled, StokerError, Terminated
 
 
 def a_call() -> Any:
-    out = SimpleNamespace(is_terminal=False, is_quiet=False, is_json=False, is_unicode=True)
+    out = SimpleNamespace(is_terminal=False, is_quiet=False, is_json=False, is_unicode=True, speaks=lambda: None)
     return SimpleNamespace(out=out, parts=SimpleNamespace(clock=FakeClock()))
 
 
@@ -111,7 +111,7 @@ def test_in_a_pipe_progress_is_written_to_standard_error(is_json: bool, monkeypa
         lines.append(line)
         written.set()
 
-    call.out.is_json, call.out.note = is_json, note
+    call.out.is_json, call.out.write_aside = is_json, note
     with under_way(call, "putting data", 4096) as amount:
         amount.heed(1024)
         call.parts.clock.advance(2.0)
@@ -135,6 +135,6 @@ def test_in_a_pipe_progress_is_written_to_standard_error(is_json: bool, monkeypa
 def test_work_of_unknown_length_shows_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screens, "HEARTBEAT_S", 0.001)
     call, written = a_call(), threading.Event()
-    call.out.note = lambda line: written.set() if line.startswith("measuring  ") else None
+    call.out.write_aside = lambda line: written.set() if line.startswith("measuring  ") else None
     with busy(call, "measuring"):
         assert written.wait(30.0)

@@ -162,11 +162,12 @@ def move_objects(
     environment: Mapping[str, str],
     *,
     clock: Clock,
-    on_object: Callable[[int], None] = lambda _size_bytes: None,
+    progress: Callable[[int, int], None] = lambda _done_bytes, _total_bytes: None,
 ) -> Moved:
     """Copy all objects to another place, each verified by its digest, then record the place. Resumes if repeated.
 
     `url` is `s3://…`, or empty for the coordinator's own disk. No coordinator of this home may run. The source stays.
+    `progress` is called after each object with the copied and the total number of bytes.
     """
     place = read_place(folder)
     with closing(LocalStore(os.path.join(folder, STORE_NAME), clock=clock)) as store:
@@ -192,7 +193,7 @@ def move_objects(
                 remote.rebuild()
             source: Objects = local if url else remote
             target: Objects = remote if url else local
-            moved = _copy(source, target, on_object)
+            moved = _copy(source, target, progress)
         write_place(folder, target_place)
     return changed(moved, place=target_place)
 
@@ -211,8 +212,9 @@ def adopt_objects(folder: str, url: str, environment: Mapping[str, str], *, cloc
     return count
 
 
-def _copy(source: Objects, target: Objects, on_object: Callable[[int], None]) -> Moved:
+def _copy(source: Objects, target: Objects, progress: Callable[[int, int], None]) -> Moved:
     count = size_bytes = known = 0
+    total_bytes = sum(one.size_bytes for one in source.list())
     pack: list[tuple[str, bytes]] = []
     pack_bytes = 0
 
@@ -234,7 +236,7 @@ def _copy(source: Objects, target: Objects, on_object: Callable[[int], None]) ->
                 known += target.put(one.digest, stream, size_bytes=one.size_bytes) is PutOutcome.KNOWN
         count += 1
         size_bytes += one.size_bytes
-        on_object(one.size_bytes)
+        progress(size_bytes, total_bytes)
     put_pack()
     return Moved(place=ObjectPlace(), objects=count, size_bytes=size_bytes, known=known)
 

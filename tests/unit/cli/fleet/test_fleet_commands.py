@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.api import fleet_job
+from stoker.core.digests import Tree
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import CancelConfirmed, Fail, Release
@@ -209,10 +210,10 @@ def test_a_trial_that_completes_while_the_others_are_copied_is_listed(
     journal.write_bytes(b"".join(line for line in lines if b'"3.run"' not in line and b'"run_end"' not in line))
     end.unlink()
 
-    def laid_out(*given: Any) -> MaterialisedResult:
+    def laid_out(*given: Any, **more: Any) -> MaterialisedResult:
         journal.write_bytes(whole)
         end.write_bytes(ended)
-        return lay_out(*given)
+        return lay_out(*given, **more)
 
     monkeypatch.setattr("stoker.store.results.lay_out", laid_out)
     done = stoker("get", "zap", tmp_path / "got")
@@ -227,9 +228,9 @@ def test_points_without_a_result_are_listed_when_those_that_have_one_are_fetched
 ):
     # What the hand finished has no archive that could be laid out.
     monkeypatch.setattr(fleet_job, "fetch_result", lambda *_args, **_more: None)
-    monkeypatch.setattr(
-        "stoker.store.results.lay_out", lambda *_args: MaterialisedResult(folder="x", files=("a",), kept_edits=())
-    )
+    monkeypatch.setattr("stoker.store.results.tree_of", lambda _parts: Tree(()))
+    shown = MaterialisedResult(folder="x", files=("a",), kept_edits=())
+    monkeypatch.setattr("stoker.store.results.lay_out", lambda *_args, **_more: shown)
     submit("zap/1", "zap/2", "zap/3")
     hand = Hand(fleet.client())
     first, second = hand.start(), hand.start()

@@ -203,6 +203,7 @@ class Said:
         self.clock = FakeClock()
         self.is_watched = self.is_quiet = self.is_json = self.is_terminal = self.is_unicode = False
         self.line = self.note = self.complain = self.lines.append
+        self.speaks = lambda: None
         self.object = self.objects.append
 
     def paint(self, text: str, _colour: str) -> str:
