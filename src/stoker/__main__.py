@@ -32,8 +32,9 @@ def run_command_line(argv: list[str], *, build: Callable[[], AppParts]) -> int:
     if flags.help and not words:
         return _print(top_help())
     from stoker.cli.dispatch import answer
+    from stoker.cli.silence import watched_silence
 
-    return answer(words or bare_command(flags), flags, build)
+    return answer(words or bare_command(flags), flags, build, watched_silence)
 
 
 def _print(text: str) -> int:

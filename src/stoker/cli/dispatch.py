@@ -11,14 +11,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.commands import COMMANDS, Command, Flags, find_command
 from stoker.cli.context import CliOutput, CommandContext
-from stoker.cli.silence import watched_silence
 from stoker.core.errors import Cancelled, InternalError, InvalidInput, ProcessLost, StokerError, Terminated, Usage
 from stoker.core.text import outside
 from stoker.host.durable import translate
@@ -35,15 +34,20 @@ _OBJECTS_BETWEEN_SEARCHES = 50_000
 """New objects after which Python collects garbage (Python's default: 700)."""
 
 
-def answer(words: list[str], flags: Flags, build: Callable[[], AppParts]) -> int:
-    """Perform the command that the words name; return the exit code."""
+def answer(
+    words: list[str],
+    flags: Flags,
+    build: Callable[[], AppParts],
+    watched: Callable[[CliOutput, str], AbstractContextManager[None]] = lambda _out, _words: nullcontext(),
+) -> int:
+    """Perform the command that the words name, within `watched` of its words; return the exit code."""
     out = CliOutput(is_json=flags.json, is_quiet=flags.quiet)
     out.open()
     call = CommandContext(flags, out, build)
     try:
         try:
             with ended_on_request():
-                return _perform(call, words)
+                return _perform(call, words, watched)
         finally:
             call.close()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - here every error becomes a line and a code
@@ -53,7 +57,9 @@ def answer(words: list[str], flags: Flags, build: Callable[[], AppParts]) -> int
         out.close()
 
 
-def _perform(call: CommandContext, words: list[str]) -> int:
+def _perform(
+    call: CommandContext, words: list[str], watched: Callable[[CliOutput, str], AbstractContextManager[None]]
+) -> int:
     command, rest = find_command(words)
     if command is None:
         raise _unknown(words[0])
@@ -63,7 +69,7 @@ def _perform(call: CommandContext, words: list[str]) -> int:
         call.out.line(grammar.help().rstrip("\n"))
         call.out.object({"command": command.words, "help": grammar.help()})
         return 0
-    with watched_silence(call.out, command.words):
+    with watched(call.out, command.words):
         code: int = getattr(module, command.performer)(call, grammar.parse(rest))
     if call.incomplete is not None:
         raise call.incomplete
