@@ -167,6 +167,28 @@ def test_a_part_of_a_name_or_label_finds_jobs_whatever_its_case(reader: QueueRea
     assert walk(reader, 10, ids=f"{some[0]},{'0' * 64}", state=rows[3]["state"]) == some[:1]
 
 
+def test_names_in_the_order_of_a_language_are_listed_once_each(postgres: Any, postgres_template: str) -> None:
+    url = postgres.create(postgres_template)
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
+    names = ["apple", "Berry", "cherry", "Date", "elder", "Fig", "grape", "Hazel"]
+    rows = [
+        job_row(seq, name=name, state="failed" if seq in (1, 4, 6, 7) else "completed", ended_s=1.0)
+        for seq, name in enumerate(names, 1)
+    ]
+    with engine.begin() as connection:
+        connection.execute(insert(CLASSES), {"id": 1, "key": "k", "wanted": "{}"})
+        connection.execute(insert(JOBS), rows)
+        counts = [{"key": f"state:{state}", "value": 4} for state in ("completed", "failed")]
+        connection.execute(insert(COUNTERS), counts)
+        connection.execute(text('ALTER TABLE jobs ALTER COLUMN name TYPE varchar(200) COLLATE "en-x-icu"'))
+    opened = look_into(url, clock=FakeClock())
+    try:
+        listed = walk(QueueReader(opened, clock=FakeClock()), 2, sort="name", state="completed,failed")
+    finally:
+        opened.close()
+    assert listed == [row["id"] for row in rows]
+
+
 def test_the_number_by_state_is_of_the_whole_filter_and_says_if_it_is_cut(
     reader: QueueReader, monkeypatch: pytest.MonkeyPatch
 ):
@@ -245,6 +267,13 @@ def test_a_cursor_of_another_list_is_refused(reader: QueueReader):
         reader.page(state="completed", sort="name", after=after)
     with pytest.raises(BadInput, match="can't be sorted by 'nmae'"):
         reader.page(sort="nmae")
+
+
+@pytest.mark.parametrize(("sort", "value"), [("started", "x"), ("name", 1.5), ("", 3), ("priority", [1])])
+def test_a_cursor_with_a_value_of_another_kind_is_refused(reader: QueueReader, sort: str, value: Any):
+    filters = {"sort": sort} if sort else {}
+    with pytest.raises(BadInput, match="is not a cursor of this list"):
+        reader.page(sort=sort, after=job_pages.write_cursor((0, value, 3), filters))
 
 
 def test_a_state_that_does_not_exist_is_refused_with_the_nearest(reader: QueueReader):

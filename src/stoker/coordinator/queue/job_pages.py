@@ -76,6 +76,12 @@ class _Order:
     def columns(self) -> tuple[_Column, ...]:
         return (JOBS.c.seq,) if self.column is None else (self.column, JOBS.c.seq)
 
+    def may_have(self, value: Any) -> bool:
+        """Return True if a key of this order may have a value; every key may have none."""
+        if value is None or self.column is None:
+            return value is None
+        return isinstance(value, str if self.column.type.python_type is str else int | float)
+
     def sorted(self, statement: Select[Any], *, by_index: bool = True) -> Select[Any]:
         """Add the order; without `by_index` as expressions, so that databases do not go along its index."""
         plain = self.columns if by_index else tuple(_unindexed(column) for column in self.columns)
@@ -212,10 +218,12 @@ class _Way:
     order: _Order
     where: tuple[_Condition, ...] = ()
     states: tuple[str, ...] = ()
-    """None: all."""
+    """None of them: all."""
     splits_states: bool = False
     """States are read one by one, each along its index."""
     is_few: bool = False
+    leads_by_state: bool = False
+    """Of few jobs: the states have few, and are found along their index."""
     is_walk: bool = False
 
     def parts(self, phase: _Phase) -> list[tuple[_Condition, ...]]:
@@ -227,7 +235,8 @@ class _Way:
             return [(JOBS.c.state == state, *phase.where) for state in states]
         if len(states) == len(_STATES):
             return [phase.where]
-        column = _unindexed(JOBS.c.state) if self.is_few or self.is_walk else JOBS.c.state
+        is_indexed = self.leads_by_state or not (self.is_few or self.is_walk)
+        column = JOBS.c.state if is_indexed else _unindexed(JOBS.c.state)
         return [(column.in_(states), *phase.where)]
 
 
@@ -244,7 +253,8 @@ def _way_of(connection: Connection, filters: Mapping[str, str], order: _Order, c
     if is_plain and not states and len(others) == 1 and others[0] in _INDEXED and others[0] != "ids":
         return _Way(order=order, where=tuple(_conditions(filters, others[0])))
     if states and sum(counts[state] for state in states) <= _FEW and "ids" not in filters:
-        return _Way(order=order, where=tuple(_conditions(filters)), states=states, splits_states=True, is_few=True)
+        # In one part: the database alone knows the order of its texts, which may be that of a language.
+        return _Way(order=order, where=tuple(_conditions(filters)), states=states, is_few=True, leads_by_state=True)
     lead = _lead_of(connection, filters)
     if lead:
         return _Way(order=order, where=tuple(_conditions(filters, lead)), states=states, is_few=True)
@@ -357,7 +367,7 @@ def read_page(connection: Connection, asked: JobPageRequest, *, clock: Clock, li
     order, all_counts = _order_of(sort), read_counts(connection)
     states = states_of(filters.get("state", ""))
     bound = {**filters, "sort": sort} if sort else filters
-    begin = read_cursor(after, bound, len(order.phases)) if after else None
+    begin = read_cursor(after, bound, order) if after else None
     others = {name: value for name, value in filters.items() if name != "state"}
     counts, is_cut = (all_counts, False) if not others else ({}, False)
     if others and not after:
@@ -442,13 +452,13 @@ def write_cursor(key: Key, filters: Mapping[str, str]) -> str:
     return urlsafe_b64encode(f"{_MARK}.{_seal(text, filters):08x}.{text}".encode()).decode().rstrip("=")
 
 
-def read_cursor(word: str, filters: Mapping[str, str], phases: int) -> Key:
+def read_cursor(word: str, filters: Mapping[str, str], order: _Order) -> Key:
     """Return the key after which a page begins. Raises `BadInput` for an invalid cursor or one of another list."""
     try:
         mark, seal, text = urlsafe_b64decode(word + "=" * (-len(word) % 4)).decode().split(".", 2)
         if mark == _MARK and int(seal, 16) == _seal(text, filters):
             phase, value, seq = loads(text)
-            is_valid = isinstance(value, str | int | float | None) and 0 <= phase < phases
+            is_valid = order.may_have(value) and 0 <= phase < len(order.phases)
             if is_valid and isinstance(seq, int) and 0 <= seq < _FAR:
                 return phase, value, seq
     except (ValueError, TypeError, binascii.Error):
