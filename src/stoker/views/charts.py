@@ -229,7 +229,8 @@ def metrics_chart(comparison: Comparison) -> Chart | None:
         name="metrics",
         title="Metrics against parameters",
         panels=tuple(drawn),
-        columns=len(parameters) if len(drawn) == len(panels) else min(3, len(drawn)),
+        # A row for each metric; of a single parameter, or with gaps, as many beside each other as fit.
+        columns=len(parameters) if len(drawn) == len(panels) and len(parameters) > 1 else min(3, len(drawn)),
         note="; ".join(note for note in notes if note),
     )
 

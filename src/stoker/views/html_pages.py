@@ -28,7 +28,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #ddd; --soft: #666; --mark: #e8f2fb; --paper: #fff; --ink: #222; }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root { --line: #3a3d42; --soft: #aaa; --mark: #1d2f3d; --paper: #16181c; --ink: #ddd; }
 }
 body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 2rem; }
@@ -39,6 +39,13 @@ table { border-collapse: collapse; } tr.best { background: var(--mark); } tr.fai
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .7rem; text-align: left; white-space: nowrap; }
 td { font-variant-numeric: tabular-nums; } td.text { max-width: 40rem; white-space: normal; }
 th button { all: unset; cursor: pointer; font-weight: 600; } th button:focus-visible { outline: 2px solid; }
+@media (max-width: 600px) { body { margin: 1rem; } svg { max-width: none; } }
+@media print {
+  tr.best, pre { print-color-adjust: exact; }
+  :root { color-scheme: light; } body { font-size: 11px; margin: 0; } h2, h3 { break-after: avoid; }
+  svg, tr, pre { break-inside: avoid; } thead { display: table-header-group; } .wide { overflow: visible; }
+  th, td { padding: .15rem .5rem; white-space: normal; overflow-wrap: anywhere; } pre { white-space: pre-wrap; }
+}
 th[aria-sort=ascending] button::after { content: " ↑"; } th[aria-sort=descending] button::after { content: " ↓"; }
 """
 
@@ -231,7 +238,7 @@ _PAPER = 'class="paper" fill="#ffffff"'
 _FAINT = 'class="faint" stroke="#bbbbbb"'
 _GUIDE = 'class="faint" stroke="#bbbbbb" stroke-dasharray="4 3"'
 _DARK = (
-    "@media (prefers-color-scheme:dark){.stoker-chart .ink{fill:#ddd}.stoker-chart .soft{fill:#aaa}"
+    "@media screen and (prefers-color-scheme:dark){.stoker-chart .ink{fill:#ddd}.stoker-chart .soft{fill:#aaa}"
     ".stoker-chart .grid{stroke:#333}.stoker-chart .frame{stroke:#777}.stoker-chart .paper{fill:#16181c}"
     ".stoker-chart .faint{stroke:#555}}"
 )

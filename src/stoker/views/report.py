@@ -16,6 +16,7 @@ from stoker.core.frozen import frozen
 from stoker.core.text import counted, format_size, one_line, outside
 from stoker.jobs.comparison import Comparison, TrialRow, read_curves
 from stoker.jobs.job_diff import ComparisonSide
+from stoker.jobs.program import RECIPE
 from stoker.jobs.repeat_command import RepeatCommand
 from stoker.jobs.trial_settings import masked, masked_origin
 from stoker.views.charts import Chart, curves_chart, metrics_chart
@@ -31,6 +32,7 @@ _MOST_VALUES = 8
 _LONGEST_CELL = 300
 _LONGEST_COMMAND = 8000
 _SUBMITTED = "as submitted"
+_DEFAULT = "default"
 
 
 @frozen
@@ -138,7 +140,8 @@ def report_of(side: ComparisonSide, facts: ReportFacts) -> RunReport:
 def _question(side: ComparisonSide, facts: ReportFacts) -> Iterable[ReportBlock]:
     comparison = side.comparison
     row = side.row
-    what = f"{side.recipe} in mode {facts.mode}" if facts.mode else side.recipe
+    recipe = "a program" if side.recipe == RECIPE else side.recipe
+    what = f"{recipe} in mode {facts.mode}" if facts.mode else recipe
     if comparison.varying:
         tried = "; ".join(f"{name} = {_values(comparison.rows, name)}" for name in comparison.varying)
         yield ReportText(text=_cell(f"{counted(len(comparison.rows), 'trial')} of {what}, over {tried}.", 2000))
@@ -220,13 +223,15 @@ def _configuration(side: ComparisonSide) -> Iterable[ReportBlock]:
     if row is not None and len(side.comparison.rows) > 1:
         which = "the best" if side.comparison.best is not None else "the first"
         yield ReportText(text=_cell(f"Of trial {row.n}, {which}: {row.label}"))
+    # What somebody chose comes before defaults.
+    settings = sorted(side.settings.items(), key=lambda one: one[1].origin == _DEFAULT)
     rows = [
         (
             _cell(name),
             _cell(value_text(masked(side.recipe, name, setting.value))),
             _cell(masked_origin(side.recipe, name, setting.origin) or _SUBMITTED),
         )
-        for name, setting in side.settings.items()
+        for name, setting in settings
     ]
     if rows:
         yield _bounded(("setting", "value", "from"), rows)

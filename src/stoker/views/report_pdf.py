@@ -34,6 +34,9 @@ _SYSTEM_FONTS: Final = (
     "/usr/local/share/fonts",
 )
 _FAMILY: Final = "report"
+_CODE_FAMILY: Final = "report-code"
+_KEPT_WITH_HEADING_MM: Final = 25
+"""A heading is on the page of what follows it."""
 
 
 def report_pdf(report: RunReport) -> bytes:
@@ -49,10 +52,26 @@ def unicode_font() -> str:
     return next((one for one in (*own, *_SYSTEM_FONTS) if os.path.isfile(os.path.join(one, "DejaVuSans.ttf"))), "")
 
 
+class _Pages(FPDF):
+    """Pages with a title and a number at the foot."""
+
+    foot = ("", "helvetica")
+    """Title and font."""
+
+    def footer(self) -> None:
+        title, family = self.foot
+        self.set_y(-_MARGIN_MM + 4)
+        self.set_font(family, "", 7)
+        self.set_text_color(110, 110, 110)
+        self.cell(self.epw / 2, 4, title)
+        self.cell(0, 4, f"page {self.page_no()} of {{nb}}", align="R")
+        self.set_text_color(0, 0, 0)
+
+
 class _Writer:
     def __init__(self, report: RunReport) -> None:
         self._report = report
-        self._pdf = FPDF(format="A4")
+        self._pdf = _Pages(format="A4")
         self._pdf.set_creation_date(_DATE)
         self._pdf.set_margin(_MARGIN_MM)
         self._pdf.set_auto_page_break(auto=True, margin=_MARGIN_MM)
@@ -60,6 +79,11 @@ class _Writer:
         folder = unicode_font()
         self._is_latin = not folder
         self._family = "helvetica" if self._is_latin else _FAMILY
+        self._code_family = "courier" if self._is_latin else _FAMILY
+        mono = os.path.join(folder, "DejaVuSansMono.ttf")
+        if folder and os.path.isfile(mono):
+            self._code_family = _CODE_FAMILY
+            self._pdf.add_font(_CODE_FAMILY, "", mono)
         if folder:
             bold = os.path.join(folder, "DejaVuSans-Bold.ttf")
             plain = os.path.join(folder, "DejaVuSans.ttf")
@@ -68,11 +92,14 @@ class _Writer:
 
     def written(self) -> bytes:
         report = self._report
+        self._pdf.foot = self._shown(report.title, _LONGEST_CELL), self._family
         self._pdf.add_page()
         self._line(report.title, 15, is_bold=True)
         self._line(report.about, 8)
         for section in report.sections:
             self._pdf.ln(3)
+            if self._pdf.will_page_break(_KEPT_WITH_HEADING_MM):
+                self._pdf.add_page()
             self._line(section.title, 12, is_bold=True)
             for block in section.blocks:
                 self._block(block)
@@ -90,7 +117,7 @@ class _Writer:
             self._table(block)
 
     def _line(self, text: str, size: int, *, is_bold: bool = False, is_code: bool = False) -> None:
-        self._pdf.set_font(self._family, "B" if is_bold else "", size)
+        self._pdf.set_font(self._code_family if is_code else self._family, "B" if is_bold else "", size)
         self._pdf.set_fill_color(240, 240, 240)
         self._pdf.multi_cell(
             0,

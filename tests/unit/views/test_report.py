@@ -81,6 +81,19 @@ def test_a_report_holds_question_result_trials_configuration_and_how_to_repeat_i
     assert page.count("<svg ") == text.count("data:image/svg+xml;base64,") == 1
 
 
+def test_what_was_chosen_comes_before_defaults_and_a_program_is_called_so() -> None:
+    settings = {"memory": JobSetting(value="", origin="default"), "lr": JobSetting(value=0.1, origin="argument 1 (lr)")}
+    found = report(changed(sweep(), recipe=RECIPE), **settings)
+    text = report_markdown(found)
+    assert text.index("| lr | 0.1 |") < text.index("| default |")
+    assert "4 trials of a program, over lr" in text
+
+
+def test_paper_is_white_whatever_the_screen() -> None:
+    page = report_page(report(sweep()))
+    assert page.count("prefers-color-scheme") == page.count("screen and (prefers-color-scheme") == 2
+
+
 def test_names_with_markup_and_control_characters_stay_text_in_every_format() -> None:
     trials = changed(sweep(NASTY), job=NASTY, recipe=NASTY)
     found = report(trials, **{NASTY: JobSetting(value=NASTY, origin=NASTY)})
