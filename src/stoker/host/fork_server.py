@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import IO, Any, NoReturn
 
 from stoker.core.clock import Clock, Closable, SystemClock
-from stoker.core.errors import ProcessLost
+from stoker.core.errors import ProcessLost, Unavailable
 from stoker.core.frozen import compile_constructors, fields_of
 from stoker.core.jsontext import dumps, loads
 from stoker.host import linux
@@ -60,6 +60,7 @@ class IndependentChild:
         self.identity = identity
         self.stdin = stdin
         self._exit_fd = exit_fd
+        os.set_blocking(exit_fd, False)
         self._close_exit = weakref.finalize(self, os.close, exit_fd)
         self._exit: ProcessExit | None = None
         self._reading = threading.Lock()
@@ -95,9 +96,11 @@ class IndependentChild:
         return stopped
 
     def _read_exit(self) -> ProcessExit | None:
-        if not select.select([self._exit_fd], [], [], 0)[0]:
+        try:
+            text = os.read(self._exit_fd, _EXIT_BYTES)
+        except BlockingIOError:
             return None
-        if text := os.read(self._exit_fd, _EXIT_BYTES):
+        if text:
             return ProcessExit(**loads(text))
         # The server was killed before it: how it ends is not known.
         if is_alive(self.identity) is Liveness.ALIVE:
@@ -147,7 +150,8 @@ class ForkServer(Closable):
     def fork(self, output: IO[bytes]) -> IndependentChild | None:
         """Fork a child that writes to `output`; None if code has changed since the server started.
 
-        One thread at a time. Raises `ProcessLost` if the server is gone or does not answer.
+        One thread at a time. Raises `ProcessLost` if the server is gone or does not answer, and `Unavailable` if the
+        system makes no process now; the server goes on then.
         """
         input_read, input_write = os.pipe()
         exit_read, exit_write = os.pipe()
@@ -158,7 +162,7 @@ class ForkServer(Closable):
             if answer["op"] == "stale":
                 return None
             if answer["op"] != "forked":
-                raise ProcessLost(f"no process could be made: {answer['why']}")
+                raise Unavailable(f"no process could be made: {answer['why']}", hint="end some processes, or wait")
             is_forked = True
         except (OSError, TimeoutError) as error:
             raise ProcessLost(f"the fork server (process {self._process.pid}) does not answer{self._tail()}") from error

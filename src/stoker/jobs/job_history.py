@@ -20,6 +20,11 @@ _MOST_LOGGED = 5000
 _LONGEST_LOGGED = 2000
 _MOST_NODES = 20_000
 _LONGEST_EVENT_BYTES = 1 << 20
+_SHORT_EVENT_BYTES = 4096
+_MOST_LONG_BYTES = 64 << 20
+"""Of events that are longer than that, all together."""
+_MOST_METRICS = 1000
+"""Of one node; of more the first."""
 _READ_AT_ONCE_BYTES = 32 << 20
 _OLDER_BYTES = 128 << 20
 
@@ -182,7 +187,7 @@ def _end(node: NodeHistory, event: dict[str, Any]) -> None:
     node.peak_rss_bytes = event.get("peak_rss_bytes")
     node.peak_gpu_bytes = event.get("peak_gpu_bytes")
     node.member_usage = event.get(MEMBER_USAGE)
-    node.metrics.update(_metrics(event))
+    _note_metrics(node, event)
 
 
 def _skipped(node: NodeHistory, event: dict[str, Any]) -> None:
@@ -214,12 +219,21 @@ def _cancelled(node: NodeHistory, event: dict[str, Any]) -> None:
 def _step(node: NodeHistory, event: dict[str, Any]) -> None:
     node.step = event.get("step")
     node.of = event.get("of")
-    node.metrics.update(_metrics(event))
+    _note_metrics(node, event)
 
 
 def _told(node: NodeHistory, event: dict[str, Any]) -> None:
     if not event.get("at_once"):
         node.status_text = str(event.get("text", ""))
+
+
+def _note_metrics(node: NodeHistory, event: dict[str, Any]) -> None:
+    room = _MOST_METRICS - len(node.metrics)
+    for name, value in _metrics(event).items():
+        if name in node.metrics:
+            node.metrics[name] = value
+        elif room > 0:
+            node.metrics[name], room = value, room - 1
 
 
 def _metrics(event: dict[str, Any]) -> dict[str, Any]:
@@ -343,6 +357,7 @@ class _CachedHistory:
         self._inode = 0
         self._read_bytes = 0
         self._history = RunHistory(_MOST_LOGGED)
+        self._long_bytes = 0
 
     def history(self) -> RunHistory:
         try:
@@ -352,7 +367,7 @@ class _CachedHistory:
                     self._read_older()
                     self._inode, self._read_bytes = info.st_ino, 0
                 elif info.st_size < self._read_bytes:
-                    self._history, self._read_bytes = RunHistory(_MOST_LOGGED), 0
+                    self._history, self._read_bytes, self._long_bytes = RunHistory(_MOST_LOGGED), 0, 0
                 self._read(file, _READ_AT_ONCE_BYTES)
         except OSError:
             pass
@@ -383,9 +398,16 @@ class _CachedHistory:
             event = loads(line)
         except (ValueError, RecursionError):
             return
-        if not isinstance(event, dict):
+        if not isinstance(event, dict) or self._is_too_much(line, event):
             return
         nodes = self._history.nodes
         if len(nodes) < _MOST_NODES or not isinstance(event.get("node"), str) or event["node"] in nodes:
             with suppress(TypeError, ValueError, AttributeError):
                 self._history.take(event)
+
+    def _is_too_much(self, line: bytes, event: dict[str, Any]) -> bool:
+        """Return True for a long event after very many. It leaves behind all that it says; steps and lines do not."""
+        if len(line) <= _SHORT_EVENT_BYTES or event.get("kind") in (Kinds.STAGE_STEP, Kinds.STAGE_LOG):
+            return False
+        self._long_bytes += len(line)
+        return self._long_bytes > _MOST_LONG_BYTES

@@ -137,8 +137,12 @@ class AttemptSpawner:
         with self._lock:
             self._count += 1
             said_path = os.path.join(self._said_folder, f"{os.getpid()}-{self._count}.log")
-            with translated(said_path), open(said_path, "wb") as output:
-                return self._fork(output) or self._start(output), said_path
+            try:
+                with translated(said_path), open(said_path, "wb") as output:
+                    return self._fork(output) or self._start(output), said_path
+            except StokerError:
+                _remove(said_path)
+                raise
 
     def hand(self, child: AttemptChild, assignment: Assignment) -> None:
         """Send a child its assignment. Raises `ProcessLost` if it has exited."""

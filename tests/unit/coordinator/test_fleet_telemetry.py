@@ -71,3 +71,17 @@ def test_folders_of_machines_that_are_gone_are_swept(
     assert len(list(tmp_path.iterdir())) == 1
     telemetry.sweep([])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_that_names_ever_new_devices_has_a_bounded_number_of_files(
+    telemetry: FleetTelemetry, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.coordinator.storage.telemetry.MOST_FILES", 4)
+    for at in range(12):
+        clock.advance(10.0)
+        report(telemetry, clock.wall_s(), rows(clock.wall_s() - 10.0, 1), device=f"MIG-{at}")
+        report(telemetry, clock.wall_s(), rows(clock.wall_s() - 10.0, 1), device="")
+    assert len(list(tmp_path.glob("*/*.ring"))) == 4
+    found = telemetry.view("m1", from_s=START_S, to_s=clock.wall_s(), points=100).devices
+    assert [one.device for one in found if one.device == ""] == [""], "the host reports all the time"
+    assert "MIG-11" in {one.device for one in found}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.core.errors import ProcessLost
+from stoker.core.errors import ProcessLost, Unavailable
 from stoker.host import fork_server
 from stoker.host.fork_server import ForkServer
 from stoker.host.identity import Liveness, is_alive
@@ -116,6 +116,35 @@ def test_old_code_is_not_forked(start, tmp_path: Path):
     with start() as server:
         ended(server, "\n", tmp_path / "said")
         assert "second one" in (tmp_path / "said").read_text()
+
+
+def test_a_fork_that_the_system_refuses_leaves_the_server_and_its_children_as_they_are(start, tmp_path: Path):
+    full = "import os, errno\nfork = os.fork\ndef refused():\n    os.fork = fork\n"
+    full += "    raise OSError(errno.EAGAIN, 'no more processes')\n"
+    with start() as server:
+        (tmp_path / "server.py").write_text(full + "os.fork = refused\n" + SERVER.format(folder=str(tmp_path)))
+    with start() as server, open(tmp_path / "said", "wb") as output:
+        with pytest.raises(Unavailable, match="no more processes"):
+            server.fork(output)
+        assert ended(server, "exit 3\n", tmp_path / "said") == "exit status 3"
+
+
+def test_a_child_is_watched_by_a_descriptor_of_any_number(start, tmp_path: Path):
+    import fcntl
+
+    with start() as server:
+        with open(tmp_path / "said", "wb") as output:
+            child = server.fork(output)
+        assert child is not None
+        high = fcntl.fcntl(child._exit_fd, fcntl.F_DUPFD_CLOEXEC, 1100)
+        try:
+            watched = fork_server.IndependentChild(child.identity, child.stdin, high)
+        except BaseException:
+            os.close(high)
+            raise
+        assert watched.poll() is None
+        child.stdin.close()
+        assert watched.wait(20).status == 0
 
 
 def test_a_server_that_dies_is_reported_with_its_last_line(tmp_path: Path):

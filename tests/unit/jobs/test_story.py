@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,17 @@ def test_a_cached_history_reads_on_across_generations_and_garbage(tmp_path: Path
     assert seen() == {"a": "ran", "b": "running", "c": "running"}
     path.write_bytes(b"")
     assert seen() == {}
+
+
+def test_what_is_kept_of_a_journal_is_bounded_whatever_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.jobs.job_history._MOST_LONG_BYTES", 200_000)
+    lines = [event("stage_begin", f"n{at}", why="x" * 50_000) for at in range(10)]
+    many = {f"metric-{at}": at for at in range(700)}
+    lines += [event("stage_step", "n0", step=step, metrics=many) for step in range(30)]
+    lines += [event("stage_step", "n0", step=99, metrics={f"other-{at}": at for at in range(700)} | {"metric-3": 9})]
+    path = tmp_path / "status.jsonl"
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    nodes = HistoryCache().read(str(path), lambda story: dict(story.nodes))
+    assert len([node for node in nodes.values() if node.why]) == 3
+    # Steps are taken for ever: they replace what the ones before said.
+    assert (nodes["n0"].step, len(nodes["n0"].metrics), nodes["n0"].metrics["metric-3"]) == (99, 1000, 9)

@@ -3,8 +3,8 @@
     telemetry/MACHINE/DEVICE.ring       rows of 10 s for a day, of 5 min for 90 days
 
 A device's file has at most 1.3 MB, so 500 machines with eight devices and their hosts take 5.9 GB after 90 days; the
-database has none of it. Present values and alerts are lost with the coordinator's process, and reported again within
-half a minute.
+database has none of it. A machine has at most 130 files: of more devices, those that reported last are kept. Present
+values and alerts are lost with the coordinator's process, and reported again within half a minute.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from stoker.core.clock import Clock
 from stoker.core.digests import digest_bytes
@@ -31,6 +32,7 @@ from stoker.devices.telemetry.series import (
 )
 from stoker.host.durable import remove_tree
 from stoker.protocol.telemetry_messages import (
+    MOST_DEVICES,
     AlertView,
     DeviceRows,
     DeviceTelemetry,
@@ -47,6 +49,8 @@ _CLOCK_OFF_S = 5.0
 _AHEAD_S = 60.0
 """A row may be so far ahead of our clock."""
 _KEPT_S = float(MINUTES.period_s * MINUTES.rows)
+MOST_FILES = 2 * MOST_DEVICES
+"""Of one machine: parts of divided devices have other names after each division."""
 
 
 @frozen
@@ -149,6 +153,8 @@ class FleetTelemetry:
         ring = RingFile(os.path.join(self._place(machine), file_name(given.device)), AT_THE_COORDINATOR)
         written = [(TENS.period_s, row) for row in rows]
         about = {"uuid": given.device, "name": given.name}
+        if not os.path.exists(ring.path):
+            self._make_room(machine)
         try_write(ring, written, about)
         slots = {row.start_s // MINUTES.period_s for row in rows}
         newest = max(slots)
@@ -159,6 +165,17 @@ class FleetTelemetry:
         if max(row.start_s for row in rows) % MINUTES.period_s != MINUTES.period_s - TENS.period_s:
             slots.discard(newest)
         try_write(ring, [(MINUTES.period_s, row) for slot in slots if (row := _summed(ring, slot)) is not None], about)
+
+    def _make_room(self, machine: str) -> None:
+        """Delete the files of devices that reported longest ago, so that there is room for one more."""
+        with suppress(OSError):
+            found = [(entry.stat().st_mtime_ns, entry.path) for entry in os.scandir(self._place(machine))]
+            for _, path in sorted(found)[: max(0, len(found) - MOST_FILES + 1)]:
+                os.unlink(path)
+            with self._lock:
+                devices = [key for key in self._open_slots if key[0] == machine]
+                for key in devices[: max(0, len(devices) - MOST_FILES)]:
+                    del self._open_slots[key]
 
     def _place(self, machine: str) -> str:
         return os.path.join(self._folder, digest_bytes(machine.encode())[:24])
