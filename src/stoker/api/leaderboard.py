@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from stoker.core.errors import NotFound, StokerError
+from stoker.core.errors import StokerError
 from stoker.jobs.comparison import JobFacts
 from stoker.jobs.job_folder import job_folders
 from stoker.store.local_store import LocalStore
@@ -61,9 +61,6 @@ def local_values(
 
 
 def fleet_values(client: FleetClient, metric: str, *, recipe: str = "") -> list[RankedJob]:
-    """Return the fleet's completed and running jobs that have a metric; none if no job has it."""
-    try:
-        board = client.leaderboard(metric, recipe=recipe, limit=_MOST_ROWS, is_live=True)
-    except NotFound:
-        return []
+    """Return the fleet's completed and running jobs that have a metric. Raises `NotFound`, which names others."""
+    board = client.leaderboard(metric, recipe=recipe, limit=_MOST_ROWS, is_live=True)
     return [RankedJob.of_fleet(row) for row in board.rows]

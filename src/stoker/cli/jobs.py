@@ -14,7 +14,7 @@ from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
 from stoker.cli.screens import show_progress, waiting_screen
 from stoker.cli.watch import FirstLines, ended_text
-from stoker.core.errors import Usage
+from stoker.core.errors import NotFound, Usage
 from stoker.core.job import JobSpec, JobState
 from stoker.core.machine import MOST_PRIORITY
 from stoker.core.text import did_you_mean, format_duration
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stoker.api.fleet_job import FleetJob
     from stoker.api.job import AnyJobView
     from stoker.protocol.client import FleetClient
+    from stoker.views.leaderboard import RankedJob
 
 _STAGE_HEADER = ("stage", "", "took", "memory", "")
 _LISTED = 20
@@ -117,11 +118,19 @@ def _rank(call: CommandContext, given: dict[str, Any]) -> int:
         raise Usage("--rank lists jobs of all states and machines", hint=f"stoker jobs --rank {given['rank']}")
     metric, recipe, parts = given["rank"], given["recipe"] or "", call.parts
     client = call.client_if_any(given["at"])
+    found: list[RankedJob] = []
+    missing: NotFound | None = None
     with show_progress(call, "reading metrics of jobs", None) as progress:
-        found = [] if client is None else fleet_values(client, metric, recipe=recipe)
+        try:
+            found += () if client is None else fleet_values(client, metric, recipe=recipe)
+        except NotFound as error:
+            missing = error
         found += local_values(
             parts.settings.runs, parts.store, recipe=recipe, with_attempts=client is None, looked=progress.reach
         )
+    if missing is not None and not found:
+        # It names the metrics of the fleet.
+        raise missing
     rows = rank_jobs(found, metric)
     shown = rows if given["all"] else rows[: given["limit"] or _LISTED]
     for row in shown:

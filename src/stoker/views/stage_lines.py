@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.core.display_width import filled
-from stoker.core.text import counted, format_size
+from stoker.core.text import counted, format_size, outside
 from stoker.engine.metrics.metric_names import known_direction, preference
 from stoker.jobs.job_history import NodeHistory
 from stoker.views.text_tables import Signs, span
@@ -33,7 +33,7 @@ def finished_text(node: NodeHistory, width: int, *, is_message_shown: bool = Fal
     word = node.ending
     if node.ending in ("failed", "diverged", "pruned") and node.message:
         word = f"{'skipped' if node.ending == 'pruned' else node.ending}: {_in_one_line(node.message)}"
-    message = "" if is_message_shown else node.status_text
+    message = "" if is_message_shown else outside(node.status_text)
     texts = [message, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
     more = "  ".join(filter(None, texts))
     return f"{filled(node.title or node.node, width)}  {took:>6}  {word}{f'  {more}' if more else ''}"
@@ -128,10 +128,9 @@ def number(value: object) -> str:
 
 def _in_one_line(message: str) -> str:
     """Return the first line of a message and its first item; the end of the run shows all."""
-    first, *listed = message.splitlines()
-    if not listed:
-        return message
-    return f"{first} {listed[0]}{' …' if len(listed) > 1 else ''}"
+    # Colours of a program would colour what follows.
+    first, *listed = map(outside, message.splitlines())
+    return f"{first} {listed[0]}{' …' if len(listed) > 1 else ''}" if listed else first
 
 
 def _peak_on_devices(node: NodeHistory) -> str:

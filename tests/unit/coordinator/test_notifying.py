@@ -6,14 +6,19 @@ import hashlib
 import hmac
 import json
 import shutil
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from stoker.coordinator import notify as notifying
-from stoker.coordinator.notify import Notifier, is_allowed_address, is_wanted
+from stoker.coordinator.notify import Notifier, is_allowed_address, is_wanted, trial
 from stoker.coordinator.queue.commands import AddHook
 from stoker.coordinator.queue.reader import WebhookRow
 from stoker.core.errors import DatabaseTrouble
@@ -185,6 +190,40 @@ def test_nobody_is_sent_elsewhere(fleet: Driven, notifier: Notifier):
         deliver(notifier)
     assert other.messages == []
     assert only(fleet).last_error == "status 302"
+
+
+@pytest.mark.parametrize(
+    ("begin", "endless", "trouble"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", b"x" * 65536, ""),
+        (b"HTTP/1.1 200 OK\r\n", b"X-More: " + b"y" * 8000 + b"\r\n", "answer"),
+    ],
+)
+def test_an_endless_answer_is_not_read(notifier: Notifier, begin: bytes, endless: bytes, trouble: str):
+    sent = 0
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        nonlocal sent
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(begin)
+            while True:
+                connection.sendall(endless)
+                sent += len(endless)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    row = SimpleNamespace(
+        url=f"http://127.0.0.1:{listener.getsockname()[1]}/", is_inner=True, format="stoker", secret=""
+    )
+    found = notifier.send(cast("WebhookRow", row), trial(1, 0.0))
+    thread.join(30.0)
+    listener.close()
+    assert not thread.is_alive()
+    assert (found == "") is (trouble == "")
+    assert sent < 64 << 20
 
 
 def test_a_hook_that_no_admin_made_never_reaches_this_computer(fleet: Driven, notifier: Notifier):

@@ -4,6 +4,8 @@ import shlex
 
 import pytest
 
+from stoker.jobs.job_history import NodeHistory
+from stoker.views.stage_lines import finished_text
 from stoker.views.text_tables import (
     ago,
     argument_rows,
@@ -96,3 +98,8 @@ def test_moments_and_spans_are_told_in_the_unit_that_fits() -> None:
         "3.2s",
         "1m01s",
     ]
+
+
+def test_colours_of_a_programs_last_words_do_not_colour_what_follows() -> None:
+    node = NodeHistory(node="run", ending="failed", message="exit 1: \x1b[31mbad\x1b[2J thing")
+    assert finished_text(node, 4).endswith("failed: exit 1: \\x1b[31mbad\\x1b[2J thing")

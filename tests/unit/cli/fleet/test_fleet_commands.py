@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from stoker.api import fleet_job
 from stoker.core.digests import Tree
+from stoker.core.errors import NotFound
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import CancelConfirmed, Fail, Release
@@ -221,6 +222,17 @@ def test_a_trial_that_completes_while_the_others_are_copied_is_listed(
     assert done.code == 1
     assert "1 of 3 trials of zap has no result and was not copied: zap/3 (n=3)" in done.err
     assert stoker("get", "zap", tmp_path / "all").code == 0
+
+
+def test_a_metric_that_no_job_has_is_refused_with_those_of_the_fleet(
+    fleet: Fleet, stoker: Stoker, monkeypatch: pytest.MonkeyPatch
+):
+    def missing(*_given: Any, **_more: Any) -> NoReturn:
+        raise NotFound("no job has a metric 'nothing'", hint="there are: val_loss")
+
+    monkeypatch.setattr(FleetClient, "leaderboard", missing)
+    done = stoker("jobs", "--rank", "nothing", at=fleet)
+    assert (done.code, "hint: there are: val_loss" in done.err) == (1, True)
 
 
 def test_points_without_a_result_are_listed_when_those_that_have_one_are_fetched(
