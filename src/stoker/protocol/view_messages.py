@@ -141,7 +141,7 @@ class JobDetails(SpecMessage):
         return {**shown, "id": view.get("id"), "name": name, "number": int(number) if number.isdecimal() else 0}
 
 
-MARK_EVERY = 1000
+MARK_EVERY = 200
 MOST_IDS = 200
 MOST_PER_PAGE = 1000
 _ShortText = Annotated[str, Field(max_length=300)]
@@ -163,7 +163,7 @@ class JobListRequest(BaseModel):
     )
     after: Annotated[str, Field(max_length=2000)] = Field("", description="`next` of the page before")
     limit: Annotated[int, Field(ge=1, le=MOST_PER_PAGE)] = 100
-    marks: bool = Field(False, description="Add cursors after every thousandth job")
+    marks: bool = Field(False, description="Add cursors after every 200th job")
 
     def filters(self) -> dict[str, str]:
         """Return the filters."""

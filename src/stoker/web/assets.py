@@ -23,6 +23,7 @@ POLICY = (
 _FOLDER = os.path.join(os.path.dirname(__file__), "static")
 _INDEX = "index.html"
 _ICON = "favicon.svg"
+_MAIN = "js/main.js"
 _ASSETS = "/assets/"
 _KINDS = {
     ".css": b"text/css; charset=utf-8",
@@ -94,7 +95,11 @@ class Pages:
     @cached_property
     def _index(self) -> _File:
         page = self._files[_INDEX]
-        return _packed(page.kind, page.plain.replace(b"BUILD", self.build.encode()))
+        # All scripts at once: otherwise a browser finds them level by level, each in the one that imports it.
+        modules = sorted((name for name in self._files if name.endswith(".js")), key=lambda name: name != _MAIN)
+        links = "\n".join(f'<link rel="modulepreload" href="assets/BUILD/{name}">' for name in modules)
+        text = page.plain.replace(b"MODULES", links.encode()).replace(b"BUILD", self.build.encode())
+        return _packed(page.kind, text)
 
     def _send(
         self, file: _File, more: tuple[tuple[bytes, bytes], ...], method: str, headers: Mapping[bytes, bytes]

@@ -33,6 +33,8 @@ def test_the_document_names_its_files_by_their_digest_and_is_asked_for_again():
         assert file.status == 200, path
         assert b"immutable" in header(file, b"cache-control")
     assert PAGES.answer("GET", "/login", {}).body == page.body
+    scripts = {path.relative_to(WEB / "static").as_posix() for path in (WEB / "static").rglob("*.js")}
+    assert scripts <= {path.partition(f"{PAGES.build}/")[2] for path in named}, "loaded at once, not level by level"
 
 
 def test_a_known_etag_is_not_modified():

@@ -424,7 +424,7 @@ def _counted(connection: Connection, statement: Executable) -> dict[str, int]:
 
 
 def _marks(connection: Connection, states: tuple[str, ...], counts: Mapping[str, int]) -> list[Key]:
-    """Return every thousandth key of the newest jobs, of all or of one state; none where that takes long."""
+    """Return the keys of the newest jobs between pages, of all or of one state; none where that takes long."""
     if len(states) > 1 or sum(counts[state] for state in states or _STATES) > _COUNTED_IN_INDEX:
         return []
     if not states:
@@ -432,13 +432,13 @@ def _marks(connection: Connection, states: tuple[str, ...], counts: Mapping[str,
         # Without holes they need not be read.
         is_dense = high - low + 1 == sum(counts.values())
         return [(0, None, seq) for seq in range(high - MARK_EVERY + 1, low, -MARK_EVERY)] if is_dense else []
-    keys: list[Key] = []
+    # One statement that goes along the index, in steps.
     numbers = select(JOBS.c.seq).where(JOBS.c.state == states[0]).order_by(JOBS.c.seq.desc())
-    following = numbers.limit(1).offset(MARK_EVERY - 1)
-    while (seq := connection.scalar(following)) is not None:
-        keys.append((0, None, seq))
-        following = numbers.where(JOBS.c.seq < seq).limit(1).offset(MARK_EVERY - 1)
-    return keys
+    step = numbers.limit(1).offset(MARK_EVERY - 1)
+    marks = select(step.scalar_subquery().label("seq")).cte("marks", recursive=True)
+    further = step.where(JOBS.c.seq < marks.c.seq).correlate(marks).scalar_subquery()
+    marks = marks.union_all(select(further).where(marks.c.seq.is_not(None)))
+    return [(0, None, seq) for seq in connection.scalars(select(marks.c.seq).where(marks.c.seq.is_not(None)))]
 
 
 # Cursors.

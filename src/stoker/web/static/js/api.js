@@ -44,6 +44,9 @@ export function keepKey(key) {
   else localStorage.removeItem(KEY);
 }
 
+/** True after a log-in; the session may have ended since. */
+export const hasKey = () => localStorage.getItem(KEY) !== null;
+
 const pageHeader = () => ({ 'X-Stoker-Page': localStorage.getItem(KEY) ?? '1' });
 
 /** @type {Set<(error: ApiError) => void>} */

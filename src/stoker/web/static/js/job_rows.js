@@ -5,9 +5,8 @@ import { get } from './api.js';
 /** @typedef {import('./messages.d.ts').JobView} JobView */
 /** @typedef {import('./messages.d.ts').JobPage} JobPage */
 
+/** The server's `marks` are as far apart. */
 export const PAGE_ROWS = 200;
-/** Rows between two cursors of `marks`. */
-const MARK_ROWS = 1000;
 const MOST_PAGES = 25;
 /** Fields of a job that change its place in each order. @type {Record<string, (keyof JobView)[]>} */
 const SORTED_BY = { started: ['started_s'], ended: ['state', 'ended_s'], priority: ['priority'], state: ['state'] };
@@ -63,9 +62,9 @@ export class JobRows {
     this.isBusy = true;
     try {
       for (;;) {
-        const page = this.missing();
-        if (page === null) return;
-        await this.loadPage(page);
+        const pages = this.missing();
+        if (!pages.length) return;
+        await Promise.all(pages.map((page) => this.loadPage(page)));
         if (this.isClosed) return;
       }
     } catch (error) {
@@ -75,17 +74,17 @@ export class JobRows {
     }
   }
 
-  /** The next page to load, or null. */
+  /** The pages to load next, of those in view. */
   missing() {
+    const pages = new Set();
     for (let page = this.first ?? 0; page <= this.wanted; page += 1) {
       if (this.pages.has(page) || page * PAGE_ROWS >= this.count) continue;
-      if (this.cursors.has(page)) return page;
-      // Pages are chained: from the nearest one before it that is known.
-      let before = page - 1;
-      while (!this.cursors.has(before)) before -= 1;
-      return before;
+      // Without marks pages are chained: from the nearest one before it that is known.
+      let known = page;
+      while (!this.cursors.has(known)) known -= 1;
+      pages.add(known);
     }
-    return null;
+    return [...pages];
   }
 
   /**
@@ -114,7 +113,7 @@ export class JobRows {
   take(page, jobs, found, isWhole) {
     this.pages.delete(page);
     this.pages.set(page, jobs);
-    found.marks.forEach((cursor, at) => this.cursors.set(((at + 1) * MARK_ROWS) / PAGE_ROWS, cursor));
+    found.marks.forEach((cursor, at) => this.cursors.set(at + 1, cursor));
     if (!found.next) this.isAll = true;
     else if (isWhole) this.cursors.set(page + 1, found.next);
     const end = page * PAGE_ROWS + jobs.length;

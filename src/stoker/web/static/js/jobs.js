@@ -55,7 +55,7 @@ export function JobsPage() {
       const made = new JobRows(filter, () => {
         if (rows.current !== made) {
           // All that is in view comes first, so that nothing blinks.
-          if (made.missing() !== null) return;
+          if (made.missing().length) return;
           if (rows.current) rows.current.isClosed = true;
           rows.current = made;
           tookMs = Date.now() - begun;

@@ -3,7 +3,7 @@
 import { render } from '../vendor/preact.js';
 import { useEffect, useState } from '../vendor/hooks.js';
 import '../vendor/signals.js';
-import { keepKey, post, whenLoggedOut, whoAmI } from './api.js';
+import { hasKey, keepKey, post, whenLoggedOut, whoAmI } from './api.js';
 import { clockTime, duration } from './format.js';
 import { h, html } from './html.js';
 import { JobPage } from './job.js';
@@ -32,6 +32,8 @@ const THEMES = /** @type {Record<string, [string, string]>} */ ({
 /** @param {{ code: string }} props */
 function App({ code }) {
   const [isKnown, setKnown] = useState(false);
+  // With the key of a session, most likely it lasts: the page loads its data at once, not after the answer to who asks.
+  const [isLikely] = useState(!code && hasKey());
   useEffect(() => {
     whenLoggedOut((error) => {
       if (login.value) logoutReason.value = error.message;
@@ -43,8 +45,8 @@ function App({ code }) {
     }
     whoAmI().then((found) => { login.value = found.role ? found : null; }, () => {}).finally(() => setKnown(true));
   }, []);
-  if (!isKnown) return html`<main id="main"><p class="quiet">loading…</p></main>`;
-  return login.value ? h(Shell, {}) : h(LoginPage, { code });
+  if (!isKnown && !isLikely) return html`<main id="main"><p class="quiet">loading…</p></main>`;
+  return login.value || !isKnown ? h(Shell, {}) : h(LoginPage, { code });
 }
 
 function Shell() {
