@@ -1,4 +1,4 @@
-"""`stoker machines`: list, show, drain, cordon, open, forget, invite and export."""
+"""`stoker machines`: list, show, drain, cordon, pause, open, forget, invite and export."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stoker.protocol.client import FleetClient
     from stoker.protocol.view_messages import DoneView, MachineRequest, MachineView
 
-# Arguments of drain, cordon, open and forget.
+# Arguments of drain, cordon, pause, open and forget.
 
 MACHINE = Positional("NAME", help="a machine's name, from `stoker machines`", completes="machine")
 DEVICE = Option("--device", value="UUID", help="only this device; may be repeated", is_many=True)
@@ -94,6 +94,25 @@ DRAIN_GRAMMAR = Grammar(
 def perform_drain(call: CommandContext, given: dict[str, Any]) -> int:
     """Drain a machine."""
     return change_machine(call, given, "drain", effect="is drained: running jobs finish, no more start")
+
+
+# `stoker machines pause`: running jobs return to the queue.
+
+PAUSE_GRAMMAR = Grammar(
+    "machines pause",
+    about=(
+        "Start no more jobs on a machine, and return those that run to the queue, from their last checkpoint. On the "
+        "machine itself `stoker pause` does the same."
+    ),
+    positionals=(MACHINE,),
+    options=OPTIONS,
+    examples=("stoker machines pause lab1", "stoker machines pause lab1 --why 'games tonight' --for 2h"),
+)
+
+
+def perform_pause(call: CommandContext, given: dict[str, Any]) -> int:
+    """Pause a machine."""
+    return change_machine(call, given, "pause", effect="is paused: running jobs return to the queue, no more start")
 
 
 # `stoker machines open`: undo drain, cordon and pause.

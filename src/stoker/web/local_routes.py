@@ -112,11 +112,10 @@ class LocalBackend(UiBackend):
         match parts:
             case ["jobs", "cancel" | "requeue" as verb]:
                 act = monitor.cancel if verb == "cancel" else monitor.requeue
-                done = [act(str(ref)) for ref in _list(body, "jobs")]
-                return DoneView(
-                    changed=tuple(line for one in done for line in one.changed),
-                    notes=tuple(line for one in done for line in one.notes),
-                )
+                return _together([act(str(ref)) for ref in _list(body, "jobs")])
+            case ["jobs", "priority"]:
+                priority = _whole(body.get("priority"))
+                return _together([monitor.set_priority(str(ref), priority) for ref in _list(body, "jobs")])
             case ["jobs", ref, "cancel"]:
                 return monitor.cancel(ref)
             case ["jobs", ref, "requeue"]:
@@ -211,6 +210,13 @@ def _log_query(query: Query) -> LogQuery:
         start=_number(query, "start"),
         limit=min(2000, _number(query, "limit") or 500),
         search=_one(query, "search"),
+    )
+
+
+def _together(done: Sequence[DoneView]) -> DoneView:
+    return DoneView(
+        changed=tuple(line for one in done for line in one.changed),
+        notes=tuple(line for one in done for line in one.notes),
     )
 
 

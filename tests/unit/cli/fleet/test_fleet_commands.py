@@ -531,6 +531,9 @@ def test_machines_are_listed_closed_opened_and_forgotten(fleet: Fleet, stoker: S
     assert "new fan" in shown
     assert stoker("machines", "open", "desk", at=fleet).code == 0
     assert hand.client.machine("desk").state == "ready"
+    paused = stoker("machines", "pause", "desk", "--for", "1h", at=fleet)
+    assert "desk is paused: running jobs return to the queue, no more start for 1h" in paused.out
+    assert hand.client.machine("desk").state == "paused"
     assert stoker("machines", "cordon", "desk", at=fleet).code == 0
     refused = stoker("machines", "forget", "desk", at=fleet)
     assert (refused.code, "--force" in refused.err) == (1, True)

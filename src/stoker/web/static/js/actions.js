@@ -20,7 +20,7 @@ export const canPrioritise = (job) => may('submit') && job.state === 'pending';
 export const askCancel = (job) => confirm({
   title: `Cancel ${job.name}?`,
   text: `${job.name} is ${job.state}${job.machine ? ` on ${job.machine}` : ''}. Its work since the last checkpoint is lost.`,
-  command: `stoker cancel ${quoted(job.name)}`,
+  command: () => `stoker cancel ${quoted(job.name)}`,
   verb: 'cancel the job',
   isDanger: true,
   act: () => change(`${jobPath(job.id)}/cancel`),
@@ -30,7 +30,7 @@ export const askCancel = (job) => confirm({
 export const askRequeue = (job) => confirm({
   title: `Start ${job.name} again?`,
   text: `${job.name} has ended (${job.state}). A new attempt is queued.`,
-  command: `stoker jobs requeue ${quoted(job.name)}`,
+  command: () => `stoker jobs requeue ${quoted(job.name)}`,
   verb: 'requeue the job',
   act: () => change(`${jobPath(job.id)}/requeue`),
 });
@@ -39,29 +39,48 @@ export const askRequeue = (job) => confirm({
 export const askPriority = (job) => confirm({
   title: `Priority of ${job.name}`,
   text: `It has priority ${job.priority}. Jobs with a higher priority start first.`,
-  command: `stoker jobs priority ${quoted(job.name)} NUMBER`,
+  command: ({ priority }) => `stoker jobs priority ${quoted(job.name)} ${priority.trim() || 'NUMBER'}`,
   verb: 'set the priority',
-  input: 'priority',
-  value: String(job.priority),
-  act: (value) => change(`${jobPath(job.id)}/priority`, { priority: wholeNumber(value) }),
+  fields: [{ key: 'priority', label: 'priority', value: String(job.priority) }],
+  act: ({ priority }) => change(`${jobPath(job.id)}/priority`, { priority: wholeNumber(priority) }),
 });
 
 /** @param {string} text */
 function wholeNumber(text) {
-  if (!/^-?\d{1,6}$/.test(text.trim())) throw new Error(`${text} is not a whole number`);
+  if (!/^-?\d{1,6}$/.test(text.trim())) throw new Error(`${text || 'nothing'} is not a whole number`);
   return Number(text);
 }
 
-/** @param {'cancel' | 'requeue'} verb @param {JobView[]} jobs */
-export const askMany = (verb, jobs) => confirm({
-  title: `${verb === 'cancel' ? 'Cancel' : 'Requeue'} ${grouped(jobs.length)} jobs?`,
-  text: `${jobs.slice(0, 6).map((job) => job.name).join(', ')}${jobs.length > 6 ? ` and ${jobs.length - 6} more` : ''}`,
-  command: `stoker ${verb === 'cancel' ? 'cancel' : 'jobs requeue'} ${jobs.slice(0, 3).map((job) => quoted(job.name)).join(' ')}${
-    jobs.length > 3 ? ' …' : ''}`,
-  verb: `${verb} ${grouped(jobs.length)} jobs`,
-  isDanger: verb === 'cancel',
-  act: () => change(`v1/jobs/${verb}`, { jobs: jobs.map((job) => job.id) }),
+const MANY = /** @type {Record<string, [title: string, command: string]>} */ ({
+  cancel: ['Cancel', 'stoker cancel'],
+  requeue: ['Requeue', 'stoker jobs requeue'],
+  priority: ['Priority of', 'stoker jobs priority'],
 });
+
+/** @param {'cancel' | 'requeue' | 'priority'} verb @param {JobView[]} jobs @param {() => void} after */
+export function askMany(verb, jobs, after) {
+  const [title, command] = MANY[verb];
+  const names = jobs.map((job) => job.name);
+  const isPriority = verb === 'priority';
+  /** @param {string} text */
+  const priorityOf = (text) => (isPriority ? { priority: wholeNumber(text) } : {});
+  confirm({
+    title: `${title} ${grouped(jobs.length)} jobs${isPriority ? '' : '?'}`,
+    text: verb === 'cancel' ? 'Their work since the last checkpoint is lost.' : isPriority ? 'Jobs with a higher priority start first.' : 'A new attempt of each is queued.',
+    names,
+    // Of very many the first: the rest is the same word by word.
+    command: ({ priority }) => [command, ...names.slice(0, 20).map(quoted), names.length > 20 ? '…' : '',
+      isPriority ? priority.trim() || 'NUMBER' : ''].filter(Boolean).join(' '),
+    verb: isPriority ? `set the priority of ${grouped(jobs.length)} jobs` : `${verb} ${grouped(jobs.length)} jobs`,
+    fields: isPriority ? [{ key: 'priority', label: 'priority', value: String(jobs[0]?.priority ?? 0) }] : [],
+    isDanger: verb === 'cancel',
+    act: async ({ priority }) => {
+      const done = await change(`v1/jobs/${verb}`, { jobs: jobs.map((job) => job.id), ...priorityOf(priority ?? '') });
+      after();
+      return done;
+    },
+  });
+}
 
 const MACHINE_TEXTS = /** @type {Record<string, string>} */ ({
   drain: 'Running jobs finish; no new ones start there.',
@@ -69,14 +88,38 @@ const MACHINE_TEXTS = /** @type {Record<string, string>} */ ({
   pause: 'Running jobs return to the queue, and no new ones start.',
   open: 'Jobs start there again.',
 });
+const SECONDS = /** @type {Record<string, number>} */ ({ s: 1, m: 60, h: 3600, d: 86400 });
+
+/** @param {string} text such as 30m or 2h; empty: no end @returns {number | undefined} */
+function secondsOf(text) {
+  if (!text.trim()) return undefined;
+  const found = /^(\d+(?:\.\d+)?)\s*([smhd])$/.exec(text.trim());
+  if (!found || !Number(found[1])) throw new Error(`${text} is not a duration such as 30m or 2h`);
+  return Number(found[1]) * SECONDS[found[2]];
+}
 
 /** @param {string} verb @param {string} name */
-export const askMachine = (verb, name) => confirm({
-  title: `${verb[0].toUpperCase()}${verb.slice(1)} ${name}?`,
-  text: MACHINE_TEXTS[verb],
-  command: verb === 'pause' ? `stoker pause   (on ${name})` : `stoker machines ${verb} ${quoted(name)}`,
-  verb: `${verb} ${name}`,
-  input: verb === 'open' ? undefined : 'reason',
-  isDanger: verb === 'pause',
-  act: (why) => change(`v1/machines/${encodeURIComponent(name)}/${verb}`, verb === 'open' ? {} : { why }),
-});
+export const askMachine = (verb, name) => askMachines(verb, [name]);
+
+/** @param {string} verb @param {string[]} names */
+export function askMachines(verb, names) {
+  const isOne = names.length === 1;
+  const what = isOne ? names[0] : `${grouped(names.length)} machines`;
+  confirm({
+    title: `${verb[0].toUpperCase()}${verb.slice(1)} ${what}?`,
+    text: MACHINE_TEXTS[verb],
+    names: isOne ? undefined : names,
+    command: ({ why, life }) => names.slice(0, 20).map((name) => [`stoker machines ${verb}`, quoted(name), ...(why ? ['--why', quoted(why)] : []),
+      ...(life?.trim() ? ['--for', quoted(life.trim())] : [])].join(' ')).join(' && '),
+    verb: `${verb} ${what}`,
+    fields: verb === 'open' ? [] : [
+      { key: 'why', label: 'reason', hint: 'shown to everyone' }, { key: 'life', label: 'for', hint: '30m, 2h; empty: until opened' }],
+    isDanger: verb === 'pause',
+    act: async ({ why, life }) => {
+      const body = verb === 'open' ? {} : { why, for_s: secondsOf(life) };
+      const done = [];
+      for (const name of names) done.push(await change(`v1/machines/${encodeURIComponent(name)}/${verb}`, body));
+      return { changed: done.flatMap((one) => one.changed ?? []), notes: done.flatMap((one) => one.notes ?? []) };
+    },
+  });
+}

@@ -1,13 +1,14 @@
 // @ts-check
 // Jobs: a table that filters, sorts, groups, and acts on many.
 import { useEffect, useRef, useState } from '../vendor/hooks.js';
-import { askMany, canCancel, canRequeue } from './actions.js';
+import { askMany, canCancel, canPrioritise, canRequeue } from './actions.js';
 import { numberOf } from './api.js';
 import { ago, cutMiddle, duration, grouped, quoted, shortNumber } from './format.js';
 import { h, html } from './html.js';
 import { JobRows, PAGE_ROWS } from './job_rows.js';
 import { now, onRows } from './live.js';
 import { go, jobLink, place, setQuery } from './router.js';
+import { may } from './state.js';
 import { VirtualTable } from './table.js';
 import { Command, Empty, Progress, Select, StateBadge, Trouble, useNow } from './ui.js';
 
@@ -81,6 +82,10 @@ export function JobsPage() {
     const stop = onRows((changed) => {
       const moved = lists().map((list) => list.change(changed.jobs, changed.counts));
       if (changed.resync || changed.gone.length || moved.includes(true)) again();
+      setMarked((before) => {
+        const known = changed.jobs.filter((job) => before.has(job.id));
+        return known.length ? new Map([...before, ...byId(known)]) : before;
+      });
     });
     return () => {
       clearTimeout(timer);
@@ -112,9 +117,12 @@ export function JobsPage() {
     const found = shown.at(index);
     return found && typeof found !== 'string' ? [found, now_s, marked.has(found.id)] : [found];
   };
+  const loaded = table && may('submit') ? table.loaded() : [];
   const hasFilter = FILTERS.some((name) => name !== 'sort' && filter[name]);
   return html`<main id="main" class="wide"><h1>Jobs <span class="quiet">${table ? grouped(table.count) : ''}</span></h1>
     ${h(Filters, { counts: table?.counts ?? {} })}
+    ${loaded.some((job) => !marked.has(job.id)) && html`<p class="buttons"><button type="button" class="small"
+      onClick=${() => setMarked(new Map([...marked, ...byId(loaded)]))}>select the ${grouped(loaded.length)} loaded jobs</button></p>`}
     ${h(Trouble, { error, what: 'jobs' })}
     ${marked.size > 0 && h(Bulk, { jobs: [...marked.values()], clear: () => setMarked(new Map()) })}
     ${table && !table.count ? h(Empty, hasFilter ? { title: 'No job matches this filter.', children: html`<p><a href="#/jobs">all jobs</a></p>` }
@@ -163,9 +171,10 @@ function rowOf(job, now_s, isMarked, mark) {
   const [metric] = Object.keys(job.metrics);
   const value = metric ? `${metric} ${shortNumber(numberOf(job.metrics[metric]))}` : '';
   const used = job.started_s ? duration((job.ended_s ?? now_s) - job.started_s) : '–';
+  // Tab leaves the table; inside it keys move: j, k, Enter, x.
   return [
-    html`<label class="mark"><input type="checkbox" checked=${isMarked} onChange=${mark} aria-label=${`select ${job.name}`} /></label>`,
-    html`<a href=${jobLink(job.name)} title=${job.name}>${cutMiddle(job.name, 40)}</a>${job.label && html` <span class="quiet">${job.label}</span>`}`,
+    html`<label class="mark"><input type="checkbox" tabindex="-1" checked=${isMarked} onChange=${mark} aria-label=${`select ${job.name}`} /></label>`,
+    html`<a href=${jobLink(job.name)} tabindex="-1" title=${job.name}>${cutMiddle(job.name, 40)}</a>${job.label && html` <span class="quiet">${job.label}</span>`}`,
     // Called, not placed as components: of these there are many, and none has a state of its own.
     StateBadge({ state: job.state, cancelling: job.is_cancelling }),
     job.state === 'running' ? html`${Progress({ job })} <span class="quiet">${value}</span>`
@@ -200,13 +209,18 @@ function Filters({ counts }) {
   </form>`;
 }
 
+/** @param {JobView[]} jobs @returns {[string, JobView][]} */
+const byId = (jobs) => jobs.map((job) => [job.id, job]);
+
 /** @param {{ jobs: JobView[], clear: () => void }} props */
 function Bulk({ jobs, clear }) {
   const stop = jobs.filter(canCancel);
   const start = jobs.filter(canRequeue);
+  const order = jobs.filter(canPrioritise);
   return html`<div class="bulk" role="group" aria-label="selected jobs"><strong>${grouped(jobs.length)} selected</strong>
-    ${stop.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('cancel', stop)}>cancel ${stop.length}</button>`}
-    ${start.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('requeue', start)}>requeue ${start.length}</button>`}
+    ${stop.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('cancel', stop, clear)}>cancel ${stop.length}</button>`}
+    ${start.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('requeue', start, clear)}>requeue ${start.length}</button>`}
+    ${order.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('priority', order, clear)}>priority of ${order.length}</button>`}
     <button type="button" class="small" onClick=${clear}>clear</button></div>`;
 }
 

@@ -32,7 +32,10 @@ export function listenToKeys(showHelp) {
       event.preventDefault();
     } else if (['j', 'k'].includes(event.key)) {
       const list = document.querySelector('[data-keys=rows]');
-      if (list instanceof HTMLElement && !list.contains(document.activeElement)) list.focus();
+      if (list instanceof HTMLElement && !list.contains(document.activeElement)) {
+        list.focus();
+        list.dispatchEvent(new KeyboardEvent('keydown', { key: event.key }));
+      }
     }
   };
   addEventListener('keydown', hear);

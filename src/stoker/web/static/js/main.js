@@ -15,7 +15,7 @@ import { MachinesPage } from './machines.js';
 import { OverviewPage } from './overview.js';
 import { linkTo, page, place } from './router.js';
 import { applyTheme, login, logoutReason, messages, setTheme, theme } from './state.js';
-import { ConfirmDialog, Empty } from './ui.js';
+import { ConfirmDialog, Empty, focusMain } from './ui.js';
 
 /** Pages by the first part of the path. Another page is one more entry. @type {Record<string, () => any>} */
 const PAGES = {
@@ -58,8 +58,12 @@ function Shell() {
   useEffect(() => {
     document.title = `${titleOf()} · Stoker`;
   }, [place.value.text]);
+  useEffect(() => {
+    // A link that was followed is gone with its page.
+    requestAnimationFrame(focusMain);
+  }, [place.value.path.join('/')]);
   const shown = PAGES[page.value];
-  return html`<a class="skip" href="#main" onClick=${(/** @type {Event} */ event) => { event.preventDefault(); document.getElementById('main')?.focus(); }}>skip to the content</a>
+  return html`<a class="skip" href="#main" onClick=${(/** @type {any} */ event) => { event.preventDefault(); event.target.blur(); focusMain(); }}>skip to the content</a>
     <header><a class="brand" href="#/"><span aria-hidden="true">▲</span> Stoker</a>
       <nav aria-label="pages">${LINKS.map(([name, text]) => html`<a key=${name} href=${linkTo(name === 'overview' ? [] : [name])}
         aria-current=${isCurrent(name) ? 'page' : undefined}>${text}</a>`)}</nav>

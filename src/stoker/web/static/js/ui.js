@@ -85,8 +85,10 @@ export function Tabs({ label, tabs, chosen, choose }) {
 }
 
 /**
- * @typedef {{ title: string, text: string, command: string, verb: string, input?: string, value?: string,
- *   isDanger?: boolean, act: (value: string) => Promise<any> }} Question
+ * @typedef {Record<string, string>} Values
+ * @typedef {{ key: string, label: string, value?: string, hint?: string }} DialogField
+ * @typedef {{ title: string, text: string, names?: string[], command: (values: Values) => string, verb: string,
+ *   fields?: DialogField[], isDanger?: boolean, act: (values: Values) => Promise<any> }} Question
  */
 
 /** @type {{ current: ((question: Question) => void) | null }} */
@@ -97,18 +99,32 @@ export function confirm(question) {
   asker.current?.(question);
 }
 
+/** Keys go on at the beginning of the page if what had the focus is gone. */
+export function focusMain() {
+  const main = document.getElementById('main');
+  if (!main || (document.activeElement && document.activeElement !== document.body)) return;
+  main.tabIndex = -1;
+  main.focus({ preventScroll: true });
+}
+
+const FOCUS_AFTER_MS = [0, 500, 1500, 3000];
+
 /** The one dialog of the pages. */
 export function ConfirmDialog() {
   const [question, setQuestion] = useState(/** @type {Question | null} */ (null));
-  const [value, setValue] = useState('');
+  const [values, setValues] = useState(/** @type {Values} */ ({}));
+  const [trouble, setTrouble] = useState('');
   const [isBusy, setBusy] = useState(false);
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   asker.current = (asked) => {
-    setValue(asked.value ?? '');
+    setValues(Object.fromEntries((asked.fields ?? []).map((field) => [field.key, field.value ?? ''])));
+    setTrouble('');
     setQuestion(asked);
   };
   useEffect(() => {
     if (question && !dialog.current?.open) dialog.current?.showModal();
+    // What opened it may go: a job that was cancelled has no such button.
+    if (!question) FOCUS_AFTER_MS.forEach((ms) => setTimeout(focusMain, ms));
   }, [question]);
   if (!question) return null;
   const close = () => {
@@ -118,13 +134,15 @@ export function ConfirmDialog() {
   /** @param {Event} event */
   const act = async (event) => {
     event.preventDefault();
+    if (isBusy) return;
     setBusy(true);
+    setTrouble('');
     try {
-      const done = await question.act(value);
+      const done = await question.act(values);
       say([...(done?.changed ?? []), ...(done?.notes ?? [])].join('; ') || `${question.verb}: done`);
       close();
     } catch (error) {
-      say(errorText(error), true);
+      setTrouble(errorText(error));
     } finally {
       setBusy(false);
     }
@@ -133,12 +151,15 @@ export function ConfirmDialog() {
     <form onSubmit=${act}>
       <h2 id="question">${question.title}</h2>
       <p>${question.text}</p>
-      ${question.input && html`<label>${question.input} <input value=${value} autocomplete="off"
-        onInput=${(/** @type {any} */ event) => setValue(event.target.value)} /></label>`}
-      <p><code>${question.command}</code></p>
+      ${question.names && html`<div class="names" tabindex="0" role="region" aria-label="names"><ul>${question.names.map((name) => html`<li key=${name}>${name}</li>`)}</ul></div>`}
+      ${(question.fields ?? []).map((field) => html`<label key=${field.key} class="line">${field.label}
+        <input value=${values[field.key]} placeholder=${field.hint ?? ''} autocomplete="off"
+        onInput=${(/** @type {any} */ event) => setValues({ ...values, [field.key]: event.target.value })} /></label>`)}
+      <p><code>${question.command(values)}</code></p>
+      ${trouble && html`<p class="trouble" role="alert">${trouble}</p>`}
       <div class="buttons">
         <button type="button" onClick=${close}>keep as it is</button>
-        <button type="submit" class=${question.isDanger ? 'danger' : 'primary'} disabled=${isBusy}>${question.verb}</button>
+        <button type="submit" class=${question.isDanger ? 'danger' : 'primary'} aria-disabled=${isBusy || undefined}>${question.verb}</button>
       </div>
     </form>
   </dialog>`;
