@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stoker.coordinator.database.database import snapshot
 from stoker.coordinator.queue.timeline import read_timeline
 from stoker.coordinator.storage.telemetry import FleetTelemetry
@@ -49,6 +51,32 @@ def test_the_timeline_has_what_ran_within_the_span_and_what_still_runs(fleet: Dr
     assert shown(timeline(fleet, begun_s, now_s, "m2")) == [("m2", "second", "")]
     (span,) = timeline(fleet, begun_s, middle_s).spans
     assert (span.to_s or 0.0) - span.from_s >= 20.0
+
+
+def test_of_a_span_with_very_many_events_the_end_is_shown_and_the_rest_is_said(
+    fleet: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun_s = fleet.clock.wall_s()
+    fleet.join("m1")
+    names = [f"job{number}" for number in range(6)]
+    fleet.submit(*(order(name) for name in names))
+    for _ in names:
+        (lease,) = fleet.claim("m1")
+        fleet.start(lease)
+        fleet.clock.advance(10.0)
+        fleet.finish(lease)
+    now_s = fleet.clock.wall_s() + 1.0
+    everything = timeline(fleet, begun_s, now_s)
+    assert ([span.name for span in everything.spans], everything.is_cut) == (names, False)
+    monkeypatch.setattr("stoker.coordinator.queue.timeline.MOST_EVENTS", 8)
+    monkeypatch.setattr("stoker.coordinator.queue.timeline._PAGE", 3)
+    newest = timeline(fleet, begun_s, now_s)
+    assert newest.is_cut
+    assert [span.name for span in newest.spans] == names[-len(newest.spans) :]
+    assert 0 < len(newest.spans) < len(names)
+    # What ended behind a short span ran in it.
+    begun = timeline(fleet, begun_s, begun_s + 5.0)
+    assert [span.name for span in begun.spans] == ["job0"]
 
 
 def test_an_alert_is_a_symptom_with_its_severity_until_it_is_cleared_or_its_machine_is_silent(

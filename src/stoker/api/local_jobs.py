@@ -26,6 +26,8 @@ from stoker.jobs.trials import is_sweep, read_trials
 from stoker.protocol.view_messages import JobPage, JobView
 
 _MOST_GONE = 4096
+MOST_CHANGED = 4096
+"""Rows in one answer: their journals are read."""
 _MOST_METRICS = 50
 _LONGEST_WHY = 2000
 _UNFINISHED = frozenset({"running", "waiting"})
@@ -142,6 +144,8 @@ class LocalJobTable:
             if after == self._seq:
                 return LocalChanges(seq=self._seq)
             changed = [row.view for row in self._rows.values() if row.seq > after]
+            if len(changed) > MOST_CHANGED:
+                return LocalChanges(seq=self._seq, is_lost=True)
             gone = tuple(name for seq, name in self._gone if seq > after and name not in self._rows)
             return LocalChanges(seq=self._seq, rows=self.detailed(changed), gone=gone)
 

@@ -67,7 +67,6 @@ _SHA256 = "sha256:"
 _LATELY_S = 86_400.0
 _LOOK_EVERY_S = 0.25
 _MOST_FILES = 5000
-_MOST_CHANGED = 4096
 _LOOKED_AT = 500
 """Jobs, the newest, among which sweeps, adapters and results are looked for."""
 
@@ -273,7 +272,7 @@ class LocalMonitor(Monitor):
             if found.seq != after or left_s <= 0:
                 break
             clock.sleep(min(_LOOK_EVERY_S, left_s))
-        is_lost = found.is_lost or len(found.rows) > _MOST_CHANGED
+        is_lost = found.is_lost
         return ChangedRows(
             seq=found.seq,
             server_s=clock.wall_s(),

@@ -21,6 +21,8 @@ MOST_FILES = 500
 LARGEST_FILE_BYTES = 256 * 1024
 _MOST_LINES = 4000
 """Of one side: what finds the differences takes seconds for more."""
+_COMPARED_LINES = 100_000
+"""Of all files together."""
 _LONGEST_LINE = 2000
 
 CODE = "code.json"
@@ -77,8 +79,9 @@ def compare_code(before: Mapping[str, str], after: Mapping[str, str], read: Read
     paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     pieces: list[str] = []
     size, is_cut = 0, len(paths) > MOST_FILES
+    room = _Room(_COMPARED_LINES)
     for path in paths[:MOST_FILES]:
-        for line in _file_diff(path, before.get(path), after.get(path), read):
+        for line in _file_diff(path, before.get(path), after.get(path), read, room):
             size += len(line) + 1
             if size > MOST_TEXT:
                 return CodeChange(files=tuple(paths[:MOST_FILES]), text="\n".join(pieces), is_cut=True)
@@ -86,7 +89,19 @@ def compare_code(before: Mapping[str, str], after: Mapping[str, str], read: Read
     return CodeChange(files=tuple(paths[:MOST_FILES]), text="\n".join(pieces), is_cut=is_cut)
 
 
-def _file_diff(path: str, before: str | None, after: str | None, read: ReadFile) -> Iterator[str]:
+class _Room:
+    """How many lines may still be compared."""
+
+    def __init__(self, lines: int) -> None:
+        self._left = lines
+
+    def takes(self, *sides: Sequence[str]) -> bool:
+        """Return True if there is room for these lines."""
+        self._left -= sum(map(len, sides))
+        return self._left >= 0
+
+
+def _file_diff(path: str, before: str | None, after: str | None, read: ReadFile, room: _Room) -> Iterator[str]:
     shown = printable(path).replace("\n", "\\x0a")
     yield f"--- {f'a/{shown}' if before is not None else '/dev/null'}"
     yield f"+++ {f'b/{shown}' if after is not None else '/dev/null'}"
@@ -94,6 +109,9 @@ def _file_diff(path: str, before: str | None, after: str | None, read: ReadFile)
     if sides[0] is None or sides[1] is None:
         digests = " → ".join((digest or "none")[:12] for digest in (before, after))
         yield f"# not shown: binary, large, or not stored ({digests})"
+        return
+    if not room.takes(sides[0], sides[1]):
+        yield "# not shown: too many lines have changed in all files together"
         return
     from difflib import unified_diff  # noqa: PLC0415 - 4 ms that a run should not cost
 

@@ -163,6 +163,16 @@ def test_code_of_two_runs_of_a_name(monitor: LocalMonitor, shelf: Shelf) -> None
     assert monitor.code_diff(diff.parent).note == "no earlier run has this name"
 
 
+def test_very_many_changes_are_not_read_one_by_one(
+    monitor: LocalMonitor, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.api.local_jobs.MOST_CHANGED", 2)
+    for name in ("a", "b", "c"):
+        shelf.add(name, [Made()])
+    monkeypatch.setattr("stoker.api.local_jobs._progress", lambda _story: pytest.fail("a journal was read"))
+    assert monitor.changes(0, 0.0).resync
+
+
 def test_changes_are_rows_that_changed_since_a_number(monitor: LocalMonitor, shelf: Shelf) -> None:
     attempt = shelf.add("live", [Made(state="running", metrics={"loss": 1.0})], is_ended=False)
     old = shelf.add("old", [Made()])

@@ -3,6 +3,8 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
+import pytest
+
 from stoker.jobs.code_diff import CODE, LARGEST_FILE_BYTES, MOST_TEXT, code_paper, compare_code, read_code
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.request import JobRequest
@@ -35,6 +37,16 @@ def test_a_long_diff_is_cut() -> None:
     assert change.is_cut
     assert len(change.text) <= MOST_TEXT
     assert compare_code({"a": "1"}, {"a": "1"}).files == ()
+
+
+def test_of_very_many_changed_lines_only_the_first_files_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.jobs.code_diff._COMPARED_LINES", 250)
+    files = {f"f{at}.py": f"{at}" for at in range(4)}
+    change = compare_code({}, files, lambda digest: f"x = {digest}\n".encode() * 100)
+    assert change.files == tuple(files)
+    assert change.text.count("# not shown: too many lines") == 2
+    assert "+x = 1" in change.text
+    assert "+x = 2" not in change.text
 
 
 def test_small_texts_of_a_program_s_code_are_kept_with_its_run(tmp_path: Path) -> None:

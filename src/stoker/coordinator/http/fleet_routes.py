@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Annotated
 
 from fastapi import Header, Path, Query, Response
@@ -57,7 +57,7 @@ _NOTHING_SAID = MachineRequest()
 class MachineRoutes:
     """Routes for people about machines: list, close, open and forget them."""
 
-    def __init__(self, context: ServiceContext, *, on_forgotten: Callable[[str], None]) -> None:
+    def __init__(self, context: ServiceContext, *, on_forgotten: Callable[[str], Awaitable[None]]) -> None:
         """Answer them; `on_forgotten` hears of a machine that no longer belongs to the fleet."""
         self._context = context
         self._on_forgotten = on_forgotten
@@ -76,7 +76,9 @@ class MachineRoutes:
 
     async def all(self) -> Response:
         """List the machines."""
-        return answer(MachineList(machines=await self._context.read(self._context.views.machines, "")))
+        views = self._context.views
+        # For hundreds of machines it is megabytes: encoded in that thread, too.
+        return await self._context.read(lambda: answer(MachineList(machines=views.machines(""))))
 
     async def one(self, name: MachineName) -> Response:
         """Return one machine."""
@@ -110,7 +112,7 @@ class MachineRoutes:
         """Remove a machine. One that joined with a code is refused from now on, and its leases end at once."""
         command = ForgetMachine(machine=name, is_forced=asked.is_forced, by=recorded(who, asked.by))
         forgotten = await self._context.ask(command)
-        self._on_forgotten(name)
+        await self._on_forgotten(name)
         return done(forgotten)
 
     async def _close(self, name: str, how: MachineCloseMode, asked: MachineRequest, who: Principal) -> Response:

@@ -423,9 +423,9 @@ class CoordinatorService:
         )
         telemetry = TelemetryRoutes(context)
 
-        def on_forgotten(machine: str) -> None:
+        async def on_forgotten(machine: str) -> None:
             sources.forget(machine)
-            telemetry.forget(machine)
+            await telemetry.forget(machine)
 
         routers = (
             telemetry.router,

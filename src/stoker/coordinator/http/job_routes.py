@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import Query, Request, Response
 
@@ -225,8 +225,9 @@ class JobRoutes:
 
     async def page(self, asked: Annotated[JobListRequest, Query()]) -> Response:
         """List jobs, newest first or in another order."""
-        read = partial(self._context.reader.page, sort=asked.sort, after=asked.after, limit=asked.limit)
-        return answer(await self._context.read(read, has_marks=asked.marks, **asked.filters()))
+        filters: dict[str, Any] = asked.filters()
+        read = partial(self._context.reader.page, sort=asked.sort, after=asked.after, limit=asked.limit, **filters)
+        return await self._context.read(lambda: answer(read(has_marks=asked.marks)))
 
     async def story(self, ref: Ref) -> Response:
         """Return everything about one job."""

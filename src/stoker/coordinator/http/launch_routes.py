@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Path, Query, Response
@@ -55,7 +55,7 @@ class LaunchRoutes:
     """Routes about pools and allocations."""
 
     def __init__(
-        self, context: ServiceContext, enrolment: Enrolment | None, *, on_forgotten: Callable[[str], None]
+        self, context: ServiceContext, enrolment: Enrolment | None, *, on_forgotten: Callable[[str], Awaitable[None]]
     ) -> None:
         """Answer them; `on_forgotten` is called with the name of a machine whose allocation has ended."""
         self._context = context
@@ -117,7 +117,7 @@ class LaunchRoutes:
         command = MoveAllocations(pool=pool, epoch=asked.epoch, moves=asked.moves, by=recorded(who, ""))
         moved: QueueCommandResult = await self._context.ask(command)
         for machine in moved.data.pop("forgotten", ()):
-            self._on_forgotten(machine)
+            await self._on_forgotten(machine)
         return done(moved)
 
     async def request(self, pool: PoolPath, asked: MachinesRequest, who: Who) -> Response:

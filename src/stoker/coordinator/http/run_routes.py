@@ -119,7 +119,7 @@ class RunRoutes:
         job, tries = await self._attempts(ref)
         chosen = _chosen(ref, tries, attempt) if attempt is not None else tries
         asked = CurveRange(names=names or (), first=first, last=last, points=points)
-        return answer(await self._read(self._series, job, chosen, asked))
+        return await self._read(lambda: answer(self._series(job, chosen, asked)))
 
     def _series(self, job: JobMatch, tries: Sequence[AttemptView], asked: CurveRange) -> SeriesView:
         files = joined_files(curve_files(self._folder(job, one).metrics_folder) for one in tries)
@@ -131,7 +131,7 @@ class RunRoutes:
         """Return the stages of a job's last attempt, or of one, as a graph in layers."""
         job, tries = await self._attempts(ref)
         chosen = _chosen(ref, tries, attempt) if attempt is not None else tries[-1:]
-        return answer(await self._read(self._stages, job, chosen))
+        return await self._read(lambda: answer(self._stages(job, chosen)))
 
     def _stages(self, job: JobMatch, tries: Sequence[AttemptView]) -> StageGraph:
         if not tries:
@@ -156,7 +156,7 @@ class RunRoutes:
         job, tries = await self._attempts(ref)
         chosen = _chosen(ref, tries, attempt) if attempt is not None else tries[-1:]
         asked = LogRange(node=node, start=start, limit=limit, search=search)
-        return answer(await self._read(self._log, job, chosen, asked))
+        return await self._read(lambda: answer(self._log(job, chosen, asked)))
 
     def _log(self, job: JobMatch, tries: Sequence[AttemptView], asked: LogRange) -> LogPage:
         if not tries:
@@ -178,7 +178,7 @@ class RunRoutes:
         if other is None:
             return answer(CodeDiff(job=job.name, note="no earlier job has this name"))
         specs = [(await read(reader.story, one.id)).spec for one in (other, job)]
-        return answer(await self._read(self._code, job.name, other.name, specs[0], specs[1]))
+        return await self._read(lambda: answer(self._code(job.name, other.name, specs[0], specs[1])))
 
     def _code(self, name: str, parent: str, before: JobSpec, after: JobSpec) -> CodeDiff:
         commits = [spec.commit[:_COMMIT] for spec in (before, after)]

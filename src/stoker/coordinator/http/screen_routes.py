@@ -190,6 +190,7 @@ class ScreenRoutes:
 
 HOUR_S = 3600.0
 _LATEST_S = 4e9
+AnyMachine = Annotated[str, Query(max_length=200, description="Empty: all of them")]
 Time = Annotated[float | None, Query(ge=0, le=_LATEST_S, allow_inf_nan=False)]
 From = Annotated[float | None, Query(alias="from", ge=0, le=_LATEST_S, allow_inf_nan=False)]
 
@@ -200,6 +201,8 @@ class TelemetryRoutes:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._known: set[str] = set()
+        # Ninety days of a machine take a second to read.
+        self._reads = asyncio.Semaphore(1)
         self.router = RouteTable("telemetry")
         add = self.router.add
         add("/v1/machines/timeline", self.timeline, response_model=TimelineView)
@@ -225,18 +228,19 @@ class TelemetryRoutes:
         """Return the telemetry of a machine: present values, series and alerts. By default of the last hour."""
         await self._check(name)
         from_s, to_s = self._span(begin, to)
-        context = self._context
-        return answer(await context.keep(context.keeping.telemetry.view, name, from_s=from_s, to_s=to_s, points=points))
+        context, view = self._context, self._context.keeping.telemetry.view
+        async with self._reads:
+            return await context.keep(lambda: answer(view(name, from_s=from_s, to_s=to_s, points=points)))
 
-    async def timeline(self, begin: From = None, to: Time = None, machine: str = "") -> Response:
+    async def timeline(self, begin: From = None, to: Time = None, machine: AnyMachine = "") -> Response:
         """Return which attempts ran where. By default in the last hour."""
         from_s, to_s = self._span(begin, to)
-        return answer(await self._context.read(self._read_timeline, from_s, to_s, machine))
+        return await self._context.read(lambda: answer(self._read_timeline(from_s, to_s, machine)))
 
-    def forget(self, name: str) -> None:
+    async def forget(self, name: str) -> None:
         """Delete the telemetry of a machine that is no longer in the fleet."""
         self._known.discard(name)
-        self._context.keeping.telemetry.forget(name)
+        await self._context.keep(self._context.keeping.telemetry.forget, name)
 
     def _read_timeline(self, from_s: float, to_s: float, machine: str) -> TimelineView:
         now_s = self._context.clock.wall_s()

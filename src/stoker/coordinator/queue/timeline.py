@@ -14,7 +14,7 @@ from stoker.protocol.telemetry_messages import TimelineSpan, TimelineView
 
 MOST_SPANS = 5000
 MOST_EVENTS = 50_000
-"""Read for one request: of a span with more, its beginning is shown."""
+"""Read of a span, and behind it: of a span with more, its end is shown."""
 _PAGE = 5000
 _ENDS = (
     FleetKinds.JOB_FINISHED,
@@ -53,18 +53,16 @@ def read_timeline(
     if machine:
         running = running.where(LEASES.c.machine == machine)
     found = {(row.seq, row.attempt): row for row in connection.execute(running)}
-    newest = connection.scalar(select(func.max(EVENTS.c.id))) or 0
-    cursor = _first_event(connection, from_s, newest) - 1
-    last = min(newest, cursor + MOST_EVENTS)
-    is_cut = last < newest and _time_of(connection, last) < to_s
-    while cursor < last and len(found) <= MOST_SPANS:
-        until = min(last, cursor + _PAGE)
+    windows, is_cut = _windows(connection, from_s, to_s)
+    for after, until in windows:
+        if len(found) > MOST_SPANS:
+            break
         ended = (
             select(*_COLUMNS)
             .join_from(EVENTS, ATTEMPTS, (ATTEMPTS.c.seq == EVENTS.c.seq) & (ATTEMPTS.c.attempt == EVENTS.c.attempt))
             .join(JOBS, JOBS.c.seq == EVENTS.c.seq)
             .where(
-                EVENTS.c.id > cursor,
+                EVENTS.c.id > after,
                 EVENTS.c.id <= until,
                 EVENTS.c.kind.in_(_ENDS),
                 ATTEMPTS.c.started_s.is_not(None),
@@ -74,7 +72,6 @@ def read_timeline(
         if machine:
             ended = ended.where(ATTEMPTS.c.machine == machine)
         found |= {(row.seq, row.attempt): row for row in connection.execute(ended)}
-        cursor = until
     spans = sorted((_span(row) for row in found.values()), key=lambda one: (one.machine, one.from_s, one.job))
     return TimelineView(
         server_s=now_s,
@@ -83,6 +80,21 @@ def read_timeline(
         spans=tuple(spans[:MOST_SPANS]),
         is_cut=is_cut or len(spans) > MOST_SPANS,
     )
+
+
+def _windows(connection: Connection, from_s: float, to_s: float) -> tuple[list[tuple[int, int]], bool]:
+    """Return which events to read, and whether some of the span are left out.
+
+    First those of the span, the newest first, then those behind it: of attempts that ended later.
+    """
+    newest = connection.scalar(select(func.max(EVENTS.c.id))) or 0
+    first = _first_event(connection, from_s, newest)
+    end = newest if _time_of(connection, newest) < to_s else _first_event(connection, to_s, newest) - 1
+    low = max(first, end - MOST_EVENTS + 1)
+    high = min(newest, max(end, low - 1) + MOST_EVENTS)
+    windows = [(max(low - 1, top - _PAGE), top) for top in range(end, low - 1, -_PAGE)]
+    windows += [(bottom, min(high, bottom + _PAGE)) for bottom in range(max(end, low - 1), high, _PAGE)]
+    return windows, low > first
 
 
 def _first_event(connection: Connection, from_s: float, newest: int) -> int:

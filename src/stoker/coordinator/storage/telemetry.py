@@ -26,8 +26,8 @@ from stoker.devices.telemetry.series import (
     TelemetryRow,
     file_name,
     merged,
+    period_for,
     stored_rings,
-    thinned,
     try_write,
 )
 from stoker.host.durable import remove_tree
@@ -128,7 +128,7 @@ class FleetTelemetry:
         rings = stored_rings(self._place(machine), AT_THE_COORDINATOR)
         found = [(ring.about(), ring.read(level.period_s, from_s, to_s)) for ring in rings]
         present = {one.device: one for one in (latest.devices if latest is not None else ())}
-        period_s = max((thinned(rows, level.period_s, points)[1] for _, rows in found), default=level.period_s)
+        period_s = max((period_for(rows, level.period_s, points) for _, rows in found), default=level.period_s)
         devices = []
         for about, rows in found:
             uuid = about.get("uuid", "")

@@ -101,6 +101,14 @@ def thinned(rows: Sequence[TelemetryRow], period_s: int, points: int) -> tuple[l
     """Return at most so many rows, and their period: a multiple of the given one. Rows are in order of time."""
     if not rows or points < 1:
         return [], period_s
+    wide_s = period_for(rows, period_s, points)
+    return (list(rows) if wide_s == period_s else list(grouped(rows, wide_s))), wide_s
+
+
+def period_for(rows: Sequence[TelemetryRow], period_s: int, points: int) -> int:
+    """Return the shortest multiple of a period by which these rows are at most so many."""
+    if not rows:
+        return period_s
     last_s = rows[-1].start_s
     times = max(1, -(-(last_s - rows[0].start_s + period_s) // (period_s * points)))
     wide_s = period_s * times
@@ -108,7 +116,7 @@ def thinned(rows: Sequence[TelemetryRow], period_s: int, points: int) -> tuple[l
     while last_s // wide_s - rows[0].start_s // wide_s + 1 > points:
         times += 1
         wide_s = period_s * times
-    return (list(rows) if times == 1 else list(grouped(rows, wide_s))), wide_s
+    return wide_s
 
 
 def grouped(rows: Iterable[TelemetryRow], period_s: int) -> Iterable[TelemetryRow]:
