@@ -66,6 +66,7 @@ NAMES = (
     "cockpit",
     "telemetry",
     "screens_fleet",
+    "screens_browser",
     "launch_slurm",
     "launch_ssh",
     "second_submit",

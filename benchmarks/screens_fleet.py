@@ -18,10 +18,10 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from typing import Any
 
 import fleet
 import harness
+import screens_scene
 from fleet import Coordinator
 from harness import Benchmark, Figure, Row
 from peers import Installed
@@ -53,7 +53,7 @@ def main() -> int:
         return bench.finish()
     jobs, machines = (60, 5) if bench.quick else (JOBS, MACHINES)
     with fleet.serving(peer, bench.home("screens")) as coordinator:
-        _load(peer, coordinator, jobs=jobs, cycles=machines, workers=machines)
+        screens_scene.fill(peer, coordinator, jobs=jobs, cycles=machines, workers=machines)
         answers(bench, coordinator)
         delays(bench, peer, coordinator)
         claims(bench, peer, coordinator)
@@ -114,7 +114,9 @@ def claims(bench: Benchmark, peer: Installed, coordinator: Coordinator) -> None:
         for streams in sorted(each, reverse=pair % 2 == 1):
             bench.say(f"claims with {streams} streams, pair {pair + 1}")
             with _streams(peer, coordinator, streams):
-                said = _load(peer, coordinator, jobs=cycles, cycles=cycles, workers=workers, first=JOBS * (2 + pair))
+                said = screens_scene.fill(
+                    peer, coordinator, jobs=cycles, cycles=cycles, workers=workers, first=JOBS * (2 + pair)
+                )
             each[streams].append(said["seconds"] / said["executed"])
             cpu[streams].append(said["server_cpu_s"] / said["executed"])
     for words, taken in (("a cycle: claim, start, finish", each), ("CPU time of the coordinator, a cycle", cpu)):
@@ -122,27 +124,6 @@ def claims(bench: Benchmark, peer: Installed, coordinator: Coordinator) -> None:
         most = MOST_SLOWER if taken is each and not bench.quick else None
         question = f"{words}, {number} open streams"
         bench.rows.append(Row(question=question, against="no stream", ours=ours, theirs=theirs, at_most=most))
-
-
-def _load(
-    peer: Installed, coordinator: Coordinator, *, jobs: int, cycles: int, workers: int, first: int = 0
-) -> dict[str, Any]:
-    """Submit jobs, and let workers run some of them."""
-    side = str(harness.SIDES / "fleet_load.py")
-    asked = [coordinator.url, "--token", str(coordinator.token), "--jobs", str(jobs), "--cycles", str(cycles)]
-    asked += ["--workers", str(workers), "--first", str(first), "--server", str(coordinator.pid)]
-    done = subprocess.run(
-        [str(peer.python), side, *asked],
-        env=harness.environment_with(coordinator.environment),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"fleet_load.py failed:\n{done.stderr[-2000:]}")
-    said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return said
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from typing import Any
 import procfs
 import uvloop
 
+from stoker import __version__
 from stoker.core.capability import Capability
 from stoker.core.job import job_id
 from stoker.host.certificates import make_csr, make_key
@@ -109,7 +110,11 @@ class Coordinator:
     def ask(self, path: str, body: object) -> Any:
         return self.send(path, json.dumps(body).encode(), "POST")
 
-    def send(self, path: str, body: bytes, method: str) -> Any:
+    def get(self, path: str) -> Any:
+        """Return what a path answers."""
+        return self.send(path, None, "GET")
+
+    def send(self, path: str, body: bytes | None, method: str) -> Any:
         kind = "application/json" if method == "POST" else "application/octet-stream"
         headers = {"X-Operator-Token": self._token, "X-Stoker-Protocol": "2", "Content-Type": kind}
         request = urllib.request.Request(self._url + path, body, headers, method=method)  # noqa: S310 - our own server
@@ -262,7 +267,8 @@ class Worker(asyncio.Protocol):
         facts = json.dumps(found.to_dict())
         heard = asyncio.get_running_loop().create_future()
         self._then = heard.set_result
-        self._say("/v1/hello", f'{{{self._who},"slots":1,"capability":{facts},"capability_digest":"{self._name}"}}')
+        about = f'"slots":1,"version":"{__version__}","capability_digest":"{self._name}"'
+        self._say("/v1/hello", f'{{{self._who},{about},"capability":{facts}}}')
         await heard
 
     def close(self) -> None:

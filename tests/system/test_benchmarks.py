@@ -36,6 +36,7 @@ NAMES = _names()
 NO_QUESTION = {
     "above_bare",
     "adapters_cases",
+    "browser",
     "shared_process_cases",
     "fault_cases",
     "fetchers",
@@ -48,6 +49,7 @@ NO_QUESTION = {
     "recordings",
     "results",
     "run_all",
+    "screens_scene",
     "security_requests",
     "security_scene",
     "security_workers",
