@@ -290,7 +290,7 @@ SHOW_GRAMMAR = Grammar(
     "machines show",
     about=(
         "Show the detected properties of a machine, each with its source, and the present state of its devices: "
-        "utilisation, memory, power, temperature, the last hour, alerts. With --json, one object with the properties."
+        "utilisation, memory, power, temperature, the last hour, alerts. With --json, one object with all of it."
     ),
     positionals=(
         Positional("NAME", help="machine name (default: this machine)", is_required=False, completes="machine"),
@@ -308,7 +308,11 @@ def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
     if name and (given["at"] or name != capability.hostname):
         return _show_of_fleet(call, name, given["at"])
     label = faked_by(capability)
-    out.object({**capability.to_dict(), "label": label})
+    if out.is_json:
+        from stoker.api.local_telemetry import LocalTelemetryReader
+
+        measured = LocalTelemetryReader(call.parts, capability.hostname).view().model_dump(mode="json")
+        out.object({**capability.to_dict(), "label": label, "telemetry": measured})
     out.line(f"{capability.hostname}{f' ({label})' if label else ''}")
     rows = _facts(capability)
     out.lines(table(rows, header=("", "", "source"), indent="  "))
@@ -331,7 +335,8 @@ def _show_of_fleet(call: CommandContext, name: str, at: str | None) -> int:
         here = call.parts.capability.hostname
         raise NotFound(f"no machine {name!r}", hint=f"this machine is {here}; list machines: stoker machines")
     machine, out = client.machine(name), call.out
-    out.object({**machine.model_dump(mode="json"), "is_here": False})
+    if out.is_json:
+        out.object({**machine.model_dump(mode="json"), "is_here": False, "telemetry": _telemetry_json(client, name)})
     out.lines(machine_lines(machine, call.parts.clock.wall_s()))
     if not out.is_json:
         out.lines(fleet_lines(call, client, machine))
@@ -430,6 +435,14 @@ def _write(path: str, text: str, *, force: bool) -> None:
 
 
 # Telemetry, as `machines show` prints it.
+
+
+def _telemetry_json(client: FleetClient, name: str) -> dict[str, Any] | None:
+    """Return the telemetry of a machine of the fleet; None if its coordinator is of an earlier version."""
+    try:
+        return client.telemetry(name).model_dump(mode="json")
+    except NotFound:
+        return None
 
 
 def local_lines(call: CommandContext) -> list[str]:
