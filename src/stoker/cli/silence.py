@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from stoker.cli.screens import Screen
 
 AFTER_S = 1.0
+PIPE_AFTER_S = 20.0
+"""Without a terminal, where the first line follows ten seconds later: logs need no line about every slow command."""
 SESSIONS = frozenset(
     {
         "adapters run",
@@ -75,7 +77,7 @@ class _SilenceWatch:
                 screen.close()
 
     def _wait(self) -> None:
-        if self._is_over.wait(AFTER_S):
+        if self._is_over.wait(AFTER_S if self._out.is_terminal else PIPE_AFTER_S):
             return
         from stoker.cli.screens import elapsed_screen
 

@@ -21,7 +21,7 @@ PATIENCE_S = 30.0
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
-    monkeypatch.setattr(silence, "AFTER_S", 0.001)
+    monkeypatch.setattr(silence, "PIPE_AFTER_S", 0.001)
     monkeypatch.setattr(screens, "HEARTBEAT_S", 0.001)
     found = Lines()
     monkeypatch.setattr(CliOutput, "write_aside", lambda _out, line: found.take(line))
