@@ -19,6 +19,7 @@ from stoker.core.errors import NotFound
 from stoker.core.job import job_id
 from stoker.core.jsontext import dumps
 from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
+from stoker.jobs.log_text import LONGEST_LINE_BYTES
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.tree_messages import head
@@ -100,6 +101,20 @@ def test_stages_of_a_mirrored_run(fleet: Fleet) -> None:
     graph = client.stages("train", attempt=1)
     assert [(one.name, one.ending, one.layer) for one in graph.nodes] == [("a", "running", 0), ("b", "waiting", 1)]
     assert graph.edges == ((0, 1),)
+
+
+def test_a_line_of_fifty_megabytes_is_cut_and_does_not_hide_the_next(fleet: Fleet) -> None:
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("train"),)))
+    hand = Hand(client)
+    grant = hand.start()
+    hand.put_story(grant, "first")
+    log = next(Path(fleet.keeping.attempt_files.folder_of(grant.job, 1)).rglob("*.log"))
+    with log.open("ab") as file:
+        file.write(b"x" * 50_000_000 + b"\nlast\n")
+    page = client.log("train")
+    assert [(len(one.text), one.is_cut) for one in page.lines[-2:]] == [(LONGEST_LINE_BYTES, True), (4, False)]
+    assert [one.text for one in client.log("train", search="LAST").lines] == ["last"]
 
 
 def test_lines_of_a_mirrored_run(fleet: Fleet) -> None:

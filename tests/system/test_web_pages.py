@@ -180,16 +180,7 @@ def test_a_used_link_says_so(desk: Desk, browser: Browser):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_gone_leaves_the_last_picture_and_says_since_when(desk: Desk):
-    desk.go("#/", "Pending by reason")
-    expect(desk.page.locator(".connection")).to_contain_text("live")
-    desk.ui.stop()
-    expect(desk.page.locator(".banner")).to_contain_text("connection lost")
-    expect(desk.page.locator("main")).to_contain_text("Pending by reason")
-
-
-@pytest.mark.slow
-def test_the_picture_of_the_readme_is_small(browser: Browser, tmp_path: Path):
+def test_the_pictures_of_the_readme_are_small(browser: Browser, tmp_path: Path):
     """`STOKER_PICTURES=docs/pictures` before the tests writes it there."""
     from PIL import Image
 
@@ -197,13 +188,20 @@ def test_the_picture_of_the_readme_is_small(browser: Browser, tmp_path: Path):
     folder = Path(os.environ.get("STOKER_PICTURES") or tmp_path)
     try:
         desk.monitor.change(gone=[f"{51:064x}"])
-        desk.go("#/", "Pending by reason")
-        expect(desk.page.locator(".connection")).to_contain_text("live")
-        expect(desk.page.locator("main")).not_to_contain_text("onerror")
         folder.mkdir(parents=True, exist_ok=True)
-        taken = Image.open(BytesIO(desk.page.screenshot()))
-        taken.convert("RGB").quantize(48, dither=Image.Dither.NONE).save(folder / "overview.png", optimize=True)
-        assert (folder / "overview.png").stat().st_size <= MOST_PICTURE_BYTES
+        for name, link, text in (
+            ("overview", "#/", "Pending by reason"),
+            ("job", f"{JOB}?metrics=loss%2Cval_loss", "val_loss"),
+        ):
+            desk.go(link, text)
+            expect(desk.page.locator(".connection")).to_contain_text("live")
+            expect(desk.page.locator(".plot canvas")).to_have_count(0 if name == "overview" else 2)
+            if name == "overview":
+                expect(desk.page.locator("main")).not_to_contain_text("onerror")
+            taken = Image.open(BytesIO(desk.page.screenshot()))
+            small = taken.convert("RGB").quantize(48, dither=Image.Dither.NONE)
+            small.save(folder / f"{name}.png", optimize=True)
+            assert (folder / f"{name}.png").stat().st_size <= MOST_PICTURE_BYTES
     finally:
         desk.close()
 
