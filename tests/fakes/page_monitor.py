@@ -95,6 +95,8 @@ def page_monitor(now_s: float = NOON_S + 7200) -> PageMonitor:
 class PageMonitor(MemoryMonitor):
     """Answers every question of the pages."""
 
+    metric_names: tuple[str, ...] = ("loss", "val_loss", MARKUP)
+
     def overview(self) -> Overview:
         self._enter("overview")
         with self._lock:
@@ -166,7 +168,7 @@ class PageMonitor(MemoryMonitor):
                 last_step=steps[-1],
             )
 
-        names = ("loss", "val_loss", MARKUP)
+        names = self.metric_names
         asked = query.names or names
         return SeriesView(
             job=view.name,
