@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import threading
 from collections.abc import Callable
 from email.message import EmailMessage
@@ -17,7 +18,6 @@ from urllib.parse import urlsplit
 
 from stoker.coordinator.queue.reader import QueueReader
 from stoker.core.frozen import fresh, frozen
-from stoker.core.jsontext import dumps
 from stoker.core.text import lazy_pattern
 from stoker.host.background import LOG
 from stoker.jobs.job_curves import CurveRange, curve_files, joined_files, read_job_curves
@@ -83,12 +83,17 @@ def mail_of(notice: NoticeText, id: str, *, picture: bytes = b"") -> str:
     return mail.as_bytes().decode("ascii", "replace")
 
 
+def _body(message: dict[str, Any]) -> bytes:
+    """Return a message as plain JSON: our own tags what begins with `$`, which a service would not understand."""
+    return json.dumps(message).encode()
+
+
 def _slack(notice: NoticeText, _picture: bytes) -> FormattedNotice:
     def section(text: str) -> dict[str, Any]:
         return {"type": "section", "text": {"type": "plain_text", "text": _slack_text(text), "emoji": False}}
 
     blocks = [section(text) for text in (notice.title, notice.text) if text]
-    return FormattedNotice(body=dumps({"text": _slack_text(notice.whole), "blocks": blocks}).encode())
+    return FormattedNotice(body=_body({"text": _slack_text(notice.whole), "blocks": blocks}))
 
 
 def _slack_text(text: str) -> str:
@@ -103,7 +108,7 @@ def _discord(notice: NoticeText, picture: bytes) -> FormattedNotice:
     }
     if picture:
         embed["image"] = {"url": f"attachment://{PICTURE_NAME}"}
-    body = dumps({"embeds": [embed], "allowed_mentions": {"parse": []}}).encode()
+    body = _body({"embeds": [embed], "allowed_mentions": {"parse": []}})
     if not picture:
         return FormattedNotice(body=body)
     boundary = _boundary(picture)
@@ -136,7 +141,7 @@ def _teams(notice: NoticeText, _picture: bytes) -> FormattedNotice:
         "body": [title, *([text] if notice.text else [])],
     }
     attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
-    return FormattedNotice(body=dumps({"type": "message", "attachments": [attachment]}).encode())
+    return FormattedNotice(body=_body({"type": "message", "attachments": [attachment]}))
 
 
 def _ntfy(notice: NoticeText, picture: bytes) -> FormattedNotice:

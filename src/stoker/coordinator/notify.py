@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -40,7 +41,7 @@ from stoker.host.durable import read_regular, write_file
 from stoker.host.http.client import OutwardTransport
 from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.operator_messages import USUAL_WORDS, NotifyFormat
-from stoker.views.notice_text import notice_text
+from stoker.views.notice_text import NoticeText, notice_text
 
 # Events for webhooks: a bounded piece at a time.
 
@@ -268,7 +269,7 @@ class Notifier(RecurringTask):
                 status = transport.post(hook.url, notice.body, headers)
             else:
                 form = NotifyFormat(hook.format)
-                made = formatted(form, notice_text(notice.event), picture=self._picture_of(form, notice.event))
+                made = formatted(form, self._text_of(notice.event), picture=self._picture_of(form, notice.event))
                 headers = {**made.headers, ID_HEADER: notice.id}
                 status = transport.post(hook.url, made.body, headers, content_type=made.content_type)
         except StokerError as error:
@@ -282,7 +283,17 @@ class Notifier(RecurringTask):
         if self.mails is None:
             return "this coordinator sends no mail"
         picture = self._picture_of(NotifyFormat.MAIL, notice.event)
-        return self.mails.send(hook.url, mail_of(notice_text(notice.event), notice.id, picture=picture))
+        return self.mails.send(hook.url, mail_of(self._text_of(notice.event), notice.id, picture=picture))
+
+    def _text_of(self, event: Mapping[str, Any]) -> NoticeText:
+        """Return the message of an event; of a job that has ended with its label and metrics, which no event has."""
+        job, shown = event.get("job"), dict(event)
+        if word_of(event) in _ENDS and isinstance(job, str):
+            # Deleted meanwhile: the message is sent without them.
+            with suppress(StokerError):
+                view = self._queue.reader.story(job).job
+                shown = {"label": view.label, "metrics": view.metrics, **event}
+        return notice_text(shown)
 
     def _picture_of(self, form: NotifyFormat, event: Mapping[str, Any]) -> bytes:
         """Return the curves of a job that has ended, where the receiver takes a picture."""

@@ -85,7 +85,21 @@ def test_slack_gets_text_and_blocks(fleet: Driven, notifier: Notifier) -> None:
 def test_teams_gets_an_adaptive_card(fleet: Driven, notifier: Notifier) -> None:
     (attachment,) = json.loads(delivered(fleet, notifier, "teams").body)["attachments"]
     assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
+    assert attachment["content"]["$schema"] == "http://adaptivecards.io/schemas/adaptive-card.json"
     assert attachment["content"]["body"][0]["text"] == "resnet failed"
+
+
+def test_a_completed_job_is_told_with_its_metrics(fleet: Driven, notifier: Notifier) -> None:
+    with receiver() as service:
+        fleet.ask(AddHook(url=service.url, secret="s", kinds=("completed",), is_inner=True, format="slack"))
+        fleet.submit(order("resnet"))
+        fleet.join("m1")
+        (lease,) = fleet.claim(most=1)
+        fleet.finish(lease, val_loss=0.25)
+        while notifier.deliver_all():
+            pass
+    (message,) = service.messages
+    assert json.loads(message.body)["text"] == "resnet completed: on m1; val_loss 0.25"
 
 
 def test_discord_gets_an_embed_with_the_curve_and_mentions_no_one(fleet: Driven, notifier: Notifier) -> None:
