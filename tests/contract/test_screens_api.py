@@ -24,6 +24,7 @@ from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Fail, LeaseReport, Renewal, Start
 from stoker.protocol.screen_messages import ChangedRows
 from stoker.protocol.transport import FleetEvent
+from stoker.protocol.view_messages import MachineList
 from tests.contract.queue_driving import order
 from tests.contract.test_fleet_api import INCARNATION, claim, hello, said
 from tests.servers.coordinator import Fleet, coordinator
@@ -218,3 +219,16 @@ def test_a_monitor_of_a_fleet_shows_and_changes_jobs_and_machines(small: Fleet):
     }
     with pytest.raises(Refused):
         monitor.set_machine("desk", "forget")
+
+
+def test_machines_are_listed_page_by_page_and_in_brief(fleet: Fleet):
+    client = fleet.client()
+    for name in ("a", "b", "c"):
+        client.hello(hello(name))
+    first = client._get("/v1/machines", MachineList, {"limit": 2, "brief": "true"})
+    assert ([one.name for one in first.machines], first.next) == (["a", "b"], "b")
+    assert first.machines[0].capability == {}
+    rest = client._get("/v1/machines", MachineList, {"limit": 2, "after": first.next})
+    assert ([one.name for one in rest.machines], rest.next) == (["c"], "")
+    assert rest.machines[0].capability
+    assert [one.name for one in client.machines()] == ["a", "b", "c"]

@@ -65,6 +65,18 @@ def test_a_sweep_is_ranked_by_the_best_steps_of_its_curves(fleet: Fleet):
         client.sweep("missing")
 
 
+def test_sweeps_are_listed_page_by_page_the_newest_first(fleet: Fleet):
+    client = fleet.client()
+    for name in ("first", "second", "third"):
+        client.submit(Submission(jobs=(order(name, 1), order(name, 2))))
+    every = client.sweeps()
+    assert [one.name for one in every.sweeps][:3] == ["third", "second", "first"]
+    assert (every.total, every.next) == (len(every.sweeps), "")
+    newest = client.sweeps(limit=2)
+    assert ([one.name for one in newest.sweeps], newest.total) == (["third", "second"], every.total)
+    assert client.sweeps(newest.next).sweeps == every.sweeps[2:]
+
+
 def test_jobs_are_compared_what_differs_first_and_a_pending_one_by_its_submission(fleet: Fleet):
     client = fleet.client()
     for name, lr in (("one", 0.1), ("two", 0.2), ("waits", 0.3)):

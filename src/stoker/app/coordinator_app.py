@@ -304,7 +304,8 @@ class CoordinatorProcess:
             is_secure=secure is not None or (public is not None and public.is_secure),
             prefix=public.prefix if public is not None else "",
         )
-        return changed(parts, pages=Pages().answer, sessions=sessions)
+        pages = Pages()
+        return changed(parts, about=changed(parts.about, build=pages.build), pages=pages.answer, sessions=sessions)
 
     def _files(
         self, queue: Queue, keeping: CoordinatorStorage, contents: CoordinatorTrees, url: str

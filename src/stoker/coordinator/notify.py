@@ -393,14 +393,15 @@ class MailCommands:
     def __init__(self, path: str, runner: CommandRunner) -> None:
         self._path = path
         self._runner = runner
+        self._adding = threading.Lock()
 
     def add(self, argv: Sequence[str]) -> str:
         """Store a command, and return the address by which a webhook names it."""
-        known = self._known()
         digest = hashlib.sha256("\0".join(argv).encode(errors="surrogateescape")).hexdigest()[:12]
         name = f"{safe_name(os.path.basename(argv[0]))[:40]}/{digest}"
-        known[name] = list(argv)
-        write_file(self._path, dumps({"v": 1, "commands": known}).encode(), mode=0o600)
+        with self._adding:
+            known = {**self._known(), name: list(argv)}
+            write_file(self._path, dumps({"v": 1, "commands": known}).encode(), mode=0o600)
         return f"{MAIL}{name}"
 
     def send(self, address: str, message: str) -> str:

@@ -115,9 +115,9 @@ class ScreenClient(CoordinatorClient):
 
     # -- several jobs together
 
-    def sweeps(self, *, limit: int = 50) -> SweepList:
-        """Return the newest sweeps."""
-        return self._get("/v1/sweeps", SweepList, {"limit": limit})
+    def sweeps(self, after: str = "", *, limit: int = 50) -> SweepList:
+        """Return the newest sweeps; `after` is the `next` of the page before."""
+        return self._get("/v1/sweeps", SweepList, {"after": after, "limit": limit})
 
     def sweep(self, name: str, metric: str = "") -> SweepView:
         """Return the trials of a sweep, ranked by a metric; without one, by the most telling."""

@@ -260,6 +260,8 @@ class SweepList(WireMessage):
     """Sweeps, the newest first."""
 
     sweeps: tuple[SweepSummary, ...] = ()
+    next: Line = ""
+    """Cursor of the next page; empty: this is the last."""
     total: ViewCount = 0
     note: Line = ""
 

@@ -463,9 +463,11 @@ class DoneView(WireMessage):
 
 
 class MachineList(WireMessage):
-    """All machines, by name."""
+    """Machines, by name."""
 
     machines: tuple[MachineView, ...] = ()
+    next: Line = ""
+    """Cursor of the next page; empty: this is the last."""
 
 
 class EventPage(WireMessage):

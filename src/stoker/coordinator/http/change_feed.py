@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
 
@@ -119,9 +119,7 @@ class ChangeReader:
     def _rows_of(self, names: list[str]) -> tuple[MachineView, ...]:
         if not names:
             return ()
-        # What never changes while a machine runs is left out: it is most of the bytes.
-        left_out: dict[str, Any] = {"capability": {}, "environments": {}, "report": {}}
-        return tuple(one.model_copy(update=left_out) for one in self._views.machines(among=names))
+        return self._views.machines(among=names, is_brief=True)
 
 
 T = TypeVar("T")

@@ -52,6 +52,9 @@ from stoker.protocol.operator_messages import (
 from stoker.protocol.view_messages import DoneView, FleetStatus, MachineList, MachineRequest, MachineView, ScheduleView
 
 _NOTHING_SAID = MachineRequest()
+MOST_MACHINES = 1000
+MachineAfter = Annotated[str, Query(max_length=200, description="`next` of the page before")]
+MachineLimit = Annotated[int, Query(ge=0, le=MOST_MACHINES, description="0: all of them")]
 
 
 class MachineRoutes:
@@ -74,11 +77,19 @@ class MachineRoutes:
         ):
             add(f"/v1/machines/{{name}}/{verb}", act, methods=["POST"], response_model=DoneView)
 
-    async def all(self) -> Response:
-        """List the machines."""
-        views = self._context.views
+    async def all(self, after: MachineAfter = "", limit: MachineLimit = 0, *, brief: bool = False) -> Response:
+        """List machines by name: all of them, or a page. `brief` leaves out what never changes while a machine runs."""
         # For hundreds of machines it is megabytes: encoded in that thread, too.
-        return await self._context.read(lambda: answer(MachineList(machines=views.machines(""))))
+        return await self._context.read(lambda: answer(self._page(after, limit, is_brief=brief)))
+
+    def _page(self, after: str, limit: int, *, is_brief: bool) -> MachineList:
+        context = self._context
+        names = context.reader.machine_names(after, limit + 1 if limit else None)
+        shown = names[:limit] if limit else names
+        return MachineList(
+            machines=context.views.machines(among=shown, is_brief=is_brief) if shown else (),
+            next=shown[-1] if len(shown) < len(names) else "",
+        )
 
     async def one(self, name: MachineName) -> Response:
         """Return one machine."""

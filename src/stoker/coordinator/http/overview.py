@@ -129,6 +129,7 @@ def state_of(row: MachineRow, offer: NodeOffer | None, slots: int, *, now_s: flo
     return MachineState.BUSY if len(row.held) >= slots else MachineState.READY
 
 
+_LEFT_OUT: Mapping[str, Any] = {"capability": {}, "environments": {}}
 _CLOSED = frozenset({MachineState.DRAINED, MachineState.CORDONED, MachineState.PAUSED})
 
 
@@ -344,10 +345,13 @@ class Explanations:
         known = [one for one in ends_s if one is not None]
         return max(known) if known and len(known) == len(ends_s) else None
 
-    def machines(self, name: str = "", *, among: Collection[str] | None = None) -> tuple[MachineView, ...]:
+    def machines(
+        self, name: str = "", *, among: Collection[str] | None = None, is_brief: bool = False
+    ) -> tuple[MachineView, ...]:
         """Return all machines, or those of some names; none if they are unknown. Thread-safe. Blocks.
 
-        The worker's report is included for a single machine only.
+        The worker's report is included for a single machine only. `is_brief` leaves out what never changes while a
+        machine runs: it is most of the bytes.
         """
         reader, now_s, silent_s = self._queue.reader, self._clock.wall_s(), self._silent_s()
         rows, looked, standing = reader.machines(name, among=among), self._look(), self._queue.standing()
@@ -367,6 +371,7 @@ class Explanations:
                 update={
                     "symptoms": tuple(symptoms.get(row.name, ())),
                     "report": row.report if name else {},
+                    **(_LEFT_OUT if is_brief else {}),
                     "is_skewed": is_skewed(row.version, self._version),
                     "certificate_until_s": max(
                         (one.expires_s for one in standing.certificates_of(row.name, now_s)), default=None

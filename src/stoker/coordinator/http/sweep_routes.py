@@ -60,6 +60,7 @@ _MOST_ATTEMPTS = 20
 _MOST_ADAPTERS = 1000
 
 SweepName = Annotated[str, Path(description="A sweep's bare name", min_length=1, max_length=300)]
+PageAfter = Annotated[str, Query(max_length=30, pattern="^[0-9]{0,18}$", description="`next` of a page")]
 MetricName = Annotated[str, Query(max_length=300, description="What to rank by; empty: the most telling")]
 
 
@@ -79,9 +80,10 @@ class SweepRoutes:
         add("/v1/models", self.models, response_model=ModelPage)
         add("/v1/simulate", self.simulate, methods=["POST"], response_model=SimulationView)
 
-    async def all(self, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> Response:
+    async def all(self, after: PageAfter = "", limit: Annotated[int, Query(ge=1, le=200)] = 50) -> Response:
         """List sweeps, the newest first, with the number of trials by state."""
-        return answer(await self._context.read(self._context.reader.sweeps, limit=limit))
+        before = int(after) if after else None
+        return answer(await self._context.read(self._context.reader.sweeps, limit=limit, before=before))
 
     async def sweep(self, name: SweepName, metric: MetricName = "") -> Response:
         """Return the trials of a sweep, best first, each at its best step, and what the metric depends on."""
@@ -107,7 +109,7 @@ class SweepRoutes:
 
     async def models(
         self,
-        after: Annotated[str, Query(max_length=30, pattern="^[0-9]{0,18}$", description="`next` of a page")] = "",
+        after: PageAfter = "",
         limit: Annotated[int, Query(ge=1, le=MOST_PER_PAGE)] = 50,
     ) -> Response:
         """Return results by digest, the newest first, with data, code and results that they are made from."""

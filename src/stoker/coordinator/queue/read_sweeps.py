@@ -22,8 +22,8 @@ MOST_ROWS = 50_000
 _MOST_SWEEPS = 200
 
 
-def read_sweeps(connection: Connection, *, limit: int = 50) -> SweepList:
-    """Return the sweeps whose newest trials are the newest.
+def read_sweeps(connection: Connection, *, limit: int = 50, before: int | None = None) -> SweepList:
+    """Return the sweeps whose newest trials are the newest, of those before a number (the `next` of a page).
 
     Names and numbers are read along one index; states of the listed sweeps only.
     """
@@ -32,7 +32,8 @@ def read_sweeps(connection: Connection, *, limit: int = 50) -> SweepList:
     found = connection.execute(by_name.group_by(JOBS.c.name).order_by(newest.desc())).all()
     listed: list[Row[Any]] = []
     rows = 0
-    for one in found[: max(1, min(limit, _MOST_SWEEPS))]:
+    following = [one for one in found if before is None or one.newest < before]
+    for one in following[: max(1, min(limit, _MOST_SWEEPS))]:
         rows += one.rows
         if listed and rows > MOST_ROWS:
             break
@@ -42,6 +43,7 @@ def read_sweeps(connection: Connection, *, limit: int = 50) -> SweepList:
     return SweepList(
         sweeps=tuple(_summary(one, heads[one.newest], states.get(one.name, {})) for one in listed),
         total=len(found),
+        next=str(listed[-1].newest) if len(listed) < len(following) else "",
     )
 
 

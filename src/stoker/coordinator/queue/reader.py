@@ -150,6 +150,12 @@ def read_machines(
     return tuple(_machine(row, tuple(held.get(row["name"], ()))) for row in connection.execute(machines).mappings())
 
 
+def read_machine_names(connection: Connection, after: str = "", limit: int | None = None) -> list[str]:
+    """Return the names of machines behind one, in order."""
+    asked = select(MACHINES.c.name).where(MACHINES.c.name > after).order_by(MACHINES.c.name).limit(limit)
+    return list(connection.scalars(asked))
+
+
 def read_meta(connection: Connection) -> dict[str, str]:
     """Return the database's meta data: its generation, its latest time."""
     return {row.key: row.value for row in connection.execute(select(META))}
@@ -419,6 +425,7 @@ class QueueReader:
     ready_by_class = _reading(read_ready)
     waiting_before = _reading(read_before)
     machines = _reading(read_machines)
+    machine_names = _reading(read_machine_names)
     symptoms = _reading(read_symptoms)
     hooks = _reading(read_hooks)
     meta = _reading(read_meta)
