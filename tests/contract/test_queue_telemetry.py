@@ -100,6 +100,8 @@ def test_an_alert_is_a_symptom_with_its_severity_until_it_is_cleared_or_its_mach
     assert [(one.machine, one.device, one.symptom, one.message) for one in found if one.device] == [
         ("m1", GPU, "hot", "91 °C (severity 80)")
     ]
+    assert fleet.reader.symptoms(among=["m1", "m2"]) == found
+    assert fleet.reader.symptoms(among=["m2"]) == ()
     assert [event["symptom"] for event in fleet.reader.events() if event.get("device") == GPU] == ["hot"]
     fleet.clock.advance(121.0)
     watch.look()

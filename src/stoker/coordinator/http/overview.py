@@ -357,7 +357,7 @@ class Explanations:
         rows, looked, standing = reader.machines(name, among=among), self._look(), self._queue.standing()
         offers = {offer.node: offer for offer in (*looked.away, *looked.offers)}
         symptoms: dict[str, list[SymptomView]] = defaultdict(list)
-        for one in reader.symptoms(name):
+        for one in reader.symptoms(name, among=among):
             symptoms[one.machine].append(one)
         return tuple(
             machine_view(

@@ -209,11 +209,15 @@ class WebhookRow:
         return f"WebhookRow({self.id})"
 
 
-def read_symptoms(connection: Connection, machine: str = "", *, most: int = _MOST) -> tuple[SymptomView, ...]:
-    """Return the present symptoms; of very many a part."""
+def read_symptoms(
+    connection: Connection, machine: str = "", *, among: Collection[str] | None = None, most: int = _MOST
+) -> tuple[SymptomView, ...]:
+    """Return the present symptoms, of one machine or `among` some; of very many a part."""
     asked = select(SYMPTOMS).where(SYMPTOMS.c.over_s.is_(None))
     if machine:
         asked = asked.where(SYMPTOMS.c.machine == machine)
+    if among is not None:
+        asked = asked.where(SYMPTOMS.c.machine.in_(among))
     asked = asked.order_by(SYMPTOMS.c.machine, SYMPTOMS.c.symptom, SYMPTOMS.c.device).limit(most)
     return tuple(SymptomView.model_validate(row, from_attributes=True) for row in connection.execute(asked))
 

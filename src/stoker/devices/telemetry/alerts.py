@@ -48,14 +48,10 @@ class DeviceAlert:
     device: str
     kind: AlertKind
     severity: int
-    """0 to 100; up to `INFORMATION`: no symptom."""
+    """0 to 100; of 50 or more the coordinator makes a symptom."""
     message: str
     since_s: float
     """On the clock of the caller."""
-
-    @property
-    def is_symptom(self) -> bool:
-        return self.severity > INFORMATION
 
 
 @frozen
