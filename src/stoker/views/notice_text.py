@@ -9,7 +9,7 @@ from typing import Any
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import frozen
 from stoker.core.job import JobState
-from stoker.core.text import one_line
+from stoker.core.text import format_duration, one_line
 from stoker.views.stage_lines import number
 
 _LONGEST_TITLE = 120
@@ -47,7 +47,7 @@ def notice_text(event: Mapping[str, Any]) -> NoticeText:
         tone = NoticeTone.GOOD if state == JobState.COMPLETED else NoticeTone.BAD
         return _made(f"{_name(event)} {state}", [_where(event), _metrics(event), _why(event)], tone)
     if kind == FleetKinds.MACHINE_LOST:
-        return _made(f"machine {event.get('machine', '?')} is lost", [_why(event)], NoticeTone.BAD)
+        return _made(f"machine {event.get('machine', '?')} is lost", [_silence(event), _why(event)], NoticeTone.BAD)
     if kind in (FleetKinds.SYMPTOM, FleetKinds.SYMPTOM_OVER):
         over = " is over" if kind == FleetKinds.SYMPTOM_OVER else ""
         title = f"{event.get('symptom', 'symptom')}{over} on {event.get('machine', '?')}"
@@ -78,6 +78,14 @@ def _metrics(event: Mapping[str, Any]) -> str:
     named = [(str(name), value) for name, value in found.items()] if isinstance(found, dict) else []
     shown = [f"{name} {number(value)}" for name, value in named if type(value) in (int, float)]
     return ", ".join(shown[:_MOST_METRICS])
+
+
+def _silence(event: Mapping[str, Any]) -> str:
+    """Return for how long a machine was silent when it was given up; empty if unknown."""
+    at_s, seen_s = event.get("ts"), event.get("last_seen_s")
+    if not isinstance(at_s, int | float) or not isinstance(seen_s, int | float):
+        return ""
+    return f"no heartbeat for {format_duration(max(0.0, at_s - seen_s))}; its jobs return to the queue"
 
 
 def _why(event: Mapping[str, Any]) -> str:

@@ -183,6 +183,8 @@ def test_people_hear_of_lost_machines_but_not_of_joined_ones() -> None:
     assert not is_wanted({"kind": "machine_joined", "machine": "lab1"}, PERSON_WORDS)
     assert notice_text(lost).whole == "machine lab1 is lost"
     assert notice_text(lost).tone is NoticeTone.BAD
+    known = {**lost, "ts": 130.0, "last_seen_s": 40.0}
+    assert notice_text(known).text == "no heartbeat for 1m30s; its jobs return to the queue"
 
 
 def test_a_picture_is_drawn_of_what_can_be_drawn_and_never_fails(fleet: Driven, tmp_path: Path):
