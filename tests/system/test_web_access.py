@@ -189,6 +189,7 @@ def test_a_wrong_answer_is_said_in_the_dialog_and_changes_nothing(desk: Desk):
     keys, before = Keys(desk), len(desk.monitor.done)
     desk.go("#/machines", "lab1")
     keys.press("drain lab1")
+    desk.page.get_by_role("dialog").wait_for()
     keys.reach("for")
     keys.keyboard.type("soon")
     keys.press("drain lab1")
