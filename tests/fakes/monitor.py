@@ -299,8 +299,8 @@ class MemoryMonitor(Monitor):
     def files(self, ref: str) -> FileList:
         raise NotImplementedError
 
-    def sweep(self, name: str, metric: str = "") -> SweepView:
+    def sweep(self, name: str, metric: str = "", better: str = "") -> SweepView:
         raise NotImplementedError
 
-    def compare(self, refs: Sequence[str]) -> ComparisonView:
+    def compare(self, refs: Sequence[str], metric: str = "", better: str = "") -> ComparisonView:
         raise NotImplementedError

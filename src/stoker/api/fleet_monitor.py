@@ -97,11 +97,11 @@ class FleetMonitor(Monitor):
     def files(self, ref: str) -> FileList:
         return self._client.files(ref)
 
-    def sweep(self, name: str, metric: str = "") -> SweepView:
-        return self._client.sweep(name, metric)
+    def sweep(self, name: str, metric: str = "", better: str = "") -> SweepView:
+        return self._client.sweep(name, metric, better)
 
-    def compare(self, refs: Sequence[str]) -> ComparisonView:
-        return self._client.compare(refs)
+    def compare(self, refs: Sequence[str], metric: str = "", better: str = "") -> ComparisonView:
+        return self._client.compare(refs, metric, better)
 
     def sweeps(self, limit: int = 50) -> SweepList:
         return self._client.sweeps(limit=limit)

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from stoker.api.local_job import LocalJob
 from stoker.api.local_jobs import LocalJobTable
-from stoker.api.local_sweeps import list_sweeps, local_adapters, local_comparison, local_models, local_sweep
+from stoker.api.local_sweeps import (
+    list_sweeps,
+    local_adapters,
+    local_comparison,
+    local_models,
+    local_sweep,
+    trial_view,
+)
 from stoker.api.local_telemetry import LocalTelemetryReader
 from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
 from stoker.core.errors import InvalidTransition, NotFound, Refused, StokerError
@@ -117,7 +124,8 @@ class LocalMonitor(Monitor):
     def job(self, ref: str) -> JobDetails:
         job = self._find(ref)
         view = self._view(job)
-        end = job.folder.ended()
+        trial = self._trial(job)
+        end = job.folder.ended() if trial is None else None
         attempt = AttemptView(
             number=1,
             epoch=1,
@@ -134,14 +142,15 @@ class LocalMonitor(Monitor):
             facts={"environment": job.folder.environment(), "run": job.folder.attempt},
         )
         error = end.error if end is not None else None
-        spec = changed(job.spec, args=masked_args(job.spec.recipe, job.spec.args))
+        spec = job.spec if trial is None else trial.spec
+        spec = changed(spec, args=masked_args(job.spec.recipe, spec.args))
         return JobDetails(spec=spec, job=view, attempts=(attempt,), error=error or {})
 
     def explain(self, ref: str) -> JobExplanation:
         job = self._find(ref)
-        view = self._view(job)
-        verdict = self._histories.read(job.folder.status_path, lambda story: _verdict(view, story, self.name))
-        again = f"possible: what did not complete runs again by `stoker run --failed {view.name}`"
+        view, meant = self._view(job), self._nodes_of(job)
+        verdict = self._histories.read(job.folder.status_path, lambda story: _verdict(view, story, self.name, meant))
+        again = f"possible: what did not complete runs again by `stoker run --failed {job.spec.name}`"
         changes = (again,) if view.state == JobState.FAILED else ()
         return JobExplanation(job=view, verdict=verdict, changes=changes)
 
@@ -209,8 +218,9 @@ class LocalMonitor(Monitor):
             raise missing
         return os.fdopen(descriptor, "rb")
 
-    def sweep(self, name: str, metric: str = "") -> SweepView:
-        return local_sweep(self._find(name.partition("/")[0]), metric, self._bests, self._parts.clock)
+    def sweep(self, name: str, metric: str = "", better: str = "") -> SweepView:
+        job = self._find(name.partition("/")[0])
+        return local_sweep(job, metric, better, self._bests, self._parts.clock)
 
     def sweeps(self, limit: int = 50) -> SweepList:
         return list_sweeps(self._newest(), limit)
@@ -221,9 +231,9 @@ class LocalMonitor(Monitor):
     def models(self, after: str = "", limit: int = 50) -> ModelPage:
         return local_models(self._newest(), after, limit)
 
-    def compare(self, refs: Sequence[str]) -> ComparisonView:
+    def compare(self, refs: Sequence[str], metric: str = "", better: str = "") -> ComparisonView:
         jobs = [self._find(ref) for ref in refs]
-        return local_comparison([(self._view(job), job) for job in jobs])
+        return local_comparison([(self._row(job), job) for job in jobs], metric, better, self._bests)
 
     def machines(self) -> tuple[MachineView, ...]:
         self._jobs.look()
@@ -323,6 +333,11 @@ class LocalMonitor(Monitor):
         return [(view, LocalJob(folder, self._parts)) for view, folder in folders]
 
     def _view(self, job: LocalJob) -> JobView:
+        """Return a job, or the trial that its name means, as a row."""
+        view, trial = self._row(job), self._trial(job)
+        return view if trial is None else trial_view(view, job, trial)
+
+    def _row(self, job: LocalJob) -> JobView:
         found = [row for row in self._jobs.rows() if row.id == job.folder.attempt]
         if not found:
             raise NotFound(f"job {job.folder.attempt} was deleted")
@@ -357,10 +372,11 @@ def _retried(story: RunHistory) -> dict[int, float]:
     return {node.attempts: node.began_s for node in story.nodes.values() if node.attempts > 1 and node.began_s}
 
 
-def _verdict(view: JobView, story: RunHistory, machine: str) -> str:
-    endings = [node.ending for node in story.nodes.values()]
+def _verdict(view: JobView, story: RunHistory, machine: str, meant: frozenset[str] | None) -> str:
+    nodes = [node for name, node in story.nodes.items() if meant is None or name.partition("[")[0] in meant]
+    endings = [node.ending for node in nodes]
     if view.state == JobState.RUNNING:
-        waits = next((node.waits_for for node in story.nodes.values() if node.waits_for), "")
+        waits = next((node.waits_for for node in nodes if node.waits_for), "")
         return f"waits for {waits}" if waits else f"runs on {machine}"
     done = f"{counted(endings.count('ran'), 'stage')} ran, {counted(endings.count('hit'), 'result')} known"
     return f"{view.state}: {view.why}" if view.why else f"{view.state}: {done}"

@@ -10,7 +10,7 @@ from stoker.core.errors import NotFound, TooLarge
 from stoker.core.job import JobState
 from stoker.core.text import point_name
 from stoker.jobs.comparison import TrialFacts
-from stoker.jobs.job_diff import ComparisonSide, made_from_records, side_of
+from stoker.jobs.job_diff import made_from_records, side_of
 from stoker.jobs.job_history import RunHistory
 from stoker.jobs.trial_bests import TrialBests
 from stoker.jobs.trials import Trial, is_sweep, read_trials, trial_numbered
@@ -31,10 +31,14 @@ from stoker.views.sweep_view import (
     SweepFacts,
     SweepTrialFacts,
     best_trials,
+    comparison_measure,
     comparison_view,
+    direction_of,
+    find_bests,
     measure_of,
     sweep_view,
     trial_counts,
+    trial_state,
 )
 
 _MOST_ADAPTERS = 1000
@@ -64,7 +68,7 @@ def list_sweeps(jobs: Iterable[tuple[JobView, LocalJob]], limit: int) -> SweepLi
     return SweepList(sweeps=tuple(found.values()), total=len(found))
 
 
-def local_sweep(job: LocalJob, metric: str, bests: TrialBests, clock: Clock) -> SweepView:
+def local_sweep(job: LocalJob, metric: str, better: str, bests: TrialBests, clock: Clock) -> SweepView:
     """Return the trials of a job of this machine. Raises `NotFound` if it is no sweep."""
     facts, gathered = job.gather()
     if not is_sweep([one.end.trial for one in gathered]):
@@ -75,7 +79,7 @@ def local_sweep(job: LocalJob, metric: str, bests: TrialBests, clock: Clock) -> 
         trials=[_trial(one, facts.story) for one in gathered],
         values={name: setting.value for name, setting in facts.settings().items()},
     )
-    measure = measure_of(sweep, metric)
+    measure = measure_of(sweep, metric, better)
     shown = best_trials(sweep, measure)
     if measure is None:
         return sweep_view(sweep, measure, shown, {})
@@ -85,24 +89,53 @@ def local_sweep(job: LocalJob, metric: str, bests: TrialBests, clock: Clock) -> 
     return sweep_view(sweep, measure, shown, found, unread)
 
 
-def local_comparison(jobs: Sequence[tuple[JobView, LocalJob]]) -> ComparisonView:
-    """Return jobs of this machine, or trials of them, side by side."""
+def local_comparison(
+    jobs: Sequence[tuple[JobView, LocalJob]], metric: str, better: str, bests: TrialBests
+) -> ComparisonView:
+    """Return jobs of this machine, or trials of them, side by side, each at its best step of a metric."""
     if len(jobs) > MOST_SIDES:
         raise TooLarge(f"{len(jobs)} jobs side by side are too many", hint=f"at most {MOST_SIDES}")
     views, sides = [], []
     for view, job in jobs:
         facts = job.facts()
+        gathered = facts.trials()
         trial = trial_numbered(facts.wanted(), job.stage, job.ref) if job.stage else None
-        side = side_of(facts, trial, label=job.result_folder)
-        sides.append(side)
-        views.append(view if trial is None else _as_trial(view, job, trial, side))
-    return comparison_view(views, sides)
+        sides.append(side_of(facts, trial, label=job.result_folder, trials=gathered))
+        number = trial.spec.number if trial is not None else 0
+        own = next((one for one in gathered if one.end.trial.spec.number == number), None)
+        views.append(view if own is None else _as_trial(view, job.ref, own, facts.story))
+    measure = comparison_measure(sides, metric, direction_of(better))
+    return comparison_view(views, sides, measure, find_bests(sides, measure, bests))
 
 
-def _as_trial(view: JobView, job: LocalJob, trial: Trial, side: ComparisonSide) -> JobView:
-    update = {"name": f"{job.ref}/{trial.spec.number}", "label": trial.spec.label}
-    metrics = dict(side.row.metrics) if side.row is not None else {}
-    return view.model_copy(update={**update, "metrics": metrics})
+def trial_view(view: JobView, job: LocalJob, trial: Trial) -> JobView:
+    """Return a trial of a job of this machine as a job of its own, as a fleet's are; its id is `ID/NUMBER`."""
+    facts, gathered = job.gather()
+    own = next(one for one in gathered if one.end.trial.spec.number == trial.spec.number)
+    return _as_trial(view, job.ref, own, facts.story)
+
+
+def _as_trial(view: JobView, name: str, one: TrialFacts, story: RunHistory) -> JobView:
+    trial, end = _trial(one, story), one.end
+    state = trial_state(trial)
+    began = [node.began_s for key in end.trial.nodes.nodes if (node := story.nodes.get(key)) and node.began_s]
+    started_s = min(began) if began else None
+    is_over = state not in (JobState.PENDING, JobState.RUNNING)
+    return view.model_copy(
+        update={
+            "id": f"{view.id}/{trial.n}",
+            "name": point_name(name, trial.n),
+            "label": trial.label,
+            "state": state,
+            "started_s": started_s,
+            "ended_s": started_s + (trial.seconds or 0.0) if is_over and started_s is not None else None,
+            "step": trial.step,
+            "of": trial.of,
+            "metrics": finite_metrics(trial.metrics),
+            "says": "",
+            "why": f"{end.cause}: {end.message}" if end.cause and end.message else end.message,
+        }
+    )
 
 
 def _trial(one: TrialFacts, story: RunHistory) -> SweepTrialFacts:

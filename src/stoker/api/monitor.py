@@ -137,16 +137,19 @@ class Monitor(ABC):
         raise Refused("files of a job can't be read here", hint=f"stoker get {ref}")
 
     @abstractmethod
-    def sweep(self, name: str, metric: str = "") -> SweepView:
-        """Return the trials of a sweep, ranked by a metric (default: the most telling)."""
+    def sweep(self, name: str, metric: str = "", better: str = "") -> SweepView:
+        """Return the trials of a sweep, ranked by a metric (default: the most telling).
+
+        `better` is `smaller` or `larger`; empty: as the metric's name says.
+        """
 
     def sweeps(self, limit: int = 50) -> SweepList:
         """Return the newest sweeps."""
         raise Refused("sweeps can't be listed here", hint="stoker jobs")
 
     @abstractmethod
-    def compare(self, refs: Sequence[str]) -> ComparisonView:
-        """Return jobs side by side."""
+    def compare(self, refs: Sequence[str], metric: str = "", better: str = "") -> ComparisonView:
+        """Return jobs side by side, each at its best step of a metric."""
 
     def adapters(self) -> AdapterBoard:
         """Return adapters by base model, the lowest loss first."""

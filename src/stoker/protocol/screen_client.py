@@ -119,13 +119,16 @@ class ScreenClient(CoordinatorClient):
         """Return the newest sweeps; `after` is the `next` of the page before."""
         return self._get("/v1/sweeps", SweepList, {"after": after, "limit": limit})
 
-    def sweep(self, name: str, metric: str = "") -> SweepView:
-        """Return the trials of a sweep, ranked by a metric; without one, by the most telling."""
-        return self._get(f"/v1/sweeps/{part(name)}", SweepView, {"metric": metric})
+    def sweep(self, name: str, metric: str = "", better: str = "") -> SweepView:
+        """Return the trials of a sweep, ranked by a metric; without one, by the most telling.
 
-    def compare(self, refs: Sequence[str]) -> ComparisonView:
-        """Return jobs side by side, what differs first."""
-        return self._get("/v1/compare", ComparisonView, {"ref": tuple(refs)})
+        `better` is `smaller` or `larger`; empty: as the metric's name says.
+        """
+        return self._get(f"/v1/sweeps/{part(name)}", SweepView, {"metric": metric, "better": better})
+
+    def compare(self, refs: Sequence[str], metric: str = "", better: str = "") -> ComparisonView:
+        """Return jobs side by side, what differs first, each at its best step of a metric."""
+        return self._get("/v1/compare", ComparisonView, {"ref": tuple(refs), "metric": metric, "better": better})
 
     def adapters(self) -> AdapterBoard:
         """Return adapters by base model, the lowest loss first."""

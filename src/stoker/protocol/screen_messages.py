@@ -276,6 +276,15 @@ class ComparedValue(WireMessage):
     differs: bool = False
 
 
+class ComparedBest(WireMessage):
+    """One of several jobs where its metric is best."""
+
+    step: ViewCount | None = None
+    """None: it has no curve, and these are its last values."""
+    metrics: dict[Line, float] = {}
+    """The best value, and the other metrics at that step."""
+
+
 class ComparisonView(WireMessage):
     """Jobs side by side, what differs first."""
 
@@ -283,6 +292,11 @@ class ComparisonView(WireMessage):
     facts: tuple[ComparedValue, ...] = ()
     metrics: tuple[Line, ...] = ()
     """With curves in more than one of them."""
+    metric: Line = ""
+    """What decides which step is the best; empty: they have none."""
+    is_lower_better: bool = True
+    bests: tuple[ComparedBest, ...] = ()
+    """In the order of the jobs."""
 
 
 class AdapterRow(WireMessage):

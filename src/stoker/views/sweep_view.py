@@ -12,16 +12,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.core.errors import BadInput
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.jsontext import dumps
 from stoker.core.text import counted, one_line, point_name
 from stoker.engine.metrics.metric_names import Direction, preference
 from stoker.engine.ranking import Measure, measure_for
 from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides
-from stoker.jobs.trial_bests import BestStep
+from stoker.jobs.trial_bests import BestStep, TrialBests
 from stoker.jobs.trial_settings import masked
 from stoker.jobs.trials import on_grounds
-from stoker.protocol.screen_messages import ComparedValue, ComparisonView, SweepParameter, SweepTrial, SweepView
+from stoker.protocol.screen_messages import (
+    ComparedBest,
+    ComparedValue,
+    ComparisonView,
+    SweepParameter,
+    SweepTrial,
+    SweepView,
+)
 from stoker.protocol.view_messages import JobView
 from stoker.views.charts import can_be_drawn, is_geometric
 from stoker.views.comparison_lines import fact_text
@@ -85,9 +93,16 @@ class SweepFacts:
         return sum(self.counts.values()) or len(self.trials)
 
 
-def measure_of(sweep: SweepFacts, metric: str = "") -> Measure | None:
+def measure_of(sweep: SweepFacts, metric: str = "", better: str = "") -> Measure | None:
     """Return what a sweep is ranked by. Raises `NotFound` if no trial has the metric."""
-    return measure_for(sweep.trials, sweep.values, by=metric)
+    return measure_for(sweep.trials, sweep.values, by=metric, direction=direction_of(better))
+
+
+def direction_of(better: str) -> Direction | None:
+    """Return which values were asked for as the better ones: `smaller`, `larger`, or as the metric's name says."""
+    if better not in ("", *Direction):
+        raise BadInput(f"better: {better[:40]!r} is neither 'smaller' nor 'larger'")
+    return Direction(better) if better else None
 
 
 def best_trials(sweep: SweepFacts, measure: Measure | None) -> list[SweepTrialFacts]:
@@ -214,7 +229,7 @@ def _trial(
         job=point_name(sweep.name, trial.n),
         number=trial.n,
         label=trial.label,
-        state=_LEFT.get(trial.state, trial.state),
+        state=trial_state(trial),
         parameters={name: _shown(masked(sweep.recipe, name, trial.point.get(name))) for name in varying},
         metrics={name: trial.metrics[name] for name in names},
         best_step=trial.best_step,
@@ -230,11 +245,16 @@ def _shown(value: Any) -> Any:
     return value if value is None or isinstance(value, bool) or _is_number(value) else _text(value)
 
 
+def trial_state(trial: SweepTrialFacts) -> str:
+    """Return the state of a trial as that of a job."""
+    return _LEFT.get(trial.state, trial.state)
+
+
 def trial_counts(trials: Sequence[SweepTrialFacts]) -> dict[str, int]:
     """Return the number of trials by state."""
     found: dict[str, int] = {}
     for trial in trials:
-        state = _LEFT.get(trial.state, trial.state)
+        state = trial_state(trial)
         found[state] = found.get(state, 0) + 1
     return found
 
@@ -262,7 +282,29 @@ _LONGER = ("config",)
 """Sections whose values are shown longer than in a terminal."""
 
 
-def comparison_view(jobs: Sequence[JobView], sides: Sequence[ComparisonSide]) -> ComparisonView:
+def comparison_measure(
+    sides: Sequence[ComparisonSide], metric: str = "", direction: Direction | None = None
+) -> Measure | None:
+    """Return the metric by which a side's best step is found. Raises `NotFound` if no side has the one asked for."""
+    rows = [side.row for side in sides if side.row is not None]
+    values = {name: setting.value for side in sides[:1] for name, setting in side.settings.items()}
+    return measure_for(rows, values, by=metric, direction=direction)
+
+
+def find_bests(sides: Sequence[ComparisonSide], measure: Measure | None, bests: TrialBests) -> dict[int, BestStep]:
+    """Return the best step of each side that has curves, by its place."""
+    if measure is None:
+        return {}
+    files = {at: side.row.curve_files for at, side in enumerate(sides) if side.row is not None}
+    return bests.find(files, measure.metric, measure.direction)[0]
+
+
+def comparison_view(
+    jobs: Sequence[JobView],
+    sides: Sequence[ComparisonSide],
+    measure: Measure | None = None,
+    bests: Mapping[int, BestStep] | None = None,
+) -> ComparisonView:
     """Return jobs side by side: all that differs, by section, then what is the same; of very many facts the first."""
     known = [fact for fact in compare_sides(sides) if any(value is not None for value in fact.values)]
     shown = sorted(((fact, not fact.is_same) for fact in known), key=lambda one: not one[1])
@@ -278,7 +320,18 @@ def comparison_view(jobs: Sequence[JobView], sides: Sequence[ComparisonSide]) ->
             for fact, differs in shown[:_FACTS]
         ),
         metrics=_with_curves(sides),
+        metric=measure.metric if measure is not None else "",
+        is_lower_better=measure is None or measure.direction is Direction.SMALLER,
+        bests=tuple(_best(side, (bests or {}).get(at)) for at, side in enumerate(sides)),
     )
+
+
+def _best(side: ComparisonSide, best: BestStep | None) -> ComparedBest:
+    metrics = dict(side.row.metrics) if side.row is not None else {}
+    if best is not None:
+        metrics |= best.metrics
+    names = sorted(metrics, key=preference)[:_CURVES]
+    return ComparedBest(step=best.step if best is not None else None, metrics={name: metrics[name] for name in names})
 
 
 def _fact_text(fact: Fact, value: Any) -> str:

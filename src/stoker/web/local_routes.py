@@ -79,9 +79,10 @@ class LocalBackend(UiBackend):
             case ["sweeps" | "adapters" | "models" as word]:
                 found = self._list(word, query)
             case ["sweeps", name]:
-                found = monitor.sweep(name, _one(query, "metric"))
+                found = monitor.sweep(name, _one(query, "metric"), _one(query, "better"))
             case ["compare"]:
-                found = monitor.compare(list(query.get("ref", ()))[:_MOST_COMPARED])
+                refs = list(query.get("ref", ()))[:_MOST_COMPARED]
+                found = monitor.compare(refs, _one(query, "metric"), _one(query, "better"))
             case _:
                 raise _nothing_at(parts)
         return found

@@ -10,7 +10,7 @@ import pytest
 from stoker.api.app_parts import AppSettings
 from stoker.api.local_monitor import LocalMonitor
 from stoker.app.app import App
-from stoker.core.errors import NotFound, Refused, TooLarge
+from stoker.core.errors import BadInput, NotFound, Refused, TooLarge
 from stoker.protocol.screen_messages import SimulateRequest
 from stoker.views import parameter_importance
 from tests.unit.jobs.real_jobs import Made, Shelf, sweep_of_six
@@ -62,8 +62,38 @@ def test_jobs_and_trials_of_this_machine_are_compared(shelf: Shelf, monitor: Loc
     trials = monitor.compare(["sweep/3", "sweep/4"])
     assert [job.name for job in trials.jobs] == ["sweep/3", "sweep/4"]
     assert "loss" in trials.metrics
+    assert (trials.metric, trials.is_lower_better) == ("val_loss", True)
+    curve = monitor.compare(["sweep/3", "sweep/4"], "loss")
+    assert [best.step for best in curve.bests] == [49, 49]
+    assert curve.bests[0].metrics["loss"] < 0.2, "the best value of the curve, not the last one that was reported"
+    assert not monitor.compare(["sweep/3", "sweep/4"], "loss", "larger").is_lower_better
     with pytest.raises(TooLarge):
         monitor.compare(["one"] * 21)
+
+
+def test_a_trial_of_this_machine_is_a_job_of_its_own(shelf: Shelf, monitor: LocalMonitor):
+    attempt = shelf.add("sweep", sweep_of_six())
+    failed, done = monitor.job("sweep/1"), monitor.job("sweep/3")
+    assert (done.job.id, done.job.name, done.job.label) == (f"{attempt}/3", "sweep/3", "lr=0.01,model.depth=2")
+    assert [one.job.state for one in (failed, done)] == ["failed", "completed"]
+    assert "loss is nan" in failed.job.why
+    assert done.job.why == ""
+    assert done.spec.args["lr"] == 0.01
+    assert done.job.started_s is not None
+    assert done.job.ended_s is not None
+    assert monitor.job(done.job.id).job == done.job, "pages ask by id"
+    assert monitor.explain("sweep/3").verdict == "completed: 1 stage ran, 0 results known"
+    assert monitor.job("sweep").job.state == "failed"
+
+
+def test_either_direction_of_a_metric_can_be_asked_for(shelf: Shelf, monitor: LocalMonitor):
+    shelf.add("sweep", sweep_of_six())
+    best, worst = monitor.sweep("sweep", "loss"), monitor.sweep("sweep", "loss", "larger")
+    assert (best.is_lower_better, worst.is_lower_better) == (True, False)
+    assert best.trials[0].best_step == 49
+    assert worst.trials[0].best_step == 0
+    with pytest.raises(BadInput, match="neither 'smaller' nor 'larger'"):
+        monitor.sweep("sweep", "loss", "better")
 
 
 def test_a_machine_without_a_queue_has_nothing_to_simulate(monitor: LocalMonitor):

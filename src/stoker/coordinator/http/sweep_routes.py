@@ -46,7 +46,10 @@ from stoker.views.sweep_view import (
     SweepFacts,
     SweepTrialFacts,
     best_trials,
+    comparison_measure,
     comparison_view,
+    direction_of,
+    find_bests,
     measure_of,
     sweep_view,
 )
@@ -62,6 +65,7 @@ _MOST_ADAPTERS = 1000
 SweepName = Annotated[str, Path(description="A sweep's bare name", min_length=1, max_length=300)]
 PageAfter = Annotated[str, Query(max_length=30, pattern="^[0-9]{0,18}$", description="`next` of a page")]
 MetricName = Annotated[str, Query(max_length=300, description="What to rank by; empty: the most telling")]
+Better = Annotated[str, Query(pattern="^(smaller|larger)?$", description="Which values; empty: by the metric's name")]
 
 
 class SweepRoutes:
@@ -85,20 +89,26 @@ class SweepRoutes:
         before = int(after) if after else None
         return answer(await self._context.read(self._context.reader.sweeps, limit=limit, before=before))
 
-    async def sweep(self, name: SweepName, metric: MetricName = "") -> Response:
+    async def sweep(self, name: SweepName, metric: MetricName = "", better: Better = "") -> Response:
         """Return the trials of a sweep, best first, each at its best step, and what the metric depends on."""
         rows = await self._context.read(self._context.reader.sweep, name)
         async with self._reads:
-            return await self._context.keep(lambda: answer(self._sweep(name, rows, metric)))
+            return await self._context.keep(lambda: answer(self._sweep(name, rows, metric, better)))
 
     async def compare(
-        self, ref: Annotated[list[str], Query(min_length=1, max_length=MOST_SIDES, description="Jobs")]
+        self,
+        ref: Annotated[list[str], Query(min_length=1, max_length=MOST_SIDES, description="Jobs")],
+        metric: MetricName = "",
+        better: Better = "",
     ) -> Response:
-        """Return jobs side by side: configuration, code, data, environment and metrics, what differs first."""
+        """Return jobs side by side: configuration, code, data, environment and metrics, what differs first.
+
+        Each with its best step of a metric, and the other metrics there.
+        """
         refs = list(dict.fromkeys(ref))
         stories = [await self._context.read(self._context.reader.story, one) for one in refs]
         async with self._reads:
-            return await self._context.keep(lambda: answer(self._compare(stories)))
+            return await self._context.keep(lambda: answer(self._compare(stories, metric, better)))
 
     async def adapters(self) -> Response:
         """Return adapters by base model, the lowest loss first, of jobs that train one each."""
@@ -123,8 +133,11 @@ class SweepRoutes:
             lambda: answer(simulate_change(context.views.schedule(), asked, context.clock))
         )
 
-    def _compare(self, stories: Sequence[JobDetails]) -> ComparisonView:
-        return comparison_view([story.job for story in stories], [self._side(story) for story in stories])
+    def _compare(self, stories: Sequence[JobDetails], metric: str, better: str) -> ComparisonView:
+        sides = [self._side(story) for story in stories]
+        measure = comparison_measure(sides, metric, direction_of(better))
+        bests = find_bests(sides, measure, self._bests)
+        return comparison_view([story.job for story in stories], sides, measure, bests)
 
     def _side(self, story: JobDetails) -> ComparisonSide:
         job = story.job
@@ -136,7 +149,7 @@ class SweepRoutes:
         # An attempt may have ended though its job waits for the next one.
         return changed(side, state=job.state)
 
-    def _sweep(self, name: str, rows: Sequence[SweepTrialRow], metric: str) -> SweepView:
+    def _sweep(self, name: str, rows: Sequence[SweepTrialRow], metric: str, better: str) -> SweepView:
         clock, now_s = self._context.clock, self._context.clock.wall_s()
         sweep = SweepFacts(
             name=name,
@@ -144,7 +157,7 @@ class SweepRoutes:
             trials=[_trial(row, now_s) for row in rows],
             values=self._values(rows[0]),
         )
-        measure = measure_of(sweep, metric)
+        measure = measure_of(sweep, metric, better)
         by_number = {row.number: row for row in rows}
         shown = self._with_points(best_trials(sweep, measure), by_number)
         if measure is None:

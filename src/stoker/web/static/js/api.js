@@ -23,14 +23,18 @@ export const BASE = new URL('.', location.href);
 /** @param {string} ref a job's name or id */
 export const jobPath = (ref) => `v1/jobs/${encodeURIComponent(ref)}`;
 
+/** @typedef {Record<string, string | number | string[] | undefined | null>} Query a list: several values of one name */
+
 /**
  * @param {string} path
- * @param {Record<string, string | number | undefined | null>} [query] empty values are left out
+ * @param {Query} [query] empty values are left out
  */
 export function urlOf(path, query = {}) {
   const url = new URL(path, BASE);
   for (const [name, value] of Object.entries(query)) {
-    if (value !== undefined && value !== null && value !== '') url.searchParams.append(name, String(value));
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== undefined && one !== null && one !== '') url.searchParams.append(name, String(one));
+    }
   }
   return url;
 }
@@ -85,7 +89,7 @@ async function ask(url, options = {}) {
 
 /**
  * @param {string} path
- * @param {Record<string, string | number | undefined | null>} [query]
+ * @param {Query} [query]
  * @param {AbortSignal} [signal]
  */
 export const get = (path, query = {}, signal = undefined) => ask(urlOf(path, query), { signal });

@@ -4,11 +4,12 @@
 import { useEffect, useMemo, useRef, useState } from '../vendor/hooks.js';
 import uPlot from '../vendor/uplot.js';
 import { jobPath, numberOf } from './api.js';
+import { colour, lookOfPage } from './canvas.js';
 import { clockTime, duration, grouped, shortNumber } from './format.js';
 import { h, html } from './html.js';
 import { onRows } from './live.js';
 import { place, setQuery } from './router.js';
-import { theme, useData } from './state.js';
+import { useData } from './state.js';
 import { Empty, Select, Trouble } from './ui.js';
 
 /** @typedef {import('./messages.d.ts').JobView} JobView */
@@ -21,13 +22,29 @@ const FIRST_SHOWN = 6;
 const WINDOWS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 const USUAL_WINDOW = 20;
 
+/** How curves are drawn, as the link says. @param {number} [usual] @returns {Look} */
+export function lookOfCurves(usual = USUAL_WINDOW) {
+  const query = place.value.query;
+  return {
+    window: WINDOWS.includes(Number(query.get('smooth'))) ? Number(query.get('smooth')) : usual,
+    isLog: query.get('log') === '1', x: query.get('x') ?? 'step', isTable: query.get('table') === '1',
+  };
+}
+
+/** @param {{ look: Look, axes: [string, string][] }} props */
+export function LookControls({ look, axes }) {
+  return html`<label class="field"><span class="fixed">${look.window > 1 ? `smooth over ${look.window}` : 'not smoothed'}</span><input type="range" min="0" max=${WINDOWS.length - 1} step="1"
+      value=${WINDOWS.indexOf(look.window)} aria-valuetext=${`${look.window} values`}
+      onInput=${(/** @type {any} */ event) => setQuery({ smooth: String(WINDOWS[Number(event.target.value)]) })} /></label>
+    ${h(Select, { label: 'x axis', value: look.x, set: (x) => setQuery({ x }), options: axes })}
+    <label class="check"><input type="checkbox" checked=${look.isLog} onChange=${() => setQuery({ log: look.isLog ? '' : '1' })} /> log scale</label>
+    <label class="check"><input type="checkbox" checked=${look.isTable} onChange=${() => setQuery({ table: look.isTable ? '' : '1' })} /> as a table</label>`;
+}
+
 /** @param {{ job: JobView }} props */
 export function CurvesTab({ job }) {
   const query = place.value.query;
-  const look = {
-    window: WINDOWS.includes(Number(query.get('smooth'))) ? Number(query.get('smooth')) : USUAL_WINDOW,
-    isLog: query.get('log') === '1', x: query.get('x') ?? 'step', isTable: query.get('table') === '1',
-  };
+  const look = lookOfCurves();
   const { data, error, reload } = /** @type {ReturnType<typeof useData<SeriesView>>} */ (
     useData(`${jobPath(job.id)}/series`, { points: 800, names: query.get('metrics') ?? '' }));
   useEffect(() => onRows((rows) => {
@@ -42,12 +59,7 @@ export function CurvesTab({ job }) {
     setQuery({ metrics: [...shown].join(',') });
   };
   return html`<div class="filters">
-      <label class="field"><span class="fixed">${look.window > 1 ? `smooth over ${look.window}` : 'not smoothed'}</span><input type="range" min="0" max=${WINDOWS.length - 1} step="1"
-        value=${WINDOWS.indexOf(look.window)} aria-valuetext=${`${look.window} values`}
-        onInput=${(/** @type {any} */ event) => setQuery({ smooth: String(WINDOWS[Number(event.target.value)]) })} /></label>
-      ${h(Select, { label: 'x axis', value: look.x, set: (x) => setQuery({ x }), options: [['step', 'step'], ['time', 'time'], ['relative', 'relative time']] })}
-      <label class="check"><input type="checkbox" checked=${look.isLog} onChange=${() => setQuery({ log: look.isLog ? '' : '1' })} /> log scale</label>
-      <label class="check"><input type="checkbox" checked=${look.isTable} onChange=${() => setQuery({ table: look.isTable ? '' : '1' })} /> as a table</label>
+      ${h(LookControls, { look, axes: [['step', 'step'], ['time', 'time'], ['relative', 'relative time']] })}
       ${data.names.length > 1 && html`<div class="chips" role="group" aria-label="metrics">${data.names.slice(0, 60).map((name) => html`<button type="button" key=${name}
         class="chip" aria-pressed=${String(shown.has(name))} onClick=${() => flip(name)}>${name}</button>`)}</div>`}
     </div>
@@ -108,9 +120,6 @@ export function smoothed(values, steps, total, weight) {
   });
 }
 
-/** @param {string} name */
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
 /** @param {{ series: Series, view: SeriesView, look: Look, zoom: (range: [number, number]) => void }} props */
 function Plot({ series, view, look, zoom }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
@@ -125,7 +134,7 @@ function Plot({ series, view, look, zoom }) {
       watch.disconnect();
       made.destroy();
     };
-  }, [data, theme.value]);
+  }, [data, lookOfPage()]);
   return html`<div class="plot" ref=${box} role="img" aria-label=${describe(series)}></div>`;
 }
 
@@ -138,8 +147,8 @@ function describe(series) {
   return `${series.name}: ${grouped(series.total)} values, last ${shortNumber(numberOf(series.last))}, best ${shortNumber(numberOf(series.best))}, ${trend}`;
 }
 
-/** @param {Series} series @param {SeriesView} view @param {Look} look */
-function columns(series, view, look) {
+/** The places along x, the raw values and the smoothed ones. @param {Series} series @param {SeriesView} view @param {Look} look */
+export function columns(series, view, look) {
   const start = view.started_s ?? series.times_s[0] ?? 0;
   const x = look.x === 'step' ? series.steps : look.x === 'time' ? series.times_s : series.times_s.map((at) => at - start);
   const raw = series.values.map(numberOf);
@@ -149,20 +158,24 @@ function columns(series, view, look) {
   return [x, raw.map(drawn), line.map(drawn)];
 }
 
+/** Grids and texts of both axes. @param {Look} look */
+export function axesOfPlot(look) {
+  const grid = { stroke: colour('--line'), width: 1 };
+  const axis = { stroke: colour('--text-quiet'), grid, ticks: grid, font: '11px system-ui' };
+  return [
+    { ...axis, size: 30, values: look.x === 'relative' ? (/** @type {any} */ _plot, /** @type {number[]} */ at) => at.map(duration) : undefined },
+    { ...axis, size: 62, values: (/** @type {any} */ _plot, /** @type {(number | null)[]} */ at) => at.map((value) => (value === null ? '' : shortNumber(value))) },
+  ];
+}
+
 /** @param {Series} series @param {SeriesView} view @param {Look} look @param {number} width @param {(range: [number, number]) => void} zoom */
 function options(series, view, look, width, zoom) {
-  const text = colour('--text-quiet');
-  const grid = { stroke: colour('--line'), width: 1 };
-  const axis = { stroke: text, grid, ticks: grid, font: '11px system-ui' };
   /** @type {any} */
   const made = {
     width: Math.max(200, width), height: HEIGHT, legend: { show: false }, padding: [12, 24, 0, 0],
     cursor: { drag: { x: true, y: false, setScale: false } },
     scales: { x: { time: look.x === 'time' }, y: { distr: look.isLog ? 3 : 1 } },
-    axes: [
-      { ...axis, size: 30, values: look.x === 'relative' ? (/** @type {any} */ _plot, /** @type {number[]} */ at) => at.map(duration) : undefined },
-      { ...axis, size: 62, values: (/** @type {any} */ _plot, /** @type {(number | null)[]} */ at) => at.map((value) => (value === null ? '' : shortNumber(value))) },
-    ],
+    axes: axesOfPlot(look),
     series: [{}, { stroke: colour('--raw'), width: 1, points: { show: series.steps.length < 2 } },
       { stroke: colour('--accent'), width: 2, points: { show: series.steps.length < 2 } }],
     hooks: {

@@ -14,7 +14,7 @@ export function shortNumber(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? 'nan' : value > 0 ? 'inf' : '−inf';
   if (value === 0) return '0';
   const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-4) return value.toExponential(2).replace('e+', 'e');
+  if (size >= 1e6 || size < 1e-4) return Number(value.toPrecision(3)).toExponential().replace('e+', 'e');
   return Number.isInteger(value) ? grouped(value) : String(Number(value.toPrecision(4)));
 }
 
@@ -74,6 +74,9 @@ export function cutMiddle(text, most) {
   const head = Math.ceil((most - 1) / 2);
   return `${parts.slice(0, head).join('')}…${parts.slice(parts.length - (most - 1 - head)).join('')}`;
 }
+
+/** What finds exactly this job: names may have been used again. @param {import('./messages.d.ts').JobView} job */
+export const shortId = (job) => (/^[0-9a-f]{64}$/.test(job.id) ? job.id.slice(0, 12) : job.id);
 
 /** @param {import('./messages.d.ts').JobView} job */
 export const progress = (job) => (job.of ? Math.min(1, (job.step ?? 0) / job.of) : null);

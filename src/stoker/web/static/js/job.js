@@ -3,12 +3,12 @@
 import { useEffect, useState } from '../vendor/hooks.js';
 import { askCancel, askPriority, askRequeue, canCancel, canPrioritise, canRequeue } from './actions.js';
 import { jobPath, urlOf } from './api.js';
-import { clockTime, cutMiddle, duration, grouped, quoted, secondsLeft, size, valueText } from './format.js';
+import { clockTime, cutMiddle, duration, grouped, quoted, secondsLeft, shortId, size, valueText } from './format.js';
 import { CurvesTab } from './curves.js';
 import { h, html } from './html.js';
 import { onRows } from './live.js';
 import { LogsTab } from './logs.js';
-import { linkTo, place, setQuery } from './router.js';
+import { linkTo, listText, place, setQuery } from './router.js';
 import { StagesTab } from './stages.js';
 import { useData } from './state.js';
 import { Command, Empty, Progress, StateBadge, Tabs, Trouble, useNow } from './ui.js';
@@ -27,7 +27,7 @@ const TABS = {
   logs: [(details) => h(LogsTab, { job: details.job }), (name) => `stoker logs -f ${name}`],
   stages: [(details) => h(StagesTab, { job: details.job }), (name) => `stoker explain ${name}`],
   config: [(details) => h(ConfigTab, { details }), (name) => `stoker jobs show ${name}`],
-  code: [(details) => h(CodeTab, { job: details.job }), (name) => `stoker jobs show ${name}`],
+  code: [(details) => h(CodeText, { ref_: details.job.id }), (name) => `stoker jobs show ${name}`],
   files: [(details) => h(FilesTab, { job: details.job }), (name) => `stoker get ${name}`],
   explain: [(details) => h(ExplainTab, { job: details.job }), (name) => `stoker explain ${name}`],
   attempts: [(details) => h(AttemptsTab, { details }), (name) => `stoker jobs show ${name}`],
@@ -41,7 +41,9 @@ export function JobPage({ ref_ }) {
   useEffect(() => onRows((rows) => {
     const found = rows.jobs.find((job) => job.id === id || job.name === ref_);
     if (found) setFresh(found);
-    if (rows.resync || rows.gone.includes(id) || (found && (found.state !== data?.job.state || found.attempt !== data?.job.attempt))) reload();
+    // A trial of a job of this machine has no row of its own.
+    const isOfJob = rows.jobs.some((job) => id.startsWith(`${job.id}/`));
+    if (rows.resync || isOfJob || rows.gone.includes(id) || (found && (found.state !== data?.job.state || found.attempt !== data?.job.attempt))) reload();
   }), [id, data]);
   if (!data) {
     return html`<main id="main"><h1>${cutMiddle(ref_, 60)}</h1>${error ? h(Trouble, { error, what: `job ${ref_}` }) : html`<p class="quiet">loading…</p>`}
@@ -60,6 +62,9 @@ export function JobPage({ ref_ }) {
   </main>`;
 }
 
+/** A trial, or a whole sweep of this machine, which counts its trials. @param {JobView} job */
+const isOfSweep = (job) => /\/\d+$/.test(job.name) || /^[\d,]+ of [\d,]+ trials$/.test(job.label);
+
 /** @param {{ job: JobView }} props */
 function JobHead({ job }) {
   const now_s = useNow();
@@ -73,6 +78,8 @@ function JobHead({ job }) {
   return html`<div class="row jobhead"><h1 title=${job.name}>${cutMiddle(job.name, 60)}</h1>
       ${h(StateBadge, { state: job.state, cancelling: job.is_cancelling })}${h(Progress, { job })}<span class="grow"></span>
       <span class="buttons">
+        ${isOfSweep(job) && html`<a class="button" href=${linkTo(['sweep', job.name.split('/')[0]])}>sweep</a>`}
+        <a class="button" href=${linkTo(['compare'], { jobs: listText([shortId(job)]) })}>compare…</a>
         ${canPrioritise(job) && html`<button type="button" onClick=${() => askPriority(job)}>priority ${job.priority}</button>`}
         ${canRequeue(job) && html`<button type="button" onClick=${() => askRequeue(job)}>requeue</button>`}
         ${canCancel(job) && html`<button type="button" class="danger" onClick=${() => askCancel(job)}>cancel</button>`}
@@ -103,9 +110,9 @@ function plainSettings(spec) {
   return Object.entries(args).map(([path, value]) => ({ path, value, origin: '', layers: [] }));
 }
 
-/** @param {{ job: JobView }} props */
-function CodeTab({ job }) {
-  const { data, error } = /** @type {ReturnType<typeof useData<CodeDiff>>} */ (useData(`${jobPath(job.id)}/code`));
+/** How the code of a job differs from that of another, or of the run before it. @param {{ ref_: string, parent?: string }} props */
+export function CodeText({ ref_, parent }) {
+  const { data, error } = /** @type {ReturnType<typeof useData<CodeDiff>>} */ (useData(`${jobPath(ref_)}/code`, { parent }));
   if (!data) return error ? h(Trouble, { error, what: 'code' }) : html`<p class="quiet">loading…</p>`;
   const lines = data.text ? data.text.split('\n') : [];
   return html`<p>${data.parent ? html`Changes since ${data.parent}: ${data.files.length} files` : data.note || 'There is no earlier run to compare with.'}</p>

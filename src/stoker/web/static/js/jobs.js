@@ -3,12 +3,13 @@
 import { useEffect, useRef, useState } from '../vendor/hooks.js';
 import { askMany, canCancel, canPrioritise, canRequeue } from './actions.js';
 import { numberOf } from './api.js';
-import { ago, cutMiddle, duration, grouped, quoted, shortNumber } from './format.js';
+import { ago, cutMiddle, duration, grouped, quoted, shortId, shortNumber } from './format.js';
 import { h, html } from './html.js';
 import { JobRows, PAGE_ROWS } from './job_rows.js';
 import { now, onRows } from './live.js';
-import { go, jobLink, place, setQuery } from './router.js';
+import { go, jobLink, linkTo, listText, place, setQuery } from './router.js';
 import { may } from './state.js';
+import { MOST_COMPARED } from './sweep.js';
 import { VirtualTable } from './table.js';
 import { Command, Empty, Progress, Select, StateBadge, Trouble, useNow } from './ui.js';
 
@@ -221,6 +222,7 @@ function Bulk({ jobs, clear }) {
     ${stop.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('cancel', stop, clear)}>cancel ${stop.length}</button>`}
     ${start.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('requeue', start, clear)}>requeue ${start.length}</button>`}
     ${order.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('priority', order, clear)}>priority of ${order.length}</button>`}
+    ${jobs.length <= MOST_COMPARED && html`<a class="button small" href=${linkTo(['compare'], { jobs: listText(jobs.map(shortId)) })}>${jobs.length > 1 ? `compare ${jobs.length}` : 'compare…'}</a>`}
     <button type="button" class="small" onClick=${clear}>clear</button></div>`;
 }
 

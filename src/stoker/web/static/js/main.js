@@ -13,18 +13,29 @@ import { clockOffset, connection, follow, isOldBuild, lostAt, now, retryAt } fro
 import { LoginPage, takeCode } from './login.js';
 import { MachinesPage } from './machines.js';
 import { OverviewPage } from './overview.js';
+import { ComparePage } from './compare.js';
+import { SweepPage } from './sweep.js';
+import { SweepsPage } from './sweeps.js';
 import { linkTo, page, place } from './router.js';
 import { applyTheme, login, logoutReason, messages, setTheme, theme } from './state.js';
 import { ConfirmDialog, Empty, focusMain } from './ui.js';
+
+/** What follows the page's name: `resnet/3` also where its slash was not escaped. */
+const restOf = () => place.value.path.slice(1).join('/');
 
 /** Pages by the first part of the path. Another page is one more entry. @type {Record<string, () => any>} */
 const PAGES = {
   overview: () => h(OverviewPage, {}),
   jobs: () => h(JobsPage, {}),
-  job: () => h(JobPage, { ref_: place.value.path[1] ?? '', key: place.value.path[1] }),
+  job: () => h(JobPage, { ref_: restOf(), key: restOf() }),
   machines: () => h(MachinesPage, {}),
+  sweeps: () => h(SweepsPage, {}),
+  sweep: () => h(SweepPage, { name: restOf(), key: restOf() }),
+  compare: () => h(ComparePage, {}),
 };
-const LINKS = [['overview', 'Overview'], ['jobs', 'Jobs'], ['machines', 'Machines']];
+const LINKS = [['overview', 'Overview'], ['jobs', 'Jobs'], ['sweeps', 'Sweeps'], ['machines', 'Machines']];
+/** Pages that are reached from another one. @type {Record<string, string>} */
+const PART_OF = { job: 'jobs', compare: 'jobs', sweep: 'sweeps' };
 const THEMES = /** @type {Record<string, [string, string]>} */ ({
   auto: ['light', '◐'], light: ['dark', '☀'], dark: ['auto', '☾'],
 });
@@ -76,9 +87,9 @@ function Shell() {
 }
 
 /** @param {string} name */
-const isCurrent = (name) => page.value === name || (name === 'jobs' && page.value === 'job');
+const isCurrent = (name) => page.value === name || name === PART_OF[page.value];
 
-const titleOf = () => place.value.path[1] ?? LINKS.find(([name]) => name === page.value)?.[1] ?? 'Stoker';
+const titleOf = () => restOf() || (LINKS.find(([name]) => name === page.value)?.[1] ?? (page.value === 'compare' ? 'Compare' : 'Stoker'));
 
 function Connection() {
   const state = connection.value;

@@ -62,6 +62,27 @@ export interface JobExplanation {
   job: JobView; verdict: string; never: string; after: Record<string, string>; ahead: number | null;
   starts_s: number | null; based_on: string; machines: Record<string, any>[]; changes: string[]; chosen: string;
 }
+export interface SweepParameter {
+  name: string; is_number: boolean; is_log: boolean; low: number | null; high: number | null; values: string[]; importance: number | null;
+}
+export interface SweepTrial {
+  job: string; number: number; label: string; state: string; parameters: Record<string, unknown>; metrics: Record<string, Tagged>;
+  best_step: number | null; step: number | null; of: number | null; seconds: number | null; place: number | null;
+}
+export interface SweepView {
+  name: string; metric: string; is_lower_better: boolean; metrics: string[]; jobs: Record<string, number>;
+  parameters: SweepParameter[]; trials: SweepTrial[]; total: number; importance_by: string; note: string;
+}
+export interface SweepSummary {
+  name: string; recipe: string; submitter: string; jobs: Record<string, number>; total: number;
+  submitted_s: number | null; changed_s: number | null;
+}
+export interface SweepList { sweeps: SweepSummary[]; total: number; note: string }
+export interface ComparedValue { section: string; name: string; values: string[]; differs: boolean }
+export interface ComparedBest { step: number | null; metrics: Record<string, Tagged> }
+export interface ComparisonView {
+  jobs: JobView[]; facts: ComparedValue[]; metrics: string[]; metric: string; is_lower_better: boolean; bests: ComparedBest[];
+}
 export interface ChangedRows {
   seq: number; server_s: number; jobs: JobView[]; gone: string[]; machines: MachineView[];
   counts: Record<string, number>; resync: boolean;

@@ -34,7 +34,8 @@ export function linkTo(path, query = {}) {
   const kept = new URLSearchParams();
   const pairs = query instanceof URLSearchParams ? [...query] : Object.entries(query);
   for (const [name, value] of pairs) if (value) kept.append(name, value);
-  const text = kept.toString();
+  // Commas and slashes may stand in a fragment as they are: links stay readable.
+  const text = kept.toString().replaceAll('%2C', ',').replaceAll('%2F', '/');
   return `#/${path.map(encodeURIComponent).join('/')}${text ? `?${text}` : ''}`;
 }
 
@@ -56,6 +57,15 @@ export function setQuery(changes) {
   history.replaceState(null, '', linkTo(place.value.path, query));
   place.value = read();
 }
+
+/**
+ * A list as one value of a link: names may have commas.
+ * @param {string[]} names
+ */
+export const listText = (names) => names.map((name) => name.replaceAll('%', '%25').replaceAll(',', '%2C')).join(',');
+
+/** @param {string | null | undefined} text */
+export const readList = (text) => (text ?? '').split(',').filter(Boolean).map(safeDecode);
 
 /** @param {string} ref */
 export const jobLink = (ref) => `#/job/${encodeURIComponent(ref)}`;

@@ -56,7 +56,7 @@ const LATEST_MS = 10_000;
  * `reload` loads it again in a moment; however often it is called, what is being loaded arrives.
  * @template T
  * @param {string | null} path null: load nothing
- * @param {Record<string, string | number | undefined | null>} [query]
+ * @param {import('./api.js').Query} [query]
  * @returns {{ data: T | null, error: ApiError | null, isLoading: boolean, reload: () => void }}
  */
 export function useData(path, query = {}) {

@@ -14,7 +14,8 @@ const MOST_PX = 8_000_000;
  * @typedef {{ key: string, title: string, className: string, sort?: string }} Column
  * @typedef {{ label: string, columns: Column[], count: number, sort: string, setSort: (key: string) => void,
  *   row: (index: number) => any[] | null, parts: (index: number) => any[], rowClass?: (index: number) => string,
- *   onView: (first: number, last: number) => void, onOpen: (index: number) => void, onMark?: (index: number) => void }} TableProps
+ *   onView?: (first: number, last: number) => void, onOpen: (index: number) => void, onMark?: (index: number) => void,
+ *   onPoint?: (index: number) => void, tracks?: string, width?: number }} TableProps `tracks`: widths of columns that differ by page
  * @typedef {{ parts: any[], made: any }} MadeRow
  */
 
@@ -22,7 +23,7 @@ const MOST_PX = 8_000_000;
  * `row` makes the cells of a row (null: not loaded yet), `parts` returns what they are made of.
  * @param {TableProps} props
  */
-export function VirtualTable({ label, columns, count, sort, setSort, row, parts, rowClass, onView, onOpen, onMark }) {
+export function VirtualTable({ label, columns, count, sort, setSort, row, parts, rowClass, onView, onOpen, onMark, onPoint, tracks, width }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(600);
@@ -47,11 +48,12 @@ export function VirtualTable({ label, columns, count, sort, setSort, row, parts,
   const offset = whole > shown ? (top / room) * (whole - height) : top;
   const first = Math.max(0, Math.floor(offset / ROW_PX) - EXTRA_ROWS);
   const last = Math.min(count, Math.ceil((offset + height) / ROW_PX) + EXTRA_ROWS);
-  useEffect(() => onView(first, last), [first, last, count]);
+  useEffect(() => onView?.(first, last), [first, last, count]);
   /** @param {number} index */
   const move = (index) => {
     const next = Math.max(0, Math.min(count - 1, index));
     setCursor(next);
+    onPoint?.(next);
     const element = box.current;
     if (!element || whole > shown) return;
     if (next * ROW_PX < element.scrollTop) element.scrollTop = next * ROW_PX;
@@ -74,6 +76,8 @@ export function VirtualTable({ label, columns, count, sort, setSort, row, parts,
   const elements = Math.ceil(height / ROW_PX) + 2 * EXTRA_ROWS + 1;
   /** @type {Map<number, MadeRow>} */
   const kept = new Map();
+  const wide = width ? { minWidth: `${width}px` } : {};
+  const laid = tracks ? { gridTemplateColumns: tracks } : {};
   const rows = [];
   for (let index = first; index < last; index += 1) {
     const y = index * ROW_PX - offset + top;
@@ -88,18 +92,22 @@ export function VirtualTable({ label, columns, count, sort, setSort, row, parts,
   function makeRow(index, y) {
     const cells = row(index);
     return html`<div role="row" key=${index % elements} id=${`row-${index}`} aria-rowindex=${index + 2}
-      class=${`vrow${index === cursor ? ' cursor' : ''} ${rowClass?.(index) ?? ''}`} style=${{ transform: `translateY(${y}px)` }}
-      onDblClick=${() => onOpen(index)} onClick=${() => setCursor(index)}>${columns.map((column, at) => html`
+      class=${`vrow${index === cursor ? ' cursor' : ''} ${rowClass?.(index) ?? ''}`} style=${{ transform: `translateY(${y}px)`, ...laid }}
+      onDblClick=${() => onOpen(index)} onClick=${() => setCursor(index)}
+      onMouseMove=${onPoint && ((/** @type {MouseEvent} */ event) => {
+        // Rows that scroll below a pointer at rest are not pointed at.
+        if (event.movementX || event.movementY) onPoint(index);
+      })}>${columns.map((column, at) => html`
         <div role="gridcell" key=${column.key} class=${column.className}>${cells ? cells[at] : at === 0 ? '' : '…'}</div>`)}</div>`;
   }
-  return html`<div class="vtable" role="grid" aria-label=${label} aria-rowcount=${count + 1} aria-colcount=${columns.length}
+  return html`<div class=${`vtable${tracks ? ' short' : ''}`} role="grid" aria-label=${label} aria-rowcount=${count + 1} aria-colcount=${columns.length}
     ref=${box} tabindex="0" data-keys="rows" aria-activedescendant=${cursor >= first && cursor < last ? `row-${cursor}` : undefined}
     onScroll=${(/** @type {any} */ event) => setTop(event.currentTarget.scrollTop)} onKeyDown=${hear}>
-    <div role="rowgroup" class="vheads"><div role="row" class="vhead" aria-rowindex="1">${columns.map((column) => html`<div role="columnheader" key=${column.key}
+    <div role="rowgroup" class="vheads" style=${wide}><div role="row" class="vhead" aria-rowindex="1" style=${laid}>${columns.map((column) => html`<div role="columnheader" key=${column.key}
       class=${column.className} aria-sort=${ariaSort(column, sort)}>${column.sort
         ? html`<button type="button" onClick=${() => setSort(flipped(column.sort ?? '', sort))}>${column.title}${mark(column, sort)}</button>`
         : column.title || html`<span class="hidden">${column.key}</span>`}</div>`)}</div></div>
-    <div role="rowgroup" class="vspace" style=${{ height: `${shown - HEAD_PX}px` }}>${rows}</div></div>`;
+    <div role="rowgroup" class="vspace" style=${{ height: `${shown - HEAD_PX}px`, ...wide }}>${rows}</div></div>`;
 }
 
 /** The row that has the focus, by its id. */
