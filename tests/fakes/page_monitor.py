@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from stoker.api.monitor import JobQuery, LogQuery, SeriesQuery
+from stoker.core.errors import NotFound
 from stoker.protocol.screen_messages import (
     CodeDiff,
+    ComparisonView,
     LogLineView,
     LogPage,
     Overview,
@@ -20,6 +23,8 @@ from stoker.protocol.screen_messages import (
     SettingView,
     StageGraph,
     StageNode,
+    SweepList,
+    SweepView,
 )
 from stoker.protocol.screen_messages import ConfigView as Config
 from stoker.protocol.view_messages import (
@@ -31,6 +36,7 @@ from stoker.protocol.view_messages import (
     SymptomView,
 )
 from tests.fakes.monitor import NOON_S, MemoryMonitor, job, machine
+from tests.fakes.page_sweep import MARKUP, page_comparison, page_sweep, page_sweeps
 
 MEASURED = {
     "utilisation_percent": 97.0,
@@ -40,7 +46,6 @@ MEASURED = {
     "power_limit_w": 450.0,
     "throttle": (),
 }
-MARKUP = "<img src=x onerror=alert(1)>"
 
 
 def page_monitor(now_s: float = NOON_S + 7200) -> PageMonitor:
@@ -96,6 +101,8 @@ class PageMonitor(MemoryMonitor):
     """Answers every question of the pages."""
 
     metric_names: tuple[str, ...] = ("loss", "val_loss", MARKUP)
+    trials = 48
+    """Of its sweep."""
 
     def overview(self) -> Overview:
         self._enter("overview")
@@ -208,6 +215,19 @@ class PageMonitor(MemoryMonitor):
     def code_diff(self, ref: str, parent: str = "") -> CodeDiff:
         text = f"--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,2 @@\n-lr = 0.1\n+lr = 0.2  # {MARKUP}\n same\n"
         return CodeDiff(job=self._find(ref).name, parent="resnet/1", files=("train.py",), text=text)
+
+    def sweeps(self, limit: int = 50) -> SweepList:
+        return page_sweeps(self.now_s)
+
+    def sweep(self, name: str, metric: str = "", better: str = "") -> SweepView:
+        self._enter("sweep")
+        if name != "resnet":
+            raise NotFound(f"there is no job {name!r}")
+        return page_sweep(metric, better, self.trials)
+
+    def compare(self, refs: Sequence[str], metric: str = "", better: str = "") -> ComparisonView:
+        self._enter("compare")
+        return page_comparison([self._find(ref) for ref in refs], metric)
 
     opened: Path | None = None
 

@@ -26,6 +26,7 @@ def expect(found: Any) -> Any:
 
 
 JOB = "#/job/resnet%2F1"
+SWEEP = "#/sweep/resnet"
 TABS = ("curves", "logs", "stages", "config", "code", "files", "explain", "attempts")
 PAGES = {
     "#/": "Pending by reason",
@@ -41,6 +42,13 @@ PAGES = {
     f"{JOB}?tab=files": "logs/train.log",
     f"{JOB}?tab=explain": "queue position 1",
     f"{JOB}?tab=attempts": "granted",
+    "#/sweeps": "resnet",
+    f"{SWEEP}?min.p.lr=0.003&max.p.schedule=linear&cols=p.lr,p.schedule,m.accuracy": "of 48 trials",
+    f"{SWEEP}?view=curves&top=5": "5 of",
+    f"{SWEEP}?view=scatter": "importance 60 %",
+    f"{SWEEP}?view=importance": "Permutation importance",
+    "#/compare?jobs=resnet/1": "the run before it",
+    "#/compare?jobs=resnet/1,resnet/2,resnet/3": "settings",
 }
 """Link → a text that is there once the data has come."""
 

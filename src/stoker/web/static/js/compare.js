@@ -124,7 +124,7 @@ function Facts({ view, refs, labels }) {
   const code = differing.some((one) => one.title === 'code') && refs.length === 2;
   const wide = refs.length + 1;
   return html`<div class="card scroll" tabindex="0" role="region" aria-label="comparison"><table class="facts"><caption class="hidden">runs side by side, what differs first</caption>
-      <thead><tr><th scope="col"></th>${view.jobs.map((job, at) => html`<th scope="col" key=${refs[at]}>${h(Swatch, { at })} <a href=${jobLink(refs[at])} title=${labels[at]}>${cutMiddle(labels[at], 32)}</a>
+      <thead><tr><th scope="col"><span class="hidden">fact</span></th>${view.jobs.map((job, at) => html`<th scope="col" key=${refs[at]}>${h(Swatch, { at })} <a href=${jobLink(refs[at])} title=${labels[at]}>${cutMiddle(labels[at], 32)}</a>
         <div>${h(StateBadge, { state: job.state, cancelling: job.is_cancelling })}</div>${job.label && html`<div class="quiet">${cutMiddle(job.label, 48)}</div>`}</th>`)}</tr></thead>
       ${h(Metrics, { view })}
       ${differing.map(({ title, facts: own }) => html`<tbody key=${title}><tr class="section"><th scope="rowgroup" colspan=${wide}>${title} <span class="quiet">${grouped(own.length)} ${own.length > 1 ? 'differ' : 'differs'}</span></th></tr>

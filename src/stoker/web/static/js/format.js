@@ -75,7 +75,7 @@ export function cutMiddle(text, most) {
   return `${parts.slice(0, head).join('')}…${parts.slice(parts.length - (most - 1 - head)).join('')}`;
 }
 
-/** What finds exactly this job: names may have been used again. @param {import('./messages.d.ts').JobView} job */
+/** The beginning of an id, which tells jobs of one name apart. @param {import('./messages.d.ts').JobView} job */
 export const shortId = (job) => (/^[0-9a-f]{64}$/.test(job.id) ? job.id.slice(0, 12) : job.id);
 
 /** @param {import('./messages.d.ts').JobView} job */

@@ -3,7 +3,7 @@
 import { useEffect, useState } from '../vendor/hooks.js';
 import { askCancel, askPriority, askRequeue, canCancel, canPrioritise, canRequeue } from './actions.js';
 import { jobPath, urlOf } from './api.js';
-import { clockTime, cutMiddle, duration, grouped, quoted, secondsLeft, shortId, size, valueText } from './format.js';
+import { clockTime, cutMiddle, duration, grouped, quoted, secondsLeft, size, valueText } from './format.js';
 import { CurvesTab } from './curves.js';
 import { h, html } from './html.js';
 import { onRows } from './live.js';
@@ -54,7 +54,7 @@ export function JobPage({ ref_ }) {
   const asked = place.value.query.get('tab') ?? '';
   const tab = names.includes(asked) ? asked : 'curves';
   const [show, command] = TABS[tab];
-  return html`<main id="main">${h(JobHead, { job })}
+  return html`<main id="main">${h(JobHead, { job, ref_ })}
     ${h(Trouble, { error, what: `job ${ref_}` })}
     ${h(Tabs, { label: 'parts of the job', tabs: names, chosen: tab, choose: (name) => setQuery({ tab: name === 'curves' ? '' : name }) })}
     <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`} tabindex="0">${show({ ...data, job })}</div>
@@ -65,8 +65,8 @@ export function JobPage({ ref_ }) {
 /** A trial, or a whole sweep of this machine, which counts its trials. @param {JobView} job */
 const isOfSweep = (job) => /\/\d+$/.test(job.name) || /^[\d,]+ of [\d,]+ trials$/.test(job.label);
 
-/** @param {{ job: JobView }} props */
-function JobHead({ job }) {
+/** @param {{ job: JobView, ref_: string }} props */
+function JobHead({ job, ref_ }) {
   const now_s = useNow();
   const left_s = secondsLeft(job, now_s);
   const facts = [
@@ -79,7 +79,7 @@ function JobHead({ job }) {
       ${h(StateBadge, { state: job.state, cancelling: job.is_cancelling })}${h(Progress, { job })}<span class="grow"></span>
       <span class="buttons">
         ${isOfSweep(job) && html`<a class="button" href=${linkTo(['sweep', job.name.split('/')[0]])}>sweep</a>`}
-        <a class="button" href=${linkTo(['compare'], { jobs: listText([shortId(job)]) })}>compare…</a>
+        <a class="button" href=${linkTo(['compare'], { jobs: listText([ref_]) })}>compare…</a>
         ${canPrioritise(job) && html`<button type="button" onClick=${() => askPriority(job)}>priority ${job.priority}</button>`}
         ${canRequeue(job) && html`<button type="button" onClick=${() => askRequeue(job)}>requeue</button>`}
         ${canCancel(job) && html`<button type="button" class="danger" onClick=${() => askCancel(job)}>cancel</button>`}

@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from '../vendor/hooks.js';
 import { askMany, canCancel, canPrioritise, canRequeue } from './actions.js';
 import { numberOf } from './api.js';
-import { ago, cutMiddle, duration, grouped, quoted, shortId, shortNumber } from './format.js';
+import { ago, cutMiddle, duration, grouped, quoted, shortNumber } from './format.js';
 import { h, html } from './html.js';
 import { JobRows, PAGE_ROWS } from './job_rows.js';
 import { now, onRows } from './live.js';
@@ -125,7 +125,7 @@ export function JobsPage() {
     ${loaded.some((job) => !marked.has(job.id)) && html`<p class="buttons"><button type="button" class="small"
       onClick=${() => setMarked(new Map([...marked, ...byId(loaded)]))}>select the ${grouped(loaded.length)} loaded jobs</button></p>`}
     ${h(Trouble, { error, what: 'jobs' })}
-    ${marked.size > 0 && h(Bulk, { jobs: [...marked.values()], clear: () => setMarked(new Map()) })}
+    ${marked.size > 0 && h(Bulk, { jobs: [...marked.values()], loaded: table?.loaded() ?? [], clear: () => setMarked(new Map()) })}
     ${table && !table.count ? h(Empty, hasFilter ? { title: 'No job matches this filter.', children: html`<p><a href="#/jobs">all jobs</a></p>` }
       : { title: 'No jobs yet. Submit some:', command: 'stoker submit manifest.toml' })
     : h(VirtualTable, {
@@ -213,8 +213,11 @@ function Filters({ counts }) {
 /** @param {JobView[]} jobs @returns {[string, JobView][]} */
 const byId = (jobs) => jobs.map((job) => [job.id, job]);
 
-/** @param {{ jobs: JobView[], clear: () => void }} props */
-function Bulk({ jobs, clear }) {
+/** @param {{ jobs: JobView[], loaded: JobView[], clear: () => void }} props */
+function Bulk({ jobs, loaded, clear }) {
+  // A name means its newest job.
+  /** @param {JobView} job */
+  const refOf = (job) => (loaded.some((other) => other.name === job.name && other.id !== job.id) ? job.id : job.name);
   const stop = jobs.filter(canCancel);
   const start = jobs.filter(canRequeue);
   const order = jobs.filter(canPrioritise);
@@ -222,7 +225,7 @@ function Bulk({ jobs, clear }) {
     ${stop.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('cancel', stop, clear)}>cancel ${stop.length}</button>`}
     ${start.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('requeue', start, clear)}>requeue ${start.length}</button>`}
     ${order.length > 0 && html`<button type="button" class="small" onClick=${() => askMany('priority', order, clear)}>priority of ${order.length}</button>`}
-    ${jobs.length <= MOST_COMPARED && html`<a class="button small" href=${linkTo(['compare'], { jobs: listText(jobs.map(shortId)) })}>${jobs.length > 1 ? `compare ${jobs.length}` : 'compare…'}</a>`}
+    ${jobs.length <= MOST_COMPARED && html`<a class="button small" href=${linkTo(['compare'], { jobs: listText(jobs.map(refOf)) })}>${jobs.length > 1 ? `compare ${jobs.length}` : 'compare…'}</a>`}
     <button type="button" class="small" onClick=${clear}>clear</button></div>`;
 }
 

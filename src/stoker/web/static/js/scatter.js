@@ -147,11 +147,11 @@ export function Importance({ view }) {
   const trials = view.trials.filter((trial) => Number.isFinite(numberOf(trial.metrics[view.metric])));
   return html`<section class="card" aria-label="importance"><h2>What ${view.metric} depends on <span class="quiet">by ${view.importance_by}</span></h2>
     <p class="quiet">${METHODS[view.importance_by] ?? ''}</p>
-    <table class="importance"><caption class="hidden">importance of each parameter by ${view.importance_by}</caption>
+    <div class="scroll" tabindex="0" role="region" aria-label="importance of parameters"><table class="importance"><caption class="hidden">importance of each parameter by ${view.importance_by}</caption>
       <thead><tr><th scope="col">parameter</th><th scope="col"><span class="hidden">bar</span></th><th scope="col" class="right">part</th><th scope="col">${view.metric} with larger values</th></tr></thead>
       <tbody>${ordered.map((one) => html`<tr key=${one.name}><th scope="row"><span title=${one.name}>${cutMiddle(one.name, 40)}</span></th>
         <td><progress max="100" value=${Math.round((one.importance ?? 0) * 100)} aria-label=${`importance of ${one.name}`}></progress></td>
-        <td class="right">${Math.round((one.importance ?? 0) * 100)} %</td><td>${trendOf(view, one, trials)}</td></tr>`)}</tbody></table></section>`;
+        <td class="right">${Math.round((one.importance ?? 0) * 100)} %</td><td>${trendOf(view, one, trials)}</td></tr>`)}</tbody></table></div></section>`;
 }
 
 /** @param {SweepView} view @param {import('./messages.d.ts').SweepParameter} parameter @param {SweepTrial[]} trials */
