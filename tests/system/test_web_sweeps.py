@@ -138,6 +138,17 @@ def test_a_sweep_grows_without_a_reload_and_says_what_is_missing(desk: Desk):
     desk.go("#/sweep/nothing", "sweep nothing not found")
 
 
+def test_a_sweep_is_cancelled_after_a_question(desk: Desk):
+    desk.go(SWEEP, "best val_loss")
+    desk.page.get_by_role("button", name="cancel", exact=True).click()
+    question = desk.page.get_by_role("dialog")
+    expect(question).to_contain_text("Cancel the sweep resnet?")
+    expect(question).to_contain_text("stoker cancel resnet")
+    question.get_by_role("button", name="cancel the sweep").click()
+    expect(question).to_have_count(0)
+    assert desk.monitor.done == [("cancel", "resnet")]
+
+
 def test_rows_are_selected_and_compared_what_differs_first(desk: Desk):
     page = desk.page
     desk.go("#/jobs?state=running", "resnet/1")

@@ -45,6 +45,17 @@ export const askPriority = (job) => confirm({
   act: ({ priority }) => change(`${jobPath(job.id)}/priority`, { priority: wholeNumber(priority) }),
 });
 
+/** @param {'cancel' | 'requeue'} verb @param {string} name @param {number} count of the trials that it is about */
+export const askSweep = (verb, name, count) => confirm({
+  title: verb === 'cancel' ? `Cancel the sweep ${name}?` : `Start trials of ${name} again?`,
+  text: verb === 'cancel' ? `${grouped(count)} trials run or wait. Their work since the last checkpoint is lost.`
+    : `${grouped(count)} trials failed or were cancelled. A new attempt of each is queued.`,
+  command: () => `stoker ${verb === 'cancel' ? 'cancel' : 'jobs requeue'} ${quoted(name)}`,
+  verb: verb === 'cancel' ? 'cancel the sweep' : `requeue ${grouped(count)} trials`,
+  isDanger: verb === 'cancel',
+  act: () => change(`${jobPath(name)}/${verb}`),
+});
+
 /** @param {string} text */
 function wholeNumber(text) {
   if (!/^-?\d{1,6}$/.test(text.trim())) throw new Error(`${text || 'nothing'} is not a whole number`);

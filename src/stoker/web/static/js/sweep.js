@@ -2,7 +2,8 @@
 // One sweep: the best and how far it is, then drawings and the table of its trials. Metric, columns, brushes and order
 // are part of the link.
 import { useEffect, useMemo, useState } from '../vendor/hooks.js';
-import { ApiError, jobPath, numberOf } from './api.js';
+import { askSweep } from './actions.js';
+import { ApiError, numberOf } from './api.js';
 import { cutMiddle, duration, grouped, quoted, shortNumber, valueText } from './format.js';
 import { LookControls } from './curves.js';
 import { h, html } from './html.js';
@@ -17,7 +18,7 @@ import {
 } from './sweep_axes.js';
 import { StateBar, SWEEP_STATES } from './sweeps.js';
 import { VirtualTable } from './table.js';
-import { change, Command, confirm, Empty, Select, StateBadge, Tabs, Trouble } from './ui.js';
+import { Command, Empty, Select, StateBadge, Tabs, Trouble } from './ui.js';
 
 /** @typedef {import('./messages.d.ts').SweepView} SweepView */
 /** @typedef {import('./messages.d.ts').SweepTrial} SweepTrial */
@@ -62,8 +63,8 @@ function Head({ view }) {
   /** @param {string} state */
   const flip = (state) => setQuery({ state: listText(chosen.includes(state) ? chosen.filter((one) => one !== state) : [...chosen, state]) });
   return html`<div class="row jobhead"><h1 title=${view.name}>${cutMiddle(view.name, 60)}</h1><span class="quiet">sweep</span><span class="grow"></span>
-      <span class="buttons">${lost > 0 && may('submit') && html`<button type="button" onClick=${() => askSweep(view, 'requeue', lost)}>requeue ${grouped(lost)}</button>`}
-        ${live > 0 && may('submit') && html`<button type="button" class="danger" onClick=${() => askSweep(view, 'cancel', live)}>cancel</button>`}</span></div>
+      <span class="buttons">${lost > 0 && may('submit') && html`<button type="button" onClick=${() => askSweep('requeue', view.name, lost)}>requeue ${grouped(lost)}</button>`}
+        ${live > 0 && may('submit') && html`<button type="button" class="danger" onClick=${() => askSweep('cancel', view.name, live)}>cancel</button>`}</span></div>
     <section class="card best" aria-label="best and progress"><div>
       ${best ? html`<p class="quiet">best ${view.metric} ${view.is_lower_better ? '↓' : '↑'}</p>
         <p class="value"><strong>${shortNumber(numberOf(best.metrics[view.metric]))}</strong>${best.best_step !== null && html` <span class="quiet">@ step ${grouped(best.best_step)}</span>`}</p>
@@ -81,17 +82,6 @@ function Head({ view }) {
 const noBest = (view) => (!view.metric ? 'no metric says how good a trial is; a program reports one by printing it: print("loss=0.5")'
   : view.trials.some((trial) => trial.place === 1) ? 'trials were measured on different data: each group has its own best'
     : `no trial has a finite ${view.metric} yet`);
-
-/** @param {SweepView} view @param {'cancel' | 'requeue'} verb @param {number} count */
-const askSweep = (view, verb, count) => confirm({
-  title: verb === 'cancel' ? `Cancel sweep ${view.name}?` : `Start trials of ${view.name} again?`,
-  text: verb === 'cancel' ? `${grouped(count)} trials run or wait. Their work since the last checkpoint is lost.`
-    : `${grouped(count)} trials failed or were cancelled. A new attempt of each is queued.`,
-  command: `stoker ${verb === 'cancel' ? 'cancel' : 'jobs requeue'} ${quoted(view.name)}`,
-  verb: verb === 'cancel' ? 'cancel the sweep' : `requeue ${grouped(count)} trials`,
-  isDanger: verb === 'cancel',
-  act: () => change(`${jobPath(view.name)}/${verb}`),
-});
 
 /** Everything that depends on which columns and trials are shown. @param {{ view: SweepView }} props */
 function Trials({ view }) {
