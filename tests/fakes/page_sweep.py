@@ -79,14 +79,17 @@ def page_sweep(metric: str = "", better: str = "", count: int = 48) -> SweepView
 def page_sweeps(now_s: float) -> SweepList:
     """Return two sweeps, one of them with markup for a name."""
     jobs = page_sweep().jobs
-    times = {"submitted_s": now_s - 7200, "changed_s": now_s - 60, "recipe": "tabular/gbt", "submitter": "anna"}
-    return SweepList(
-        sweeps=(
-            SweepSummary(name="resnet", jobs=jobs, total=48, **times),
-            SweepSummary(name=MARKUP, jobs={"completed": 3}, total=3, **times),
-        ),
-        total=2,
+    newest = SweepSummary(
+        name="resnet",
+        recipe="tabular/gbt",
+        submitter="anna",
+        jobs=jobs,
+        total=48,
+        submitted_s=now_s - 7200,
+        changed_s=now_s - 60,
     )
+    other = newest.model_copy(update={"name": MARKUP, "jobs": {"completed": 3}, "total": 3})
+    return SweepList(sweeps=(newest, other), total=2)
 
 
 def page_comparison(jobs: Sequence[JobView], metric: str = "") -> ComparisonView:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.monitor import job
-from tests.fakes.page_monitor import MARKUP
+from tests.fakes.page_sweep import MARKUP
 from tests.system.browser import Tab, chromium
 from tests.system.shell import PATIENCE_S, Shell, finish
 from tests.system.test_cli_fleet_following import _read_until, ended

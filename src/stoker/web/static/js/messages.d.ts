@@ -77,7 +77,7 @@ export interface SweepSummary {
   name: string; recipe: string; submitter: string; jobs: Record<string, number>; total: number;
   submitted_s: number | null; changed_s: number | null;
 }
-export interface SweepList { sweeps: SweepSummary[]; total: number; note: string }
+export interface SweepList { sweeps: SweepSummary[]; next: string; total: number; note: string }
 export interface ComparedValue { section: string; name: string; values: string[]; differs: boolean }
 export interface ComparedBest { step: number | null; metrics: Record<string, Tagged> }
 export interface ComparisonView {

@@ -4,18 +4,19 @@ import { useEffect } from '../vendor/hooks.js';
 import { ago, cutMiddle, grouped } from './format.js';
 import { h, html } from './html.js';
 import { onRows } from './live.js';
-import { linkTo } from './router.js';
+import { linkTo, place } from './router.js';
 import { useData } from './state.js';
 import { Command, Empty, StateBadge, Trouble, useNow } from './ui.js';
 
 /** @typedef {import('./messages.d.ts').SweepList} SweepList */
 /** @typedef {import('./messages.d.ts').SweepSummary} SweepSummary */
 
-const MOST = 200;
+const MOST = 100;
 export const SWEEP_STATES = ['completed', 'running', 'claimed', 'pending', 'failed', 'cancelled'];
 
 export function SweepsPage() {
-  const { data, error, reload } = /** @type {ReturnType<typeof useData<SweepList>>} */ (useData('v1/sweeps', { limit: MOST }));
+  const after = place.value.query.get('after') ?? '';
+  const { data, error, reload } = /** @type {ReturnType<typeof useData<SweepList>>} */ (useData('v1/sweeps', { after, limit: MOST }));
   useEffect(() => onRows((rows) => {
     if (rows.resync || rows.jobs.length || rows.gone.length) reload();
   }), []);
@@ -27,7 +28,9 @@ export function SweepsPage() {
     ${sweeps.length > 0 && html`<div class="card scroll" tabindex="0" role="region" aria-label="sweeps"><table class="sweeps"><caption class="hidden">sweeps, the newest first</caption>
       <thead><tr><th scope="col">sweep</th><th scope="col">trials</th><th scope="col">states</th><th scope="col">recipe</th><th scope="col">user</th><th scope="col" class="right">submitted</th><th scope="col" class="right">changed</th></tr></thead>
       <tbody>${sweeps.map((sweep) => h(Row, { key: sweep.name, sweep }))}</tbody></table></div>`}
-    ${data && (data.note || data.total > sweeps.length) && html`<p class="quiet">${data.note || `${grouped(sweeps.length)} of ${grouped(data.total)} sweeps: the newest`}</p>`}
+    ${data?.note && html`<p class="quiet">${data.note}</p>`}
+    ${(after || data?.next) && html`<p class="buttons">${after && html`<a class="button small" href=${linkTo(['sweeps'])}>the newest</a>`}
+      ${data?.next && html`<a class="button small" href=${linkTo(['sweeps'], { after: data.next })}>older ones</a>`}</p>`}
     ${h(Command, { command: 'stoker jobs' })}
   </main>`;
 }
