@@ -236,3 +236,19 @@ def test_explain_says_afterwards_why_a_machine_was_granted_a_job(
     fleet.submit(order("prep", requirements=ON_CPU))
     workers.settle()
     assert "best of the free machines: a machine without devices, score" in explanations.explain("prep").chosen
+
+
+def test_a_machine_is_shown_with_what_each_of_its_jobs_reserved(
+    fleet: Driven, workers: Workers, explanations: Explanations
+) -> None:
+    fleet.submit(
+        order("whole", requirements={"wish": "require", "ram_bytes": GIB}, allowed_hosts=("fast",)),
+        order("part", requirements=ON_DEVICE, allowed_hosts=("slow",)),
+        order("cores", requirements=ON_CPU, allowed_hosts=("cpu",)),
+    )
+    workers.settle()
+    found = {one.name: one.holders for one in explanations.machines()}
+    shown = {one.name: (len(one.devices), one.memory_bytes, one.ram_bytes) for some in found.values() for one in some}
+    assert shown == {"whole": (1, None, GIB), "part": (1, 4 * GIB, GIB), "cores": (0, None, GIB)}
+    (part,) = found["slow"]
+    assert part.started_s is not None

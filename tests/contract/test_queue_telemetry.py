@@ -74,6 +74,12 @@ def test_of_a_span_with_very_many_events_the_end_is_shown_and_the_rest_is_said(
     assert newest.is_cut
     assert [span.name for span in newest.spans] == names[-len(newest.spans) :]
     assert 0 < len(newest.spans) < len(names)
+    assert newest.whole_from_s is not None
+    assert begun_s < newest.whole_from_s <= (newest.spans[0].to_s or 0.0)
+    monkeypatch.setattr("stoker.coordinator.queue.timeline.MOST_SPANS", 2)
+    few = timeline(fleet, begun_s, now_s)
+    assert ([span.name for span in few.spans], few.is_cut) == (["job4", "job5"], True)
+    assert few.whole_from_s == newest.spans[-3].to_s
     # What ended behind a short span ran in it.
     begun = timeline(fleet, begun_s, begun_s + 5.0)
     assert [span.name for span in begun.spans] == ["job0"]

@@ -22,12 +22,13 @@ from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
 from stoker.jobs.log_text import LONGEST_LINE_BYTES
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
+from stoker.protocol.lease_messages import Finish
 from stoker.protocol.tree_messages import head
 from stoker.store.archives.archive_members import listing_bytes
 from stoker.transfer.mirror import AttemptFolderSync
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
-from tests.servers.hand import Hand
+from tests.servers.hand import Hand, said
 from tests.unit.jobs.conftest import Office
 
 
@@ -158,7 +159,7 @@ def test_a_run_and_its_mirror_look_the_same(fleet: Fleet, tmp_path: Path) -> Non
 
 
 def packed(client: FleetClient, **files: bytes) -> str:
-    """Store a tree of code at the coordinator."""
+    """Store a tree at the coordinator."""
     digests = {name: Digest(sha256(data).hexdigest()) for name, data in files.items()}
     entries = [TreeEntry(name.replace("_", "."), len(data), digests[name]) for name, data in files.items()]
     tree = Tree(tuple(sorted(entries, key=lambda entry: entry.path)))
@@ -189,3 +190,33 @@ def test_configuration_and_code_of_a_submitted_job(fleet: Fleet) -> None:
     assert "-lr = 1\n+lr = 2" in diff.text
     assert client.code_diff("train", "train").note == "the code is the same"
     assert client.code_diff(ids[0]).note == "no earlier job has this name"
+
+
+def test_the_model_card_of_a_result_is_its_text_or_a_reason(fleet: Fleet) -> None:
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("card"), order("none"), order("long"))))
+    hand = Hand(client)
+    assert client.card("card").note == "there is no result yet"
+    files: dict[str, dict[str, bytes]] = {
+        "card": {"model-card_md": b"# A <b>card</b>\n", "readme_md": b"no", "model_bin": b"0"},
+        "none": {"model_bin": b"1"},
+        "long": {"readme_md": b"x" * 300_000},
+    }
+    results = {name: packed(client, **some) for name, some in files.items()}
+    for name, tree in results.items():
+        grant = hand.start()
+        done = Finish(**said(grant), tree=tree, size_bytes=sum(map(len, files[name].values())))
+        client.write(grant.job, done)
+    card = client.card("card")
+    assert (card.path, card.text, card.is_cut, card.digest) == (
+        "model-card.md", "# A <b>card</b>\n", False, results["card"],
+    )  # fmt: skip
+    assert client.card("none").note == "the result has no model-card.md and no README.md"
+    long = client.card("long")
+    assert (long.path, len(long.text), long.is_cut) == ("readme.md", 256 * 1024, True)
+    with pytest.raises(NotFound):
+        client.card("missing")
+    (model,) = client.models(digest=results["card"][:12]).models
+    assert model.name == "card"
+    assert [one.name for one in client.models(job=model.job).models] == ["card"]
+    assert client.models(digest="0" * 64).models == ()

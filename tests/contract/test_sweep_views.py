@@ -112,6 +112,13 @@ def test_a_simulation_says_when_all_is_done_with_more_machines(fleet: Fleet):
     assert view.now.waits[-1].jobs >= 20
     assert any(one.job.startswith("long/") for one in view.jobs)
     assert client.simulate(SimulateRequest()).changed is None
+    assert (len(view.now.waiting), view.now.waiting[-1]) == (121, 0)
+    failing = client.simulate(SimulateRequest(fail=0.5)).changed
+    assert failing is not None
+    assert failing.failures > 0
+    later = client.simulate(SimulateRequest(remove=("desk", "bench"), remove_after_s=1e6)).changed
+    assert later is not None
+    assert later.unfinished == 0
     fewer = client.simulate(SimulateRequest(remove=("desk", "bench")))
     assert fewer.changed is not None
     assert fewer.changed.unfinished >= 20

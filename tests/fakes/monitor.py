@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
+from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery, SpanQuery
 from stoker.core.errors import NotFound, StokerError
 from stoker.protocol.screen_messages import (
     ChangedRows,
@@ -226,7 +226,7 @@ class MemoryMonitor(Monitor):
         self._enter("machines")
         return tuple(self._machines[name] for name in sorted(self._machines))
 
-    def telemetry(self, name: str) -> TelemetryView:
+    def telemetry(self, name: str, query: SpanQuery | None = None) -> TelemetryView:
         self._enter("telemetry")
         if name not in self._machines:
             raise NotFound(f"machine {name} not found")

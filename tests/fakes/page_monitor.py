@@ -36,16 +36,19 @@ from stoker.protocol.view_messages import (
     SymptomView,
 )
 from tests.fakes.monitor import NOON_S, MemoryMonitor, job, machine
+from tests.fakes.page_machines import PageMachines, holders
 from tests.fakes.page_sweep import MARKUP, page_comparison, page_sweep, page_sweeps
 
 MEASURED = {
     "utilisation_percent": 97.0,
+    "memory_total_bytes": 24 << 30,
     "memory_used_bytes": 19 << 30,
     "temperature_c": 71.0,
     "power_w": 388.0,
     "power_limit_w": 450.0,
     "throttle": (),
 }
+HOST = {"utilisation_percent": 31.0, "memory_used_bytes": 40 << 30, "memory_total_bytes": 128 << 30}
 
 
 def page_monitor(now_s: float = NOON_S + 7200) -> PageMonitor:
@@ -80,13 +83,23 @@ def page_monitor(now_s: float = NOON_S + 7200) -> PageMonitor:
         job(n, "completed", submitted_s=now_s - at / 2 - 60 * n, metrics={"loss": chance.random()})
         for n in range(100, 180)
     ]
-    card = {"name": "NVIDIA RTX 4090", "total_bytes": 24 << 30, "telemetry": MEASURED}
-    devices = tuple({"uuid": f"GPU-8f1c{n}-4d", **card} for n in range(2))
+    card = {"name": "NVIDIA RTX 4090", "total_bytes": 24 << 30, "promised_bytes": 20 << 30, "telemetry": MEASURED}
+    devices = tuple({"uuid": f"GPU-8f1c{n}-4d", "jobs": ["resnet/3"] * (1 - n), **card} for n in range(2))
+    held = holders({"resnet/3": 14.2, "lora/2": 5.8}, "GPU-8f1c0-4d")
     sick = SymptomView(
         machine="lab2", symptom="device_hot", since_s=now_s - 300, message="device 1 at 91 °C", hint="clean the fans"
     )
     machines = [
-        machine("lab1", devices=devices, cores=32, ram_bytes=128 << 30, last_seen_s=now_s - 4, jobs=("resnet/3",)),
+        machine(
+            "lab1",
+            devices=devices,
+            cores=32,
+            ram_bytes=128 << 30,
+            last_seen_s=now_s - 4,
+            jobs=("resnet/3",),
+            holders=held,
+            host=HOST,
+        ),
         machine("lab2", devices=devices, cores=32, ram_bytes=128 << 30, last_seen_s=now_s - 9, symptoms=(sick,)),
         machine("desk", "cordoned", why=f"ECC errors {MARKUP}", devices=(), last_seen_s=now_s - 30, held=0, jobs=()),
     ]
@@ -97,7 +110,7 @@ def page_monitor(now_s: float = NOON_S + 7200) -> PageMonitor:
     return made
 
 
-class PageMonitor(MemoryMonitor):
+class PageMonitor(PageMachines, MemoryMonitor):
     """Answers every question of the pages."""
 
     metric_names: tuple[str, ...] = ("loss", "val_loss", MARKUP)

@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 from stoker.core.capability import Capability
+from stoker.core.device import Device
 from stoker.core.jsontext import dumps
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import Claim, Finish, Grant, Hello, Start
@@ -16,12 +17,18 @@ BLOB = b"a result's archive, as far as anybody here looks into it"
 class Hand:
     """A worker's hand: takes jobs and says what became of them."""
 
-    def __init__(self, client: FleetClient, name: str = "desk") -> None:
+    def __init__(self, client: FleetClient, name: str = "desk", devices: tuple[Device, ...] = ()) -> None:
         self.client = client
         self.name = name
         self._claims = 0
         found = Capability(
-            hostname=name, os="linux", arch="x86_64", cpu_cores=8, ram_total_bytes=1 << 36, ram_available_bytes=1 << 36
+            hostname=name,
+            os="linux",
+            arch="x86_64",
+            cpu_cores=8,
+            ram_total_bytes=1 << 36,
+            ram_available_bytes=1 << 36,
+            devices=devices,
         )
         hello = Hello(
             worker=name,

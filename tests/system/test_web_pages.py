@@ -22,7 +22,7 @@ from tests.system.test_cli_fleet_following import _read_until, ended
 from tests.system.web_desk import JOB, PAGES, Desk, expect
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 
 MOST_PICTURE_BYTES = 60 * 1024
@@ -87,6 +87,40 @@ def test_a_job_is_cancelled_by_keys_alone_after_a_question_that_names_it(shared:
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert shared.monitor.done == [("cancel", f"{4:064x}")]
+
+
+def test_bars_of_the_timeline_are_walked_by_arrow_keys_and_opened(shared: Desk):
+    shared.go("#/machines", "Who ran what where")
+    bars = shared.page.get_by_role("group", name="timeline of the machines")
+    bars.focus()
+    told = shared.page.locator("main [role=status]")
+    bars.press("ArrowDown")
+    expect(told).to_contain_text("on desk")
+    bars.press("ArrowDown")
+    expect(told).to_contain_text("on lab1")
+    first = told.inner_text()
+    bars.press("ArrowRight")
+    expect(told).not_to_have_text(first)
+    name = told.inner_text().partition(" on lab1")[0]
+    bars.press("Enter")
+    shared.page.wait_for_url("**/#/job/*")
+    assert name
+
+
+def test_a_simulation_is_asked_by_keys_alone_and_its_change_is_in_the_link(shared: Desk):
+    shared.go("#/simulation", "as it is")
+    page = shared.page
+    page.get_by_label("add machines like").fill("rtx-4090")
+    page.get_by_label("how many").fill("3")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("with the change", exact=True)).to_contain_text("6 machines")
+    expect(page.get_by_label("difference", exact=True)).to_contain_text("earlier")
+    assert "add=rtx-4090%3A3" in page.url
+    expect(page.locator(".command code")).to_have_text("$ stoker admin simulate --live --add rtx-4090:3")
+    page.get_by_role("button", name="remove 3 × rtx-4090").press("Enter")
+    expect(page.get_by_label("with the change", exact=True)).to_have_count(0)
+    page.goto(f"{shared.ui.url}#/simulation?add=warp-core")
+    expect(page.get_by_role("alert")).to_contain_text("did you mean 'rtx-4090'?")
 
 
 def test_changes_appear_without_a_reload(shared: Desk):
@@ -225,6 +259,15 @@ def _submit(shell: Shell, *names: str) -> None:
         assert submitted.code == 0, submitted.err
 
 
+def _see_machine(page: Page) -> None:
+    """Look at what the worker measured of its host; what a host does not have is not zero."""
+    page.get_by_role("link", name="desk", exact=True).click()
+    expect(page.get_by_role("img", name="2 attempts of 2 jobs")).to_be_visible()
+    host = page.get_by_role("row", name="host, no accelerators")
+    expect(host).to_contain_text(re.compile(r"[0-9.]+ GiB in use"))
+    expect(host.get_by_role("cell").nth(2)).to_have_text("–")
+
+
 def test_jobs_run_fail_and_are_cancelled_in_the_browser_and_a_link_logs_in(shell: Shell, browser: Browser):
     with ExitStack() as running:
         serving = running.enter_context(ended(shell.start("serve", "--listen", "127.0.0.1:0", "--json")))
@@ -247,7 +290,7 @@ def test_jobs_run_fail_and_are_cancelled_in_the_browser_and_a_link_logs_in(shell
         expect(page.get_by_role("dialog")).to_contain_text("Cancel waits?")
         page.get_by_role("dialog").get_by_role("button", name="cancel the job").click()
         expect(page.locator(".jobhead .state")).to_contain_text("cancelled")
-        for name in ("stages", "config", "code", "files", "explain", "attempts"):
+        for name in ("stages", "resources", "config", "code", "files", "explain", "model-card", "attempts"):
             page.get_by_role("tab", name=name).click()
             expect(page.get_by_text("loading…")).to_have_count(0)
             expect(page.get_by_role("alert")).to_have_count(0)
@@ -255,6 +298,7 @@ def test_jobs_run_fail_and_are_cancelled_in_the_browser_and_a_link_logs_in(shell
         page.get_by_role("button", name="drain desk").click()
         page.get_by_role("dialog").get_by_role("button", name="drain desk").click()
         expect(page.locator("main")).to_contain_text("drained")
+        _see_machine(page)
         assert (tab.complaints, tab.violations()) == ([], [])
         tab.close()
 

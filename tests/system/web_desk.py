@@ -27,12 +27,21 @@ def expect(found: Any) -> Any:
 
 JOB = "#/job/resnet%2F1"
 SWEEP = "#/sweep/resnet"
-TABS = ("curves", "logs", "stages", "config", "code", "files", "explain", "attempts")
+TABS = ("curves", "logs", "stages", "resources", "config", "code", "files", "explain", "model-card", "attempts")
 PAGES = {
     "#/": "Pending by reason",
     "#/jobs": "resnet/10",
     "#/jobs?group=sweep&state=running": "6 running",
     "#/machines": "device 1 at 91 °C",
+    "#/machines?table=1&hours=24": "took",
+    "#/machine/lab2": "Temperature",
+    "#/machine/lab2?table=1": "Clock",
+    "#/adapters": "best loss",
+    "#/models": "stage/8",
+    f"#/model/{'01' * 32}": "Made from",
+    "#/simulation?add=rtx-4090:2&leave=desk": "earlier",
+    f"{JOB}?tab=resources": "Memory in use",
+    f"{JOB}?tab=model-card": "Scores on held-out rows",
     JOB: "val_loss",
     f"{JOB}?table=1&log=1&x=relative": "1,000",
     f"{JOB}?tab=logs": "step 899",

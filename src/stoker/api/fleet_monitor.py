@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
+from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery, SpanQuery
 from stoker.core.errors import Refused
 from stoker.protocol.client import FleetClient
 from stoker.protocol.screen_messages import (
@@ -17,6 +17,7 @@ from stoker.protocol.screen_messages import (
     LogPage,
     ModelPage,
     Overview,
+    ResultCard,
     SeriesView,
     SimulateRequest,
     SimulationView,
@@ -24,7 +25,7 @@ from stoker.protocol.screen_messages import (
     SweepList,
     SweepView,
 )
-from stoker.protocol.telemetry_messages import TelemetryView
+from stoker.protocol.telemetry_messages import TelemetryView, TimelineView
 from stoker.protocol.view_messages import (
     DoneView,
     FileList,
@@ -97,6 +98,9 @@ class FleetMonitor(Monitor):
     def files(self, ref: str) -> FileList:
         return self._client.files(ref)
 
+    def card(self, ref: str) -> ResultCard:
+        return self._client.card(ref)
+
     def sweep(self, name: str, metric: str = "", better: str = "") -> SweepView:
         return self._client.sweep(name, metric, better)
 
@@ -109,8 +113,8 @@ class FleetMonitor(Monitor):
     def adapters(self) -> AdapterBoard:
         return self._client.adapters()
 
-    def models(self, after: str = "", limit: int = 50) -> ModelPage:
-        return self._client.models(after, limit=limit)
+    def models(self, after: str = "", limit: int = 50, *, digest: str = "", job: str = "") -> ModelPage:
+        return self._client.models(after, limit=limit, digest=digest, job=job)
 
     def simulate(self, request: SimulateRequest) -> SimulationView:
         return self._client.simulate(request)
@@ -118,8 +122,15 @@ class FleetMonitor(Monitor):
     def machines(self) -> tuple[MachineView, ...]:
         return self._client.machines()
 
-    def telemetry(self, name: str) -> TelemetryView:
-        return self._client.telemetry(name)
+    def machine(self, name: str) -> MachineView:
+        return self._client.machine(name)
+
+    def telemetry(self, name: str, query: SpanQuery | None = None) -> TelemetryView:
+        asked = query or SpanQuery()
+        return self._client.telemetry(name, from_s=asked.from_s, to_s=asked.to_s, points=asked.points)
+
+    def timeline(self, query: SpanQuery, machine: str = "") -> TimelineView:
+        return self._client.timeline(from_s=query.from_s, to_s=query.to_s, machine=machine)
 
     def changes(self, after: int, wait_s: float, frame: int = 0) -> ChangedRows:
         return self._client.changes(after, frame=frame, wait_s=max(0.0, min(wait_s, _MOST_WAIT_S)))

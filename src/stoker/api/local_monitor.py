@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from stoker.api.local_job import LocalJob
 from stoker.api.local_jobs import LocalJobTable
 from stoker.api.local_sweeps import (
     list_sweeps,
     local_adapters,
+    local_card,
     local_comparison,
     local_models,
     local_sweep,
     trial_view,
 )
-from stoker.api.local_telemetry import LocalTelemetryReader
-from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
+from stoker.api.local_telemetry import LocalTelemetryReader, local_timeline, measured_machine
+from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery, SpanQuery
 from stoker.core.errors import InvalidTransition, NotFound, Refused, StokerError
 from stoker.core.frozen import changed
 from stoker.core.job import JobState
@@ -45,12 +46,13 @@ from stoker.protocol.screen_messages import (
     LogPage,
     ModelPage,
     Overview,
+    ResultCard,
     SeriesView,
     StageGraph,
     SweepList,
     SweepView,
 )
-from stoker.protocol.telemetry_messages import TelemetryView
+from stoker.protocol.telemetry_messages import TelemetryView, TimelineView
 from stoker.protocol.view_messages import (
     AttemptView,
     DoneView,
@@ -132,6 +134,7 @@ class LocalMonitor(Monitor):
             generation=0,
             machine=self.name,
             incarnation="",
+            devices=view.devices,
             granted_s=view.submitted_s,
             started_s=view.started_s,
             ended_s=view.ended_s,
@@ -139,7 +142,11 @@ class LocalMonitor(Monitor):
             message=view.why,
             hint=str((end.error or {}).get("hint", "")) if end is not None else "",
             exit_code=end.exit_code if end is not None else None,
-            facts={"environment": job.folder.environment(), "run": job.folder.attempt},
+            facts={
+                "environment": job.folder.environment(),
+                "run": job.folder.attempt,
+                **self._histories.read(job.folder.status_path, _peaks),
+            },
         )
         error = end.error if end is not None else None
         spec = job.spec if trial is None else trial.spec
@@ -228,8 +235,14 @@ class LocalMonitor(Monitor):
     def adapters(self) -> AdapterBoard:
         return local_adapters(self._newest())
 
-    def models(self, after: str = "", limit: int = 50) -> ModelPage:
-        return local_models(self._newest(), after, limit)
+    def models(self, after: str = "", limit: int = 50, *, digest: str = "", job: str = "") -> ModelPage:
+        return local_models(self._newest(), after, limit, digest=digest, job_id=job)
+
+    def card(self, ref: str) -> ResultCard:
+        job = self._find(ref)
+        if not job.stage and is_sweep(trials_of_job(job.folder)):
+            return ResultCard(job=job.ref, note=f"each trial has a result of its own, such as {job.ref}/1")
+        return local_card(job, self._parts.store)
 
     def compare(self, refs: Sequence[str], metric: str = "", better: str = "") -> ComparisonView:
         jobs = [self._find(ref) for ref in refs]
@@ -237,27 +250,24 @@ class LocalMonitor(Monitor):
 
     def machines(self) -> tuple[MachineView, ...]:
         self._jobs.look()
-        return (self._machine(self._telemetry.present()),)
+        running = [row for row in self._jobs.rows() if row.state == JobState.RUNNING]
+        measured, held = self._telemetry.present(), self._telemetry.reservations()
+        return (measured_machine(self._machine(), running, measured, held),)
 
-    def telemetry(self, name: str) -> TelemetryView:
+    def telemetry(self, name: str, query: SpanQuery | None = None) -> TelemetryView:
         if name != self.name:
             raise NotFound(f"no machine {name!r}", hint=f"this machine is {self.name}")
-        return self._telemetry.view()
+        return self._telemetry.view(query or SpanQuery())
 
-    def _machine(self, values: Mapping[str, dict[str, Any]] | None = None) -> MachineView:
-        """Return this machine; `values` are the present values of its devices by UUID."""
+    def timeline(self, query: SpanQuery, machine: str = "") -> TimelineView:
+        self._jobs.look()
+        rows = self._jobs.rows() if machine in ("", self.name) else []
+        return local_timeline(rows, self.name, query, self._parts.clock.wall_s())
+
+    def _machine(self) -> MachineView:
+        """Return this machine without what has to be measured."""
         now_s, found = self._parts.clock.wall_s(), self._capability
         running = [row.name for row in self._jobs.rows() if row.state == JobState.RUNNING]
-        measured = values or {}
-        devices = tuple(
-            {
-                **device.to_dict(),
-                "jobs": [],
-                "closed": "",
-                **({"telemetry": measured[device.uuid]} if device.uuid in measured else {}),
-            }
-            for device in found.devices
-        )
         return MachineView(
             name=self.name,
             state="busy" if running else "ready",
@@ -268,7 +278,7 @@ class LocalMonitor(Monitor):
             jobs=tuple(running),
             cores=found.cpu_cores,
             ram_bytes=found.ram_total_bytes,
-            devices=devices,
+            devices=tuple({**device.to_dict(), "jobs": [], "closed": ""} for device in found.devices),
             capability=found.to_dict(),
         )
 
@@ -288,7 +298,7 @@ class LocalMonitor(Monitor):
             server_s=clock.wall_s(),
             jobs=() if is_lost else found.rows,
             gone=() if is_lost else found.gone,
-            machines=self.machines() if found.rows and not is_lost else (),
+            machines=(self._machine(),) if found.rows and not is_lost else (),
             counts=self._jobs.counts(),
             resync=is_lost,
         )
@@ -370,6 +380,14 @@ def _check_attempt(ref: str, attempt: int | None) -> None:
 def _retried(story: RunHistory) -> dict[int, float]:
     """Return when the last attempt of the stages that were tried again began."""
     return {node.attempts: node.began_s for node in story.nodes.values() if node.attempts > 1 and node.began_s}
+
+
+def _peaks(story: RunHistory) -> dict[str, int]:
+    """Return the largest memory that stages of a run took, as far as it was measured."""
+    ram = [node.peak_rss_bytes for node in story.nodes.values() if node.peak_rss_bytes is not None]
+    device = [node.peak_gpu_bytes for node in story.nodes.values() if node.peak_gpu_bytes is not None]
+    found = {"peak_bytes": max(ram, default=None), "peak_gpu_bytes": max(device, default=None)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _verdict(view: JobView, story: RunHistory, machine: str, meant: frozenset[str] | None) -> str:

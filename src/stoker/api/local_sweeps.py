@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from stoker.api.local_job import LocalJob
 from stoker.core.clock import Clock
-from stoker.core.errors import NotFound, TooLarge
+from stoker.core.errors import NotFound, StokerError, TooLarge
 from stoker.core.job import JobState
 from stoker.core.text import point_name
 from stoker.jobs.comparison import TrialFacts
@@ -19,13 +19,16 @@ from stoker.protocol.screen_messages import (
     ComparisonView,
     ModelPage,
     ModelRow,
+    ResultCard,
     SweepList,
     SweepSummary,
     SweepView,
 )
 from stoker.protocol.view_messages import JobView
+from stoker.store.local_store import LocalStore
 from stoker.views import model_views
 from stoker.views.model_views import AdapterFacts, finite_metrics, inputs_of
+from stoker.views.result_card import card_path, card_view
 from stoker.views.sweep_view import (
     MOST_SIDES,
     SweepFacts,
@@ -180,13 +183,17 @@ def _adapter(view: JobView, one: TrialFacts, story: RunHistory) -> AdapterFacts:
     )
 
 
-def local_models(jobs: Sequence[tuple[JobView, LocalJob]], after: str, limit: int) -> ModelPage:
+def local_models(
+    jobs: Sequence[tuple[JobView, LocalJob]], after: str, limit: int, *, digest: str = "", job_id: str = ""
+) -> ModelPage:
     """Return the results of jobs of this machine with what they were made from; a page may have more than `limit`."""
     begin = next((at for at, (view, _) in enumerate(jobs, 1) if view.id == after), 0) if after else 0
     found: list[ModelRow] = []
     for view, job in jobs[begin:]:
+        if job_id not in ("", view.id):
+            continue
         # Also of one that failed or runs: trials of it may have completed.
-        found += _models(view, job)
+        found += [row for row in _models(view, job) if row.digest.startswith(digest)]
         if len(found) >= limit:
             is_last = view.id == jobs[-1][0].id
             return ModelPage(models=tuple(found), next="" if is_last else view.id)
@@ -225,3 +232,15 @@ def _models(view: JobView, job: LocalJob) -> list[ModelRow]:
             )
         )
     return rows
+
+
+def local_card(job: LocalJob, store: LocalStore) -> ResultCard:
+    """Return the model card of a job's result, or of one trial: of its parts the first that has one."""
+    try:
+        records = [part.record for one in job.results().found for part in one.fetch(lambda _size: None)]
+        for record in records:
+            if path := card_path(entry.path for entry in record.tree.entries if entry.link_to is None):
+                return card_view(job.ref, record.digest, path, store.read_bytes(record, path))
+    except StokerError as error:
+        return ResultCard(job=job.ref, note=error.message)
+    return card_view(job.ref, records[0].digest if records else "")

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from stoker.core.errors import Refused
+from stoker.core.errors import NotFound, Refused
 from stoker.core.frozen import frozen
 from stoker.protocol.screen_messages import (
     AdapterBoard,
@@ -21,6 +21,7 @@ from stoker.protocol.screen_messages import (
     LogPage,
     ModelPage,
     Overview,
+    ResultCard,
     SeriesView,
     SimulateRequest,
     SimulationView,
@@ -28,7 +29,7 @@ from stoker.protocol.screen_messages import (
     SweepList,
     SweepView,
 )
-from stoker.protocol.telemetry_messages import TelemetryView
+from stoker.protocol.telemetry_messages import TelemetryView, TimelineView
 from stoker.protocol.view_messages import (
     DoneView,
     FileList,
@@ -71,6 +72,17 @@ class SeriesQuery:
     points: int = 1000
     attempt: int | None = None
     """None: all of them, the later value of a step counts."""
+
+
+@frozen
+class SpanQuery:
+    """A span of wall-clock time, and in how many points to return it."""
+
+    from_s: float | None = None
+    """None: an hour before its end."""
+    to_s: float | None = None
+    """None: now."""
+    points: int = 360
 
 
 @frozen
@@ -136,6 +148,10 @@ class Monitor(ABC):
         """Open one of them to read. Caller closes. Raises `NotFound`."""
         raise Refused("files of a job can't be read here", hint=f"stoker get {ref}")
 
+    def card(self, ref: str) -> ResultCard:
+        """Return the model card of a job's result."""
+        raise Refused("model cards can't be read here", hint=f"stoker get {ref}")
+
     @abstractmethod
     def sweep(self, name: str, metric: str = "", better: str = "") -> SweepView:
         """Return the trials of a sweep, ranked by a metric (default: the most telling).
@@ -155,8 +171,8 @@ class Monitor(ABC):
         """Return adapters by base model, the lowest loss first."""
         raise Refused("adapters can't be listed here", hint="stoker adapters board adapters.toml")
 
-    def models(self, after: str = "", limit: int = 50) -> ModelPage:
-        """Return results with their lineage, the newest first."""
+    def models(self, after: str = "", limit: int = 50, *, digest: str = "", job: str = "") -> ModelPage:
+        """Return results with their lineage, the newest first; by the beginning of a digest, or of a job by its id."""
         raise Refused("results can't be listed here", hint="stoker jobs")
 
     def simulate(self, request: SimulateRequest) -> SimulationView:
@@ -168,9 +184,20 @@ class Monitor(ABC):
     def machines(self) -> tuple[MachineView, ...]:
         """Return all machines."""
 
-    def telemetry(self, name: str) -> TelemetryView:
-        """Return the present state of a machine's devices, their last hour, and alerts."""
+    def machine(self, name: str) -> MachineView:
+        """Return one machine."""
+        for found in self.machines():
+            if found.name == name:
+                return found
+        raise NotFound(f"there is no machine {name!r}", hint="`stoker machines` lists them")
+
+    def telemetry(self, name: str, query: SpanQuery | None = None) -> TelemetryView:
+        """Return the present state of a machine's devices, alerts, and a span of time (default: the last hour)."""
         raise Refused(f"{name} has no telemetry here", hint=f"stoker machines show {name}")
+
+    def timeline(self, query: SpanQuery, machine: str = "") -> TimelineView:
+        """Return which attempts ran where in a span of time, on all machines or on one."""
+        raise Refused("what ran where can't be read here", hint="stoker jobs")
 
     @abstractmethod
     def changes(self, after: int, wait_s: float, frame: int = 0) -> ChangedRows:

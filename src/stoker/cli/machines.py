@@ -310,8 +310,9 @@ def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
     label = faked_by(capability)
     if out.is_json:
         from stoker.api.local_telemetry import LocalTelemetryReader
+        from stoker.api.monitor import SpanQuery
 
-        measured = LocalTelemetryReader(call.parts, capability.hostname).view().model_dump(mode="json")
+        measured = LocalTelemetryReader(call.parts, capability.hostname).view(SpanQuery()).model_dump(mode="json")
         out.object({**capability.to_dict(), "label": label, "telemetry": measured})
     out.line(f"{capability.hostname}{f' ({label})' if label else ''}")
     rows = _facts(capability)

@@ -14,6 +14,7 @@ from stoker.protocol.screen_messages import (
     LogPage,
     ModelPage,
     Overview,
+    ResultCard,
     SeriesView,
     SimulateRequest,
     SimulationView,
@@ -113,6 +114,10 @@ class ScreenClient(CoordinatorClient):
         """Return how a job's code differs from that of `parent`, or of the job of its name before it."""
         return self._get(f"/v1/jobs/{part(ref)}/code", CodeDiff, {"parent": parent})
 
+    def card(self, ref: str) -> ResultCard:
+        """Return the model card of a job's result."""
+        return self._get(f"/v1/jobs/{part(ref)}/card", ResultCard)
+
     # -- several jobs together
 
     def sweeps(self, after: str = "", *, limit: int = 50) -> SweepList:
@@ -134,9 +139,12 @@ class ScreenClient(CoordinatorClient):
         """Return adapters by base model, the lowest loss first."""
         return self._get("/v1/adapters", AdapterBoard)
 
-    def models(self, after: str = "", *, limit: int = 50) -> ModelPage:
-        """Return results with their lineage, the newest first; `after` is the `next` of the page before."""
-        return self._get("/v1/models", ModelPage, {"after": after, "limit": limit})
+    def models(self, after: str = "", *, limit: int = 50, digest: str = "", job: str = "") -> ModelPage:
+        """Return results with their lineage, the newest first; `after` is the `next` of the page before.
+
+        With the beginning of a digest, or the whole id of a job, only those.
+        """
+        return self._get("/v1/models", ModelPage, {"after": after, "limit": limit, "digest": digest, "job": job})
 
     def simulate(self, request: SimulateRequest) -> SimulationView:
         """Return when all jobs are done, as the fleet is and with machines added or removed."""

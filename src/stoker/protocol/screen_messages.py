@@ -189,6 +189,21 @@ class LogPage(WireMessage):
     """What is missing, if the output is too long to be searched."""
 
 
+class ResultCard(WireMessage):
+    """The model card of a job's result: a text that the job wrote, in Markdown."""
+
+    job: Line
+    digest: Line = ""
+    """Of the result's tree; empty: it has none."""
+    path: Line = ""
+    """In the result; empty: it has no card."""
+    text: str = ""
+    is_cut: bool = False
+    """Only its beginning is here."""
+    note: Line = ""
+    """Why there is no text."""
+
+
 class SweepParameter(WireMessage):
     """One varied parameter of a sweep."""
 
@@ -396,7 +411,11 @@ class SimulateRequest(StrictRequest):
 
     add: Annotated[tuple[MachinesLike, ...], Field(max_length=20)] = ()
     remove: Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=1000)] = ()
-    """Machines that leave now."""
+    """Machines that leave."""
+    remove_after_s: Annotated[float, Field(ge=0, le=366 * 86400)] = 0.0
+    """When they leave, from now."""
+    fail: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+    """Fraction of attempts that fail and are tried again."""
 
 
 class PriorityWaits(WireMessage):
@@ -441,6 +460,11 @@ class SimulationForecast(WireMessage):
     """Durations of some jobs are unknown."""
     waits: tuple[PriorityWaits, ...] = ()
     """The highest priority first."""
+    step_s: FiniteSeconds = 0.0
+    waiting: tuple[ViewCount, ...] = ()
+    """Number of waiting jobs at the beginning of each step."""
+    failures: ViewCount = 0
+    """Attempts that failed, or were lost with their machine."""
 
 
 class SimulationView(WireMessage):

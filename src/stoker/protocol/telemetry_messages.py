@@ -168,3 +168,5 @@ class TimelineView(WireMessage):
     """By machine, then by time."""
     is_cut: bool = False
     """There are more than are shown."""
+    whole_from_s: FiniteSeconds | None = None
+    """Of one that is cut: nothing is missing that ended since then. None: unknown."""

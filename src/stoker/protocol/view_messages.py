@@ -199,6 +199,23 @@ class SymptomView(WireMessage):
     """The command to run."""
 
 
+class MachineHolder(WireMessage):
+    """A job on a machine, and what it reserved there."""
+
+    job: str
+    """Its id."""
+    name: Line
+    devices: tuple[Line, ...] = ()
+    """UUIDs; none: it runs on the CPU."""
+    memory_bytes: ViewCount | None = None
+    """Of each of its devices; None: it declared none, and has them alone."""
+    ram_bytes: ViewCount | None = None
+    """None: unknown."""
+    is_shared: bool = False
+    """Other jobs may have the same devices."""
+    started_s: FiniteSeconds | None = None
+
+
 class MachineView(WireMessage):
     """A machine as the coordinator knows it."""
 
@@ -213,10 +230,14 @@ class MachineView(WireMessage):
     slots: ViewCount
     held: ViewCount
     jobs: tuple[Line, ...] = ()
+    holders: tuple[MachineHolder, ...] = ()
+    """Its jobs, with what each reserved."""
     cores: ViewCount | None = None
     ram_bytes: ViewCount | None = None
     """The smaller of detected and declared; None: unknown."""
     devices: tuple[dict[str, Any], ...] = ()
+    host: dict[str, Any] = {}
+    """What the computer itself is at, as `telemetry` of a device: processors and RAM; empty: not reported."""
     capability: dict[str, Any] = {}
     drift: tuple[Line, ...] = ()
     environments: dict[str, Any] = {}

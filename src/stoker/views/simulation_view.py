@@ -44,8 +44,9 @@ def simulate_change(view: ScheduleView, request: SimulateRequest, clock: Clock) 
     heed = _limited(clock)
     now = simulate_from(snapshot, clock, most=MOST_JOBS, heed=heed)
     changed = None
-    if added or request.remove:
-        disruptions = Disruptions(leaves_s=dict.fromkeys(request.remove, 0.0)) if request.remove else None
+    if added or request.remove or request.fail:
+        leaves_s = dict.fromkeys(request.remove, request.remove_after_s)
+        disruptions = Disruptions(leaves_s=leaves_s, fail=request.fail) if leaves_s or request.fail else None
         changed = simulate_from(snapshot, clock, added=added, disruptions=disruptions, most=MOST_JOBS, heed=heed)
     count = snapshot.ready_count
     return SimulationView(
@@ -114,6 +115,9 @@ def _forecast(run: _Run, snapshot: Snapshot, machines: int) -> SimulationForecas
             )
             for waits in result.report.waits
         ),
+        step_s=result.report.step_s,
+        waiting=result.report.waiting,
+        failures=result.report.failures,
     )
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stoker.protocol.telemetry_messages import (
         AlertView,
         DeviceTelemetry,
-        DeviceTelemetryView,
         TelemetrySeries,
         TelemetryView,
     )
@@ -83,27 +82,6 @@ def curves_of(rows: Sequence[TelemetryRow]) -> list[ChannelCurve]:
             )
             found.append(ChannelCurve(channel=channel.name, unit=channel.unit, low=low, mean=mean, high=high))
     return found
-
-
-def device_view(
-    uuid: str, name: str, rows: Sequence[TelemetryRow], period_s: int, now: DeviceTelemetry | None
-) -> DeviceTelemetryView:
-    """Return the view of one device, its rows merged to a period."""
-    from stoker.devices.telemetry.series import grouped
-    from stoker.protocol.telemetry_messages import DeviceTelemetryView, TelemetrySeries
-
-    shown = list(grouped(rows, period_s))
-    return DeviceTelemetryView(
-        device=uuid,
-        name=name,
-        now=now,
-        times_s=tuple(float(row.start_s) for row in shown),
-        throttled=tuple(row.throttled for row in shown),
-        series=tuple(
-            TelemetrySeries(device=uuid, channel=one.channel, unit=one.unit, low=one.low, mean=one.mean, high=one.high)
-            for one in curves_of(shown)
-        ),
-    )
 
 
 def shown_devices(view: TelemetryView, names: Mapping[str, str]) -> list[ShownDevice]:

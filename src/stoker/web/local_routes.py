@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 from urllib.parse import parse_qs, unquote
 
-from stoker.api.monitor import MOST_POINTS, JobQuery, LogQuery, Monitor, SeriesQuery
+from stoker.api.monitor import MOST_POINTS, JobQuery, LogQuery, Monitor, SeriesQuery, SpanQuery
 from stoker.coordinator.http.http_messages import attachment
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, NotFound
@@ -22,6 +22,8 @@ _WAIT_S = 1.0
 _BEAT_S = 10.0
 _MOST_ROWS = 1000
 _MOST_COMPARED = 20
+_MOST_MODELS = 200
+_LATEST_S = 4e9
 
 Query = Mapping[str, Sequence[str]]
 
@@ -66,10 +68,8 @@ class LocalBackend(UiBackend):
         match parts:
             case ["overview"]:
                 found = monitor.overview()
-            case ["machines"]:
-                found = MachineList(machines=monitor.machines())
-            case ["machines", name, "telemetry"]:
-                found = monitor.telemetry(name)
+            case ["machines", *rest]:
+                found = self._machines(rest, query)
             case ["jobs"]:
                 found = monitor.jobs(_job_query(query))
             case ["jobs", ref]:
@@ -87,10 +87,25 @@ class LocalBackend(UiBackend):
                 raise _nothing_at(parts)
         return found
 
+    def _machines(self, parts: list[str], query: Query) -> WireMessage:
+        monitor = self._monitor
+        match parts:
+            case []:
+                return MachineList(machines=monitor.machines())
+            case ["timeline"]:
+                return monitor.timeline(_span_query(query), _one(query, "machine"))
+            case [name]:
+                return monitor.machine(name)
+            case [name, "telemetry"]:
+                return monitor.telemetry(name, _span_query(query))
+            case _:
+                raise _nothing_at(["machines", *parts])
+
     def _list(self, word: str, query: Query) -> WireMessage:
         monitor = self._monitor
         if word == "models":
-            return monitor.models(_one(query, "after"))
+            most = min(_MOST_MODELS, _number(query, "limit") or 50)
+            return monitor.models(_one(query, "after"), most, digest=_one(query, "digest"), job=_one(query, "job"))
         return monitor.sweeps() if word == "sweeps" else monitor.adapters()
 
     def _of_job(self, ref: str, part: str, query: Query) -> WireMessage:
@@ -103,6 +118,7 @@ class LocalBackend(UiBackend):
             "config": lambda: monitor.config(ref),
             "code": lambda: monitor.code_diff(ref, _one(query, "parent")),
             "files": lambda: monitor.files(ref),
+            "card": lambda: monitor.card(ref),
         }
         if part not in known:
             raise _nothing_at(["jobs", ref, part])
@@ -204,6 +220,13 @@ def _series_query(query: Query) -> SeriesQuery:
     )
 
 
+def _span_query(query: Query) -> SpanQuery:
+    from_s, to_s = _seconds(query, "from"), _seconds(query, "to")
+    if from_s is not None and to_s is not None and from_s >= to_s:
+        raise BadInput("the span is empty: `from` is not before `to`")
+    return SpanQuery(from_s=from_s, to_s=to_s, points=max(1, min(MOST_POINTS, _number(query, "points") or 360)))
+
+
 def _log_query(query: Query) -> LogQuery:
     return LogQuery(
         node=_one(query, "node"),
@@ -232,6 +255,19 @@ def _number(query: Query, name: str) -> int | None:
     if not text.isdecimal() or len(text) > 18:
         raise BadInput(f"{name}: {text[:40]!r} is not a whole number")
     return int(text)
+
+
+def _seconds(query: Query, name: str) -> float | None:
+    text = _one(query, name)
+    if not text:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found <= _LATEST_S:
+        raise BadInput(f"{name}: {text[:40]!r} is not a time in seconds")
+    return found
 
 
 def _whole(value: Any) -> int:

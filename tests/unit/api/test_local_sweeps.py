@@ -112,3 +112,17 @@ def test_results_of_this_machine_are_listed_with_their_data_and_code(shelf: Shel
     assert [(one.name, one.digest) for one in model.data] == [("test/train: file", "d" * 64)]
     assert "train.losses" in [one.name for one in model.code]
     assert monitor.adapters().bases == ()
+
+
+def test_the_model_card_of_a_result_here_is_that_of_one_trial(shelf: Shelf, monitor: LocalMonitor):
+    shelf.add("one", [Made(files={"model-card.md": b"# One", "weights.bin": b"0"})])
+    shelf.add("failed", [Made(state="failed")])
+    shelf.add("sweep", [Made(point={"lr": lr}, files={"README.md": f"lr {lr}".encode()}) for lr in (1, 2)])
+    card = monitor.card("one")
+    assert (card.path, card.text) == ("model-card.md", "# One")
+    assert monitor.card("sweep/2").text == "lr 2"
+    assert monitor.card("sweep").note == "each trial has a result of its own, such as sweep/1"
+    assert monitor.card("failed").note
+    (model,) = monitor.models(digest=card.digest[:10]).models
+    assert model.name == "one"
+    assert monitor.models(job=model.job).models == (model,)

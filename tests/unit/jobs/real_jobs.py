@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.core.clock import SystemClock
-from stoker.core.digests import Tree, digest_value
+from stoker.core.digests import Tree, TreeEntry, digest_bytes, digest_value
 from stoker.core.events import Event, Kinds
 from stoker.core.job import JobState, TrialNodes
 from stoker.core.jsontext import dumps
@@ -47,6 +47,8 @@ class Made:
     data: str = "d" * 64
     env: Mapping[str, str] = field(default_factory=lambda: {"numpy": "2.0"})
     measured_on: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Of its result."""
 
 
 class Shelf:
@@ -140,8 +142,8 @@ class Shelf:
         cost = {"seconds": one.seconds, "peak_rss_bytes": one.peak_bytes}
         body = {"action": action.to_json(), "made_at": 1.0, **cost, "kind": "it@1", "stage": "test/train"}
         told = {"metrics": dict(one.metrics), "attempt": folder.attempt, "node": node} if one.metrics else {}
-        tree = Tree(())
-        self.store.publish(Record.of(key=key, tree=tree, inline={}, body={**body, **told}))
+        tree = Tree(tuple(TreeEntry(name, len(data), digest_bytes(data)) for name, data in sorted(one.files.items())))
+        self.store.publish(Record.of(key=key, tree=tree, inline=dict(one.files), body={**body, **told}))
         end = {**about, "key": key, "digest": tree.digest(), **cost, "metrics": dict(one.metrics)}
         status.emit(Event(Kinds.STAGE_END, end))
         return key

@@ -10,12 +10,12 @@ from stoker.views.telemetry_lines import (
     ShownDevice,
     alert_lines,
     curves_of,
-    device_view,
     short_text,
     shown_devices,
     telemetry_lines,
     telemetry_of,
 )
+from stoker.views.telemetry_view import device_view
 
 GIB = 1 << 30
 CARD = DeviceSample(

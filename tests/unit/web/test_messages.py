@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.protocol import operator_messages, screen_messages, view_messages
+from stoker.protocol import operator_messages, screen_messages, telemetry_messages, view_messages
 
 STATIC = Path(__file__).parents[3] / "src" / "stoker" / "web" / "static"
 VENDORED = STATIC.parent / "vendor" / "VENDORED.toml"
@@ -28,7 +28,9 @@ def test_every_declared_field_exists():
     unknown = {}
     for name, fields in declared().items():
         message = next(
-            getattr(one, name) for one in (screen_messages, view_messages, operator_messages) if hasattr(one, name)
+            getattr(one, name)
+            for one in (screen_messages, telemetry_messages, view_messages, operator_messages)
+            if hasattr(one, name)
         )
         if left := fields - set(message.model_fields):
             unknown[name] = left

@@ -163,6 +163,12 @@ def test_log_out_ends_the_session(asker: Asker):
         ("jobs/resnet%2F1/code", "text"),
         ("jobs/resnet%2F1/files", "files"),
         ("jobs/resnet%2F1/explain", "verdict"),
+        ("jobs/resnet%2F1/card", "text"),
+        ("machines/lab1", "holders"),
+        ("machines/lab1/telemetry?from=1700000000&to=1700003600.5&points=60", "devices"),
+        ("machines/timeline?from=1700000000&machine=lab1", "spans"),
+        ("adapters", "bases"),
+        ("models?digest=01&limit=5", "models"),
     ],
 )
 def test_a_monitor_answers_what_a_coordinator_would(asker: Asker, path: str, key: str):
@@ -180,6 +186,10 @@ def test_a_monitor_answers_what_a_coordinator_would(asker: Asker, path: str, key
         ("GET", "/v1/jobs/a/../../x", 404),
         ("GET", "/etc/passwd", 404),
         ("GET", "/v1/jobs/resnet%2F1/series?first=x", 400),
+        ("GET", "/v1/machines/none", 404),
+        ("GET", "/v1/machines/none/telemetry", 404),
+        ("GET", "/v1/machines/lab1/telemetry?from=nan", 400),
+        ("GET", "/v1/machines/timeline?from=20&to=10", 400),
         ("POST", "/v1/jobs/resnet%2F1/priority", 400),
     ],
 )

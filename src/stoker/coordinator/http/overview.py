@@ -26,7 +26,7 @@ from stoker.coordinator.explained_verdict import MACHINE_JOINS, Explainer
 from stoker.coordinator.http.forecasts import HypotheticalJobs, chosen_text, numbered, quota
 from stoker.coordinator.queue.commands import InspectLaunch, InspectMachines, MachineInspection
 from stoker.coordinator.queue.read_jobs import JobExplainRow
-from stoker.coordinator.queue.reader import MachineRow
+from stoker.coordinator.queue.reader import LeaseView, MachineRow
 from stoker.coordinator.queue.writer import Queue
 from stoker.coordinator.storage.telemetry import MachineTelemetry
 from stoker.core.clock import Clock
@@ -39,7 +39,14 @@ from stoker.core.machine import Demand, SchedulableJob
 from stoker.core.text import format_duration
 from stoker.protocol.job_messages import Submission, SubmissionOutcome, SubmissionResponse
 from stoker.protocol.launch_messages import LaunchView
-from stoker.protocol.view_messages import JobDetails, JobExplanation, MachineView, ScheduleView, SymptomView
+from stoker.protocol.view_messages import (
+    JobDetails,
+    JobExplanation,
+    MachineHolder,
+    MachineView,
+    ScheduleView,
+    SymptomView,
+)
 from stoker.scheduler.job_types import rounded_s
 from stoker.scheduler.launching import explain_pools
 from stoker.scheduler.leases import progress_end_s
@@ -103,9 +110,11 @@ def machine_view(
         slots=slots,
         held=len(row.held),
         jobs=tuple(lease.name for lease in row.held),
+        holders=tuple(_holder(lease, looked.wanted.get(lease.class_id)) for lease in row.held),
         cores=None if offer is None else offer.cores,
         ram_bytes=None if offer is None else offer.ram_bytes,
         devices=tuple(_device(device, row, offered, values) for device in found),
+        host=values.get("", {}),
         capability=row.capability,
         drift=looked.drift.get(row.name, ()),
         environments={} if holdings is None else holdings.model_dump(mode="json", exclude={"trees"}),
@@ -131,6 +140,19 @@ def state_of(row: MachineRow, offer: NodeOffer | None, slots: int, *, now_s: flo
 
 _LEFT_OUT: Mapping[str, Any] = {"capability": {}, "environments": {}}
 _CLOSED = frozenset({MachineState.DRAINED, MachineState.CORDONED, MachineState.PAUSED})
+
+
+def _holder(lease: LeaseView, wanted: SchedulableJob | None) -> MachineHolder:
+    needs = None if wanted is None else wanted.requirements
+    return MachineHolder(
+        job=lease.job,
+        name=lease.name,
+        devices=lease.devices,
+        memory_bytes=None if needs is None or not lease.devices else needs.vram_bytes or None,
+        ram_bytes=None if needs is None else needs.ram_bytes,
+        is_shared=lease.is_shared,
+        started_s=lease.started_s,
+    )
 
 
 def _device(

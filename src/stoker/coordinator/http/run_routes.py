@@ -30,9 +30,10 @@ from stoker.jobs.job_log import MOST_LINES, JobLogPages, LogRange
 from stoker.jobs.stage_plan import read_stages
 from stoker.jobs.trial_settings import shown_layers
 from stoker.jobs.trials import Trial
-from stoker.protocol.screen_messages import CodeDiff, ConfigView, LogPage, SeriesView, StageGraph
-from stoker.protocol.view_messages import AttemptView
+from stoker.protocol.screen_messages import CodeDiff, ConfigView, LogPage, ResultCard, SeriesView, StageGraph
+from stoker.protocol.view_messages import AttemptView, JobView
 from stoker.store.archives.archive_members import read_listing
+from stoker.views.result_card import LARGEST_CARD_BYTES, card_path, card_view
 from stoker.views.run_views import code_diff_view, config_view, log_page, series_view
 from stoker.views.stage_graph import stage_graph
 
@@ -101,6 +102,7 @@ class RunRoutes:
         add("/v1/jobs/{ref}/log", self.log, response_model=LogPage)
         add("/v1/jobs/{ref}/config", self.config, response_model=ConfigView)
         add("/v1/jobs/{ref}/code", self.code, response_model=CodeDiff)
+        add("/v1/jobs/{ref}/card", self.card, response_model=ResultCard)
 
     async def series(
         self,
@@ -192,6 +194,26 @@ class RunRoutes:
             return code_diff_view(name, parent, None, f"the code is not stored: {error.message}")
         files = [{entry.path: str(entry.sha256) for entry in tree.entries if entry.sha256} for tree in trees]
         return code_diff_view(name, parent, compare_code(files[0], files[1], self._stored), note)
+
+    async def card(self, ref: Ref) -> Response:
+        """Return the model card of a job's result: what the job wrote as `model-card.md`, or a README."""
+        story = await self._context.read(self._context.reader.story, ref)
+        return answer(await self._read(self._card, story.job, story.bundle.get("pruned_s") is not None))
+
+    def _card(self, job: JobView, is_pruned: bool) -> ResultCard:  # noqa: FBT001 - as threads are called
+        if not job.result or is_pruned:
+            why = "the result was pruned" if is_pruned else "there is no result yet"
+            return ResultCard(job=job.name, digest=job.result, note=why)
+        try:
+            tree = read_listing(self._contents.listing(job.result), job.result)
+            files = {entry.path: entry.sha256 for entry in tree.entries if entry.sha256}
+            path = card_path(files)
+            if not path:
+                return card_view(job.name, job.result)
+            with self._context.keeping.objects.open(Digest(files[path])) as file:
+                return card_view(job.name, job.result, path, file.read(LARGEST_CARD_BYTES + 1))
+        except StokerError as error:
+            return ResultCard(job=job.name, digest=job.result, note=f"the result is not stored: {error.message}")
 
     def _stored(self, digest: str) -> bytes | None:
         """Return a stored file; None if it is large or not here."""

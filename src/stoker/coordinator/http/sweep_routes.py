@@ -121,10 +121,14 @@ class SweepRoutes:
         self,
         after: PageAfter = "",
         limit: Annotated[int, Query(ge=1, le=MOST_PER_PAGE)] = 50,
+        digest: Annotated[str, Query(pattern="^[0-9a-f]{0,64}$", description="Of a result, or its beginning")] = "",
+        job: Annotated[str, Query(max_length=64, description="Only results of a job, by its whole id")] = "",
     ) -> Response:
         """Return results by digest, the newest first, with data, code and results that they are made from."""
         read, before_id = self._context.reader.results, int(after) if after else None
-        return await self._context.read(lambda: answer(_models(read(before_id=before_id, limit=limit + 1), limit)))
+        return await self._context.read(
+            lambda: answer(_models(read(before_id=before_id, digest=digest, job=job, limit=limit + 1), limit))
+        )
 
     async def simulate(self, asked: SimulateRequest) -> Response:
         """Simulate the fleet as it is and with machines added or removed: when all jobs are done, and how they wait."""

@@ -184,8 +184,10 @@ class ResultRow:
     """Name, id and result of the jobs that it came after."""
 
 
-def read_results(connection: Connection, *, before_id: int | None = None, limit: int = 50) -> tuple[ResultRow, ...]:
-    """Return results, the newest first, before one."""
+def read_results(
+    connection: Connection, *, before_id: int | None = None, digest: str = "", job: str = "", limit: int = 50
+) -> tuple[ResultRow, ...]:
+    """Return results, the newest first, before one; of a job by its id, or of trees by the beginning of a digest."""
     columns = ("id", "seq", "attempt", "tree", "at_s", "size_bytes", "is_pinned", "pruned_s")
     of_job = ("name", "number", "label", "recipe", "machine", "submitter", "metrics", "spec")
     asked: Select[Any] = (
@@ -196,6 +198,10 @@ def read_results(connection: Connection, *, before_id: int | None = None, limit:
     )
     if before_id is not None:
         asked = asked.where(BUNDLES.c.id < before_id)
+    if job:
+        asked = asked.where(JOBS.c.id == job)
+    if digest:
+        asked = asked.where(BUNDLES.c.tree.startswith(digest, autoescape=True))
     rows = connection.execute(asked).all()
     parents = _parents(connection, [row.seq for row in rows])
     return tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -12,7 +13,7 @@ from stoker.core.jsontext import loads
 from stoker.core.text import point_name
 from stoker.protocol.telemetry_messages import TimelineSpan, TimelineView
 
-MOST_SPANS = 5000
+MOST_SPANS = 3000
 MOST_EVENTS = 50_000
 """Read of a span, and behind it: of a span with more, its end is shown."""
 _PAGE = 5000
@@ -54,9 +55,12 @@ def read_timeline(
         running = running.where(LEASES.c.machine == machine)
     found = {(row.seq, row.attempt): row for row in connection.execute(running)}
     windows, is_cut = _windows(connection, from_s, to_s)
+    whole_from = 0
     for after, until in windows:
         if len(found) > MOST_SPANS:
+            is_cut = True
             break
+        whole_from = min(whole_from or until, after + 1)
         ended = (
             select(*_COLUMNS)
             .join_from(EVENTS, ATTEMPTS, (ATTEMPTS.c.seq == EVENTS.c.seq) & (ATTEMPTS.c.attempt == EVENTS.c.attempt))
@@ -72,13 +76,20 @@ def read_timeline(
         if machine:
             ended = ended.where(ATTEMPTS.c.machine == machine)
         found |= {(row.seq, row.attempt): row for row in connection.execute(ended)}
-    spans = sorted((_span(row) for row in found.values()), key=lambda one: (one.machine, one.from_s, one.job))
+    spans = [_span(row) for row in found.values()]
+    whole_from_s = _time_of(connection, whole_from) if is_cut and whole_from else None
+    if len(spans) > MOST_SPANS:
+        # What runs, then what ended last.
+        spans.sort(key=lambda one: -(inf if one.to_s is None else one.to_s))
+        whole_from_s = spans[MOST_SPANS].to_s
+    shown = sorted(spans[:MOST_SPANS], key=lambda one: (one.machine, one.from_s, one.job))
     return TimelineView(
         server_s=now_s,
         from_s=from_s,
         to_s=to_s,
-        spans=tuple(spans[:MOST_SPANS]),
+        spans=tuple(shown),
         is_cut=is_cut or len(spans) > MOST_SPANS,
+        whole_from_s=whole_from_s,
     )
 
 
@@ -113,7 +124,7 @@ def _time_of(connection: Connection, id: int) -> float:
     """Return the time of an event, or of the first after it: some ids may be missing."""
     asked = select(EVENTS.c.at_s).where(EVENTS.c.id >= id).order_by(EVENTS.c.id).limit(1)
     found = connection.scalar(asked)
-    return float("inf") if found is None else float(found)
+    return inf if found is None else float(found)
 
 
 def _span(row: Any) -> TimelineSpan:

@@ -26,7 +26,6 @@ from stoker.devices.telemetry.series import (
     TelemetryRow,
     file_name,
     merged,
-    period_for,
     stored_rings,
     try_write,
 )
@@ -36,12 +35,11 @@ from stoker.protocol.telemetry_messages import (
     AlertView,
     DeviceRows,
     DeviceTelemetry,
-    DeviceTelemetryView,
     TelemetryReport,
     TelemetryRowMessage,
     TelemetryView,
 )
-from stoker.views.telemetry_lines import device_view
+from stoker.views.telemetry_view import TelemetrySpan, telemetry_view
 
 FRESH_S = 120.0
 """Older values are not shown as present, and older alerts are over: their machine does not report."""
@@ -126,22 +124,12 @@ class FleetTelemetry:
         latest = self.latest(machine)
         level = TENS if from_s >= now_s - TENS.period_s * TENS.rows else MINUTES
         rings = stored_rings(self._place(machine), AT_THE_COORDINATOR)
-        found = [(ring.about(), ring.read(level.period_s, from_s, to_s)) for ring in rings]
-        present = {one.device: one for one in (latest.devices if latest is not None else ())}
-        period_s = max((period_for(rows, level.period_s, points) for _, rows in found), default=level.period_s)
-        devices = []
-        for about, rows in found:
-            uuid = about.get("uuid", "")
-            devices.append(device_view(uuid, about.get("name", ""), rows, period_s, present.pop(uuid, None)))
-        devices += [DeviceTelemetryView(device=uuid, now=one) for uuid, one in present.items()]
-        return TelemetryView(
-            machine=machine,
-            server_s=now_s,
-            from_s=from_s,
-            to_s=to_s,
-            period_s=period_s,
+        return telemetry_view(
+            machine,
+            [(ring.about(), ring.read(level.period_s, from_s, to_s)) for ring in rings],
+            {one.device: one for one in (latest.devices if latest is not None else ())},
+            TelemetrySpan(from_s=from_s, to_s=to_s, period_s=level.period_s, points=points, now_s=now_s),
             reported_s=None if latest is None else latest.at_s,
-            devices=tuple(devices),
             alerts=() if latest is None else latest.alerts,
         )
 

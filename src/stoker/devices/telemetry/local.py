@@ -14,6 +14,8 @@ from stoker.devices.telemetry.series import ON_THE_MACHINE, TENS, TelemetryRow, 
 
 BETWEEN_S = 0.1
 """Between the two samples that the processors' utilisation needs."""
+STALE_S = 20.0
+"""After so long the utilisation since the sample before is not that of now."""
 SPAN_S = 3600.0
 
 
@@ -36,19 +38,24 @@ class LocalSampler:
         self._sampler = DeviceSampler(lambda: devices, environment, files=files)
         self._state = state
         self._clock = clock
-        self._is_first = True
+        self._sampled_s = float("-inf")
+
+    def sample(self) -> tuple[DeviceSample, ...]:
+        """Sample; after a while without a sample twice within a tenth of a second. Blocks."""
+        clock = self._clock
+        if clock.monotonic_s() - self._sampled_s > STALE_S:
+            self._sampler.sample(clock.monotonic_s())
+            clock.sleep(BETWEEN_S)
+        self._sampled_s = clock.monotonic_s()
+        return tuple(self._sampler.sample(self._sampled_s))
 
     def look(self) -> LocalTelemetry:
-        """Sample, the first time twice within a tenth of a second, and read what a worker recorded. Blocks."""
-        if self._is_first:
-            self._is_first = False
-            self._sampler.sample(self._clock.monotonic_s())
-            self._clock.sleep(BETWEEN_S)
-        samples = self._sampler.sample(self._clock.monotonic_s())
+        """Sample, and read what a worker recorded. Blocks."""
+        samples = self.sample()
         now_s = self._clock.wall_s()
         rings = stored_rings(os.path.join(self._state, FOLDER), ON_THE_MACHINE)
         rows = {ring.about().get("uuid", ""): tuple(ring.read(TENS.period_s, now_s - SPAN_S, now_s)) for ring in rings}
-        return LocalTelemetry(samples=tuple(samples), rows={uuid: some for uuid, some in rows.items() if some})
+        return LocalTelemetry(samples=samples, rows={uuid: some for uuid, some in rows.items() if some})
 
     def close(self) -> None:
         """End the child that calls a vendor's library."""

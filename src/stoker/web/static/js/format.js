@@ -49,6 +49,15 @@ export function clockTime(at_s) {
   return isToday ? time : `${at.toLocaleDateString('en-CA')} ${time.slice(0, 5)}`;
 }
 
+/** To the minute, with the day if it is another one. @param {number | null | undefined} at_s */
+export function shortTime(at_s) {
+  if (!at_s) return '–';
+  const at = new Date(at_s * 1000);
+  const time = at.toLocaleTimeString('en-GB', { hour: '2-digit', minute: '2-digit' });
+  if (at.toDateString() === new Date().toDateString()) return time;
+  return `${at.toLocaleDateString('en-GB', { weekday: 'short', day: 'numeric', month: 'short' })} ${time}`;
+}
+
 /** @param {number | null | undefined} bytes */
 export function size(bytes) {
   if (bytes === null || bytes === undefined) return '–';

@@ -4,10 +4,12 @@ import { useEffect, useState } from '../vendor/hooks.js';
 import { askCancel, askPriority, askRequeue, canCancel, canPrioritise, canRequeue } from './actions.js';
 import { jobPath, urlOf } from './api.js';
 import { clockTime, cutMiddle, duration, grouped, quoted, secondsLeft, size, valueText } from './format.js';
+import { CardTab } from './card.js';
 import { CurvesTab } from './curves.js';
 import { h, html } from './html.js';
 import { onRows } from './live.js';
 import { LogsTab } from './logs.js';
+import { ResourcesTab } from './resources.js';
 import { linkTo, listText, place, setQuery } from './router.js';
 import { StagesTab } from './stages.js';
 import { useData } from './state.js';
@@ -26,10 +28,12 @@ const TABS = {
   curves: [(details) => h(CurvesTab, { job: details.job }), (name) => `stoker compare ${name}`],
   logs: [(details) => h(LogsTab, { job: details.job }), (name) => `stoker logs -f ${name}`],
   stages: [(details) => h(StagesTab, { job: details.job }), (name) => `stoker explain ${name}`],
+  resources: [(details) => h(ResourcesTab, { details }), (name) => `stoker jobs show ${name}`],
   config: [(details) => h(ConfigTab, { details }), (name) => `stoker jobs show ${name}`],
   code: [(details) => h(CodeText, { ref_: details.job.id }), (name) => `stoker jobs show ${name}`],
   files: [(details) => h(FilesTab, { job: details.job }), (name) => `stoker get ${name}`],
   explain: [(details) => h(ExplainTab, { job: details.job }), (name) => `stoker explain ${name}`],
+  'model-card': [(details) => h(CardTab, { job: details.job }), (name) => `stoker get ${name}`],
   attempts: [(details) => h(AttemptsTab, { details }), (name) => `stoker jobs show ${name}`],
 };
 

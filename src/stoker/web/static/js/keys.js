@@ -4,11 +4,12 @@ import { go } from './router.js';
 
 /** @type {[string, string][]} */
 export const HELP = [
-  ['g o', 'overview'], ['g j', 'jobs'], ['g s', 'sweeps'], ['g m', 'machines'], ['/', 'filter'], ['j, k', 'next and previous row'],
+  ['g o', 'overview'], ['g j', 'jobs'], ['g s', 'sweeps'], ['g m', 'machines'],
+  ['g a', 'adapters'], ['g l', 'models'], ['g w', 'simulation: what if'], ['/', 'filter'], ['j, k', 'next and previous row'],
   ['Enter', 'open the row'], ['x', 'select the row'], ['← →', 'previous and next tab'], ['?', 'this help'],
   ['Esc', 'close a dialog'],
 ];
-const PLACES = /** @type {Record<string, string>} */ ({ o: '#/', j: '#/jobs', s: '#/sweeps', m: '#/machines' });
+const PLACES = /** @type {Record<string, string>} */ ({ o: '#/', j: '#/jobs', s: '#/sweeps', m: '#/machines', a: '#/adapters', l: '#/models', w: '#/simulation' });
 
 /** @param {EventTarget | null} target */
 export const isTyping = (target) =>

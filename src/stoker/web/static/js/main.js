@@ -3,6 +3,7 @@
 import { render } from '../vendor/preact.js';
 import { useEffect, useState } from '../vendor/hooks.js';
 import '../vendor/signals.js';
+import { AdaptersPage } from './adapters.js';
 import { hasKey, keepKey, post, whenLoggedOut, whoAmI } from './api.js';
 import { clockTime, duration } from './format.js';
 import { h, html } from './html.js';
@@ -11,12 +12,15 @@ import { JobsPage } from './jobs.js';
 import { HELP, listenToKeys } from './keys.js';
 import { clockOffset, connection, follow, isOldBuild, lostAt, now, retryAt } from './live.js';
 import { LoginPage, takeCode } from './login.js';
+import { MachinePage } from './machine.js';
 import { MachinesPage } from './machines.js';
+import { ModelPage, ModelsPage } from './models.js';
 import { OverviewPage } from './overview.js';
 import { ComparePage } from './compare.js';
 import { SweepPage } from './sweep.js';
 import { SweepsPage } from './sweeps.js';
 import { linkTo, page, place } from './router.js';
+import { SimulationPage } from './simulation.js';
 import { applyTheme, login, logoutReason, messages, setTheme, theme } from './state.js';
 import { ConfirmDialog, Empty, focusMain } from './ui.js';
 
@@ -32,10 +36,16 @@ const PAGES = {
   sweeps: () => h(SweepsPage, {}),
   sweep: () => h(SweepPage, { name: restOf(), key: restOf() }),
   compare: () => h(ComparePage, {}),
+  machine: () => h(MachinePage, { name: restOf(), key: restOf() }),
+  adapters: () => h(AdaptersPage, {}),
+  models: () => h(ModelsPage, {}),
+  model: () => h(ModelPage, { digest: restOf(), key: restOf() }),
+  simulation: () => h(SimulationPage, {}),
 };
-const LINKS = [['overview', 'Overview'], ['jobs', 'Jobs'], ['sweeps', 'Sweeps'], ['machines', 'Machines']];
+const LINKS = [['overview', 'Overview'], ['jobs', 'Jobs'], ['sweeps', 'Sweeps'], ['machines', 'Machines'],
+  ['adapters', 'Adapters'], ['models', 'Models'], ['simulation', 'Simulation']];
 /** Pages that are reached from another one. @type {Record<string, string>} */
-const PART_OF = { job: 'jobs', compare: 'jobs', sweep: 'sweeps' };
+const PART_OF = { job: 'jobs', compare: 'jobs', sweep: 'sweeps', machine: 'machines', model: 'models' };
 const THEMES = /** @type {Record<string, [string, string]>} */ ({
   auto: ['light', '◐'], light: ['dark', '☀'], dark: ['auto', '☾'],
 });

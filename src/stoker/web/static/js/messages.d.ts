@@ -10,6 +10,7 @@ export type Tagged = number | { $float: string } | null;
 export interface AttemptView {
   number: number; machine: string; devices: string[]; granted_s: number; started_s: number | null;
   ended_s: number | null; ending: string; cause: string; message: string; hint: string; exit_code: number | null;
+  facts: Record<string, any>;
 }
 export interface JobDetails {
   job: JobView; spec: Record<string, unknown>; after: string[]; attempts: AttemptView[];
@@ -19,8 +20,13 @@ export interface JobPage { jobs: JobView[]; next: string; total: number | null; 
 export interface SymptomView {
   machine: string; device: string; symptom: string; since_s: number; message: string; hint: string;
 }
+export interface MachineHolder {
+  job: string; name: string; devices: string[]; memory_bytes: number | null; ram_bytes: number | null;
+  is_shared: boolean; started_s: number | null;
+}
 export interface MachineView {
   name: string; state: string; why: string; until_s: number | null; version: string; last_seen_s: number;
+  ends_s: number | null; host: Record<string, any>; report: Record<string, any>; holders: MachineHolder[];
   slots: number; held: number; jobs: string[]; cores: number | null; ram_bytes: number | null;
   devices: Record<string, any>[]; symptoms: SymptomView[]; is_skewed: boolean; drift: string[];
 }
@@ -89,3 +95,52 @@ export interface ChangedRows {
 }
 export interface LoginView { user: string; role: string; expires_s: number | null; key?: string }
 export interface DoneView { changed: string[]; notes: string[] }
+export interface ResultCard {
+  job: string; digest: string; path: string; text: string; is_cut: boolean; note: string;
+}
+export interface DeviceTelemetry {
+  device: string; utilisation_percent: number | null; memory_total_bytes: number | null; memory_used_bytes: number | null;
+  power_w: number | null; power_limit_w: number | null; temperature_c: number | null; throttle: string[] | null;
+}
+export interface AlertView { device: string; kind: string; severity: number; message: string; for_s: number }
+export interface TelemetrySeries {
+  channel: string; unit: string; low: (number | null)[]; mean: (number | null)[]; high: (number | null)[];
+}
+export interface DeviceTelemetryView {
+  device: string; name: string; now: DeviceTelemetry | null; times_s: number[]; throttled: number[]; series: TelemetrySeries[];
+}
+export interface TelemetryView {
+  machine: string; server_s: number; from_s: number; to_s: number; period_s: number; reported_s: number | null;
+  devices: DeviceTelemetryView[]; alerts: AlertView[];
+}
+export interface TimelineSpan {
+  machine: string; devices: string[]; job: string; name: string; attempt: number; from_s: number; to_s: number | null; ending: string;
+}
+export interface TimelineView {
+  server_s: number; from_s: number; to_s: number; spans: TimelineSpan[]; is_cut: boolean; whole_from_s: number | null;
+}
+export interface AdapterRow {
+  job: string; label: string; state: string; place: number; place_on_data: number; rank: number | null; alpha: number | null;
+  data: string; val_loss: number | null; train_loss: number | null; epoch: number | null; step: number | null; result: string;
+  parameters: Record<string, unknown>;
+}
+export interface AdapterBase { base: string; adapters: AdapterRow[]; total: number }
+export interface AdapterBoard { bases: AdapterBase[]; note: string }
+export interface LineageInput { name: string; digest: string; job: string }
+export interface ModelRow {
+  digest: string; job: string; name: string; label: string; recipe: string; machine: string; submitter: string;
+  attempt: number; made_s: number; size_bytes: number; is_pinned: boolean; is_pruned: boolean; metrics: Record<string, Tagged>;
+  data: LineageInput[]; code: LineageInput[]; parents: LineageInput[]; commit: string; environment: string;
+}
+export interface ModelPage { models: ModelRow[]; next: string }
+export interface PriorityWaits { priority: number; jobs: number; median_s: number; p95_s: number; max_s: number }
+export interface SimulatedStart { machine: string; starts_s: number | null; ends_s: number | null; is_guess: boolean }
+export interface SimulatedJob { job: string; now: SimulatedStart; changed: SimulatedStart | null }
+export interface SimulationForecast {
+  done_s: number | null; machines: number; jobs: number; unfinished: number; is_guess: boolean; waits: PriorityWaits[];
+  step_s: number; waiting: number[]; failures: number;
+}
+export interface SimulationView {
+  at_s: number; now: SimulationForecast; changed: SimulationForecast | null; added: string[]; removed: string[];
+  blocked: number; jobs: SimulatedJob[]; kinds: string[]; note: string;
+}

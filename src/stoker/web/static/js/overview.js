@@ -3,7 +3,7 @@
 import { useEffect, useState } from '../vendor/hooks.js';
 import { numberOf } from './api.js';
 import { askCancel, askRequeue, canCancel, canRequeue } from './actions.js';
-import { ago, clockTime, duration, grouped, secondsLeft, shortNumber } from './format.js';
+import { ago, duration, grouped, secondsLeft, shortNumber, shortTime } from './format.js';
 import { h, html } from './html.js';
 import { onRows } from './live.js';
 import { jobLink, linkTo } from './router.js';
@@ -75,7 +75,7 @@ function Numbers({ data }) {
     ${number('failed in 24 h', data.failed_count, linkTo(['jobs'], { state: 'failed' }), data.failed_count ? 'failed' : '')}
     ${number('completed', jobs.completed ?? 0, linkTo(['jobs'], { state: 'completed' }), 'completed')}
     ${number('devices idle', idle, linkTo(['machines']), '')}
-    ${number('all done', data.done_s ? `~${clockTime(data.done_s).replace(/:\d\d$/, '')}` : '–', linkTo(['jobs'], { state: 'pending' }), '')}
+    ${number('all done', data.done_s ? `~${shortTime(data.done_s)}` : '–', linkTo(['jobs'], { state: 'pending' }), '')}
   </ul>`;
 }
 
