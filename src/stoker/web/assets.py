@@ -2,7 +2,8 @@
 
 `/` and `/login` are the same small document, which names its files below `assets/<digest of all files>/`: those never
 change under their name, and browsers keep them. All links are relative, so that the pages work below any prefix. The
-content security policy allows no inline script or style and no other host.
+content security policy allows no inline script or style and no other host. Comments of our scripts, a tenth of all
+bytes, are not sent.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _INDEX = "index.html"
 _ICON = "favicon.svg"
 _MAIN = "js/main.js"
 _ASSETS = "/assets/"
+_OURS = "js/"
 _KINDS = {
     ".css": b"text/css; charset=utf-8",
     ".html": b"text/html; charset=utf-8",
@@ -89,7 +91,8 @@ class Pages:
                     path = os.path.join(parent, name)
                     with open(path, "rb") as file:
                         key = os.path.relpath(path, self._folder).replace(os.sep, "/")
-                        found[key] = _packed(kind, file.read())
+                        plain = file.read()
+                    found[key] = _packed(kind, without_comments(plain) if key.startswith(_OURS) else plain)
         return found
 
     @cached_property
@@ -114,6 +117,21 @@ class Pages:
             more = (*more, (b"content-encoding", b"gzip"))
         head = _head(file.kind, body, *more)
         return PageAnswer(status=200, headers=head, body=b"" if method == "HEAD" else body)
+
+
+def without_comments(script: bytes) -> bytes:
+    """Return a script of ours with an empty line for each line that is a comment: numbers of lines stay."""
+    kept: list[bytes] = []
+    is_inside = False
+    for line in script.split(b"\n"):
+        text = line.strip()
+        is_comment = is_inside or text.startswith((b"//", b"/**"))
+        if is_inside or text.startswith(b"/**"):
+            is_inside = b"*/" not in text
+            # A type before an expression is followed by code.
+            is_comment = is_inside or text.endswith(b"*/")
+        kept.append(b"" if is_comment else line.lstrip())
+    return b"\n".join(kept)
 
 
 def _packed(kind: bytes, plain: bytes) -> _File:

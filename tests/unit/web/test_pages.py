@@ -15,6 +15,7 @@ from stoker.web.assets import POLICY, Pages
 WEB = Path(__file__).parents[3] / "src" / "stoker" / "web"
 MOST_PACKED_BYTES = 150 * 1024
 PAGES = Pages()
+GZIP = {b"accept-encoding": b"gzip"}
 
 
 def header(answer, name):
@@ -68,9 +69,27 @@ def test_every_answer_has_the_policy_and_no_other_host_is_allowed():
     assert "http" not in POLICY
 
 
+def sent(path: Path) -> bytes:
+    """What a browser gets of a file."""
+    return PAGES.answer("GET", f"/assets/{PAGES.build}/{path.relative_to(WEB / 'static')}", GZIP).body
+
+
 def test_all_files_together_are_small():
-    files = [path for path in (WEB / "static").rglob("*") if path.is_file()]
-    assert sum(len(gzip.compress(path.read_bytes(), 9)) for path in files) <= MOST_PACKED_BYTES
+    files = [path for path in (WEB / "static").rglob("*") if path.suffix in (".js", ".css", ".svg")]
+    assert len(files) > 30
+    assert sum(len(sent(path)) for path in files) <= MOST_PACKED_BYTES
+
+
+def test_scripts_are_sent_without_comments_and_with_all_of_their_code():
+    for path in (WEB / "static" / "js").glob("*.js"):
+        written = [line.strip() for line in path.read_text().split("\n")]
+        found = gzip.decompress(sent(path)).decode().split("\n")
+        assert len(found) == len(written), "numbers of lines stay"
+        left_out = "\n".join(line for line, shown in zip(written, found, strict=True) if shown != line)
+        # Outside of comments nothing is left out.
+        assert re.sub(r"/\*\*.*?\*/|^//.*?$", "", left_out, flags=re.DOTALL | re.MULTILINE).strip() == ""
+        assert not [line for line in found if line.startswith(("//", "/** @typedef"))], path.name
+        assert "\n".join(found).count("/**") == "\n".join(found).count("*/"), path.name
 
 
 def test_vendored_files_are_as_recorded_and_keep_their_licences():
