@@ -193,7 +193,7 @@ def test_a_row_that_is_scrolled_away_leaves_the_keys_to_the_table(shared: Desk):
 
 
 def test_the_end_of_a_session_asks_for_a_log_in_and_keeps_the_place(desk: Desk):
-    desk.go("#/machines", "lab1")
+    desk.go("#/", "Pending by reason")
     desk.clock.advance(13 * 3600)
     desk.page.keyboard.press("g")
     desk.page.keyboard.press("j")
