@@ -144,8 +144,9 @@ class MessageWorker:
         self.is_paused, self._backlog = False, []
         self.keeping = WorkerState(wishes=WorkerPolicy(slots=2))
         self.couriers: dict[AttemptToken, Courier] = {}
-        self._open: tuple[str, float] | None = None
-        self._asked = 0
+        # Of the claim for jobs, and of that which only listens.
+        self._open: dict[bool, tuple[str, float]] = {}
+        self._asked: dict[bool, int] = {}
         self._ticks_at_s = float("inf")
         said = hello_anew(self.name)
         self._hello = said.model_copy(update={"incarnation": f"{self.name}-start-{self._life:04}", "slots": 2})
@@ -245,7 +246,8 @@ class MessageWorker:
                 self._claim(most)
             case WithdrawClaim():
                 # Its connection is cut, and it is asked once more, without waiting.
-                self._claim(self.keeping.asking or 0, wait_s=0.0)
+                assert self.keeping.asking
+                self._claim(self.keeping.asking, wait_s=0.0)
             case Renew():
                 self._renew()
 
@@ -261,20 +263,22 @@ class MessageWorker:
         self.world.call(self, self._hello, self.awake(then))
 
     def _claim(self, most: int, wait_s: float = 20.0) -> None:
-        if self._open is None:
-            self._open = (f"request-{self.name}-{self.world.new_number()}", self.now_s)
-        request_id, asked_s = self._open
-        self._asked = asked = self.world.new_number()
+        listens = not most
+        if listens not in self._open:
+            self._open[listens] = (f"request-{self.name}-{self.world.new_number()}", self.now_s)
+        request_id, asked_s = self._open[listens]
+        self._asked[listens] = asked = self.world.new_number()
 
         def then(given: Any) -> None:
-            if asked != self._asked:
+            if asked != self._asked[listens]:
                 # It was called back.
                 return
             if isinstance(given, StokerError):
-                self._refused(given, was_claim=True)
+                self._refused(given, was_claim=True, was_listening=listens)
             else:
-                self._open = None
-                self.take(ClaimAnswered(now_s=self.now_s, asked_s=asked_s, answer=given))
+                del self._open[listens]
+                happening = ClaimAnswered(now_s=self.now_s, asked_s=asked_s, answer=given, was_listening=listens)
+                self.take(happening)
 
         claim = Claim(
             request_id=request_id,
@@ -303,12 +307,15 @@ class MessageWorker:
         renewal = Renewal(worker=self.name, incarnation=self._hello.incarnation, leases=reports)
         self.world.call(self, renewal, self.awake(then))
 
-    def _refused(self, error: StokerError, *, was_claim: bool) -> None:
+    def _refused(self, error: StokerError, *, was_claim: bool, was_listening: bool = False) -> None:
         if isinstance(error, NEVER):
             self.take(WorkerRejected(now_s=self.now_s, error=error))
         else:
             jitter = self.world.chance.random()
-            self.take(RequestUnanswered(now_s=self.now_s, error=error, was_claim=was_claim, jitter=jitter))
+            happening = RequestUnanswered(
+                now_s=self.now_s, error=error, was_claim=was_claim, jitter=jitter, was_listening=was_listening
+            )
+            self.take(happening)
 
     def _courier(self, token: AttemptToken) -> Courier:
         if token not in self.couriers:

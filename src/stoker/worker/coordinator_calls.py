@@ -119,6 +119,24 @@ class PendingClaim:
     """True: after an empty response, query whether other workers still have jobs."""
 
 
+class _ClaimLine:
+    """Claims that are sent one after another: those for jobs, or those that only wait for instructions."""
+
+    def __init__(self, name: str) -> None:
+        self.thread = SerialThread(name)
+        self.asking: ClaimConnection | None = None
+        self.is_called_back = False
+        self.open: tuple[str, float] | None = None
+        """The claim without a response: its id, and when it was first sent."""
+
+    def call_back(self) -> None:
+        """Cut an open claim short: it is sent once more, without waiting."""
+        self.is_called_back = True
+        asking = self.asking
+        if asking is not None:
+            asking.cut()
+
+
 class ClaimLoop:
     """Sends requests, and reports the responses."""
 
@@ -147,14 +165,11 @@ class ClaimLoop:
         self._sent_holdings: MachineInventory | None = None
         self._chance = random.SystemRandom().random
         self._greeting = SerialThread("stoker-hello")
-        self._claims = SerialThread("stoker-claims")
+        self._claims = _ClaimLine("stoker-claims")
+        self._listening = _ClaimLine("stoker-listening")
         self._beats = SerialThread("stoker-heartbeat")
         self._is_greeting = False
         self._is_closed = threading.Event()
-        self._asking: ClaimConnection | None = None
-        self._is_called_back = False
-        # The claim without a response: its id, and when it was first sent.
-        self._open: tuple[str, float] | None = None
 
     def greet(self) -> None:
         """Send hello until the coordinator responds."""
@@ -163,16 +178,14 @@ class ClaimLoop:
             self._greeting.put(self._greet)
 
     def claim(self, pending: PendingClaim) -> None:
-        """Request jobs, or wait for instructions."""
-        self._is_called_back = False
-        self._claims.put(lambda: self._claim(pending))
+        """Request jobs, or wait for instructions; one of each at a time."""
+        line = self._claims if pending.most else self._listening
+        line.is_called_back = False
+        line.thread.put(lambda: self._claim(line, pending))
 
     def call_back(self) -> None:
-        """Cut an open claim short: it is sent once more, without waiting."""
-        self._is_called_back = True
-        asking = self._asking
-        if asking is not None:
-            asking.cut()
+        """Cut an open claim for jobs short: it is sent once more, without waiting."""
+        self._claims.call_back()
 
     def renew(
         self, reports: Callable[[float], tuple[LeaseReport, ...]], measured: Callable[[], WorkerMeasurements]
@@ -201,8 +214,10 @@ class ClaimLoop:
     def close(self) -> None:
         """Stop sending requests."""
         self._is_closed.set()
-        self.call_back()
-        for lane in (self._greeting, self._claims, self._beats):
+        lines = (self._claims, self._listening)
+        for line in lines:
+            line.call_back()
+        for lane in (self._greeting, self._beats, *(line.thread for line in lines)):
             lane.close()
 
     def _greet(self) -> None:
@@ -247,10 +262,10 @@ class ClaimLoop:
         except (StokerError, OSError):
             return self._sent_holdings
 
-    def _claim(self, pending: PendingClaim) -> None:
-        if self._open is None:
-            self._open = (self._new_word(), self._clock.boottime_s())
-        request_id, asked_s = self._open
+    def _claim(self, line: _ClaimLine, pending: PendingClaim) -> None:
+        if line.open is None:
+            line.open = (self._new_word(), self._clock.boottime_s())
+        request_id, asked_s = line.open
         hello = self._hello()
 
         def claim() -> Claim:
@@ -259,32 +274,35 @@ class ClaimLoop:
                 worker=hello.worker,
                 incarnation=hello.incarnation,
                 most=pending.most,
-                wait_s=0.0 if self._is_called_back else pending.wait_s,
+                wait_s=0.0 if line.is_called_back else pending.wait_s,
                 measured=pending.measured(),
                 stopping=pending.stopping(),
                 ends_in_s=self._ends_in_s(),
             )
 
         try:
-            answer = as_internal_error(lambda: self._ask(claim))
+            answer = as_internal_error(lambda: self._ask(line, claim))
             others_work = pending.looks_around and not answer.grants and as_internal_error(self._others_work)
         except StokerError as error:
-            self._refused(error, was_claim=True)
+            self._refused(error, was_claim=True, was_listening=not pending.most)
             return
-        self._open = None
+        line.open = None
         now_s = self._clock.boottime_s()
-        self._report(ClaimAnswered(now_s=now_s, asked_s=asked_s, answer=answer, others_work=others_work))
+        answered = ClaimAnswered(
+            now_s=now_s, asked_s=asked_s, answer=answer, others_work=others_work, was_listening=not pending.most
+        )
+        self._report(answered)
 
-    def _ask(self, claim: Callable[[], Claim]) -> ClaimResponse:
-        self._asking = asking = self._lines.ask()
+    def _ask(self, line: _ClaimLine, claim: Callable[[], Claim]) -> ClaimResponse:
+        line.asking = asking = self._lines.ask()
         try:
             return asking.claim(claim())
         except StokerError:
-            if not self._is_called_back or self._is_closed.is_set():
+            if not line.is_called_back or self._is_closed.is_set():
                 raise
             return self._lines.words.claim(claim())
         finally:
-            self._asking = None
+            line.asking = None
             asking.cut()
 
     def _others_work(self) -> bool:
@@ -324,17 +342,20 @@ class ClaimLoop:
             return
         self._report(answered)
 
-    def _refused(self, error: StokerError, *, was_claim: bool) -> None:
+    def _refused(self, error: StokerError, *, was_claim: bool, was_listening: bool = False) -> None:
         if self._is_closed.is_set():
             return
         if isinstance(error, _NEVER):
             self._report(WorkerRejected(now_s=self._clock.boottime_s(), error=error))
         else:
-            self._unanswered(error, was_claim=was_claim)
+            self._unanswered(error, was_claim=was_claim, was_listening=was_listening)
 
-    def _unanswered(self, error: StokerError, *, was_claim: bool) -> None:
-        now_s = self._clock.boottime_s()
-        self._report(RequestUnanswered(now_s=now_s, error=error, was_claim=was_claim, jitter=self._chance()))
+    def _unanswered(self, error: StokerError, *, was_claim: bool, was_listening: bool = False) -> None:
+        now_s, jitter = self._clock.boottime_s(), self._chance()
+        happening = RequestUnanswered(
+            now_s=now_s, error=error, was_claim=was_claim, jitter=jitter, was_listening=was_listening
+        )
+        self._report(happening)
 
 
 def _is_passing(error: StokerError) -> bool:

@@ -168,17 +168,14 @@ class DecisionBuilder:
             code = 0 if is_done else Drained.exit_code
             self.leave(code, softly=True)
             self.do(ExitWorker(code=code))
-        elif keeping.asking == 0 and keeping.wanted:
-            # It only waits for instructions, and there is room now.
-            self.call_back()
-        elif (
-            (keeping.wanted or keeping.leases)
-            and keeping.is_known
-            and keeping.asking is None
-            and self.now_s >= keeping.ask_at_s
-        ):
-            self.now_knows(asking=keeping.wanted)
-            self.do(ClaimJobs(most=keeping.wanted))
+        elif keeping.is_known and keeping.asking is None and self.now_s >= keeping.ask_at_s:
+            if keeping.wanted:
+                self.now_knows(asking=keeping.wanted)
+                self.do(ClaimJobs(most=keeping.wanted))
+            elif keeping.leases and not keeping.is_listening:
+                # It stays open when there is room again: the next claim goes beside it, at once.
+                self.now_knows(is_listening=True)
+                self.do(ClaimJobs(most=0))
 
     def call_back(self) -> None:
         """Cut an open claim short: jobs that it was granted must not be lost."""
@@ -287,8 +284,8 @@ def _take_greeting(turn: DecisionBuilder, greeted: HelloAnswered) -> None:
 
 def _take_grants(turn: DecisionBuilder, given: ClaimAnswered) -> None:
     _hear_voice(turn)
-    had_asked, was_called_back = bool(turn.keeping.asking), turn.keeping.is_called_back
-    turn.now_knows(asking=None, is_called_back=False)
+    had_asked, was_called_back = not given.was_listening, turn.keeping.is_called_back and not given.was_listening
+    turn.now_knows(**_closed_claim(was_listening=given.was_listening))
     _hear_closed(turn, given.answer.closed)
     for grant in given.answer.grants:
         _take_grant(turn, given, grant)
@@ -309,6 +306,11 @@ def _take_grants(turn: DecisionBuilder, given: ClaimAnswered) -> None:
         turn.leave(0, softly=True)
     elif not was_called_back:
         turn.now_knows(ask_at_s=turn.now_s + _FIRST_PAUSE_S)
+
+
+def _closed_claim(*, was_listening: bool) -> dict[str, Any]:
+    """Return what changes in a worker's state when one of its two claims is over."""
+    return {"is_listening": False} if was_listening else {"asking": None, "is_called_back": False}
 
 
 def _take_grant(turn: DecisionBuilder, given: ClaimAnswered, grant: Grant) -> None:
@@ -399,9 +401,8 @@ def _take_silence(turn: DecisionBuilder, unanswered: RequestUnanswered) -> None:
     if unanswered.was_claim:
         # The coordinator may have restarted, and lost what only a heartbeat reports: send that now.
         renew_at_s = keeping.renew_at_s if keeping.is_away else min(keeping.renew_at_s, again_s)
-        turn.now_knows(
-            asking=None, is_called_back=False, ask_at_s=again_s, renew_at_s=renew_at_s, misses=keeping.misses + 1
-        )
+        closed = _closed_claim(was_listening=unanswered.was_listening)
+        turn.now_knows(**closed, ask_at_s=again_s, renew_at_s=renew_at_s, misses=keeping.misses + 1)
     else:
         turn.now_knows(is_renewing=False, renew_at_s=again_s, misses=keeping.misses + 1)
 
@@ -410,7 +411,7 @@ def _take_fatal(turn: DecisionBuilder, fatal: WorkerRejected) -> None:
     if turn.keeping.leaving is WorkerShutdownMode.NO:
         turn.tell("refused", why=str(fatal.error), hint=fatal.error.hint)
     turn.leave(fatal.error.exit_code, softly=False)
-    turn.now_knows(asking=None, is_renewing=False)
+    turn.now_knows(asking=None, is_listening=False, is_renewing=False)
     report = FinalReport(word=FinalReportKind.NOTHING, why=str(fatal.error))
     for lease in list(turn.keeping.leases.values()):
         turn.stop(lease, report, grace_s=turn.keeping.wishes.stop_grace_s)

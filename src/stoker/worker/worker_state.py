@@ -155,7 +155,9 @@ class WorkerState:
     has_news: bool = False
     """The inventory changed since it was last sent: a heartbeat is due now."""
     asking: int | None = None
-    """How many jobs the open claim is for, 0 if it only waits for instructions; None: none is open."""
+    """How many jobs the open claim is for; None: none is open."""
+    is_listening: bool = False
+    """A claim for no job is open beside it, which waits for instructions."""
     is_called_back: bool = False
     """That claim is being cut short."""
     ask_at_s: float = 0.0
@@ -238,6 +240,8 @@ class ClaimAnswered:
     answer: ClaimResponse
     others_work: bool = False
     """Jobs are pending, and other workers have jobs: more may come."""
+    was_listening: bool = False
+    """It was for no job."""
 
 
 @frozen
@@ -260,6 +264,8 @@ class RequestUnanswered:
     was_claim: bool
     jitter: float
     """Between 0 and 1, so that the workers of a fleet do not return all at once."""
+    was_listening: bool = False
+    """The claim was for no job."""
 
 
 @frozen
@@ -404,7 +410,7 @@ class ClaimJobs:
 
 @frozen
 class WithdrawClaim:
-    """Withdraw an open claim; jobs that it was granted meanwhile come as a response."""
+    """Withdraw the open claim for jobs; those that it was granted meanwhile come as a response."""
 
 
 @frozen

@@ -9,12 +9,13 @@ import pytest
 from stoker.core.errors import Drained, NoCoordinator, NotFound, VersionSkew
 from stoker.core.frozen import changed
 from stoker.core.leases import AttemptToken
-from stoker.protocol.lease_messages import LeaseInstruction, LeaseInstructionKind, RenewalResponse
+from stoker.protocol.lease_messages import ClaimResponse, LeaseInstruction, LeaseInstructionKind, RenewalResponse
 from stoker.worker.worker_state import (
     AttemptEnded,
     AttemptNotStarted,
     AttemptPhase,
     AttemptStopped,
+    ClaimAnswered,
     ClaimJobs,
     ExitWorker,
     FinalReportAccepted,
@@ -109,9 +110,12 @@ def test_a_settled_lease_is_forgotten_and_its_slot_asked_for_again():
     told, token = running()
     told.take(AttemptEnded(now_s=told.now_s, token=token, end=COMPLETED))
     told.keeping = changed(told.keeping, ask_at_s=told.now_s + 100.0)
-    assert told.take(FinalReportAccepted(now_s=told.now_s, token=token)) == [Forget(token=token), WithdrawClaim()]
-    assert told.wait(0.0) == [], "it is called back once"
-    assert told.give() == [ClaimJobs(most=1)]
+    assert told.keeping.is_listening
+    assert told.take(FinalReportAccepted(now_s=told.now_s, token=token)) == [Forget(token=token), ClaimJobs(most=1)]
+    assert told.wait(0.0) == [], "it is asked for once"
+    told.give(grant("b"))
+    assert told.keeping.is_listening
+    assert not told.listens, "one that listens is open still"
 
 
 def test_after_a_decline_the_same_is_not_asked_for_at_once():
@@ -121,12 +125,9 @@ def test_after_a_decline_the_same_is_not_asked_for_at_once():
     told.take(
         AttemptNotStarted(now_s=told.now_s, token=one.token(), refusal=StartRefusal(reason="disk", message="full"))
     )
-    assert told.take(FinalReportAccepted(now_s=told.now_s, token=one.token())) == [
-        Forget(token=one.token()),
-        WithdrawClaim(),
-    ]
-    assert told.give() == []
-    assert ClaimJobs(most=1) in told.wait(1.0)
+    assert told.take(FinalReportAccepted(now_s=told.now_s, token=one.token())) == [Forget(token=one.token())]
+    assert told.wait(0.9) == []
+    assert ClaimJobs(most=1) in told.wait(0.1)
 
 
 def test_an_answer_that_was_asked_for_in_time_renews_even_if_it_comes_late():
@@ -263,8 +264,7 @@ def test_a_pause_gives_back_what_runs_and_takes_no_more_until_it_is_over():
     assert not [
         one for one in told.take(FinalReportAccepted(now_s=told.now_s, token=token)) if isinstance(one, ClaimJobs)
     ]
-    assert WithdrawClaim() in told.take(MachineClosed(now_s=told.now_s, by="owner", why=""))
-    assert told.give() == [ClaimJobs(most=1)]
+    assert ClaimJobs(most=1) in told.take(MachineClosed(now_s=told.now_s, by="owner", why=""))
 
 
 def test_a_full_disk_takes_no_more_work_and_lets_what_runs_go_on():
@@ -369,3 +369,28 @@ def test_a_coordinator_with_another_ca_is_told_once_more_to_who_thinks_that_it_i
     told.answer()
     assert "back" in told.told
     assert unanswered() == ["away"]
+
+
+def test_the_end_of_one_that_listens_leaves_the_claim_for_jobs_open():
+    told, token = running()
+    told.take(AttemptEnded(now_s=told.now_s, token=token, end=COMPLETED))
+    told.take(FinalReportAccepted(now_s=told.now_s, token=token))
+    assert told.keeping.asking == 1
+    answer = ClaimResponse(generation=1)
+    heard = ClaimAnswered(now_s=told.now_s, asked_s=told.now_s, answer=answer, was_listening=True)
+    assert told.take(heard) == [], "the claim for jobs stays open"
+    assert told.keeping.asking == 1
+    assert not told.wait(10.0), "nothing runs that an order could be for"
+    assert not told.listens
+
+
+def test_one_that_listens_is_asked_again_without_touching_the_claim_for_jobs():
+    told = Told().join()
+    told.run(grant())
+    lost = RequestUnanswered(
+        now_s=told.now_s, error=NoCoordinator("no"), was_claim=True, jitter=1.0, was_listening=True
+    )
+    told.take(lost)
+    assert not told.listens
+    told.wait(2.0)
+    assert told.listens

@@ -76,7 +76,9 @@ class Told:
     def give(self, *grants: Grant, asked_s: float | None = None, **more: Any) -> list[Any]:
         answer = ClaimResponse(grants=grants, generation=1, **more.pop("answer", {}))
         asked_s = self.now_s if asked_s is None else asked_s
-        return self.take(ClaimAnswered(now_s=self.now_s, asked_s=asked_s, answer=answer, **more))
+        listens = self.keeping.asking is None and self.keeping.is_listening
+        given = ClaimAnswered(now_s=self.now_s, asked_s=asked_s, answer=answer, was_listening=listens, **more)
+        return self.take(given)
 
     def run(self, one: Grant) -> AttemptToken:
         self.give(one)
