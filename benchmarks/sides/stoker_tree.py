@@ -1,10 +1,11 @@
 """A tree of one large file, in process: sent to a coordinator, or received from it into a store, verified and durable.
 
-`--way receive` is from after the imports to the tree's record; `--way three` are three machines at once, each with a
-server of its own for the others. What to bring stands in the environment: `FLEET_URL`, `FLEET_TOKEN`, `FLEET_CA` where
-it speaks TLS, and the file: `TREE_FILE`, `TREE_BYTES`, `TREE_SHA256`. `executed` counts the tree's bytes; with `three`
-how many of them took it from the coordinator. `--way steady` sends five trees of small files a second until it is
-ended.
+`--way send` sends a file of a folder, which is hashed whole beside its parts because it may have changed; `--way
+stored` one of this machine's store, as a worker sends results. `--way receive` is from after the imports to the tree's
+record; `--way three` are three machines at once, each with a server of its own for the others. What to bring stands in
+the environment: `FLEET_URL`, `FLEET_TOKEN`, `FLEET_CA` where it speaks TLS, and the file: `TREE_FILE`, `TREE_BYTES`,
+`TREE_SHA256`. `executed` counts the tree's bytes; with `three` how many of them took it from the coordinator. `--way
+steady` sends five trees of small files a second until it is ended.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import find_coordinator
 from stoker.protocol.lease_messages import Hello
 from stoker.store.local_store import LocalStore
+from stoker.store.prune import resolve
+from stoker.store.put import PutRequest, StoreWriter, survey
 from stoker.store.trees import scan_tree
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.peer_files import PeerFiles
 from stoker.transfer.peer_server import PeerServer
 from stoker.transfer.trees.tree_download import receive_tree
 from stoker.transfer.trees.tree_sources import FleetTreeSourceFinder, peer_opener
-from stoker.transfer.trees.tree_upload import FolderFileSource, send_tree
+from stoker.transfer.trees.tree_upload import FolderFileSource, StoreFileSource, send_tree
 
 CLOCK = SystemClock()
 
 
 def main() -> None:
-    asked = speak.read_arguments(ways=("receive", "send", "three", "steady"))
+    asked = speak.read_arguments(ways=("receive", "send", "stored", "three", "steady"))
     if asked.way == "steady":
         _send_steadily(asked.home)
         return
@@ -51,6 +54,14 @@ def main() -> None:
             started, used = time.perf_counter(), time.process_time()
             send_tree(client, tree, FolderFileSource(folder))
             done = tree.size_bytes
+        elif asked.way == "stored":
+            store = _store(os.path.join(asked.home, "store"), opened)
+            wish = PutRequest(name="data", replace=False, source=os.environ["TREE_FILE"])
+            StoreWriter(store, clock=CLOCK, heed=lambda _: None).put(survey(wish.source), wish)
+            (record,) = resolve(store, "data")
+            started, used = time.perf_counter(), time.process_time()
+            send_tree(client, record.tree, StoreFileSource(store, record))
+            done = record.tree.size_bytes
         elif asked.way == "receive":
             store = _store(os.path.join(asked.home, "store"), opened)
             # It can open the way to no other machine, so everything comes from the coordinator.

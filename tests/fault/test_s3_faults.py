@@ -17,21 +17,32 @@ from stoker.coordinator.storage.object_place import adopt_objects, choose_place,
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Digest, Tree, digest_bytes
-from stoker.core.errors import AuthRefused, BadInput, Cancelled, Conflict, HashMismatch, NotFound, StokerError
+from stoker.core.errors import (
+    AuthRefused,
+    BadInput,
+    Cancelled,
+    Conflict,
+    CorruptBytes,
+    HashMismatch,
+    NotFound,
+    StokerError,
+)
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.tree_messages import PassView
 from stoker.store.local_store import LocalStore
+from stoker.store.prune import resolve
 from stoker.store.trees import scan_tree
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.trees import direct
 from stoker.transfer.trees.direct import put
 from stoker.transfer.trees.tree_download import receive_tree
 from stoker.transfer.trees.tree_sources import CoordinatorSource
-from stoker.transfer.trees.tree_upload import FolderFileSource, send_tree
+from stoker.transfer.trees.tree_upload import FileSource, FolderFileSource, StoreFileSource, send_tree
 from tests.servers.coordinator import Fleet, coordinator
 from tests.servers.s3_proxy import FAULTS, S3Proxy
 from tests.servers.seaweed import SeaweedServer
+from tests.unit.store.real_stores import put_in
 
 CLOCK = SystemClock()
 PART = 1 << 20
@@ -161,6 +172,35 @@ def test_a_second_try_sends_only_what_is_missing(fleet, data, proxy, store):
     assert LARGE + PART + 1 <= proxy.put_bytes < LARGE + PART + LISTING
     assert proxy.put_bytes - before <= (LARGE + PART + 1) // 2 + direct.LANES * PART
     fetch(fleet, tree, store)
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["folder", "store"])
+def test_a_file_that_changes_while_it_is_sent_is_not_named(fleet, data, store, is_stored):
+    tree, path = scan_tree(str(data)), data / "large.bin"
+    (large,) = [entry for entry in tree.entries if entry.path == "large.bin"]
+    source: FileSource = FolderFileSource(str(data))
+    if is_stored:
+        put_in(store, data, "data")
+        (record,) = resolve(store, "data")
+        source, path = StoreFileSource(store, record), Path(store.blob(large))
+        path.chmod(0o600)
+
+    def heed(_count: int) -> None:
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"x")
+
+    with pytest.raises(CorruptBytes, match=r"large\.bin"):
+        send_tree(fleet.client(), Tree((large,)), source, heed=heed)
+    assert fleet.client().missing([large.sha256], [large.size_bytes]) == (large.sha256,)
+
+
+def test_only_the_parts_of_a_file_of_the_store_are_hashed(fleet, data, store, monkeypatch):
+    put_in(store, data / "large.bin", "data")
+    (record,) = resolve(store, "data")
+    monkeypatch.setattr(direct, "sha256", lambda: pytest.fail("hashed whole"))
+    send_tree(fleet.client(), record.tree, StoreFileSource(store, record))
+    assert fleet.client().missing([record.tree.entries[0].sha256], [LARGE]) == ()
 
 
 class Spoiler:

@@ -59,6 +59,9 @@ class CheckpointFiles:
     Raises `LocalFile` if a newer checkpoint took its place.
     """
 
+    is_verified = False
+    """Its program may write to them."""
+
     def __init__(self, scratch: str, checkpoint: Checkpoint, description: Mapping[str, Any]) -> None:
         self._scratch = scratch
         self._root = os.path.realpath(scratch)

@@ -54,12 +54,17 @@ T = TypeVar("T")
 class FileSource(Protocol):
     """Opens the files of a tree. Thread-safe."""
 
+    is_verified: bool
+    """True: what it opens was found to have the digest of its entry, and has it as long as its stamp stays."""
+
     def open(self, entry: TreeEntry) -> BinaryIO:
         """Open a file. Caller closes."""
 
 
 class FolderFileSource:
     """Files at their paths below a folder."""
+
+    is_verified = False
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -71,7 +76,9 @@ class FolderFileSource:
 
 
 class StoreFileSource:
-    """Files of records in this machine's store."""
+    """Files of records in this machine's store, which verifies them when they are opened."""
+
+    is_verified = True
 
     def __init__(self, store: LocalStore, *records: Record) -> None:
         self._store = store
@@ -314,7 +321,7 @@ class _FileUpload:
     def _send_direct(self, descriptor: int, part_bytes: int) -> None:
         with closing(direct_transport(self._client)) as transport:
             sender = DirectSender(self._client, transport, self._entry, stop=self._stop, heed=self._heed)
-            sender.run(descriptor, part_bytes)
+            sender.run(descriptor, part_bytes, is_verified=self._source.is_verified)
 
     def _may_retry_after(self, error: StokerError) -> bool:
         """Note what went wrong; return True to try again."""
