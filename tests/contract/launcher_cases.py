@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from stoker.core.frozen import changed, fresh, frozen
@@ -18,7 +19,7 @@ _SECONDS = 20.0
 STAND_IN = """\
 #!/bin/sh
 here={folder}
-case "$1" in -c) echo "3.11.7 $(cat "$here/version")"; exit 0 ;; esac
+case "$1 $2" in "-c "*socket*) exec python3 "$@" ;; "-c "*) echo "3.11.7 $(cat "$here/version")"; exit 0 ;; esac
 while [ "$#" -gt 0 ]; do [ "$1" = --ticket ] && ticket=$2; echo "$1"; shift; done > "$here/arguments.$$"
 env > "$here/environment.$$"
 cp "$ticket" "$here/ticket.$$" && mv "$here/arguments.$$" "$here/arguments"
@@ -40,6 +41,8 @@ class LauncherCase:
     """Return a launcher whose next submit succeeds but whose answer is lost."""
     unreachable: Pool
     """A pool of the same backend whose host or server does not respond."""
+    network: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Where the host of the backend's commands has its connections."""
     sees_far_side: bool = True
     """False: the backend does not show what is installed there."""
     fleet: str = fresh(factory=lambda: os.urandom(3).hex())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -179,6 +180,7 @@ def slurm_case(tmp_path: Path, cluster: SlurmCluster) -> LauncherCase:
         folder=tmp_path / "stand-in",
         break_answer=lambda: launcher(LosingCommands),
         unreachable=changed(pool, via="host.invalid", folder="/none"),
+        network=cluster.network,
     )
 
 
@@ -436,6 +438,23 @@ def test_check_reports_what_works_and_starts_nothing(case: LauncherCase) -> None
     (case.folder / "version").write_text("0.0.1")
     checks = case.launcher.check(case.pool)
     assert [one.name for one in checks if one.verdict is CheckStatus.BAD] == ["python"]
+
+
+def test_check_tells_whether_the_host_reaches_the_coordinator(case: LauncherCase) -> None:
+    with case.network():
+        server = socket.create_server(("127.0.0.1", 0))
+    with server:
+        url = f"https://127.0.0.1:{server.getsockname()[1]}"
+        if not case.sees_far_side:
+            (python,) = (one for one in case.launcher.check(case.pool, url=url) if one.name == "python")
+            assert python.message.endswith(f"nor its way to {url}")
+            return
+        (reached,) = (one for one in case.launcher.check(case.pool, url=url) if one.name == "coordinator")
+        assert (reached.verdict, f"reaches {url}" in reached.message) == (CheckStatus.OK, True)
+    (bad,) = (one for one in case.launcher.check(case.pool, url=url) if one.verdict is CheckStatus.BAD)
+    assert bad.name == "coordinator"
+    assert "refused" in bad.message
+    assert "--relay" in bad.hint
 
 
 def test_check_asks_for_versions_after_the_pools_setup_commands(case: LauncherCase) -> None:

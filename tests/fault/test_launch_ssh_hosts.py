@@ -64,6 +64,16 @@ def test_an_unknown_key_is_accepted_once_and_remembered(reached: Reached) -> Non
     assert before in known.read_text()
 
 
+def test_the_known_keys_of_a_host_are_shown(reached: Reached) -> None:
+    reached.commands.read(reached.host, ["true"])
+    (known,) = reached.commands.check_host_key(reached.host)
+    said = subprocess.run(
+        ["ssh-keygen", "-lf", reached.folder / "host.pub"], capture_output=True, text=True, check=True
+    )
+    assert f"ED25519 {said.stdout.split()[1]}" in known.message
+    assert reached.commands.check_host_key("") == ()
+
+
 def test_a_changed_key_is_refused_with_both_fingerprints_and_the_command_that_helps(reached: Reached) -> None:
     known = reached.folder / "known_hosts"
     other = reached.folder / "other"

@@ -140,13 +140,18 @@ class FleetPools:
                 raise NoBackend(message, hint=f"where the backend is reached: stoker launch watch {name}") from None
         return done
 
-    def check(self, names: Sequence[str] = ()) -> Iterator[tuple[PoolState, tuple[Check, ...]]]:
-        """Check from this machine whether pools could start workers. Nothing is started."""
+    def check(self, names: Sequence[str] = (), *, url: str = "") -> Iterator[tuple[PoolState, tuple[Check, ...]]]:
+        """Check from this machine whether pools could start workers. Nothing is started.
+
+        `url` is where workers reach the coordinator, by default its first advertised name.
+        """
         view = self._wire.launch_view()
+        url = url or reachable(view.urls)
         for state in pools_named(view, names):
             error = needs_tls(self._wire.url)
             way_back = Check("coordinator", CheckStatus.BAD, error.message, error.hint)
-            checks = self._parts.launcher(state.pool.backend).check(state.pool)
+            is_far = url.startswith("https://") and state.pool.backend is not PoolBackend.LOCAL
+            checks = self._parts.launcher(state.pool.backend).check(state.pool, url=url if is_far else "")
             yield state, (*checks, way_back) if is_cut_off(state, view) else checks
 
     def plan(self, names: Sequence[str], count: int | None = None) -> LaunchPlan:

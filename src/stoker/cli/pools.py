@@ -77,11 +77,14 @@ CHECK_GRAMMAR = Grammar(
     "pools check",
     about=(
         "Check from this machine whether pools could start workers: whether the backend is reached and accepts the "
-        "request, its version and limits, the Python there, and how much of Stoker is to be sent. Nothing is started. "
-        "Exits 1 if a check fails."
+        "request, its host key, version and limits, the Python there, how much of Stoker is to be sent, and whether "
+        "that host reaches the coordinator. Nothing is started. Exits 1 if a check fails."
     ),
     positionals=(Positional("NAME", help="pools (default: all)", is_required=False, is_many=True),),
-    options=(AT,),
+    options=(
+        Option("--url", value="URL", help="where workers reach the coordinator (default: its first advertised name)"),
+        AT,
+    ),
     examples=("stoker pools check", "stoker pools check a100 --json"),
 )
 
@@ -92,7 +95,8 @@ def perform_check(call: CommandContext, given: dict[str, Any]) -> int:
     from stoker.devices.checkup import CheckStatus
 
     has_failed = False
-    for state, checks in busy_between(call, "checking pools", pools_of(call, given).check(given["name"])):
+    found = pools_of(call, given).check(given["name"], url=given["url"] or "")
+    for state, checks in busy_between(call, "checking pools", found):
         has_failed = has_failed or any(one.verdict is CheckStatus.BAD for one in checks)
         call.out.object({"pool": state.pool.name, "checks": [one.to_dict() for one in checks]})
         call.out.line(f"{state.pool.name} ({state.pool.backend})")

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from stoker.core.errors import HostKeyChanged, NoBackend
 from stoker.core.text import one_line
+from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import CommandRunner, ProbeFailure, ProbeOutput, Reply
 from stoker.host.sockets import own_folder
 from stoker.launch.service import PASSED_ON, PASSWORD
@@ -34,6 +35,7 @@ _NOT_REACHED = re.compile(
 )
 _CHANGED = "REMOTE HOST IDENTIFICATION HAS CHANGED"
 _SENT = re.compile(r"SHA256:[A-Za-z0-9+/=]+")
+_KNOWN_KEY = re.compile(r"\S+ SHA256:[A-Za-z0-9+/=]+")
 _OFFENDING = re.compile(r"Offending \S+ key in (.+):(\d+)")
 # Slurm keeps all variables with a job, and a worker inherits them: only what the backends' commands and our programs
 # read, by name or prefix. Anything else may hold a secret.
@@ -115,16 +117,38 @@ class HostCommands:
             raise NoBackend(f"{argv[0]} on {where or 'this machine'}: {reply.why}", host=where)
         return reply
 
+    def check_host_key(self, where: str) -> tuple[Check, ...]:
+        """Return the check of the keys that are known of a host that was reached; nothing for this machine."""
+        if not where:
+            return ()
+        said = self._configuration(where)
+        name = said.get("hostkeyalias") or said.get("hostname", where)
+        if said.get("port", "22") != "22" and "hostkeyalias" not in said:
+            name = f"[{name}]:{said['port']}"
+        keys: list[str] = []
+        for file in said.get("userknownhostsfile", "").split():
+            reply = self._runner.ask(["ssh-keygen", "-l", "-F", name, "-f", os.path.expanduser(file)])
+            keys += _KNOWN_KEY.findall(reply.out)
+        shown = ", ".join(dict.fromkeys(keys)) or "known by another way of your configuration"
+        return (Check("host key", CheckStatus.OK, f"{where}: {shown}"),)
+
     def _host_key_rule(self, where: str) -> str:
         """Return `yes` if the user's configuration accepts known host keys only, else `accept-new`."""
         if where not in self._host_key_rules:
-            reply = self._runner.ask([*self._ssh, "-G", "--", where])
-            if isinstance(reply, ProbeFailure) or reply.exit_code:
+            said = self._configuration(where)
+            if not said:
                 # Unknown for now: the next command asks again.
                 return "yes"
-            is_strict = re.search(r"(?m)^stricthostkeychecking (?:yes|true)$", reply.out) is not None
+            is_strict = said.get("stricthostkeychecking") in ("yes", "true")
             self._host_key_rules[where] = "yes" if is_strict else "accept-new"
         return self._host_key_rules[where]
+
+    def _configuration(self, where: str) -> dict[str, str]:
+        """Return the user's configuration for a host, as ssh prints it; empty if it prints none."""
+        reply = self._runner.ask([*self._ssh, "-G", "--", where])
+        if isinstance(reply, ProbeFailure) or reply.exit_code:
+            return {}
+        return {name: value for name, _, value in (line.partition(" ") for line in reply.out.splitlines())}
 
     def _ssh_words(self, where: str) -> tuple[str, ...]:
         with own_folder(self._control_folder):

@@ -22,7 +22,7 @@ from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure
 from stoker.launch.commands import HostCommands
-from stoker.launch.kit import Kits, check_python, is_kit_used, read_versions
+from stoker.launch.kit import Kits, check_python, check_way_back, is_kit_used, read_versions
 from stoker.launch.launchers import (
     FLEET_FOLDERS,
     AllocationStatus,
@@ -280,7 +280,7 @@ rmdir {FLEET_FOLDERS} 2>/dev/null
 """,
         )
 
-    def check(self, pool: Pool) -> tuple[Check, ...]:
+    def check(self, pool: Pool, *, url: str = "") -> tuple[Check, ...]:
         require_valid(pool)
         python = pool.python or self._python
         script = f"""\
@@ -295,14 +295,19 @@ mkdir -p {self._base(pool)}/.check$$ && cd {self._base(pool)}/.check$$ && {{
         try:
             reply = self._read(pool, script, functions=OWN_FOLDER)
             if self._kits is not None and is_kit_used(pool):
-                pythons = self._kits.check(pool)
+                pythons = self._kits.check(pool, url)
             else:
-                pythons = (check_python(read_versions(self._commands, pool, python), pool, python),)
+                found = check_python(read_versions(self._commands, pool, python), pool, python)
+                # Without an interpreter there is nothing to connect with.
+                is_there = found.verdict is CheckStatus.OK
+                way_back = check_way_back(self._commands, pool, python, url) if is_there else ()
+                pythons = (found, *way_back)
         except StokerError as error:
             return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
         said = dict(line.partition(" ")[::2] for line in reply.splitlines() if " " in line)
         return (
             Check("reached", CheckStatus.OK, f"{_host(pool.via)}: {said.get('system', '')}"),
+            *self._commands.check_host_key(pool.via),
             _check_setsid(said),
             *pythons,
             _check_folder(said),

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any
+from urllib.parse import urlsplit
 
 import stoker
 from stoker import __version__
@@ -68,12 +69,21 @@ _LEFT_OUT = re.compile(
 _COMPILED = re.compile(r"(.*/)?__pycache__/.*")
 _TRIAL = "import stoker, cryptography.x509, pydantic_core, yaml, zstandard"
 _VERSIONS = "import stoker, sys; print(sys.version.split()[0], stoker.__version__)"
+_CONNECT = """\
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()
+    print("connected")
+except OSError as error:
+    print(error)
+"""
 _QUESTION = """\
 import platform, sys
 flags, base = getattr(sys, "abiflags", "") or "-", getattr(sys, "_base_executable", "") or sys.executable
 print(platform.python_version(), sys.implementation.name, flags, base)
 sys.exit(0 if sys.version_info >= (3, 11) and sys.implementation.name == "cpython" and flags == "-" else 1)
 """
+_WAY_BACK_HINT = "where workers know it by another name: stoker launch watch --url URL; where they can't: --relay HOST"
 _SETUP_HINT = "correct setup: a command of it ends the shell"
 _PYTHON_HINT = "setup: [module load python/3.12] if there is such a module; or python: one there that has Stoker {}"
 _HINTS = {
@@ -136,6 +146,23 @@ def read_versions(commands: HostCommands, pool: Pool, python: str) -> ProbeOutpu
     It runs after the pool's setup commands, in the shell of its workers. Raises `NoBackend`.
     """
     return _after_setup(commands, pool, f"{shlex.quote(python)} -c {shlex.quote(_VERSIONS)} 2>&1 | tail -n 1")
+
+
+def check_way_back(commands: HostCommands, pool: Pool, python: str, url: str) -> tuple[Check, ...]:
+    """Return the check whether the host of a pool's commands reaches the coordinator; nothing without a URL.
+
+    `python` is an interpreter there. Raises `NoBackend`.
+    """
+    if not url:
+        return ()
+    split = urlsplit(url)
+    words = (python, "-c", _CONNECT, split.hostname or "", f"{split.port or 443}")
+    lines = _after_setup(commands, pool, f"{shlex.join(words)} 2>&1").out.splitlines()
+    if "connected" in lines:
+        nodes = "; compute nodes may differ" if pool.backend is PoolBackend.SLURM else ""
+        return (Check("coordinator", CheckStatus.OK, f"{_host(pool)} reaches {url}{nodes}"),)
+    text = one_line(lines[-1] if lines else "no output", 200)
+    return (Check("coordinator", CheckStatus.BAD, f"{_host(pool)} does not reach {url}: {text}", _WAY_BACK_HINT),)
 
 
 def _setup_failure(reply: ProbeOutput) -> str:
@@ -403,14 +430,18 @@ class Kits:
             self._ready[key] = (self._clock.monotonic_s(), ready)
         return ready
 
-    def check(self, pool: Pool) -> tuple[Check, ...]:
-        """Check what `prepare` would do for a pool that names no Python."""
+    def check(self, pool: Pool, url: str) -> tuple[Check, ...]:
+        """Check what `prepare` would do for a pool that names no Python, and the way back to the coordinator."""
         try:
             far = self._probe(pool)
-            if far.is_same:
-                return (Check("python", CheckStatus.OK, f"{self._python}: the launcher's own, same files"),)
+            way_back = check_way_back(self._commands, pool, self._python if far.is_same else far.python, url)
         except StokerError as error:
             return (Check("python", CheckStatus.BAD, error.message, error.hint),)
+        return (*self._check_kit(pool, far), *way_back)
+
+    def _check_kit(self, pool: Pool, far: FarSide) -> tuple[Check, ...]:
+        if far.is_same:
+            return (Check("python", CheckStatus.OK, f"{self._python}: the launcher's own, same files"),)
         found = f"{far.python}: Python {far.platform.pythons[0]}, {far.platform.name}, {far.platform.libc or 'libc?'}"
         python = Check("python", CheckStatus.OK, found)
         try:

@@ -23,7 +23,17 @@ from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from stoker.launch.commands import HostCommands
-from stoker.launch.launchers import NEXT, AllocationStatus, Log, Rendered, fill, ticket_hole, with_lost, worker_command
+from stoker.launch.launchers import (
+    NEXT,
+    AllocationStatus,
+    Log,
+    Rendered,
+    fill,
+    not_checked,
+    ticket_hole,
+    with_lost,
+    worker_command,
+)
 
 _PYTHON = "python3"
 _GPU_RESOURCE = "nvidia.com/gpu"
@@ -169,13 +179,13 @@ class KubernetesLauncher:
         jobs = [shown for line in reply.out.splitlines() if (shown := _shown(line)) is not None]
         self.cancel(pool, [job.name for job in jobs if job.condition("Complete") or job.condition("Failed")])
 
-    def check(self, pool: Pool) -> tuple[Check, ...]:
+    def check(self, pool: Pool, *, url: str = "") -> tuple[Check, ...]:
         require_valid(pool)
         try:
             version = self._read(pool, "version", "-o", "json")
             server = json.loads(version.out).get("serverVersion", {}).get("gitVersion", "unknown")
             reached = Check("reached", CheckStatus.OK, f"Kubernetes {server}")
-            return (reached, self._check_rights(pool), _check_python(pool))
+            return (reached, self._check_rights(pool), _check_python(pool, url))
         except StokerError as error:
             return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
         except (ValueError, AttributeError):
@@ -517,6 +527,5 @@ def _failure(text: str) -> StokerError:
     return NoBackend(f"Kubernetes: {text}", hint="kubectl cluster-info")
 
 
-def _check_python(pool: Pool) -> Check:
-    message = f"{pool.python or _PYTHON} in {pool.options['image']}: not checked before a pod starts"
-    return Check("python", CheckStatus.OK, message)
+def _check_python(pool: Pool, url: str) -> Check:
+    return not_checked(f"{pool.python or _PYTHON} in {pool.options['image']}", "a pod", url)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from stoker.core.errors import InternalError
 from stoker.core.frozen import fresh, frozen
 from stoker.core.pool import LABEL, Allocation, AllocationCause, AllocationState, Pool
-from stoker.devices.checkup import Check
+from stoker.devices.checkup import Check, CheckStatus
 
 MOST_TOGETHER = 100
 """Allocations in one request: Slurm's comment, which names all of them, has at most 1,024 characters."""
@@ -90,8 +90,11 @@ class Launcher(Protocol):
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         """Return the request of one to `MOST_TOGETHER` allocations. Pure. Raises `InvalidCluster`."""
 
-    def check(self, pool: Pool) -> tuple[Check, ...]:
-        """Check whether the pool could start something now, without starting it. Raises only `InvalidCluster`."""
+    def check(self, pool: Pool, *, url: str = "") -> tuple[Check, ...]:
+        """Check whether the pool could start something now, without starting it. Raises only `InvalidCluster`.
+
+        With a `url` also whether the host of its commands reaches the coordinator there, if that can be told.
+        """
 
     def submit(self, rendered: Rendered, tickets: Mapping[str, str]) -> Mapping[str, str]:
         """Submit a request; return the backend's id of each allocation. `tickets` has the ticket's text by id.
@@ -122,6 +125,12 @@ class Launcher(Protocol):
 
     def clean(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
         """Remove the files of allocations that are over: tickets and logs. What still runs is left alone."""
+
+
+def not_checked(python: str, before: str, url: str) -> Check:
+    """Return the check of workers' Python where nothing can be tried before one starts."""
+    way_back = f", nor its way to {url}" if url else ""
+    return Check("python", CheckStatus.OK, f"{python}: not checked before {before} starts{way_back}")
 
 
 def ticket_hole(allocation: Allocation) -> str:

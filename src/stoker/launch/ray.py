@@ -46,6 +46,7 @@ from stoker.launch.launchers import (
     fill,
     ids_of,
     label_of,
+    not_checked,
     ticket_hole,
     with_lost,
     worker_command,
@@ -199,10 +200,10 @@ class RayLauncher:
             # Ray refuses to delete what still runs.
             self._call("DELETE", _job_url(pool, one.name), also=(404, 500))
 
-    def check(self, pool: Pool) -> tuple[Check, ...]:
+    def check(self, pool: Pool, *, url: str = "") -> tuple[Check, ...]:
         require_valid(pool)
         if (actors := self._actors_of(pool)) is not None:
-            return actors.check(pool)
+            return actors.check(pool, url=url)
         address = address_of(pool)
         try:
             version = self._read(f"{address}/api/version")
@@ -210,11 +211,11 @@ class RayLauncher:
         except StokerError as error:
             return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
         text = version.get("ray_version", "unknown") if isinstance(version, dict) else "unknown"
-        python = f"{pool.python or RAY_PYTHON} on the cluster's nodes: not checked before a job starts"
+        python = not_checked(f"{pool.python or RAY_PYTHON} on the cluster's nodes", "a job", url)
         return (
             Check("reached", CheckStatus.OK, f"{address}: Ray {one_line(f'{text}', 40)}"),
             self._check_token(address),
-            Check("python", CheckStatus.OK, python),
+            python,
         )
 
     def _check_token(self, address: str) -> Check:

@@ -32,7 +32,16 @@ from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from stoker.host.install import pip_install
 from stoker.launch.commands import HostCommands
-from stoker.launch.launchers import NEXT, AllocationStatus, Rendered, fill, ticket_hole, with_lost, worker_command
+from stoker.launch.launchers import (
+    NEXT,
+    AllocationStatus,
+    Rendered,
+    fill,
+    not_checked,
+    ticket_hole,
+    with_lost,
+    worker_command,
+)
 
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"  # noqa: S105 - its name
 RAY_PYTHON = "python3"
@@ -86,17 +95,17 @@ class RayActors:
     def clean(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
         self._read(pool, "clean", {"names": [one.name for one in allocations]})
 
-    def check(self, pool: Pool) -> tuple[Check, ...]:
+    def check(self, pool: Pool, *, url: str = "") -> tuple[Check, ...]:
         try:
             found: dict[str, Any] = self._read(pool, "check", {})
         except StokerError as error:
             return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
-        python = f"{pool.python or RAY_PYTHON} on the cluster's nodes: not checked before an actor starts"
+        python = not_checked(f"{pool.python or RAY_PYTHON} on the cluster's nodes", "an actor", url)
         resources = ", ".join(f"{name} {number:g}" for name, number in sorted(found["resources"].items()))
         return (
             Check("reached", CheckStatus.OK, f"{address_of(pool)}: Ray {found['version']}, without a dashboard"),
             Check("limits", CheckStatus.OK, f"in all {resources}"),
-            Check("python", CheckStatus.OK, python),
+            python,
         )
 
     def _argv(self, verb: str, pool: Pool) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from stoker.devices.checkup import Check, CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput
 from stoker.launch.commands import HostCommands
 from stoker.launch.hosts import OWN_FOLDER
-from stoker.launch.kit import Kits, check_python, is_kit_used, read_versions
+from stoker.launch.kit import Kits, check_python, check_way_back, is_kit_used, read_versions
 from stoker.launch.launchers import (
     FLEET_FOLDERS,
     MOST_TOGETHER,
@@ -222,7 +222,7 @@ class SlurmLauncher:
         base = _quoted(self._base(pool))
         self._shell(pool, f"cd {base} 2>/dev/null && {{ rm -f {' '.join(names)}; rmdir {FLEET_FOLDERS} 2>/dev/null; }}")
 
-    def check(self, pool: Pool) -> tuple[Check, ...]:
+    def check(self, pool: Pool, *, url: str = "") -> tuple[Check, ...]:
         rendered = self.render(pool, [Allocation(id="000000", pool=pool.name)], fleet="check")
         try:
             version = self._commands.read(pool.via, ("sbatch", "--version"))
@@ -230,9 +230,13 @@ class SlurmLauncher:
             limits = self._commands.read(pool.via, ("sinfo", "--all", "--noheader", "--format=%P|%l"))
             python = pool.python or self._python
             if self._kits is not None and is_kit_used(pool):
-                pythons = self._kits.check(pool)
+                pythons = self._kits.check(pool, url)
             else:
-                pythons = (check_python(read_versions(self._commands, pool, python), pool, python),)
+                found = check_python(read_versions(self._commands, pool, python), pool, python)
+                # Without an interpreter there is nothing to connect with.
+                is_there = found.verdict is CheckStatus.OK
+                way_back = check_way_back(self._commands, pool, python, url) if is_there else ()
+                pythons = (found, *way_back)
             trial = f"{_quoted(self._base(pool))}/.check$$"
             probe = self._shell(
                 pool,
@@ -243,6 +247,7 @@ class SlurmLauncher:
             return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
         return (
             _check_version(version, pool),
+            *self._commands.check_host_key(pool.via),
             _check_answer(answer),
             _check_limit(limits, pool),
             *pythons,

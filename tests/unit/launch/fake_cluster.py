@@ -174,7 +174,7 @@ class FakeBackend:
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         return Rendered(argv=("request", pool.name), ids=tuple(one.id for one in allocations))
 
-    def check(self, pool: Pool) -> tuple[Check, ...]:
+    def check(self, pool: Pool, *, url: str = "") -> tuple[Check, ...]:
         return ()
 
     def submit(self, rendered: Rendered, tickets: Mapping[str, str]) -> Mapping[str, str]:

@@ -335,7 +335,7 @@ def test_what_a_killed_launcher_left_here_goes_after_an_hour(site: Site) -> None
     for path in (left, recent):
         path.write_text("")
     os.utime(left, (1, 1))
-    site.kits.check(POOL)
+    site.kits.check(POOL, "")
     assert (left.exists(), recent.exists()) == (False, True)
 
 
@@ -483,12 +483,12 @@ def test_a_lost_connection_is_told_and_the_next_try_goes_on(site: Site) -> None:
 
 
 def test_check_tells_what_is_missing_and_then_what_is_there(site: Site) -> None:
-    python, kit = site.kits.check(POOL)
+    python, kit = site.kits.check(POOL, "")
     assert (python.verdict, kit.verdict) == (CheckStatus.OK, CheckStatus.OK)
     assert "to install" in kit.message
     assert not site.far.exists()
     site.prepare()
-    assert "is installed" in site.kits.check(POOL)[1].message
+    assert "is installed" in site.kits.check(POOL, "")[1].message
 
 
 def test_libraries_that_can_not_be_had_are_refused_with_the_reason(site: Site) -> None:
@@ -570,7 +570,7 @@ def test_setup_commands_run_before_the_probe_and_can_bring_a_python(site: Site) 
     python.write_text(f"#!/bin/sh\necho 3.{sys.version_info.minor}.1 cpython - /module/bin/python3\n")
     python.chmod(0o755)
     pool = changed(POOL, setup=("echo noise; cat", f"PATH={tools}:$PATH", "x='a b'"))
-    (found, _) = site.kits.check(pool)
+    (found, _) = site.kits.check(pool, "")
     assert found.message.startswith("/module/bin/python3: ")
     ends = changed(pool, setup=("echo 'module: command not found' >&2; exit 3",))
     said = "the setup commands ended the shell with exit code 3: module: command not found"
