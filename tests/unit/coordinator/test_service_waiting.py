@@ -37,11 +37,13 @@ class Till:
         self.jobs = jobs
         self.otherwise = otherwise
         self.asked: list[str] = []
+        self.requests: list[str] = []
         self.ends_in_s: list[float | None] = []
         self.turn: asyncio.Event | None = None
 
     async def ask(self, claim: Claim) -> ClaimResponse:
         self.asked.append(claim.worker)
+        self.requests.append(claim.request_id)
         self.ends_in_s.append(claim.ends_in_s)
         has_one = self.jobs > 0
         self.jobs -= has_one
@@ -323,6 +325,29 @@ def test_who_only_listens_is_asked_for_when_something_is_wished_of_it_and_not_fo
         waiting.call(("w1",))
         assert (await listening) == ORDERS
         assert len(waiting) == 0
+
+    run(scene())
+
+
+def test_of_a_machine_that_asks_for_jobs_and_listens_only_the_first_is_asked_for():
+    async def scene():
+        till = Till()
+        waiting = Claims(till.ask)
+        listening = asyncio.create_task(waiting.claim(claim(1, worker="w", most=0), never))
+        asking = asyncio.create_task(waiting.claim(claim(2, worker="w"), never))
+        await settled()
+        till.requests.clear()
+        till.jobs = 1
+        waiting.call(("w",))
+        answer = await asking
+        assert answer is not None
+        assert len(answer.grants) == 1
+        await settled()
+        assert till.requests == ["request-2"]
+        # Now it only listens.
+        till.otherwise = ORDERS
+        waiting.call(("w",))
+        assert await listening == ORDERS
 
     run(scene())
 

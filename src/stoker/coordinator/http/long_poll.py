@@ -106,14 +106,22 @@ class WaitingClaims:
         self._try_some()
 
     def call(self, machines: Sequence[str]) -> None:
-        """Try the claims of these machines again: in this order, after those that were called before."""
+        """Try the claims of these machines again: in this order, after those that were called before.
+
+        Of a machine that has one for jobs open only that: it brings instructions, too, and one that listens would say
+        that the machine requests no job.
+        """
         self._calls += 1
         self._called.update(dict.fromkeys(machines, self._calls))
-        for waiter in [one for machine in machines for one in self._by_worker.get(machine, ())]:
+        for waiter in [one for machine in machines for one in self._to_call(machine)]:
             waiter.tried = _NEXT
             if not waiter.is_busy:
                 self._put_in_called_line(waiter)
         self._try_some()
+
+    def _to_call(self, machine: str) -> list[_Waiter]:
+        theirs = self._by_worker.get(machine, [])
+        return [one for one in theirs if not one.listens] or theirs
 
     def close(self) -> None:
         """Answer all claims without a grant, from now on at once."""
