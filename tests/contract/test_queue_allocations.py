@@ -611,6 +611,39 @@ def test_the_hours_of_a_pool_count_also_allocations_that_are_not_listed(fleet: D
     assert view(fleet).pools[0].hours == pytest.approx(7.0, abs=0.1), "what was before the last day does not count"
 
 
+def test_a_workers_time_without_a_job_counts_from_its_hello_to_its_end(fleet: Driven):
+    def minutes() -> tuple[float, float]:
+        return round(allocation(fleet).idle_s / 60.0), round(pool(fleet).idle_hours * 60.0)
+
+    ready(fleet)
+    serving(fleet)
+    fleet.clock.advance(600.0)
+    assert minutes() == (10, 10)
+    first = running(fleet)
+    fleet.clock.advance(300.0)
+    assert minutes() == (10, 10), "it has a job"
+    fleet.finish(first)
+    fleet.clock.advance(1200.0)
+    reopen(fleet)
+    fleet.clock.advance(300.0)
+    assert minutes() == (15, 15), "how long before a restart is not known"
+    end(fleet)
+    fleet.clock.advance(600.0)
+    assert minutes() == (15, 15)
+
+
+def test_when_the_backend_expects_to_start_one_is_stored_while_it_says_so(fleet: Driven):
+    ready(fleet)
+    at_s = fleet.clock.wall_s() + 600.0
+    move(fleet, state=AllocationState.WAITING, reason="Priority", may_start_s=at_s)
+    reopen(fleet)
+    assert allocation(fleet).may_start_s == at_s
+    move(fleet, started_s=at_s)
+    assert allocation(fleet).may_start_s == at_s, "a move without a reason says nothing about it"
+    move(fleet, reason="Resources")
+    assert allocation(fleet).may_start_s is None
+
+
 def request(fleet: Driven, id: str = "0000000a", count: int = 1) -> QueueCommandResult:
     return ask(fleet, RequestMachines(pool="a100", id=id, count=count, by="ann"))
 

@@ -448,7 +448,7 @@ JOB = MapSchema(
         "grid": "sweep",
         "inputs": "data",
         "retries": "attempts",
-        **dict.fromkeys(("duration", "eta", "estimate", "expected_time", "runtime"), "expected"),
+        **dict.fromkeys(("duration", "eta", "estimate", "expected_time", "runtime", "time"), "expected"),
         "vram": "min_vram_gib",
     },
 )

@@ -249,6 +249,8 @@ class Allocation:
     """Names of jobs that it was requested for; the first few."""
     planned_s: float = 0.0
     submitted_s: float | None = None
+    may_start_s: float | None = None
+    """When the backend expects to start it, while it waits."""
     started_s: float | None = None
     serving_s: float | None = None
     ends_s: float | None = None
@@ -258,6 +260,8 @@ class Allocation:
     message: str = ""
     grants: int = 0
     """Jobs that its worker was granted."""
+    idle_s: float = 0.0
+    """How long its worker had no job."""
 
     @property
     def machine(self) -> str:
@@ -302,6 +306,8 @@ class PoolState:
     """When an operator last resumed it: what happened before no longer counts against it."""
     hours: float | None = None
     """Machine hours of the last day, by the coordinator's rows; None: only the given allocations count."""
+    idle_hours: float = 0.0
+    """Hours without a job of the workers that served in the last day. Not stored."""
     problem: str = ""
     """Why its watcher can't work with its backend now, in the watcher's words; empty: it can. Not stored."""
 

@@ -23,6 +23,7 @@ JOIN_S = 300.0
 Half of the time that its ticket lives (`coordinator.queue.allocations.JOIN_S`): the watcher ends it first.
 """
 STRAY_S = 60.0
+START_NEWS_S = 60.0
 MISSED_LOOKS = 2
 """Looks that do not find an allocation, before it counts as unknown to the backend."""
 _EXITS = frozenset({AllocationCause.FINISHED, AllocationCause.FAILED, AllocationCause.OUT_OF_MEMORY})
@@ -143,8 +144,10 @@ def _found(row: Allocation, status: AllocationStatus, *, is_ours: bool) -> Alloc
     cause = None
     if state is AllocationState.ENDED:
         cause = _end_cause(row, status, is_ours=is_ours)
-    elif (state, row.backend_id, row.reason) == (row.state, status.backend_id, status.reason) and (
-        status.ends_s is None or row.ends_s is not None
+    elif (
+        (state, row.backend_id, row.reason) == (row.state, status.backend_id, status.reason)
+        and (status.ends_s is None or row.ends_s is not None)
+        and not _is_news(row.may_start_s, status.may_start_s)
     ):
         return None
     reason = one_line(status.reason, _LONGEST_TEXT)
@@ -156,8 +159,22 @@ def _found(row: Allocation, status: AllocationStatus, *, is_ours: bool) -> Alloc
         cause=cause,
         # Of our own end the backend's words are an exit status, which looks like a failure.
         message=reason if cause not in (None, AllocationCause.CANCELLED) else "",
-        ends_s=status.ends_s if status.ends_s is not None and 0 <= status.ends_s < _LATEST_S else None,
+        may_start_s=_moment(status.may_start_s),
+        ends_s=_moment(status.ends_s),
     )
+
+
+def _moment(at_s: float | None) -> float | None:
+    """Return a time of a backend; None if it is an odd one."""
+    return at_s if at_s is not None and 0 <= at_s < _LATEST_S else None
+
+
+def _is_news(known_s: float | None, may_start_s: float | None) -> bool:
+    """Return True if a backend expects to start an allocation at another time; it guesses again each half minute."""
+    now_s = _moment(may_start_s)
+    if known_s is None or now_s is None:
+        return known_s is not now_s
+    return abs(now_s - known_s) >= START_NEWS_S
 
 
 def _end_cause(row: Allocation, status: AllocationStatus, *, is_ours: bool) -> AllocationCause:

@@ -158,6 +158,8 @@ class AllocationMove(StrictRequest):
     cause: AllocationCause | None = None
     """Of an end."""
     message: Text = ""
+    may_start_s: Moment | None = None
+    """With a reason: when the backend expects to start it; None: it does not say."""
     started_s: Moment | None = None
     ends_s: Moment | None = None
 

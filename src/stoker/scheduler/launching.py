@@ -250,6 +250,8 @@ def explain_pools(  # noqa: PLR0913 - what a launcher decides by
         if not text and coming and not decision.starts and not decision.unplaced:
             first = min(coming, key=lambda one: (one.state is AllocationState.DOUBTFUL, one.planned_s))
             said = f", {pool.backend}: {first.reason}" if first.reason else ""
+            if first.may_start_s is not None and first.may_start_s > now_s:
+                said += f", may start in {format_duration(first.may_start_s - now_s)}"
             text = f"requested {format_duration(now_s - first.planned_s)} ago{said}"
             order = 3 if first.state is AllocationState.DOUBTFUL else 0
         elif not (text or is_reachable or state.paused) and pool.backend is not PoolBackend.LOCAL:

@@ -82,16 +82,17 @@ class PoolView:
         return staying(self.state, self.allocations)
 
     @property
-    def _hours(self) -> tuple[float, float]:
-        """The machine hours of the last day, and those of them before the worker joined."""
+    def _hours(self) -> dict[str, float]:
+        """The machine hours of the last day; and of them, those before the worker joined, and those without a job."""
         listed_h, before_h = _hours(self.allocations, self.now_s)
-        return listed_h if self.state.hours is None else self.state.hours, before_h
+        started_h = listed_h if self.state.hours is None else self.state.hours
+        return {"started": started_h, "before_serving": before_h, "idle": before_h + self.state.idle_hours}
 
     def row(self) -> list[str]:
         """Return its row in a table."""
         pool = self.state.pool
-        started_h, before_h = self._hours
-        hours = f"{started_h:.1f} h, {before_h:.1f} h before serving" if started_h >= 0.05 else ""
+        used = self._hours
+        hours = f"{used['started']:.1f} h, {used['idle']:.1f} h idle" if used["started"] >= 0.05 else ""
         most = f"{pool.min} to {pool.max}" if pool.min else str(pool.max)
         count = f"{self.serving} serving, {self.requested} requested, of {most}"
         return [pool.name, str(pool.backend), count, hours, _note(self)]
@@ -100,11 +101,10 @@ class PoolView:
         """Return it as JSON."""
         pool = fields_of(self.state.pool)
         pool["each"], pool["found"] = to_plain(self.state.pool.each), to_plain(self.state.pool.found)
-        started_h, before_h = self._hours
         return {
             **fields_of(self.state),
             "pool": {**pool, "options": dict(self.state.pool.options)},
-            "hours": {"started": started_h, "before_serving": before_h},
+            "hours": self._hours,
             "allocations": [allocation_json(one) for one in self.allocations],
             "staying": sorted(self.staying),
             "silent": sorted(self.silent),
@@ -145,7 +145,10 @@ def allocation_row(one: Allocation, now_s: float, *, stays: bool = False, is_sil
     left = ""
     if one.ends_s is not None and not one.is_over:
         left = f"{format_duration(max(0.0, one.ends_s - now_s))} left"
-    about = "; ".join(filter(None, (words, left, "stays when idle (min)" if stays else "")))
+    starts = ""
+    if one.is_on_its_way and one.may_start_s is not None and one.may_start_s > now_s:
+        starts = f"may start {moment(one.may_start_s, now_s)}"
+    about = "; ".join(filter(None, (words, starts, left, "stays when idle (min)" if stays else "")))
     if is_silent:
         about = f"no heartbeat from its worker{f'; {about}' if about else ''}"
     return [one.id, state, one.backend_id, ago(since_s, now_s), str(one.grants or ""), one_line(about, 200)]
@@ -255,5 +258,8 @@ def _state_text(view: PoolView) -> str:
         return "not watched: stoker launch watch"
     if state.problem:
         return f"problem: {state.problem}"
-    reasons = {one.reason: None for one in view.allocations if one.is_on_its_way and one.reason}
-    return f"{state.pool.backend}: {', '.join(reasons)}" if reasons else ""
+    waiting = [one for one in view.allocations if one.is_on_its_way]
+    starts_s = [one.may_start_s for one in waiting if one.may_start_s is not None and one.may_start_s > now_s]
+    reasons = dict.fromkeys(one.reason for one in waiting if one.reason)
+    said = [*reasons, *([f"may start {moment(min(starts_s), now_s)}"] if starts_s else [])]
+    return f"{state.pool.backend}: {', '.join(said)}" if said else ""

@@ -88,6 +88,25 @@ def test_nothing_new_writes_nothing_and_a_new_reason_writes_the_row() -> None:
     assert (move.state, move.reason) == (S.WAITING, "Resources")
 
 
+@pytest.mark.parametrize(
+    ("known_s", "said_s", "stored"),
+    [
+        (None, 5000.0, (5000.0,)),
+        (5000.0, 5059.0, ()),
+        (5000.0, 5060.0, (5060.0,)),
+        (5000.0, None, (None,)),
+        (None, None, ()),
+        (None, -1.0, ()),
+    ],
+)
+def test_when_a_backend_expects_to_start_one_is_written_if_it_differs_by_a_minute(
+    known_s: float | None, said_s: float | None, stored: tuple[float | None, ...]
+) -> None:
+    waiting = row(S.WAITING, backend_id="b-aaaaaa", reason="Priority", may_start_s=known_s)
+    moves = looks([waiting], [seen(S.WAITING, reason="Priority", may_start_s=said_s)]).moves
+    assert tuple(move.may_start_s for move in moves) == stored
+
+
 @pytest.mark.parametrize("state", [S.STARTED, S.SERVING])
 @pytest.mark.parametrize("cause", [C.CANCELLED_THERE, C.PREEMPTED])
 def test_what_the_backend_is_ending_drains_and_its_cause_is_the_backends(

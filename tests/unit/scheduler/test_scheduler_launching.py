@@ -337,6 +337,8 @@ def test_what_each_pool_does_for_a_waiting_job_is_explained() -> None:
 
     waiting = changed(live(AllocationState.WAITING, age_s=40.0), reason="Priority")
     assert text(jobs(), [waiting]) == "requested 40s ago, slurm: Priority"
+    soon = changed(waiting, may_start_s=NOW_S + 1800.0)
+    assert text(jobs(), [soon]) == "requested 40s ago, slurm: Priority, may start in 30m00s"
     assert text(jobs()) == "a machine of it is about to be requested"
     assert text(jobs(), watcher="") == "a machine of it would fit; nobody watches it: stoker launch watch"
     assert text(jobs(), paused="5 requests were refused") == "paused: 5 requests were refused"

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, inspect, text
 from stoker.coordinator.database.tables import METADATA
 from stoker.core.errors import DatabaseTrouble, VersionSkew
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest step. A test holds it and the folder together."""
-_VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+_VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 _FOLDER = os.path.join(os.path.dirname(__file__), "migrations")
 
 

@@ -408,6 +408,7 @@ ALLOCATIONS = Table(
     Column("wanted", Text, nullable=False, server_default=""),
     Column("planned_s", Double, nullable=False),
     Column("submitted_s", Double),
+    Column("may_start_s", Double),
     Column("started_s", Double),
     Column("serving_s", Double),
     Column("ends_s", Double),
@@ -415,6 +416,7 @@ ALLOCATIONS = Table(
     Column("cause", String(40), nullable=False, server_default=""),
     Column("message", Text, nullable=False, server_default=""),
     Column("grants", Integer, nullable=False, server_default="0"),
+    Column("idle_s", Double, nullable=False, server_default="0"),
     # Those that have not ended, and the newest that have.
     Index("allocations_by_end", "ended_s"),
 )

@@ -47,7 +47,7 @@ from stoker.coordinator.queue.pools import (
     undeclared,
     watch_pools,
 )
-from stoker.coordinator.queue.queue_state import QueueState, RegisteredMachine
+from stoker.coordinator.queue.queue_state import LaunchState, QueueState, RegisteredMachine
 from stoker.coordinator.queue.sql import Queries, records
 from stoker.coordinator.queue.transaction import WriterTransaction, plain, telling
 from stoker.core.errors import BadInput, Conflict, NotFound, Refused, StaleLease
@@ -328,6 +328,7 @@ def _with_facts(allocation: Allocation, move: AllocationMove) -> Allocation:
         allocation,
         backend_id=plain(move.backend_id) or allocation.backend_id,
         reason=allocation.reason if move.reason is None else plain(move.reason),
+        may_start_s=allocation.may_start_s if move.reason is None else move.may_start_s,
         message=plain(move.message) or allocation.message,
         started_s=allocation.started_s if move.started_s is None else move.started_s,
         ends_s=allocation.ends_s if move.ends_s is None else move.ends_s,
@@ -350,6 +351,7 @@ def _enter(transaction: WriterTransaction, allocation: Allocation, state: Alloca
         _keep_ticket(transaction, allocation, JOIN_S)
     if state is AllocationState.SERVING:
         times["serving_s"] = now_s
+        transaction.book.launch.idle_from_s[allocation.id] = now_s
     if state is AllocationState.DRAINING:
         _keep_ticket(transaction, allocation, 0.0)
         _close(transaction, allocation, by)
@@ -379,7 +381,11 @@ def _end(transaction: WriterTransaction, endings: Sequence[_Ending], *, by: str 
         if old.machine in names:
             is_free = ending.is_free or ending.cause in FREE_CAUSES
             remove_machine(transaction, old.machine, f"{old.machine}: {why[old.machine]}", by, is_free=is_free)
-        new = changed(old, state=ending.state, cause=ending.cause, message=ending.message, ended_s=transaction.now_s)
+        idle_s = old.idle_s + book.launch.stop_idling(old.id, transaction.now_s)
+        ended_s = transaction.now_s
+        new = changed(
+            old, state=ending.state, cause=ending.cause, message=ending.message, ended_s=ended_s, idle_s=idle_s
+        )
         _move(transaction, old, new, by=by)
     for pool in {one.allocation.pool for one in endings}:
         drop_if_over(transaction, pool)
@@ -434,7 +440,8 @@ def count_grants(transaction: WriterTransaction, machine: str, more: int) -> Non
     """Count jobs that were granted to an allocation's worker."""
     allocation = transaction.book.launch.allocation_of(machine)
     if allocation is not None:
-        _put(transaction, changed(allocation, grants=allocation.grants + more))
+        idle_s = allocation.idle_s + transaction.book.launch.stop_idling(allocation.id, transaction.now_s)
+        _put(transaction, changed(allocation, grants=allocation.grants + more, idle_s=idle_s))
 
 
 def belongs_to_minimum(book: QueueState, machine: str) -> bool:
@@ -466,12 +473,17 @@ def inspect_launch(transaction: WriterTransaction, _asked: InspectLaunch) -> Lau
     ended.sort(key=lambda one: one.ended_s or 0.0, reverse=True)
     # By the rows: of allocations that have ended, only some are listed.
     query, after_s = transaction.queries.seconds_by_pool, now_s - SHOWN_S
-    used_s = dict(transaction.read(query, now_s=now_s, after_s=after_s)) if book.launch.pools else {}
+    rows = transaction.read(query, now_s=now_s, after_s=after_s) if book.launch.pools else ()
+    used_s = {pool: (whole_s, idle_s) for pool, whole_s, idle_s in rows}
+    live = [changed(one, idle_s=one.idle_s + book.launch.idling_s(one.id, now_s)) for one in live]
     return LaunchView(
         fleet=book.launch.fleet,
         now_s=now_s,
         machines=sum(machine.is_offered and not machine.closed for machine in book.machines.values()),
-        pools=tuple(_shown(state, now_s, used_s.get(name, 0.0)) for name, state in book.launch.pools.items()),
+        pools=tuple(
+            _shown(state, now_s, *used_s.get(name, (0.0, 0.0)), book.launch)
+            for name, state in book.launch.pools.items()
+        ),
         allocations=(*live, *ended[:MOST_SHOWN]),
         silent=tuple(one.id for one in live if one.state is AllocationState.SERVING and _is_silent(book, one.machine)),
         demand=_demand(transaction) if book.launch.pools else (),
@@ -484,11 +496,13 @@ def _is_silent(book: QueueState, machine: str) -> bool:
     return found is None or not found.is_offered
 
 
-def _shown(state: PoolState, now_s: float, used_s: float) -> PoolState:
+def _shown(state: PoolState, now_s: float, used_s: float, idle_s: float, launch: LaunchState) -> PoolState:
     paused = state.paused or ("" if state.is_declared else UNDECLARED)
     is_watched = state.watched_until_s > now_s
     watcher, problem = (state.watcher, state.problem) if is_watched else ("", "")
-    return changed(state, paused=paused, watcher=watcher, problem=problem, hours=used_s / 3600)
+    idle_s += sum(launch.idling_s(one.id, now_s) for one in launch.allocations.values() if one.pool == state.pool.name)
+    hours, idle_hours = used_s / 3600, idle_s / 3600
+    return changed(state, paused=paused, watcher=watcher, problem=problem, hours=hours, idle_hours=idle_hours)
 
 
 def _demand(transaction: WriterTransaction) -> tuple[Demand, ...]:

@@ -86,6 +86,7 @@ def load(
             live = _live(row, setting.times, time.tick_s(), lease_s)
             book.add_live(live)
             _restore(book, live, row.granted_s, offers.get(live.machine))
+        book.launch.begin_idling(book.machines, time.now_s())
         _load_claims(connection, queries, book)
     finally:
         connection.roll_back()

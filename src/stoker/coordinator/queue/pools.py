@@ -63,7 +63,7 @@ def _put_request(transaction: WriterTransaction, request: LaunchRequest) -> None
 def _put_pool(transaction: WriterTransaction, state: PoolState) -> None:
     transaction.book.launch.pools[state.pool.name] = state
     row = fields_of(state) | {"name": state.pool.name, "pool": POOL_BODY.dump_json(state.pool).decode()}
-    del row["hours"], row["problem"]
+    del row["hours"], row["idle_hours"], row["problem"]
     transaction.write(transaction.statements.put_pool, **row)
 
 

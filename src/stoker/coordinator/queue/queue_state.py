@@ -23,7 +23,7 @@ from stoker.core.job import EnvironmentChoice
 from stoker.core.jsontext import loads
 from stoker.core.leases import AttemptToken, Budgets, FleetTimes
 from stoker.core.machine import Cluster, DevicePreference, SchedulableJob, environment_word
-from stoker.core.pool import ID_CHARACTERS, Allocation, LaunchRequest, PoolState
+from stoker.core.pool import ID_CHARACTERS, Allocation, AllocationState, LaunchRequest, PoolState
 from stoker.protocol.environment_messages import (
     EnvironmentStatus,
     environment_digest,
@@ -410,6 +410,25 @@ class LaunchState:
     """By id, the oldest first: open ones, and those closed lately."""
     next_tick_s: float = float("-inf")
     """When old ones are next dropped, by the monotonic clock."""
+    idle_from_s: dict[str, float] = fresh(factory=dict)
+    """By allocation, since when its worker has no job."""
+
+    def begin_idling(self, machines: Mapping[str, RegisteredMachine], now_s: float) -> None:
+        """Note the workers that have no job after a start: how long before is not known."""
+        for one in self.allocations.values():
+            machine = machines.get(one.machine)
+            if one.state is AllocationState.SERVING and (machine is None or not machine.leases):
+                self.idle_from_s[one.id] = now_s
+
+    def idling_s(self, id: str, now_s: float) -> float:
+        """Return how long the worker of an allocation has had no job by now."""
+        return max(0.0, now_s - self.idle_from_s.get(id, now_s))
+
+    def stop_idling(self, id: str, now_s: float) -> float:
+        """Note that an allocation's worker has a job, or has left; return how long it had none."""
+        idle_s = self.idling_s(id, now_s)
+        self.idle_from_s.pop(id, None)
+        return idle_s
 
     def allocation_of(self, machine: str) -> Allocation | None:
         """Return the allocation whose worker has this name."""
@@ -525,6 +544,9 @@ class QueueState:
         machine = self.machines.get(live.machine)
         if machine is not None:
             machine.leases.pop(live.job.seq, None)
+            allocation = self.launch.allocation_of(machine.name) if not machine.leases else None
+            if allocation is not None and allocation.serving_s is not None and not allocation.is_over:
+                self.launch.idle_from_s[allocation.id] = now_s
         self.scheduler.release(live.allocation, now_s, is_completed=is_completed)
 
 

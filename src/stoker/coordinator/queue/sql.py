@@ -429,7 +429,7 @@ class Queries:
         from_s = case((started_s > bindparam("after_s"), started_s), else_=bindparam("after_s"))
         until_s = func.coalesce(ended_s, bindparam("now_s"))
         self.seconds_by_pool = self._read(
-            select(ALLOCATIONS.c.pool, func.sum(until_s - from_s))
+            select(ALLOCATIONS.c.pool, func.sum(until_s - from_s), func.sum(ALLOCATIONS.c.idle_s))
             .where(started_s.is_not(None), or_(ended_s.is_(None), ended_s > bindparam("after_s")), until_s > from_s)
             .group_by(ALLOCATIONS.c.pool)
         )
