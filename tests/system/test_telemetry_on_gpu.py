@@ -100,7 +100,7 @@ def test_work_is_seen_as_utilisation_power_and_memory(sampler: DeviceSampler) ->
                 busiest = now
             time.sleep(0.2)
     finally:
-        program.wait(60)
+        program.communicate(timeout=60)
     print(busiest)
     assert (busiest.utilisation_percent or 0.0) > 50.0
     assert (busiest.power_w or 0.0) > 1.5 * (idle.power_w or 0.0)

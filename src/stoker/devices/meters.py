@@ -140,7 +140,7 @@ class NvmlMeter:
     def sample(self, uuids: Sequence[str], also: Sequence[str] = ()) -> dict[str, dict[str, Any]] | None:
         """Return raw values of devices, by UUID and name (`nvml_child`); None if the library does not respond.
 
-        `also` names what is measured seldom: `fan`, `limit_mw`, `ecc`, `processes`.
+        `also` names what is measured seldom: `fan`, `limit_mw`, `ecc`, `processes`, `energy_mj`.
         """
         rows = self._ask("sample", "", uuids=list(uuids), also=list(also))
         if not isinstance(rows, dict):

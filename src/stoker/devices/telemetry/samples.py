@@ -77,7 +77,7 @@ THROTTLE_BITS: Mapping[int, str] = {
 """NVML's bits; others (idle, set clocks, display) are no throttling."""
 HEAT = frozenset({"heat (driver)", "heat (hardware)"})
 _SLOWING = HEAT | {"hardware slowdown", "power brake"}
-_KEPT = ("fan_percent", "power_limit_w", "ecc_errors", "processes")
+_KEPT = ("fan_percent", "power_limit_w", "ecc_errors", "processes", "energy_j")
 
 
 def throttle_names(bits: int) -> tuple[str, ...]:
@@ -144,6 +144,7 @@ _SELDOM = {
     "limit_mw": FAN_EVERY_S,
     "ecc": PROCESSES_EVERY_S,
     "processes": PROCESSES_EVERY_S,
+    "energy_mj": PROCESSES_EVERY_S,
 }
 
 
