@@ -24,7 +24,7 @@ from tests.fault.test_store_kills import (
     memory,
     survives,
 )
-from tests.lengths import moments
+from tests.lengths import examples, moments
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.store.hostile_archives import file, packed, squeezed, tar
 from tests.unit.store.real_stores import BIG, clock_of_now, fill, make_store, put_contents
@@ -112,10 +112,10 @@ def test_memory_stays_flat_whatever_the_size_of_a_file(memory):
     top = memory / "tree"
     top.mkdir()
     with open(top / "zeros", "wb") as zeros:
-        zeros.truncate(200 << 20)
+        zeros.truncate(examples(128, 200) << 20)
     numbers = random.Random(8)
     with open(top / "noise", "wb") as noise:
-        noise.writelines(numbers.randbytes(1 << 20) for _ in range(48))
+        noise.writelines(numbers.randbytes(1 << 20) for _ in range(examples(24, 48)))
     for what in ("pack", "unpack"):
         command = [sys.executable, "-c", MEASURED, what, str(top)]
         measured = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)

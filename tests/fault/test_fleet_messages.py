@@ -11,6 +11,7 @@ from stoker.coordinator.database.database_check import check_database
 from stoker.core.machine import Requirements
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.fault.message_world import MessageWorld, Weather
+from tests.lengths import examples
 from tests.servers.fresh_databases import FreshDatabases
 
 STORM_S = 900.0
@@ -54,7 +55,9 @@ def live_through(
 
 
 def test_twenty_workers_in_a_storm_do_everything_once(fleet: Driven) -> None:
-    world = live_through(fleet, seed=1, workers=20, jobs=50, weather=Weather(), storm_s=600.0)
+    world = live_through(
+        fleet, seed=1, workers=20, jobs=examples(30, 50), weather=Weather(), storm_s=examples(400, 600)
+    )
     assert world.seen.stale > 0
     assert world.seen.repeats > 0
     assert {"pause", "crash", "restart", "jump", "cancel"} <= set(world.seen.done)

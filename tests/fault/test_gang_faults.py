@@ -31,6 +31,7 @@ from stoker.gang.mailbox import Phase
 from stoker.gang.starters import RankZygote, warm_here
 from tests.fault import gang_acts as acts
 from tests.leaks import left_open, open_files
+from tests.lengths import examples
 from tests.unit.gang import gang_functions as functions
 
 PHASES = ("DEVICE", "STORE", "COMM", "WINDOW", "STAGING", "RUN")
@@ -198,8 +199,8 @@ def fail_often(count: int, monkeypatch, warm: RankZygote, folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_twenty_failing_launches_leave_no_process_no_memory_no_folder_and_no_open_file(monkeypatch, warm, tmp_path):
-    fail_often(20, monkeypatch, warm, tmp_path)
+def test_failing_launches_leave_no_process_no_memory_no_folder_and_no_open_file(monkeypatch, warm, tmp_path):
+    fail_often(examples(10, 20), monkeypatch, warm, tmp_path)
 
 
 @pytest.mark.slow
@@ -207,8 +208,9 @@ def test_two_hundred_failing_launches_leave_nothing(monkeypatch, warm, tmp_path)
     fail_often(200, monkeypatch, warm, tmp_path)
 
 
-def test_thirty_two_gangs_of_one_owner_come_up_at_once(warm):
-    together = threading.Barrier(32)
+def test_many_gangs_of_one_owner_come_up_at_once(warm):
+    count = examples(16, 32)
+    together = threading.Barrier(count)
 
     def one(number: int) -> list[float]:
         together.wait()
@@ -216,8 +218,8 @@ def test_thirty_two_gangs_of_one_owner_come_up_at_once(warm):
             return gang.run(acts.add, number)
 
     before = open_files()
-    with ThreadPoolExecutor(32) as pool:
-        assert list(pool.map(one, range(32))) == [[2.0 * number] * 2 for number in range(32)]
+    with ThreadPoolExecutor(count) as pool:
+        assert list(pool.map(one, range(count))) == [[2.0 * number] * 2 for number in range(count)]
     assert children(warm) == []
     assert left_open(before) == set()
 

@@ -22,6 +22,7 @@ from stoker.gang import Gang, RankConfig
 from stoker.gang.starters import warm_here
 from tests.fault import gang_acts as acts
 from tests.fault.test_gang_faults import children, left_shared, shared
+from tests.lengths import examples
 from tests.unit.gang import gang_functions as functions
 from tests.unit.host.real_processes import is_running, wait_until
 
@@ -133,8 +134,8 @@ def kill_often(count: int, owners: Marked) -> None:
     assert list(owners.folder.iterdir()) == []
 
 
-def test_of_twenty_owners_killed_at_any_moment_nobody_and_nothing_is_left(owners):
-    kill_often(20, owners)
+def test_of_some_owners_killed_at_any_moment_nobody_and_nothing_is_left(owners):
+    kill_often(examples(10, 20), owners)
 
 
 @pytest.mark.slow
@@ -142,9 +143,10 @@ def test_of_two_hundred_owners_killed_at_any_moment_nobody_and_nothing_is_left(o
     kill_often(200, owners)
 
 
-def test_eight_owners_with_four_gangs_each_at_once_do_not_clash(owners):
+def test_owners_with_four_gangs_each_at_once_do_not_clash(owners):
     before = shared()
-    assert owners.ask("at once 8") == " ".join(["0"] * 8)
+    count = examples(4, 8)
+    assert owners.ask(f"at once {count}") == " ".join(["0"] * count)
     assert owners.living() == {owners.pid}
     assert left_shared(before) == set()
     assert list(owners.folder.iterdir()) == []

@@ -22,6 +22,7 @@ from stoker.core.job import job_id
 from stoker.host.tls_contexts import client_context
 from stoker.protocol.job_messages import MOST_JOBS_AT_ONCE, MOST_SUBMISSION_BYTES, MOST_SUBMISSION_VALUES
 from tests.fault.real_fleet import RealFleet
+from tests.lengths import examples
 from tests.servers.attacker import DRIPS, FLOODS
 
 CLOCK = SystemClock()
@@ -190,7 +191,7 @@ def test_large_submissions_that_never_end_do_not_grow_a_coordinator(target: Targ
 # What comes over TLS is read by the same code.
 @pytest.mark.parametrize("target", ["plain", pytest.param("tls", marks=pytest.mark.slow)], indirect=True)
 def test_large_submissions_that_have_come_whole_are_in_memory_one_at_a_time(target: Target) -> None:
-    count, size_bytes = 16, 7 << 20
+    count, size_bytes = examples(10, 16), 7 << 20
     is_answered = threading.Semaphore(0)
     body = submission(range(size_bytes // 60_000), dry_run=True, notes="y" * 60_000)
     everybody = threading.Barrier(count)

@@ -20,6 +20,7 @@ import pytest
 
 from stoker.core.device import GIB
 from stoker.devices.ledger.reservations import DeviceRequest, Reservation
+from tests.lengths import examples
 from tests.unit.devices.ledger.lab import CARD, USABLE_BYTES, real_ledger
 from tests.unit.host.real_processes import fork, is_running
 
@@ -101,7 +102,7 @@ def run_races(folder: Path, rounds: int, patience_s: float) -> tuple[int, int]:
 
 
 def test_32_processes_never_hold_more_than_there_is_though_they_are_killed(memory: Path) -> None:
-    done, killed = run_races(memory, 200, patience_s=300.0)
+    done, killed = run_races(memory, examples(100, 200), patience_s=300.0)
     print(f"{done} rounds, {killed} killed")
     assert killed > LEAST_KILLED
     # Whatever the dead held is free, and nothing of them is left.

@@ -26,7 +26,7 @@ from stoker.store.refs import find_ref, list_refs, remove_ref
 from tests.fault.test_store_disks import use_up
 from tests.fault.test_store_kills import Countdown, assert_nothing_is_torn, assert_rubbish_is_swept, memory, survives
 from tests.fault.test_store_races import all_at_once
-from tests.lengths import moments
+from tests.lengths import examples, moments
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
@@ -204,7 +204,7 @@ def test_a_disk_that_is_full_at_any_block_of_a_put_leaves_names_and_index_whole(
     assert set(outcomes) == {True, False}
 
 
-def test_twenty_puts_of_the_same_thing_at_once_all_succeed_and_it_is_there_once(tmp_path):
+def test_many_puts_of_the_same_thing_at_once_all_succeed_and_it_is_there_once(tmp_path):
     fill(tmp_path / "data", NEW)
 
     def put(number: int) -> None:
@@ -213,12 +213,12 @@ def test_twenty_puts_of_the_same_thing_at_once_all_succeed_and_it_is_there_once(
         assert put_contents(store, done.ref.name) == NEW
         store.close()
 
-    all_at_once(20, put)
+    all_at_once(examples(8, 20), put)
     store = make_store(tmp_path / "store")
     assert len({ref.key for ref in list_refs(store.places)}) == 1
     assert len(list(Path(store.places.records).rglob("?" * 64))) == 1
     rows = list(read_index(store.places))
-    assert [row.damage for row in rows] == [""] * 20
+    assert [row.damage for row in rows] == [""] * examples(8, 20)
     assert_nothing_is_torn(store)
     assert os.listdir(store.places.staging) == []
     store.close()

@@ -23,6 +23,7 @@ from stoker.store.prune import GRACE_S, all_records, candidates, carry_out, deci
 from stoker.store.records import Record
 from stoker.store.results import SIDECAR, ResultPart, lay_out
 from stoker.store.tree_views import changed_inputs, open_view
+from tests.lengths import examples
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
     BIG,
@@ -37,6 +38,9 @@ from tests.unit.store.real_stores import (
     record_of,
     sweep,
 )
+
+PROCESSES = examples(8, 20)
+"""How many race."""
 
 
 def all_at_once(count: int, action: Callable[[int], object]) -> None:
@@ -59,7 +63,7 @@ def claim(folder: Path, number: int, text: str) -> None:
 
 
 @pytest.mark.parametrize("before", ["nothing", "damage", "tombstone", "lost bytes"])
-def test_of_twenty_writers_one_wins_and_all_see_the_winner(tmp_path, before):
+def test_of_many_writers_one_wins_and_all_see_the_winner(tmp_path, before):
     claims = tmp_path / "claims"
     claims.mkdir()
     if before != "nothing":
@@ -84,14 +88,14 @@ def test_of_twenty_writers_one_wins_and_all_see_the_winner(tmp_path, before):
         assert winner == again
         claim(claims, number, f"{published.is_ours} {digest_bytes(winner)}")
 
-    all_at_once(20, write)
+    all_at_once(PROCESSES, write)
     told = [path.read_text().split(" ") for path in claims.iterdir()]
-    assert len(told) == 20
+    assert len(told) == PROCESSES
     assert [is_ours for is_ours, _ in told].count("True") == 1
     assert len({winner for _, winner in told}) == 1
 
 
-def test_of_twenty_writers_that_replace_the_last_one_stays_whole(tmp_path):
+def test_of_many_writers_that_replace_the_last_one_stays_whole(tmp_path):
     def write(number: int) -> None:
         store = make_store(tmp_path / "store", clock=SystemClock())
         published = commit(store, "key", {"who": b"%d" % number * BIG}, replace=True)
@@ -99,13 +103,13 @@ def test_of_twenty_writers_that_replace_the_last_one_stays_whole(tmp_path):
         assert len(set(contents(store, found(store, "key").record)["who"])) <= 2
         store.close()
 
-    all_at_once(20, write)
+    all_at_once(PROCESSES, write)
     store = make_store(tmp_path / "store")
     assert found(store, "key").has_bytes
     assert quarantined(store) == []
 
 
-def test_twenty_processes_that_find_one_damage_set_it_aside_once(tmp_path):
+def test_many_processes_that_find_one_damage_set_it_aside_once(tmp_path):
     store = make_store(tmp_path / "store")
     commit(store, "record", {"x": b"r"})
     commit(store, "blob", {"x": b"b" * BIG})
@@ -119,11 +123,11 @@ def test_twenty_processes_that_find_one_damage_set_it_aside_once(tmp_path):
         assert found(other, "blob").lost == ("x",)
         other.close()
 
-    all_at_once(20, look)
+    all_at_once(PROCESSES, look)
     assert len(quarantined(store)) == 2
 
 
-def test_twenty_processes_that_open_one_view_all_get_it_whole(tmp_path):
+def test_many_processes_that_open_one_view_all_get_it_whole(tmp_path):
     store = make_store(tmp_path / "store")
     files = {"small": b"s", "big": b"b" * BIG, **{f"deep/{number}": b"%d" % number for number in range(50)}}
     record = commit(store, "a", files).record
@@ -135,7 +139,7 @@ def test_twenty_processes_that_open_one_view_all_get_it_whole(tmp_path):
         assert changed_inputs(other, record) == []
         other.close()
 
-    all_at_once(20, read)
+    all_at_once(PROCESSES, read)
     assert os.listdir(store.places.views) == [record.digest]
 
 

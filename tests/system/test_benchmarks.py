@@ -20,6 +20,19 @@ BENCHMARKS = ROOT / "benchmarks"
 INSTALLED = ROOT / ".bench" / "environments"
 SLOW_PEERS = {"huggingface_hub", "ray", "redun", "snakemake"}
 """They take seconds to start. `make soak` has them, too."""
+SLOW = {
+    "adapters_cpu",
+    "fences",
+    "first_hour",
+    "fleet_latency",
+    "gang_launch",
+    "launch_slurm",
+    "launch_ssh",
+    "second_submit",
+    "security_cases",
+    "startup",
+}
+"""Their smallest run imports torch, or starts a fleet: seconds of a processor. `make soak` has them."""
 
 
 def _names() -> tuple[str, ...]:
@@ -84,7 +97,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in NAMES])
 def test_a_benchmark_runs_and_says_what_it_measured(name: str, bench: Path) -> None:
     answer = asked(name, bench)
     measured = [row for row in answer["rows"] if row["ours"] is not None]
@@ -125,6 +138,7 @@ def test_a_smoke_run_of_the_security_cases_fails_if_one_attack_is_not_refused(be
 
 def test_every_question_is_asked_when_all_are() -> None:
     assert {path.stem for path in BENCHMARKS.glob("*.py")} - NO_QUESTION == set(NAMES)
+    assert set(NAMES) >= SLOW
 
 
 def test_every_name_that_a_benchmark_takes_from_stoker_is_there() -> None:

@@ -166,8 +166,9 @@ def files_of(cookbooks: Mapping[str, Cookbook]) -> list[str]:
         }
         packages |= {declaring, *modules, *(module.rpartition(".")[0] or module for module in modules)}
     files = set()
+    inside = tuple(f"{package}." for package in packages)
     for name, module in list(sys.modules.items()):
-        if any(name == package or name.startswith(f"{package}.") for package in packages):
+        if name in packages or name.startswith(inside):
             file = getattr(module, "__file__", None)
             if file and os.path.isfile(file):
                 files.add(os.path.abspath(file))

@@ -27,25 +27,42 @@ def opened(path: Path) -> Database:
     return open_database(f"sqlite:///{path}", clock=CLOCK)
 
 
-def test_the_first_step_makes_exactly_the_tables_that_the_program_speaks_of(
-    tmp_path: Path, sqlite_template: Path
-) -> None:
-    plain = tmp_path / "plain.db"
-    engine = create_engine(f"sqlite:///{plain}")
-    METADATA.create_all(engine)
-    engine.dispose()
-    assert _schema(sqlite_template) == _schema(plain)
+def test_the_steps_make_what_a_new_database_gets_at_once(tmp_path: Path, sqlite_template: Path) -> None:
+    stepped = tmp_path / "stepped.db"
+    rows = _carry_out_steps(f"sqlite:///{stepped}")
+    assert _schema(stepped) == _schema(sqlite_template)
+    assert rows == _first_rows(f"sqlite:///{sqlite_template}")
 
 
-def test_the_first_step_makes_the_same_on_postgresql(postgres_template: str, postgres: object) -> None:
+def test_the_steps_make_the_same_on_postgresql(postgres: object) -> None:
     from tests.servers.postgres import PostgresServer
 
     assert isinstance(postgres, PostgresServer)
-    plain = postgres.create()
-    engine = create_engine(plain.replace("postgresql://", "postgresql+psycopg://"))
-    METADATA.create_all(engine)
+    stepped, new = postgres.create(), postgres.create()
+    open_database(new, clock=CLOCK).close()
+    rows = _carry_out_steps(stepped.replace("postgresql://", "postgresql+psycopg://"))
+    assert _postgres_schema(stepped) == _postgres_schema(new)
+    assert rows == _first_rows(new.replace("postgresql://", "postgresql+psycopg://"))
+
+
+def _carry_out_steps(url: str) -> dict[str, list[tuple[str, ...]]]:
+    engine = create_engine(url)
+    with closing(engine.connect()) as connection:
+        migrate.upgrade(connection)
     engine.dispose()
-    assert _postgres_schema(postgres.url(postgres_template)) == _postgres_schema(plain)
+    return _first_rows(url)
+
+
+def _first_rows(url: str) -> dict[str, list[tuple[str, ...]]]:
+    """Return all rows of a new database, by table."""
+    engine = create_engine(url)
+    with closing(engine.connect()) as connection:
+        found = {
+            name: [tuple(row) for row in connection.execute(text(f'SELECT * FROM "{name}"'))]
+            for name in (*METADATA.tables, "alembic_version")
+        }
+    engine.dispose()
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def test_a_new_database_is_its_owners_alone_with_all_that_lies_beside_it(tmp_path: Path) -> None:

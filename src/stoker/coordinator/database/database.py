@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from itertools import count
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
 from sqlalchemy import (
@@ -94,30 +94,55 @@ def translated(shown: str) -> Iterator[None]:
 
 
 class PreparedStatement:
-    """A statement compiled for one database. Rows are maps from its parameters' names.
+    """A statement for one database, compiled when it is first used. Rows are maps from its parameters' names.
 
     `columns` are set by an insert or update from parameters of the same names. For many rows PostgreSQL uses
     `copy_text` (COPY, for very many) or `many_text` (all as one JSON text, `many`), if the statement has one. An upsert
     has one only if its rows never have a key twice (`is_distinct`).
     """
 
+    text: str
+    names: tuple[str, ...]
+    copy_text: str
+    many_text: str
+    _fixed: dict[str, Any]
+    _pick: Any
+
     def __init__(
         self, statement: ClauseElement, dialect: Dialect, columns: Sequence[str] = (), *, is_distinct: bool = False
     ) -> None:
+        self._statement = statement
+        self._dialect = dialect
+        self._columns = columns
+        self._is_distinct = is_distinct
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in PreparedStatement.__annotations__:
+                raise AttributeError(name)
+            vars(self).update(self._compile())
+            return vars(self)[name]
+
+    def _compile(self) -> dict[str, Any]:
         # Positional for both drivers: SQLite counts `?`, psycopg counts `%s`.
-        style = "qmark" if dialect.name == "sqlite" else "format"
-        sort: Any = type(dialect)
-        compiled: Any = statement.compile(dialect=sort(paramstyle=style), column_keys=list(columns) or None)
-        self.text = str(compiled)
-        self.names: tuple[str, ...] = tuple(compiled.positiontup or ())
-        fixed = {name: value for name, value in compiled.params.items() if value is not None}
-        self._fixed = {name: fixed[name] for name in self.names if name in fixed}
-        self._pick: Any = itemgetter(*self.names) if len(self.names) > 1 else None
-        self.copy_text, self.many_text = "", ""
-        self._keys = tuple(f"p{at}" for at in range(len(self.names)))
-        is_upsert = "ON CONFLICT" in self.text
-        if dialect.name == "postgresql" and (is_distinct or not is_upsert):
-            self._make_many(dialect, [compiled.binds[name].type for name in self.names])
+        style = "qmark" if self._dialect.name == "sqlite" else "format"
+        sort: Any = type(self._dialect)
+        columns = list(self._columns) or None
+        compiled: Any = self._statement.compile(dialect=sort(paramstyle=style), column_keys=columns)
+        words = str(compiled)
+        names = tuple(compiled.positiontup or ())
+        copy_text = many_text = ""
+        if self._dialect.name == "postgresql" and names and (self._is_distinct or "ON CONFLICT" not in words):
+            copy_text, many_text = _many_texts(words, self._dialect, [compiled.binds[name].type for name in names])
+        return {
+            "text": words,
+            "names": names,
+            "copy_text": copy_text,
+            "many_text": many_text,
+            "_fixed": {name: compiled.params[name] for name in names if compiled.params.get(name) is not None},
+            "_pick": itemgetter(*names) if len(names) > 1 else None,
+        }
 
     def values(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return a row's values in the statement's order, with the statement's own values (`LIMIT 1`)."""
@@ -130,29 +155,33 @@ class PreparedStatement:
 
     def many(self, rows: Iterable[Mapping[str, Any]]) -> str:
         """Return rows as the parameter of `many_text`. JSON is made in C, at half the cost of a list per parameter."""
-        keys, values = self._keys, self.values
+        keys, values = _keys_of(self.names), self.values
         return json.dumps([dict(zip(keys, values(row), strict=True)) for row in rows], separators=(",", ":"))
 
-    def _make_many(self, dialect: Dialect, types: list[Any]) -> None:
-        """Make the texts that send many rows as one message: a fifth of the time of one message per row."""
-        verb = self.text.partition(" ")[0]
-        if verb not in ("INSERT", "UPDATE", "DELETE") or not self.names:
-            return
-        # A cast to VARCHAR(12) would silently cut a longer text.
-        sorts = ["TEXT" if isinstance(one, String) else one.compile(dialect) for one in types]
-        many = ", ".join(f"{key} {sort}" for key, sort in zip(self._keys, sorts, strict=True))
-        source = f"json_to_recordset(%s::json) AS many({many})"
-        if verb == "INSERT":
-            into = self.text.removeprefix("INSERT INTO ").partition(" VALUES ")[0]
-            _, conflict, what_then = self.text.partition(" ON CONFLICT ")
-            self.copy_text = "" if conflict else f"COPY {into} FROM STDIN"
-            self.many_text = f"INSERT INTO {into} SELECT * FROM {source}{conflict}{what_then}"  # noqa: S608 - all ours
-        else:
-            numbers = count()
-            body = _PARAMETER.sub(lambda _: f"many.p{next(numbers)}", self.text)
-            before, _, condition = body.rpartition("WHERE ")
-            join = "FROM" if verb == "UPDATE" else "USING"
-            self.many_text = f"{before} {join} {source} WHERE {condition}"
+
+def _keys_of(values: Sequence[Any]) -> list[str]:
+    return [f"p{at}" for at in range(len(values))]
+
+
+def _many_texts(words: str, dialect: Dialect, types: Sequence[Any]) -> tuple[str, str]:
+    """Return the texts that send many rows as one message: a fifth of the time of one message per row."""
+    verb = words.partition(" ")[0]
+    if verb not in ("INSERT", "UPDATE", "DELETE"):
+        return "", ""
+    # A cast to VARCHAR(12) would silently cut a longer text.
+    sorts = ["TEXT" if isinstance(one, String) else one.compile(dialect) for one in types]
+    many = ", ".join(f"{key} {sort}" for key, sort in zip(_keys_of(types), sorts, strict=True))
+    source = f"json_to_recordset(%s::json) AS many({many})"
+    if verb == "INSERT":
+        into = words.removeprefix("INSERT INTO ").partition(" VALUES ")[0]
+        _, conflict, what_then = words.partition(" ON CONFLICT ")
+        copy_text = "" if conflict else f"COPY {into} FROM STDIN"
+        return copy_text, f"INSERT INTO {into} SELECT * FROM {source}{conflict}{what_then}"  # noqa: S608 - all ours
+    numbers = count()
+    body = _PARAMETER.sub(lambda _: f"many.p{next(numbers)}", words)
+    before, _, condition = body.rpartition("WHERE ")
+    join = "FROM" if verb == "UPDATE" else "USING"
+    return "", f"{before} {join} {source} WHERE {condition}"
 
 
 _PARAMETER = re.compile(r"%s(::\w+)?")

@@ -1,22 +1,29 @@
 """Bring a database's tables to this program's version, step by step, or refuse.
 
-The steps are Alembic's, in `migrations/versions/`, and travel with the program. Alembic itself is imported only when
-there is something to do.
+The steps are Alembic's, in `migrations/versions/`, and travel with the program. Alembic itself is imported only for a
+database of an earlier version: an empty one gets the tables of `tables` at once, which are those that all steps make.
 """
 
 from __future__ import annotations
 
 import os
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, insert, inspect, text
 
-from stoker.coordinator.database.tables import METADATA
+from stoker.coordinator.database.tables import META, METADATA
 from stoker.core.errors import DatabaseTrouble, VersionSkew
 
 HEAD = "0008"
 """The newest step. A test holds it and the folder together."""
 _VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 _FOLDER = os.path.join(os.path.dirname(__file__), "migrations")
+_STEP = Table(
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+"""As Alembic makes it."""
 
 
 def version_of(connection: Connection) -> str:
@@ -45,7 +52,7 @@ def migrate(connection: Connection, *, shown: str) -> str:
     if not was:
         _refuse_strangers(connection, shown)
     connection.rollback()
-    _upgrade(connection)
+    (upgrade if was else _create)(connection)
     return was
 
 
@@ -57,7 +64,16 @@ def _refuse_strangers(connection: Connection, shown: str) -> None:
         )
 
 
-def _upgrade(connection: Connection) -> None:
+def _create(connection: Connection) -> None:
+    for tables in (METADATA, _STEP.metadata):
+        tables.create_all(connection, checkfirst=False)
+    connection.execute(insert(META), {"key": "generation", "value": "1"})
+    connection.execute(insert(_STEP), {"version_num": HEAD})
+    connection.commit()
+
+
+def upgrade(connection: Connection) -> None:
+    """Carry out every step that a database has not had, from the first on if it is empty."""
     from alembic import command  # noqa: PLC0415 - costs a fifth of a second, and is rarely needed
     from alembic.config import Config  # noqa: PLC0415
 

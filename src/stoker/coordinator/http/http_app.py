@@ -109,7 +109,7 @@ def documented_app(tables: Sequence[RouteTable], *, version: str) -> FastAPI:
 
     def openapi() -> dict[str, Any]:
         if not document:
-            document.update(_document(app, [deferred.route for deferred in routes]))
+            document.update(_document(app, [deferred.documented for deferred in routes]))
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # as the framework documents it

@@ -282,7 +282,10 @@ class RouteTable:
 
 
 class DeferredRoute(BaseRoute):
-    """A route that is built for its first request: to build all of them takes longer than the rest of the start."""
+    """A route that is built for its first request: to build all of them takes longer than the rest of the start.
+
+    Endpoints return `Response` objects, so models of responses serve the document alone.
+    """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self._path = path
@@ -291,19 +294,26 @@ class DeferredRoute(BaseRoute):
         self._pattern = compile_path(path)[0]
 
     @cached_property
-    def route(self) -> APIRoute:
-        """The route itself."""
-        return APIRoute(self._path, self._endpoint, generate_unique_id_function=_operation, **self._options)
+    def documented(self) -> APIRoute:
+        """The route with all that the document says of it."""
+        return self._build(self._options)
+
+    @cached_property
+    def _served(self) -> APIRoute:
+        return self._build({**self._options, "response_model": None, "responses": None})
+
+    def _build(self, options: Mapping[str, Any]) -> APIRoute:
+        return APIRoute(self._path, self._endpoint, generate_unique_id_function=_operation, **options)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Return how the route matches a request."""
         if scope["type"] != "http" or not self._pattern.match(scope["path"]):
             return Match.NONE, {}
-        return self.route.matches(scope)
+        return self._served.matches(scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        await self.route.handle(scope, receive, send)
+        await self._served.handle(scope, receive, send)
 
 
 def _operation(route: APIRoute) -> str:

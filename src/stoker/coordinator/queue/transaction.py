@@ -89,7 +89,7 @@ _words: dict[str, SqlStatements] = {}
 
 
 def words_of(dialect: Dialect) -> SqlStatements:
-    """Return the statements for a kind of database; compiling them takes about 40 ms, once per process."""
+    """Return the statements for a kind of database. Each is compiled once per process, when it is first used."""
     known = _words.get(dialect.name)
     if known is None:
         known = _words[dialect.name] = SqlStatements(dialect)
