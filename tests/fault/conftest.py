@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.shell import Shell
+from tests.system.shell import make_index
 
 
 @pytest.fixture
@@ -23,10 +23,8 @@ def memory(tmp_path):
 
 @pytest.fixture(scope="session")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The index of recipes, made once: making it imports every cookbook."""
-    shell = Shell(tmp_path_factory.mktemp("recipes"))
-    assert shell.stoker("recipes").code == 0
-    return shell.home / "state" / "cookbooks.json"
+    """A home that knows this machine's recipes and interpreters."""
+    return make_index(tmp_path_factory.mktemp("recipes"))
 
 
 @pytest.fixture

@@ -56,13 +56,6 @@ class Fleet:
             process.communicate(timeout=PATIENCE_S)
 
 
-@pytest.fixture(scope="session")
-def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shell = Shell(tmp_path_factory.mktemp("recipes"))
-    assert shell.stoker("recipes").code == 0
-    return shell.home / "state" / "cookbooks.json"
-
-
 @pytest.fixture
 def fleet(tmp_path: Path, recipes: Path) -> Iterator[Fleet]:
     fleet = Fleet(tmp_path, recipes)

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.shell import Shell
+from tests.system.shell import Shell, make_index
 from tests.system.warm import is_warm_run, make_warm_programs
 
 
 @pytest.fixture(scope="session")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The index of recipes, made once: making it imports every cookbook."""
-    shell = Shell(tmp_path_factory.mktemp("index"))
-    assert shell.stoker("recipes").code == 0
-    return shell.home / "state" / "cookbooks.json"
+    """A home that knows this machine's recipes and interpreters."""
+    return make_index(tmp_path_factory.mktemp("index"))
 
 
 @pytest.fixture

@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.core.clock import SystemClock
 from stoker.host.identity import rows
+from stoker.worker.environments.uv import Interpreters
 from tests.system.warm import WarmCommand, starts_warm
 
 TOY = Path(__file__).parents[1] / "cookbooks" / "toy"
 # Only what hangs takes so long, on a busy machine as well.
 PATIENCE_S = 60.0
+INDEX = "state/cookbooks.json"
+INTERPRETERS = "envs/interpreters.json"
+"""Below a home: what its commands remember of this machine's cookbooks and interpreters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +63,10 @@ class Shell:
         }
         self.use(cookbook)
         if index is not None:
-            (self.home / "state").mkdir(parents=True)
-            shutil.copy(index, self.home / "state")
+            for path in (INDEX, INTERPRETERS):
+                place = self.home / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(index / path, place)
 
     def use(self, cookbook: Path) -> None:
         """Put a cookbook on the path, in place of the one before."""
@@ -126,6 +133,16 @@ class Shell:
         """Return what lies in staging."""
         staging = self.home / "store" / "staging"
         return list(staging.iterdir()) if staging.is_dir() else []
+
+
+def make_index(folder: Path) -> Path:
+    """Return a home that remembers what this machine has: to find it imports every cookbook and starts every Python."""
+    shell = Shell(folder)
+    assert shell.stoker("recipes").code == 0
+    own_base = getattr(sys, "_base_executable", "") or sys.executable
+    place = str(shell.home / INTERPRETERS)
+    assert Interpreters(place, environment=shell.env, own_base=own_base, clock=SystemClock()).all()
+    return shell.home
 
 
 def finish(process: subprocess.Popen[str]) -> Done:

@@ -39,8 +39,18 @@ _PACKAGES = (
     "coordinator",
     "worker",
     "launch",
+    "api",
+    "web",
     "cli",
     "app",
+)
+# What a coordinator's server imports as it starts.
+_LIBRARIES = (
+    "anyio._backends._asyncio",
+    "uvicorn.lifespan.off",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.uvloop",
+    "uvicorn.protocols.http.httptools_impl",
 )
 _MESSAGE_BYTES = 1 << 20
 _NAMESPACES = {"net": 0x40000000, "pid": 0x20000000, "mnt": 0x00020000, "uts": 0x04000000}
@@ -118,6 +128,10 @@ def _import_packages() -> None:
             # Scripts of children and of migrations stand alone; and what draws is heavy, and seldom asked for.
             if not module.name.endswith(("_child", "_main", ".png")) and ".migrations." not in module.name:
                 import_module(module.name)
+    for name in _LIBRARIES:
+        # Where it is not installed, a coordinator does without it.
+        with suppress(ImportError):
+            import_module(name)
 
 
 class _Forks:

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 from fastapi import Path, Response
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
-from starlette.routing import BaseRoute, Match, compile_path
+from starlette.routing import BaseRoute, Match
 
 from stoker.coordinator.queue.commands import QueueCommandResult
 from stoker.core import jsontext
@@ -291,7 +291,8 @@ class DeferredRoute(BaseRoute):
         self._path = path
         self._endpoint = endpoint
         self._options = options
-        self._pattern = compile_path(path)[0]
+        self._segments = path.split("/")
+        self._is_open = ":path}" in path
 
     @cached_property
     def documented(self) -> APIRoute:
@@ -307,9 +308,16 @@ class DeferredRoute(BaseRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Return how the route matches a request."""
-        if scope["type"] != "http" or not self._pattern.match(scope["path"]):
+        if scope["type"] != "http" or not self._may_match(scope["path"].split("/")):
             return Match.NONE, {}
         return self._served.matches(scope)
+
+    def _may_match(self, segments: list[str]) -> bool:
+        """Return False if a path has other segments: the route then need not be built to see that."""
+        own = self._segments
+        if len(segments) < len(own) if self._is_open else len(segments) != len(own):
+            return False
+        return all(one == other or other.startswith("{") for one, other in zip(segments, own, strict=False))
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
