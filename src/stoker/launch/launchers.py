@@ -93,7 +93,7 @@ class Launcher(Protocol):
     def check(self, pool: Pool, *, url: str = "") -> tuple[Check, ...]:
         """Check whether the pool could start something now, without starting it. Raises only `InvalidCluster`.
 
-        With a `url` also whether the host of its commands reaches the coordinator there, if that can be told.
+        With a `url` also whether the host of its commands reaches the coordinator there, if that can be known.
         """
 
     def submit(self, rendered: Rendered, tickets: Mapping[str, str]) -> Mapping[str, str]:

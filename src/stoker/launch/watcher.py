@@ -1,4 +1,4 @@
-"""The watcher of pools: starts workers when jobs wait that would fit, and cancels what nobody needs.
+"""The watcher of pools: starts workers when jobs wait that would fit, and cancels what is not needed.
 
     lease the pools ─▶ read rows and demand ─▶ decide ─▶ per pool: look, reconcile, cancel, plan, submit, write
 
@@ -586,7 +586,7 @@ def _submitted(launcher: Launcher, rendered: Rendered, tickets: Mapping[str, str
     except NoBackend as error:
         return _not_submitted(error)
     except StokerError as error:
-        # Nobody knows: the next looks find out.
+        # Unknown: the next looks find out.
         return _Outcome(state=AllocationState.DOUBTFUL, message=_last_line(str(error)))
 
 

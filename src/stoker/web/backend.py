@@ -47,7 +47,7 @@ class UiAnswer:
 
 
 class FileBody(Iterator[bytes]):
-    """The first bytes of an open file, in pieces. Closed by whoever sends it."""
+    """The first bytes of an open file, in pieces. The sender closes it."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._file = file
@@ -120,7 +120,7 @@ class _OpenResponses:
 
 
 class _ForwardedBody(Iterator[bytes]):
-    """The bytes of a coordinator's response. Closed by whoever sends it, also if nothing was read."""
+    """The bytes of a coordinator's response. The sender closes it, also if nothing was read."""
 
     def __init__(self, transport: CoordinatorTransport, response: HttpClientResponse, sent: _OpenResponses) -> None:
         self._transport = transport

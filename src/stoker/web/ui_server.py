@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         except OSError:
             raise
-        except Exception:  # noqa: BLE001 - a page is told of any other error, too
+        except Exception:  # noqa: BLE001 - a page gets any other error, too
             _LOG.exception("a request of a page could not be answered")
             hint = "`stoker ui` has printed the trace; please report it"
             answer = json_answer({"error": "internal", "message": "internal error", "hint": hint}, 500)
