@@ -6,8 +6,10 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import settings
+from hypothesis.internal import charmap
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.intervalsets import IntervalSet
 
 from stoker.host import linux
 from tests import later
@@ -48,6 +52,19 @@ def _constants() -> Any:
 
 
 providers._get_local_constants = _constants
+
+# To try which characters UTF-8 has takes seconds in each process of a fresh clone: all but the surrogates.
+_find_intervals = charmap.intervals_from_codec
+
+
+@cache
+def _intervals(codec: str) -> tuple[IntervalSet, IntervalSet]:
+    if codec == "utf-8":
+        return IntervalSet(((0, 0xD7FF), (0xE000, sys.maxunicode))), IntervalSet(())
+    return _find_intervals(codec)
+
+
+charmap.intervals_from_codec = _intervals
 
 # What a shell or nohup starts in the background ignores these, and so would every command that a test starts.
 for number, heard in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: lambda *_: None}.items():
