@@ -207,7 +207,7 @@ def test_a_report_of_a_sweep_is_one_file_that_is_the_same_each_time(swept: Shell
     assert (written["format"], written["size_bytes"]) == ("html", len(page.encode()))
     assert (swept.folder / "second.html").read_text() == page
     assert swept.stoker("report", "sweep/2", "-o", "trial.md").code == 0
-    assert "One run of command: sweep" in (swept.folder / "trial.md").read_text()
+    assert "One run of a program: sweep" in (swept.folder / "trial.md").read_text()
 
 
 def test_a_report_names_what_is_wrong_before_it_reads_a_job(swept: Shell) -> None:

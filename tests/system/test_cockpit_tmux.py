@@ -34,13 +34,17 @@ sys.exit(run_cockpit(controls, has_colour="colour" in sys.argv, is_ascii=False, 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
 
+OTHER_TERMINAL = ("-u", "NO_COLOR", "-u", "COLUMNS", "-u", "LINES")
+"""What the environment of the tests says of a terminal; a size there would go before that of the window."""
+
+
 class Tmux:
     """A tmux server of its own with one window."""
 
     def __init__(self, folder: Path) -> None:
         self._socket = str(folder / "tmux")
         self._folder = folder
-        self.run("new-session", "-d", "-x", "80", "-y", "24", "env", "-u", "NO_COLOR", "PS1=% ", "sh")
+        self.run("new-session", "-d", "-x", "80", "-y", "24", "env", *OTHER_TERMINAL, "PS1=% ", "sh")
 
     def run(self, *words: str) -> str:
         environment = {**os.environ, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TMUX": ""}

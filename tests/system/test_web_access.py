@@ -220,9 +220,10 @@ def palette() -> dict[str, dict[str, str]]:
     """The colours of each theme, by name."""
     text = (STATIC / "app.css").read_text()
     blocks = re.findall(r":root(\[data-theme=dark\])? \{(.*?)\}", text, re.DOTALL)
-    return {
-        "dark" if dark else "light": dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6})\b", body)) for dark, body in blocks
-    }
+    found: dict[str, dict[str, str]] = {"light": {}, "dark": {}}
+    for dark, body in blocks:
+        found["dark" if dark else "light"] |= dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6})\b", body))
+    return found
 
 
 def brightness(colour: str) -> float:
@@ -236,8 +237,8 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-BEHIND = {"--raw", "--line", "--back", "--card"}
-"""Drawn behind what is to be read: the raw values, grids and backgrounds."""
+BEHIND = {"--raw", "--line", "--back", "--card", "--on-colour"}
+"""Drawn behind what is to be read (the raw values, grids, backgrounds), or on a bar of another colour."""
 
 
 def test_what_is_drawn_on_a_canvas_can_be_told_from_the_background():
