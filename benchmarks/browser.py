@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fleet import Coordinator
     from playwright.sync_api import Browser
 
 PATIENCE_MS = 60_000
@@ -136,6 +137,18 @@ class MeasuredTab:
 
     def _on_loaded(self, event: dict[str, Any]) -> None:
         self.received_bytes += int(event["encodedDataLength"])
+
+
+def log_in(tab: MeasuredTab, coordinator: Coordinator) -> None:
+    """Give a tab a session of the operator, as the log-in page does."""
+    headers = {"Origin": coordinator.url, "X-Stoker-Page": "1"}
+    token = coordinator.token.read_text().strip()
+    reply = tab.context.request.post(f"{coordinator.url}/v1/sessions", data={"token": token}, headers=headers)
+    if not reply.ok:
+        raise RuntimeError(f"the log-in was refused with {reply.status}")
+    # An empty page has no place for the key.
+    key = json.dumps(reply.json()["key"])
+    tab.context.add_init_script(f"if (location.port) localStorage.setItem('stoker-page /', {key})")
 
 
 def _frames_of(events: Sequence[dict[str, Any]]) -> Frames:

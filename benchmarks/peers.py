@@ -42,6 +42,8 @@ NAMES = (
     "hydra-core",
     "tensorboard",
     "mlflow-skinny",
+    "mlflow",
+    "aim",
     "huey",
     "procrastinate",
     "submitit",

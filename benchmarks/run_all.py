@@ -67,6 +67,7 @@ NAMES = (
     "telemetry",
     "screens_fleet",
     "screens_browser",
+    "curves_peers",
     "launch_slurm",
     "launch_ssh",
     "second_submit",

@@ -15,7 +15,6 @@ A coordinator on SQLite, filled by submissions; simulated workers and an operato
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import sys
@@ -236,14 +235,7 @@ def logged_in(browser: Browser, coordinator: Coordinator, script: str = "") -> I
     """Open a tab with a session of the operator."""
     tab = MeasuredTab(browser, script)
     try:
-        headers = {"Origin": coordinator.url, "X-Stoker-Page": "1"}
-        token = coordinator.token.read_text().strip()
-        reply = tab.context.request.post(f"{coordinator.url}/v1/sessions", data={"token": token}, headers=headers)
-        if not reply.ok:
-            raise RuntimeError(f"the log-in was refused with {reply.status}")
-        # As the log-in page keeps it; an empty page has no place for it.
-        key = json.dumps(reply.json()["key"])
-        tab.context.add_init_script(f"if (location.port) localStorage.setItem('stoker-page /', {key})")
+        browsers.log_in(tab, coordinator)
         yield tab
     finally:
         tab.close()
