@@ -18,10 +18,11 @@ from tests.system.warm import is_warm_run, make_warm_python
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 INSTALLED = ROOT / ".bench" / "environments"
-SLOW_PEERS = {"curves_peers", "aim", "huggingface_hub", "mlflow", "ray", "redun", "snakemake"}
+SLOW_PEERS = {"aim", "huggingface_hub", "mlflow", "ray", "redun", "snakemake"}
 """They take seconds to start. `make soak` has them, too."""
 SLOW = {
     "adapters_cpu",
+    "curves_peers",
     "fences",
     "first_hour",
     "fleet_latency",
