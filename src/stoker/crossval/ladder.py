@@ -1,13 +1,13 @@
 """The ladder of a comparison: from files to tokens, weights, layers, head and logits. Pure: measures in, verdict out.
 
-Each step decides for itself, and all measures of a step decide together. The first step that fails names the difference:
-a comparison whose weights differ does not also blame its layers. Layers are compared by replay, each with the
-candidate's own input, so that the error of one does not become that of the next.
+Each step decides for itself, and all measures of a step decide together. The first step that fails names the
+difference. Layers are compared by replay: each gets the same input on both sides, so that the error of one does not
+become that of the next.
 
     files → tokens → weights → layers → head → logits → decode
 
-A step that a pair of sides can't take is skipped with its reason. If logits could not be compared, or a measure that has
-a limit is unknown everywhere, nothing was decided, which is not a pass.
+A step that a pair of sides can't take is skipped with its reason. If no logits could be compared, the comparison is
+undecided, which is not a pass.
 """
 
 from __future__ import annotations
@@ -110,15 +110,18 @@ class Parity:
 
 
 def skipped(name: str, reason: str) -> Step:
+    """Return a step that this pair of sides can't take."""
     return Step(name=name, outcome=Outcome.SKIPPED, reason=reason)
 
 
 def failed(name: str, text: str, *, tensor: str | None = None, pos: int | None = None) -> Step:
+    """Return a step whose sides differ, at a tensor or a position."""
     where = Divergence(step=name, text=text, tensor=tensor, pos=pos)
     return Step(name=name, outcome=Outcome.FAILED, reason=text, divergence=where)
 
 
 def passed(name: str, reason: str = "", **summary: Any) -> Step:
+    """Return a step without a difference."""
     return Step(name=name, outcome=Outcome.PASSED, reason=reason, summary=summary)
 
 
@@ -126,7 +129,9 @@ def judge_tokens(texts: Sequence[str], reference: Sequence[Sequence[int]], candi
     """Compare what two tokenizers make of the same texts."""
     for text, ours, theirs in zip(texts, reference, candidate, strict=True):
         if list(ours) != list(theirs):
-            at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+            at = next(
+                (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+            )
             pair = [str(ids[at]) if at < len(ids) else "the end" for ids in (ours, theirs)]
             words = f"tokenizers disagree at token {at} of {text[:40]!r}: reference {pair[0]}, candidate {pair[1]}"
             return failed("tokens", words, pos=at)
@@ -193,7 +198,7 @@ def summary_of(rows: Sequence[PositionRow]) -> dict[str, Any]:
 
 
 def _located(step: Step, steps: Sequence[Step]) -> Divergence | None:
-    """Return where the sides differ: the failed step's place, and the position at which it first shows in the logits."""
+    """Return where the sides differ: the place of the failed step, and where it first shows in the logits."""
     where = step.divergence
     if where is None or where.pos is not None or step.name not in ("weights", "layers", "head"):
         return where

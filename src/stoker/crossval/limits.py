@@ -1,13 +1,13 @@
 """How far a candidate may be from its reference, by the precision in which it ran.
 
-The limits of a tier are the largest differences measured between correct implementations (other runtimes, other kernels,
-other orders of sums; `docs/guides/crossval.md` has the table), times 4 to 100. They are of models whose logits spread by
-about 3; a small trained model stayed 5 to 60 times below. The tier follows the precision that a side *recorded*, not
-the one that it was asked for.
+The limits of a tier are the largest differences measured between correct implementations (other runtimes, kernels,
+orders of sums; `docs/guides/crossval.md` has the table), times 4 to 100. They are of models whose logits have a
+standard deviation of about 3. The tier follows the precision that a side recorded, not the one that was requested.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ _COARSENESS: tuple[Tier, ...] = ("f32", "f16", "bf16", "quant")
 
 
 def tier_of(precision: str) -> Tier:
-    """Return the tier of a precision as a side recorded it: `F32`, `float16`, `Q8_0`, `nf4` …
+    """Return the tier of a precision as a side recorded it: `F32`, `float16`, `Q8_0`, `nf4` ….
 
     A name that is not known is a quantised one: their names are many.
     """
@@ -79,8 +79,10 @@ def with_changes(limits: Limits, changes: Mapping[str, float]) -> Limits:
         if name not in names:
             hint = did_you_mean(name, names) or f"limits: {', '.join(names)}"
             faults.append(Diagnostic(f"--limit {name}", "there is no such limit", hint))
-        elif not (0.0 <= value <= (1.0 if name == "top1" else float("inf"))) or value != value:
-            faults.append(Diagnostic(f"--limit {name}={value}", "must be 0 or more" + (", at most 1" * (name == "top1"))))
+        elif not 0.0 <= value <= (1.0 if name == "top1" else math.inf):
+            faults.append(
+                Diagnostic(f"--limit {name}={value}", "must be 0 or more" + (", at most 1" * (name == "top1")))
+            )
     if faults:
         raise InvalidArgs("these limits are not possible", faults=tuple(faults))
     return changed(limits, tier=f"{limits.tier}, changed", **changes) if changes else limits

@@ -1,8 +1,7 @@
 """Measures of how far a candidate's logits are from a reference's, one position at a time.
 
-Softmax ignores a shift of all logits, so each side's mean is taken away before anything is measured: of two models that
-give the same probabilities, no measure tells a difference. All sums are of 64-bit floats. One position is in memory at a
-time; what is kept of it is a `PositionRow`.
+Softmax ignores a shift of all logits, so each side's mean is subtracted first: two models with the same probabilities
+have no difference. All sums are of 64-bit floats. One position is in memory at a time; a `PositionRow` is kept of it.
 """
 
 from __future__ import annotations
@@ -140,14 +139,16 @@ def _divergence(r: Vector, d: Vector) -> float:
     """Return KL(r ‖ r + d), exact to the last digits where `d` is small: log E[exp(d − E d)] under softmax(r)."""
     import numpy as np
 
-    p = np.exp(r - r.max())
-    p /= p.sum()
+    logs = r - r.max()
+    logs -= math.log(float(np.exp(logs).sum()))
+    p = np.exp(logs)
     centred = d - float(p @ d)
-    highest = float(centred.max())
-    if highest < 1.0:
+    if float(centred.max()) < 1.0:
         return max(math.log1p(float(p @ np.expm1(centred))), 0.0)
-    # The sum of large exponentials would overflow.
-    return max(highest + math.log(float(p @ np.exp(centred - highest))), 0.0)
+    # Large exponentials would overflow, and probabilities that are 0 as floats still count.
+    terms = logs + centred
+    highest = float(terms.max())
+    return max(highest + math.log(float(np.exp(terms - highest).sum())), 0.0)
 
 
 def _shared_top(r: Vector, c: Vector) -> float:

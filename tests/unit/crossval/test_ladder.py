@@ -38,7 +38,8 @@ def row(pos: int, **changes: object) -> PositionRow:
 def test_each_measure_decides_by_itself(measure: str):
     step = judge_positions("logits", [row(0), row(1, **{measure: 1.0}), row(2, **{measure: 2.0})], F32)
     assert step.outcome is Outcome.FAILED
-    assert step.divergence is not None and step.divergence.pos == 1
+    assert step.divergence is not None
+    assert step.divergence.pos == 1
     assert measure in step.reason
 
 
@@ -51,7 +52,8 @@ def test_a_flipped_first_token_decides_by_its_share():
     assert judge_positions("logits", rows, TIERS["f16"]).outcome is Outcome.PASSED
     step = judge_positions("logits", rows, F32)
     assert step.outcome is Outcome.FAILED
-    assert step.divergence is not None and step.divergence.pos == 7
+    assert step.divergence is not None
+    assert step.divergence.pos == 7
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -79,14 +81,16 @@ def test_the_first_failing_step_names_the_difference_and_the_logits_where_it_sho
 def test_the_first_layer_over_the_limit_is_the_location():
     rows = [LayerRow(layer=n, name=f"layer-{n}", error=error) for n, error in enumerate((1e-13, 1e-3, 1e-2))]
     step = judge_layers("layers", rows, F32.layer)
-    assert step.divergence is not None and step.divergence.layer == 1
+    assert step.divergence is not None
+    assert step.divergence.layer == 1
 
 
 def test_tokenizers_that_disagree_are_named_at_the_first_token():
     assert judge_tokens(["a b"], [[1, 2]], [[1, 2]]).outcome is Outcome.PASSED
     step = judge_tokens(["a b", "c"], [[1, 2], [3, 4]], [[1, 2], [3]])
     assert step.outcome is Outcome.FAILED
-    assert step.divergence is not None and step.divergence.pos == 1
+    assert step.divergence is not None
+    assert step.divergence.pos == 1
     assert "candidate the end" in step.reason
 
 

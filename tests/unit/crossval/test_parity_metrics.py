@@ -33,7 +33,8 @@ def test_measures_are_those_of_their_definitions(r: list[float], data: st.DataOb
     error = math.fsum(((b - cm) - (a - rm)) ** 2 for a, b in zip(r, c, strict=True))
     spread = math.fsum((a - rm) ** 2 for a in r)
     assert row.pos == 3
-    assert row.kl is not None and row.kl == pytest.approx(divergence(r, c), rel=1e-6, abs=1e-12)
+    assert row.kl is not None
+    assert row.kl == pytest.approx(divergence(r, c), rel=1e-6, abs=1e-12)
     if spread > 1e-9:
         assert row.nmse == pytest.approx(error / spread, rel=1e-6, abs=1e-12)
     assert row.max_abs == pytest.approx(max(abs((b - cm) - (a - rm)) for a, b in zip(r, c, strict=True)), abs=1e-9)
@@ -43,8 +44,10 @@ def test_a_shift_of_all_logits_is_no_difference():
     r = np.linspace(-3, 3, 100)
     row = compare_logits(0, r, r - 800.0)
     assert (row.top1, row.top5) == (True, 1.0)
-    assert row.nmse is not None and row.nmse < 1e-24
-    assert row.kl is not None and row.kl < 1e-24
+    assert row.nmse is not None
+    assert row.nmse < 1e-24
+    assert row.kl is not None
+    assert row.kl < 1e-24
 
 
 def test_a_divergence_below_rounding_of_logarithms_is_still_measured():
@@ -81,7 +84,8 @@ def test_the_divergence_of_the_most_probable_tokens_is_a_lower_bound(r: list[flo
     top = {n: math.log(q[n]) for n in sorted(range(len(r)), key=lambda n: -q[n])[:count]}
     row = compare_top(0, np.array(r), top)
     assert row.is_bound
-    assert row.kl is not None and row.kl <= divergence(r, c) + 1e-6
+    assert row.kl is not None
+    assert row.kl <= divergence(r, c) + 1e-6
 
 
 def test_most_probable_tokens_that_no_vocabulary_has_are_refused():
