@@ -1,0 +1,130 @@
+"""Compare two traces over the ladder: tokens, layers by replay, head, logits of one pass, logits of a decode.
+
+A side that can be asked for one layer alone replays the layers of the other: each gets the input that the other side's
+layer had, and its output is compared with what the other side made of it. Files and weights are compared before, by
+`tensor_files`; their steps are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoker.core.errors import StageInputError
+from stoker.crossval.ladder import (
+    LayerRow,
+    Parity,
+    Step,
+    failed,
+    judge,
+    judge_layers,
+    judge_positions,
+    judge_tokens,
+    skipped,
+)
+from stoker.crossval.limits import Limits, limits_for, with_changes
+from stoker.crossval.metrics import PositionRow, compare_logits, compare_top, relative_error
+from stoker.crossval.trace import Trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Replay = Callable[[int, NDArray[Any]], NDArray[Any]]
+
+
+def compare_traces(
+    candidate: Trace,
+    reference: Trace,
+    *,
+    before: Sequence[Step] = (),
+    replay: Replay | None = None,
+    is_replayed_by_candidate: bool = False,
+    changes: Mapping[str, float] | None = None,
+) -> Parity:
+    """Return the verdict. `before` are the steps of files and weights; `replay` runs one layer of one of the sides.
+
+    Layer `n_layers` of a replay is the head: the final norm and the projection to logits.
+    """
+    _same_question(candidate, reference)
+    limits = with_changes(limits_for(*candidate.header.precisions, *reference.header.precisions), changes or {})
+    inputs = reference if is_replayed_by_candidate else candidate
+    steps = [
+        *before,
+        _tokens(candidate, reference),
+        *_layers(inputs, replay, limits),
+        _logits(candidate, reference, limits),
+        _decode(candidate, reference, limits),
+    ]
+    return judge(steps, limits)
+
+
+def _same_question(candidate: Trace, reference: Trace) -> None:
+    ours, theirs = candidate.header, reference.header
+    if ours.ids != theirs.ids or ours.texts != theirs.texts:
+        raise StageInputError(
+            "the two traces are of different token ids", hint="trace both sides with the same prompts"
+        )
+
+
+def _tokens(candidate: Trace, reference: Trace) -> Step:
+    ours, theirs = candidate.header, reference.header
+    if not ours.tokens or not theirs.tokens:
+        side = "candidate" if not ours.tokens else "reference"
+        return skipped("tokens", f"the {side} has no tokenizer: both got the same token ids")
+    return judge_tokens(ours.texts, theirs.tokens, ours.tokens)
+
+
+def _layers(inputs: Trace, replay: Replay | None, limits: Limits) -> Iterator[Step]:
+    header = inputs.header
+    if replay is None or len(header.layers) < 2:
+        reason = "neither side runs one layer alone" if replay is None else f"{header.runtime} shows no layers"
+        yield skipped("layers", reason)
+        yield skipped("head", reason)
+        return
+    yield judge_layers("layers", replayed_layers(inputs, replay), limits.layer)
+    yield judge_layers("head", replayed_head(inputs, replay), limits.head)
+
+
+def replayed_layers(inputs: Trace, replay: Replay) -> Iterator[LayerRow]:
+    """Run each layer with the input that it had in the trace, and compare the output with that of the trace."""
+    names = inputs.header.layers
+    for layer in range(len(names) - 1):
+        output = replay(layer, inputs.layer(layer))
+        yield LayerRow(layer=layer, name=names[layer + 1], error=relative_error(inputs.layer(layer + 1), output))
+
+
+def replayed_head(inputs: Trace, replay: Replay) -> Iterator[LayerRow]:
+    """Run the head with the last layer's output of the trace, and compare the logits with those of the trace."""
+    last = len(inputs.header.layers) - 1
+    output = replay(last, inputs.layer(last))
+    errors = [relative_error(row, output[pos]) for pos, row in enumerate(inputs.logits())]
+    yield LayerRow(layer=last, name="head", error=max(errors))
+
+
+def _logits(candidate: Trace, reference: Trace, limits: Limits) -> Step:
+    ours, theirs = candidate.header, reference.header
+    if theirs.has_top and ours.has_top:
+        return skipped("logits", "both sides tell only their most probable tokens")
+    if not (ours.has_top or theirs.has_top) and ours.n_vocab != theirs.n_vocab:
+        return failed("logits", f"vocabularies differ: reference {theirs.n_vocab}, candidate {ours.n_vocab}")
+    return judge_positions("logits", _position_rows(candidate, reference), limits)
+
+
+def _position_rows(candidate: Trace, reference: Trace) -> Iterator[PositionRow]:
+    if candidate.header.has_top or reference.header.has_top:
+        full, partial = (reference, candidate) if candidate.header.has_top else (candidate, reference)
+        for pos, (row, top) in enumerate(zip(full.logits(), partial.top(), strict=True)):
+            yield compare_top(pos, row, top)
+        return
+    for pos, (row, ours) in enumerate(zip(reference.logits(), candidate.logits(), strict=True)):
+        yield compare_logits(pos, row, ours)
+
+
+def _decode(candidate: Trace, reference: Trace, limits: Limits) -> Step:
+    if not (candidate.header.has_decode and reference.header.has_decode):
+        return skipped("decode", "a side was not asked to decode one by one")
+    if candidate.header.n_vocab != reference.header.n_vocab:
+        return skipped("decode", "vocabularies differ")
+    pairs = zip(reference.decoded(), candidate.decoded(), strict=True)
+    rows = (compare_logits(pos, row, ours) for (pos, row), (_, ours) in pairs)
+    return judge_positions("decode", rows, limits)
