@@ -38,7 +38,7 @@ class TraceHeader:
     runtime: str
     version: str
     model: str
-    """As it was named; the digest is what counts."""
+    """The name of its file or folder."""
     sha256: str
     ids: tuple[int, ...]
     texts: tuple[str, ...]
@@ -49,7 +49,10 @@ class TraceHeader:
     ran: Mapping[str, Any]
     """Device, precision of weights and cache, kernels, as the runtime recorded them."""
     tensors: int
+    """In the model's files; 0: the runtime does not tell."""
     used: int
+    requested: Mapping[str, Any] = fresh(factory=dict)
+    tokenizer_sha256: str = ""
     layers: tuple[str, ...] = ()
     """Names of the outputs in `layers.f32`: the embedding first."""
     width: int = 0
@@ -175,6 +178,10 @@ class TraceWriter:
         file = self._file("layers.f32")
         file.seek((number * count + pos) * size)
         file.write(values)
+
+    def has(self, name: str) -> bool:
+        """Return True if a row of that file was written."""
+        return name in self._files
 
     @property
     def layers(self) -> tuple[str, ...]:

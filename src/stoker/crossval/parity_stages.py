@@ -1,0 +1,206 @@
+"""Cross-validation as a plan: trace the reference, trace the candidate, compare.
+
+    trace_reference → trace_candidate → compare          (crossval/parity)
+
+Each stage is cached by the contents of the models, the prompts and the versions of the runtimes, so a second comparison
+of the same models is read from the store, and a new candidate does not run its reference again. A plug-in runs in a
+process of its own (`plugin_process`), in the interpreter that has its libraries.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from stoker.authoring import (
+    Category,
+    InputPath,
+    Needs,
+    Plan,
+    PlanBuilder,
+    StageContext,
+    TreeKind,
+    arg,
+    check_files,
+    check_json,
+    recipe,
+    stage,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker.crossval.plugin_process import Plugin
+
+
+class ParityTrace(TreeKind):
+    """What a runtime answered for given token ids."""
+
+    name: ClassVar[str] = "crossval/trace"
+    version: ClassVar[int] = 1
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        check_json(path / "trace.json", "ids")
+
+
+class ParityReport(TreeKind):
+    """The verdict of a comparison, as JSON, Markdown, JUnit XML and one HTML page."""
+
+    name: ClassVar[str] = "crossval/parity"
+    version: ClassVar[int] = 1
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        check_json(path / "parity.json", "outcome")
+        check_files(path, "parity.md", "parity.xml", "parity.html")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceArgs:
+    """A model, the runtime that runs it, and what it is asked for."""
+
+    model: InputPath | None = arg(None, help="file or folder of the model; null: the runtime is a server")
+    runtime: str = arg("torch", help="torch, llama.cpp, onnx, the address of a server, or a program; `,key=value`")
+    versions: tuple[str, ...] = arg((), help="versions of the runtime's libraries, part of the key")
+    texts: tuple[str, ...] = arg((), help="texts whose tokens are compared; none: one that ships")
+    positions: int = arg(64, help="maximum number of positions", ge=1, le=1 << 20)
+    chunk: int = arg(0, help="positions computed at once; 0: all", ge=0, le=1 << 20)
+    layers: bool = arg(default=True, help="also compare each layer")
+    decode: bool = arg(default=True, help="also compute the second half of the positions one by one")
+    strict: bool = arg(default=False, help="fail if the runtime did not run as requested: device, precision, kernels")
+    seed: int = arg(42, help="seed of the runtime", ge=0)
+    interpreter: str = arg("", help="Python that has the runtime's libraries", runtime=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareArgs:
+    """Both models and runtimes again, for weights and layers, and the limits."""
+
+    candidate: InputPath | None = arg(None, help="file or folder of the candidate's model")
+    reference: InputPath | None = arg(None, help="file or folder of the reference's model")
+    replayer: str = arg("", help="runtime that runs single layers; empty: none")
+    is_candidate: bool = arg(default=False, help="the replayer has the candidate's model")
+    versions: tuple[str, ...] = arg((), help="versions of its libraries, part of the key")
+    limits: dict[str, float] = arg({}, help="limits that replace those of the precision, such as kl=1e-3")
+    seed: int = arg(42, help="seed of the runtime", ge=0)
+    interpreter: str = arg("", help="Python that has the runtime's libraries", runtime=True)
+
+
+@stage("crossval/trace_reference", version=1, deterministic=False)
+def trace_reference(job: StageContext, args: TraceArgs) -> ParityTrace:
+    """Run the reference over the tokens of the texts."""
+    return _trace(job, args, ids=(), texts=())
+
+
+@stage("crossval/trace_candidate", version=1, deterministic=False)
+def trace_candidate(job: StageContext, reference: ParityTrace, args: TraceArgs) -> ParityTrace:
+    """Run the candidate over the token ids of the reference."""
+    from stoker.crossval.trace import Trace
+
+    asked = Trace(str(reference.path)).header
+    return _trace(job, args, ids=asked.ids, texts=asked.texts)
+
+
+@stage("crossval/compare", version=1)
+def compare(job: StageContext, candidate: ParityTrace, reference: ParityTrace, args: CompareArgs) -> ParityReport:
+    """Compare two traces, the weights of both models, and each layer by itself."""
+    from contextlib import ExitStack
+
+    from stoker.crossval.parity import compare_traces, replay_by
+    from stoker.crossval.parity_files import compare_files
+    from stoker.crossval.parity_report import write_parity
+    from stoker.crossval.trace import Trace
+
+    ours, theirs = Trace(str(candidate.path)), Trace(str(reference.path))
+    before = compare_files(args.candidate, args.reference, ours.header, theirs.header)
+    for one in before:
+        job.log(f"{one.name}: {one.outcome} {one.reason}".rstrip())
+    with ExitStack() as stack:
+        replay = None
+        if args.replayer:
+            model = args.candidate if args.is_candidate else args.reference
+            plugin = stack.enter_context(_plugin(args.replayer, args.interpreter, args.seed))
+            plugin.load(_choice(args.replayer).load_request(model or "", seed=args.seed))
+            replay = replay_by(plugin)
+        parity = compare_traces(
+            ours,
+            theirs,
+            before=before,
+            replay=replay,
+            is_replayed_by_candidate=args.is_candidate,
+            changes=args.limits,
+        )
+    for step in parity.steps:
+        job.log(f"{step.name}: {step.outcome} {step.reason}".rstrip())
+    write_parity(parity, ours.header, theirs.header, str(job.out))
+    return job.made(ParityReport)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityArgs:
+    """Arguments of crossval/parity."""
+
+    candidate: str = arg(help="file or folder of the model under test")
+    reference: str = arg("", help="file or folder of the reference's model; empty: the candidate's")
+    candidate_runtime: str = arg("torch", help="runtime of the candidate, such as torch,precision=bf16")
+    reference_runtime: str = arg("llama.cpp", help="runtime of the reference")
+    replay: str = arg("", help="which side runs single layers: candidate or reference; empty: none")
+    candidate_versions: tuple[str, ...] = arg((), help="versions of the candidate's libraries, part of the key")
+    reference_versions: tuple[str, ...] = arg((), help="versions of the reference's libraries, part of the key")
+    texts: tuple[str, ...] = arg((), help="texts whose tokens are compared; none: one that ships")
+    positions: int = arg(64, help="maximum number of positions", ge=1, le=1 << 20)
+    chunk: int = arg(0, help="positions computed at once; 0: all", ge=0, le=1 << 20)
+    layers: bool = arg(default=True, help="also compare each layer")
+    decode: bool = arg(default=True, help="also compute the second half of the positions one by one")
+    strict: bool = arg(default=False, help="fail if a runtime did not run as requested")
+    limits: dict[str, float] = arg({}, help="limits that replace those of the precision")
+    seed: int = arg(42, help="seed of the runtimes", ge=0)
+    candidate_interpreter: str = arg("", help="Python of the candidate's runtime", runtime=True)
+    reference_interpreter: str = arg("", help="Python of the reference's runtime", runtime=True)
+
+
+@recipe("crossval/parity", version=1, category=Category.EVALUATE, output=ParityReport)
+def parity(args: ParityArgs) -> Plan:
+    """Compare a model with a reference: see `stoker help crossval`."""
+    ours, theirs = _model(args.candidate), _model(args.reference or args.candidate)
+    common = {
+        "positions": args.positions,
+        "chunk": args.chunk,
+        "layers": args.layers,
+        "decode": args.decode,
+        "strict": args.strict,
+        "seed": args.seed,
+    }
+    first = TraceArgs(
+        model=theirs,
+        runtime=args.reference_runtime,
+        versions=args.reference_versions,
+        texts=args.texts,
+        interpreter=args.reference_interpreter,
+        **common,
+    )
+    second = TraceArgs(
+        model=ours,
+        runtime=args.candidate_runtime,
+        versions=args.candidate_versions,
+        interpreter=args.candidate_interpreter,
+        **common,
+    )
+    is_candidate = args.replay == "candidate"
+    side = "candidate" if is_candidate else "reference"
+    last = CompareArgs(
+        candidate=ours,
+        reference=theirs,
+        replayer=getattr(args, f"{side}_runtime") if args.replay and args.layers else "",
+        is_candidate=is_candidate,
+        versions=getattr(args, f"{side}_versions"),
+        limits=args.limits,
+        seed=args.seed,
+        interpreter=getattr(args, f"{side}_interpreter"),
+    )
+    plan = PlanBuilder("parity")
+    reference = plan.start(trace_reference, first, id="reference", needs=_needs(args.reference_runtime))
+    candidate = plan.add(trace_candidate, {"reference": reference}, second, id="candidate")
+    return plan.add(compare, {"candidate": candidate, "reference": reference}, last, id="compare").finish()
