@@ -29,6 +29,8 @@ from stoker.crossval.trace import Trace
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stoker.crossval.plugin_process import Plugin
+
     Replay = Callable[[int, NDArray[Any]], NDArray[Any]]
 
 
@@ -56,6 +58,17 @@ def compare_traces(
         _decode(candidate, reference, limits),
     ]
     return judge(steps, limits)
+
+
+def replay_by(plugin: Plugin) -> Replay:
+    """Return the function that runs one layer of the model that a plug-in has loaded."""
+    import numpy as np
+
+    def replay(layer: int, values: NDArray[Any]) -> NDArray[Any]:
+        made = plugin.replay(layer, values.astype("<f4").tobytes())
+        return np.frombuffer(made, dtype="<f4").reshape(len(values), -1)
+
+    return replay
 
 
 def _same_question(candidate: Trace, reference: Trace) -> None:

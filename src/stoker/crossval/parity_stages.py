@@ -111,6 +111,7 @@ def compare(job: StageContext, candidate: ParityTrace, reference: ParityTrace, a
     from stoker.crossval.parity import compare_traces, replay_by
     from stoker.crossval.parity_files import compare_files
     from stoker.crossval.parity_report import write_parity
+    from stoker.crossval.runtimes import read_runtime
     from stoker.crossval.trace import Trace
 
     ours, theirs = Trace(str(candidate.path)), Trace(str(reference.path))
@@ -121,8 +122,8 @@ def compare(job: StageContext, candidate: ParityTrace, reference: ParityTrace, a
         replay = None
         if args.replayer:
             model = args.candidate if args.is_candidate else args.reference
-            plugin = stack.enter_context(_plugin(args.replayer, args.interpreter, args.seed))
-            plugin.load(_choice(args.replayer).load_request(model or "", seed=args.seed))
+            plugin = stack.enter_context(open_plugin(args.replayer, args.interpreter, args.seed))
+            plugin.load(read_runtime(args.replayer).load_request(model or "", seed=args.seed))
             replay = replay_by(plugin)
         parity = compare_traces(
             ours,
@@ -201,6 +202,65 @@ def parity(args: ParityArgs) -> Plan:
         interpreter=getattr(args, f"{side}_interpreter"),
     )
     plan = PlanBuilder("parity")
-    reference = plan.start(trace_reference, first, id="reference", needs=_needs(args.reference_runtime))
-    candidate = plan.add(trace_candidate, {"reference": reference}, second, id="candidate")
-    return plan.add(compare, {"candidate": candidate, "reference": reference}, last, id="compare").finish()
+    traced = plan.start(trace_reference, first, id="reference", needs=_needs(args.reference_runtime))
+    answered = plan.add(
+        trace_candidate, second, id="candidate", feeds=[("reference", traced)], needs=_needs(args.candidate_runtime)
+    )
+    feeds = [("candidate", answered), ("reference", traced)]
+    return plan.add(compare, last, id="compare", feeds=feeds, needs=_needs(last.replayer)).finish()
+
+
+def _model(path: str) -> InputPath | None:
+    """Return a model as an input: its contents, not its place, are part of the key. A server's address is none."""
+    if path.startswith(("http://", "https://")):
+        return None
+    return InputPath(os.path.abspath(path))
+
+
+def _needs(runtime: str) -> Needs:
+    from stoker.crossval.runtimes import read_runtime
+
+    return Needs(cpu=1, gpu=1 if runtime and read_runtime(runtime).device.startswith("cuda") else 0)
+
+
+def _trace(job: StageContext, args: TraceArgs, *, ids: tuple[int, ...], texts: tuple[str, ...]) -> ParityTrace:
+    from stoker.core.clock import SystemClock
+    from stoker.crossval.runtimes import read_runtime
+    from stoker.crossval.trace_recorder import TEXT, TraceRequest, record_trace
+    from stoker.store.trees import hash_file
+
+    choice = read_runtime(args.runtime)
+    sha256 = hash_file(args.model) if args.model and os.path.isfile(args.model) else ""
+    request = TraceRequest(
+        load=choice.load_request(args.model or "", sha256=sha256, seed=args.seed),
+        label=choice.label,
+        texts=texts or args.texts or (TEXT,),
+        ids=ids,
+        positions=args.positions,
+        chunk=args.chunk,
+        has_layers=args.layers,
+        has_decode=args.decode,
+        is_strict=args.strict,
+    )
+
+    def step(done: int) -> None:
+        job.step(done, of=args.positions)
+        job.check()
+
+    with open_plugin(args.runtime, args.interpreter, args.seed) as plugin:
+        header = record_trace(plugin, request, str(job.out), SystemClock(), step)
+        job.log(f"{choice.label}: {len(header.ids)} positions, {header.ran}")
+    return job.made(ParityTrace)
+
+
+def open_plugin(runtime: str, interpreter: str, seed: int) -> Plugin:
+    """Start the plug-in of a runtime. `interpreter` replaces the one that would be found."""
+    from stoker.core.frozen import changed
+    from stoker.crossval.plugin_process import Plugin
+    from stoker.crossval.runtimes import RuntimePlaces, plugin_command, read_runtime
+
+    choice = read_runtime(runtime)
+    choice = changed(choice, python=interpreter) if interpreter and not choice.python else choice
+    # A stage runs in a process that has the variables of its run.
+    places = RuntimePlaces(environment=dict(os.environ), folder=os.getcwd())  # noqa: TID251
+    return Plugin(plugin_command(choice, places, seed=seed))

@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker.core.clock import Clock
 from stoker.core.errors import StageInputError
-from stoker.core.frozen import fields_of, frozen
+from stoker.core.frozen import fields_of, fresh, frozen
 from stoker.crossval.plugin_messages import Loaded, LoadRequest, PluginInfo, PluginRow, require_promised
 from stoker.crossval.plugin_process import Plugin
 from stoker.crossval.trace import TraceHeader, TraceWriter, decode_from
@@ -47,7 +47,7 @@ class TraceRequest:
     has_decode: bool = True
     is_strict: bool = False
     """Fail if the plug-in did not run as requested."""
-    machine: Mapping[str, Any]
+    machine: Mapping[str, Any] = fresh(factory=dict)
 
 
 def record_trace(plugin: Plugin, request: TraceRequest, folder: str, clock: Clock, step: Step) -> TraceHeader:

@@ -1,0 +1,85 @@
+"""The first steps of a comparison: are both models whole, and do they have the same weights?
+
+Tensors of the same type must have the same bytes. Of other types, the difference may be as large as rounding to the
+coarser one makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from stoker.core.errors import BadInput, Damaged
+from stoker.core.text import counted
+from stoker.crossval.ladder import Divergence, Outcome, Step, failed, passed, skipped
+from stoker.crossval.limits import tier_of
+from stoker.crossval.model_files import ModelFiles, coverage_faults, open_model
+from stoker.crossval.tensor_files import compare_models, find_not_finite
+from stoker.crossval.trace import TraceHeader
+
+ROUNDING = {"f32": 0.0, "f16": 1e-6, "bf16": 1e-4, "quant": 3e-2}
+"""The largest relative squared difference of a tensor that was rounded to a type of that tier.
+
+Rounding to 11 bits gives at most 2e-7, to 8 bits at most 1.3e-5; four-bit types lose up to 1 % of a tensor's squares.
+"""
+
+
+def compare_files(
+    candidate: str | None, reference: str | None, ours: TraceHeader, theirs: TraceHeader
+) -> tuple[Step, ...]:
+    """Return the steps of files and weights. A server has no files."""
+    opened: list[ModelFiles] = []
+    for side, path, header in (("candidate", candidate, ours), ("reference", reference, theirs)):
+        if path is None:
+            return skipped("files", f"the {side} is a server"), skipped("weights", f"the {side} is a server")
+        try:
+            opened.append(open_model(Path(path)))
+        except (BadInput, Damaged) as error:
+            if isinstance(error, Damaged):
+                return failed("files", f"{side}: {error}"), skipped("weights", "the files are damaged")
+            reason = f"{side}: this format is not read here"
+            return skipped("files", reason), skipped("weights", reason)
+        if fault := next(_faults(opened[-1], header), None):
+            return failed("files", f"{side}: {fault}"), skipped("weights", "the files differ")
+    files = passed("files", tensors=len(opened[0].tensors))
+    if candidate == reference:
+        return files, passed("weights", "both sides have the same files")
+    return files, compare_weights(*opened)
+
+
+def compare_weights(candidate: ModelFiles, reference: ModelFiles) -> Step:
+    """Compare all tensors; the first one that differs by more than rounding is the location."""
+    count, same, worst = 0, 0, 0.0
+    for one in compare_models(candidate, reference):
+        count += 1
+        same += one.is_same
+        if one.is_same:
+            continue
+        types = {tier_of(model.tensors[name].entry.dtype) for model, name in _named(candidate, reference, one)}
+        limit = 0.0 if len(types) < 2 else max(ROUNDING[tier] for tier in types)
+        if one.outcome == "different" and one.nmse <= limit:
+            worst = max(worst, one.nmse)
+            continue
+        if one.outcome == "unreadable" and len(types) > 1:
+            return skipped("weights", f"{one.name}: {one.text}")
+        text = f"{one.name}: {one.text or f'{counted(one.different, "value")} differ, nmse {one.nmse:.1e}'}"
+        where = Divergence(step="weights", text=text, tensor=one.name)
+        return Step(name="weights", outcome=Outcome.FAILED, reason=text, divergence=where)
+    reason = "" if same == count else f"{count - same} of {count} tensors differ by rounding, nmse at most {worst:.1e}"
+    return passed("weights", reason, tensors=count, same=same, worst_nmse=worst)
+
+
+def _named(candidate: ModelFiles, reference: ModelFiles, one: object) -> Iterator[tuple[ModelFiles, str]]:
+    name, other = getattr(one, "name", ""), getattr(one, "reference_name", "")
+    if name in candidate.tensors:
+        yield candidate, name
+    if other in reference.tensors:
+        yield reference, other
+
+
+def _faults(model: ModelFiles, header: TraceHeader) -> Iterator[str]:
+    yield from coverage_faults(model)
+    for one in find_not_finite(model):
+        yield f"{one.name} has {counted(one.count, 'value')} that are not finite, the first at {list(one.first)}"
+    if 0 < header.used < header.tensors:
+        yield f"{header.runtime} used {header.used} of {counted(header.tensors, 'tensor')}"
