@@ -314,6 +314,14 @@ class TrialsCancelled(WorkFailed, code="trials_cancelled", exit_code=1):
     """Trials of a sweep were cancelled one by one (`stoker cancel NAME/2`); the others continued."""
 
 
+class Regression(WorkFailed, code="regression", exit_code=17):
+    """A candidate is worse than its baseline by more than a limit allows."""
+
+
+class GateUndecided(WorkFailed, code="gate_undecided", exit_code=18):
+    """The measurements allow no answer whether a candidate is worse."""
+
+
 class Cancelled(WorkFailed, code="cancelled", exit_code=130):
     """The user cancelled it (Ctrl-C)."""
 
@@ -486,6 +494,7 @@ MEANINGS: dict[int, str] = {
     15: "verification failed",
     16: "local file: lock held, no permission, read-only",
     17: "regression against a baseline",
+    18: "undecided: the measurements allow no answer",
     20: "invalid file",
     21: "invalid configuration",
     22: "more trials than were confirmed",

@@ -1,1 +1,4 @@
-"""Prove that results are right: fixtures, reference runs, comparisons, receipts, benchmarks and regression gates."""
+"""Whether a model that moved gives the same answers: fixtures, reference runs, comparisons, gates.
+
+Start with `fixture_models.py`. Libraries of the extra `crossval` are imported inside functions.
+"""

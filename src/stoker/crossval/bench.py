@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from stoker.core.clock import Clock
+from stoker.core.device import Backend, Device
 from stoker.core.errors import LocalFile, StokerError, exit_code_of
 from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import dumps, loads
@@ -20,6 +21,7 @@ from stoker.core.text import first_line
 from stoker.crossval.gate_rule import quantile_of
 from stoker.crossval.measures import WALL, Value, read_measures
 from stoker.crossval.timed_run import TimedProgram, run_timed
+from stoker.devices.meters import NvmlMeter
 from stoker.host.durable import read_regular, translated, write_file
 
 FORMAT = "stoker-bench-result"
@@ -216,14 +218,14 @@ class Bench:
         self._warmup = 0
         self._runs: list[BenchRun] = []
 
-    def run(self, runs: int, *, warmup: int = 1, on_run: Callable[[int], None] = lambda _: None) -> None:
-        """Run the subject so often; `on_run` gets the number of measured runs. Raises what a run raises."""
+    def steps(self, runs: int, *, warmup: int = 1) -> Iterator[int]:
+        """Run the subject so often; yields the number of measured runs after each. Raises what a run raises."""
         for _ in range(warmup):
             self._subject.measure()
             self._warmup += 1
-        for number in range(runs):
+        for _ in range(runs):
             self._runs.append(self._subject.measure())
-            on_run(number + 1)
+            yield len(self._runs)
 
     def result(self, error: BaseException | None = None) -> BenchResult:
         """Return what was measured until now, and why it ended early."""
@@ -250,6 +252,22 @@ def error_facts(error: BaseException) -> dict[str, object]:
         return error.to_dict()
     text = first_line(error) or type(error).__name__
     return {"error": type(error).__name__, "exit_code": exit_code_of(error), "message": text}
+
+
+class EnergyMeter:
+    """Reads what NVIDIA's devices have used since their driver was loaded. Caller closes."""
+
+    def __init__(self, devices: Sequence[Device], environment: Mapping[str, str]) -> None:
+        self._uuids = [one.uuid for one in devices if one.backend is Backend.CUDA and not one.is_fake]
+        self._meter = NvmlMeter(environment)
+
+    def __call__(self) -> Mapping[str, float]:
+        rows = self._meter.sample(self._uuids, ("energy_mj",)) if self._uuids else None
+        found = {uuid: row.get("energy_mj") for uuid, row in (rows or {}).items()}
+        return {uuid: value / 1000 for uuid, value in found.items() if type(value) in (int, float)}
+
+    def close(self) -> None:
+        self._meter.close()
 
 
 def machine_facts(name: str, devices: Sequence[Mapping[str, object]], cores: int) -> dict[str, object]:

@@ -16,12 +16,15 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.core.text import counted
 from stoker.engine.metrics.metric_names import Direction
+
+if TYPE_CHECKING:
+    from statistics import NormalDist
 
 GateOutcome = Literal["passed", "failed", "undecided"]
 
@@ -297,21 +300,33 @@ def quantile_of(values: Sequence[float], quantile: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-# The sign test: exact probabilities of a fair coin.
+# The sign test: probabilities of a fair coin, exact but for very many throws.
+
+_EXACT_THROWS = 2000
 
 
 def _tail(count: int, heads: int) -> float:
     """Return the probability of at least so many heads of `count`."""
-    return sum(math.comb(count, k) for k in range(heads, count + 1)) / 2.0**count
+    if count > _EXACT_THROWS:
+        return 1.0 - _normal().cdf((2 * heads - 1 - count) / math.sqrt(count))
+    return sum(math.comb(count, k) for k in range(heads, count + 1)) / (1 << count)
 
 
 def _order_below(count: int, risk: float) -> int:
     """Return how many of `count` ordered values may be left out at one end of an interval; 0: it has no end."""
+    if count > _EXACT_THROWS:
+        return math.floor((count + 1 + _normal().inv_cdf(risk) * math.sqrt(count)) / 2)
     outside, total = 0, 0
-    while outside < count and (total + math.comb(count, outside)) / 2.0**count <= risk:
+    while outside < count and (total + math.comb(count, outside)) / (1 << count) <= risk:
         total += math.comb(count, outside)
         outside += 1
     return outside
+
+
+def _normal() -> NormalDist:
+    from statistics import NormalDist
+
+    return NormalDist()
 
 
 def _fewest(risk: float) -> int:
@@ -404,7 +419,8 @@ def stored_verdict(
 
     `trouble` says why they can't be compared at all, such as another machine.
     """
-    middle = quantile_of(baseline, 0.5), quantile_of(candidate, 0.5)
+    quantile = 0.5 if limit.quantile is None else limit.quantile
+    middle = quantile_of(baseline, quantile), quantile_of(candidate, quantile)
     effect = log_ratio(limit, *middle)
     reach = DRIFT + _spread(baseline) + _spread(candidate)
     one = Weighed(
@@ -461,12 +477,6 @@ def _pairs_by_noise(
     if not steps:
         return None
     sd = _MAD_TO_SD * quantile_of(steps, 0.5)
-    reach = _normal_quantile(1.0 - rule.risk) * math.sqrt(math.pi / 2.0) * sd
+    reach = _normal().inv_cdf(1.0 - rule.risk) * math.sqrt(math.pi / 2.0) * sd
     needed = math.ceil((reach / min(limit.boundary, limit.log_limit - limit.boundary or limit.boundary)) ** 2)
     return max(_fewest(rule.risk), needed) if needed <= MOST_NAMED_PAIRS else None
-
-
-def _normal_quantile(probability: float) -> float:
-    from statistics import NormalDist  # noqa: PLC0415 - milliseconds, for an undecided gate alone
-
-    return NormalDist().inv_cdf(probability)

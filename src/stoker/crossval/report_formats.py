@@ -49,6 +49,8 @@ class CheckReport:
     """Facts of the whole report: sides, limits, machine, versions."""
     made_at: str = ""
     seconds: float | None = None
+    details: Mapping[str, object] = fresh(factory=dict)
+    """What only the JSON has: measurements from which the outcome can be computed again."""
 
     def to_json(self) -> dict[str, object]:
         """Return the report as one JSON object."""
@@ -71,6 +73,7 @@ class CheckReport:
                 }
                 for one in self.checks
             ],
+            **({"details": dict(self.details)} if self.details else {}),
         }
 
 
