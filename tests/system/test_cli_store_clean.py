@@ -1,4 +1,4 @@
-"""`stoker clean-cache`: every place with its size, dry by default, asking on a terminal, `--yes` for machines."""
+"""`stoker clean`: every place with its size, dry by default, asking on a terminal, `--yes` for machines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def everything(shell: Shell) -> set[Path]:
 
 def test_every_place_is_listed_and_nothing_is_removed_unless_told(used: Shell) -> None:
     before = everything(used)
-    *places, total = used.stoker("clean-cache", "--json").objects()
+    *places, total = used.stoker("clean", "--json").objects()
     by_name = {place["place"]: place for place in places}
     assert list(by_name) == [
         "results", "kept results", "staging", "uploads", "incoming", "views", "names", "quarantine", "scratch",
@@ -61,14 +61,14 @@ def test_every_place_is_listed_and_nothing_is_removed_unless_told(used: Shell) -
     assert total["total_bytes"] == sum(place["bytes"] for place in places)
     assert total["removable_bytes"] == sum(place["removable_bytes"] for place in places)
     assert (total["done"], total["freed_bytes"]) == (False, 0)
-    shown = used.stoker("clean-cache").out
+    shown = used.stoker("clean").out
     assert "nothing was removed; remove it with --yes" in shown
     assert all(name in shown for name in by_name)
     assert everything(used) == before
 
 
 def test_told_to_it_removes_what_may_go_and_says_how_much(used: Shell) -> None:
-    *places, total = used.stoker("clean-cache", "--yes", "--json").objects()
+    *places, total = used.stoker("clean", "--yes", "--json").objects()
     assert total["done"] is True
     assert total["stuck"] == []
     assert total["freed_bytes"] == total["removable_bytes"] >= 37_000
@@ -78,7 +78,7 @@ def test_told_to_it_removes_what_may_go_and_says_how_much(used: Shell) -> None:
     assert used.stoker("get", "data", "back").code == 0
     assert (used.folder / "stoker-out" / "text").is_dir()
     assert used.stoker("run", "toy/text", "value=3").out.startswith("all 2 stages were cached")
-    again = used.stoker("clean-cache", "--yes")
+    again = used.stoker("clean", "--yes")
     assert again.code == 0
     assert places
 
@@ -92,7 +92,7 @@ def test_a_limit_lets_results_go_as_well_and_what_was_put_stays(used: Shell) -> 
     assert used.stoker("get", "data", "back").code == 0
 
 
-@pytest.mark.parametrize("words", [("clean-cache",), ("store", "prune")])
+@pytest.mark.parametrize("words", [("clean",), ("store", "prune")])
 @pytest.mark.parametrize(
     ("answer", "goes"),
     [("y", True), ("YES", True), ("n", False), ("", False), ("Yep", False), ("\x04", False)],
@@ -106,7 +106,7 @@ def test_at_a_terminal_it_asks_and_only_y_or_yes_accepts(
     assert (left.staged() == []) is goes
 
 
-@pytest.mark.parametrize("words", [("clean-cache", "--dry-run"), ("store", "prune", "--dry-run")])
+@pytest.mark.parametrize("words", [("clean", "--dry-run"), ("store", "prune", "--dry-run")])
 def test_a_dry_run_asks_nothing_and_removes_nothing(left: Shell, words: tuple[str, ...]) -> None:
     seen = answering(left, *words, answer="y")
     assert "Remove " not in seen
@@ -117,18 +117,16 @@ def test_a_dry_run_asks_nothing_and_removes_nothing(left: Shell, words: tuple[st
 def test_young_downloads_of_ours_go_when_told(used: Shell) -> None:
     part = used.home / "hf" / "hub" / "models--org--name" / "blobs" / "young.part"
     part.write_bytes(b"p" * 900)
-    assert used.stoker("clean-cache", "--yes").code == 0
+    assert used.stoker("clean", "--yes").code == 0
     assert part.exists()
-    assert used.stoker("clean-cache", "--downloads", "--yes").code == 0
+    assert used.stoker("clean", "--downloads", "--yes").code == 0
     assert not part.exists()
 
 
 def test_help_says_what_it_is_short_for(shell: Shell) -> None:
-    shown = " ".join(shell.stoker("clean-cache", "--help").out.split())
+    shown = " ".join(shell.stoker("clean", "--help").out.split())
     assert "The same as `stoker store prune --everywhere`" in shown
-    assert "With --everywhere (also `stoker clean-cache`)" in " ".join(
-        shell.stoker("help", "store", "prune").out.split()
-    )
+    assert "With --everywhere (also `stoker clean`)" in " ".join(shell.stoker("help", "store", "prune").out.split())
 
 
 def answering(shell: Shell, *words: str, answer: str) -> str:

@@ -180,7 +180,7 @@ def test_jobs_win_over_what_was_put_and_that_is_said(shell: Shell, data: Path) -
         (("store", "verify", "--rate", "fast"), 2, "is not a size"),
         (("store", "prune", "--quarantine"), 2, "--quarantine needs --everywhere"),
         (("store", "prune", "--downloads"), 2, "--downloads needs --everywhere"),
-        (("clean-cache", "--dry-run", "--yes"), 2, "--dry-run and --yes exclude each other"),
+        (("clean", "--dry-run", "--yes"), 2, "--dry-run and --yes exclude each other"),
     ],
 )
 def test_bad_input_is_told_in_one_line_with_its_code(

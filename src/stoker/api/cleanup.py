@@ -7,13 +7,13 @@ and never touched. Nothing of a live process is removed, and no link is followed
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from stoker.api.app_parts import AppParts, AppSettings
 from stoker.core.clock import Clock
-from stoker.core.errors import BadInput
+from stoker.core.errors import BadInput, Usage
 from stoker.core.frozen import frozen
-from stoker.core.text import counted, format_size
+from stoker.core.text import counted, did_you_mean, format_size
 from stoker.engine.key_leases import KeyLeases
 from stoker.host.folders import HomeFolder
 from stoker.host.locks import is_locked
@@ -173,22 +173,49 @@ def clear(  # noqa: PLR0913 - every place, and what it takes to clear it up
     environments: EnvironmentCache,
     clock: Clock,
 ) -> CleanupResult:
-    """Remove what may be removed of every place, also if one path can't be.
+    """Remove what may be removed of the given places, also if one path can't be.
 
     `CorruptBytes` if a pin or a ref can't be read: nothing is touched then.
     """
     refuse_if_damaged(store.places)
     refuse_if_refs_damaged(store.places)
+    areas = tuple(areas)
+    names = {area.name for area in areas}
+    freed_bytes = 0
+    stuck: list[str] = []
+
+    def count(more_bytes: int, more_stuck: Iterable[str]) -> None:
+        nonlocal freed_bytes
+        freed_bytes += more_bytes
+        stuck.extend(more_stuck)
+
     cleared = remove_all(doomed.path for area in areas for doomed in area.doomed)
-    for key in found.rubbish.leases:
-        leases.drop_dead(key)
-    uploads_bytes = sweep_uploads(store, objects)
-    swept = carry_out(store, found.decision, clock=clock)
-    dropped = drop(environments, found.environments, clock=clock)
-    return CleanupResult(
-        freed_bytes=cleared.freed_bytes + uploads_bytes + swept.freed_bytes + dropped.freed_bytes,
-        stuck=(*cleared.stuck, *swept.stuck, *dropped.stuck),
-    )
+    count(cleared.freed_bytes, cleared.stuck)
+    if "staging" in names:
+        for key in found.rubbish.leases:
+            leases.drop_dead(key)
+    if "uploads" in names:
+        count(sweep_uploads(store, objects), ())
+    if "results" in names:
+        swept = carry_out(store, found.decision, clock=clock)
+        count(swept.freed_bytes, swept.stuck)
+    if "environments" in names:
+        dropped = drop(environments, found.environments, clock=clock)
+        count(dropped.freed_bytes, dropped.stuck)
+    return CleanupResult(freed_bytes=freed_bytes, stuck=tuple(stuck))
+
+
+def choose_areas(areas: Sequence[Area], names: Sequence[str]) -> list[Area]:
+    """Return the places of these names, all of them without names. Raises `Usage` for a name that no place has."""
+    if not names:
+        return list(areas)
+    known = {area.name.replace(" ", "-"): area for area in areas}
+    wanted = [name.replace(" ", "-") for name in names]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        hint = did_you_mean(unknown[0], known) or f"places: {', '.join(known)}"
+        raise Usage(f"no place {unknown[0]!r}", hint=hint)
+    return [area for name, area in known.items() if name in wanted]
 
 
 def _in_store(store: LocalStore, settings: AppSettings, found: Findings, now_s: float) -> Iterator[Area]:

@@ -9,13 +9,14 @@ from stoker.api.cleanup import (
     Area,
     CleanupOptions,
     Findings,
+    choose_areas,
     clear,
     environments_of,
     look_around,
     model_cache,
 )
 from stoker.cli.context import CommandContext
-from stoker.cli.grammar import AT, Grammar, Option, duration, size, whole
+from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, size, whole
 from stoker.cli.screens import busy, show_progress
 from stoker.core.errors import Usage
 from stoker.core.text import counted, format_size
@@ -57,7 +58,7 @@ GRAMMAR = Grammar(
         "--max-size; without a limit none. Pinned results, stored trees and results of running jobs are kept. A "
         "deleted result is made again when a run needs it. Also deleted: leftovers of dead processes, uploads idle "
         "for 7 days, and checkpoints of unsuccessful work after 30 days. Unused Python environments are deleted by "
-        "--older-than and --max-envs, and built again when needed. With --everywhere (also `stoker clean-cache`), "
+        "--older-than and --max-envs, and built again when needed. With --everywhere (also `stoker clean`), "
         "list and clean all folders that Stoker fills. With --fleet, delete results of the coordinator instead: too "
         "old ones, except the newest of each job, then the oldest down to --max-size; pinned ones are kept. The list "
         "is shown first; nothing is deleted without --yes or a confirmation on a terminal."
@@ -86,20 +87,32 @@ GRAMMAR = Grammar(
         "stoker store prune --fleet --older-than 90d --keep-last 2 --logs-older-than 30d",
     ),
 )
-CLEAN_CACHE_GRAMMAR = Grammar(
-    "clean-cache",
+CLEAN_GRAMMAR = Grammar(
+    "clean",
     about=(
         "List all folders that Stoker fills on this machine, in the store and outside of it, with their sizes and "
-        "what can be deleted. The same as `stoker store prune --everywhere`. The list is shown first; nothing is "
-        "deleted without --yes or a confirmation on a terminal."
+        "what can be deleted; with PLACE only those. The same as `stoker store prune --everywhere`. The list is shown "
+        "first; nothing is deleted without --yes or a confirmation on a terminal."
+    ),
+    positionals=(
+        Positional(
+            "PLACE",
+            help="places to clean, as the list names them, with - for a space: results, unfinished-downloads",
+            key="places",
+            is_many=True,
+        ),
     ),
     options=(*_LIMITS, *_regardless_of_age(""), *_CONFIRMATION),
-    examples=("stoker clean-cache", "stoker clean-cache --older-than 30d --max-envs 20G", "stoker clean-cache --yes"),
+    examples=(
+        "stoker clean",
+        "stoker clean --older-than 30d --max-envs 20G",
+        "stoker clean staging quarantine --quarantine --yes",
+    ),
 )
 
 
-def perform_clean_cache(call: CommandContext, given: dict[str, Any]) -> int:
-    """Clean all folders."""
+def perform_clean(call: CommandContext, given: dict[str, Any]) -> int:
+    """Clean all folders, or some of them."""
     return perform(call, {**GRAMMAR.parse(["--everywhere"]), **given})
 
 
@@ -135,7 +148,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
             candidates=found, decision=decision, rubbish=rubbish, environments=environments, young_bytes=spared_bytes
         )
         more = CleanupOptions(quarantine=given["quarantine"], downloads=given["downloads"])
-        return clean(call, findings, more=more, is_confirmed=given["yes"], may_ask=not given["dry_run"])
+        places = given.get("places") or ()
+        return clean(call, findings, places, more=more, is_confirmed=given["yes"], may_ask=not given["dry_run"])
     _show(call, decision, rubbish, spared_bytes, given)
     show_offer(call, environments)
     has_something = bool(decision.removals) or not rubbish.is_none or not environments.is_none
@@ -345,19 +359,28 @@ def _show_prune_fleet(call: CommandContext, view: PruneView) -> None:
         out.line(f"also to remove: {shown}")
 
 
-# `stoker clean-cache`: all folders that Stoker fills, with sizes, and what would be removed.
+# `stoker clean`: all folders that Stoker fills, with sizes, and what would be removed.
 
 
-def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_confirmed: bool, may_ask: bool) -> int:
-    """List all folders; clean up if `is_confirmed`, or if the user at a terminal confirms."""
+def clean(
+    call: CommandContext,
+    found: Findings,
+    places: Sequence[str] = (),
+    *,
+    more: CleanupOptions,
+    is_confirmed: bool,
+    may_ask: bool,
+) -> int:
+    """List all folders, or the named ones; clean up if `is_confirmed`, or if the user at a terminal confirms."""
     parts, out = call.parts, call.out
     now_s = parts.clock.wall_s()
     with busy(call, "measuring folders"):
         areas = look_around(parts.store, parts.settings, model_cache(parts, out.note), found, now_s=now_s, more=more)
+    areas = choose_areas(areas, places)
     removable_bytes = sum(area.removable_bytes for area in areas)
     _show_prune_all(call, areas, removable_bytes)
     total = {"total_bytes": sum(area.size_bytes for area in areas), "removable_bytes": removable_bytes}
-    has_something = any(area.goes for area in areas) or bool(found.rubbish.leases)
+    has_something = any(area.goes for area in areas) or (not places and bool(found.rubbish.leases))
     is_wanted = is_confirmed or (may_ask and has_something and out.asks(f"Remove {format_size(removable_bytes)}?"))
     if not is_wanted:
         out.object({**total, "done": False, "freed_bytes": 0, "stuck": []})

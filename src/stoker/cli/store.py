@@ -211,7 +211,7 @@ DU_GRAMMAR = Grammar(
     "store",
     about=(
         "Show the disk usage of the store: results by stage and kind, stored trees by name, Python environments of "
-        "jobs, and the rest. Shared files are counted once. `stoker clean-cache` also lists folders outside of the "
+        "jobs, and the rest. Shared files are counted once. `stoker clean` also lists folders outside of the "
         "store."
     ),
     examples=("stoker store", "stoker store du --json", "stoker store prune --max-size 10G"),

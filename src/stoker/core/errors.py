@@ -342,6 +342,22 @@ class ReferenceNotBuilt(WorkFailed, code="reference_not_built", exit_code=1):
     """The reference can't be installed on this machine. `data` has what the installer printed."""
 
 
+class Regression(WorkFailed, code="regression", exit_code=17):
+    """A candidate is worse than its baseline by more than a limit allows."""
+
+
+class GateUndecided(WorkFailed, code="gate_undecided", exit_code=18):
+    """The measurements allow no answer whether a candidate is worse."""
+
+
+class ParityFailed(WorkFailed, code="parity_failed", exit_code=1):
+    """A candidate differs from its reference by more than a limit allows."""
+
+
+class ParityUndecided(WorkFailed, code="parity_undecided", exit_code=18):
+    """Too little could be compared to decide whether a candidate agrees with its reference."""
+
+
 class Cancelled(WorkFailed, code="cancelled", exit_code=130):
     """The user cancelled it (Ctrl-C)."""
 
@@ -514,6 +530,7 @@ MEANINGS: dict[int, str] = {
     15: "verification failed",
     16: "local file: lock held, no permission, read-only",
     17: "regression against a baseline",
+    18: "undecided: the measurements allow no answer",
     20: "invalid file",
     21: "invalid configuration",
     22: "more trials than were confirmed",

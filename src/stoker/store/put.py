@@ -174,7 +174,7 @@ class StagingCopy:
             raise NoSpace(
                 f"no space left: {format_size(left_bytes)} needed, {format_size(free)} free in "
                 f"{self._store.places.root}",
-                hint="`stoker clean-cache` shows what can be removed",
+                hint="`stoker clean` shows what can be removed",
                 path=self._store.places.root,
             )
 

@@ -122,6 +122,7 @@ def _leaves(kind: type[StokerError]) -> dict[str, type[StokerError]]:
 _TELLING = (
     "no_space", "no_permission", "local_file", "lock_held", "missing_extra", "corrupt_bytes",
     "program_not_found", "scratch_busy", "containment", "bug", "chat_template", "damaged",
+    "regression", "gate_undecided",
 )  # fmt: skip
 _BY_CODE = {code: leaf for code, leaf in _leaves(StokerError).items() if code in _TELLING}
 

@@ -1,0 +1,21 @@
+"""The recipes of `crossval`: comparisons, benchmarks and gates as stages of plans.
+
+Only what declares them is here; what a stage does is imported in its body.
+"""
+
+from __future__ import annotations
+
+from stoker.crossval.gate_stages import BenchReport, GateReport, bench, bench_stage, gate, gate_stage
+from stoker.engine.recipe import Cookbook
+
+COOKBOOK = Cookbook(
+    name="crossval",
+    summary="whether a model, an adapter or a program still does what it did",
+    recipes=(gate, bench),
+    stages=(gate_stage, bench_stage),
+    kinds=(GateReport, BenchReport),
+    prefill={
+        "crossval/gate": {"baseline": "sleep 0.01", "candidate": "sleep 0.01", "limits": ["latency=50%"]},
+        "crossval/bench": {"program": "sleep 0.01"},
+    },
+)

@@ -1,0 +1,139 @@
+"""What a side of a gate is, by the text that names it: a program, scored documents, a benchmark result, or a job.
+
+--baseline "python old.py" --candidate "python new.py"     two programs
+--baseline ../main --candidate . -- python bench.py        one program in two folders
+--baseline a.bench.json --candidate b.bench.json           two benchmark results
+--baseline a.nll.jsonl --candidate b.nll.jsonl             the same documents, scored by two models
+--baseline last --candidate resnet                         two jobs
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+
+from stoker.core.errors import NotFound, Usage
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import loads
+from stoker.crossval.bench import BenchResult, is_result, read_result
+from stoker.crossval.gate import PERPLEXITY, StoredSide, read_documents
+from stoker.crossval.measures import WALL, in_one_number
+from stoker.host.durable import read_regular
+from stoker.jobs.comparison import TrialFacts
+
+DOCUMENTS = ".jsonl"
+_PLAN_BYTES = 16 << 20
+_LANGUAGE = "language/"
+_LOSSES = ("eval_loss", "val_loss")
+
+
+@frozen
+class ProgramSide:
+    """A program to be run."""
+
+    argv: tuple[str, ...]
+    folder: str
+
+
+@frozen
+class JobSide:
+    """A job whose results are to be read."""
+
+    name: str
+
+
+GateSide = ProgramSide | StoredSide
+
+
+def read_side(text: str, *, folder: str, program: Sequence[str] = (), search: str | None = None) -> GateSide | JobSide:
+    """Return what a side is; with a `program`, the text is the folder to run it in. `search` is the PATH.
+
+    Raises `Usage` for a text that can be nothing, and what reading a file raises.
+    """
+    path = os.path.abspath(os.path.join(folder, os.path.expanduser(text)))
+    if program:
+        if not os.path.isdir(path):
+            raise Usage(f"{text!r} is not a folder", hint="with a program after --, each side is a folder to run it in")
+        return ProgramSide(argv=tuple(program), folder=path)
+    if os.path.isfile(path):
+        return _side_of_file(text, path, folder)
+    words = _words(text)
+    if len(words) > 1 or os.sep in text:
+        if not words or not is_program(words[0], folder, search):
+            raise NotFound(f"{text!r}: no such file or program", hint="stoker help gate")
+        return ProgramSide(argv=words, folder=folder)
+    return JobSide(name=text)
+
+
+def is_program(word: str, folder: str, search: str | None) -> bool:
+    """Return True if a word names a program: by its path, or on the PATH."""
+    path = os.path.join(folder, word) if os.sep in word else word
+    return shutil.which(path, path=search) is not None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise Usage(f"{text!r} is not a command line: {error}", hint="quote it as a shell does") from None
+
+
+def _side_of_file(text: str, path: str, folder: str) -> GateSide:
+    if path.endswith(DOCUMENTS):
+        return StoredSide(shown=text, documents=read_documents(path))
+    if is_result(path):
+        return side_of_result(text, read_result(path))
+    if path.endswith(".json") and (nodes := _nodes_of_plan(path)):
+        words = ("run", path, "--rerun", ",".join(nodes), "--no-out")
+        return ProgramSide(argv=(sys.executable, "-m", "stoker", *words), folder=folder)
+    if os.access(path, os.X_OK):
+        return ProgramSide(argv=(path,), folder=folder)
+    hint = "a benchmark result (stoker bench), scored documents (.jsonl), a plan, or an executable program"
+    raise Usage(f"{text}: neither can be run nor has measurements", hint=hint)
+
+
+def _nodes_of_plan(path: str) -> list[str]:
+    """Return the names of a plan's nodes, all of which have to run again; none if the file is no plan."""
+    try:
+        body = loads(read_regular(path, _PLAN_BYTES))
+        return list(body["nodes"]) if "stoker_plan" in body else []
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def side_of_result(shown: str, result: BenchResult) -> StoredSide:
+    """Return the runs of a benchmark."""
+    if not result.runs:
+        raise Usage(f"{shown}: a benchmark without runs ({result.outcome})", hint="run it again: stoker bench")
+    name = str(result.machine.get("name", ""))
+    listed = result.machine.get("devices")
+    devices = sorted(str(one.get("name", "")) for one in (listed if isinstance(listed, list) else ()))
+    processor = str(result.machine.get("processor", ""))
+    return StoredSide(
+        shown=shown,
+        machine=" ".join(filter(None, (name, processor and f"({processor})", *devices))),
+        samples=tuple(in_one_number(run.measures) for run in result.runs),
+    )
+
+
+def side_of_job(shown: str, recipe: str, trials: Sequence[TrialFacts], machine: str) -> StoredSide:
+    """Return the metrics of a job's trials, each with its label; a language model's loss is a perplexity, too."""
+    done = [one.end for one in trials if one.end.state == "completed"]
+    if not done:
+        raise NotFound(f"{shown}: no trial has completed", hint=f"stoker jobs show {shown}")
+    samples = []
+    for end in done:
+        measures = dict(end.metrics)
+        loss = next((measures[name] for name in _LOSSES if name in measures), None)
+        if recipe.startswith(_LANGUAGE) and loss is not None and PERPLEXITY not in measures:
+            measures[PERPLEXITY] = math.exp(loss) if loss < 700.0 else math.inf
+        if end.seconds is not None and not end.is_kept:
+            measures.setdefault(WALL, end.seconds)
+        samples.append(measures)
+    return StoredSide(
+        shown=shown, machine=machine, samples=tuple(samples), labels=tuple(end.trial.spec.label for end in done)
+    )
