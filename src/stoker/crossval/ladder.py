@@ -73,6 +73,19 @@ class Step:
     layers: tuple[LayerRow, ...] = ()
     summary: Mapping[str, Any] = fresh(factory=dict)
 
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Step:
+        """Read what `to_json` returned."""
+        return cls(
+            name=str(raw["step"]),
+            outcome=Outcome(raw["outcome"]),
+            reason=str(raw["reason"]),
+            divergence=Divergence(**raw["divergence"]) if "divergence" in raw else None,
+            positions=tuple(map(PositionRow.from_json, raw.get("positions", ()))),
+            layers=tuple(LayerRow(**one) for one in raw.get("layers", ())),
+            summary=dict(raw.get("summary", {})),
+        )
+
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"step": self.name, "outcome": str(self.outcome), "reason": self.reason}
         if self.divergence is not None:
@@ -98,6 +111,13 @@ class Parity:
     @property
     def reason(self) -> str:
         return next((step.reason for step in self.steps if step.outcome is self.outcome and step.reason), "")
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Parity:
+        """Read what `to_json` returned. Raises `KeyError`, `TypeError` or `ValueError` on anything else."""
+        steps = tuple(Step.from_json(one) for one in raw["steps"])
+        first = Divergence(**raw["first_divergence"]) if raw["first_divergence"] else None
+        return cls(outcome=Outcome(raw["outcome"]), steps=steps, limits=Limits.from_json(raw["limits"]), first=first)
 
     def to_json(self) -> dict[str, Any]:
         return {

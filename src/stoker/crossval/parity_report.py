@@ -11,18 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from stoker.core.errors import StokerError
+from stoker.core.errors import NotVerified, StokerError
 from stoker.core.frozen import frozen
-from stoker.core.jsontext import dumps
+from stoker.core.jsontext import dumps, loads
 from stoker.crossval.ladder import Outcome, Parity, Step
 from stoker.crossval.report_formats import Check, CheckReport, report_json, report_junit, report_markdown
 from stoker.crossval.trace import TraceHeader
-from stoker.host.durable import translated, write_file
+from stoker.host.durable import read_regular, translated, write_file
 from stoker.views.charts import Chart, ChartLine, Panel, curve_panel, curves_of_panels
 from stoker.views.html_pages import figure, page
 
 NAMES = {".json": report_json, ".md": report_markdown, ".xml": report_junit}
 VERDICT = "parity.json"
+LARGEST_BYTES = 1 << 30
 _PLOTTED = ("nmse", "kl", "max_abs_sd", "cosine")
 _MEASURES = ("nmse", "max_abs", "max_abs_sd", "kl", "top1", "top5", "cosine")
 
@@ -87,6 +88,14 @@ def write_parity(parity: Parity, ours: TraceHeader, theirs: TraceHeader, folder:
     body = {"v": 1, **parity.to_json(), "candidate": _facts(ours), "reference": _facts(theirs)}
     write_file(os.path.join(folder, VERDICT), f"{dumps(body, indent=1)}\n".encode())
     _write(parity_report(parity, sides), folder, [figure(chart) for chart in parity_charts(parity)])
+
+
+def read_verdict(path: str) -> Parity:
+    """Read a verdict that `write_parity` wrote. Raises `NotVerified` if it is none."""
+    try:
+        return Parity.from_json(loads(read_regular(path, LARGEST_BYTES)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotVerified(f"{path} is not the verdict of a comparison: {error}") from None
 
 
 def write_error(report: CheckReport, folder: str) -> None:

@@ -162,7 +162,7 @@ class ParityArgs:
     reference_interpreter: str = arg("", help="Python of the reference's runtime", runtime=True)
 
 
-@recipe("crossval/parity", version=1, category=Category.EVALUATE, output=ParityReport)
+@recipe("crossval/parity", version=1, category=Category.EVAL, output=ParityReport)
 def parity(args: ParityArgs) -> Plan:
     """Compare a model with a reference: see `stoker help crossval`."""
     ours, theirs = _model(args.candidate), _model(args.reference or args.candidate)

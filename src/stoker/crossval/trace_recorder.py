@@ -51,7 +51,7 @@ class TraceRequest:
 
 
 def record_trace(plugin: Plugin, request: TraceRequest, folder: str, clock: Clock, step: Step) -> TraceHeader:
-    """Write a trace into an empty folder. Raises what a plug-in raises, and `StageInputError` if there are no tokens."""
+    """Write a trace into an empty folder. Raises what a plug-in raises; `StageInputError` if there are no tokens."""
     info = plugin.hello()
     loaded = plugin.load(request.load)
     if request.is_strict:
