@@ -24,6 +24,7 @@ from stoker.core.errors import (
     ParityUndecided,
     StokerError,
     Usage,
+    WorkFailed,
 )
 from stoker.core.frozen import frozen
 from stoker.crossval.ladder import Outcome
@@ -152,7 +153,12 @@ def _compare(call: CommandContext, given: dict[str, Any], folder: str, name: str
         _show_commands(call, sides, given["seed"] or SEED)
     nodes = nodes_to_rerun(build.plan, words_of(given["rerun"]))
     code = carry_out(call, build, Continuation(), {**_OTHER_OPTIONS, **given}, nodes, fetcher)
-    return code if code or given["dry_run"] else _conclude(call, os.path.join(folder, name), expected, today)
+    if given["dry_run"]:
+        return code
+    if code:
+        _write_failed_run(call, name, os.path.join(folder, name))
+        return code
+    return _conclude(call, os.path.join(folder, name), expected, today)
 
 
 @frozen
@@ -308,6 +314,14 @@ def _conclude(call: CommandContext, folder: str, expected: ExpectedFailure | Non
     if verdict.first is not None and verdict.first.step == "tokens":
         raise NotVerified(text, hint="are both the same model, with the same tokenizer files?", **data)
     raise ParityFailed(text, hint=f"the report shows every position: {folder}", **data)
+
+
+def _write_failed_run(call: CommandContext, name: str, folder: str) -> None:
+    """Write a report of a run without a verdict, with the error of its job."""
+    end = call.lookup.local_job(name).folder.ended()
+    raw = (end.error if end is not None else None) or {}
+    error = WorkFailed(str(raw.get("message", "the run failed")), hint=str(raw.get("hint", "")))
+    _write_failure(call, error, folder, is_dry=False)
 
 
 def _write_failure(call: CommandContext, error: BaseException, folder: str, *, is_dry: bool) -> None:

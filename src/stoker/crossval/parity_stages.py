@@ -230,7 +230,7 @@ def _trace(job: StageContext, args: TraceArgs, *, ids: tuple[int, ...], texts: t
     from stoker.store.trees import hash_file
 
     choice = read_runtime(args.runtime)
-    sha256 = hash_file(args.model) if args.model and os.path.isfile(args.model) else ""
+    sha256 = hash_file(args.model)[0] if args.model and os.path.isfile(args.model) else ""
     request = TraceRequest(
         load=choice.load_request(args.model or "", sha256=sha256, seed=args.seed),
         label=choice.label,
