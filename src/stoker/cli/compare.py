@@ -40,6 +40,7 @@ from stoker.views.text_tables import ago, near_path, not_compared_text
 from stoker.views.trial_lines import AdapterLeaderboardEntry, board_lines, grounds_of, ranked, row_as_json
 
 _ROWS = 40
+_DEFAULTS: Mapping[str, Any] = {"at": "", "by": "", "min": False, "max": False}
 
 GRAMMAR = Grammar(
     "compare",
@@ -153,7 +154,7 @@ def _show_trials(call: CommandContext, comparison: Comparison, limit: int) -> No
 def _compare_jobs(call: CommandContext, given: dict[str, Any], names: Sequence[str]) -> None:
     out = call.out
     with busy(call, "reading jobs"):
-        sides = _labelled([_side(call, given, name) for name in names])
+        sides = _labelled([read_side(call, name, given) for name in names])
         facts = compare_sides(sides)
     for fact in facts:
         out.object({**fact.to_json(), "sides": [side.label for side in sides]})
@@ -167,7 +168,8 @@ def _compare_jobs(call: CommandContext, given: dict[str, Any], names: Sequence[s
         _write_pictures(call, given["out"], drawn, sides_page(facts, sides, drawn))
 
 
-def _side(call: CommandContext, given: dict[str, Any], target: str) -> ComparisonSide:
+def read_side(call: CommandContext, target: str, given: Mapping[str, Any] = _DEFAULTS) -> ComparisonSide:
+    """Read one job, or one of its trials, as a side of a comparison."""
     name, _, number = target.partition("/")
     job = call.lookup.job(target, given["at"])
     facts, trial, label = job.facts(), None, job.view.name
@@ -206,7 +208,7 @@ def _chosen(side: ComparisonSide) -> str:
     return "the best" if side.comparison.best is not None else "the first"
 
 
-def _direction(given: dict[str, Any]) -> Direction | None:
+def _direction(given: Mapping[str, Any]) -> Direction | None:
     return Direction.SMALLER if given["min"] else Direction.LARGER if given["max"] else None
 
 

@@ -328,12 +328,12 @@ def _write_failure(call: CommandContext, error: BaseException, folder: str, *, i
     """Write a report of what went wrong, unless there is one of a verdict."""
     if is_dry or isinstance(error, ParityFailed | ParityUndecided | NotVerified | Usage | GeneratorExit):
         return
-    from stoker.crossval.parity_report import error_report, write_error
+    from stoker.crossval.parity_report import error_report, write_forms
 
     known = error if isinstance(error, StokerError) else InternalError(f"{type(error).__name__}: {error}")
     if isinstance(error, KeyboardInterrupt):
         known = Cancelled("interrupted")
     made_at = datetime.fromtimestamp(call.parts.clock.wall_s(), tz=UTC).isoformat(timespec="seconds")
     with suppress(StokerError):
-        write_error(error_report(known, "stoker crossval", made_at=made_at), folder)
+        write_forms(error_report(known, "stoker crossval", made_at=made_at), folder)
         call.out.note(f"report: {folder}")

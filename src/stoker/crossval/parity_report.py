@@ -98,8 +98,8 @@ def read_verdict(path: str) -> Parity:
         raise NotVerified(f"{path} is not the verdict of a comparison: {error}") from None
 
 
-def write_error(report: CheckReport, folder: str) -> None:
-    """Write the forms of a report without a verdict; the folder is made."""
+def write_forms(report: CheckReport, folder: str) -> None:
+    """Write all forms of a report without positions; the folder is made."""
     with translated(folder):
         os.makedirs(folder, exist_ok=True)
     _write(report, folder, [])

@@ -1,0 +1,105 @@
+"""`stoker crossval JOB JOB`: in what do two jobs differ first, and do their numbers agree?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from stoker.api.local_job import LocalJob
+from stoker.cli.compare import read_side
+from stoker.cli.context import CommandContext
+from stoker.cli.screens import busy
+from stoker.core.errors import ParityFailed, ParityUndecided, StokerError, Usage
+from stoker.core.jsontext import loads
+from stoker.crossval.ladder import Outcome
+from stoker.crossval.parity_report import write_forms
+from stoker.crossval.report_formats import Check, CheckReport
+from stoker.crossval.run_difference import RunDifference, run_difference
+from stoker.jobs.job_diff import compare_sides
+from stoker.views.text_tables import near_path
+
+
+def compare_runs(call: CommandContext, given: dict[str, Any]) -> int:
+    """Compare two jobs; return 0 if their numbers agree."""
+    names = given["jobs_compared"]
+    if len(names) != 2:
+        raise Usage(f"two jobs are compared, not {len(names)}", hint="stoker crossval before after")
+    tolerance = _tolerance(given["limit"])
+    with busy(call, "reading jobs"):
+        sides = [read_side(call, name) for name in names]
+        facts = compare_sides(sides)
+        jobs = [call.lookup.job(name) for name in names]
+        found = run_difference(facts, [_hardware(one) for one in jobs], list(map(_results, jobs)), tolerance=tolerance)
+    out = call.out
+    folder = os.path.join(given["out"] or call.parts.settings.out, given["name"] or "crossval")
+    folder = os.path.join(call.parts.settings.folder, folder)
+    write_forms(_report(call, names, found), folder)
+    out.object({"jobs": names, "report": folder, **found.to_json()})
+    words = {Outcome.PASSED: "same", Outcome.FAILED: "differs", Outcome.SKIPPED: "unknown"}
+    out.table([(one.name, words[one.outcome], one.text) for one in found.layers], header=("LAYER", "", ""))
+    if found.first is not None:
+        out.line(f"first difference: {found.first.name}: {found.first.text}")
+    out.line(f"report: {os.path.join(near_path(folder, call.parts.settings.folder), 'parity.html')}")
+    if found.outcome is Outcome.PASSED:
+        return 0
+    numbers = found.layers[-1]
+    if found.outcome is Outcome.UNDECIDED:
+        raise ParityUndecided(f"{names[0]} and {names[1]}: {numbers.text}", report=folder)
+    raise ParityFailed(f"the numbers of {names[0]} and {names[1]} differ: {numbers.text}", report=folder)
+
+
+def _tolerance(limits: list[str]) -> float:
+    """Return the tolerance of `--limit numbers=1e-6`."""
+    value = 0.0
+    for text in limits:
+        name, _, number = text.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            name = ""
+        if name != "numbers" or not 0.0 <= value <= 1.0:
+            raise Usage(f"--limit {text!r}: of two jobs, only `numbers` has a limit", hint="--limit numbers=1e-6")
+    return value
+
+
+def _hardware(job: Any) -> Mapping[str, Any]:
+    """Return what a local job's receipt says of its machine; nothing if it has none."""
+    if not isinstance(job, LocalJob):
+        return {}
+    from stoker.jobs.job_receipt import read_job_receipt
+
+    try:
+        found: Any = loads(read_job_receipt(job.folder))
+        return dict(found["predicate"]["stoker_hardware"])
+    except (StokerError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _results(job: Any) -> str | None:
+    """Return the folder of a job's results, if it is there."""
+    folder = job.result_folder if isinstance(job, LocalJob) else None
+    return folder if folder and os.path.isdir(folder) else None
+
+
+def _report(call: CommandContext, names: list[str], found: RunDifference) -> CheckReport:
+    numbers = found.layers[-1]
+    return CheckReport(
+        kind="crossval",
+        title=f"{names[0]} and {names[1]}",
+        outcome=str(found.outcome),  # type: ignore[arg-type]  # the same words
+        reason=numbers.text,
+        # Only numbers decide: a difference above them explains, and fails nothing.
+        checks=tuple(
+            Check(name=one.name, outcome=_shown(one.outcome, is_last=one is numbers), reason=one.text)
+            for one in found.layers
+        ),
+        about={"first difference": found.first.name if found.first else "none"},
+        made_at=datetime.fromtimestamp(call.parts.clock.wall_s(), tz=UTC).isoformat(timespec="seconds"),
+        details=found.to_json(),
+    )
+
+
+def _shown(outcome: Outcome, *, is_last: bool) -> Any:
+    return "skipped" if outcome is Outcome.FAILED and not is_last else str(outcome)
