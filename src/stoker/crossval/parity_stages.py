@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stoker.authoring import (
     Category,
@@ -20,6 +20,7 @@ from stoker.authoring import (
     Plan,
     PlanBuilder,
     StageContext,
+    Tip,
     TreeKind,
     arg,
     check_files,
@@ -166,7 +167,7 @@ class ParityArgs:
 def parity(args: ParityArgs) -> Plan:
     """Compare a model with a reference: see `stoker help crossval`."""
     ours, theirs = _model(args.candidate), _model(args.reference or args.candidate)
-    common = {
+    common: dict[str, Any] = {
         "positions": args.positions,
         "chunk": args.chunk,
         "layers": args.layers,
@@ -206,7 +207,7 @@ def parity(args: ParityArgs) -> Plan:
     answered = plan.add(
         trace_candidate, second, id="candidate", feeds=[("reference", traced)], needs=_needs(args.candidate_runtime)
     )
-    feeds = [("candidate", answered), ("reference", traced)]
+    feeds: list[tuple[str | None, Tip]] = [("candidate", answered), ("reference", traced)]
     return plan.add(compare, last, id="compare", feeds=feeds, needs=_needs(last.replayer)).finish()
 
 
