@@ -124,7 +124,8 @@ def test_a_gate_is_a_stage_whose_failure_has_the_gates_exit_code(shell: Shell, t
         (("gate", "--baseline", "x", "--candidate", "y", "--limit", "latency"), "is not NAME=CHANGE"),
         (("gate", "--baseline", "x", "--candidate", "y", "--format", "yaml"), "is not one of"),
         (("gate", "--baseline", "x", "--candidate", "y", "--confidence", "2"), "is not between"),
-        (("bench",), "PROGRAM is missing"),
+        (("bench",), "either MODEL or a PROGRAM"),
+        (("bench", "notes.txt", "--", "true"), "either MODEL or a PROGRAM"),
     ],
 )
 def test_what_is_typed_wrong_is_named(shell: Shell, words: tuple[str, ...], message: str) -> None:

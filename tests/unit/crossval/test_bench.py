@@ -121,7 +121,7 @@ def test_energy_is_the_difference_of_two_readings_of_the_same_devices() -> None:
     [
         {"format": "other"},
         {"version": 2},
-        {"runs": [{"measures": {"x": []}, "at_s": 0, "peak_bytes": None, "cpu_s": None, "energy_j": None}]},
+        {"runs": [{"measures": {"x": []}, "at_s": 0, "peak_bytes": None, "energy_j": None}]},
         {"runs": [{"measures": {"x": "fast"}}]},
         {"runs": 3},
         {"machine": []},
