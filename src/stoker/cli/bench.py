@@ -1,32 +1,41 @@
-"""`stoker bench`: measure a program run by run, and write one result file that gates can read."""
+"""`stoker bench`: measure a model or a program run by run, and write one result file that gates can read."""
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.grammar import Grammar, Option, duration, whole
+from stoker.cli.grammar import Grammar, Option, Positional, duration, whole
 from stoker.cli.screens import busy_between
-from stoker.core.errors import NoPermission, ProgramNotFound, StageTimeout, Usage, WorkFailed
+from stoker.core.errors import LocalFile, NoPermission, ProgramNotFound, StageTimeout, Usage, WorkFailed
 from stoker.core.text import counted, format_size
 from stoker.views.text_tables import near_path
 
 if TYPE_CHECKING:
-    from stoker.crossval.bench import BenchResult, MeasureSummary
+    from stoker.crossval.bench import BenchResult, BenchSubject, MeasureSummary, ReadEnergy
+    from stoker.crossval.model_subject import ModelSubject
 
 _RUNS = 20
 
 GRAMMAR = Grammar(
     "bench",
     about=(
-        "Run a program again and again and report its time, its memory, and the measures that it prints, with their "
-        "percentiles: throughputs, latencies and perplexities in lines such as `tokens_per_second=812` or "
-        '`{"latency_ms": [3.1, 3.0]}`. Energy is measured where a device reports it. The result file has every run; '
-        "it is written on failure and Ctrl-C, too. `stoker gate` compares results."
+        "Run a model or a program again and again. Of a model: tokens per second of a prompt, and the time of each "
+        "token after it, one at a time. Of a program: its time, its memory, and the measures that it prints: "
+        "throughputs, latencies and perplexities in lines such as `tokens_per_second=812` or "
+        '`{"latency_ms": [3.1, 3.0]}`. All with their percentiles. Energy is measured where a device reports it. The '
+        "result file has every run; it is written on failure and Ctrl-C, too. `stoker gate` compares results."
+    ),
+    positionals=(
+        Positional("MODEL", help="a GGUF, safetensors or ONNX model, or a server's address", is_required=False),
     ),
     options=(
+        Option("--runtime", value="RUNTIME", help="of a model: torch, llama.cpp, onnx (default: by its form)"),
+        Option("--prompt", value="N", read=whole(1), help="of a model: tokens of the prompt (default: 128)"),
+        Option("--decode", value="N", read=whole(1), help="of a model: tokens after it, one at a time (default: 32)"),
         Option("--runs", value="N", read=whole(1), help=f"measured runs (default: {_RUNS})"),
         Option("--warmup", value="N", read=whole(0), help="runs before them that are not measured (default: 1)"),
         Option("--timeout", value="TIME", read=duration, help="time limit of one run: 90s, 15m"),
@@ -35,6 +44,8 @@ GRAMMAR = Grammar(
     ),
     takes_program=True,
     examples=(
+        "stoker bench models/tiny/model-f32.gguf",
+        "stoker bench my-model --runtime torch,device=cuda,precision=bf16 --decode 128",
         "stoker bench -- python serve_once.py",
         "stoker bench --runs 50 -o base.bench.json -- ./infer --model model.gguf",
     ),
@@ -44,21 +55,16 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Run the benchmark and write its result."""
-    from stoker.crossval.bench import Bench, EnergyMeter, ProgramSubject, write_result
-    from stoker.crossval.timed_run import TimedProgram
+    from stoker.crossval.bench import Bench, EnergyMeter, write_result
 
-    if not given["program"]:
-        raise Usage("PROGRAM is missing", hint="stoker bench -- python serve_once.py")
+    if bool(given["program"]) == bool(given["model"]):
+        raise Usage(
+            "either MODEL or a PROGRAM after --", hint="stoker bench model.gguf, or stoker bench -- python serve.py"
+        )
     parts, settings = call.parts, call.parts.settings
     path = call.path(given["out"] or "stoker-out/bench/result.json")
-    program = TimedProgram(
-        argv=tuple(given["program"]),
-        folder=settings.folder,
-        environment=settings.environment,
-        timeout_s=given["timeout"],
-    )
     energy = EnergyMeter(parts.devices, settings.environment)
-    subject = ProgramSubject(program, parts.clock, names=given["measure"], energy=energy)
+    subject = _subject(call, given, energy)
     bench = Bench(subject, parts.clock, machine=machine_here(call), versions=versions_here(call))
     warmup = 1 if given["warmup"] is None else given["warmup"]
     try:
@@ -75,6 +81,53 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     write_result(result, path)
     _show(call, result, path)
     return 0
+
+
+def _subject(call: CommandContext, given: dict[str, Any], energy: ReadEnergy) -> BenchSubject:
+    from stoker.crossval.bench import ProgramSubject
+    from stoker.crossval.timed_run import TimedProgram
+
+    if given["model"]:
+        load = {"prompt_tokens": given["prompt"], "decoded_tokens": given["decode"]}
+        chosen = {name: count for name, count in load.items() if count is not None}
+        return open_model(call, given["model"], given["runtime"] or "", energy=energy, **chosen)
+    program = TimedProgram(
+        argv=tuple(given["program"]),
+        folder=call.parts.settings.folder,
+        environment=call.parts.settings.environment,
+        timeout_s=given["timeout"],
+    )
+    return ProgramSubject(program, call.parts.clock, names=given["measure"], energy=energy)
+
+
+def open_model(
+    call: CommandContext, model: str, runtime: str, *, energy: ReadEnergy = dict, **load: int
+) -> ModelSubject:
+    """Start the runtime of a model: the given one, or the first that reads its form. Caller closes."""
+    from stoker.crossval.model_subject import ModelLoad, ModelSubject
+    from stoker.crossval.plugin_process import Plugin
+    from stoker.crossval.reference import find_reference
+    from stoker.crossval.runtimes import RuntimePlaces, model_form, plugin_command, read_runtime, runtimes_for
+    from stoker.store.environment_cache import EnvironmentCache
+
+    parts, settings = call.parts, call.parts.settings
+    is_server = model_form(model) == "server"
+    path = model if is_server else call.path(model)
+    if not is_server and not os.path.exists(path):
+        raise LocalFile(f"there is no model {model!r}", hint="stoker fixtures makes one; a program stands after --")
+    names = runtimes_for(path)
+    if not runtime and not names:
+        raise Usage(f"{model}: neither GGUF, safetensors nor ONNX", hint="--runtime NAME; a program stands after --")
+    # The runtime that was made for a form is the last one of those that read it.
+    choice = read_runtime(runtime or (model if is_server else names[-1]))
+    reference = find_reference(EnvironmentCache(settings.envs, clock=parts.clock))
+    places = RuntimePlaces(
+        environment=settings.environment,
+        folder=settings.folder,
+        reference=reference.interpreter if reference is not None else "",
+    )
+    plugin = Plugin(plugin_command(choice, places), clock=parts.clock)
+    return ModelSubject(plugin, choice.load_request(path), parts.clock, load=ModelLoad(**load), energy=energy)
 
 
 def _show(call: CommandContext, result: BenchResult, path: str) -> None:

@@ -115,7 +115,7 @@ COMMANDS = (
     Command("reference fetch", "prove", "install llama.cpp, the C++ reference, and check it", "reference:fetch"),
     Command("fixtures", "prove", "write a small model, the same on every machine", "fixtures"),
     Command("gate", "prove", "decide whether a candidate is worse than a baseline", "gate"),
-    Command("bench", "prove", "measure a program: throughput, latency percentiles, memory, energy", "bench"),
+    Command("bench", "prove", "measure a model or a program: throughput, latency, memory, energy", "bench"),
     Command("admin", "prove", "commands for operators", "admin:admin"),
     Command("admin reload", "prove", "make the coordinator read its files again", "admin:reload"),
     Command("admin tokens", "prove", "list the API tokens of the fleet", "admin:tokens"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.bench import machine_here, versions_here
+from stoker.cli.bench import machine_here, open_model, versions_here
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, duration, whole
 from stoker.cli.screens import busy_between
@@ -41,12 +41,13 @@ def _format(text: str) -> str:
 GRAMMAR = Grammar(
     "gate",
     about=(
-        "Decide whether a candidate is worse than a baseline. Two programs, or one program in two folders, run in "
-        "turn, pair by pair, until the interval of each metric is on one side of its boundary: half the limit for "
-        "times and throughputs, the limit for perplexities. Of two benchmark results, two jobs or two files of scored "
-        "documents there are only numbers: perplexities are decided (over documents by a paired bootstrap), times "
-        "only where no drift of the machine explains the change. Limits: perplexity +2 %, latency +5 %, throughput "
-        "−5 %; p95 and other metrics with --limit. A report is written in any case, also after a failure or Ctrl-C."
+        "Decide whether a candidate is worse than a baseline. Two programs, two models, or one program in two folders "
+        "run in turn, pair by pair, until the interval of each metric is on one side of its boundary: half the limit "
+        "for times and throughputs, the limit for perplexities. Of two benchmark results, two jobs or two files of "
+        "scored documents there are only numbers: perplexities are decided (over documents by a paired bootstrap), "
+        "times only where no drift of the machine explains the change. Limits: perplexity +2 %, latency +5 %, "
+        "throughput −5 %; p95 and other metrics with --limit. A report is written in any case, also after a failure "
+        "or Ctrl-C."
     ),
     options=(
         Option("--baseline", value="SIDE", help="what it was: a command line, a file, a job; a folder with -- PROGRAM"),
@@ -58,6 +59,11 @@ GRAMMAR = Grammar(
             is_many=True,
             help="latency=3%, p95=20%, throughput=off, accuracy=-1%; repeat it",
         ),
+        Option(
+            "--texts", value="FILE", help="documents for the perplexity of models: .jsonl with `text`, or paragraphs"
+        ),
+        Option("--runtime", value="RUNTIME", help="runtime of models: torch, llama.cpp, onnx (default: by their form)"),
+        Option("--candidate-runtime", value="RUNTIME", help="another one for the candidate: torch,precision=bf16"),
         Option("--pairs", value="N", read=whole(1), help="maximum number of pairs (default: 200)"),
         Option("--batch", value="N", read=whole(1), help="pairs between two looks at the result (default: 25)"),
         Option("--warmup", value="N", read=whole(0), help="pairs before them that are not measured (default: 1)"),
@@ -82,6 +88,7 @@ GRAMMAR = Grammar(
     examples=(
         'stoker gate --baseline "python old.py" --candidate "python new.py"',
         "stoker gate --baseline ../main --candidate . --report gate.xml -- python bench.py",
+        "stoker gate --baseline f16.gguf --candidate q4.gguf --texts held-out.jsonl",
         "stoker gate --baseline base.nll.jsonl --candidate adapter.nll.jsonl",
         "stoker gate --baseline base.bench.json --candidate new.bench.json --format markdown",
     ),
@@ -118,6 +125,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         rule=rule,
         warmup=1 if given["warmup"] is None else given["warmup"],
         timeout_s=given["timeout"],
+        texts=call.path(given["texts"]) if given["texts"] else "",
         reports=paths,
     )
     place = GatePlace(
@@ -125,6 +133,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         environment=parts.settings.environment,
         machine=machine_here(call),
         versions=versions_here(call),
+        open_model=lambda path, side: open_model(call, path, given.get(f"{side}_runtime") or given["runtime"] or ""),
     )
     try:
         result, report = run_gate(

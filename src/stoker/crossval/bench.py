@@ -19,7 +19,7 @@ from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import first_line
 from stoker.crossval.gate_rule import quantile_of
-from stoker.crossval.measures import WALL, Value, read_measures
+from stoker.crossval.measures import CPU, WALL, Value, read_measures
 from stoker.crossval.timed_run import TimedProgram, run_timed
 from stoker.devices.meters import NvmlMeter
 from stoker.host.durable import read_regular, translated, write_file
@@ -41,7 +41,6 @@ class BenchRun:
     """When it started: seconds since 1970."""
     measures: Mapping[str, Value]
     peak_bytes: int | None = None
-    cpu_s: float | None = None
     energy_j: Mapping[str, float] | None = None
     """By device; None where no device tells."""
 
@@ -50,7 +49,6 @@ class BenchRun:
             "at_s": self.at_s,
             "measures": {name: list(one) if isinstance(one, tuple) else one for name, one in self.measures.items()},
             "peak_bytes": self.peak_bytes,
-            "cpu_s": self.cpu_s,
             "energy_j": None if self.energy_j is None else dict(self.energy_j),
         }
 
@@ -96,9 +94,8 @@ class ProgramSubject:
         run = run_timed(self._program, self._clock)
         return BenchRun(
             at_s=at_s,
-            measures={WALL: run.seconds, **read_measures(run.output, self._names)},
+            measures={WALL: run.seconds, CPU: run.cpu_s, **read_measures(run.output, self._names)},
             peak_bytes=run.peak_bytes,
-            cpu_s=run.cpu_s,
             energy_j=energy_between(before, self._energy()),
         )
 
@@ -264,7 +261,7 @@ class EnergyMeter:
     def __call__(self) -> Mapping[str, float]:
         rows = self._meter.sample(self._uuids, ("energy_mj",)) if self._uuids else None
         found = {uuid: row.get("energy_mj") for uuid, row in (rows or {}).items()}
-        return {uuid: value / 1000 for uuid, value in found.items() if type(value) in (int, float)}
+        return {uuid: value / 1000 for uuid, value in found.items() if isinstance(value, int | float)}
 
     def close(self) -> None:
         self._meter.close()
@@ -346,7 +343,6 @@ def _run(raw: Any) -> BenchRun:
         at_s=float(raw["at_s"]),
         measures=measures,
         peak_bytes=None if raw["peak_bytes"] is None else int(raw["peak_bytes"]),
-        cpu_s=None if raw["cpu_s"] is None else float(raw["cpu_s"]),
         energy_j=None if raw["energy_j"] is None else {str(k): float(v) for k, v in _map(raw["energy_j"]).items()},
     )
 

@@ -75,11 +75,18 @@ class PairedGate:
     """Two sides that can be run, measured in turn: in one pair the baseline first, in the next the candidate."""
 
     def __init__(
-        self, baseline: BenchSubject, candidate: BenchSubject, requests: Sequence[LimitRequest], rule: GateRule
+        self,
+        baseline: BenchSubject,
+        candidate: BenchSubject,
+        requests: Sequence[LimitRequest],
+        rule: GateRule,
+        known: Sequence[MetricVerdict] = (),
     ) -> None:
+        """`known` are metrics that were weighed before any pair; they are decided together with the others."""
         self._sides = (baseline, candidate)
         self._requests = tuple(requests)
         self._rule = rule
+        self._known = tuple(known)
         self._pairs: list[Mapping[str, tuple[float, float]]] = []
         self._verdicts: dict[str, MetricVerdict] = {}
 
@@ -88,10 +95,13 @@ class PairedGate:
 
         Yields the number of pairs after each.
         """
+        rule = self._rule
+        if self._known and any(one.outcome == "failed" for one in self._decide().values()):
+            self._verdicts = self._decide()
+            return
         for _ in range(warmup):
             for side in self._sides:
                 side.measure()
-        rule = self._rule
         while len(self._pairs) < rule.most_pairs:
             self._pairs.append(self._measure_pair(len(self._pairs)))
             count = len(self._pairs)
@@ -123,12 +133,14 @@ class PairedGate:
         return {name: (measured[0][name], measured[1][name]) for name in names}
 
     def _decide(self) -> dict[str, MetricVerdict]:
-        limits = limits_for(list(self._pairs[0]), self._requests)
+        names = list(self._pairs[0]) if self._pairs else []
+        known = {one.limit.metric: one for one in self._known}
+        limits = [*(one.limit for one in self._known), *limits_for(names, self._requests, known)]
         if not limits:
-            raise Usage("no metric has a limit", hint=f"--limit {next(iter(self._pairs[0]))}=5%")
-        weighed: dict[str, Weighed] = {}
-        middles: dict[str, tuple[float, float]] = {}
-        for limit in limits:
+            raise Usage("no metric has a limit", hint=f"--limit {names[0]}=5%" if names else "--limit NAME=5%")
+        weighed = {name: one.weighed for name, one in known.items() if one.weighed is not None}
+        middles = {name: (one.baseline, one.candidate) for name, one in known.items()}
+        for limit in limits[len(known) :]:
             pairs = [pair[source_of(limit)] for pair in self._pairs]
             weigh = weigh_pairs if limit.quantile is None else weigh_quantile
             weighed[limit.metric] = weigh(limit, pairs, self._rule)

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
 from stoker.core.clock import Clock
 from stoker.core.errors import Usage
 from stoker.core.frozen import fresh, frozen
-from stoker.crossval.bench import ProgramSubject
-from stoker.crossval.gate import GateFacts, GateResult, PairedGate, StoredSide, decide_stored, report_of_gate
-from stoker.crossval.gate_rule import GateRule
-from stoker.crossval.gate_sides import GateSide, ProgramSide
-from stoker.crossval.measures import LimitRequest
+from stoker.crossval.bench import BenchSubject, ProgramSubject
+from stoker.crossval.gate import (
+    PERPLEXITY,
+    GateFacts,
+    GateResult,
+    PairedGate,
+    StoredSide,
+    decide_documents,
+    decide_stored,
+    report_of_gate,
+)
+from stoker.crossval.gate_rule import GateRule, MetricVerdict
+from stoker.crossval.gate_sides import GateSide, ModelSide, ProgramSide
+from stoker.crossval.measures import LimitRequest, limits_for
+from stoker.crossval.model_subject import ModelSubject, read_texts, require_same_tokens
 from stoker.crossval.report_formats import CheckReport, write_report
 from stoker.crossval.timed_run import TimedProgram
 
@@ -30,8 +41,19 @@ class GateRequest:
     rule: GateRule = fresh(factory=GateRule)
     warmup: int = 1
     timeout_s: float | None = None
+    texts: str = ""
+    """Path of the documents on which models are scored; empty: they are gated by speed alone."""
     reports: tuple[str, ...] = ()
     """Paths of the report, each in the format of its name."""
+
+
+OpenModel = Callable[[str, str], ModelSubject]
+"""Opens a model by its path, as the `baseline` or as the `candidate`."""
+
+
+def no_models(path: str, _side: str) -> ModelSubject:
+    """Refuse a model: where there is no runtime for it."""
+    raise Usage(f"{path}: a model can't be loaded here", hint="stoker gate --baseline OLD --candidate NEW")
 
 
 @frozen
@@ -42,6 +64,7 @@ class GatePlace:
     environment: Mapping[str, str]
     machine: Mapping[str, object]
     versions: Mapping[str, str]
+    open_model: OpenModel = no_models
 
 
 def run_gate(
@@ -69,32 +92,61 @@ def run_gate(
             write_report(made, path)
         return made
 
-    try:
-        baseline, candidate = read_sides()
-        if isinstance(baseline, StoredSide) and isinstance(candidate, StoredSide):
-            result = decide_stored(baseline, candidate, request.limits, request.rule)
-        else:
-            gate = _paired(request, baseline, candidate, place)
-            for _ in follow(gate.steps(warmup=request.warmup)):
-                pass
-            result = gate.result()
-    except BaseException as error:
-        report(GateResult(verdicts=()) if gate is None else gate.result(), error)
-        raise
+    with ExitStack() as opened:
+        try:
+            sides = read_sides()
+            if all(isinstance(one, StoredSide) for one in sides):
+                baseline, candidate = (one for one in sides if isinstance(one, StoredSide))
+                result = decide_stored(baseline, candidate, request.limits, request.rule)
+            else:
+                subjects = _subjects(request, sides, place, opened)
+                gate = PairedGate(*subjects, request.limits, request.rule, _perplexities(request, subjects))
+                for _ in follow(gate.steps(warmup=request.warmup)):
+                    pass
+                result = gate.result()
+        except BaseException as error:
+            report(GateResult(verdicts=()) if gate is None else gate.result(), error)
+            raise
     return result, report(result)
 
 
-def _paired(request: GateRequest, baseline: GateSide, candidate: GateSide, place: GatePlace) -> PairedGate:
-    if not isinstance(baseline, ProgramSide) or not isinstance(candidate, ProgramSide):
+def _subjects(
+    request: GateRequest, sides: Sequence[GateSide], place: GatePlace, opened: ExitStack
+) -> tuple[BenchSubject, BenchSubject]:
+    if any(isinstance(one, StoredSide) for one in sides):
         raise Usage(
             "one side can be run and the other one only has numbers",
-            hint="name a program on both sides, so that they run in turn; or measure this one with stoker bench",
+            hint="name a program or a model on both sides, so that they run in turn; or measure this one: stoker bench",
         )
 
-    def subject(side: ProgramSide) -> ProgramSubject:
-        program = TimedProgram(
-            argv=side.argv, folder=side.folder, environment=place.environment, timeout_s=request.timeout_s
-        )
-        return ProgramSubject(program, place.clock, names=[one.name for one in request.limits])
+    def subject(side: GateSide, name: str) -> BenchSubject:
+        made: BenchSubject
+        if isinstance(side, ProgramSide):
+            program = TimedProgram(
+                argv=side.argv, folder=side.folder, environment=place.environment, timeout_s=request.timeout_s
+            )
+            made = ProgramSubject(program, place.clock, names=[one.name for one in request.limits])
+        elif isinstance(side, ModelSide):
+            made = place.open_model(side.path, name)
+        else:
+            raise TypeError(side)
+        opened.callback(made.close)
+        return made
 
-    return PairedGate(subject(baseline), subject(candidate), request.limits, request.rule)
+    return subject(sides[0], "baseline"), subject(sides[1], "candidate")
+
+
+def _perplexities(request: GateRequest, subjects: Sequence[BenchSubject]) -> list[MetricVerdict]:
+    """Weigh the perplexities of two models on the documents of the request, if there are any."""
+    if not request.texts:
+        return []
+    models = [one for one in subjects if isinstance(one, ModelSubject)]
+    if len(models) < len(subjects):
+        raise Usage("texts are for models", hint="a program prints its own perplexity=…")
+    limits = limits_for([PERPLEXITY], [one for one in request.limits if one.name == PERPLEXITY])
+    if not limits:
+        return []
+    texts = read_texts(request.texts)
+    baseline, candidate = ([*one.score(texts)] for one in models)
+    require_same_tokens(*models)
+    return decide_documents(baseline, candidate, limits[0], request.rule)

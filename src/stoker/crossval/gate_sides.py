@@ -1,4 +1,4 @@
-"""What a side of a gate is, by the text that names it: a program, scored documents, a benchmark result, or a job.
+"""What a side of a gate is, by the text that names it: a program, a model, scored documents, a result, or a job.
 
 --baseline "python old.py" --candidate "python new.py"     two programs
 --baseline ../main --candidate . -- python bench.py        one program in two folders
@@ -22,6 +22,7 @@ from stoker.core.jsontext import loads
 from stoker.crossval.bench import BenchResult, is_result, read_result
 from stoker.crossval.gate import PERPLEXITY, StoredSide, read_documents
 from stoker.crossval.measures import WALL, in_one_number
+from stoker.crossval.runtimes import model_form
 from stoker.host.durable import read_regular
 from stoker.jobs.comparison import TrialFacts
 
@@ -46,7 +47,14 @@ class JobSide:
     name: str
 
 
-GateSide = ProgramSide | StoredSide
+@frozen
+class ModelSide:
+    """A model to be loaded: a file, a folder, or the address of a server."""
+
+    path: str
+
+
+GateSide = ProgramSide | ModelSide | StoredSide
 
 
 def read_side(text: str, *, folder: str, program: Sequence[str] = (), search: str | None = None) -> GateSide | JobSide:
@@ -59,6 +67,8 @@ def read_side(text: str, *, folder: str, program: Sequence[str] = (), search: st
         if not os.path.isdir(path):
             raise Usage(f"{text!r} is not a folder", hint="with a program after --, each side is a folder to run it in")
         return ProgramSide(argv=tuple(program), folder=path)
+    if model_form(text if "://" in text else path):
+        return ModelSide(path=text if "://" in text else path)
     if os.path.isfile(path):
         return _side_of_file(text, path, folder)
     words = _words(text)

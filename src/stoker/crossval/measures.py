@@ -8,7 +8,7 @@ Only names that mean one of these, or that a limit names, are read. Of several v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Literal
 
 from stoker.core.errors import Usage
@@ -22,12 +22,15 @@ MeasureSort = Literal["perplexity", "latency", "throughput", "p95", ""]
 
 WALL = "seconds"
 """The time from start to end of a program."""
+CPU = "cpu_seconds"
+"""The processor time of a program and its children, which busy neighbours change less. Only on request."""
 P95 = "p95"
 DEFAULTS: Mapping[str, float] = {"perplexity": 0.02, "latency": 0.05, "throughput": 0.05}
 """How much worse a metric of each sort may be; `p95` only on request."""
 FINEST_TIME = 0.02
 """Two copies of one program differ by up to a percent: smaller limits of times find copies, not changes."""
 _SORTS = ("perplexity", "latency", "throughput", P95)
+_TIMES = frozenset({"ms", "seconds", "time"})
 _LINE_BYTES = 1 << 20
 _MOST_VALUES = 100_000
 
@@ -133,11 +136,13 @@ def parse_limit(text: str) -> LimitRequest:
     return LimitRequest(name=name, change=change, direction=direction)
 
 
-def limits_for(measured: Sequence[str], requests: Sequence[LimitRequest]) -> list[GateLimit]:
+def limits_for(
+    measured: Sequence[str], requests: Sequence[LimitRequest], others: Container[str] = ()
+) -> list[GateLimit]:
     """Return the limit of each metric that is to be decided, in the order in which they were measured.
 
     A program's own latencies and throughputs stand for its speed; the time of the whole program is decided only if it
-    prints none of them. Raises `Usage` for a request that no metric fulfils.
+    prints none of them. `others` have their limits already. Raises `Usage` for a request that no metric fulfils.
     """
     by_name = {one.name: one for one in requests}
     has_speed = any(sort_of(name) in ("latency", "throughput") for name in measured if name != WALL)
@@ -163,7 +168,7 @@ def limits_for(measured: Sequence[str], requests: Sequence[LimitRequest]) -> lis
             for one in found
             if sort_of(one.metric) == "latency"
         ]
-    unused = [name for name, one in by_name.items() if name not in used and one.change]
+    unused = [name for name, one in by_name.items() if name not in used and one.change and name not in others]
     if unused:
         hint = f"measured: {', '.join(measured)}"
         raise Usage(f"--limit {unused[0]}: no such metric was measured on both sides", hint=hint)
@@ -171,7 +176,7 @@ def limits_for(measured: Sequence[str], requests: Sequence[LimitRequest]) -> lis
 
 
 def _limit(name: str, sort: str, change: float, direction: Direction | None) -> GateLimit:
-    if sort in ("latency", "throughput", P95):
+    if sort in ("latency", "throughput", P95) or _TIMES & set(words_of(name)):
         return time_limit(name, change, direction or _direction_of_sort(sort))
     known = direction or (Direction.SMALLER if sort == "perplexity" else known_direction(name))
     if known is None:

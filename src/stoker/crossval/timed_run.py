@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,10 +16,11 @@ from stoker.core.clock import Clock
 from stoker.core.errors import StageTimeout, WorkFailed
 from stoker.core.frozen import frozen
 from stoker.core.text import one_line
-from stoker.host.processes import Child, end_unseen, start
+from stoker.host.processes import Child, start
 
 _KEPT_BYTES = 1 << 20
 _SHOWN = 300
+_GRACE_S = 2.0
 _LOOK_S = 0.001
 """Where the kernel can't be asked to report an end, such as on macOS."""
 
@@ -71,7 +71,6 @@ def run_timed(program: TimedProgram, clock: Clock) -> TimedRun:
                 f"{program.shown}: still running after {program.timeout_s:g} s", hint="--timeout sets the limit"
             )
         ended = child.wait()
-        end_unseen(child.identity)
         if not ended.is_success:
             said = one_line(watch.text(child.stderr).strip().rpartition("\n")[2], _SHOWN)
             raise WorkFailed(
@@ -89,10 +88,7 @@ def run_timed(program: TimedProgram, clock: Clock) -> TimedRun:
         )
     finally:
         watch.close()
-        if child.poll() is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.identity.pid, signal.SIGKILL)
-            child.wait()
+        child.stop(grace_s=_GRACE_S)
 
 
 class _Watch:

@@ -159,6 +159,8 @@ def _logits(plugin: ModelPlugin, request: dict[str, Any], out: IO[str]) -> None:
     pieces = pieces_of(len(ids), chunk, None if decode_from is None else int(decode_from))
     for row in plugin.logits(ids, pieces, layers=bool(request.get("layers"))):
         _say(out, row)
+        # Each when it is there: a benchmark takes the time between two rows for that of a token.
+        out.flush()
     _say(out, {"done": len(ids)})
 
 

@@ -1,0 +1,134 @@
+"""`stoker gate` and `stoker bench` as a user gives them: exit codes, formats, and a report every time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.system.shell import Shell, finish, wait_until
+
+SAME = ("--limit", "latency=off")
+"""Without the time of the whole program, only what repeats is left: three pairs."""
+
+
+def side(perplexity: str) -> str:
+    return f"sh -c 'echo perplexity={perplexity}'"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "code", "outcome"), [("10.1", 0, "passed"), ("11", 17, "failed"), ("nan", 17, "failed")]
+)
+def test_a_gate_has_an_exit_code_and_a_report_for_each_outcome(
+    shell: Shell, candidate: str, code: int, outcome: str
+) -> None:
+    done = shell.stoker("gate", "--baseline", side("10"), "--candidate", side(candidate), *SAME)
+    assert done.code == code, done.err
+    body = json.loads((shell.folder / "stoker-out" / "gate" / "report.json").read_text())
+    assert body["outcome"] == outcome
+    assert body["about"]["pairs"] in (3, 25)
+    assert ("regression: perplexity" in done.err) is (code == 17)
+    assert "perplexity" in done.out
+
+
+def test_a_gate_that_can_not_decide_ends_with_18_and_says_what_it_would_take(shell: Shell) -> None:
+    words = ("gate", "--baseline", "sleep 0.001", "--candidate", "sleep 0.001", "--pairs", "4", "--warmup", "0")
+    done = shell.stoker(*words, "--report", "gate.xml", "--report", "gate.md", "--json")
+    assert done.code == 18
+    report, error = done.objects()
+    assert (report["outcome"], error["error"], error["exit_code"]) == ("undecided", "gate_undecided", 18)
+    assert error["data"]["pairs_needed"] == {"seconds": 7}
+    assert ET.parse(shell.folder / "gate.xml").getroot().get("errors") == "1"
+    assert "**undecided**" in (shell.folder / "gate.md").read_text()
+
+
+def test_one_program_runs_in_two_folders_and_any_format_goes_to_standard_output(shell: Shell) -> None:
+    for name, value in (("old", "10"), ("new", "10.05")):
+        (shell.folder / name).mkdir()
+        (shell.folder / name / "value").write_text(f"perplexity={value}\n")
+    words = ("gate", "--baseline", "old", "--candidate", "new", *SAME, "--format", "junit", "--", "cat", "value")
+    done = shell.stoker(*words)
+    assert done.code == 0, done.err
+    assert ET.fromstring(done.out)[0].get("tests") == "1"
+
+
+def test_results_of_benchmarks_are_gated_but_their_times_are_not_decided(shell: Shell) -> None:
+    for name in ("a", "b"):
+        done = shell.stoker("bench", "--runs", 4, "-o", f"{name}.bench.json", "--", "sh", "-c", "echo perplexity=10")
+        assert done.code == 0, done.err
+        assert "4 runs, memory" in done.out
+    gate = ("gate", "--baseline", "a.bench.json", "--candidate", "b.bench.json")
+    done = shell.stoker(*gate)
+    assert done.code == 18
+    assert "times of another moment drift" in done.err
+    assert shell.stoker(*gate, *SAME).code == 0
+
+
+def test_jobs_are_gated_by_their_metrics(shell: Shell) -> None:
+    for name, loss in (("old", "2.0"), ("new", "2.5")):
+        run = shell.stoker("run", "--name", name, "--", "sh", "-c", f"echo val_loss={loss}")
+        assert run.code == 0, run.err
+    gate = ("gate", "--baseline", "old", "--candidate", "new", *SAME, "--limit")
+    assert shell.stoker(*gate, "val_loss=10%").code == 17
+    assert shell.stoker(*gate, "val_loss=30%").code == 0
+    missing = shell.stoker("gate", "--baseline", "nowhere", "--candidate", "new")
+    assert missing.code == 1
+    assert "nowhere" in missing.err
+    assert json.loads((shell.folder / "stoker-out" / "gate" / "report.json").read_text())["outcome"] == "error"
+
+
+@pytest.mark.parametrize("command", ["gate", "bench"])
+def test_a_program_that_fails_or_is_interrupted_leaves_a_report(shell: Shell, command: str) -> None:
+    kind = {"gate": "stoker-out/gate/report.json", "bench": "stoker-out/bench/result.json"}[command]
+    report = shell.folder / kind
+
+    def start(line: str) -> subprocess.Popen[str]:
+        program = ("--", "sh", "-c", line)
+        sides = ("--baseline", ".", "--candidate", ".") if command == "gate" else ()
+        return shell.start(command, *sides, *program)
+
+    failed = finish(start("echo no memory >&2; exit 9"))
+    assert failed.code == 1
+    assert "exit status 9: no memory" in failed.err
+    assert json.loads(report.read_text())["outcome"] in ("error", "failed")
+    report.unlink()
+    running = start("echo x >> runs; test $(wc -l < runs) -lt 4 || sleep 60")
+    wait_until(lambda: (shell.folder / "runs").exists() and len((shell.folder / "runs").read_text()) >= 8)
+    running.send_signal(signal.SIGINT)
+    assert finish(running).code == 130
+    body = json.loads(report.read_text())
+    assert body["outcome"] in ("error", "interrupted")
+    assert "interrupted" in json.dumps(body)
+
+
+def test_a_gate_is_a_stage_whose_failure_has_the_gates_exit_code(shell: Shell, tmp_path: Path) -> None:
+    words = ("run", "crossval/gate", f"baseline={side('10')!r}", "limits=[latency=off]", "--name", "gate")
+    worse = shell.stoker(*words, f"candidate={side('11')!r}")
+    assert worse.code == 17, worse.err
+    assert "perplexity +10.00 %" in worse.err
+    report = shell.folder / "stoker-out" / "gate" / "report.json"
+    assert json.loads(report.read_text())["outcome"] == "failed"
+    kept = shell.stoker(*words, f"candidate={side('11')!r}", "fails=false")
+    assert kept.code == 0, kept.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("gate", "--candidate", "x"), "--baseline is missing"),
+        (("gate", "--baseline", "x", "--candidate", "y", "--report", "a.html"), "does not end with"),
+        (("gate", "--baseline", "x", "--candidate", "y", "--limit", "latency"), "is not NAME=CHANGE"),
+        (("gate", "--baseline", "x", "--candidate", "y", "--format", "yaml"), "is not one of"),
+        (("gate", "--baseline", "x", "--candidate", "y", "--confidence", "2"), "is not between"),
+        (("bench",), "either MODEL or a PROGRAM"),
+        (("bench", "notes.txt", "--", "true"), "either MODEL or a PROGRAM"),
+    ],
+)
+def test_what_is_typed_wrong_is_named(shell: Shell, words: tuple[str, ...], message: str) -> None:
+    done = shell.stoker(*words)
+    assert done.code == 2
+    assert message in done.err
