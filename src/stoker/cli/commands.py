@@ -116,7 +116,6 @@ COMMANDS = (
     Command("fixtures", "prove", "write a small model, the same on every machine", "fixtures"),
     Command("gate", "prove", "decide whether a candidate is worse than a baseline", "gate"),
     Command("bench", "prove", "measure a model or a program: throughput, latency, memory, energy", "bench"),
-    Command("clean-cache", "things", "list and clean all folders that Stoker fills", "prune:clean_cache"),
     Command("receipt", "prove", "receipts: evidence of finished work that is verified offline", "receipt:group"),
     Command("receipt show", "prove", "show the receipt of a finished job", "receipt:show"),
     Command("receipt verify", "prove", "verify receipts: digests, limits, signatures; offline", "receipt:verify"),
