@@ -139,10 +139,11 @@ def _compare(call: CommandContext, given: dict[str, Any], folder: str, name: str
 
     today = datetime.fromtimestamp(call.parts.clock.wall_s(), tz=UTC).date()
     expected = parse_xfail(given["xfail"], today) if given["xfail"] else None
+    limits = dict(map(_limit, given["limit"]))
     sides = _sides(call, given)
     request = JobRequest(
         target=RECIPE,
-        overrides=tuple(f"{key}={text_of(value)}" for key, value in _values(given, sides).items()),
+        overrides=tuple(f"{key}={text_of(value)}" for key, value in _values(given, sides, limits).items()),
         name=name,
     )
     fetcher = CommandInputFetcher(call, is_dry=given["dry_run"])
@@ -244,7 +245,7 @@ def _versions(choice: RuntimeChoice, command: PluginCommand) -> tuple[str, ...]:
     return tuple(f"{name}=={packages[name]}" for name in names)
 
 
-def _values(given: dict[str, Any], sides: Mapping[str, _Side]) -> dict[str, Any]:
+def _values(given: dict[str, Any], sides: Mapping[str, _Side], limits: dict[str, float]) -> dict[str, Any]:
     """Return the arguments of the recipe that differ from its defaults."""
     values: dict[str, Any] = {}
     for side, one in sides.items():
@@ -258,7 +259,6 @@ def _values(given: dict[str, Any], sides: Mapping[str, _Side]) -> dict[str, Any]
     options = {"text": "texts", "positions": "positions", "chunk": "chunk", "seed": "seed"}
     values |= {key: given[name] for name, key in options.items() if given[name] not in (None, [])}
     values |= {"layers": not given["no_layers"], "decode": not given["no_decode"], "strict": bool(given["strict"])}
-    limits = dict(map(_limit, given["limit"]))
     return values | ({"limits": limits} if limits else {})
 
 

@@ -131,7 +131,7 @@ class RuntimeChoice:
     def label(self) -> str:
         """What it is called in messages and reports."""
         if self.program:
-            return os.path.basename(self.program[0])
+            return os.path.basename(self.program[-1])
         words = [self.device] if self.device not in ("cpu", "server") else []
         return " ".join([self.name, *words, *([self.precision] if self.precision else [])])
 

@@ -1,0 +1,97 @@
+"""`stoker crossval` and `full-crossval` as users run them: real plug-ins in processes of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.system.shell import Done, Shell
+
+pytest.importorskip("xllamacpp")
+
+# Answers everything but the token ids: then it exits.
+CRASHES = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["op"] == "hello":
+        print(json.dumps({"v": 1, "name": "crashes", "version": "1", "can": ["logits"]}), flush=True)
+    elif request["op"] == "load":
+        ran = {"device": "cpu", "weights": "F32", "kv": "F32", "flash": False, "kernels": []}
+        print(json.dumps({"ok": True, "n_vocab": 100, "n_layers": 2, "ran": ran, "tensors": 0, "used": 0}), flush=True)
+    else:
+        print("out of luck", file=sys.err)
+        sys.exit(3)
+"""
+
+
+@pytest.fixture
+def model(shell: Shell) -> str:
+    done(shell, "fixtures", "--size", "tiny", "--output", "models/tiny", "--formats", "f32")
+    return "models/tiny/model-f32.gguf"
+
+
+def done(shell: Shell, *words: object, code: int = 0) -> Done:
+    found = shell.stoker(*words)
+    assert found.code == code, found.out + found.err
+    return found
+
+
+def report(shell: Shell, name: str = "crossval") -> Path:
+    folder = shell.folder / "stoker-out" / name
+    assert {"parity.html", "parity.md", "parity.xml", "report.json"} <= {one.name for one in folder.iterdir()}
+    return folder
+
+
+def test_a_model_is_compared_found_by_itself_and_the_second_time_nothing_runs(shell: Shell, model: str):
+    first = done(shell, "crossval", "--candidate", "llama.cpp", "--positions", "16")
+    assert "logits" in first.out
+    verdict = json.loads((report(shell) / "parity.json").read_text())
+    assert verdict["outcome"] == "passed"
+    assert verdict["candidate"]["model"] == Path(model).name
+    second = done(shell, "crossval", "--candidate", "llama.cpp", "--positions", "16")
+    assert "all 3 stages were cached" in second.out
+    shown = done(shell, "crossval", "--candidate", "llama.cpp", "--dry-run").out
+    assert "OMP_NUM_THREADS=1" in shown
+    # An expected failure that does not come is named.
+    noted = done(shell, "crossval", "--candidate", "llama.cpp", "--positions", "16", "--xfail", "x until 2027-06-01")
+    assert "remove --xfail" in noted.err
+
+
+def test_a_plug_in_that_crashes_leaves_a_report_with_its_last_words(shell: Shell, model: str):
+    (shell.folder / "crashes.py").write_text(CRASHES)
+    found = done(shell, "crossval", "--model", model, "--candidate", "./crashes.py", code=1)
+    assert "exit" in found.err
+    body = json.loads((report(shell) / "report.json").read_text())
+    assert body["outcome"] == "error"
+    assert "crashes.py" in body["reason"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--model", "nothing.gguf"), 16, "there is no model"),
+        ((), 16, "stoker fixtures"),
+        (("--model", "nothing.gguf", "--candidate", "tensorflow"), 2, "unknown runtime"),
+        (("--limit", "kl=x"), 2, "--limit kl=1e-6"),
+        (("--xfail", "because"), 2, "until YYYY-MM-DD"),
+        (("one",), 2, "two jobs"),
+    ],
+)
+def test_what_can_not_be_compared_is_named(shell: Shell, words: tuple[str, ...], code: int, said: str):
+    found = done(shell, "crossval", *words, code=code)
+    assert said in found.err
+
+
+def test_two_jobs_differ_first_in_their_config_and_their_numbers_decide(shell: Shell):
+    for name, loss in (("before", 0.5), ("same", 0.5), ("after", 0.25)):
+        done(shell, "run", "--name", name, f"loss={loss}", "--", "sh", "-c", "echo loss={loss}")
+    same = json.loads(done(shell, "crossval", "before", "same", "--json").out.splitlines()[-1])
+    assert (same["outcome"], same["first_difference"]) == ("passed", None)
+    found = done(shell, "crossval", "before", "after", code=1)
+    assert "first difference: config" in found.out
+    assert report(shell)
+    assert "numbers=1e-6" in done(shell, "crossval", "before", "after", "--limit", "kl=1", code=2).err
+    done(shell, "crossval", "before", "after", "--limit", "numbers=0.9")
