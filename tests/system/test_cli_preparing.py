@@ -17,8 +17,8 @@ from stoker.core.clock import SystemClock
 from stoker.host.identity import rows
 from stoker.host.locks import FileLock
 from stoker.jobs.pack.environment_files import gather
+from stoker.store.environment_cache import EnvironmentCache, key_of
 from stoker.worker.environments.environment_builder import Maker
-from stoker.worker.environments.environment_cache import EnvironmentCache, key_of
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, wait_until
 from tests.unit.worker.tiny_wheels import locked_project, wheel

@@ -19,6 +19,7 @@ from stoker.host.folders import HomeFolder
 from stoker.host.locks import is_locked
 from stoker.host.resources import folder_bytes
 from stoker.jobs.upkeep import FORGOTTEN_S, CleanupResult, Rubbish, remove_all, sweep_uploads
+from stoker.store.environment_cache import EnvironmentCache, EnvironmentPrunePlan, drop
 from stoker.store.local_store import LocalStore
 from stoker.store.objects.local import LocalObjects
 from stoker.store.places import StorePaths, list_quarantine, names_in
@@ -27,7 +28,6 @@ from stoker.store.refs import refuse_if_damaged, refuse_if_refs_damaged
 from stoker.transfer.download.partial import PART, unfinished_of
 from stoker.transfer.hub.hub_cache import HubCache, UnfinishedDownload
 from stoker.transfer.trees.holdings import idle_incoming
-from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentPrunePlan, drop
 from stoker.worker.preparation.workspaces import Workspaces
 
 QUARANTINE_S = 30 * 86400.0

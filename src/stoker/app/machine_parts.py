@@ -203,8 +203,8 @@ _LEAST_GIB = 10
 
 def maker_of(settings: AppSettings, clock: Clock, *, user: OtherUser | None = None) -> Maker:
     """Return what finds and makes environments here, as a job's user if one is given. Nothing is looked at yet."""
+    from stoker.store.environment_cache import EnvironmentCache
     from stoker.worker.environments.environment_builder import Maker
-    from stoker.worker.environments.environment_cache import EnvironmentCache
 
     return Maker(
         shelf=EnvironmentCache(settings.envs, clock=clock),

@@ -21,10 +21,10 @@ from stoker.core.errors import Usage
 from stoker.core.text import counted, format_size
 from stoker.devices.this_machine import submitter_name
 from stoker.jobs.upkeep import CleanupResult, Rubbish, clear_rubbish, find_rubbish, sweep_uploads, why_kept, why_let_go
+from stoker.store.environment_cache import EnvironmentPrunePlan, drop, offer
 from stoker.store.prune import PruneDecision, Removal, candidates, carry_out, decide_prune, young_bytes
 from stoker.store.records import Record
 from stoker.views.text_tables import ago, table
-from stoker.worker.environments.environment_cache import EnvironmentPrunePlan, drop, offer
 
 if TYPE_CHECKING:
     from stoker.protocol.view_messages import PruneView

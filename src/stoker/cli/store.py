@@ -22,6 +22,7 @@ from stoker.jobs.request import JobRequest
 from stoker.jobs.rerun import AdoptionApproval, adopt_stage
 from stoker.jobs.results import keys_of_job, keys_of_stage
 from stoker.jobs.upkeep import LeasedStoreWriter
+from stoker.store.environment_cache import label_of
 from stoker.store.local_store import LocalStore
 from stoker.store.places import QuarantinedItem, list_quarantine
 from stoker.store.prune import all_records, resolve
@@ -29,7 +30,6 @@ from stoker.store.put import PutRequest, StoredTree, add_row, survey
 from stoker.store.records import Record
 from stoker.store.refs import PUT, check_ref_name, list_pins, list_refs, pin, remove_ref, unpin
 from stoker.views.text_tables import ago, table
-from stoker.worker.environments.environment_cache import label_of
 
 if TYPE_CHECKING:
     from stoker.api.fleet_job import FleetJob

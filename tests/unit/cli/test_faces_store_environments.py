@@ -15,7 +15,7 @@ from stoker.api.app_parts import AppSettings
 from stoker.app import App
 from stoker.core.clock import FakeClock
 from stoker.host.identity import mine
-from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentReady
+from stoker.store.environment_cache import EnvironmentCache, EnvironmentReady
 
 IDLE, BUSY = "a" * 64, "b" * 64
 

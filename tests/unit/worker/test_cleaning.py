@@ -32,13 +32,13 @@ from stoker.host.identity import mine
 from stoker.host.resources import folder_bytes
 from stoker.jobs import upkeep
 from stoker.jobs.upkeep import FORGOTTEN_S, UPLOAD_GRACE_S, CleanupResult, find_rubbish, why_kept, why_let_go
+from stoker.store.environment_cache import EnvironmentCache, EnvironmentReady, offer
 from stoker.store.local_store import LocalStore
 from stoker.store.objects.local import LocalObjects
 from stoker.store.places import set_aside
 from stoker.store.prune import candidates, decide_prune
 from stoker.store.refs import pin, remove_ref
 from stoker.transfer.trees.holdings import INCOMING_GRACE_S
-from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentReady, offer
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import BIG, commit, found, key_of, make_store, put_contents, put_in
 

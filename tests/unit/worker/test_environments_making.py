@@ -30,9 +30,7 @@ from stoker.host.user_switch import start_as
 from stoker.host.users import OtherUser, why_not_allowed
 from stoker.jobs.pack.environment_files import gather
 from stoker.protocol.environment_messages import own_digest
-from stoker.worker.environments import environment_builder
-from stoker.worker.environments.environment_builder import Maker
-from stoker.worker.environments.environment_cache import (
+from stoker.store.environment_cache import (
     EnvironmentCache,
     EnvironmentFailed,
     EnvironmentImpossible,
@@ -40,6 +38,8 @@ from stoker.worker.environments.environment_cache import (
     key_of,
     prune,
 )
+from stoker.worker.environments import environment_builder
+from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.environments.uv import Build, Python, commands, lay_out
 from tests.unit.worker.tiny_wheels import locked_project, maker_in, wheel
 
@@ -552,7 +552,7 @@ def test_the_environments_of_many_users_are_read_once(open_path: Path, monkeypat
         read.append(path)
         return read_regular(path, most_bytes)
 
-    monkeypatch.setattr("stoker.worker.environments.environment_cache.read_regular", read_and_count)
+    monkeypatch.setattr("stoker.store.environment_cache.read_regular", read_and_count)
     assert maker.report_for(users)["impossible"] == {"a" * 64: "no wheel"}
     assert len(read) == len(set(read)) == 3
 

@@ -11,7 +11,7 @@ import pytest
 from stoker.core.clock import FakeClock
 from stoker.host.identity import mine
 from stoker.host.locks import FileLock
-from stoker.worker.environments.environment_cache import (
+from stoker.store.environment_cache import (
     EnvironmentCache,
     EnvironmentPrunePlan,
     EnvironmentReady,

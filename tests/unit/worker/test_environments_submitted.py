@@ -16,10 +16,10 @@ from stoker.jobs.pack.code_tree import PreparedSubmission
 from stoker.jobs.request import JobRequest
 from stoker.jobs.submission import prepare
 from stoker.protocol.view_messages import AttemptView, JobDetails, JobView
+from stoker.store.environment_cache import EnvironmentReady
 from stoker.views.fleet_lines import python_lines
 from stoker.worker.assignment import Assignment
 from stoker.worker.attempt_child import build_assignment
-from stoker.worker.environments.environment_cache import EnvironmentReady
 from tests.unit.jobs.conftest import Office
 
 PROGRAM = ("python", "train.py")

@@ -21,10 +21,10 @@ from stoker.core.frozen import changed
 from stoker.core.job import EnvironmentChoice, InputKind, JobInput
 from stoker.host.identity import mine, of_pid
 from stoker.jobs.pack.environment_files import gather
+from stoker.store.environment_cache import EnvironmentImpossible, EnvironmentReady, key_of
 from stoker.store.memo import digest_path
 from stoker.transfer.trees import tree_sources
 from stoker.transfer.trees.tree_sources import CoordinatorSource, TransferBackoff
-from stoker.worker.environments.environment_cache import EnvironmentImpossible, EnvironmentReady, key_of
 from stoker.worker.preparation import input_fetch, workspaces
 from stoker.worker.preparation.input_check import InputStatus, PresentInputs, refusal_by_tree, what_is_missing
 from stoker.worker.preparation.prepare_child import (

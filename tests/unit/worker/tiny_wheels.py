@@ -7,8 +7,8 @@ import sys
 import zipfile
 
 from stoker.core.clock import SystemClock
+from stoker.store.environment_cache import EnvironmentCache
 from stoker.worker.environments.environment_builder import Maker
-from stoker.worker.environments.environment_cache import EnvironmentCache
 
 
 def wheel(folder, name, version="1.0", *, tag="py3-none-any", needs=(), code=""):

@@ -31,7 +31,7 @@ from stoker.host.processes import stop_group
 from stoker.host.users import OtherUser, may_execute, no_such_program
 from stoker.jobs.pack.environment_files import LOCK, EnvironmentSources, gather
 from stoker.protocol.environment_messages import PYTHON, choose, no_python, own_digest, why_none
-from stoker.worker.environments.environment_cache import (
+from stoker.store.environment_cache import (
     FORGET_S,
     EnvironmentAnswer,
     EnvironmentCache,

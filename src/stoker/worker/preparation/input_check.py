@@ -20,6 +20,7 @@ from stoker.jobs.program import RECIPE
 from stoker.protocol.environment_messages import PYTHON
 from stoker.protocol.job_checks import AT, code_of, start_of, why_not_accepted, why_not_in_tree
 from stoker.protocol.lease_messages import Grant
+from stoker.store.environment_cache import EnvironmentImpossible, EnvironmentReady
 from stoker.store.local_store import LocalStore
 from stoker.store.memo import known_tree
 from stoker.store.records import Record
@@ -29,7 +30,6 @@ from stoker.transfer.hub.listing import Repo, Revision, is_commit, read_repo
 from stoker.transfer.hub.repository import RepoRequest, fetch_repository, first_cause
 from stoker.transfer.trees.holdings import held_tree
 from stoker.worker.environments.environment_builder import Maker, gather_choice
-from stoker.worker.environments.environment_cache import EnvironmentImpossible, EnvironmentReady
 from stoker.worker.preparation.workspaces import NEW, REPOSITORY, DataCache, Workspaces, place_data
 
 # What a job needs and this machine lacks. Pure: checks and fetches are elsewhere.

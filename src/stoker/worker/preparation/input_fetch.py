@@ -28,6 +28,7 @@ from stoker.core.frozen import frozen
 from stoker.core.job import JobInput
 from stoker.core.text import counted, format_size
 from stoker.protocol.lease_messages import Grant
+from stoker.store.environment_cache import EnvironmentFailed, EnvironmentImpossible
 from stoker.store.local_store import LocalStore
 from stoker.store.memo import read_tree, unread_bytes
 from stoker.store.tree_views import open_view
@@ -37,7 +38,6 @@ from stoker.transfer.trees.holdings import held_tree
 from stoker.transfer.trees.tree_download import TreeFetchEstimate, receive_tree
 from stoker.transfer.trees.tree_sources import TransferBackoff, TreeSourceFinder
 from stoker.worker.environments.environment_builder import Maker
-from stoker.worker.environments.environment_cache import EnvironmentFailed, EnvironmentImpossible
 from stoker.worker.preparation.input_check import (
     CODE,
     InputStatus,
