@@ -314,6 +314,34 @@ class TrialsCancelled(WorkFailed, code="trials_cancelled", exit_code=1):
     """Trials of a sweep were cancelled one by one (`stoker cancel NAME/2`); the others continued."""
 
 
+class PluginFailed(WorkFailed, code="plugin_failed", exit_code=1):
+    """A plug-in of a comparison reported that it can't do what was requested. `data` has its own code and its log."""
+
+
+class PluginCrashed(PluginFailed, code="plugin_crashed", exit_code=1):
+    """A plug-in exited in the middle of a request. `data` has the signal or the exit status, and its log."""
+
+
+class PluginTimeout(PluginFailed, code="plugin_timeout", exit_code=1):
+    """A plug-in did not respond in time, and was stopped."""
+
+
+class PluginInvalid(PluginFailed, code="plugin_invalid", exit_code=1):
+    """A plug-in's response is not what the protocol requires: no JSON, an endless line, another shape or order."""
+
+
+class PluginNotFinite(PluginFailed, code="plugin_not_finite", exit_code=1):
+    """A model computed NaN or infinity. `data` has the position and the layer."""
+
+
+class SilentFallback(WorkFailed, code="silent_fallback", exit_code=1):
+    """A runtime did not take the promised path: another device, another precision, tensors that it left out."""
+
+
+class ReferenceNotBuilt(WorkFailed, code="reference_not_built", exit_code=1):
+    """The reference can't be installed on this machine. `data` has what the installer printed."""
+
+
 class Cancelled(WorkFailed, code="cancelled", exit_code=130):
     """The user cancelled it (Ctrl-C)."""
 

@@ -1,0 +1,294 @@
+"""Runtimes by name: what each can do, which models it reads, and how its plug-in is started.
+
+    torch                        transformers in the interpreter that has it
+    torch,device=cuda,precision=bf16,python=../venv
+    llama.cpp                    the reference of `stoker reference fetch`, or a package of that interpreter
+    onnx
+    http://127.0.0.1:8080/v1     a server with completions
+    ./my_plugin.py               any program that speaks the protocol
+
+A plug-in gets an environment of our own: the determinism of C-37, variables that find libraries and devices, and those
+that a choice names with `env=`. Tokens and passwords of the caller are not among them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+
+from stoker.core.device import VENDORS
+from stoker.core.errors import MissingExtra, Usage
+from stoker.core.frozen import changed, frozen
+from stoker.core.text import did_you_mean, whole_number
+from stoker.crossval.plugin_lines import PluginCommand
+from stoker.crossval.plugin_messages import LoadRequest
+from stoker.host.install import packages_in
+from stoker.host.interpreter import find_python
+
+SEED = 42
+PRECISIONS = ("f32", "f16", "bf16", "4bit")
+PROGRAM = "program"
+
+
+@frozen
+class Runtime:
+    """One kind of plug-in that ships."""
+
+    name: str
+    about: str
+    reads: tuple[str, ...]
+    """Forms of a model: `gguf`, `safetensors`, `onnx`, `server`."""
+    can: tuple[str, ...]
+    devices: tuple[str, ...]
+    precisions: tuple[str, ...] = ()
+    """That can be requested; none: the file's own."""
+    needs: tuple[tuple[str, ...], ...] = ()
+    """Distributions that its interpreter must have, one of each group."""
+    module: str = ""
+
+
+RUNTIMES = {
+    one.name: one
+    for one in (
+        Runtime(
+            name="torch",
+            about="transformers on torch",
+            reads=("safetensors", "gguf"),
+            can=("tokenize", "logits", "layers", "replay"),
+            devices=("cpu", "cuda"),
+            precisions=PRECISIONS,
+            needs=(("torch",), ("transformers",)),
+            module="torch_plugin",
+        ),
+        Runtime(
+            name="llama.cpp",
+            about="the C++ reference, on GGUF files",
+            reads=("gguf",),
+            can=("tokenize", "logits", "layers"),
+            devices=("cpu",),
+            needs=(("xllamacpp", "llama-cpp-python"),),
+            module="llama_plugin",
+        ),
+        Runtime(
+            name="onnx",
+            about="ONNX Runtime on an export without a cache",
+            reads=("onnx",),
+            can=("tokenize", "logits", "layers"),
+            devices=("cpu", "cuda"),
+            needs=(("onnxruntime", "onnxruntime-gpu"), ("numpy",)),
+            module="onnx_plugin",
+        ),
+        Runtime(
+            name="server",
+            about="a server with the completions interface of OpenAI",
+            reads=("server",),
+            can=("tokenize", "logits"),
+            devices=("server",),
+            module="server_plugin",
+        ),
+    )
+}
+
+_KEYS = ("device", "precision", "python", "threads", "env")
+_FINDS = ("HOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME")
+"""Variables that find programs, libraries and folders."""
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_THREADS = (
+    "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS",
+    "RUST_TEST_THREADS", "VECLIB_MAXIMUM_THREADS",
+)  # fmt: skip
+# The packages of an interpreter without Stoker: of ours, the modules of plug-ins alone can be imported there.
+_BOOT = """
+import sys, types, runpy
+name, folder = sys.argv[1:3]
+sys.path[:1] = []
+for parent, path in (("stoker", []), ("stoker.crossval", []), ("stoker.crossval.plugins", [folder])):
+    module = sys.modules[parent] = types.ModuleType(parent)
+    module.__path__ = path
+runpy.run_module(f"stoker.crossval.plugins.{name}", run_name="__main__", alter_sys=True)
+"""
+_PLUGINS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "plugins")
+
+
+@frozen
+class RuntimeChoice:
+    """A runtime as a person chose it."""
+
+    name: str
+    """One of `RUNTIMES`, or `program`."""
+    device: str = "cpu"
+    precision: str = ""
+    python: str = ""
+    """Its interpreter; empty: the first one that has what it needs."""
+    threads: int = 1
+    variables: tuple[str, ...] = ()
+    """Names of variables of the caller that its plug-in gets, too: a server's key."""
+    url: str = ""
+    program: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages and reports."""
+        if self.program:
+            return os.path.basename(self.program[0])
+        words = [self.device] if self.device not in ("cpu", "server") else []
+        return " ".join([self.name, *words, *([self.precision] if self.precision else [])])
+
+    def load_request(self, model: str, *, sha256: str = "", seed: int = SEED) -> LoadRequest:
+        """Return the request with which its plug-in loads a model."""
+        return LoadRequest(
+            model=self.url or model,
+            sha256="" if self.url else sha256,
+            precision=self.precision,
+            threads=self.threads,
+            seed=seed,
+            device=self.device,
+        )
+
+
+@frozen
+class RuntimePlaces:
+    """Where runtimes are looked for."""
+
+    environment: Mapping[str, str]
+    folder: str
+    """Where the command was typed."""
+    own_prefix: str = sys.prefix
+    own_python: str = sys.executable
+    reference: str = ""
+    """Interpreter of the fetched reference; empty: none was fetched."""
+
+
+def read_runtime(text: str) -> RuntimeChoice:
+    """Parse a choice: a name, an address or a program, then `,key=value`. Raises `Usage`."""
+    first, *rest = text.split(",")
+    made = _named(first)
+    fields: dict[str, object] = {}
+    for word in rest:
+        key, mark, value = word.partition("=")
+        if not mark or key not in _KEYS or not value:
+            hint = did_you_mean(key, _KEYS) or f"keys are {', '.join(_KEYS)}"
+            raise Usage(f"{text}: {word!r} is no key=value of a runtime", hint=hint)
+        if key == "env":
+            fields["variables"] = (*fields.get("variables", ()), value)  # type: ignore[misc]  # a tuple, if it is there
+        else:
+            fields[key] = value
+    if "threads" in fields:
+        fields["threads"] = threads = whole_number(fields["threads"]) or 0
+        if not 1 <= threads <= 4096:
+            raise Usage(f"{text}: threads is a whole number from 1 to 4096")
+    made = changed(made, **fields)
+    _check(made, text)
+    return made
+
+
+def runtimes_for(model: str) -> tuple[str, ...]:
+    """Return the names of runtimes that read a model, by its form; none if the form is unknown."""
+    form = model_form(model)
+    return tuple(one.name for one in RUNTIMES.values() if form in one.reads)
+
+
+def model_form(model: str) -> str:
+    """Return the form of a model: `gguf`, `onnx`, `safetensors`, `server`; empty: unknown."""
+    if model.startswith(("http://", "https://")):
+        return "server"
+    for form in ("gguf", "onnx", "safetensors"):
+        if model.endswith(f".{form}"):
+            return form
+    names = os.listdir(model) if os.path.isdir(model) else []
+    if any(name.endswith(".safetensors") for name in names):
+        return "safetensors"
+    return "onnx" if "model.onnx" in names else ""
+
+
+def plugin_command(choice: RuntimeChoice, at: RuntimePlaces, *, seed: int = SEED) -> PluginCommand:
+    """Return how the plug-in of a choice is started. Raises `MissingExtra` if no interpreter has what it needs."""
+    env = plugin_environment(choice, at.environment, seed=seed)
+    if choice.program:
+        return PluginCommand(label=choice.label, argv=choice.program, env=env, cwd=at.folder)
+    runtime = RUNTIMES[choice.name]
+    python = _python_for(runtime, choice, at)
+    # Nothing in the folder of the call may replace what the plug-in imports.
+    return PluginCommand(label=choice.label, argv=(python, "-c", _BOOT, runtime.module, _PLUGINS), env=env)
+
+
+def plugin_environment(choice: RuntimeChoice, environment: Mapping[str, str], *, seed: int = SEED) -> dict[str, str]:
+    """Return all variables of a plug-in: those of determinism, those that find things, and the ones that it names."""
+    prefixes = tuple(prefix for vendor in VENDORS.values() for prefix in vendor.variable_prefixes)
+    kept = {name: value for name, value in environment.items() if name in _FINDS or name.startswith(prefixes)}
+    named = {name: environment[name] for name in choice.variables if name in environment}
+    return {**kept, **_OFFLINE, **determinism(choice.threads, seed), **named}
+
+
+def determinism(threads: int, seed: int) -> dict[str, str]:
+    """Return the variables under which equal inputs give equal results (C-37)."""
+    return {
+        **dict.fromkeys(_THREADS, str(threads)),
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        # llama.cpp would start a debugger when it aborts.
+        "GGML_NO_BACKTRACE": "1",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": str(seed),
+        "STOKER_DETERMINISTIC": "1",
+        "STOKER_SEED": str(seed),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def install_line(runtime: Runtime, python: str) -> str:
+    """Return the line to type that installs what a runtime needs."""
+    if runtime.name == "llama.cpp":
+        return "stoker reference fetch"
+    return f"{python} -m pip install {' '.join(group[0] for group in runtime.needs)}"
+
+
+def _named(first: str) -> RuntimeChoice:
+    if first.startswith(("http://", "https://")):
+        return RuntimeChoice(name="server", device="server", url=first)
+    if os.sep in first or first.endswith(".py"):
+        # A script by its name alone is one of this folder.
+        program = (sys.executable, first) if first.endswith(".py") and not os.access(first, os.X_OK) else (first,)
+        return RuntimeChoice(name=PROGRAM, program=program)
+    if first == "server" or first not in RUNTIMES:
+        hint = did_you_mean(first, RUNTIMES) or "a name, the address of a server, or the path of a program"
+        raise Usage(f"unknown runtime {first!r}; there are {', '.join(RUNTIMES)}", hint=hint)
+    return RuntimeChoice(name=first)
+
+
+def _check(choice: RuntimeChoice, text: str) -> None:
+    if choice.name == PROGRAM:
+        return
+    runtime = RUNTIMES[choice.name]
+    if choice.device.partition(":")[0] not in runtime.devices:
+        raise Usage(f"{text}: {choice.name} has no device {choice.device}; it has {', '.join(runtime.devices)}")
+    if choice.precision and choice.precision not in runtime.precisions:
+        has = f"it has {', '.join(runtime.precisions)}" if runtime.precisions else "the file has its own"
+        raise Usage(f"{text}: {choice.name} has no precision {choice.precision}; {has}")
+
+
+def _python_for(runtime: Runtime, choice: RuntimeChoice, at: RuntimePlaces) -> str:
+    """Return the interpreter for a runtime: the named one, the reference's, ours, that of the folder."""
+    if choice.python:
+        return find_python(choice.python, folder=at.folder, environment=at.environment, own_prefix=at.own_prefix).path
+    if runtime.name == "llama.cpp" and at.reference:
+        return at.reference
+    found = find_python("", folder=at.folder, environment=at.environment, own_prefix=at.own_prefix).path
+    for python in filter(None, (at.own_python, found)):
+        prefix = at.own_prefix if python == at.own_python else os.path.dirname(os.path.dirname(python))
+        if not missing_packages(runtime, packages_in(prefix)):
+            return python
+    missing = missing_packages(runtime, packages_in(at.own_prefix))
+    raise MissingExtra(
+        f"{runtime.name} needs {', '.join(missing)}, which neither Stoker's Python nor that of this folder has",
+        hint=f"{install_line(runtime, at.own_python)}, or name an interpreter: {runtime.name},python=PATH",
+        runtime=runtime.name,
+        missing=list(missing),
+    )
+
+
+def missing_packages(runtime: Runtime, packages: Iterable[str]) -> tuple[str, ...]:
+    """Return the distributions that a runtime needs and an interpreter lacks."""
+    present = set(packages)
+    return tuple(group[0] for group in runtime.needs if not present & set(group))
