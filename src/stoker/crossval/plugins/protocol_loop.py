@@ -63,6 +63,9 @@ def serve(make: Callable[[], ModelPlugin]) -> None:
     for line in sys.stdin.buffer:
         _answer(held, make, line, out)
         out.flush()
+    sys.stderr.flush()
+    # Some libraries take seconds to unload.
+    os._exit(0)
 
 
 def pack(values: Any) -> str:
