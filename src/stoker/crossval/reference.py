@@ -11,8 +11,11 @@ import hashlib
 import os
 import platform
 import re
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from stoker.core.clock import Clock
 from stoker.core.digests import digest_value
@@ -33,6 +36,7 @@ from stoker.crossval.reference_check import check_reference, write_check_model
 from stoker.crossval.runtimes import RuntimeChoice, RuntimePlaces, plugin_command
 from stoker.host.command_runner import ProbeOutput, SubprocessRunner
 from stoker.host.durable import read_regular, translated, write_file
+from stoker.host.identity import ProcessIdentity
 from stoker.host.install import diagnose, find_uv, packages_in, uv_environment, without_secrets
 from stoker.host.locks import FileLock
 from stoker.host.resources import folder_bytes
@@ -127,6 +131,30 @@ def find_reference(shelf: EnvironmentCache, tag: str = "") -> Reference | None:
     return next((one for one in known if wanted in (None, (one.distribution, one.version))), None)
 
 
+@contextmanager
+def use_reference(shelf: EnvironmentCache, tag: str = "", *, owner: ProcessIdentity) -> Iterator[Reference]:
+    """Return an installed reference for a block: while `owner` lives and is in it, no prune deletes it.
+
+    Raises `MissingExtra` if there is none.
+    """
+    found = require_reference(shelf, tag)
+    name = f"crossval-{owner.pid}-{secrets.token_hex(4)}"
+    shelf.mark(found.key, owner, name)
+    try:
+        yield found
+    finally:
+        shelf.unmark(found.key, name)
+
+
+def require_reference(shelf: EnvironmentCache, tag: str = "") -> Reference:
+    """Return an installed reference. Raises `MissingExtra` if there is none."""
+    found = find_reference(shelf, tag)
+    if found is None:
+        which = f"the reference {tag}" if tag else "the C++ reference"
+        raise MissingExtra(f"{which} is not installed", hint=f"stoker reference fetch{f' --tag {tag}' if tag else ''}")
+    return found
+
+
 def fetch_reference(
     places: ReferencePlaces, tag: str = "", *, forces: bool = False, cleans: bool = False, say: Say
 ) -> FetchedReference:
@@ -146,7 +174,11 @@ def fetch_reference(
         is_there = known is not None and shelf.find(digest, key) is not None
         if known is not None and is_there and not forces:
             say(f"checking llama.cpp {known.tag}")
-            _check(places, known.interpreter)
+            try:
+                _check(places, known.interpreter)
+            except StokerError as error:
+                error.add_hint(f"install it again: stoker reference fetch --tag {known.tag} --force")
+                raise
             shelf.use(key)
             return FetchedReference(reference=known, is_new=False, removed=removed)
         began_s = clock.monotonic_s()
@@ -215,7 +247,8 @@ def _commands(
     if uv:
         if not again:
             yield making, (uv, "venv", "--no-project", "--python", places.base_python, venv)
-        words = [*(["--no-build"] if is_wheel else []), *(["--reinstall"] if again else [])]
+        # Copies: damage here must not reach the cache from which it is installed again.
+        words = ["--link-mode=copy", *(["--no-build"] if is_wheel else []), *(["--reinstall"] if again else [])]
         yield installing, (uv, "pip", "install", *words, "--python", python, requirement)
         return
     if not again:
@@ -236,7 +269,7 @@ def _run(places: ReferencePlaces, argv: Sequence[str], requirement: str) -> None
     lines = [without_secrets(line) for line in f"{reply.out}\n{reply.err}".splitlines() if line.strip()]
     text = " ".join(lines)
     why = diagnose(lines, reply.exit_code, where=platform.machine()).why
-    data = {"requirement": requirement, "output": lines[-_SHOWN_LINES:]}
+    data: dict[str, Any] = {"requirement": requirement, "output": lines[-_SHOWN_LINES:]}
     if _FULL.search(text):
         raise NoSpace(f"{requirement}: {why}", **data)
     if _NETWORK.search(text):
@@ -325,12 +358,3 @@ def _python_version(venv: str) -> str:
     text = read_regular(os.path.join(venv, "pyvenv.cfg"), _LARGEST_RECORD).decode("utf-8", "replace")
     lines = dict(line.split(" = ", 1) for line in text.splitlines() if " = " in line)
     return lines.get("version_info", "") or lines.get("version", "")
-
-
-def require_reference(shelf: EnvironmentCache, tag: str = "") -> Reference:
-    """Return an installed reference. Raises `MissingExtra` if there is none."""
-    found = find_reference(shelf, tag)
-    if found is None:
-        which = f"the reference {tag}" if tag else "the C++ reference"
-        raise MissingExtra(f"{which} is not installed", hint=f"stoker reference fetch{f' --tag {tag}' if tag else ''}")
-    return found

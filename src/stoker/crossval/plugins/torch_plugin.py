@@ -128,9 +128,9 @@ class TorchPlugin(ModelPlugin):
         given = given.to(self._device, dtype if dtype.is_floating_point else model.dtype)
         with torch.no_grad():
             if layer == len(self._layers):
-                return _float(self._behind_layers(torch, model, given)[0]).numpy().tobytes()
+                return _bytes(self._behind_layers(torch, model, given)[0])
             args, words = self._call_of(torch, model, layer, given.shape[1])
-            return _float(_hidden(self._layers[layer](given, *args, **words))[0]).numpy().tobytes()
+            return _bytes(_hidden(self._layers[layer](given, *args, **words))[0])
 
     def _read(self, torch: Any, precision: str, device: str) -> tuple[Any, set[str], set[str]]:
         """Return the model, the names of parameters that its file lacks, and those of tensors that it does not use."""
@@ -343,6 +343,11 @@ def _hidden(made: Any) -> Any:
 
 def _float(values: Any) -> Any:
     return values.detach().float().cpu().contiguous()
+
+
+def _bytes(values: Any) -> bytes:
+    made: bytes = _float(values).numpy().tobytes()
+    return made
 
 
 def _count_tensors(path: str) -> int:
