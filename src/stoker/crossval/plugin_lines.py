@@ -76,10 +76,6 @@ class PluginConnection(Closable):
         """The end of what it has printed on standard error."""
         return bytes(self._log).decode("utf-8", "replace")
 
-    @property
-    def pid(self) -> int:
-        return self._child.identity.pid
-
     def send(self, line: bytes) -> None:
         """Send a request. It goes out while `receive` waits, as far as the plug-in reads it."""
         self._require_open()

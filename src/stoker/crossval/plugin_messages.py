@@ -108,7 +108,7 @@ class PluginRow:
 
     pos: int
     layer: str | None = None
-    values: memoryview = memoryview(b"").cast("f")
+    values: memoryview[float] = memoryview(b"").cast("f")
     """float32; empty if there is only `top`."""
     top: tuple[tuple[int, float], ...] = ()
     """Ids with their logprobs."""
@@ -146,7 +146,7 @@ def read_loaded(fields: ResponseFields) -> Loaded:
     )
 
 
-def require_finite(values: memoryview, *, layer: str | None, pos: int | None = None) -> None:
+def require_finite(values: memoryview[float], *, layer: str | None, pos: int | None = None) -> None:
     """Raise `InvalidResponse` if a number is NaN or infinite."""
     import numpy as np
 
@@ -269,7 +269,7 @@ class ResponseFields:
             raise self._wrong(name, f"a list of ids below {limit}")
         return tuple(value or ())
 
-    def vector(self, name: str, count: int | None) -> memoryview:
+    def vector(self, name: str, count: int | None) -> memoryview[float]:
         """Return float32 numbers; `count` of them, if it is known."""
         value = self._fields.get(name)
         try:

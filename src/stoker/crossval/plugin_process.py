@@ -71,11 +71,6 @@ class Plugin(Closable):
         """The end of what it has printed on standard error."""
         return self._lines.log
 
-    @property
-    def pid(self) -> int:
-        """Of its process, to measure what that takes."""
-        return self._lines.pid
-
     def close(self) -> None:
         self._lines.close()
 
@@ -121,7 +116,7 @@ class Plugin(Closable):
         while (row := self._row(rows)) is not None:
             yield row
 
-    def replay(self, layer: int, values: memoryview | bytes) -> memoryview:
+    def replay(self, layer: int, values: memoryview[float] | bytes) -> memoryview[float]:
         """Return what a layer makes of the hidden states of a whole sequence, float32, a row per position.
 
         The layer behind the last one is the final norm with the head: its rows are logits.
@@ -134,7 +129,7 @@ class Plugin(Closable):
         width = loaded.n_vocab if layer == loaded.n_layers else loaded.width
         expected = len(data) // (4 * loaded.width) * width
 
-        def read(fields: ResponseFields) -> memoryview:
+        def read(fields: ResponseFields) -> memoryview[float]:
             made = fields.vector("output", expected)
             require_finite(made, layer=f"l_out-{layer}")
             return made

@@ -11,8 +11,11 @@ import hashlib
 import os
 import platform
 import re
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from stoker.core.clock import Clock
 from stoker.core.digests import digest_value
@@ -33,6 +36,7 @@ from stoker.crossval.reference_check import check_reference, write_check_model
 from stoker.crossval.runtimes import RuntimeChoice, RuntimePlaces, plugin_command
 from stoker.host.command_runner import ProbeOutput, SubprocessRunner
 from stoker.host.durable import read_regular, translated, write_file
+from stoker.host.identity import ProcessIdentity
 from stoker.host.install import diagnose, find_uv, packages_in, uv_environment, without_secrets
 from stoker.host.locks import FileLock
 from stoker.host.resources import folder_bytes
@@ -127,6 +131,30 @@ def find_reference(shelf: EnvironmentCache, tag: str = "") -> Reference | None:
     return next((one for one in known if wanted in (None, (one.distribution, one.version))), None)
 
 
+@contextmanager
+def use_reference(shelf: EnvironmentCache, tag: str = "", *, owner: ProcessIdentity) -> Iterator[Reference]:
+    """Return an installed reference for a block: while `owner` lives and is in it, no prune deletes it.
+
+    Raises `MissingExtra` if there is none.
+    """
+    found = require_reference(shelf, tag)
+    name = f"crossval-{owner.pid}-{secrets.token_hex(4)}"
+    shelf.mark(found.key, owner, name)
+    try:
+        yield found
+    finally:
+        shelf.unmark(found.key, name)
+
+
+def require_reference(shelf: EnvironmentCache, tag: str = "") -> Reference:
+    """Return an installed reference. Raises `MissingExtra` if there is none."""
+    found = find_reference(shelf, tag)
+    if found is None:
+        which = f"the reference {tag}" if tag else "the C++ reference"
+        raise MissingExtra(f"{which} is not installed", hint=f"stoker reference fetch{f' --tag {tag}' if tag else ''}")
+    return found
+
+
 def fetch_reference(
     places: ReferencePlaces, tag: str = "", *, forces: bool = False, cleans: bool = False, say: Say
 ) -> FetchedReference:
@@ -143,36 +171,54 @@ def fetch_reference(
     shelf.make_locks()
     with FileLock(shelf.lock_path(key), "fetches the reference", wait_s=_LOCK_WAIT_S, clock=clock):
         known = _read(shelf, key)
-        if known is not None and not forces and shelf.find(digest, key) is not None:
+        is_there = known is not None and shelf.find(digest, key) is not None
+        if known is not None and is_there and not forces:
             say(f"checking llama.cpp {known.tag}")
-            _check(places, known.interpreter)
+            try:
+                _check(places, known.interpreter)
+            except StokerError as error:
+                error.add_hint(f"install it again: stoker reference fetch --tag {known.tag} --force")
+                raise
             shelf.use(key)
             return FetchedReference(reference=known, is_new=False, removed=removed)
-        shelf.remove(key)
-        shelf.make(key)
-        try:
-            made = _install(places, key, f"{distribution}=={version}", say)
-        except BaseException:
-            shelf.remove(key)
-            raise
+        began_s = clock.monotonic_s()
+        _install(places, key, f"{distribution}=={version}", say, again=is_there)
+        made = _checked(places, key, f"{distribution}=={version}", say, began_s)
         write_file(_record_path(shelf, key), dumps({"v": _FORMAT, **fields_of(made)}, indent=1).encode())
         _keep(shelf, made, digest)
     return FetchedReference(reference=made, is_new=True, removed=removed)
 
 
-def _install(places: ReferencePlaces, key: str, requirement: str, say: Say) -> Reference:
-    began_s = places.clock.monotonic_s()
+def _install(places: ReferencePlaces, key: str, requirement: str, say: Say, *, again: bool) -> None:
+    """Make its environment; one that works already stays if the installer fails."""
+    shelf = places.shelf
+    if not again:
+        shelf.remove(key)
+        shelf.make(key)
+    try:
+        for what, argv in _commands(places, shelf.venv(key), requirement, again=again):
+            say(what)
+            _run(places, argv, requirement)
+    except BaseException:
+        if not again:
+            shelf.remove(key)
+        raise
+
+
+def _checked(places: ReferencePlaces, key: str, requirement: str, say: Say, began_s: float) -> Reference:
+    """Return the reference of an environment that was made; one that fails its check is deleted."""
     venv = places.shelf.venv(key)
     python = os.path.join(venv, "bin", "python")
     distribution, _, version = requirement.partition("==")
-    for what, argv in _commands(places, venv, requirement):
-        say(what)
-        _run(places, argv, requirement)
-    found = packages_in(venv).get(distribution, "")
-    if found != version:
-        raise ReferenceNotBuilt(f"the environment has {distribution} {found or 'not at all'}, not {version}")
-    say(f"checking {requirement}")
-    build = _check(places, python)
+    try:
+        found = packages_in(venv).get(distribution, "")
+        if found != version:
+            raise ReferenceNotBuilt(f"the environment has {distribution} {found or 'not at all'}, not {version}")
+        say(f"checking {requirement}")
+        build = _check(places, python)
+    except StokerError:
+        places.shelf.remove(key)
+        raise
     library = build.get("library", "")
     return Reference(
         distribution=distribution,
@@ -189,7 +235,9 @@ def _install(places: ReferencePlaces, key: str, requirement: str, say: Say) -> R
     )
 
 
-def _commands(places: ReferencePlaces, venv: str, requirement: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _commands(
+    places: ReferencePlaces, venv: str, requirement: str, *, again: bool
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Return the commands that make its environment, each with what it does."""
     is_wheel = requirement.startswith(f"{WHEEL}==")
     python = os.path.join(venv, "bin", "python")
@@ -197,14 +245,17 @@ def _commands(places: ReferencePlaces, venv: str, requirement: str) -> Iterator[
     making = f"making an environment of {places.base_python}"
     installing = f"installing {requirement}" if is_wheel else f"building {requirement}: this takes minutes"
     if uv:
-        binary = ("--no-build",) if is_wheel else ()
-        yield making, (uv, "venv", "--no-project", "--python", places.base_python, venv)
-        yield installing, (uv, "pip", "install", *binary, "--python", python, requirement)
+        if not again:
+            yield making, (uv, "venv", "--no-project", "--python", places.base_python, venv)
+        # Copies: damage here must not reach the cache from which it is installed again.
+        words = ["--link-mode=copy", *(["--no-build"] if is_wheel else []), *(["--reinstall"] if again else [])]
+        yield installing, (uv, "pip", "install", *words, "--python", python, requirement)
         return
-    binary = ("--only-binary=:all:",) if is_wheel else ()
-    yield making, (places.base_python, "-m", "venv", venv)
+    if not again:
+        yield making, (places.base_python, "-m", "venv", venv)
+    words = [*(["--only-binary=:all:"] if is_wheel else []), *(["--force-reinstall"] if again else [])]
     quiet = ("--disable-pip-version-check", "--no-input", "--progress-bar=off")
-    yield installing, (python, "-m", "pip", "install", *quiet, *binary, requirement)
+    yield installing, (python, "-m", "pip", "install", *quiet, *words, requirement)
 
 
 def _run(places: ReferencePlaces, argv: Sequence[str], requirement: str) -> None:
@@ -218,7 +269,7 @@ def _run(places: ReferencePlaces, argv: Sequence[str], requirement: str) -> None
     lines = [without_secrets(line) for line in f"{reply.out}\n{reply.err}".splitlines() if line.strip()]
     text = " ".join(lines)
     why = diagnose(lines, reply.exit_code, where=platform.machine()).why
-    data = {"requirement": requirement, "output": lines[-_SHOWN_LINES:]}
+    data: dict[str, Any] = {"requirement": requirement, "output": lines[-_SHOWN_LINES:]}
     if _FULL.search(text):
         raise NoSpace(f"{requirement}: {why}", **data)
     if _NETWORK.search(text):
@@ -307,12 +358,3 @@ def _python_version(venv: str) -> str:
     text = read_regular(os.path.join(venv, "pyvenv.cfg"), _LARGEST_RECORD).decode("utf-8", "replace")
     lines = dict(line.split(" = ", 1) for line in text.splitlines() if " = " in line)
     return lines.get("version_info", "") or lines.get("version", "")
-
-
-def require_reference(shelf: EnvironmentCache, tag: str = "") -> Reference:
-    """Return an installed reference. Raises `MissingExtra` if there is none."""
-    found = find_reference(shelf, tag)
-    if found is None:
-        which = f"the reference {tag}" if tag else "the C++ reference"
-        raise MissingExtra(f"{which} is not installed", hint=f"stoker reference fetch{f' --tag {tag}' if tag else ''}")
-    return found

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from stoker.core.device import VENDORS
 from stoker.core.errors import MissingExtra, Usage
 from stoker.core.frozen import changed, frozen
-from stoker.core.text import did_you_mean, whole_number
+from stoker.core.text import did_you_mean
 from stoker.crossval.plugin_lines import PluginCommand
 from stoker.crossval.plugin_messages import LoadRequest
 from stoker.host.install import packages_in
@@ -175,9 +175,10 @@ def read_runtime(text: str) -> RuntimeChoice:
         else:
             fields[key] = value
     if "threads" in fields:
-        fields["threads"] = threads = whole_number(fields["threads"]) or 0
-        if not 1 <= threads <= 4096:
-            raise Usage(f"{text}: threads is a whole number from 1 to 4096")
+        text_of = str(fields["threads"])
+        fields["threads"] = int(text_of) if text_of.isascii() and text_of.isdecimal() and len(text_of) < 5 else 0
+        if fields["threads"] == 0:
+            raise Usage(f"{text}: threads is a whole number from 1 to 9999")
     made = changed(made, **fields)
     _check(made, text)
     return made
@@ -251,9 +252,10 @@ def _named(first: str) -> RuntimeChoice:
         # A script by its name alone is one of this folder.
         program = (sys.executable, first) if first.endswith(".py") and not os.access(first, os.X_OK) else (first,)
         return RuntimeChoice(name=PROGRAM, program=program)
-    if first == "server" or first not in RUNTIMES:
-        hint = did_you_mean(first, RUNTIMES) or "a name, the address of a server, or the path of a program"
-        raise Usage(f"unknown runtime {first!r}; there are {', '.join(RUNTIMES)}", hint=hint)
+    named = [name for name in RUNTIMES if name != "server"]
+    if first not in named:
+        hint = did_you_mean(first, named) or "a name, the address of a server, or the path of a program"
+        raise Usage(f"unknown runtime {first!r}; there are {', '.join(named)}", hint=hint)
     return RuntimeChoice(name=first)
 
 

@@ -63,6 +63,9 @@ def serve(make: Callable[[], ModelPlugin]) -> None:
     for line in sys.stdin.buffer:
         _answer(held, make, line, out)
         out.flush()
+    sys.stderr.flush()
+    # Some libraries take seconds to unload.
+    os._exit(0)
 
 
 def pack(values: Any) -> str:
@@ -159,8 +162,6 @@ def _logits(plugin: ModelPlugin, request: dict[str, Any], out: IO[str]) -> None:
     pieces = pieces_of(len(ids), chunk, None if decode_from is None else int(decode_from))
     for row in plugin.logits(ids, pieces, layers=bool(request.get("layers"))):
         _say(out, row)
-        # Each when it is there: a benchmark takes the time between two rows for that of a token.
-        out.flush()
     _say(out, {"done": len(ids)})
 
 

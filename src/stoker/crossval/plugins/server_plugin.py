@@ -55,13 +55,16 @@ class ServerPlugin(ModelPlugin):
             raise PluginError("load_failed", f"{self._base} has no model {model}; it has {', '.join(names) or 'none'}")
         self._model = model or next(iter(names), "")
         about = names.get(self._model, {}).get("meta") or {}
-        self._n_vocab = int(about.get("n_vocab") or 0) if isinstance(about, dict) else 0
+        about = about if isinstance(about, dict) else {}
+        self._n_vocab = int(about.get("n_vocab") or 0)
+        # llama.cpp says `all F32`, `mostly Q8_0`.
+        weights = str(about.get("ftype") or "").rpartition(" ")[2]
         self._next([0])
         return {
             "n_vocab": self._n_vocab,
             "n_layers": 0,
             "width": 0,
-            "ran": {"device": "server", "weights": "", "kv": "", "flash": False, "kernels": []},
+            "ran": {"device": "server", "weights": weights, "kv": "", "flash": False, "kernels": []},
             "tensors": 0,
             "used": 0,
             "tokenizer_sha256": "",

@@ -88,7 +88,7 @@ class TorchPlugin(ModelPlugin):
             },
             "tensors": tensors,
             "used": min(tensors, own) if self._path.endswith(".gguf") else tensors - len(unused),
-            "tokenizer_sha256": self._vocabulary_digest(),
+            "tokenizer_sha256": self._vocabulary_digest(self._head_rows()),
         }
 
     def tokenize(self, text: str, *, special: bool) -> Sequence[int]:
@@ -128,9 +128,9 @@ class TorchPlugin(ModelPlugin):
         given = given.to(self._device, dtype if dtype.is_floating_point else model.dtype)
         with torch.no_grad():
             if layer == len(self._layers):
-                return _float(self._behind_layers(torch, model, given)[0]).numpy().tobytes()
+                return _bytes(self._behind_layers(torch, model, given)[0])
             args, words = self._call_of(torch, model, layer, given.shape[1])
-            return _float(_hidden(self._layers[layer](given, *args, **words))[0]).numpy().tobytes()
+            return _bytes(_hidden(self._layers[layer](given, *args, **words))[0])
 
     def _read(self, torch: Any, precision: str, device: str) -> tuple[Any, set[str], set[str]]:
         """Return the model, the names of parameters that its file lacks, and those of tensors that it does not use."""
@@ -168,13 +168,14 @@ class TorchPlugin(ModelPlugin):
             )
         return self._tokenizer
 
-    def _vocabulary_digest(self) -> str:
+    def _vocabulary_digest(self, count: int) -> str:
         try:
             tokenizer = self._read_tokenizer()
         except (OSError, ValueError, KeyError, TypeError, ImportError):
             # A model without a tokenizer: `tokenize` will say why.
             return ""
-        tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        # transformers adds names of its own behind the model's tokens.
+        tokens = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), count))))
         return vocabulary_digest((one or "").encode("utf-8", "replace") for one in tokens)
 
     def _required_model(self) -> Any:
@@ -214,7 +215,7 @@ class TorchPlugin(ModelPlugin):
 
     @contextmanager
     def _kept_layers(self, *, is_wanted: bool) -> Iterator[dict[str, Any]]:
-        """Keep the input of the first layer and the output of each, under llama.cpp's names."""
+        """Keep the input of the first layer, the output of each and the input of the head, under llama.cpp's names."""
         kept: dict[str, Any] = {}
         hooks = []
         if is_wanted:
@@ -230,6 +231,12 @@ class TorchPlugin(ModelPlugin):
 
             hooks = [self._layers[0].register_forward_pre_hook(keep_first, with_kwargs=True)]
             hooks += [layer.register_forward_hook(keep(f"l_out-{at}")) for at, layer in enumerate(self._layers)]
+            head = self._model.get_output_embeddings()
+
+            def keep_norm(_module: Any, args: Any) -> None:
+                kept["result_norm"] = args[0][0]
+
+            hooks += [] if head is None else [head.register_forward_pre_hook(keep_norm)]
         try:
             yield kept
         finally:
@@ -336,6 +343,11 @@ def _hidden(made: Any) -> Any:
 
 def _float(values: Any) -> Any:
     return values.detach().float().cpu().contiguous()
+
+
+def _bytes(values: Any) -> bytes:
+    made: bytes = _float(values).numpy().tobytes()
+    return made
 
 
 def _count_tensors(path: str) -> int:
