@@ -72,6 +72,10 @@ class PluginConnection(Closable):
         self._selector.register(self._stderr, selectors.EVENT_READ)
 
     @property
+    def pid(self) -> int:
+        return self._child.identity.pid
+
+    @property
     def log(self) -> str:
         """The end of what it has printed on standard error."""
         return bytes(self._log).decode("utf-8", "replace")

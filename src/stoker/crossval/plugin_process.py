@@ -71,6 +71,11 @@ class Plugin(Closable):
         """The end of what it has printed on standard error."""
         return self._lines.log
 
+    @property
+    def pid(self) -> int:
+        """Of its process, to measure what that takes."""
+        return self._lines.pid
+
     def close(self) -> None:
         self._lines.close()
 
