@@ -46,7 +46,7 @@ def test_a_manifest_is_tried_submitted_and_its_job_submitted_again_with_other_va
     ((fault),) = tried["faults"]
     assert (fault["line"], fault["key"]) == (5, "jobs[0].after[0]")
     status, refused = post(fleet, "/v1/manifests", sent)
-    assert (status // 100, refused["error"]) == (4, "invalid_manifest")
+    assert (status // 100, refused["error"]) == (4, "manifest_faults")
     assert fleet.client().jobs().total == 0, "all or none"
 
     sent["text"] = f"{JOBS}sweep = {{ lr = [0.1, 0.2] }}"
@@ -69,7 +69,7 @@ def test_a_manifest_is_tried_submitted_and_its_job_submitted_again_with_other_va
     assert (made.job, made.differs) == ("small", ("model.trees: 200 → 50",))
     assert made.command == "stoker submit --again trees/2 model.trees=50 --name small"
     story = client.job("small")
-    assert (story.spec.args["lr"], story.spec.args["model"]["trees"], story.job.number) == (0.2, 50, 0)
+    assert (story.spec.args["lr"], story.spec.args["model"]["trees"], story.job.name) == (0.2, 50, "small")
     with pytest.raises(BadInput, match="nothing differs from trees/2"):
         client.repeat("trees/2", RepeatJobRequest())
 

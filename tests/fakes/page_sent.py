@@ -75,5 +75,5 @@ class PageSent(MemoryMonitor):
         if not request.dry_run:
             self._act(*("again", self._find(ref).name, request.changes, request.program))
         return RepeatView(
-            job=request.name or "resnet-1", differs=request.changes, command=command, answer=answer("resnet-1")
+            job=request.name or "resnet/2", differs=request.changes, command=command, answer=answer("resnet-1")
         )

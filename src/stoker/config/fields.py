@@ -496,7 +496,9 @@ def read_as(
     make: Callable[[FileDiagnostics, LocatedValue | None], T],
     data: bytes | None = None,
 ) -> T:
-    """Read a cluster file or a manifest, and build its object from its tree. With its `data` no file is read.
+    """Read a cluster file or a manifest, and build its object from its tree.
+
+    With its `data` no file is read, and all places are known from the start.
 
     `make` raises `InvalidInput`. It gets no tree if the file can't be read to its end; the faults have the reason. A
     file that does not exist, may not be read or is too large is an error at once.
@@ -504,9 +506,9 @@ def read_as(
     They may be larger than a configuration: ten thousand machines with two devices each are 350,000 values of YAML.
     """
     try:
-        return make(*_opened(what, name, path, data, is_placed=False))
+        return make(*_opened(what, name, path, data, is_placed=data is not None))
     except InvalidInput:
-        if not path.endswith(".toml"):
+        if not path.endswith(".toml") or data is not None:
             raise
     # Now there is a place to point at.
     return make(*_opened(what, name, path, data, is_placed=True))

@@ -1,5 +1,8 @@
 """A fleet's job again with other values: the same code, data and environment, all of which the coordinator has.
 
+It is a new job, unless only such values differ that do not change its result (`memory`, `timeout`): then it is the same
+one, with other requirements.
+
 `settings_to_change` needs the job's spec alone. `RepeatBuilder` makes the spec of the new job. Values are checked as
 those of any request are, and no file is read: arguments that name files of the submitting machine can't be changed.
 """
@@ -164,18 +167,11 @@ class RepeatBuilder:
             split_recipe=spec.split_recipe,
             train_hosts=spec.train_hosts,
         )
-        if new_id == spec.id:
-            hint = f"change a value; as it is it starts again by: stoker jobs requeue {shlex.quote(spec.shown)}"
-            raise BadInput(f"nothing differs from {spec.shown}", hint=hint)
         timeout = args.get("timeout") if spec.recipe == RECIPE else None
         is_other_timeout = timeout and timeout != spec.args.get("timeout")
         fields = {
             **fields_of(spec),
             "id": new_id,
-            "name": request.name or name_again(spec),
-            "number": 0,
-            "label": "",
-            "point": {},
             "schema_version": recipe.version,
             "args": stored,
             "identity": identity,
@@ -185,7 +181,13 @@ class RepeatBuilder:
         }
         if spec.recipe == RECIPE:
             fields |= unfilled_words(_words_of(request, spec), args["argv"])
-        return RepeatedJob(spec=checked_spec(**fields), notes=(*notes, *more))
+        if new_id != spec.id:
+            fields |= {"name": request.name or name_again(spec), "number": 0, "label": "", "point": {}}
+        new = checked_spec(**fields)
+        if new_id == spec.id and not differences(spec, new):
+            hint = f"change a value; as it is it starts again by: stoker jobs requeue {shlex.quote(spec.shown)}"
+            raise BadInput(f"nothing differs from {spec.shown}", hint=hint)
+        return RepeatedJob(spec=new, notes=(*notes, *more))
 
     def _program_args(
         self,

@@ -41,7 +41,7 @@ def stored(spec: JobSpec) -> JobSpec:
 def again(office: Office, spec: JobSpec, *changes: str, **more: Any) -> RepeatedJob:
     builder = changed(office.builder, readable=(), folder="/elsewhere")
     shapes = PlanShapes(builder, CodeIdentity(str(office.folder / "code.json")))
-    made = RepeatBuilder(builder, shapes).repeat(stored(spec), RepeatRequest(changes=changes, **more))
+    made = RepeatBuilder(builder=builder, shapes=shapes).repeat(stored(spec), RepeatRequest(changes=changes, **more))
     assert identity_fault(made.spec) == "", "a coordinator accepts it"
     return made
 
@@ -104,6 +104,7 @@ def test_settings_move_what_the_job_requires_and_nothing_else_of_it(office: Offi
     assert (new.requirements.wish, new.requirements.vram_bytes) == (DevicePreference.REQUIRE, 6 << 30)
     assert (new.requirements.cores, new.requirements.ram_bytes) == (5, wanted.ram_bytes)
     assert new.timeout_s == 7200.0
+    assert (new.id, new.name) == (program.id, program.name), "no value of its result differs: it is the same job"
     with pytest.raises(InvalidArgs, match="shares"):
         again(office, program, "shares=true")
 
@@ -151,6 +152,8 @@ def test_a_job_that_is_no_other_is_no_new_job(office: Office, program: JobSpec) 
     with pytest.raises(BadInput, match="nothing differs from net") as raised:
         again(office, program)
     assert "stoker jobs requeue net" in raised.value.hint
+    with pytest.raises(BadInput, match="nothing differs from net"):
+        again(office, program, "lr=1e-3")
     with pytest.raises(BadInput, match="can't be a job's name"):
         again(office, program, "lr=1", name="a/b")
 

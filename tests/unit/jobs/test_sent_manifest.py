@@ -48,7 +48,7 @@ def test_the_jobs_are_those_of_the_file_submitted_from_its_folder(reader: Reader
     made = reader.read(f"{SUM}sweep = {{ plus = [1, 2, 3] }}\npriority = 4")
     assert made.diagnostics == ()
     ((entry),) = made.entries
-    assert (entry.name, entry.line, entry.does, entry.count, entry.why_not) == ("added", 2, "test/sum", 3, "")
+    assert (entry.name, entry.line, entry.does, entry.count, entry.why_not) == ("added", 1, "test/sum", 3, "")
     assert made.prepared is not None
     jobs = made.prepared.jobs
     assert [(one.name, one.number, one.label, one.priority, one.folder) for one in jobs] == [
@@ -120,7 +120,7 @@ def test_programs_need_their_folder_and_the_faults_of_others_are_still_found(rea
     assert [one.key for one in made.diagnostics] == ["jobs[1].hyper.values"]
     program, added = made.entries
     assert program.why_not == "its command runs code of the manifest's folder; and so is env"
-    assert (program.does, added.faults) == ("python train.py", 1)
+    assert (program.does, program.line, added.faults, added.line) == ("python train.py", 1, 1, 6)
     alone = reader.read('[[jobs]]\nname = "p"\ncommand = "python train.py"')
     assert (alone.prepared, alone.diagnostics) == (None, ())
 

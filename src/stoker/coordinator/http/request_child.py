@@ -203,7 +203,9 @@ def _repeat(question: dict[str, Any]) -> dict[str, Any]:
         changes=tuple(asked["changes"]), words=None if words is None else tuple(words), name=asked["name"]
     )
     builder, code = _builder()
-    made = RepeatBuilder(builder, PlanShapes(builder, code)).repeat(JobSpec.from_json(question["spec"]), request)
+    made = RepeatBuilder(builder=builder, shapes=PlanShapes(builder, code)).repeat(
+        JobSpec.from_json(question["spec"]), request
+    )
     return {"spec": made.spec.to_json(), "notes": list(made.notes)}
 
 

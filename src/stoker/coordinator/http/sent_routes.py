@@ -6,18 +6,18 @@ Both are checked in a child process (`request_child`); what they make is submitt
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
 
-from fastapi import Body, Request, Response
+from fastapi import Request, Response
 
-from stoker.coordinator.http.access import Who
+from stoker.coordinator.http.access import Who, changes_only, recorded
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import Ref, RouteTable, answer, body_of, headers_of, read_body, read_message
 from stoker.coordinator.http.job_routes import JobRoutes
 from stoker.coordinator.http.request_child import RequestChecks, SentManifest
+from stoker.coordinator.queue.commands import RequeueJobs
 from stoker.coordinator.storage.tree_storage import CoordinatorTrees
 from stoker.core.errors import Diagnostic, InvalidInput, InvalidManifest, NotFound, Refused
-from stoker.core.job import JobSpec
+from stoker.core.job import JobSpec, JobState
 from stoker.jobs.repeated_job import (
     RepeatRequest,
     command_line,
@@ -106,7 +106,7 @@ class SentRoutes:
         )
         return answer(form)
 
-    async def repeat(self, ref: Ref, who: Who, asked: Annotated[RepeatJobRequest, Body()]) -> Response:
+    async def repeat(self, ref: Ref, who: Who, asked: RepeatJobRequest) -> Response:
         """Submit a job again with other values: the same code, data and environment, which are stored here.
 
         With `dry_run`, say what would be submitted: all errors are in the response then.
@@ -129,11 +129,18 @@ class SentRoutes:
             jobs=(made.spec,), submitter=asked.submitter, source=command[:MOST_SOURCE], dry_run=asked.dry_run
         )
         submitted = await self._jobs.submit_checked(submission, who)
+        notes = made.notes
+        if made.spec.id == spec.id and JobState(submitted.jobs[0].state).is_terminal:
+            # The same job with other requirements, which has ended.
+            notes = (*notes, f"it is the same job, which is {submitted.jobs[0].state}: it is started again")
+            if not asked.dry_run:
+                by = recorded(who, asked.submitter)
+                await self._context.ask(RequeueJobs(jobs=(spec.id,), by=by, only_of=changes_only(who)))
         return answer(
             RepeatView(
                 job=made.spec.shown,
                 differs=differences(spec, made.spec),
-                notes=made.notes,
+                notes=notes,
                 command=command,
                 answer=submitted,
             )
