@@ -45,15 +45,18 @@ def test_a_manifest_is_tried_submitted_and_its_job_submitted_again_with_other_va
     assert (status, tried["answer"]) == (200, None)
     ((fault),) = tried["faults"]
     assert (fault["line"], fault["key"]) == (5, "jobs[0].after[0]")
-    status, refused = post(fleet, "/v1/manifests", sent)
-    assert (status // 100, refused["error"]) == (4, "manifest_faults")
-    assert fleet.client().jobs().total == 0, "all or none"
-
     sent["text"] = f"{JOBS}sweep = {{ lr = [0.1, 0.2] }}"
     assert post(fleet, "/v1/manifests", {**sent, "dry_run": True})[1]["answer"]["counts"]["new"] == 2
-    assert fleet.client().jobs().total == 0
+    assert fleet.client().jobs().total == 0, "a dry run submits nothing"
     assert post(fleet, "/v1/manifests", sent)[1]["answer"]["counts"]["new"] == 2
-    assert post(fleet, "/v1/manifests", sent)[1]["answer"]["counts"]["known"] == 2
+    sent["text"] = f'{JOBS}hyper = {{ data = "../../etc/passwd" }}'
+    status, refused = post(fleet, "/v1/manifests", sent)
+    assert (status // 100, refused["error"], refused["hint"]) == (
+        4,
+        "manifest_faults",
+        "type there: stoker submit m.toml",
+    )
+    assert fleet.client().jobs().total == 2, "all or none"
 
     client = fleet.client()
     form = client.repeat_form("trees/2")

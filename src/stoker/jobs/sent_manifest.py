@@ -132,7 +132,7 @@ def needs_of_folder(checked: CheckedJob) -> str:
 
 
 def may_name_file(text: str) -> bool:
-    """Return True for a text that may name a file, a folder or a repository: `data/x`, `~`, `people.csv`."""
+    """Return True for a text that may name a file, a folder or a repository: such as one with a slash or a suffix."""
     return bool(set(text) & _OF_PATHS) or text in (".", "..") or _SUFFIX.search(text) is not None
 
 

@@ -29,7 +29,7 @@ from stoker.jobs.repeated_job import (
     words_of_line,
 )
 from stoker.jobs.sent_manifest import SentDiagnostic
-from stoker.protocol.job_messages import MOST_SOURCE, Submission
+from stoker.protocol.job_messages import JOB_BODY, MOST_SOURCE, Submission
 from stoker.protocol.sent_messages import (
     MOST_MANIFEST_BYTES,
     FaultView,
@@ -153,7 +153,7 @@ class SentRoutes:
         raw = (await read(reader.specs, [job.seq])).get(job.seq)
         if raw is None:
             raise NotFound(f"there is no job {ref!r} any more")
-        return job.name, JobSpec.from_json({**raw, "id": job.id})
+        return job.name, JOB_BODY.validate_python({**raw, "id": job.id})
 
     def _is_known(self, name: str) -> bool:
         try:
