@@ -322,7 +322,7 @@ def _run_again(page: Page, shell: Shell) -> None:
     assert tried.code == 0, tried.err
     assert "program: python3 train.py ends → python3 train.py soon" in tried.out
     wrong = shell.stoker("submit", "--again", "ends", "-y", "memory=lots", "folder=/etc")
-    assert (wrong.code, wrong.err.count("folder names code, data or environment")) == (2, 1), wrong.err
+    assert (wrong.code, wrong.err.count("folder names code, data or environment")) == (28, 1), wrong.err
     _drop_manifest(page)
     page.goto(page.url.partition("#")[0] + "#/machines")
 
