@@ -29,6 +29,8 @@ CHANGES = (
     ("POST", "/v1/jobs/priority"),
     ("POST", "/v1/machines/desk/drain"),
     ("POST", "/v1/simulate"),
+    ("POST", "/v1/manifests"),
+    ("POST", "/v1/jobs/train/again"),
     ("DELETE", "/v1/sessions"),
 )
 
@@ -146,6 +148,10 @@ def test_a_session_makes_no_codes_and_ends_with_its_token(fleet: Fleet):
     assert browser.log_in(made.token) == 200
     assert browser.page("POST", "/v1/sessions/codes")[0] == 403
     assert browser.page("POST", "/v1/machines/desk/drain")[0] == 403, "it has the role of its token"
+    reader = Browser(fleet.url)
+    assert reader.log_in(admin.make_token(TokenRequest(name="bert", role=Role.READ)).token) == 200
+    for path in ("/v1/manifests", "/v1/jobs/train/again", "/v1/jobs/train/cancel"):
+        assert reader.page("POST", path, {"dry_run": True})[0] == 403, path
     admin.revoke_token(made.view.id)
     assert browser.ask("GET", "/v1/jobs")[0] == 401
     assert browser.ask("GET", "/v1/stream")[0] == 401

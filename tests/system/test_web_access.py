@@ -185,6 +185,44 @@ def test_keys_alone_complete_every_action(desk: Desk):
     assert keys.done() == ("open", "desk", None)
 
 
+def test_keys_alone_submit_a_job_again_with_another_value(desk: Desk):
+    keys, page = Keys(desk), desk.page
+    desk.go("#/job/resnet%2F1", "val_loss")
+    keys.press("again with changes…")
+    page.get_by_role("heading", name="resnet/1 again").wait_for()
+    keys.reach("lr")
+    keys.keyboard.press("ControlOrMeta+a")
+    keys.keyboard.type("x")
+    keys.press("check")
+    page.get_by_role("region", name="errors").filter(has_text="x is no number").wait_for()
+    assert not (found := wrong(desk)), "\n".join(found)
+    page.get_by_label("lr").fill("0.2")
+    keys.press("check")
+    page.get_by_text("queue position 1").wait_for()
+    assert not (found := wrong(desk)), "\n".join(found)
+    keys.press("submit 1 job…")
+    keys.answer("submit the job")
+    assert keys.done() == ("again", "resnet/1", ("lr=0.2",), None)
+
+
+def test_keys_alone_submit_a_manifest(desk: Desk):
+    keys, page = Keys(desk), desk.page
+    desk.go("#/", "Pending by reason")
+    keys.press("submit a manifest…")
+    page.get_by_role("heading", name="Submit a manifest").wait_for()
+    keys.reach("manifest")
+    for text, shown in (("wrong", "no argument"), ("command", "a browser sends no code"), ("jobs", "queue position 1")):
+        page.get_by_label("manifest", exact=True).set_input_files(
+            {"name": "grid.toml", "mimeType": "application/toml", "buffer": text.encode()}
+        )
+        page.locator("main").get_by_text(shown).first.wait_for()
+        assert not (found := wrong(desk)), "\n".join(found)
+    keys.press("submit 1 job…")
+    keys.answer("submit 1 job")
+    assert keys.done() == ("manifest", "grid.toml", "jobs")
+    page.wait_for_url("**/#/jobs")
+
+
 def test_a_wrong_answer_is_said_in_the_dialog_and_changes_nothing(desk: Desk):
     keys, before = Keys(desk), len(desk.monitor.done)
     desk.go("#/machines", "lab1")

@@ -123,6 +123,37 @@ def test_a_simulation_is_asked_by_keys_alone_and_its_change_is_in_the_link(share
     expect(page.get_by_role("alert")).to_contain_text("did you mean 'rtx-4090'?")
 
 
+DROP = """(file) => {
+  const carried = new DataTransfer();
+  carried.items.add(new File([file.text], file.name));
+  return carried;
+}"""
+
+
+def drop(page: Page, name: str, text: str) -> None:
+    """Drop a file on the page, as from a file manager."""
+    carried = page.evaluate_handle(DROP, {"name": name, "text": text})
+    for kind in ("dragover", "drop"):
+        page.dispatch_event("main", kind, {"dataTransfer": carried})
+
+
+def test_a_manifest_is_dropped_and_its_markup_is_text(shared: Desk):
+    page, before = shared.page, len(shared.monitor.done)
+    shared.go("#/jobs", "resnet/10")
+    drop(page, f"x{MARKUP}.toml", "command")
+    expect(page.get_by_role("status").filter(has_text="needs more than this file")).to_be_visible()
+    expect(page.locator("main")).to_contain_text(f"its command runs code of the manifest's folder {MARKUP}")
+    expect(page.get_by_role("button", name="submit 1 job")).to_have_count(0)
+    drop(page, "photo.png", "x")
+    expect(page.locator(".messages")).to_contain_text("photo.png is no manifest")
+    shared.go("#/machines", "Who ran what where")
+    drop(page, "m.toml", "jobs")
+    assert page.url.endswith("#/machines"), "only pages of jobs take manifests"
+    assert shared.monitor.done[before:] == []
+    assert page.locator("img").count() == 0
+    assert shared.tab.complaints == []
+
+
 def test_changes_appear_without_a_reload(shared: Desk):
     shared.go(JOB, "val_loss")
     expect(shared.page.locator(".connection")).to_contain_text("live")
@@ -262,10 +293,64 @@ def _submit(shell: Shell, *names: str) -> None:
 def _see_machine(page: Page) -> None:
     """Look at what the worker measured of its host; what a host does not have is not zero."""
     page.get_by_role("link", name="desk", exact=True).click()
-    expect(page.get_by_role("img", name="2 attempts of 2 jobs")).to_be_visible()
+    expect(page.get_by_role("img", name="3 attempts of 3 jobs")).to_be_visible()
     host = page.get_by_role("row", name="host, no accelerators")
     expect(host).to_contain_text(re.compile(r"[0-9.]+ GiB in use"))
     expect(host.get_by_role("cell").nth(2)).to_have_text("–")
+
+
+def _run_again(page: Page, shell: Shell) -> None:
+    """Run the job that failed again with another word in its program, then drop a manifest; end at the machines."""
+    page.goto(page.url.partition("#")[0] + "#/job/fails")
+    page.get_by_role("link", name="again with changes…").click()
+    program = page.get_by_label("program")
+    expect(program).to_have_value("python3 train.py fails")
+    program.fill("python3 train.py 'ends")
+    page.get_by_role("button", name="check").click()
+    expect(page.get_by_role("region", name="errors")).to_contain_text("close the quotes")
+    program.fill("python3 train.py ends")
+    page.get_by_label("name", exact=True).fill("ends")
+    page.get_by_role("button", name="check").click()
+    expect(page.locator("main")).to_contain_text("program: python3 train.py fails → python3 train.py ends")
+    line = "stoker submit --again fails --name ends -- python3 train.py ends"
+    expect(page.locator(".command code")).to_have_text(f"$ {line}")
+    page.get_by_role("button", name="submit 1 job…").click()
+    page.get_by_role("dialog").get_by_role("button", name="submit the job").click()
+    expect(page.locator("h1")).to_have_text("ends")
+    expect(page.locator(".jobhead .state")).to_contain_text("completed")
+    tried = shell.stoker("submit", "--again", "ends", "--dry-run", "memory=512M", "--", "python3", "train.py", "soon")
+    assert tried.code == 0, tried.err
+    assert "program: python3 train.py ends → python3 train.py soon" in tried.out
+    wrong = shell.stoker("submit", "--again", "ends", "-y", "memory=lots", "folder=/etc")
+    assert (wrong.code, wrong.err.count("folder names code, data or environment")) == (28, 1), wrong.err
+    _drop_manifest(page)
+    page.goto(page.url.partition("#")[0] + "#/machines")
+
+
+TREES = """
+[[jobs]]
+name = "trees"
+recipe = "tabular/gbt"
+allowed_hosts = ["elsewhere"]
+sweep = { lr = [0.1, 0.2] }
+"""
+
+
+def _drop_manifest(page: Page) -> None:
+    """Drop a manifest with faults, one that needs its folder, and one whose jobs are there afterwards."""
+    page.goto(page.url.partition("#")[0] + "#/")
+    page.get_by_role("heading", name="Failed lately").wait_for()
+    drop(page, "trees.toml", f"{TREES}hyper = {{ lrr = 1 }}\n")
+    errors = page.get_by_role("region", name="errors")
+    expect(errors).to_contain_text("jobs[0].hyper.lrr")
+    expect(errors).to_contain_text("did you mean")
+    drop(page, "trees.toml", f"{TREES}hyper = {{ data = '../../etc/passwd' }}\n")
+    expect(page.locator("main")).to_contain_text("may name a file, a folder or a repository: ../../etc/passwd")
+    expect(page.locator(".command code")).to_have_text("$ stoker submit trees.toml")
+    drop(page, "trees.toml", TREES)
+    page.get_by_role("button", name="submit 2 jobs…").click()
+    page.get_by_role("dialog").get_by_role("button", name="submit 2 jobs").click()
+    expect(page.locator("[role=gridcell]").get_by_text("trees/2")).to_be_visible()
 
 
 def test_jobs_run_fail_and_are_cancelled_in_the_browser_and_a_link_logs_in(shell: Shell, browser: Browser):
@@ -294,7 +379,7 @@ def test_jobs_run_fail_and_are_cancelled_in_the_browser_and_a_link_logs_in(shell
             page.get_by_role("tab", name=name).click()
             expect(page.get_by_text("loading…")).to_have_count(0)
             expect(page.get_by_role("alert")).to_have_count(0)
-        page.goto(page.url.partition("#")[0] + "#/machines")
+        _run_again(page, shell)
         page.get_by_role("button", name="drain desk").click()
         page.get_by_role("dialog").get_by_role("button", name="drain desk").click()
         expect(page.locator("main")).to_contain_text("drained")

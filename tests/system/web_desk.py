@@ -51,6 +51,8 @@ PAGES = {
     f"{JOB}?tab=files": "logs/train.log",
     f"{JOB}?tab=explain": "queue position 1",
     f"{JOB}?tab=attempts": "granted",
+    "#/submit": "It is checked first",
+    "#/again/resnet%2F1": "model.depth",
     "#/sweeps": "resnet",
     f"{SWEEP}?min.p.lr=0.003&max.p.schedule=linear&cols=p.lr,p.schedule,m.accuracy": "of 48 trials",
     f"{SWEEP}?view=curves&top=5": "5 of",

@@ -25,6 +25,7 @@ from stoker.protocol.screen_messages import (
     SweepList,
     SweepView,
 )
+from stoker.protocol.sent_messages import RepeatForm, RepeatJobRequest, RepeatView
 from stoker.protocol.telemetry_messages import TelemetryView, TimelineView
 from stoker.protocol.view_messages import (
     DoneView,
@@ -140,6 +141,12 @@ class FleetMonitor(Monitor):
 
     def requeue(self, ref: str) -> DoneView:
         return self._client.change_job(ref, "requeue", by=self._by)
+
+    def repeat_form(self, ref: str) -> RepeatForm:
+        return self._client.repeat_form(ref)
+
+    def repeat(self, ref: str, request: RepeatJobRequest) -> RepeatView:
+        return self._client.repeat(ref, request)
 
     def set_priority(self, ref: str, priority: int) -> DoneView:
         return self._client.change_job(ref, "priority", by=self._by, priority=priority)

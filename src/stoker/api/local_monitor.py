@@ -21,9 +21,11 @@ from stoker.api.local_sweeps import (
 )
 from stoker.api.local_telemetry import LocalTelemetryReader, local_timeline, measured_machine
 from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery, SpanQuery
+from stoker.config.overrides import Override, read_overrides
+from stoker.config.values import text_of
 from stoker.core.errors import InvalidTransition, NotFound, Refused, StokerError
 from stoker.core.frozen import changed
-from stoker.core.job import JobState
+from stoker.core.job import JobSpec, JobState
 from stoker.core.text import counted
 from stoker.devices.this_machine import host_name
 from stoker.host.folders import AnchoredFolder
@@ -33,6 +35,8 @@ from stoker.jobs.job_curves import CurveRange, curve_files, read_job_curves
 from stoker.jobs.job_folder import JobFolder, find_job
 from stoker.jobs.job_history import HistoryCache, RunHistory
 from stoker.jobs.job_log import JobLogPages, LogRange
+from stoker.jobs.repeat_command import repeat_here
+from stoker.jobs.repeated_job import command_line, program_words, settings_to_change, words_of_line
 from stoker.jobs.stage_plan import read_stages
 from stoker.jobs.trial_bests import TrialBests
 from stoker.jobs.trial_settings import masked_args, read_config, shown_layers
@@ -52,6 +56,7 @@ from stoker.protocol.screen_messages import (
     SweepList,
     SweepView,
 )
+from stoker.protocol.sent_messages import FaultView, RepeatForm, RepeatJobRequest, RepeatSetting, RepeatView
 from stoker.protocol.telemetry_messages import TelemetryView, TimelineView
 from stoker.protocol.view_messages import (
     AttemptView,
@@ -244,6 +249,55 @@ class LocalMonitor(Monitor):
             return ResultCard(job=job.ref, note=f"each trial has a result of its own, such as {job.ref}/1")
         return local_card(job, self._parts.store)
 
+    def repeat_form(self, ref: str) -> RepeatForm:
+        spec = self._spec_again(self._find(ref))
+        return RepeatForm(
+            job=ref,
+            name=spec.name,
+            settings=tuple(RepeatSetting(path=path, text=text) for path, text in settings_to_change(spec).items()),
+            program=command_line(program_words(spec)),
+            command=self._repeat_line(ref, RepeatJobRequest()),
+            can_submit=False,
+            notes=("jobs of this machine are started on a terminal: copy the command",),
+        )
+
+    def repeat(self, ref: str, request: RepeatJobRequest) -> RepeatView:
+        if not request.dry_run:
+            hint = f"on a terminal: {self._repeat_line(ref, request)}"
+            raise Refused("this server starts no jobs", hint=hint)
+        spec = self._spec_again(self._find(ref))
+        overrides, faults = read_overrides(request.changes)
+        known = settings_to_change(spec)
+        differs = tuple(f"{one.path}: {known.get(one.path, 'not set')} → {_typed_value(one)}" for one in overrides)
+        return RepeatView(
+            job=request.name or spec.name,
+            differs=differs,
+            faults=tuple(FaultView(key=one.where, message=one.message, hint=one.hint) for one in faults),
+            command=self._repeat_line(ref, request),
+        )
+
+    def _spec_again(self, job: LocalJob) -> JobSpec:
+        """Return the spec of a job or of one of its trials, with the program's words as they were typed."""
+        trial = self._trial(job)
+        trials = trials_of_job(job.folder) if trial is None else [trial]
+        spec = trials[0].spec if len(trials) == 1 else job.spec
+        words = read_config(job.folder).get("program")
+        return changed(spec, words=tuple(map(str, words))) if isinstance(words, list) else spec
+
+    def _repeat_line(self, ref: str, request: RepeatJobRequest) -> str:
+        job = self._find(ref)
+        spec = self._spec_again(job)
+        point = [f"{path}={text_of(value)}" for path, value in spec.point.items()]
+        found = repeat_here(
+            spec,
+            read_config(job.folder),
+            job.attempt.options,
+            changes=(*point, *request.changes),
+            program=None if request.program is None else words_of_line(request.program),
+            name=request.name,
+        )
+        return " && ".join(found.lines)
+
     def compare(self, refs: Sequence[str], metric: str = "", better: str = "") -> ComparisonView:
         jobs = [self._find(ref) for ref in refs]
         return local_comparison([(self._row(job), job) for job in jobs], metric, better, self._bests)
@@ -430,3 +484,7 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return ""
+
+
+def _typed_value(one: Override) -> str:
+    return one.text.partition("=")[2]

@@ -29,6 +29,7 @@ from stoker.protocol.screen_messages import (
     SweepList,
     SweepView,
 )
+from stoker.protocol.sent_messages import ManifestRequest, ManifestView, RepeatForm, RepeatJobRequest, RepeatView
 from stoker.protocol.telemetry_messages import TelemetryView, TimelineView
 from stoker.protocol.view_messages import (
     DoneView,
@@ -213,6 +214,19 @@ class Monitor(ABC):
     @abstractmethod
     def requeue(self, ref: str) -> DoneView:
         """Start a job that has ended again."""
+
+    def repeat_form(self, ref: str) -> RepeatForm:
+        """Return which values of a job can be different if it is run again."""
+        raise Refused("jobs can't be changed here", hint=f"stoker submit --again {ref} key=value")
+
+    def repeat(self, ref: str, request: RepeatJobRequest) -> RepeatView:
+        """Submit a job again with other values, or return the command that runs it."""
+        raise Refused("jobs can't be changed here", hint=f"stoker submit --again {ref} key=value")
+
+    def submit_manifest(self, request: ManifestRequest) -> ManifestView:
+        """Check a manifest that came as text, or submit it."""
+        hint = "`stoker serve` starts a coordinator, and `stoker submit` queues jobs there"
+        raise Refused("a manifest is for a fleet, and this is one machine", hint=hint)
 
     @abstractmethod
     def set_priority(self, ref: str, priority: int) -> DoneView:

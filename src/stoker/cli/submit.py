@@ -105,6 +105,13 @@ GRAMMAR = Grammar(
     options=(
         Option("--dry-run", help="show the preview; submit nothing"),
         Option("--watch", help="follow the jobs until they end; Ctrl-C leaves them running"),
+        Option(
+            "--again",
+            value="NAME",
+            help="submit this fleet job again with other values: key=value, other words after --; code, data and "
+            "environment are those that it was submitted with",
+            completes="job",
+        ),
         Option("--rerun", help="run completed jobs again whose code has changed"),
         Option("--keep", help="keep results of completed jobs whose code has changed, without asking"),
         Option("-y", "--yes", help="do not ask for confirmation"),
@@ -207,6 +214,7 @@ GRAMMAR = Grammar(
         "stoker submit --include configs/local.yaml -- python train.py",
         "stoker submit --data data/corpus=../corpus -- python train.py",
         "stoker submit --notify 'mail -s done me' -- python train.py",
+        "stoker submit --again resnet/3 lr=0.01 --name resnet-slow",
     ),
     takes_program=True,
     settings=program_settings,
@@ -232,6 +240,10 @@ _OF_ONE_JOB = frozenset({"config", "name", "ranks", "env", "metrics", "data"})
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Submit, or show the preview."""
+    if given["again"]:
+        from stoker.cli.again import submit_again
+
+        return submit_again(call, given, GRAMMAR.options)
     if given["rerun"] and given["keep"]:
         raise Usage("--rerun and --keep exclude each other", hint="give one of them")
     if given["in_place"] and given["include"]:

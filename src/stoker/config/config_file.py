@@ -14,7 +14,7 @@ from stoker.host.durable import translated
 SUFFIXES: Final = (".yaml", ".yml", ".toml")
 
 
-def read_config(
+def read_config(  # noqa: PLR0913 - how a file is read, and what is known of it
     name: str,
     path: str,
     faults: list[Diagnostic],
@@ -22,16 +22,19 @@ def read_config(
     what: str = "configuration file",
     most_values: int = MOST_VALUES,
     is_placed: bool = True,
+    data: bytes | None = None,
 ) -> tuple[SourceFile, LocatedValue | None]:
     """Read a file, called `name` in messages. Returns None instead of its tree if it can't be read to its end.
+
+    With its `data` no file is read: `path` only tells the language.
 
     A file that does not exist, or may not be read, is an error at once: there is no line to point at. `what` is the
     type of file it should be. Places of TOML cost as much as all the rest of it; `is_placed` does without.
     """
-    if not path.endswith(SUFFIXES) and os.path.exists(path):
+    if not path.endswith(SUFFIXES) and (data is not None or os.path.exists(path)):
         message = f"can't tell whether {name} is YAML or TOML"
         raise LocalFile(message, hint=f"its name has to end in {' or '.join(SUFFIXES)}", path=name)
-    source = _source_of(name, path, _bytes_of(name, path, what), faults)
+    source = _source_of(name, path, _bytes_of(name, path, what) if data is None else data, faults)
     if most_values != MOST_VALUES:
         source = changed(source, most_values=most_values)
     # Each language on use: a job without a file, or with a file of the other one, need not pay for it.

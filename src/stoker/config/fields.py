@@ -489,8 +489,16 @@ MOST_DECLARED: Final = 500_000
 """Maximum number of values in one file, each alias counted with its content."""
 
 
-def read_as(what: str, name: str, path: str, make: Callable[[FileDiagnostics, LocatedValue | None], T]) -> T:
+def read_as(
+    what: str,
+    name: str,
+    path: str,
+    make: Callable[[FileDiagnostics, LocatedValue | None], T],
+    data: bytes | None = None,
+) -> T:
     """Read a cluster file or a manifest, and build its object from its tree.
+
+    With its `data` no file is read, and all places are known from the start.
 
     `make` raises `InvalidInput`. It gets no tree if the file can't be read to its end; the faults have the reason. A
     file that does not exist, may not be read or is too large is an error at once.
@@ -498,16 +506,18 @@ def read_as(what: str, name: str, path: str, make: Callable[[FileDiagnostics, Lo
     They may be larger than a configuration: ten thousand machines with two devices each are 350,000 values of YAML.
     """
     try:
-        return make(*_opened(what, name, path, is_placed=False))
+        return make(*_opened(what, name, path, data, is_placed=data is not None))
     except InvalidInput:
-        if not path.endswith(".toml"):
+        if not path.endswith(".toml") or data is not None:
             raise
     # Now there is a place to point at.
-    return make(*_opened(what, name, path, is_placed=True))
+    return make(*_opened(what, name, path, data, is_placed=True))
 
 
-def _opened(what: str, name: str, path: str, *, is_placed: bool) -> tuple[FileDiagnostics, LocatedValue | None]:
+def _opened(
+    what: str, name: str, path: str, data: bytes | None, *, is_placed: bool
+) -> tuple[FileDiagnostics, LocatedValue | None]:
     faults: list[Diagnostic] = []
-    source, tree = read_config(name, path, faults, what=what, most_values=MOST_DECLARED, is_placed=is_placed)
+    source, tree = read_config(name, path, faults, what=what, most_values=MOST_DECLARED, is_placed=is_placed, data=data)
     is_torn = bool(faults) and not source.text
     return FileDiagnostics(source, faults), None if is_torn else tree

@@ -499,9 +499,14 @@ def read_manifest(name: str, path: str, known: KnownNames | None = None) -> Mani
     return read_manifest_into(manifest_as_it_is, name, path, known)
 
 
-def read_manifest_into(make: ManifestBuilder[T], name: str, path: str, known: KnownNames | None = None) -> T:
-    """Read a manifest and build something from it; faults noted meanwhile are raised with all the rest."""
-    return read_as(WHAT, name, path, lambda reading, tree: made_of(make, reading, tree, known))
+def read_manifest_into(
+    make: ManifestBuilder[T], name: str, path: str, known: KnownNames | None = None, *, data: bytes | None = None
+) -> T:
+    """Read a manifest and build something from it; faults noted meanwhile are raised with all the rest.
+
+    With its `data` no file is read.
+    """
+    return read_as(WHAT, name, path, lambda reading, tree: made_of(make, reading, tree, known), data)
 
 
 def made_of(

@@ -96,6 +96,8 @@ class JobSpec:
     mode: str = ""
     args: dict[str, Any] = fresh(factory=dict)
     """As the recipe takes them; paths made whole."""
+    words: tuple[str, ...] = ()
+    """A program's words before its places were filled: `--lr {lr}`; empty: as in `args`."""
     identity: dict[str, Any] = fresh(factory=dict)
     """Those of `args` that belong to the id, files as their digests."""
     seed: int | None = None
@@ -207,7 +209,7 @@ _NESTED: dict[str, Callable[[Any], Any]] = {
 # What each field of a `JobSpec` is for. A field that is in none of these sets is sent to the worker, and a change of it
 # may matter to a machine.
 
-FOR_PEOPLE = frozenset({"name", "number", "label", "point"})
+FOR_PEOPLE = frozenset({"name", "number", "label", "point", "words"})
 """Fields by which people know a job: they do not matter to a machine."""
 OF_THE_QUEUE = frozenset(
     {"project", "priority", "requirements", "allowed_hosts", "prefer_hosts", "after", "attempts", "expected_s"}

@@ -174,6 +174,7 @@ class ProgramSpecBuilder:
             if shape.faults:
                 raise _refused(recipe, shape.faults)
             own = {**fields, **code, "inputs": tuple(inputs), "requirements": required_of_program(values)}
+            own |= unfilled_words(job.program, values["argv"])
             if not own.get("timeout_s") and values["timeout"]:
                 own["timeout_s"] = parse_duration(values["timeout"])
             jobs.append(
@@ -226,7 +227,7 @@ class ProgramSpecBuilder:
                     spec = self._spec(
                         recipe,
                         values,
-                        {**shared, **place},
+                        {**shared, **place, **unfilled_words(program, values["argv"])},
                         data=digests,
                         code={name: self._digest(path) for name, path in args["code"].items()},
                         environment=chosen.choices,
@@ -381,6 +382,11 @@ class ProgramSpecBuilder:
         if path not in self._digests:
             self._digests[path] = self._builder.digest(path)
         return self._digests[path]
+
+
+def unfilled_words(program: ProgramWords | None, argv: Sequence[str]) -> dict[str, Any]:
+    """Return the field of a spec that keeps a program's words with their places; nothing if all of it is in `argv`."""
+    return {"words": program.argv} if program is not None and program.argv != tuple(argv) else {}
 
 
 def program_identity(

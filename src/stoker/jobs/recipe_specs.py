@@ -22,6 +22,7 @@ from stoker.jobs.pack.data_inputs import DataInput, DataInputs
 from stoker.jobs.requirements import PlanShape, PlanShapes, required_of_entry
 from stoker.protocol.job_checks import is_found_at
 from stoker.protocol.job_messages import checked_spec, spec_alike
+from stoker.store.memo import may_read
 
 
 @frozen
@@ -329,7 +330,8 @@ class RecipeSpecBuilder:
         if text not in self._whole:
             home = self._builder.environment.get("HOME", "~")
             path = self._builder.from_here(text.replace("~", home, 1) if text.startswith("~/") else text)
-            self._whole[text] = path if os.path.exists(path) else text
+            is_there = may_read(path, self._builder.readable) and os.path.exists(path)
+            self._whole[text] = path if is_there else text
         return self._whole[text]
 
 

@@ -28,16 +28,29 @@ class RepeatCommand:
     """What has to be filled in or known."""
 
 
-def repeat_here(spec: JobSpec, config: Mapping[str, Any], options: Mapping[str, Any]) -> RepeatCommand:
-    """Return the commands that run a job of this machine again: the words as they were typed."""
-    files, words = _typed(spec, config)
+def repeat_here(
+    spec: JobSpec,
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    changes: Sequence[str] = (),
+    program: Sequence[str] | None = None,
+    name: str = "",
+) -> RepeatCommand:
+    """Return the commands that run a job of this machine again: the words as they were typed.
+
+    `changes` (`key=value`), the words of another `program` and another `name` take the place of those.
+    """
+    files, typed = _typed(spec, config)
+    last = {_key_of(word): word for word in changes}
+    words = [*(word for word in typed if _key_of(word) not in last), *last.values()]
     command = ["stoker", "run", *([spec.recipe] if spec.recipe != RECIPE else []), *words]
     command += [word for file in files for word in ("--config", file)]
-    command += ["--name", spec.name]
+    command += ["--name", name or spec.name]
     limit_s = options.get("timeout_s")
     if type(limit_s) in (int, float):
         command += ["--timeout", f"{limit_s:g}s"]
-    return _finished(spec, command, config.get("program"))
+    return _finished(spec, command, config.get("program") if program is None else list(program))
 
 
 def repeat_on_fleet(spec: JobSpec, ref: str) -> RepeatCommand:
@@ -98,6 +111,10 @@ def _places(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
                 yield str(path), str(one.get("layer", "")), str(one.get("from", ""))
     for path, origin in swept.items() if isinstance(swept, dict) else ():
         yield str(path), "sweep", str(origin)
+
+
+def _key_of(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
 
 
 def _texts(value: Any) -> list[str]:

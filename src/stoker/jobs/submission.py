@@ -58,7 +58,7 @@ def prepare(
             trials=job.size,
         )
     check_name(job.name)
-    return _SubmissionBuilder(builder, code, request).of_composed(job)
+    return SubmissionBuilder(builder, code, request).of_composed(job)
 
 
 def known_recipes(catalogue: Catalogue) -> tuple[str, ...] | None:
@@ -80,7 +80,7 @@ def _prepare_manifest(
         jobs: Sequence[ParsedJobEntry], hosts: tuple[HostEntry, ...], reading: FileDiagnostics
     ) -> PreparedSubmission:
         # New objects for each call: a file with faults is read twice.
-        return _ManifestJobs(_SubmissionBuilder(own, code, request), reading).prepare(jobs, hosts, source=path)
+        return ManifestJobs(SubmissionBuilder(own, code, request), reading).prepare(jobs, hosts, source=path)
 
     with _without_garbage_collection():
         return read_manifest_into(make, request.target, path, known)
@@ -98,7 +98,7 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _SubmissionBuilder:
+class SubmissionBuilder:
     """What all jobs of one submission share: each file, repository and project is read once."""
 
     def __init__(self, builder: JobBuilder, code: CodeIdentity, request: JobRequest) -> None:
@@ -184,11 +184,21 @@ def _command_line(request: JobRequest) -> str:
     return f"stoker submit {shlex.join([word for word in words if word])}"
 
 
-class _ManifestJobs:
+class ManifestJobs:
     """The jobs of one manifest: every point of every sweep, and every fault of the file."""
 
-    def __init__(self, submission: _SubmissionBuilder, reading: FileDiagnostics) -> None:
+    def __init__(
+        self,
+        submission: SubmissionBuilder,
+        reading: FileDiagnostics,
+        *,
+        refuse: Callable[[CheckedJob], str] = lambda _checked: "",
+    ) -> None:
+        """`refuse` returns why a job is not to be built, although nothing is wrong with it; empty: it is."""
         builder = submission.builder
+        self.refused: dict[str, str] = {}
+        """The key of each job that was refused, with the reason."""
+        self._refuse = refuse
         self._submission = submission
         self._folder = builder.folder
         self._reading = reading
@@ -204,7 +214,10 @@ class _ManifestJobs:
         made: list[JobSpec] = []
         if self._are_few_enough(checked):
             for one in checked:
-                made += self._specs_of(one)
+                if why := self._refuse(one):
+                    self.refused[one.job.given.key] = why
+                else:
+                    made += self._specs_of(one)
         self._reading.sort()
         notes = [*self._checks.notes, *self._submission.programs.notes]
         if self._merged:

@@ -121,11 +121,14 @@ JobBody = Annotated[
     Checked(
         # A submission has ten thousand of them, each created by `checked_spec` or `spec_alike`.
         is_rechecked=False,
+        # Coordinators and workers before it refuse the field.
+        omitted_by_default=("words",),
         id=JobId,
         name=Annotated[str, Field(min_length=1, max_length=200)],
         number=Annotated[int, Field(ge=0)],
         recipe=Annotated[str, Field(min_length=1, max_length=200)],
         mode=Annotated[str, Field(max_length=200)],
+        words=Annotated[tuple[Annotated[str, Field(max_length=MOST_TEXT)], ...], Field(max_length=MOST_ORDER_VALUES)],
         code_tree=Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")],
         code_folder=Annotated[str, Field(max_length=1024), AfterValidator(_inner)],
         commit=Annotated[str, Field(max_length=100, pattern=r"^[0-9A-Za-z._+-]*$")],

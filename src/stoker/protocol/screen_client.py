@@ -22,6 +22,7 @@ from stoker.protocol.screen_messages import (
     SweepList,
     SweepView,
 )
+from stoker.protocol.sent_messages import RepeatForm, RepeatJobRequest, RepeatView
 from stoker.protocol.telemetry_messages import TelemetryReport, TelemetryView, TimelineView
 from stoker.protocol.transport import CoordinatorClient, FleetEvent, Query, listen, part
 from stoker.protocol.view_messages import ChangeRequest, DoneView, JobPage, PriorityRequest
@@ -29,6 +30,7 @@ from stoker.protocol.view_messages import ChangeRequest, DoneView, JobPage, Prio
 PAGE = 100
 """How many jobs a page has by default."""
 _SIMULATE_S = 60.0
+_CHECK_S = 90.0
 
 
 class ScreenClient(CoordinatorClient):
@@ -149,6 +151,16 @@ class ScreenClient(CoordinatorClient):
     def simulate(self, request: SimulateRequest) -> SimulationView:
         """Return when all jobs are done, as the fleet is and with machines added or removed."""
         return self._ask("/v1/simulate", SimulationView, request, waits_s=_SIMULATE_S)
+
+    # -- jobs again
+
+    def repeat_form(self, ref: str) -> RepeatForm:
+        """Return which values of a job can be different if it is submitted again."""
+        return self._get(f"/v1/jobs/{part(ref)}/again", RepeatForm)
+
+    def repeat(self, ref: str, request: RepeatJobRequest) -> RepeatView:
+        """Submit a job again with other values, or check that."""
+        return self._ask(f"/v1/jobs/{part(ref)}/again", RepeatView, request, waits_s=_CHECK_S)
 
     # -- machines over time
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -442,6 +443,7 @@ def spec_lines(spec: JobSpec, args: Mapping[str, Any]) -> list[str]:
     return [
         f"recipe  {_inside(spec.recipe)}",
         *(f"  {_inside(name)}={_inside(value_text(value))}" for name, value in given.items()),
+        *([f"words   {_inside(shlex.join(spec.words))}"] if spec.words else []),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import parse_qs, unquote
 
 from stoker.api.monitor import MOST_POINTS, JobQuery, LogQuery, Monitor, SeriesQuery, SpanQuery
@@ -13,8 +13,9 @@ from stoker.coordinator.http.http_messages import attachment
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, NotFound
 from stoker.core.jsontext import dumps, loads
-from stoker.protocol.codec import WireMessage, from_json, to_json
+from stoker.protocol.codec import StrictRequest, WireMessage, from_json, to_json
 from stoker.protocol.screen_messages import SimulateRequest
+from stoker.protocol.sent_messages import ManifestRequest, RepeatJobRequest
 from stoker.protocol.view_messages import DoneView, MachineList
 from stoker.web.backend import EVENTS, FileBody, UiAnswer, UiBackend, UiRequest, json_answer
 
@@ -25,7 +26,11 @@ _MOST_COMPARED = 20
 _MOST_MODELS = 200
 _LATEST_S = 4e9
 
+_OF_A_JOB = 3
+"""Parts of a path such as `jobs/resnet/again`."""
+
 Query = Mapping[str, Sequence[str]]
+R = TypeVar("R", bound=StrictRequest)
 
 
 class LocalBackend(UiBackend):
@@ -45,7 +50,11 @@ class LocalBackend(UiBackend):
         if request.method in ("GET", "HEAD"):
             return self._read(parts, parse_qs(text, keep_blank_values=False, max_num_fields=100), request)
         if parts == ["simulate"]:
-            return _message(self._monitor.simulate(_simulate_request(request.body)))
+            return _message(self._monitor.simulate(_request(SimulateRequest, request.body)))
+        if parts == ["manifests"]:
+            return _message(self._monitor.submit_manifest(_request(ManifestRequest, request.body)))
+        if len(parts) == _OF_A_JOB and parts[0] == "jobs" and parts[2] == "again":
+            return _message(self._monitor.repeat(parts[1], _request(RepeatJobRequest, request.body)))
         return _message(self._change(parts, _body(request.body)))
 
     def close(self) -> None:
@@ -119,6 +128,7 @@ class LocalBackend(UiBackend):
             "code": lambda: monitor.code_diff(ref, _one(query, "parent")),
             "files": lambda: monitor.files(ref),
             "card": lambda: monitor.card(ref),
+            "again": lambda: monitor.repeat_form(ref),
         }
         if part not in known:
             raise _nothing_at(["jobs", ref, part])
@@ -179,11 +189,11 @@ def _message(message: WireMessage) -> UiAnswer:
     return UiAnswer(body=to_json(message))
 
 
-def _simulate_request(data: bytes) -> SimulateRequest:
+def _request(kind: type[R], data: bytes) -> R:
     try:
-        return from_json(SimulateRequest, data or b"{}")
+        return from_json(kind, data or b"{}")
     except ValueError as error:
-        raise BadInput(f"not a request for a simulation: {error}") from None
+        raise BadInput(f"the request is invalid: {error}") from None
 
 
 def _body(data: bytes) -> dict[str, Any]:

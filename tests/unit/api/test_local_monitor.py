@@ -21,6 +21,7 @@ from stoker.core.events import Event, Kinds
 from stoker.core.jsontext import dumps
 from stoker.engine.journal import StatusWriter
 from stoker.jobs.job_folder import JobFolder
+from stoker.protocol.sent_messages import ManifestRequest, RepeatJobRequest
 from stoker.views.placement_lines import explanation_lines
 from tests.unit.jobs.real_jobs import Made, Shelf, falling
 
@@ -207,6 +208,24 @@ def test_what_a_machine_without_a_queue_cannot_do_says_what_to_type(monitor: Loc
         monitor.set_machine("desk", "drain")
     with pytest.raises(InvalidTransition):
         monitor.cancel("train")
+
+
+def test_a_job_of_this_machine_again_is_a_line_to_copy(monitor: LocalMonitor, shelf: Shelf) -> None:
+    shelf.add("sweep", [Made(point={"lr": lr}) for lr in (0.1, 0.2)], args={"lr": 1.0, "note": "x"})
+    form = monitor.repeat_form("sweep/2")
+    assert not form.can_submit
+    assert "lr=0.2" in form.command
+    view = monitor.repeat("sweep/2", RepeatJobRequest(changes=("lr=0.3",), name="other", dry_run=True))
+    assert (view.answer, view.faults) == (None, ())
+    assert "lr=0.3" in view.command
+    assert "lr=0.2" not in view.command
+    assert view.command.endswith("--name other")
+    (fault,) = monitor.repeat("sweep/2", RepeatJobRequest(changes=("=",), dry_run=True)).faults
+    assert fault.message
+    with pytest.raises(Refused, match="starts no jobs"):
+        monitor.repeat("sweep/2", RepeatJobRequest(changes=("lr=0.3",)))
+    with pytest.raises(Refused, match="a manifest is for a fleet"):
+        monitor.submit_manifest(ManifestRequest(text=""))
 
 
 def test_hundreds_of_jobs_that_did_not_change_cost_little(monitor: LocalMonitor, shelf: Shelf) -> None:

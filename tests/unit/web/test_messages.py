@@ -11,11 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from stoker.protocol import operator_messages, screen_messages, telemetry_messages, view_messages
+from stoker.protocol import (
+    job_messages,
+    operator_messages,
+    screen_messages,
+    sent_messages,
+    telemetry_messages,
+    view_messages,
+)
 
 STATIC = Path(__file__).parents[3] / "src" / "stoker" / "web" / "static"
 VENDORED = STATIC.parent / "vendor" / "VENDORED.toml"
 TYPESCRIPT = "7.0.2"
+MESSAGES = (screen_messages, telemetry_messages, view_messages, operator_messages, sent_messages, job_messages)
 
 
 def declared() -> dict[str, set[str]]:
@@ -27,11 +35,7 @@ def declared() -> dict[str, set[str]]:
 def test_every_declared_field_exists():
     unknown = {}
     for name, fields in declared().items():
-        message = next(
-            getattr(one, name)
-            for one in (screen_messages, telemetry_messages, view_messages, operator_messages)
-            if hasattr(one, name)
-        )
+        message = next(getattr(one, name) for one in MESSAGES if hasattr(one, name))
         if left := fields - set(message.model_fields):
             unknown[name] = left
     assert unknown == {}

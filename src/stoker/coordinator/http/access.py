@@ -104,6 +104,8 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     # Of single jobs: the route itself needs more for a webhook of everything.
     ("POST", r"/v1/hooks", _BY_ROLE[Role.SUBMIT]),
     ("POST", r"/v1/jobs", _BY_ROLE[Role.SUBMIT]),
+    ("POST", r"/v1/manifests", _BY_ROLE[Role.SUBMIT]),
+    ("POST", r"/v1/jobs/[^/]+/again", _BY_ROLE[Role.SUBMIT]),
     # Of one's own jobs: the queue refuses jobs of others for this role.
     ("POST", r"/v1/jobs/(?:[^/]+/)?(?:cancel|requeue|priority)", _BY_ROLE[Role.SUBMIT]),
     ("POST", r"/v1/jobs/.*", _BY_ROLE[Role.OPERATE]),

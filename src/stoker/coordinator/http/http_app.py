@@ -55,6 +55,7 @@ from stoker.coordinator.http.pages import HARMLESS, AnswerPage, Headers, is_page
 from stoker.coordinator.http.reload import CoordinatorFiles, lines_of, trouble_of
 from stoker.coordinator.http.run_routes import RunRoutes
 from stoker.coordinator.http.screen_routes import ScreenRoutes, TelemetryRoutes
+from stoker.coordinator.http.sent_routes import SentRoutes
 from stoker.coordinator.http.session_routes import SessionRoutes
 from stoker.coordinator.http.sessions import Sessions
 from stoker.coordinator.http.submission_body import (
@@ -79,6 +80,7 @@ from stoker.core.frozen import frozen
 from stoker.protocol.codec import build_messages
 from stoker.protocol.job_messages import MOST_SUBMISSION_BYTES, Submission
 from stoker.protocol.lease_messages import Hello, Renewal
+from stoker.protocol.sent_messages import MOST_MANIFEST_BYTES, ManifestRequest
 from stoker.protocol.tree_messages import MOST_LISTING_BYTES, PACK_BYTES
 from stoker.protocol.view_messages import MOST_FILE_BYTES
 
@@ -164,7 +166,7 @@ def _document(app: FastAPI, routes: Sequence[APIRoute]) -> dict[str, Any]:
     """Return the OpenAPI document: the framework's routes, and those of `WorkerRoutes`."""
     made = get_openapi(title=app.title, version=app.version, routes=routes)
     spoken_models = [kind for spoken in SPOKEN for kind in (spoken.asks, spoken.answers)]
-    models: dict[type[BaseModel], None] = dict.fromkeys((*spoken_models, Submission, ErrorBody))
+    models: dict[type[BaseModel], None] = dict.fromkeys((*spoken_models, Submission, ManifestRequest, ErrorBody))
     _, shared = models_json_schema([(kind, "validation") for kind in models], ref_template=_REF)
     components = made.setdefault("components", {}).setdefault("schemas", {})
     for name, schema in shared["$defs"].items():
@@ -342,6 +344,7 @@ _NAMING_MANY = frozenset(
 
 _LIMITS = {
     "/v1/jobs": MOST_SUBMISSION_BYTES,
+    "/v1/manifests": MOST_MANIFEST_BYTES,
     "/v1/contents": PACK_BYTES,
     "/v1/join/begin": JOIN_BYTES,
     "/v1/join/finish": CSR_BYTES,
@@ -427,9 +430,11 @@ class CoordinatorService:
             sources.forget(machine)
             await telemetry.forget(machine)
 
+        jobs = JobRoutes(context, parts.code_gate)
         routers = (
             telemetry.router,
-            JobRoutes(context, parts.code_gate).router,
+            jobs.router,
+            SentRoutes(context, contents, jobs).router,
             FileRoutes(context, contents).router,
             RunRoutes(context, contents).router,
             SweepRoutes(context).router,

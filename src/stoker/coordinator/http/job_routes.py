@@ -209,10 +209,22 @@ class JobRoutes:
                 submission, submitted = await self._take(file, who)
             return await self._context.run_forecast(self._context.views.forecast, submission, submitted)
 
+    async def submit_checked(self, submission: Submission, who: Principal) -> SubmissionResponse:
+        """Submit jobs that were made here, all or none; a dry run has their forecast."""
+        async with self._submissions:
+            submission, submitted = await self._judge(submission, who)
+        if not submission.dry_run:
+            return submitted
+        async with self._dry_runs:
+            return await self._context.run_forecast(self._context.views.forecast, submission, submitted)
+
     async def _take(self, file: BinaryIO, who: Principal) -> tuple[Submission, SubmissionResponse]:
         """Read a submission, and submit it."""
+        return await self._judge(await self._context.order(read_submission, file), who)
+
+    async def _judge(self, submission: Submission, who: Principal) -> tuple[Submission, SubmissionResponse]:
+        """Submit jobs, if who asks for it may."""
         context = self._context
-        submission = await context.order(read_submission, file)
         if submission.hosts and not who.may(Role.OPERATE):
             hint = "leave [[hosts]] out, or submit it with the role operate"
             raise Forbidden("[[hosts]] in a manifest needs the role operate", hint=hint)

@@ -300,7 +300,7 @@ def changed_fields(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
 def _defaults() -> dict[str, Any]:
     """Return the fields of a spec that have a default, as they are stored."""
     stored: dict[str, Any] = loads(_text(JobSpec(id="", name="", recipe="")))
-    return {name: stored[name] for name in defaults_of(JobSpec)}
+    return {name: stored[name] for name in defaults_of(JobSpec) if name in stored}
 
 
 def _of_known(draft: CheckedSpec, row: JobRow, on_changed_code: OnChangedCode) -> SpecDecision:

@@ -2,6 +2,7 @@
 // One job: state, reason and actions; below them tabs, each of which loads what it shows.
 import { useEffect, useState } from '../vendor/hooks.js';
 import { askCancel, askPriority, askRequeue, canCancel, canPrioritise, canRequeue } from './actions.js';
+import { againLink } from './again.js';
 import { jobPath, urlOf } from './api.js';
 import { clockTime, cutMiddle, duration, grouped, quoted, secondsLeft, size, valueText } from './format.js';
 import { CardTab } from './card.js';
@@ -12,7 +13,7 @@ import { LogsTab } from './logs.js';
 import { ResourcesTab } from './resources.js';
 import { linkTo, listText, place, setQuery } from './router.js';
 import { StagesTab } from './stages.js';
-import { useData } from './state.js';
+import { may, useData } from './state.js';
 import { Command, Empty, Progress, StateBadge, Tabs, Trouble, useNow } from './ui.js';
 
 /** @typedef {import('./messages.d.ts').JobDetails} JobDetails */
@@ -84,6 +85,7 @@ function JobHead({ job, ref_ }) {
       <span class="buttons">
         ${isOfSweep(job) && html`<a class="button" href=${linkTo(['sweep', job.name.split('/')[0]])}>sweep</a>`}
         <a class="button" href=${linkTo(['compare'], { jobs: listText([ref_]) })}>compare…</a>
+        ${may('submit') && html`<a class="button" href=${againLink(ref_)}>again with changes…</a>`}
         ${canPrioritise(job) && html`<button type="button" onClick=${() => askPriority(job)}>priority ${job.priority}</button>`}
         ${canRequeue(job) && html`<button type="button" onClick=${() => askRequeue(job)}>requeue</button>`}
         ${canCancel(job) && html`<button type="button" class="danger" onClick=${() => askCancel(job)}>cancel</button>`}

@@ -9,6 +9,7 @@ import { JobRows, PAGE_ROWS } from './job_rows.js';
 import { now, onRows } from './live.js';
 import { go, jobLink, linkTo, listText, place, setQuery } from './router.js';
 import { may } from './state.js';
+import { SubmitLink } from './submit.js';
 import { MOST_COMPARED } from './sweep.js';
 import { VirtualTable } from './table.js';
 import { Command, Empty, Progress, Select, StateBadge, Trouble, useNow } from './ui.js';
@@ -120,7 +121,7 @@ export function JobsPage() {
   };
   const loaded = table && may('submit') ? table.loaded() : [];
   const hasFilter = FILTERS.some((name) => name !== 'sort' && filter[name]);
-  return html`<main id="main" class="wide"><h1>Jobs <span class="quiet">${table ? grouped(table.count) : ''}</span></h1>
+  return html`<main id="main" class="wide"><div class="row"><h1>Jobs <span class="quiet">${table ? grouped(table.count) : ''}</span></h1><span class="grow"></span>${h(SubmitLink, {})}</div>
     ${h(Filters, { counts: table?.counts ?? {} })}
     ${loaded.some((job) => !marked.has(job.id)) && html`<p class="buttons"><button type="button" class="small"
       onClick=${() => setMarked(new Map([...marked, ...byId(loaded)]))}>select the ${grouped(loaded.length)} loaded jobs</button></p>`}

@@ -4,6 +4,7 @@ import { render } from '../vendor/preact.js';
 import { useEffect, useState } from '../vendor/hooks.js';
 import '../vendor/signals.js';
 import { AdaptersPage } from './adapters.js';
+import { AgainPage } from './again.js';
 import { hasKey, keepKey, post, whenLoggedOut, whoAmI } from './api.js';
 import { clockTime, duration } from './format.js';
 import { h, html } from './html.js';
@@ -21,6 +22,7 @@ import { SweepPage } from './sweep.js';
 import { SweepsPage } from './sweeps.js';
 import { linkTo, page, place } from './router.js';
 import { SimulationPage } from './simulation.js';
+import { listenToDrops, SubmitPage } from './submit.js';
 import { applyTheme, login, logoutReason, messages, setTheme, theme } from './state.js';
 import { ConfirmDialog, Empty, focusMain } from './ui.js';
 
@@ -41,11 +43,13 @@ const PAGES = {
   models: () => h(ModelsPage, {}),
   model: () => h(ModelPage, { digest: restOf(), key: restOf() }),
   simulation: () => h(SimulationPage, {}),
+  submit: () => h(SubmitPage, {}),
+  again: () => h(AgainPage, { ref_: restOf(), key: restOf() }),
 };
 const LINKS = [['overview', 'Overview'], ['jobs', 'Jobs'], ['sweeps', 'Sweeps'], ['machines', 'Machines'],
   ['adapters', 'Adapters'], ['models', 'Models'], ['simulation', 'Simulation']];
 /** Pages that are reached from another one. @type {Record<string, string>} */
-const PART_OF = { job: 'jobs', compare: 'jobs', sweep: 'sweeps', machine: 'machines', model: 'models' };
+const PART_OF = { job: 'jobs', compare: 'jobs', submit: 'jobs', again: 'jobs', sweep: 'sweeps', machine: 'machines', model: 'models' };
 const THEMES = /** @type {Record<string, [string, string]>} */ ({
   auto: ['light', '◐'], light: ['dark', '☀'], dark: ['auto', '☾'],
 });
@@ -73,7 +77,7 @@ function App({ code }) {
 function Shell() {
   const [isHelp, setHelp] = useState(false);
   useEffect(() => {
-    const stops = [follow(), listenToKeys(() => setHelp(true))];
+    const stops = [follow(), listenToKeys(() => setHelp(true)), listenToDrops()];
     return () => stops.forEach((stop) => stop());
   }, []);
   useEffect(() => {

@@ -144,3 +144,20 @@ export interface SimulationView {
   at_s: number; now: SimulationForecast; changed: SimulationForecast | null; added: string[]; removed: string[];
   blocked: number; jobs: SimulatedJob[]; kinds: string[]; note: string;
 }
+export interface FaultView { line: number; column: number; key: string; message: string; hint: string; shown: string }
+export interface ManifestEntry { name: string; line: number; does: string; count: number; faults: number; why_not: string }
+export interface JobSubmissionResult {
+  id: string; name: string; number: number; outcome: string; state: string; changes: string[]; forecast: string;
+}
+export interface SubmissionResponse { jobs: JobSubmissionResult[]; counts: Record<string, number>; vanished: string[] }
+export interface ManifestView {
+  name: string; entries: ManifestEntry[]; more: number; faults: FaultView[]; fault_count: number; notes: string[];
+  command: string; answer: SubmissionResponse | null;
+}
+export interface RepeatSetting { path: string; text: string }
+export interface RepeatForm {
+  job: string; name: string; settings: RepeatSetting[]; program: string; command: string; can_submit: boolean; notes: string[];
+}
+export interface RepeatView {
+  job: string; differs: string[]; faults: FaultView[]; notes: string[]; command: string; answer: SubmissionResponse | null;
+}

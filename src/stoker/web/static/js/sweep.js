@@ -3,6 +3,7 @@
 // are part of the link.
 import { useEffect, useMemo, useState } from '../vendor/hooks.js';
 import { askSweep } from './actions.js';
+import { againLink } from './again.js';
 import { ApiError, numberOf } from './api.js';
 import { cutMiddle, duration, grouped, quoted, shortNumber, valueText } from './format.js';
 import { LookControls } from './curves.js';
@@ -68,7 +69,8 @@ function Head({ view }) {
     <section class="card best" aria-label="best and progress"><div>
       ${best ? html`<p class="quiet">best ${view.metric} ${view.is_lower_better ? '↓' : '↑'}</p>
         <p class="value"><strong>${shortNumber(numberOf(best.metrics[view.metric]))}</strong>${best.best_step !== null && html` <span class="quiet">@ step ${grouped(best.best_step)}</span>`}</p>
-        <p><a href=${jobLink(best.job)}>#${best.number}</a> ${cutMiddle(pointText(view, best), 120)}</p>`
+        <p><a href=${jobLink(best.job)}>#${best.number}</a> ${cutMiddle(pointText(view, best), 120)}
+          ${may('submit') && html` <a class="button small" href=${againLink(best.job)}>the best again with changes…</a>`}</p>`
     : html`<p class="quiet">best</p><p>${noBest(view)}</p>`}</div>
       <div><p class="quiet">${grouped(endedOf(view))} of ${grouped(view.total)} trials ended</p>
         ${h(StateBar, { jobs: view.jobs, total: view.total })}
