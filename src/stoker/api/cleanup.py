@@ -24,7 +24,7 @@ from stoker.store.local_store import LocalStore
 from stoker.store.objects.local import LocalObjects
 from stoker.store.places import StorePaths, list_quarantine, names_in
 from stoker.store.prune import PruneCandidate, PruneDecision, carry_out
-from stoker.store.refs import refuse_if_damaged, refuse_if_refs_damaged
+from stoker.store.refs import refuse_if_damaged
 from stoker.transfer.download.partial import PART, unfinished_of
 from stoker.transfer.hub.hub_cache import HubCache, UnfinishedDownload
 from stoker.transfer.trees.holdings import idle_incoming
@@ -178,7 +178,6 @@ def clear(  # noqa: PLR0913 - every place, and what it takes to clear it up
     `CorruptBytes` if a pin or a ref can't be read: nothing is touched then.
     """
     refuse_if_damaged(store.places)
-    refuse_if_refs_damaged(store.places)
     areas = tuple(areas)
     names = {area.name for area in areas}
     freed_bytes = 0

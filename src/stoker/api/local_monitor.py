@@ -69,7 +69,7 @@ from stoker.protocol.view_messages import (
     JobView,
     MachineView,
 )
-from stoker.views.run_views import code_diff_view, config_view, log_page, series_view
+from stoker.views.run_views import code_diff_view, config_view, series_view
 from stoker.views.stage_graph import stage_graph
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class LocalMonitor(Monitor):
         _check_attempt(ref, query.attempt)
         asked = LogRange(node=query.node, start=query.start, limit=query.limit, search=query.search)
         is_over = not job.may_run()
-        return log_page(job.ref, self._logs.read(job.folder, asked, is_meant=self._nodes_of(job)), is_over=is_over)
+        return self._logs.read(job.ref, job.folder, asked, is_over=is_over, is_meant=self._nodes_of(job))
 
     def config(self, ref: str) -> ConfigView:
         job = self._find(ref)

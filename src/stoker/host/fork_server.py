@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -27,14 +26,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, NoReturn
 
-from stoker.core.clock import Clock, Closable, SystemClock
+from stoker.core.clock import Clock, Closable
 from stoker.core.errors import ProcessLost, Unavailable
 from stoker.core.frozen import compile_constructors, fields_of
 from stoker.core.jsontext import dumps, loads
 from stoker.host import linux
-from stoker.host.durable import StrPath, translate
+from stoker.host.durable import StrPath
 from stoker.host.identity import Liveness, ProcessExit, ProcessIdentity, identity_from, is_alive, read_row
-from stoker.host.processes import GRACE_S, StopOutcome, stop_group
+from stoker.host.processes import GRACE_S, GroupLeader, StopOutcome, start_server, stop_group
 from stoker.host.sockets import Channel, ReceivedMessage
 from stoker.host.zygote_child import end_process
 
@@ -46,15 +45,13 @@ _FIRST_ANSWER_S = 60.0
 _ANSWER_S = 10.0
 _CLOSE_WAIT_S = 1.0
 _STOP_WAIT_S = 5.0
-_FIRST_PAUSE_S = 0.001
-_LONGEST_PAUSE_S = 0.05
 _EXIT_BYTES = 4096
 _TAIL_BYTES = 2000
 _INSTALL_FOLDERS = ("site-packages", "dist-packages")
 
 
-class IndependentChild:
-    """A child of the server; it leads its own session and process group."""
+class IndependentChild(GroupLeader):
+    """A child of the server."""
 
     def __init__(self, identity: ProcessIdentity, stdin: IO[bytes], exit_fd: int) -> None:
         self.identity = identity
@@ -66,26 +63,12 @@ class IndependentChild:
         self._reading = threading.Lock()
 
     def poll(self) -> ProcessExit | None:
-        """Return how it ended, or `None` while it runs."""
         with self._reading:
             if self._exit is None:
                 self._exit = self._read_exit()
                 if self._exit is not None:
                     self._close_exit()
             return self._exit
-
-    def wait(self, timeout_s: float | None = None, clock: Clock | None = None) -> ProcessExit:
-        """Wait for the child itself (not for the rest of its group). Raises `TimeoutError`."""
-        clock = clock or SystemClock()
-        deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
-        pause_s = _FIRST_PAUSE_S
-        while (ended := self.poll()) is None:
-            if deadline_s is not None and clock.monotonic_s() >= deadline_s:
-                message = f"process {self.identity.pid} still runs"
-                raise TimeoutError(message)
-            clock.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-        return ended
 
     def stop(self, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> StopOutcome:
         """Stop the whole group; see `stop_group`."""
@@ -120,26 +103,8 @@ class ForkServer(Closable):
     @classmethod
     def start(cls, argv: Sequence[str], *, cwd: StrPath, env: Mapping[str, str]) -> ForkServer:
         """Start `argv`, which calls `serve_if_asked` when it is warm. Returns at once."""
-        ours, theirs = socket.socketpair()
         started_ns = time.time_ns()
-        # Its own output: read only if it dies.
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
-        try:
-            with theirs:
-                process = subprocess.Popen(
-                    [*argv, _SERVE, str(theirs.fileno()), str(started_ns)],
-                    env=dict(env),
-                    cwd=cwd,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            log.close()
-            raise translate(error, error.filename or argv[0]) from error
+        process, ours, log = start_server(lambda fd: [*argv, _SERVE, str(fd), str(started_ns)], cwd=cwd, env=env)
         ours.settimeout(_FIRST_ANSWER_S)
         return cls(process, ours, log)
 

@@ -17,7 +17,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -58,8 +59,31 @@ class StopOutcome(Enum):
     FIRM = "firm"
 
 
-class Child:
-    """A program that we started; it leads its own session and process group."""
+class GroupLeader(ABC):
+    """A process of ours that leads its own session and process group."""
+
+    identity: ProcessIdentity
+
+    @abstractmethod
+    def poll(self) -> ProcessExit | None:
+        """Return how it ended, or `None` while it runs."""
+
+    def wait(self, timeout_s: float | None = None, clock: Clock | None = None) -> ProcessExit:
+        """Wait for the process itself (not for the rest of its group). Raises `TimeoutError`."""
+        clock = clock or SystemClock()
+        deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while (ended := self.poll()) is None:
+            if deadline_s is not None and clock.monotonic_s() >= deadline_s:
+                message = f"process {self.identity.pid} still runs"
+                raise TimeoutError(message)
+            clock.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        return ended
+
+
+class Child(GroupLeader):
+    """A program that we started."""
 
     def __init__(self, process: subprocess.Popen[bytes], identity: ProcessIdentity) -> None:
         self.identity = identity
@@ -83,7 +107,6 @@ class Child:
         return self._process.stderr
 
     def poll(self) -> ProcessExit | None:
-        """Return how it ended, or `None` while it runs."""
         with self._reaping:
             if self._exit is None:
                 pid, status, usage = os.wait4(self.identity.pid, os.WNOHANG)
@@ -92,19 +115,6 @@ class Child:
                     # Otherwise Popen would look for the process again when it is collected.
                     self._process.returncode = os.waitstatus_to_exitcode(status)
             return self._exit
-
-    def wait(self, timeout_s: float | None = None, clock: Clock | None = None) -> ProcessExit:
-        """Wait for the program itself (not for the rest of its group). Raises `TimeoutError`."""
-        clock = clock or SystemClock()
-        deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
-        pause_s = _FIRST_PAUSE_S
-        while (ended := self.poll()) is None:
-            if deadline_s is not None and clock.monotonic_s() >= deadline_s:
-                message = f"process {self.identity.pid} still runs"
-                raise TimeoutError(message)
-            clock.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-        return ended
 
     def stop(self, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> StopOutcome:
         """Stop the whole group and reap the program; see `stop_group`."""
@@ -182,6 +192,37 @@ def _spawn(  # noqa: PLR0913 - what a process is made of
     # Until it is waited for, even a program that has ended keeps its row.
     row = read_row(process.pid)
     return Child(process, identity_from(process.pid, row.start_ticks if row else 0))
+
+
+def start_server(
+    argv_of: Callable[[int], list[str]], *, cwd: StrPath, env: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
+    """Start a program that is given one end of a socket; return it, the other end, and the file of its output.
+
+    The output is read only if it dies. The caller closes all three.
+    """
+    import tempfile  # noqa: PLC0415 - most programs are started without it
+
+    ours, theirs = socket.socketpair()
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the caller
+    argv = argv_of(theirs.fileno())
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                argv,
+                env=dict(env),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+    except OSError as error:
+        ours.close()
+        log.close()
+        raise translate(error, error.filename or argv[0]) from error
+    return process, ours, log
 
 
 def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> StopOutcome:

@@ -18,10 +18,8 @@ import itertools
 import os
 import queue
 import select
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -35,9 +33,9 @@ from stoker.core.clock import Clock, Closable
 from stoker.core.errors import ProcessLost, Unavailable
 from stoker.core.frozen import frozen
 from stoker.host.box_entry import BOX_REFUSED, ChildSetup, not_let_in
-from stoker.host.durable import StrPath, translate, translated
+from stoker.host.durable import StrPath, translated
 from stoker.host.identity import ProcessExit, ProcessIdentity, identity_from
-from stoker.host.processes import GRACE_S, StopOutcome, stop_group
+from stoker.host.processes import GRACE_S, StopOutcome, start_server, stop_group
 from stoker.host.sockets import Channel
 
 _READ_BYTES = 1 << 16
@@ -242,26 +240,9 @@ class Zygote(Closable):
         """Start a zygote. `linger_s` is the grace period of a child's leftovers between TERM and KILL."""
         if sys.platform != "linux":
             raise Unavailable("work can be forked on Linux only", hint="run each stage in an interpreter of its own")
-        ours, theirs = socket.socketpair()
-        # Its own output: read only if it dies.
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the zygote
-        try:
-            with theirs:
-                process = subprocess.Popen(
-                    # Without -P a json.py in the current folder would be taken for the library's.
-                    [python, "-P", "-c", _BOOT, str(theirs.fileno()), jsontext.dumps(list(sys_path))],
-                    env=dict(env),
-                    cwd=cwd,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            log.close()
-            raise translate(error, error.filename or python) from error
+        folders = jsontext.dumps(list(sys_path))
+        # Without -P a json.py in the current folder would be taken for the library's.
+        process, ours, log = start_server(lambda fd: [python, "-P", "-c", _BOOT, str(fd), folders], cwd=cwd, env=env)
         zygote = cls(process, Channel(ours), log)
         zygote._greet(preload, linger_s)
         return zygote

@@ -14,6 +14,7 @@ from stoker.host.writers import older_log
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import HistoryCache, RunHistory
 from stoker.jobs.log_text import LogIndex, LogText, LogTextLine, shown_text
+from stoker.protocol.screen_messages import LogLineView, LogPage
 
 MOST_LINES = 2000
 MOST_SEARCHED_BYTES = 512 << 20
@@ -35,26 +36,6 @@ class LogRange:
     search: str = ""
 
 
-@frozen
-class JobLogLine:
-    """A line of a job's output."""
-
-    node: str
-    line: LogTextLine
-
-
-@frozen
-class JobLog:
-    """Some lines of a job's output."""
-
-    lines: tuple[JobLogLine, ...]
-    nodes: tuple[str, ...]
-    first: int
-    total: int
-    matches: int | None
-    note: str = ""
-
-
 class JobLogPages:
     """Reads pages of logs; what it finds out about a log is kept for the next page. Thread-safe."""
 
@@ -62,8 +43,13 @@ class JobLogPages:
         self._histories = histories
         self._index = LogIndex()
 
-    def read(self, folder: JobFolder, asked: LogRange, *, is_meant: frozenset[str] | None = None) -> JobLog:
-        """Return a page. Raises `NotFound` if no stage has this name. `is_meant` are the only nodes, of one trial."""
+    def read(
+        self, job: str, folder: JobFolder, asked: LogRange, *, is_over: bool, is_meant: frozenset[str] | None = None
+    ) -> LogPage:
+        """Return a page of what is called `job`; `is_meant` are the only nodes, of one trial.
+
+        Raises `NotFound` if no stage has this name.
+        """
         logged, dropped, order = self._histories.read(folder.status_path, _logged)
         files = self._files(folder, order)
         nodes = list(dict.fromkeys([*(node for node, _ in logged), *files]))
@@ -79,10 +65,11 @@ class JobLogPages:
         parts = [_Part(source=_Logged([one for one in logged if one[0] in meant]), node="")]
         parts += [_Part(source=self._index.log(path), node=node) for node in chosen for path in files.get(node, ())]
         page = _search(parts, asked) if asked.search else _page(parts, asked)
-        return JobLog(
+        return LogPage(
+            job=job,
             lines=tuple(page.lines),
             nodes=tuple(nodes),
-            first=0,
+            is_over=is_over,
             total=sum(part.source.total for part in parts),
             matches=page.matches,
             note=page.note or (f"{dropped:,} older lines of the journal are not shown" if dropped else ""),
@@ -137,16 +124,15 @@ class _Part:
     source: LogText | _Logged
     node: str
 
-    def line(self, line: LogTextLine, before: int) -> JobLogLine:
+    def line(self, line: LogTextLine, before: int) -> LogLineView:
         """Return a line of it, numbered behind those of the parts before it."""
         node = self.source.node_of(line.number) if isinstance(self.source, _Logged) else self.node
-        shown = LogTextLine(number=before + line.number, text=line.text, is_cut=line.is_cut)
-        return JobLogLine(node=node, line=shown)
+        return LogLineView(number=before + line.number, text=line.text, node=node, is_cut=line.is_cut)
 
 
 @frozen
 class _Found:
-    lines: Sequence[JobLogLine]
+    lines: Sequence[LogLineView]
     matches: int | None = None
     note: str = ""
 
@@ -154,7 +140,7 @@ class _Found:
 def _page(parts: Sequence[_Part], asked: LogRange) -> _Found:
     total, limit = sum(part.source.total for part in parts), min(asked.limit, MOST_LINES)
     start = max(0, total - limit) if asked.start is None else asked.start
-    found: deque[JobLogLine] = deque()
+    found: deque[LogLineView] = deque()
     size = before = 0
     for part in parts:
         for line in part.source.lines(max(0, start - before), start + limit - before):
@@ -164,7 +150,7 @@ def _page(parts: Sequence[_Part], asked: LogRange) -> _Found:
                 return _Found(lines=found)
             found.append(part.line(line, before))
             while size > _MOST_TEXT and len(found) > 1:
-                size -= len(found.popleft().line.text)
+                size -= len(found.popleft().text)
         before += part.source.total
     return _Found(lines=found)
 
@@ -173,7 +159,7 @@ def _search(parts: Sequence[_Part], asked: LogRange) -> _Found:
     """Return the last lines that hold a text, or the first ones from a number on; counts all of them."""
     needle, limit = asked.search.lower().encode("utf-8", "replace"), min(asked.limit, MOST_LINES)
     most = max(1, min(limit, _MOST_TEXT // 512))
-    found: deque[JobLogLine] = deque(maxlen=most)
+    found: deque[LogLineView] = deque(maxlen=most)
     matches = before = read_bytes = 0
     for part in parts:
         read_bytes += part.source.size_bytes

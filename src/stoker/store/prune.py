@@ -22,7 +22,7 @@ from stoker.host.durable import remove_tree, sweep_temps
 from stoker.store.local_store import LocalStore, RecordMiss
 from stoker.store.places import names_in
 from stoker.store.records import BadRecord, Record, parse_record, read_file
-from stoker.store.refs import find_ref, list_refs, refuse_if_damaged, refuse_if_refs_damaged
+from stoker.store.refs import find_ref, list_refs, refuse_if_damaged
 from stoker.store.tree_views import drop_view
 
 GRACE_S = 3600.0
@@ -228,7 +228,6 @@ def carry_out(
     touched then.
     """
     refuse_if_damaged(store.places)
-    refuse_if_refs_damaged(store.places)
     now_s = clock.wall_s()
     # A put is running: bytes that were brought in lately may be about to be named.
     is_busy = bool(names_in(store.places.staging))

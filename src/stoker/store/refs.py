@@ -100,7 +100,7 @@ def set_ref(places: StorePaths, ref: Ref, *, replace: bool, on_step: Callable[[s
 
     `Refused` if the name belongs to another tree and may not be moved.
     """
-    path = _path(places, ref.name)
+    path = ref_path(places, ref.name)
     with closing(BriefLocks()) as locks, locks.hold(os.path.join(places.refs, ".lock")):
         before = find_ref(places, ref.name)
         if before is not None and before.key == ref.key and before.kind == ref.kind:
@@ -125,7 +125,7 @@ def refuse_taken(before: Ref | None, key: Digest, *, replace: bool) -> None:
 def remove_ref(places: StorePaths, name: str) -> bool:
     """Remove a name, a damaged one too; return True if there was one."""
     with closing(BriefLocks()) as locks, locks.hold(os.path.join(places.refs, ".lock")):
-        if not remove_tree(_path(places, name)):
+        if not remove_tree(ref_path(places, name)):
             return False
         sync_dir(places.refs)
     return True
@@ -133,15 +133,12 @@ def remove_ref(places: StorePaths, name: str) -> bool:
 
 def list_refs(places: StorePaths) -> list[Ref]:
     """Return all refs by name, damaged ones included."""
-    with translated(places.refs):
-        files = sorted(os.listdir(places.refs)) if os.path.isdir(places.refs) else []
-    names = [unquote(file.removesuffix(_SUFFIX), errors="surrogateescape") for file in files if file.endswith(_SUFFIX)]
-    return [ref for name in names if (ref := find_ref(places, name)) is not None]
+    return [ref for name in _names(places.refs, _SUFFIX) if (ref := find_ref(places, name)) is not None]
 
 
 def find_ref(places: StorePaths, name: str) -> Ref | None:
     """Return the ref of a name, or nothing."""
-    path = _path(places, name)
+    path = ref_path(places, name)
     if not os.path.lexists(path):
         return None
     try:
@@ -157,26 +154,22 @@ def find_ref(places: StorePaths, name: str) -> Ref | None:
 
 def ref_path(places: StorePaths, name: str) -> str:
     """Return the path of a ref's file."""
-    return _path(places, name)
-
-
-def refuse_if_refs_damaged(places: StorePaths) -> None:
-    """Raise `CorruptBytes` if some ref can't be read: what it protects is unknown then."""
-    damaged = [ref for ref in list_refs(places) if ref.damage]
-    if damaged:
-        first = damaged[0]
-        raise CorruptBytes(
-            f"the ref {first.name} can't be read, so it is unknown what it protects: {first.damage}",
-            hint=f"`stoker store verify` repairs it if possible; or remove it: stoker store refs {first.name} --remove",
-        )
+    return _path(places.refs, name, _SUFFIX)
 
 
 def _damaged(name: str, why: str) -> Ref:
     return Ref(name=name, digest=Digest(""), key=Digest(""), damage=why)
 
 
-def _path(places: StorePaths, name: str) -> str:
-    return os.path.join(places.refs, f"{quote(name, safe='', errors='surrogateescape')}{_SUFFIX}")
+def _names(folder: str, suffix: str) -> list[str]:
+    """Return the names of the files of a folder, in order."""
+    with translated(folder):
+        files = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    return [unquote(file.removesuffix(suffix), errors="surrogateescape") for file in files if file.endswith(suffix)]
+
+
+def _path(folder: str, name: str, suffix: str) -> str:
+    return os.path.join(folder, f"{quote(name, safe='', errors='surrogateescape')}{suffix}")
 
 
 # Pins: records that are protected from pruning, under a name a person chose.
@@ -196,7 +189,7 @@ class Pin:
 
 def pin(places: StorePaths, name: str, keys: tuple[Digest, ...]) -> Pin:
     """Protect these records until the pin is removed; an existing pin of that name is replaced."""
-    path = _path_pins(places, name)
+    path = _path(places.pins, name, _PINS_SUFFIX)
     if os.path.isdir(path):
         remove_tree(path)
     write_file(path, (dumps({"name": name, "keys": list(keys)}) + "\n").encode())
@@ -205,30 +198,33 @@ def pin(places: StorePaths, name: str, keys: tuple[Digest, ...]) -> Pin:
 
 def unpin(places: StorePaths, name: str) -> bool:
     """Remove a pin, a damaged one too; return True if there was one."""
-    return remove_tree(_path_pins(places, name))
+    return remove_tree(_path(places.pins, name, _PINS_SUFFIX))
 
 
 def list_pins(places: StorePaths) -> list[Pin]:
     """Return all pins by name, damaged ones included."""
-    with translated(places.pins):
-        files = sorted(os.listdir(places.pins)) if os.path.isdir(places.pins) else []
-    return [_read(places, file) for file in files if file.endswith(_PINS_SUFFIX)]
+    return [_read_pin(places, name) for name in _names(places.pins, _PINS_SUFFIX)]
 
 
 def refuse_if_damaged(places: StorePaths) -> None:
-    """Raise `CorruptBytes` if some pin can't be read: what it protects is unknown then."""
-    damaged = [pin for pin in list_pins(places) if pin.damage]
-    if damaged:
-        first = damaged[0]
-        raise CorruptBytes(
-            f"pin {first.name} can't be read, so it is unknown what it protects: {first.damage}",
-            hint=f"pin it again, or remove it: stoker store pin {first.name} --remove",
-        )
+    """Raise `CorruptBytes` if some pin or ref can't be read: what it protects is unknown then."""
+    for pinned in list_pins(places):
+        if pinned.damage:
+            raise CorruptBytes(
+                f"pin {pinned.name} can't be read, so it is unknown what it protects: {pinned.damage}",
+                hint=f"pin it again, or remove it: stoker store pin {pinned.name} --remove",
+            )
+    for ref in list_refs(places):
+        if ref.damage:
+            remove = f"remove it: stoker store refs {ref.name} --remove"
+            raise CorruptBytes(
+                f"the ref {ref.name} can't be read, so it is unknown what it protects: {ref.damage}",
+                hint=f"`stoker store verify` repairs it if possible; or {remove}",
+            )
 
 
-def _read(places: StorePaths, file: str) -> Pin:
-    name = unquote(file.removesuffix(_PINS_SUFFIX), errors="surrogateescape")
-    path = os.path.join(places.pins, file)
+def _read_pin(places: StorePaths, name: str) -> Pin:
+    path = _path(places.pins, name, _PINS_SUFFIX)
     if not os.path.isfile(path):
         return Pin(name=name, keys=(), damage="not a file")
     try:
@@ -239,7 +235,3 @@ def _read(places: StorePaths, file: str) -> Pin:
     if not all(isinstance(key, str) and is_digest(key) for key in keys):
         return Pin(name=name, keys=(), damage="not a list of keys")
     return Pin(name=name, keys=keys)
-
-
-def _path_pins(places: StorePaths, name: str) -> str:
-    return os.path.join(places.pins, f"{quote(name, safe='', errors='surrogateescape')}{_PINS_SUFFIX}")

@@ -1,4 +1,4 @@
-"""Curves, logs, configuration and code of a job as screens get them."""
+"""Curves, configuration and code of a job as screens get them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from stoker.engine.metrics.metric_names import Direction
 from stoker.engine.metrics.metrics_file import MetricSource
 from stoker.jobs.code_diff import CodeChange
 from stoker.jobs.job_curves import JobCurves
-from stoker.jobs.job_log import JobLog
 from stoker.jobs.trial_settings import Layers
 from stoker.protocol.screen_messages import (
     CodeDiff,
     ConfigView,
-    LogLineView,
-    LogPage,
     Series,
     SeriesView,
     SettingView,
@@ -62,23 +59,6 @@ def _series(curve: ReadCurve) -> Series:
 def _time_s(point: TimedPoint) -> float:
     """Return the time of a value; a program may write any number there."""
     return round(point[2], 2) if math.isfinite(point[2]) else 0.0
-
-
-def log_page(job: str, log: JobLog, *, is_over: bool) -> LogPage:
-    """Return a page of a job's output."""
-    return LogPage(
-        job=job,
-        lines=tuple(
-            LogLineView(number=one.line.number, text=one.line.text, node=one.node, is_cut=one.line.is_cut)
-            for one in log.lines
-        ),
-        nodes=log.nodes,
-        first=log.first,
-        total=log.total,
-        is_over=is_over,
-        matches=log.matches,
-        note=log.note,
-    )
 
 
 def config_view(job: str, layers: Layers) -> ConfigView:

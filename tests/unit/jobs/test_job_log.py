@@ -11,8 +11,9 @@ from stoker.core.jsontext import dumps
 from stoker.jobs import log_text
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import HistoryCache
-from stoker.jobs.job_log import JobLog, JobLogPages, LogRange
+from stoker.jobs.job_log import JobLogPages, LogRange
 from stoker.jobs.log_text import LogIndex
+from stoker.protocol.screen_messages import LogPage
 
 
 @pytest.fixture
@@ -30,16 +31,16 @@ def said(folder: JobFolder, *nodes: str) -> None:
     Path(folder.status_path).write_text("".join(f"{line}\n" for line in lines))
 
 
-def read(folder: JobFolder, **asked: object) -> JobLog:
-    return JobLogPages(HistoryCache()).read(folder, LogRange(**asked))  # type: ignore[arg-type]
+def read(folder: JobFolder, **asked: object) -> LogPage:
+    return JobLogPages(HistoryCache()).read("train", folder, LogRange(**asked), is_over=True)  # type: ignore[arg-type]
 
 
-def texts(log: JobLog) -> list[str]:
-    return [one.line.text for one in log.lines]
+def texts(log: LogPage) -> list[str]:
+    return [one.text for one in log.lines]
 
 
-def numbers(log: JobLog) -> list[int]:
-    return [one.line.number for one in log.lines]
+def numbers(log: LogPage) -> list[int]:
+    return [one.number for one in log.lines]
 
 
 def test_the_last_lines_come_first_and_others_by_number(folder: JobFolder) -> None:
@@ -58,7 +59,7 @@ def test_stages_follow_each_other_in_the_order_of_the_journal(folder: JobFolder)
     put(folder, "prepare", "first\n")
     put(folder, "preparing", "beside\n")
     found = read(folder)
-    assert [(one.node, one.line.text) for one in found.lines] == [
+    assert [(one.node, one.text) for one in found.lines] == [
         ("prepare", "first"),
         ("a/b", "second"),
         ("a/b", "rest without an end"),
@@ -76,7 +77,7 @@ def test_lines_that_stages_logged_to_the_journal_come_before_their_output(folder
     events = [{"kind": "stage_log", "node": "fit[0]", "text": "hello"}, {"kind": "stage_begin", "node": "fit[0]"}]
     Path(folder.status_path).write_text("".join(f"{dumps(one)}\n" for one in events))
     put(folder, "fit[0]", "printed\n")
-    assert [(one.node, one.line.text) for one in read(folder, node="fit").lines] == [
+    assert [(one.node, one.text) for one in read(folder, node="fit").lines] == [
         ("fit[0]", "hello"),
         ("fit[0]", "printed"),
     ]
@@ -108,14 +109,14 @@ def test_a_huge_line_is_cut_and_costs_no_memory(folder: JobFolder) -> None:
     match = read(folder, search="NEEDLE")
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert [(len(one.line.text), one.line.is_cut) for one in found.lines] == [(6, False), (4096, True), (5, False)]
-    assert (numbers(match), match.matches, match.lines[0].line.is_cut) == ([1], 1, True)
+    assert [(len(one.text), one.is_cut) for one in found.lines] == [(6, False), (4096, True), (5, False)]
+    assert (numbers(match), match.matches, match.lines[0].is_cut) == ([1], 1, True)
     assert peak_bytes < 8 << 20
 
 
 def test_a_cut_goes_through_no_character(folder: JobFolder) -> None:
     put(folder, "train", "é" * 5000 + "\n" + "x" + "é" * 5000)
-    assert [one.line.text.strip("é") for one in read(folder).lines] == ["", "x"]
+    assert [one.text.strip("é") for one in read(folder).lines] == ["", "x"]
 
 
 def test_a_search_counts_all_and_returns_some(folder: JobFolder) -> None:

@@ -15,7 +15,7 @@ from stoker.store.refs import (
     find_ref,
     list_refs,
     ref_path,
-    refuse_if_refs_damaged,
+    refuse_if_damaged,
     remove_ref,
     set_ref,
 )
@@ -104,7 +104,7 @@ def test_a_damaged_ref_is_called_damaged_and_nothing_is_pruned_meanwhile(store, 
     assert ref is not None
     assert ref.damage
     with pytest.raises(CorruptBytes, match="the ref base can't be read"):
-        refuse_if_refs_damaged(store.places)
+        refuse_if_damaged(store.places)
     nothing = decide_prune([], now_s=0, max_bytes=0, older_than_s=None)
     with pytest.raises(CorruptBytes):
         carry_out(store, nothing, clock=clock_of_now())
@@ -112,7 +112,7 @@ def test_a_damaged_ref_is_called_damaged_and_nothing_is_pruned_meanwhile(store, 
     with pytest.raises(Refused, match="a ref that can't be read"):
         set_ref(store.places, a_ref("base", "a"), replace=False)
     assert remove_ref(store.places, "base")
-    refuse_if_refs_damaged(store.places)
+    refuse_if_damaged(store.places)
 
 
 def test_a_ref_under_another_name_is_not_believed(store):

@@ -34,7 +34,7 @@ from stoker.protocol.screen_messages import CodeDiff, ConfigView, LogPage, Resul
 from stoker.protocol.view_messages import AttemptView, JobView
 from stoker.store.archives.archive_members import read_listing
 from stoker.views.result_card import LARGEST_CARD_BYTES, card_path, card_view
-from stoker.views.run_views import code_diff_view, config_view, log_page, series_view
+from stoker.views.run_views import code_diff_view, config_view, series_view
 from stoker.views.stage_graph import stage_graph
 
 READS_AT_ONCE = 2
@@ -163,8 +163,7 @@ class RunRoutes:
     def _log(self, job: JobMatch, tries: Sequence[AttemptView], asked: LogRange) -> LogPage:
         if not tries:
             return LogPage(job=job.name)
-        page = self._logs.read(self._folder(job, tries[0]), asked)
-        return log_page(job.name, page, is_over=bool(tries[0].ending))
+        return self._logs.read(job.name, self._folder(job, tries[0]), asked, is_over=bool(tries[0].ending))
 
     async def config(self, ref: Ref) -> Response:
         """Return the configuration of a job, as it was submitted; values of variables are masked."""
