@@ -261,6 +261,8 @@ class Worker:
     """Fetches code, data and environments of jobs."""
     contents_at: str = ""
     """The address that serves trees to other machines; empty: none."""
+    ends_with: ProcessIdentity | None = None
+    """This process if its home goes with it, and its attempts too; None: the next worker takes them over."""
     detect: Callable[[], Capability] | None = None
     """Detects this machine's devices again; None: the capability of the start is kept."""
 
@@ -500,6 +502,7 @@ class RunningAttempt:
             python={} if ready is None else ready.facts(),
             run=self.run,
             lease_path=lease_path,
+            ends_with={} if worker.ends_with is None else worker.ends_with.to_dict(),
             coordinator=worker.lines.url,
             worker=worker.name,
             grace_s=worker.wishes.stop_grace_s,
