@@ -25,6 +25,9 @@ from stoker.host.durable import read_regular, translated
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive
 from stoker.jobs.job_folder import JobEnd
 
+SAME_REQUEST_S = 2.0
+"""A batch system signals every process of an allocation, in any order: requests to end that follow the first so soon
+are the same one."""
 _LARGEST_BYTES = 200
 
 
@@ -206,6 +209,11 @@ class AttemptEnd:
     @property
     def is_completed(self) -> bool:
         return self.state is JobState.COMPLETED
+
+    @property
+    def is_terminated(self) -> bool:
+        """True if it ended because it received SIGTERM."""
+        return self.error.get("error") == errors.Terminated.code
 
     @property
     def message(self) -> str:

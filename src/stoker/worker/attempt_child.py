@@ -22,7 +22,7 @@ from stoker.jobs.pack.attempt_inputs import with_inputs, with_runtime
 from stoker.jobs.program import RECIPE, ProgramWords
 from stoker.jobs.trial_settings import CONFIG, config_paper
 from stoker.protocol.job_checks import found_args, unproven_args
-from stoker.worker.assignment import Assignment, LeaseFile, LeaseWatch
+from stoker.worker.assignment import SAME_REQUEST_S, Assignment, LeaseFile, LeaseWatch
 
 CHECKPOINTS = "checkpoints"
 """The argument that gives a recipe a folder to write to, beside its result."""
@@ -191,9 +191,6 @@ def _end_unbegun(builder: JobBuilder, assignment: Assignment, runs: str, error: 
     return exit_code_of(error)
 
 
-_SAME_REQUEST_S = 2.0
-
-
 class _Stops:
     """Handles SIGTERM, the first and the second.
 
@@ -223,5 +220,5 @@ class _Stops:
             self._request = Terminated("stopped by its worker")
             if self._cancel is not None:
                 self._cancel(self._request)
-        elif self._give_up is not None and now_s - self._requested_s >= _SAME_REQUEST_S:
+        elif self._give_up is not None and now_s - self._requested_s >= SAME_REQUEST_S:
             self._give_up(Terminated("killed by its worker"))

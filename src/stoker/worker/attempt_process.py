@@ -30,7 +30,7 @@ from stoker.jobs.program import RECIPE
 from stoker.jobs.stop import stop_job
 from stoker.protocol.lease_messages import Grant, MachineInventory
 from stoker.store.local_store import LocalStore
-from stoker.worker.assignment import Assignment, AttemptEnd, end_of
+from stoker.worker.assignment import SAME_REQUEST_S, Assignment, AttemptEnd, end_of
 from stoker.worker.coordinator_calls import WorkerConnections
 from stoker.worker.exec_command import AttemptEnv, ExecTarget, place_beside
 from stoker.worker.job_users import UserPool
@@ -374,7 +374,11 @@ class RunningAttempt:
         self._give_user_back()
         written = self.folder.ended()
         last_line = ward.last_words() if written is None else ""
-        return end_of(written, how=", ".join(filter(None, (how, last_line))))
+        end = end_of(written, how=", ".join(filter(None, (how, last_line))))
+        if end.is_terminated:
+            # What ends this worker too is not the job's loss: its own request may come a moment later.
+            self._stopped.wait(SAME_REQUEST_S)
+        return end
 
     def stop(self, grace_s: float) -> AttemptEnd:
         """Stop all its processes; check that none is left. A second call with a shorter grace period stops sooner."""
