@@ -5,18 +5,29 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import pytest
 
+from stoker import __version__
+from stoker.core.clock import SystemClock
 from stoker.core.errors import HostKeyChanged, NoBackend
 from stoker.core.frozen import frozen
+from stoker.core.pool import AllocationState, Pool, PoolBackend
 from stoker.host.command_runner import ProbeFailure, ProbeOutput, SubprocessRunner
+from stoker.launch import commands as commands_module
 from stoker.launch.commands import LOST, HostCommands, public_environment
-from tests.servers.sshd import sshd, why_no_sshd
+from stoker.launch.hosts import HostLauncher
+from stoker.launch.watcher import Watcher, WatchSettings
+from tests.contract.launcher_cases import make_stand_in
+from tests.servers.sshd import configuration_of, sshd, why_no_sshd
+from tests.system.shell import wait_until
+from tests.unit.launch.fake_cluster import FLEET, FakeCoordinator
 
 
 @frozen
@@ -113,6 +124,91 @@ def test_a_connection_that_breaks_leaves_the_command_in_doubt(reached: Reached) 
     reply = reached.commands.run(reached.host, ["sh", "-c", "kill -9 $PPID; sleep 5"])
     assert isinstance(reply, ProbeFailure)
     assert reply.code == LOST
+
+
+GOOD = [f"h{number}" for number in range(8)]
+BAD = ["changed", "refusing", "silent"]
+
+
+class Watched:
+    """Hosts with a pool each, of at least one worker, and a watcher of a coordinator in memory."""
+
+    def __init__(self, folder: Path, launcher: HostLauncher, silent: socket.socket) -> None:
+        self.launcher = launcher
+        self.silent = silent
+        """Accepts connections, and says nothing."""
+        python = str(make_stand_in(folder / "stand-in", __version__))
+        shared = {"backend": PoolBackend.SSH, "folder": str(folder / "far"), "python": python, "min": 1}
+        self.pools = {name: Pool(name=name, via=name, **shared) for name in [*GOOD, *BAD]}
+        self.coordinator = FakeCoordinator(*self.pools.values(), now_s=SystemClock().wall_s)
+        self.named: dict[str, str] = {}
+        """The problem of each pool that the watcher has logged."""
+        self._threads = ThreadPoolExecutor(len(self.pools))
+        self._watcher = Watcher(
+            cast("Any", self.coordinator),
+            lambda _backend: launcher,
+            WatchSettings(watcher="w", url="https://desk:7717", local_url=""),
+            clock=SystemClock(),
+            log=self._log,
+        )
+
+    def started(self) -> set[str]:
+        return {one.pool for one in self.coordinator.live() if one.state is AllocationState.STARTED}
+
+    def turn_until(self, is_so: Callable[[], bool]) -> None:
+        wait_until(lambda: self._watcher.turn(self._threads) or is_so())
+
+    def close(self) -> None:
+        """End all workers and threads."""
+        self.silent.close()
+        self._threads.shutdown()
+        live = {one.pool: one.backend_id for one in self.coordinator.live() if one.pool in GOOD}
+        for name, backend_id in live.items():
+            self.launcher.cancel(self.pools[name], [backend_id])
+        wait_until(lambda: all(self._has_ended(name) for name in live))
+
+    def _has_ended(self, name: str) -> bool:
+        statuses = self.launcher.look(self.pools[name], fleet=FLEET)
+        return all(one.state is AllocationState.ENDED for one in statuses)
+
+    def _log(self, kind: str, fields: dict[str, Any]) -> None:
+        if kind == "launch_problem":
+            self.named[fields["pool"]] = fields["why"]
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    if why := why_no_sshd():
+        pytest.skip(why)
+    monkeypatch.setattr(commands_module, "CONNECT_S", 60)
+    with ExitStack() as ends:
+        control = Path(ends.enter_context(TemporaryDirectory(prefix="stoker-ssh-"))) / "c"
+        silent = ends.enter_context(socket.create_server(("127.0.0.1", 0)))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ports = {"refusing": free.getsockname()[1], "silent": silent.getsockname()[1]}
+        hosts = {name: ends.enter_context(sshd(tmp_path / name)) for name in [*GOOD, "changed"]}
+        (tmp_path / "changed" / "known_hosts").write_text((tmp_path / GOOD[0] / "known_hosts").read_text())
+        hosts |= {name: ["-o", f"Port={port}", "127.0.0.1"] for name, port in ports.items()}
+        (tmp_path / "config").write_text(configuration_of(hosts))
+        runner = SubprocessRunner(public_environment(os.environ))
+        ssh = ("ssh", "-F", str(tmp_path / "config"))
+        commands = HostCommands(runner, control_folder=str(control), ssh=ssh)
+        ends.callback(commands.close)
+        made = Watched(tmp_path, HostLauncher(commands, folder="/none", python="/none"), silent)
+        ends.callback(made.close)
+        yield made
+
+
+def test_three_bad_hosts_are_named_and_delay_none_of_eight_others(watched: Watched) -> None:
+    watched.turn_until(lambda: watched.started() == set(GOOD))
+    # Its time-out is not over: no other waited for that.
+    assert "silent" not in watched.named
+    watched.silent.close()
+    watched.turn_until(lambda: watched.named.keys() == set(BAD))
+    assert "another host key" in watched.named["changed"]
+    assert "Connection refused" in watched.named["refusing"]
+    assert "silent not reachable" in watched.named["silent"]
+    assert watched.started() == set(GOOD)
 
 
 def test_private_variables_are_left_out() -> None:

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.storage.object_place import adopt_objects, choose_place, move_objects, read_place
+from stoker.coordinator.storage.object_place import (
+    PLACE_NAME,
+    ObjectPlace,
+    adopt_objects,
+    choose_place,
+    move_objects,
+    read_place,
+)
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Digest, Tree, digest_bytes
@@ -388,6 +395,25 @@ def test_a_prefix_belongs_to_one_coordinator(tmp_path, seaweed):
     choose_place(str(tmp_path / "one"), url, environment, clock=CLOCK)
     with pytest.raises(Conflict, match="another coordinator"):
         choose_place(str(tmp_path / "two"), url, environment, clock=CLOCK)
+
+
+def test_objects_of_a_coordinator_that_began_in_a_bucket_move_to_disk_and_to_that_bucket_again(tmp_path, seaweed):
+    url, environment, folder = seaweed.new_url(), seaweed.environment(), str(tmp_path / "one")
+    choose_place(folder, url, environment, clock=CLOCK)
+    with closing(CoordinatorStorage(folder, CLOCK, environment=environment)) as keeping:
+        keeping.objects.put_all([(digest_bytes(b"small"), b"small")])
+    owner = read_place(folder).owner
+    move_objects(folder, "", environment, clock=CLOCK)
+    assert read_place(folder) == ObjectPlace(owner=owner)
+    assert move_objects(folder, url, environment, clock=CLOCK).known == 1
+    assert read_place(folder).owner == owner
+
+
+def test_a_first_start_that_was_interrupted_keeps_its_claim_of_the_prefix(tmp_path, seaweed):
+    url, environment, folder = seaweed.new_url(), seaweed.environment(), tmp_path / "one"
+    choose_place(str(folder), url, environment, clock=CLOCK)
+    (folder / PLACE_NAME).unlink()
+    choose_place(str(folder), url, environment, clock=CLOCK)
 
 
 def test_a_wrong_key_is_refused_with_a_hint(tmp_path, seaweed):

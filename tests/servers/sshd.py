@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,6 +56,15 @@ def sshd(folder: Path) -> Iterator[list[str]]:
                 server.wait(_READY_S)
 
 
+def configuration_of(hosts: Mapping[str, Sequence[str]]) -> str:
+    """Return a configuration of `ssh` with names for the hosts that `sshd` yielded."""
+    lines = []
+    for name, words in hosts.items():
+        lines += [f"Host {name}", f"HostName {words[-1]}"]
+        lines += [word.replace("=", " ", 1) for word in words if "=" in word]
+    return "\n".join([*lines, ""])
+
+
 def _words(folder: Path, port: int) -> list[str]:
     options = {
         "ListenAddress": "127.0.0.1",
@@ -78,6 +87,8 @@ def _login(folder: Path, port: int) -> list[str]:
         "ExitOnForwardFailure": "yes",
         "HostKeyAlias": "stoker-test",
         "UserKnownHostsFile": folder / "known_hosts",
+        "IdentityFile": folder / "user",
+        "Port": port,
     }
     said = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return ["ssh", "-F", "none", *said, "-i", str(folder / "user"), "-p", str(port), "127.0.0.1"]
+    return ["ssh", "-F", "none", *said, "127.0.0.1"]

@@ -154,7 +154,9 @@ def test_a_ticket_that_others_may_read_or_own_or_that_is_none_is_refused(fleet: 
     assert (done.code, "id is not" in done.err, "url is not" in done.err) == (64, True, True)
 
 
-def test_the_next_worker_removes_what_a_killed_one_left_and_is_itself_stopped_while_it_joins(fleet: Fleet):
+def test_a_job_ends_with_its_killed_worker_whose_home_the_next_one_removes_and_that_is_stopped_while_it_joins(
+    fleet: Fleet,
+):
     pid_file = fleet.node.folder / "pid"
     program = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
     fleet.desk.submit("sleeps", "python", "-c", program, folder=fleet.node.folder)
@@ -162,10 +164,13 @@ def test_the_next_worker_removes_what_a_killed_one_left_and_is_itself_stopped_wh
         assert said(killed)["kind"] == "joined"
         wait_until(lambda: pid_file.exists() and pid_file.read_text())
         (left,) = fleet.homes()
+        program_before = of_pid(int(pid_file.read_text()))
         killed.kill()
         killed.wait(PATIENCE_S)
+    assert program_before is not None
+    # Long before its lease of 90 s is over.
+    wait_until(lambda: is_alive(program_before) is Liveness.GONE)
     assert fleet.homes() == [left]
-    program_before = of_pid(int(pid_file.read_text()))
     ticket = fleet.ticket()
     # A place where nobody listens.
     ticket.write_text(ticket.read_text().replace(fleet.url, "https://127.0.0.1:9"))
@@ -176,5 +181,3 @@ def test_the_next_worker_removes_what_a_killed_one_left_and_is_itself_stopped_wh
     assert done.code == 143, done.err
     assert fleet.homes() == []
     assert ticket.exists()
-    assert program_before is not None
-    assert is_alive(program_before) is Liveness.GONE

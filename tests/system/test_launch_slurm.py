@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,8 +22,11 @@ from stoker.host.http.exchange import FleetIdentity, read_http_settings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.view_messages import JobDetails
 from tests.servers.slurm import SlurmCluster
+from tests.system.secret_search import ProcessSamples, files_with
 from tests.system.warm import stoker_argv
 
+DATABASE = ("queue.db", "queue.db-wal", "queue.db-shm")
+"""Its rows are searched. Free pages may still have the key of a ticket, which opens nothing once it was used."""
 T = TypeVar("T")
 CLOCK = SystemClock()
 POOL = """\
@@ -156,7 +160,7 @@ def site(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[Site]:
         made.close()
 
 
-def test_workers_come_when_jobs_wait_and_what_slurm_ends_costs_a_job_nothing(site: Site) -> None:
+def test_workers_come_when_jobs_wait_what_slurm_ends_costs_a_job_nothing_and_no_secret_is_seen(site: Site) -> None:
     site.run("submit", "--yes", "--name", "quick", "n=1,2", "--", "python3", "-c", "print('loss={n}')")
     assert "nobody watches it" in site.run("explain", "quick/1")
     dry = site.run("launch", "small", "--dry-run")
@@ -164,17 +168,29 @@ def test_workers_come_when_jobs_wait_and_what_slurm_ends_costs_a_job_nothing(sit
     assert "#SBATCH --array=0-1" in dry
     assert site.cluster.run("squeue", "--noheader") == ""
 
-    site.start("launch", "watch")
-    site.until(lambda: all(site.details(f"quick/{one}").job.state == "completed" for one in (1, 2)), "jobs wait")
+    with ProcessSamples(site.cluster.pid, tickets=site.shared) as samples:
+        site.start("launch", "watch")
+        site.until(lambda: all(site.details(f"quick/{one}").job.state == "completed" for one in (1, 2)), "jobs wait")
+        _train_through_a_cancellation(site, samples)
+    _check_nothing_is_left(site)
+    _check_no_secret_was_seen(site, samples)
+
+
+def _train_through_a_cancellation(site: Site, samples: ProcessSamples) -> None:
     (site.project / "train.py").write_text(COUNTER)
     site.run("submit", "--yes", "--name", "long", "--", sys.executable, "train.py")
     site.until(lambda: _step(site.details("long")) >= 3, "it does not train")
+    # Slurm keeps the script and the variables of a job as long as that runs.
+    assert files_with([" --ticket "], [site.cluster.folder])
+    assert files_with(samples.keys, [site.folder, site.cluster.folder], but={*DATABASE, ".ticket"}) == []
     site.cluster.run("scancel", "--full", "--user=root")
     site.until(lambda: site.details("long").job.state == "completed", "it does not go on")
     details = site.details("long")
     assert len(details.attempts) >= 2
     assert not any(details.counts.values()), "the job was charged"
 
+
+def _check_nothing_is_left(site: Site) -> None:
     site.until(lambda: all(one.is_over for one in site.allocations()), "workers stay")
     allocations = site.allocations()
     assert sum(one.grants for one in allocations) >= 4
@@ -184,6 +200,25 @@ def test_workers_come_when_jobs_wait_and_what_slurm_ends_costs_a_job_nothing(sit
     site.until(lambda: not list(site.shared.rglob("*")), "files are left in the shared folder")
     assert list((site.folder / "node").iterdir()) == [], "homes of workers are left"
     assert site.ask(lambda client: client.machines()) == ()
+
+
+def _check_no_secret_was_seen(site: Site, samples: ProcessSamples) -> None:
+    """Check that neither a ticket nor a key was in words, variables, scripts, logs, events or other files."""
+    assert samples.showing([" --ticket ".replace(" ", "\0")]), "no worker was sampled"
+    assert samples.showing(["STOKER_JOB_NAME=long"]), "no program was sampled"
+    planned = [one for one in site.allocations() if one.submitted_s is not None]
+    assert len(samples.keys) >= len(planned) > 1, "not all tickets were seen"
+    state = site.folder / "home" / "state"
+    token = (state / "operator.token").read_text().strip()
+    ca_key = (state / "authority" / "ca.key").read_text().splitlines()[1]
+    secrets = {*samples.keys, token, ca_key}
+    assert samples.showing(secrets) == []
+    folders = [site.folder, site.cluster.folder]
+    assert files_with(secrets, folders, but={*DATABASE, "operator.token", "ca.key"}) == []
+    with closing(sqlite3.connect(site.folder / "home" / "fleet" / "queue.db")) as connection:
+        rows = "\n".join(connection.iterdump())
+    assert "allocation" in rows
+    assert [secret for secret in secrets if secret in rows] == []
 
 
 @pytest.mark.slow

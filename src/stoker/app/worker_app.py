@@ -25,6 +25,7 @@ from stoker.devices.checkup import (
 )
 from stoker.devices.this_machine import host_name
 from stoker.host.http.exchange import Transport, asked_directly
+from stoker.host.identity import mine
 from stoker.host.sockets import NotifySocket, for_children
 from stoker.host.writers import reflink
 from stoker.protocol.client import FleetClient
@@ -34,7 +35,7 @@ from stoker.protocol.operator_messages import DoctorFinding
 from stoker.protocol.transport import RequestTimeouts
 from stoker.worker.attempt_process import Worker
 from stoker.worker.coordinator_calls import WorkerConnections
-from stoker.worker.daemon import keep
+from stoker.worker.daemon import goes_with_us, keep
 from stoker.worker.machine_checks import LocalMachine, MachineOffer
 from stoker.worker.worker_options import within_allocation, workers_folder
 from stoker.worker.worker_state import STOP_GRACE_S, WorkerPolicy
@@ -187,6 +188,7 @@ def work(house: AppParts, options: WorkOptions, tell: Callable[[str, dict[str, A
             holds=_holdings_of(house, users),
             preparing=_input_preparer(house, options, name),
             contents_at=_share_trees(house, options, opened),
+            ends_with=mine() if goes_with_us(settings.home) else None,
             detect=house.detect,
         )
         return keep(worker)

@@ -238,6 +238,11 @@ def explain_pools(  # noqa: PLR0913 - what a launcher decides by
     Without `is_reachable` only workers of this machine can join: the coordinator has no TLS.
     """
     verdicts = []
+    watchers = dict.fromkeys(state.watcher for state in pools)
+    # A watcher decides about all its pools together.
+    theirs = [[state for state in pools if state.watcher == one] for one in watchers]
+    joint = [decide(one, [waiting], allocations, now_s=now_s, machines=machines, requests=requests) for one in theirs]
+    starting = {start.pool for decision in joint for start in decision.starts}
     for state in pools:
         pool = state.pool
         mine = [one for one in allocations if one.pool == pool.name]
@@ -253,17 +258,19 @@ def explain_pools(  # noqa: PLR0913 - what a launcher decides by
             if first.may_start_s is not None and first.may_start_s > now_s:
                 said += f", may start in {format_duration(first.may_start_s - now_s)}"
             text = f"requested {format_duration(now_s - first.planned_s)} ago{said}"
-            order = 3 if first.state is AllocationState.DOUBTFUL else 0
+            order = 4 if first.state is AllocationState.DOUBTFUL else 0
         elif not (text or is_reachable or state.paused) and pool.backend is not PoolBackend.LOCAL:
             text = CUT_OFF
         elif not text and decision.holds:
             text = decision.holds[0].why
             if not state.paused:
-                order = 5 if not pool.is_automatic else 2 if is_watched else 4
+                order = 6 if not pool.is_automatic else 3 if is_watched else 5
         elif not text and not is_watched:
-            text, order = "a machine of it would fit; nobody watches it: stoker launch watch", 4
+            text, order = "a machine of it would fit; nobody watches it: stoker launch watch", 5
         elif not text:
-            text, order = "a machine of it is about to be requested", 1
+            is_next = pool.name in starting
+            text = "is about to be requested" if is_next else "would fit; another pool is used first"
+            text, order = f"a machine of it {text}", 1 if is_next else 2
         verdicts.append(PoolVerdict(pool=pool.name, text=text, order=order))
     return tuple(verdicts)
 

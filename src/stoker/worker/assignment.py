@@ -1,7 +1,8 @@
 """The assignment of one attempt to its child: one line on its standard input, and a lease file.
 
 The lease file contains the end of the lease. The worker writes it with every renewal, the child reads it: so a job
-stops with its lease even if its worker was killed or hangs.
+stops with its lease even if its worker was killed or hangs. If no worker can take the attempt over, it ends as soon as
+its worker is gone: the job may be running elsewhere long before the lease expires.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import AttemptToken, Partition
 from stoker.core.retry import FailureCause
 from stoker.host.durable import read_regular, translated
+from stoker.host.identity import Liveness, ProcessIdentity, is_alive
 from stoker.jobs.job_folder import JobEnd
 
+SAME_REQUEST_S = 2.0
+"""A batch system signals every process of an allocation, in any order: requests to end that follow the first so soon
+are the same one."""
 _LARGEST_BYTES = 200
 
 
@@ -42,6 +47,8 @@ class Assignment:
     run: str
     """The name of its folder in `runs/`."""
     lease_path: str
+    ends_with: dict[str, Any] = fresh(factory=dict)
+    """The identity of the worker's process if nothing continues the attempt after it; empty: its successor may."""
     coordinator: str = ""
     worker: str = ""
     grace_s: float = 10.0
@@ -108,14 +115,26 @@ LOOK_EVERY_S = 0.5
 
 
 class LeaseWatch:
-    """Watches a lease file during a block, in case the worker is gone; calls `on_over` once, with the reason."""
+    """Watches a lease file during a block, in case the worker is gone; calls `on_over` once, with the reason.
+
+    With a `worker` it also calls `on_gone`, once and instead, when that process has ended.
+    """
 
     def __init__(
-        self, lease: LeaseFile, *, clock: Clock, on_over: Callable[[str], None], every_s: float = LOOK_EVERY_S
+        self,
+        lease: LeaseFile,
+        *,
+        clock: Clock,
+        on_over: Callable[[str], None],
+        worker: ProcessIdentity | None = None,
+        on_gone: Callable[[], None] = lambda: None,
+        every_s: float = LOOK_EVERY_S,
     ) -> None:
         self._lease = lease
         self._clock = clock
         self._on_over = on_over
+        self._worker = worker
+        self._on_gone = on_gone
         self._every_s = every_s
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stoker-lease-watch", daemon=True)
@@ -131,6 +150,9 @@ class LeaseWatch:
 
     def _watch(self) -> None:
         while not self._is_done.wait(self._every_s):
+            if self._worker is not None and is_alive(self._worker) is Liveness.GONE:
+                self._on_gone()
+                return
             why = self._lease.why_over(self._clock.boottime_s())
             if why:
                 self._on_over(why)
@@ -187,6 +209,11 @@ class AttemptEnd:
     @property
     def is_completed(self) -> bool:
         return self.state is JobState.COMPLETED
+
+    @property
+    def is_terminated(self) -> bool:
+        """True if it ended because it received SIGTERM."""
+        return self.error.get("error") == errors.Terminated.code
 
     @property
     def message(self) -> str:

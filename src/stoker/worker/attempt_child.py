@@ -14,7 +14,7 @@ from stoker.core.frozen import changed
 from stoker.core.job import JobSpec, JobState, contents_of
 from stoker.engine.recipe import Recipe
 from stoker.engine.types import MAX_IN_FLIGHT, RunOptions
-from stoker.host.identity import mine
+from stoker.host.identity import ProcessIdentity, mine
 from stoker.jobs.builder import JobBuild, JobBuilder
 from stoker.jobs.execution import Execution, ExecutionTools, abandon
 from stoker.jobs.job_folder import PYTHON, Attempt, JobEnd, JobFolder, python_paper
@@ -23,7 +23,7 @@ from stoker.jobs.pack.attempt_inputs import with_inputs, with_runtime
 from stoker.jobs.program import RECIPE, ProgramWords
 from stoker.jobs.trial_settings import CONFIG, config_paper
 from stoker.protocol.job_checks import found_args, unproven_args
-from stoker.worker.assignment import Assignment, LeaseFile, LeaseWatch
+from stoker.worker.assignment import SAME_REQUEST_S, Assignment, LeaseFile, LeaseWatch
 
 CHECKPOINTS = "checkpoints"
 """The argument that gives a recipe a folder to write to, beside its result."""
@@ -133,7 +133,7 @@ def run_attempt(assignment: Assignment, *, builder: JobBuilder, tools: Callable[
 
     Its folder below `runs` always has its end, whatever went wrong. Nothing is written to pipes that would close
     with the worker: `status.jsonl` and `end.json` are the report. TERM stops the work gracefully; a second TERM, more
-    than 2 s later, ends it at once.
+    than 2 s later, ends it at once, and so does the end of a worker that nothing continues.
     """
     stops = _Stops()
     stops.listen()
@@ -152,9 +152,21 @@ def run_attempt(assignment: Assignment, *, builder: JobBuilder, tools: Callable[
         grace_s=assignment.grace_s,
     )
     execution = Execution(build=build, attempt=attempt, tools=built, out=None, options=options)
-    stops.stop_by(execution.cancel, lambda error: abandon(built, attempt, error))
-    lease = LeaseFile(assignment.lease_path)
-    with LeaseWatch(lease, clock=built.clock, on_over=lambda why: execution.cancel(Terminated(why))):
+
+    def give_up(error: StokerError) -> None:
+        abandon(built, attempt, error)
+        # What runs programs in a box kills them now.
+        os._exit(error.exit_code)
+
+    stops.stop_by(execution.cancel, give_up)
+    watch = LeaseWatch(
+        LeaseFile(assignment.lease_path),
+        clock=built.clock,
+        on_over=lambda why: execution.cancel(Terminated(why)),
+        worker=ProcessIdentity.from_dict(assignment.ends_with) if assignment.ends_with else None,
+        on_gone=lambda: give_up(Terminated("its worker was killed, and none continues its attempts")),
+    )
+    with watch:
         job = execution.run()
     return exit_code_of(job.error) if job.error is not None else 0
 
@@ -180,9 +192,6 @@ def _end_unbegun(builder: JobBuilder, assignment: Assignment, runs: str, error: 
     return exit_code_of(error)
 
 
-_SAME_REQUEST_S = 2.0
-
-
 class _Stops:
     """Handles SIGTERM, the first and the second.
 
@@ -193,7 +202,7 @@ class _Stops:
         self._request: StokerError | None = None
         self._requested_s = 0.0
         self._cancel: Callable[[StokerError], None] | None = None
-        self._abandon: Callable[[StokerError], None] | None = None
+        self._give_up: Callable[[StokerError], None] | None = None
 
     def listen(self) -> None:
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -201,7 +210,7 @@ class _Stops:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def stop_by(self, cancel: Callable[[StokerError], None], give_up: Callable[[StokerError], None]) -> None:
-        self._cancel, self._abandon = cancel, give_up
+        self._cancel, self._give_up = cancel, give_up
         if self._request is not None:
             cancel(self._request)
 
@@ -212,6 +221,5 @@ class _Stops:
             self._request = Terminated("stopped by its worker")
             if self._cancel is not None:
                 self._cancel(self._request)
-        elif self._abandon is not None and now_s - self._requested_s >= _SAME_REQUEST_S:
-            self._abandon(Terminated("killed by its worker"))
-            os._exit(Terminated.exit_code)
+        elif self._give_up is not None and now_s - self._requested_s >= SAME_REQUEST_S:
+            self._give_up(Terminated("killed by its worker"))

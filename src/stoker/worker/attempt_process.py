@@ -30,7 +30,7 @@ from stoker.jobs.program import RECIPE
 from stoker.jobs.stop import stop_job
 from stoker.protocol.lease_messages import Grant, MachineInventory
 from stoker.store.local_store import LocalStore
-from stoker.worker.assignment import Assignment, AttemptEnd, end_of
+from stoker.worker.assignment import SAME_REQUEST_S, Assignment, AttemptEnd, end_of
 from stoker.worker.coordinator_calls import WorkerConnections
 from stoker.worker.exec_command import AttemptEnv, ExecTarget, place_beside
 from stoker.worker.job_users import UserPool
@@ -261,6 +261,8 @@ class Worker:
     """Fetches code, data and environments of jobs."""
     contents_at: str = ""
     """The address that serves trees to other machines; empty: none."""
+    ends_with: ProcessIdentity | None = None
+    """This process if its home goes with it, and its attempts too; None: the next worker takes them over."""
     detect: Callable[[], Capability] | None = None
     """Detects this machine's devices again; None: the capability of the start is kept."""
 
@@ -372,7 +374,11 @@ class RunningAttempt:
         self._give_user_back()
         written = self.folder.ended()
         last_line = ward.last_words() if written is None else ""
-        return end_of(written, how=", ".join(filter(None, (how, last_line))))
+        end = end_of(written, how=", ".join(filter(None, (how, last_line))))
+        if end.is_terminated:
+            # What ends this worker too is not the job's loss: its own request may come a moment later.
+            self._stopped.wait(SAME_REQUEST_S)
+        return end
 
     def stop(self, grace_s: float) -> AttemptEnd:
         """Stop all its processes; check that none is left. A second call with a shorter grace period stops sooner."""
@@ -500,6 +506,7 @@ class RunningAttempt:
             python={} if ready is None else ready.facts(),
             run=self.run,
             lease_path=lease_path,
+            ends_with={} if worker.ends_with is None else worker.ends_with.to_dict(),
             coordinator=worker.lines.url,
             worker=worker.name,
             grace_s=worker.wishes.stop_grace_s,

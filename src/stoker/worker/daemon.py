@@ -321,6 +321,14 @@ def private_home(name: str, environment: Mapping[str, str], clock: Clock) -> Ite
             _remove(home, clock)
 
 
+def goes_with_us(home: str) -> bool:
+    """Return True if a home is the private one of this process."""
+    try:
+        return _owner_of(home) == mine()
+    except (OSError, StokerError, ValueError, AttributeError):
+        return False
+
+
 def sweep_homes(parent: str, clock: Clock) -> None:
     """Remove the homes of this user's workers that are dead, with what they left running."""
     try:
@@ -356,12 +364,15 @@ def _is_left_behind(home: str, clock: Clock) -> bool:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         return False
     try:
-        owner = ProcessIdentity.from_dict(loads(read_regular(os.path.join(home, HOME_OWNER), _LARGEST_BYTES)))
+        return is_alive(_owner_of(home)) is Liveness.GONE
     except FileNotFoundError:
         return clock.wall_s() - found.st_mtime > _UNMARKED_S
     except (ValueError, AttributeError):
         return False
-    return is_alive(owner) is Liveness.GONE
+
+
+def _owner_of(home: str) -> ProcessIdentity:
+    return ProcessIdentity.from_dict(loads(read_regular(os.path.join(home, HOME_OWNER), _LARGEST_BYTES)))
 
 
 def _end_attempts(home: str, clock: Clock) -> None:

@@ -346,9 +346,23 @@ def test_what_each_pool_does_for_a_waiting_job_is_explained() -> None:
     pools = [PoolState(pool=one) for one in (CPU, local)]
     far, here = explain_pools(jobs(), pools, (), now_s=NOW_S, is_reachable=False)
     assert (far.text, far.order) == (CUT_OFF, None)
-    assert (here.text.endswith("stoker launch watch"), here.order) == (True, 4)
+    assert (here.text.endswith("stoker launch watch"), here.order) == (True, 5)
     assert text(jobs(waited_s=2.0)) == "waits for a machine here first, 8.0s more"
     assert text(changed(jobs(), takes_s=5 * 3600.0)).startswith("needs 5h00m")
+
+
+def test_of_several_pools_only_those_that_are_used_are_about_to_be_requested() -> None:
+    def texts(*allocations: Allocation, watcher: str = "w") -> dict[str, str]:
+        pools = [changed(CPU, name="dear", cost_per_hour=2.0), changed(CPU, name="cheap", cost_per_hour=1.0)]
+        watchers = zip(pools, (watcher, "w"), strict=True)
+        states = [PoolState(pool=one, watcher=name, watched_until_s=NOW_S + 60) for one, name in watchers]
+        return {one.pool: one.text for one in explain_pools(jobs(), states, allocations, now_s=NOW_S)}
+
+    about, other = "a machine of it is about to be requested", "a machine of it would fit; another pool is used first"
+    assert texts() == {"dear": other, "cheap": about}
+    assert texts(watcher="another") == {"dear": about, "cheap": about}, "each decides by itself"
+    coming = live(AllocationState.WAITING, pool="cheap", age_s=40.0)
+    assert texts(coming) == {"dear": other, "cheap": "requested 40s ago"}
 
 
 def test_the_pool_that_helps_soonest_comes_first() -> None:

@@ -247,6 +247,21 @@ def test_an_attempt_whose_process_is_killed_failed_as_lost_and_leaves_nothing(bu
     fleet.until(lambda: is_gone(pid))
 
 
+def test_a_job_is_not_charged_if_a_batch_system_signals_its_process_a_moment_before_the_worker(
+    fleet: FakeCoordinator, keep: Keep
+):
+    with keep:
+        job = shell(keep, SLEEPER)
+        program_of(keep)
+        keep.until_told("started")
+        owner = json.loads((keep.home / "runs" / _run_of(keep, job) / "owner.json").read_text())
+        os.kill(owner["pid"], signal.SIGTERM)
+        fleet.until(lambda: is_gone(owner["pid"]))
+        keep.leave()
+        assert keep.join() == 143
+    assert fleet.words(job) == ["start", "release"]
+
+
 def test_a_pause_gives_the_machine_to_its_owner_until_it_is_over(busy: Keep):
     fleet, state = busy.fleet, str(busy.home / "state")
     job = shell(busy, SLEEPER, "paused")

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any
 
 import pytest
 
-from stoker.core.clock import FakeClock
+from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.errors import Cancelled, NoSpace, OutOfMemory, StageFailed, StokerError, UnknownRecipe, Usage
 from stoker.core.frozen import changed
 from stoker.core.job import EnvironmentChoice, InputKind, JobInput, JobSpec, JobState
 from stoker.core.jsontext import dumps
 from stoker.core.leases import AttemptToken, Partition
 from stoker.core.machine import DevicePreference, Requirements
-from stoker.host.identity import Liveness, mine
+from stoker.host.identity import Liveness, mine, of_pid
 from stoker.jobs.job_folder import JobEnd
 from stoker.worker.actions import AttemptJournalTail, AttemptProgress, inherit
-from stoker.worker.assignment import Assignment, AttemptEnd, LeaseFile, end_of
+from stoker.worker.assignment import Assignment, AttemptEnd, LeaseFile, LeaseWatch, end_of
 from stoker.worker.worker_options import Pause, clear_pause, read_declared, read_pause, within_allocation, write_pause
 from stoker.worker.worker_state import AttemptPhase, HeldLease, Journal, JournaledLease, Predecessor
 from tests.fakes.grants import grant_of
@@ -183,6 +186,27 @@ def test_a_lease_file_says_until_when_and_its_absence_ends_whoever_runs(tmp_path
     assert lease.why_over(0.0)
     lease.remove()
     lease.remove()
+
+
+def test_an_attempt_that_nothing_continues_ends_with_its_worker(tmp_path: Path):
+    heard: Queue[str] = Queue()
+    lease = LeaseFile(str(tmp_path / "run-1"))
+    lease.write(math.inf, Partition.STOP)
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        watch = LeaseWatch(
+            lease,
+            clock=SystemClock(),
+            on_over=heard.put,
+            worker=of_pid(worker.pid),
+            on_gone=lambda: heard.put("gone"),
+            every_s=0.01,
+        )
+        with watch:
+            with pytest.raises(Empty):
+                heard.get(timeout=0.1)
+            worker.kill()
+            assert heard.get(timeout=30.0) == "gone"
+    assert heard.empty()
 
 
 def test_an_assignment_comes_back_from_its_line_as_it_was():

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 
 from stoker.core.clock import Clock
 from stoker.core.digests import digest_bytes
@@ -29,6 +29,8 @@ from stoker.store.objects.seam import Objects, PutOutcome
 
 PLACE_NAME = "objects.json"
 STORE_NAME = "store"
+_OWNER_NAME = "objects.owner"
+"""What was claimed as owner of a prefix before the place was recorded: a start or a move may have been interrupted."""
 _MOST_BYTES = 4096
 _PACK_AT_MOST_BYTES = 1 << 20
 _PACK_BYTES = 8 << 20
@@ -41,7 +43,7 @@ class ObjectPlace:
     url: str = ""
     """`s3://BUCKET/PREFIX`; empty: the coordinator's own disk."""
     owner: str = ""
-    """Random; in the bucket too, so that no other coordinator uses the same prefix."""
+    """Random; in the bucket too, so that no other coordinator uses the same prefix. Kept when objects move to disk."""
     is_direct: bool = True
     """Machines transfer bytes directly, by passes. False: the site can't check them, all go through the coordinator."""
 
@@ -79,7 +81,8 @@ def choose_place(folder: str, url: str, environment: Mapping[str, str], *, clock
             f"the objects of this coordinator are {shown}, not in {site.url}",
             hint=f"move them first: stoker admin objects move --to {site.url}",
         )
-    place = new_place(site, environment, clock=clock)
+    found = new_place(site, environment, clock=clock)
+    place = changed(found, owner=place.owner or _owner(folder, found.owner))
     with closing(LocalStore(os.path.join(folder, STORE_NAME), clock=clock)) as store:
         store.open()
         with closing(S3Objects(store, site, folder=folder, clock=clock)) as objects:
@@ -182,8 +185,7 @@ def move_objects(
                 f"the objects are in {place.url}: only a move to the coordinator's own disk is possible",
                 hint="first: stoker admin objects move --to disk",
             )
-        # A move that was interrupted has claimed the prefix before.
-        target_place = changed(target_place, owner=_owner(folder, target_place.owner))
+        target_place = changed(target_place, owner=place.owner or _owner(folder, target_place.owner))
         local = LocalObjects(store, clock=clock)
         bucket_site = read_site(url or place.url, environment)
         with closing(S3Objects(store, bucket_site, folder=folder, clock=clock)) as remote:
@@ -242,13 +244,14 @@ def _copy(source: Objects, target: Objects, progress: Callable[[int, int], None]
 
 
 def _owner(folder: str, fresh: str) -> str:
-    """Return the owner that a move writes into a bucket: the same one if it is repeated."""
-    path = os.path.join(folder, "objects.owner")
-    try:
-        return read_regular(path, _MOST_BYTES).decode()
-    except FileNotFoundError:
-        write_file(path, fresh.encode(), mode=0o600)
-        return fresh
+    """Return the owner that a coordinator without one writes into a bucket: the same one if that is repeated."""
+    path = os.path.join(folder, _OWNER_NAME)
+    with suppress(FileNotFoundError):
+        # Earlier versions wrote an empty one when objects moved to disk.
+        if found := read_regular(path, _MOST_BYTES).decode():
+            return found
+    write_file(path, fresh.encode(), mode=0o600)
+    return fresh
 
 
 def _has_objects(folder: str) -> bool:
