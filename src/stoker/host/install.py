@@ -68,6 +68,7 @@ def pip_install(*names: str) -> str:
 _EXTRA_OF = {
     **dict.fromkeys(("cryptography", "packaging", "pydantic", "pydantic_core", "zstandard"), "fleet"),
     **dict.fromkeys(("alembic", "fastapi", "httptools", "sqlalchemy", "starlette", "uvicorn", "uvloop"), "serve"),
+    **dict.fromkeys(("gguf", "numpy", "tokenizers"), "crossval"),
     "psycopg": "postgres",
     "textual": "tui",
 }
