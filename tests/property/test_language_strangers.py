@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from stoker.authoring import StageInputError
 from stoker.cookbooks.language.bundled import base_files
 from stoker.cookbooks.language.reading import InvalidLines, Layout, read_lines
-from stoker.cookbooks.language.safetensors import DamagedHeader, pinch, read_header
+from stoker.store.weight_files.headers import DamagedHeader
+from stoker.store.weight_files.safetensors import pinch, read_header
 from tests.lengths import examples
 
 _KEYS = st.sampled_from(["text", "prompt", "completion", "messages", "role", "content", "type", "assistant", "x"])

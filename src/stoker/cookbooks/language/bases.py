@@ -12,23 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, FAMILIES, DecoderShape, module_name, shape_of
-from stoker.cookbooks.language.safetensors import (
-    INDEX,
-    SHARD_BYTES,
-    SINGLE,
-    Header,
-    pinch,
-    read_foreign_json,
-    read_header,
-    shown,
-    unreadable_weights,
-)
 from stoker.core import jsontext
 from stoker.core.digests import digest_bytes, digest_value
 from stoker.core.errors import BadInput, Damaged, InvalidInput, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import first_line
 from stoker.devices.estimate.model_shapes import ModelShape
+from stoker.store.weight_files.headers import Header, read_foreign_json, shown, unreadable_weights
+from stoker.store.weight_files.safetensors import INDEX, SHARD_BYTES, SINGLE, pinch, read_header
 
 if TYPE_CHECKING:
     from pathlib import Path

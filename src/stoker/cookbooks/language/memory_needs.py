@@ -18,7 +18,6 @@ from stoker.cookbooks.language.arguments import (
 )
 from stoker.cookbooks.language.bases import CONFIG, Outline, TrainableBase, read_config_alone
 from stoker.cookbooks.language.checks import LanguageArgsChecker, base_facts, bases_here, find_base
-from stoker.cookbooks.language.safetensors import SHARD_BYTES
 from stoker.core.device import GIB
 from stoker.core.errors import BadInput, InsufficientDeviceMemory
 from stoker.core.frozen import changed, frozen
@@ -49,6 +48,7 @@ from stoker.devices.estimate.terms import (
 )
 from stoker.devices.estimate.training_setup import Method, Optimiser, TrainingSpec, Width
 from stoker.engine.recipe import surroundings
+from stoker.store.weight_files.safetensors import SHARD_BYTES
 
 _WORDS = {"adapters": "most", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
 """Names of a shared process's numbers in this cookbook."""

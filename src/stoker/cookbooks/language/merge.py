@@ -24,7 +24,7 @@ def told_of_base(args: MergeArgs) -> str | None:
     from stoker.cookbooks.language.bases import read_base
     from stoker.cookbooks.language.checks import is_another_base
     from stoker.cookbooks.language.peft import read_config
-    from stoker.cookbooks.language.safetensors import shown
+    from stoker.store.weight_files.headers import shown
 
     trained_over = read_config(Path(args.adapter)).get("base_model_name_or_path")
     if not is_another_base(trained_over, read_base(Path(args.base), name=args.base_name, use="merged")):

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.cookbooks.language.safetensors import Header, read_foreign_json, read_header, shown, unreadable_weights
 from stoker.core import jsontext
 from stoker.core.errors import BadInput, Damaged
+from stoker.store.weight_files.headers import Header, read_foreign_json, shown, unreadable_weights
+from stoker.store.weight_files.safetensors import read_header
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Pairs

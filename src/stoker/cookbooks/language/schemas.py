@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict
 
-from stoker.cookbooks.language.safetensors import read_foreign
 from stoker.core import jsontext
 from stoker.core.errors import BadInput
 from stoker.host.durable import write_file
+from stoker.store.weight_files.headers import read_foreign
 
 TRAINING: Final = "training.json"
 METADATA: Final = "metadata.json"

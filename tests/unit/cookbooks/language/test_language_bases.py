@@ -15,13 +15,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker.cookbooks.language import bases, bundled, safetensors
+from stoker.cookbooks.language import bases, bundled
 from stoker.cookbooks.language.bases import base_word, read_base
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
 from stoker.cookbooks.language.checks import find_base, lacking, outline_of
-from stoker.cookbooks.language.safetensors import DamagedHeader, Header, read_header
 from stoker.core.errors import BadInput, Damaged, NoPermission, NoSpace, StokerError
 from stoker.engine.recipe import MachineContext, surrounded_by
+from stoker.store.weight_files import safetensors
+from stoker.store.weight_files.headers import DamagedHeader, Header
+from stoker.store.weight_files.safetensors import read_header
 
 
 @pytest.fixture
@@ -179,7 +181,7 @@ def test_a_damaged_weight_file_is_named(base, content, words):
 
 
 def test_a_header_that_would_take_long_is_refused_before_it_is_taken_apart(base, monkeypatch):
-    def loads(text: str | bytes) -> object:
+    def loads(text: str | bytes, **_: object) -> object:
         assert len(text) < 20_000_000, "the header was taken apart"
         return json.loads(text)
 

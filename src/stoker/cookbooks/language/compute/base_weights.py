@@ -13,8 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, DecoderShape, shape_of
-from stoker.cookbooks.language.safetensors import INDEX, SINGLE, unreadable_weights
 from stoker.core.errors import BadInput
+from stoker.store.weight_files.headers import unreadable_weights
+from stoker.store.weight_files.safetensors import INDEX, SINGLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,55 +1,16 @@
-"""Headers of safetensors files: names, types, shapes and offsets of tensors. Standard library only.
-
-Parsed as untrusted input: every number is checked against the file's size before it is used.
-"""
+"""Headers of safetensors files: names, types, shapes and offsets of tensors."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
 import struct
-from collections.abc import Mapping
+from collections import Counter
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from stoker.core.errors import Damaged
-from stoker.core.frozen import frozen
-from stoker.core.text import first_line, one_line
-from stoker.host.durable import read_regular
-
-# Untrusted small files: read only if they are regular and bounded, and how messages show them.
-
-_LONGEST_BYTES = 64 * 1024 * 1024
-_LONGEST_SHOWN = 200
-_WRONG = {errno.EINVAL: "not a regular file", errno.EFBIG: "it is too large"}
-
-
-def read_foreign(path: Path) -> bytes:
-    """Read a small file. Raises `ValueError` with its fault, `OSError` if it can't be read."""
-    try:
-        # The hub's cache has links.
-        return read_regular(os.path.realpath(path), _LONGEST_BYTES)
-    except OSError as error:
-        if error.errno not in _WRONG:
-            raise
-        raise ValueError(_WRONG[error.errno]) from None
-
-
-def read_foreign_json(path: Path) -> Any:
-    """Read a small JSON file like `read_foreign`; a file that is nested too deeply is a fault, too."""
-    try:
-        return json.loads(read_foreign(path))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def shown(text: str) -> str:
-    """Return untrusted text for a message."""
-    return one_line(text, _LONGEST_SHOWN)
-
+from stoker.store.weight_files.headers import DamagedHeader, Header, TensorEntry, open_weights, shown
 
 SINGLE: Final = "model.safetensors"
 """Name of the only file of weights in a folder."""
@@ -70,41 +31,9 @@ _LARGEST = 2**63 - 1
 _PINCH_BYTES = 1024
 
 
-class DamagedHeader(ValueError):
-    """A file does not match its header, or has none."""
-
-
-def unreadable_weights(what: str, error: Exception) -> Damaged:
-    """Return the error for weights that do not match their file's header."""
-    hint = "copy or download them again: stoker fetch org/name replaces damaged files"
-    return Damaged(f"the weights in {what} can't be read: {first_line(error)}", hint=hint)
-
-
-@frozen
-class SafetensorsEntry:
-    """One tensor of a file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    """Offset of its first byte in the file."""
-    end: int
-
-
-@frozen
-class Header:
-    """The header of a file."""
-
-    tensors: Mapping[str, SafetensorsEntry]
-    size_bytes: int
-
-
 def read_header(path: Path) -> Header:
     """Read a file's header. Raises `DamagedHeader` with its fault, `OSError` if it can't be read."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        # A pipe or device may block, or never end.
-        raise DamagedHeader("not a regular file")
-    with path.open("rb") as file:
+    with open_weights(path) as file:
         return _read(file)
 
 
@@ -147,9 +76,11 @@ def _table(text: bytes) -> dict[str, Any]:
     """Return the entries of a header, unchecked."""
     try:
         # From bytes it would accept UTF-16 too.
-        raw = json.loads(text.decode())
+        raw = json.loads(text.decode(), object_pairs_hook=_unambiguous)
     except UnicodeDecodeError:
         raise DamagedHeader("its header is not UTF-8") from None
+    except DamagedHeader:
+        raise
     except (ValueError, RecursionError):
         raise DamagedHeader("its header is not JSON") from None
     if not isinstance(raw, dict):
@@ -161,7 +92,16 @@ def _table(text: bytes) -> dict[str, Any]:
     return raw
 
 
-def _tensor(name: str, raw: Any, data: int) -> SafetensorsEntry:
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a header. Of two entries of one name, readers use different ones."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise DamagedHeader(f"its header names {shown(repr(twice))} twice")
+    return found
+
+
+def _tensor(name: str, raw: Any, data: int) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = raw["dtype"], tuple(raw["shape"]), raw["data_offsets"]
         numbers = (*shape, begin, end)
@@ -171,4 +111,4 @@ def _tensor(name: str, raw: Any, data: int) -> SafetensorsEntry:
         is_plain, dtype, shape, begin, end = False, "", (), 0, 0
     if not is_plain or begin > end or (dtype in _WIDTHS and end - begin != prod(shape) * _WIDTHS[dtype]):
         raise DamagedHeader(f"invalid header entry {shown(repr(name))}")
-    return SafetensorsEntry(dtype=dtype, shape=shape, begin=data + begin, end=data + end)
+    return TensorEntry(dtype=dtype, shape=shape, begin=data + begin, end=data + end)
