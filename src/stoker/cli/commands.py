@@ -96,6 +96,9 @@ COMMANDS = (
     Command("recipes swaps", "things", "list recipes with the same output kind", "recipes:recipes_swaps"),
     Command("config", "things", "show a configuration with the origin of each value", "recipes:config"),
     Command("config show", "things", "show a configuration with the origin of each value", "recipes:config"),
+    Command(
+        "fixtures", "prove", "write a small model that is the same on every machine, for comparing runtimes", "fixtures"
+    ),
     Command("check", "things", "verify downloads; check cluster files, manifests and adapters files", "check"),
     Command("completion", "things", "print or install completion for bash, zsh or fish", "completion"),
     Command("store", "things", "show disk usage of the store", "store:du"),

@@ -249,6 +249,11 @@ def temp_name(folder: str) -> str:
     return f"{folder}/{tag}{os.urandom(6).hex()}"
 
 
+def is_temp_name(name: str) -> bool:
+    """Return True if a file has such a name."""
+    return name.startswith(_TEMP_PREFIX)
+
+
 def sweep_temps(directory: StrPath, older_than_s: float, now_s: float) -> tuple[str, ...]:
     """Remove temporary files that a crash left in one folder, and return their names.
 
@@ -258,7 +263,7 @@ def sweep_temps(directory: StrPath, older_than_s: float, now_s: float) -> tuple[
     removed = []
     with translated(directory), os.scandir(directory) as entries:
         for entry in entries:
-            if not entry.name.startswith(_TEMP_PREFIX):
+            if not is_temp_name(entry.name):
                 continue
             try:
                 age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
