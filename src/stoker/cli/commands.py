@@ -96,9 +96,6 @@ COMMANDS = (
     Command("recipes swaps", "things", "list recipes with the same output kind", "recipes:recipes_swaps"),
     Command("config", "things", "show a configuration with the origin of each value", "recipes:config"),
     Command("config show", "things", "show a configuration with the origin of each value", "recipes:config"),
-    Command(
-        "fixtures", "prove", "write a small model that is the same on every machine, for comparing runtimes", "fixtures"
-    ),
     Command("check", "things", "verify downloads; check cluster files, manifests and adapters files", "check"),
     Command("completion", "things", "print or install completion for bash, zsh or fish", "completion"),
     Command("store", "things", "show disk usage of the store", "store:du"),
@@ -111,6 +108,7 @@ COMMANDS = (
     Command("store adopt", "things", "reuse an old result for changed code", "store:adopt"),
     Command("store prune", "things", "free disk space: delete least recently used results first", "prune"),
     Command("clean-cache", "things", "list and clean all folders that Stoker fills", "prune:clean_cache"),
+    Command("fixtures", "prove", "write a small model, the same on every machine", "fixtures"),
     Command("admin", "prove", "commands for operators", "admin:admin"),
     Command("admin reload", "prove", "make the coordinator read its files again", "admin:reload"),
     Command("admin tokens", "prove", "list the API tokens of the fleet", "admin:tokens"),
