@@ -19,7 +19,7 @@ from stoker.core.frozen import changed, frozen
 from stoker.core.text import first_line
 from stoker.devices.estimate.model_shapes import ModelShape
 from stoker.store.weight_files.headers import Header, read_foreign_json, shown, unreadable_weights
-from stoker.store.weight_files.safetensors import INDEX, SHARD_BYTES, SINGLE, pinch, read_header
+from stoker.store.weight_files.safetensors import INDEX, SHARD_BYTES, SINGLE, pinch, read_header, read_index
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -264,13 +264,10 @@ def _there(folder: Path, names: Sequence[str]) -> frozenset[str]:
 def _weight_names(folder: Path, faults: list[str]) -> list[str]:
     if (folder / INDEX).is_file():
         try:
-            named = set(read_foreign_json(folder / INDEX)["weight_map"].values())
-            if not named or any(not isinstance(one, str) or os.path.basename(one) != one for one in named):
-                raise ValueError("it does not name files of this folder")
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            return list(read_index(folder))
+        except (OSError, ValueError) as error:
             faults.append(f"{INDEX} can't be used: {_reason(error)}")
             return []
-        return sorted(named)
     if (folder / SINGLE).is_file():
         return [SINGLE]
     others = sorted(path.name for pattern in ("*.bin", "*.pth", "*.gguf") for path in folder.glob(pattern))

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from stoker.store.weight_files.headers import DamagedHeader, Header, TensorEntry, open_weights, shown
+from stoker.store.weight_files.headers import DamagedHeader, Header, TensorEntry, open_weights, read_foreign_json, shown
 
 SINGLE: Final = "model.safetensors"
 """Name of the only file of weights in a folder."""
@@ -35,6 +35,17 @@ def read_header(path: Path) -> Header:
     """Read a file's header. Raises `DamagedHeader` with its fault, `OSError` if it can't be read."""
     with open_weights(path) as file:
         return _read(file)
+
+
+def read_index(folder: Path) -> tuple[str, ...]:
+    """Return which files a folder's index names. Raises `ValueError` with its fault, `OSError` if it can't be read."""
+    try:
+        named = set(read_foreign_json(folder / INDEX)["weight_map"].values())
+    except (TypeError, KeyError, AttributeError):
+        named = set()
+    if not named or any(not isinstance(one, str) or os.path.basename(one) != one for one in named):
+        raise ValueError("it does not name files of this folder")
+    return tuple(sorted(named))
 
 
 def pinch(path: Path, header: Header) -> list[bytes]:
