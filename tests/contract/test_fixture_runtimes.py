@@ -37,7 +37,7 @@ GPT2_LIMITS = {**LIMITS, "f32": LIMITS["f16"]}
 
 
 def test_transformers_and_llama_cpp_agree_on_every_fixture(tmp_path: Path) -> None:
-    models = {}
+    models: dict[tuple[FixtureSpec, str], Path] = {}
     for spec in SPECS:
         folder = tmp_path / f"{spec.arch}-{spec.size}"
         kinds = ("f32", "q4_k") if spec.size == "medium" else tuple(set(formats_of(spec)) - {SAFETENSORS})

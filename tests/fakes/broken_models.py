@@ -256,7 +256,10 @@ def _zero_bias(letter: str) -> Callable[[Broken], None]:
 
 
 def _scale_head(model: Broken) -> None:
-    model.change("output.weight", lambda values: values.__imul__(np.float32(1.05)))
+    def edit(values: np.ndarray) -> None:
+        values *= np.float32(1.05)
+
+    model.change("output.weight", edit)
 
 
 def _zero_head_row(model: Broken) -> None:

@@ -10,8 +10,8 @@ from stoker.cli.grammar import Grammar, Option
 from stoker.cli.screens import busy
 from stoker.core.errors import BadInput, LocalFile, MissingExtra, NoSpace, Usage
 from stoker.core.text import counted, did_you_mean, format_size
-from stoker.crossval.fixture_folder import FORMATS, FixtureSpec, formats_of, write_fixture
-from stoker.crossval.fixture_models import SIZES, SizeName
+from stoker.crossval.fixture_folder import FORMATS, formats_of, write_fixture
+from stoker.crossval.fixture_models import SIZES, FixtureSpec, SizeName
 from stoker.crossval.tensor_layouts import ARCHITECTURES, Architecture
 
 _DEFAULT_SIZE, _DEFAULT_ARCH = "small", "llama"

@@ -5,9 +5,9 @@ A second call with the same fixture changes no file. Files that Stoker did not w
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.core.errors import BadInput, LocalFile
+from stoker.core.errors import BadInput, LocalFile, StokerError
 from stoker.core.frozen import fields_of, frozen
 from stoker.core.text import some_of
 from stoker.crossval.fixture_models import (
@@ -33,7 +33,6 @@ from stoker.crossval.gguf_models import GGUF_TYPES, fits, write_gguf
 from stoker.host.durable import (
     is_temp_name,
     move_into,
-    open_regular,
     sweep_temps,
     sync_dir,
     temp_name,
@@ -41,6 +40,7 @@ from stoker.host.durable import (
     write_file,
 )
 from stoker.host.resources import check_space, free_bytes
+from stoker.store.trees import hash_file
 from stoker.store.weight_files.headers import read_foreign_json
 from stoker.store.weight_files.safetensors import SINGLE
 
@@ -196,9 +196,8 @@ def _make(folder: str, spec: FixtureSpec, formats: tuple[str, ...], staged: dict
     for name, kind, write in _writers(spec, formats):
         temp = staged[name] = temp_name(folder)
         write(temp)
-        with open(temp, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        yield FixtureFile(name=name, format=kind, size_bytes=os.path.getsize(temp), sha256=digest)
+        digest, size_bytes = hash_file(temp)
+        yield FixtureFile(name=name, format=kind, size_bytes=size_bytes, sha256=digest)
 
 
 def _writers(spec: FixtureSpec, formats: tuple[str, ...]) -> Iterator[tuple[str, str, Callable[[str], None]]]:
@@ -250,10 +249,11 @@ def _publish(folder: str, spec: FixtureSpec, files: tuple[FixtureFile, ...], sta
 
 
 def _is_there(folder: str, file: FixtureFile) -> bool:
+    path = os.path.join(folder, file.name)
     try:
-        with open_regular(os.path.join(folder, file.name)) as found:
-            return hashlib.file_digest(found, "sha256").hexdigest() == file.sha256
-    except OSError:
+        return stat.S_ISREG(os.lstat(path).st_mode) and hash_file(path)[0] == file.sha256
+    except (OSError, StokerError):
+        # It is replaced.
         return False
 
 

@@ -112,7 +112,8 @@ class MatrixParts:
         """Return the values."""
         import numpy as np
 
-        return np.ldexp(self.multipliers().astype(np.float32), self.exponents.astype(np.int32)[:, None])
+        units = np.ldexp(np.float32(1), self.exponents.astype(np.int32)).astype(np.float32)
+        return self.multipliers().astype(np.float32) * units[:, None]
 
     def reordered(self, order: list[int]) -> MatrixParts:
         """Return these rows in that order."""

@@ -6,7 +6,7 @@ The same bytes on every machine. Vectors and the table of positions are F32 in e
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from stoker.crossval.fixture_models import (
     FixtureSpec,
@@ -19,6 +19,7 @@ from stoker.crossval.fixture_models import (
 )
 from stoker.crossval.fixture_tokenizer import BEGIN, END, SPECIALS, UNKNOWN, fixture_tokenizer
 from stoker.crossval.tensor_layouts import interleaved
+from stoker.store.weight_files.gguf import BLOCKS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,35 +29,47 @@ if TYPE_CHECKING:
 GGUF_TYPES: Final[dict[str, int]] = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "bf16": 32}
 """The types that a file's matrices may have, with the number of such a file in GGUF."""
 _SUPER_BLOCK = 256
+_ALIGNMENT = 32
 _QUANTISATION_VERSION = 2
 _NORMAL_TOKEN, _UNKNOWN_TOKEN, _CONTROL_TOKEN = 1, 2, 3
 
 
 def fits(spec: FixtureSpec, kind: str) -> bool:
     """Return True if the rows of all matrices are whole blocks of this type."""
-    return kind != "q4_k" or all(
-        tensor.columns % _SUPER_BLOCK == 0 for tensor in tensors_of(spec) if not _is_plain(tensor)
-    )
+    return all(tensor.columns % BLOCKS[_stored_type(tensor, kind)][0] == 0 for tensor in tensors_of(spec))
 
 
 def write_gguf(path: str, spec: FixtureSpec, kind: str) -> None:
     """Write a fixture with matrices of this type. Raises `OSError`; what was written of the file stays then."""
     import gguf
+    import numpy as np
 
     writer = gguf.GGUFWriter(path, spec.arch)
+    _add_values(writer, spec, kind)
+    for tensor in tensors_of(spec):
+        stored = _stored_type(tensor, kind)
+        values, size = BLOCKS[stored]
+        sides = (tensor.columns,) if tensor.is_vector else (tensor.rows, tensor.columns)
+        number = gguf.GGMLQuantizationType[stored]
+        writer.add_tensor_info(
+            tensor.layout.gguf, sides, np.dtype(np.float32), tensor.count // values * size, raw_dtype=number
+        )
     try:
-        _add_values(writer, spec, kind)
-        for tensor in tensors_of(spec):
-            _add_tensor(writer, spec, tensor, kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        writer.write_ti_data_to_file()
         writer.close()
     except BaseException:
         # What is buffered can't be written either.
         with suppress(OSError):
             writer.close()
         raise
+    # By ourselves: numpy's way to write an array does not say why it failed.
+    with open(path, "ab") as file:
+        _pad(file)
+        for tensor in tensors_of(spec):
+            file.write(_packed(spec, tensor, kind).tobytes())
+            _pad(file)
 
 
 def _add_values(writer: Any, spec: FixtureSpec, kind: str) -> None:
@@ -92,25 +105,30 @@ def _add_values(writer: Any, spec: FixtureSpec, kind: str) -> None:
     writer.add_add_eos_token(False)
 
 
-def _add_tensor(writer: Any, spec: FixtureSpec, tensor: FixtureTensor, kind: str) -> None:
-    import gguf
-
-    name = tensor.layout.gguf
+def _packed(spec: FixtureSpec, tensor: FixtureTensor, kind: str) -> Any:
+    """Return the bytes of a tensor as an array."""
     if tensor.is_vector:
-        writer.add_tensor(name, vector(spec, tensor))
-        return
+        return vector(spec, tensor).astype("<f4")
     parts = matrix_parts(spec, tensor)
     if tensor.layout.heads:
         order = [interleaved(row, tensor.rows, tensor.layout.heads) for row in range(tensor.rows)]
         parts = parts.reordered(order)
-    if _is_plain(tensor) or kind == "f32":
-        writer.add_tensor(name, parts.floats())
-    else:
-        writer.add_tensor(name, _PACKERS[kind](parts), raw_dtype=gguf.GGMLQuantizationType[kind.upper()])
+    return _PACKERS[_stored_type(tensor, kind)](parts)
 
 
-def _is_plain(tensor: FixtureTensor) -> bool:
-    return tensor.is_vector or tensor.layout.gguf == "position_embd.weight"
+def _stored_type(tensor: FixtureTensor, kind: str) -> str:
+    is_plain = tensor.is_vector or tensor.layout.gguf == "position_embd.weight"
+    return "F32" if is_plain else kind.upper()
+
+
+def _pad(file: BinaryIO) -> None:
+    file.write(bytes(-file.tell() % _ALIGNMENT))
+
+
+def _packed_f32(parts: MatrixParts) -> Packed:
+    import numpy as np
+
+    return parts.floats().astype("<f4").view(np.uint8)
 
 
 def _packed_f16(parts: MatrixParts) -> Packed:
@@ -167,4 +185,6 @@ def _halves(parts: MatrixParts, factor: int) -> Packed:
     return units.astype("<f2").view(np.uint8).reshape(-1, 1, 2)
 
 
-_PACKERS: Final = {"f16": _packed_f16, "bf16": _packed_bf16, "q8_0": _packed_q8_0, "q4_k": _packed_q4_k}
+_PACKERS: Final = {
+    "F32": _packed_f32, "F16": _packed_f16, "BF16": _packed_bf16, "Q8_0": _packed_q8_0, "Q4_K": _packed_q4_k,
+}  # fmt: skip
