@@ -43,7 +43,7 @@ def test_transformers_and_llama_cpp_agree_on_every_fixture(tmp_path: Path) -> No
         kinds = ("f32", "q4_k") if spec.size == "medium" else tuple(set(formats_of(spec)) - {SAFETENSORS})
         write_fixture(str(folder), spec, (SAFETENSORS, *kinds), now_s=0.0)
         models |= {(spec, kind): folder / f"model-{kind}.gguf" for kind in kinds}
-    logits, tokens = _by_llama([str(path) for path in models.values()], tmp_path)
+    logits, tokens = by_llama([str(path) for path in models.values()], tmp_path)
     found = {}
     for number, (spec, kind) in enumerate(models):
         folder = models[spec, kind].parent
@@ -73,7 +73,7 @@ def _by_transformers(folder: Path) -> tuple[np.ndarray, list[list[int]]]:
     return _cache[folder]
 
 
-def _by_llama(models: list[str], folder: Path) -> tuple[list[np.ndarray], list[list[list[int]]]]:
+def by_llama(models: list[str], folder: Path) -> tuple[list[np.ndarray], list[list[list[int]]]]:
     request = json.dumps({"models": models, "ids": IDS, "texts": TEXTS, "out": str(folder)})
     program = Path(__file__).parent.parent / "fakes" / "llama_logits.py"
     env = {**os.environ, "GGML_NO_BACKTRACE": "1"}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stoker.authoring import StageInputError
 from stoker.cookbooks.language.bundled import base_files
 from stoker.cookbooks.language.reading import InvalidLines, Layout, read_lines
+from stoker.store.weight_files.gguf import read_gguf_header
 from stoker.store.weight_files.headers import DamagedHeader
 from stoker.store.weight_files.safetensors import pinch, read_header
 from tests.lengths import examples
@@ -72,6 +73,35 @@ def test_any_weight_file_is_whole_or_damaged(place, told, length, body):
         return
     assert all(8 <= one.begin <= one.end <= header.size_bytes for one in header.tensors.values())
     assert len(pinch(place, header)) == len(header.tensors)
+
+
+def _gguf_text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+_GGUF_VALUES = st.tuples(st.binary(max_size=3), st.integers(0, 13), st.binary(max_size=24)).map(
+    lambda one: _gguf_text(one[0]) + struct.pack("<I", one[1]) + one[2]
+)
+_GGUF_TENSORS = st.tuples(
+    st.binary(max_size=3), st.lists(st.integers(0, 64), max_size=5), st.integers(0, 31), st.integers(0, 3)
+).map(lambda one: _gguf_text(one[0]) + struct.pack(f"<I{len(one[1])}QIQ", len(one[1]), *one[1], one[2], 32 * one[3]))
+
+
+@settings(max_examples=examples(20, 200))
+@given(
+    values=st.lists(_GGUF_VALUES, max_size=2),
+    tensors=st.lists(_GGUF_TENSORS, max_size=3),
+    counts=st.none() | st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+    body=st.integers(0, 600),
+)
+def test_any_gguf_file_is_whole_or_damaged(place, values, tensors, counts, body):
+    head = b"GGUF" + struct.pack("<IQQ", 3, *(counts or (len(tensors), len(values))))
+    place.write_bytes(head + b"".join((*values, *tensors)) + bytes(body))
+    try:
+        header = read_gguf_header(place)
+    except DamagedHeader:
+        return
+    assert all(24 <= one.begin <= one.end <= header.size_bytes for one in header.tensors.values())
 
 
 @settings(max_examples=20)

@@ -5,7 +5,8 @@ Only headers and config.json are read, as untrusted input. Values are compared i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import isclose
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -24,6 +25,7 @@ _AGAIN = "copy or download it again"
 _MOST_LAYERS = 1000
 _MOST_HEADS = 10_000
 _SHOWN = 5
+_LARGEST = 1e300
 
 
 @frozen
@@ -46,6 +48,8 @@ class ModelFiles:
     """By the names of the format."""
     layouts: tuple[TensorLayout, ...]
     """Which tensors it should have; empty if its architecture is not known here."""
+    settings: Mapping[str, float] = fresh(factory=dict)
+    """Numbers that the computation depends on, as far as they are stated: names of GGUF without the architecture."""
     values: Mapping[str, GgufValue] = fresh(factory=dict)
     """The values of a GGUF file."""
 
@@ -94,8 +98,15 @@ def open_model(path: Path) -> ModelFiles:
             if name in tensors:
                 raise Damaged(f"{file}: {shown(repr(name))} is also in {tensors[name].path.name}", hint=_AGAIN)
             tensors[name] = StoredTensor(path=file, entry=entry)
-    layouts = _layouts_of_config((path if is_folder else path.parent) / CONFIG)
-    return ModelFiles(path=path, format="safetensors", files=files, tensors=tensors, layouts=layouts)
+    config = _config((path if is_folder else path.parent) / CONFIG)
+    return ModelFiles(
+        path=path,
+        format="safetensors",
+        files=files,
+        tensors=tensors,
+        layouts=_layouts_of_config(config),
+        settings=_numbers({name: [config.get(word) for word in words] for name, words in _SETTINGS.items()}),
+    )
 
 
 def coverage_faults(model: ModelFiles) -> Iterator[str]:
@@ -105,6 +116,42 @@ def coverage_faults(model: ModelFiles) -> Iterator[str]:
     for tensors, fault in ((model.missing(), "lacks"), (model.unknown(), "has, and its architecture has not,")):
         if tensors:
             yield f"it {fault} {some_of([shown(name) for name in tensors], _SHOWN)}"
+
+
+@frozen
+class SettingDifference:
+    """A number that differs between two models. Weights are the same, and answers are not."""
+
+    name: str
+    candidate: float
+    reference: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} is {self.candidate:g}; in the reference {self.reference:g}"
+
+
+def compare_settings(candidate: ModelFiles, reference: ModelFiles) -> tuple[SettingDifference, ...]:
+    """Return the numbers that both state, and differently."""
+    return tuple(
+        SettingDifference(name=name, candidate=candidate.settings[name], reference=number)
+        for name, number in reference.settings.items()
+        # GGUF has floats of 32 bits.
+        if name in candidate.settings and not isclose(candidate.settings[name], number, rel_tol=1e-6)
+    )
+
+
+_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "block_count": ("num_hidden_layers", "n_layer"),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon",),
+    "rope.freq_base": ("rope_theta",),
+}
+"""Of each setting of GGUF, its names in config.json."""
 
 
 def _weights_in(folder: Path) -> tuple[Path, ...]:
@@ -141,13 +188,20 @@ def _open_gguf(path: Path, file: Path) -> ModelFiles:
     arch, get = header.values.get("general.architecture"), header.values.get
     layers, heads = get(f"{arch}.block_count"), get(f"{arch}.attention.head_count")
     kv_heads = get(f"{arch}.attention.head_count_kv", heads)
-    layouts = _layouts(arch, layers, heads, kv_heads)
-    return ModelFiles(path=path, format="gguf", files=(file,), tensors=tensors, layouts=layouts, values=header.values)
+    return ModelFiles(
+        path=path,
+        format="gguf",
+        files=(file,),
+        tensors=tensors,
+        layouts=_layouts(arch, layers, heads, kv_heads),
+        settings=_numbers({name: [get(f"{arch}.{name}")] for name in _SETTINGS}),
+        values=header.values,
+    )
 
 
-def _layouts_of_config(path: Path) -> tuple[TensorLayout, ...]:
+def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        return ()
+        return {}
     try:
         with translated(path):
             config = read_foreign_json(path)
@@ -156,6 +210,12 @@ def _layouts_of_config(path: Path) -> tuple[TensorLayout, ...]:
         config, fault = {}, first_line(error)
     if fault:
         raise Damaged(f"{path} can't be used: {fault}", hint=_AGAIN)
+    # Since transformers 5 the settings of rope are an object of their own.
+    rope = config.get("rope_parameters")
+    return {**rope, **config} if isinstance(rope, dict) else config
+
+
+def _layouts_of_config(config: Mapping[str, Any]) -> tuple[TensorLayout, ...]:
     layers = config.get("num_hidden_layers", config.get("n_layer"))
     heads = config.get("num_attention_heads", config.get("n_head"))
     return _layouts(config.get("model_type"), layers, heads, config.get("num_key_value_heads", heads))
@@ -170,6 +230,12 @@ def _layouts(arch: Any, layers: Any, heads: Any, kv_heads: Any) -> tuple[TensorL
     if any(type(count) is not int or not 0 < count <= limit for count, limit in zip(counts, most, strict=True)):
         return ()
     return tensor_layouts(cast("Architecture", arch), layers=layers, heads=heads, kv_heads=kv_heads)
+
+
+def _numbers(found: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """Return the first number that is stated for each setting."""
+    numbers = {name: [one for one in stated if type(one) in (int, float)] for name, stated in found.items()}
+    return {name: float(stated[0]) for name, stated in numbers.items() if stated and abs(stated[0]) < _LARGEST}
 
 
 def _may_lack(layout: TensorLayout) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -31,6 +31,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _ALIGNMENT = "general.alignment"
 _DEFAULT_ALIGNMENT = 32
 _ALIGNMENTS = frozenset(1 << power for power in range(17))
@@ -76,7 +77,7 @@ class _Reading:
             raise DamagedHeader(f"it has {self._size} bytes, too few for a header")
         if self._take(4) != _MAGIC:
             raise DamagedHeader("it does not begin with GGUF")
-        version = self._number("I")
+        version = self._number(_U32)
         if version not in _VERSIONS:
             is_swapped = version & 0xFFFF == 0
             raise DamagedHeader(
@@ -97,10 +98,10 @@ class _Reading:
         return found
 
     def _value(self, key: str) -> GgufValue:
-        kind = self._number("I")
+        kind = self._number(_U32)
         if kind != _ARRAY:
             return self._elements_of(key, kind, 1)[0]
-        kind, count = self._number("I"), self._number("Q")
+        kind, count = self._number(_U32), self._number(_U64)
         self._elements += count
         if self._elements > _MOST_ELEMENTS:
             raise DamagedHeader(f"{shown(repr(key))} makes more than {_MOST_ELEMENTS:,} values in lists")
@@ -108,11 +109,24 @@ class _Reading:
 
     def _elements_of(self, key: str, kind: int, count: int) -> tuple[bool | int | float | str, ...]:
         if kind == _STRING:
-            return tuple(self._bytes(_LONGEST_HEADER_BYTES).decode(errors="replace") for _ in range(count))
+            return tuple(text.decode(errors="replace") for text in self._texts(count))
         if kind not in _SCALARS:
             raise DamagedHeader(f"{shown(repr(key))} has type {kind}, which is unknown here or a list of lists")
         form = struct.Struct(f"<{count}{_SCALARS[kind]}")
         return form.unpack(self._take(form.size))
+
+    def _texts(self, count: int) -> Iterator[bytes]:
+        """Return so many texts, in a loop of its own: a vocabulary has hundreds of thousands."""
+        read, unpack = self._file.read, _U64.unpack
+        left = min(self._size, _LONGEST_HEADER_BYTES) - self._at
+        for _ in range(count):
+            first = read(8)
+            length = unpack(first)[0] if len(first) == 8 else left
+            left -= 8 + length
+            if left < 0:
+                raise DamagedHeader(f"it has {self._size:,} bytes and ends within its header")
+            yield read(length)
+        self._at = min(self._size, _LONGEST_HEADER_BYTES) - left
 
     def _tensors(self, count: int, alignment: int) -> dict[str, TensorEntry]:
         listed: dict[str, tuple[str, tuple[int, ...], int]] = {}
@@ -137,11 +151,11 @@ class _Reading:
 
     def _tensor(self, name: str) -> tuple[str, tuple[int, ...], int, int]:
         """Return type, shape, size in bytes and offset."""
-        axes = self._number("I")
+        axes = self._number(_U32)
         if axes > _MOST_AXES:
             raise DamagedHeader(f"{shown(repr(name))} has {axes} axes; the maximum is {_MOST_AXES}")
         sides = struct.unpack(f"<{axes}Q", self._take(8 * axes))
-        kind, offset = self._number("I"), self._number("Q")
+        kind, offset = self._number(_U32), self._number(_U64)
         if kind not in _TYPES:
             raise DamagedHeader(f"{shown(repr(name))} has type {kind}, which is unknown here")
         dtype = _TYPES[kind]
@@ -151,7 +165,7 @@ class _Reading:
         return dtype, tuple(reversed(sides)), prod(sides) // values * size, offset
 
     def _count(self, what: str, most: int) -> int:
-        count = self._number("Q")
+        count = self._number(_U64)
         if count > most:
             raise DamagedHeader(f"its header states {count:,} {what}; the maximum is {most:,}")
         return count
@@ -163,13 +177,12 @@ class _Reading:
             raise DamagedHeader(f"{what} is not UTF-8") from None
 
     def _bytes(self, longest: int) -> bytes:
-        length = self._number("Q")
+        length = self._number(_U64)
         if length > longest:
             raise DamagedHeader(f"a text of {length:,} bytes in its header; the maximum is {longest:,}")
         return self._take(length)
 
-    def _number(self, form: str) -> int:
-        packed = struct.Struct(f"<{form}")
+    def _number(self, packed: struct.Struct) -> int:
         return int(packed.unpack(self._take(packed.size))[0])
 
     def _take(self, count: int) -> bytes:

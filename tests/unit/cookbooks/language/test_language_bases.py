@@ -164,6 +164,7 @@ def _with_header(told: object) -> bytes:
         (struct.pack("<Q", 1 << 60) + b"{}", "does not fit into its 10"),
         (struct.pack("<Q", 2) + b"no", "its header is not JSON"),
         (_with_header([1]), "its header is not a JSON object"),
+        (struct.pack("<Q", 15) + b'{"a": 1,"a": 2}', "its header names 'a' twice"),
         (_with_header({"a": 1}), "invalid header entry 'a'"),
         (_with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 9]}}), "invalid header entry 'a'"),
         (_with_header({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, -8]}}), "invalid header entry 'a'"),
