@@ -55,6 +55,7 @@ NAMES = (
     "transfer",
     "small_files",
     "bundle",
+    "tensor_files",
     "placement",
     "schedule_quality",
     "same_decisions",
