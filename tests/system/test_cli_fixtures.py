@@ -19,7 +19,7 @@ def test_a_fixture_is_written_and_its_digests_are_printed(shell: Shell) -> None:
         if path.name != "fixture.json"
     }
     assert {"model.safetensors", "model-q8_0.gguf", "tokenizer.json"} <= set(printed)
-    assert f"{folder}: 8 files written" in done.err
+    assert "model: 8 files written" in done.err
     again = shell.stoker("fixtures", "--size", "tiny", "--output", "model", "--json")
     [answer] = map(json.loads, again.out.splitlines())
     assert (answer["size"], answer["arch"], answer["changed"]) == ("tiny", "llama", [])

@@ -54,14 +54,15 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Write the files, print their digests."""
     out = call.out
     spec = FixtureSpec(size=_size(call, given["size"]), arch=_arch(given["arch"]))
-    folder = call.path(given["output"] or os.path.join("fixtures", f"{spec.arch}-{spec.size}"))
+    output = given["output"] or os.path.join("fixtures", f"{spec.arch}-{spec.size}")
+    folder = call.path(output)
     formats = _formats(given["formats"]) or formats_of(spec)
     with busy(call, f"writing a {spec.size} {spec.arch} model"):
         written = write_fixture(folder, spec, formats, now_s=call.parts.clock.wall_s())
     out.object(written.to_dict())
     out.table([(file.sha256, format_size(file.size_bytes), file.name) for file in written.files])
     state = f"{counted(len(written.changed), 'file')} written" if written.changed else "unchanged"
-    out.note(f"{folder}: {state}")
+    out.note(f"{output}: {state}")
     return 0
 
 
