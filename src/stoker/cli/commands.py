@@ -207,6 +207,7 @@ ALIASES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("job", "list"), ("jobs",)),
     (("job", "cancel"), ("cancel",)),
     (("job", "logs"), ("logs",)),
+    (("gen-fixtures",), ("fixtures",)),
     (("requeue",), ("jobs", "requeue")),
     (("reload",), ("admin", "reload")),
     (("worker", "start"), ("work",)),
