@@ -107,7 +107,6 @@ COMMANDS = (
     Command("store pins", "things", "list the pins", "store:pins"),
     Command("store adopt", "things", "reuse an old result for changed code", "store:adopt"),
     Command("store prune", "things", "free disk space: delete least recently used results first", "prune"),
-<<<<<<< HEAD
     Command("clean", "things", "list and clean all folders that Stoker fills", "prune:clean"),
     Command("crossval", "prove", "compare a model with a reference, or two jobs with each other", "crossval"),
     Command("full-crossval", "prove", "fetch the C++ reference, then compare", "crossval:full"),
@@ -123,10 +122,6 @@ COMMANDS = (
     Command("receipt sign", "prove", "sign a receipt", "receipt:sign"),
     Command("receipt key", "prove", "make a key that signs receipts", "receipt:key"),
     Command("receipt certify", "prove", "certify a signing key with the fleet's CA", "receipt:certify"),
-=======
-    Command("clean-cache", "things", "list and clean all folders that Stoker fills", "prune:clean_cache"),
-    Command("fixtures", "prove", "write a small model, the same on every machine", "fixtures"),
->>>>>>> w-f
     Command("admin", "prove", "commands for operators", "admin:admin"),
     Command("admin reload", "prove", "make the coordinator read its files again", "admin:reload"),
     Command("admin tokens", "prove", "list the API tokens of the fleet", "admin:tokens"),
