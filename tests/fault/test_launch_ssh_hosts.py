@@ -17,7 +17,7 @@ import pytest
 from stoker import __version__
 from stoker.core.clock import SystemClock
 from stoker.core.errors import HostKeyChanged, NoBackend
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, frozen
 from stoker.core.pool import AllocationState, Pool, PoolBackend
 from stoker.host.command_runner import ProbeFailure, ProbeOutput, SubprocessRunner
 from stoker.launch import commands as commands_module
@@ -138,8 +138,8 @@ class Watched:
         self.silent = silent
         """Accepts connections, and says nothing."""
         python = str(make_stand_in(folder / "stand-in", __version__))
-        shared = {"backend": PoolBackend.SSH, "folder": str(folder / "far"), "python": python, "min": 1}
-        self.pools = {name: Pool(name=name, via=name, **shared) for name in [*GOOD, *BAD]}
+        shared = Pool(name="", backend=PoolBackend.SSH, folder=str(folder / "far"), python=python, min=1)
+        self.pools = {name: changed(shared, name=name, via=name) for name in [*GOOD, *BAD]}
         self.coordinator = FakeCoordinator(*self.pools.values(), now_s=SystemClock().wall_s)
         self.named: dict[str, str] = {}
         """The problem of each pool that the watcher has logged."""
@@ -156,7 +156,11 @@ class Watched:
         return {one.pool for one in self.coordinator.live() if one.state is AllocationState.STARTED}
 
     def turn_until(self, is_so: Callable[[], bool]) -> None:
-        wait_until(lambda: self._watcher.turn(self._threads) or is_so())
+        def turn() -> bool:
+            self._watcher.turn(self._threads)
+            return is_so()
+
+        wait_until(turn)
 
     def close(self) -> None:
         """End all workers and threads."""
