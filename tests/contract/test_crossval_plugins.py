@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,18 @@ def _check_other_precisions(plugin: Plugin, fixture: Path, exact: np.ndarray) ->
     assert _distance(_rows(plugin, layers=False)["logits"], exact) < 1e-9
 
 
+def test_weights_in_four_bits_compute_what_the_same_weights_do_as_floats(torch_plugin: Plugin, fixture: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    rows = {}
+    for precision, weights in (("4bit-as-f32", "F32"), ("4bit", "NF4")):
+        request = LoadRequest(model=str(fixture), precision=precision)
+        loaded = torch_plugin.load(request)
+        assert loaded.ran.weights == weights
+        assert not fallbacks(request, loaded)
+        rows[precision] = _rows(torch_plugin, layers=False)["logits"]
+    assert 1e-7 < _distance(rows["4bit"], rows["4bit-as-f32"]) < 5e-2
+
+
 def _check_bad_models(plugin: Plugin, fixture: Path) -> None:
     broken = fixture.parent / "broken"
     broken.mkdir()
@@ -197,8 +210,9 @@ def _check_bad_models(plugin: Plugin, fixture: Path) -> None:
         plugin.load(LoadRequest(model=str(broken)))
     with pytest.raises(PluginFailed, match="no device cuda"):
         plugin.load(LoadRequest(model=str(fixture), device="cuda"))
-    with pytest.raises(MissingExtra, match="bitsandbytes is not installed"):
-        plugin.load(LoadRequest(model=str(fixture), precision="4bit"))
+    if find_spec("bitsandbytes") is None:
+        with pytest.raises(MissingExtra, match="bitsandbytes is not installed"):
+            plugin.load(LoadRequest(model=str(fixture), precision="4bit"))
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def require_finite(values: memoryview[float], *, layer: str | None, pos: int | N
     """Raise `InvalidResponse` if a number is NaN or infinite."""
     import numpy as np
 
-    flat = np.frombuffer(values, dtype=np.float32)
+    flat = np.asarray(values)
     if np.isfinite(flat).all():
         return
     at = int(np.argmin(np.isfinite(flat)))
@@ -306,7 +306,13 @@ def _pair(one: object) -> tuple[int, float] | None:
 
 # What was promised, and what ran.
 
-_WEIGHTS = {"f32": ("F32",), "f16": ("F16",), "bf16": ("BF16",), "4bit": ("NF4", "FP4", "INT4")}
+_WEIGHTS = {
+    "f32": ("F32",),
+    "f16": ("F16",),
+    "bf16": ("BF16",),
+    "4bit": ("NF4", "FP4", "INT4"),
+    "4bit-as-f32": ("F32",),
+}
 
 
 def fallbacks(request: LoadRequest, loaded: Loaded) -> tuple[str, ...]:

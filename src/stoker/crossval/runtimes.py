@@ -27,7 +27,8 @@ from stoker.host.install import packages_in
 from stoker.host.interpreter import find_python
 
 SEED = 42
-PRECISIONS = ("f32", "f16", "bf16", "4bit")
+PRECISIONS = ("f32", "f16", "bf16", "4bit", "4bit-as-f32")
+"""Of torch. The last is the reference of the one before it: the same 4-bit weights, computed as floats."""
 PROGRAM = "program"
 
 

@@ -1,9 +1,9 @@
 """A plug-in: transformers on torch, for folders with safetensors and for GGUF files, on cpu and cuda.
 
-Precisions are f32, f16, bf16 and 4bit (bitsandbytes). Nothing is fetched and no code of a model is executed. Layers
-come from hooks on the decoder's layers, since the last of transformers' own hidden states is behind the final norm.
-A replay calls one layer with the arguments that it gets in a run over as many tokens. What `ran` says is read from the
-parameters and observed in a first run of one token.
+Precisions are f32, f16, bf16, 4bit (bitsandbytes) and 4bit-as-f32, the same weights computed as floats. Nothing is
+fetched and no code of a model is executed. Layers come from hooks on the decoder's layers, since the last of
+transformers' own hidden states is behind the final norm. A replay calls one layer with the arguments that it gets in a
+run over as many tokens. What `ran` says is read from the parameters and observed in a first run of one token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.crossval.plugins.protocol_loop import (
 
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _LABELS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
-_FOUR_BIT = "4bit"
+_FOUR_BIT, _FOUR_BIT_AS_F32 = "4bit", "4bit-as-f32"
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _LONGEST_HEADER = 100 << 20
 
@@ -137,12 +137,14 @@ class TorchPlugin(ModelPlugin):
         from transformers import AutoModelForCausalLM
 
         folder, words = _source(self._path)
-        if precision == _FOUR_BIT:
+        if precision in (_FOUR_BIT, _FOUR_BIT_AS_F32):
             words |= {"quantization_config": _four_bits(torch), "device_map": {"": device}}
         elif precision in _DTYPES:
             words["dtype"] = getattr(torch, _DTYPES[precision])
         else:
-            raise PluginError("unsupported", f"torch has no precision {precision}; it has {', '.join(_DTYPES)}, 4bit")
+            raise PluginError(
+                "unsupported", f"torch has no precision {precision}; it has {', '.join(_DTYPES)}, 4bit, 4bit-as-f32"
+            )
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,
@@ -153,6 +155,8 @@ class TorchPlugin(ModelPlugin):
         )
         if bad := [str(one) for one in info.get("mismatched_keys", ())]:
             raise PluginError("load_failed", f"{self._path} has other shapes: {', '.join(sorted(bad)[:5])}")
+        if precision == _FOUR_BIT_AS_F32:
+            model = model.dequantize().float()
         if precision != _FOUR_BIT:
             model = model.to(device)
         return model, set(info.get("missing_keys", ())), set(info.get("unexpected_keys", ()))
