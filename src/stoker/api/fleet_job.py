@@ -23,13 +23,15 @@ from stoker.api.job import (
     JobReasons,
     JobStop,
     StageLogLine,
+    StoredReceipt,
     StoredResult,
     StoredResults,
     job_story,
     nodes_named,
 )
 from stoker.core.clock import Clock
-from stoker.core.errors import InvalidTransition, NotFound, Refused, StokerError, Usage
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, Refused, StokerError, Usage
 from stoker.core.frozen import changed
 from stoker.core.job import JobSpec, JobState, TrialNodes
 from stoker.devices.this_machine import submitter_name
@@ -398,6 +400,45 @@ class FleetJob(Job):
             folder=folder,
             body={"job": point.id, "state": point.state, "tree": result.tree},
         )
+
+    def receipts(self) -> list[StoredReceipt]:
+        """Return the receipt of the job's last attempt, or of that of each point of a sweep that has ended.
+
+        Raises `BadAnswer` if the coordinator sends another one than it recorded.
+        """
+        self._refuse_stage("receipt show")
+        points = self.points()
+        if not self.is_sweep:
+            return [self._receipt_of(points[0])]
+        found = []
+        for point in points:
+            with suppress(NotFound):
+                found.append(self._receipt_of(point))
+        if not found:
+            raise NotFound(f"no point of {self.ref} has a receipt yet", hint=f"stoker jobs show {self.ref}")
+        return found
+
+    def _receipt_of(self, point: JobView) -> StoredReceipt:
+        from stoker.jobs.job_receipt import RECEIPT, read_job_receipt
+
+        if not point.attempt:
+            raise NotFound(f"nothing has run of {point.name} yet", hint=f"stoker explain {point.name}")
+        wanted = (FIRST_FILE, RECEIPT)
+        with closing(SyncedAttempt(self.client, point.id, point.attempt, wants=wanted.__contains__)) as mirror:
+            mirror.pull()
+            if not mirror.has(RECEIPT):
+                is_over = JobState(point.state).is_terminal
+                why = "its worker was lost before it wrote one, or is of an earlier version"
+                hint = why if is_over else "it is written when the attempt ends"
+                raise NotFound(f"{point.name} has no receipt", hint=hint)
+            data = read_job_receipt(mirror.folder)
+        story = self.story if point.id == self.view.id else self.client.job(point.id)
+        facts = next((one.facts for one in story.attempts if one.number == point.attempt), {})
+        recorded = str(facts.get("receipt", ""))
+        if recorded and digest_bytes(data) != recorded:
+            message = f"the receipt of {point.name} is not the one that its worker sent with the result"
+            raise BadAnswer(message, hint="contact the coordinator's operator")
+        return StoredReceipt(name=point.name, data=data, recorded_sha256=recorded)
 
     def stages(self) -> list[NodeHistory]:
         """Return how the stages of the job's last attempt went, as far as that is mirrored."""

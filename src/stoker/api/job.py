@@ -133,6 +133,13 @@ class Job(ABC):
         """
 
     @abstractmethod
+    def receipts(self) -> Sequence[StoredReceipt]:
+        """Return the receipt of the job, or of the trial that `stage` names; of a fleet's sweep, of each point.
+
+        Raises `NotFound` with the reason if there is none.
+        """
+
+    @abstractmethod
     def remove(self) -> None:
         """Delete the journal and the logs of the job. Raises `InvalidTransition` if that can't be done."""
 
@@ -228,6 +235,16 @@ class StoredResults:
     """Name, label and state of each trial without a result."""
     total: int = 1
     """Number of all trials."""
+
+
+@frozen
+class StoredReceipt:
+    """The receipt of a job, or of one trial."""
+
+    name: str
+    data: bytes
+    recorded_sha256: str = ""
+    """Of a fleet's job: its digest as the coordinator recorded it with the result; empty if there is no result."""
 
 
 @frozen

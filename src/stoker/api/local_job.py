@@ -14,6 +14,7 @@ from stoker.api.job import (
     JobStop,
     LocalJobView,
     StageLogLine,
+    StoredReceipt,
     StoredResult,
     StoredResults,
     job_story,
@@ -177,6 +178,15 @@ class LocalJob(Job):
             missing=missing,
             total=len(ends),
         )
+
+    def receipts(self) -> list[StoredReceipt]:
+        from stoker.jobs.job_receipt import read_job_receipt
+
+        name, number = self.spec.shown, None
+        if self.stage:
+            trial = trial_numbered(read_trials(self.folder), self.stage, self.spec.name)
+            name, number = trial.spec.shown, trial.spec.number
+        return [StoredReceipt(name=name, data=read_job_receipt(self.folder, number))]
 
     def explain(self, point: str = "") -> JobReasons:
         """Return how the stages went, or those that `stage` names, and what a run of the same job would do now."""

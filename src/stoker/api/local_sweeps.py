@@ -10,8 +10,9 @@ from stoker.core.errors import NotFound, StokerError, TooLarge
 from stoker.core.job import JobState
 from stoker.core.text import point_name
 from stoker.jobs.comparison import TrialFacts
-from stoker.jobs.job_diff import made_from_records, side_of
+from stoker.jobs.job_diff import side_of
 from stoker.jobs.job_history import RunHistory
+from stoker.jobs.result_origins import made_from_records
 from stoker.jobs.trial_bests import TrialBests
 from stoker.jobs.trials import Trial, is_sweep, read_trials, trial_numbered
 from stoker.protocol.screen_messages import (

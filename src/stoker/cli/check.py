@@ -35,8 +35,9 @@ from stoker.core.errors import InvalidAdapters, InvalidCluster, InvalidInput, Lo
 from stoker.core.machine import Cluster
 from stoker.core.text import counted, format_size, nearest, outside
 from stoker.host.durable import translated
+from stoker.store.statements import MARK, STATEMENT, is_envelope
 from stoker.transfer.download.lock_list import LOCK_FOLDER, SUFFIX, LockedFile, is_lock_list, leaf_of, read_lock_list
-from stoker.transfer.download.receipts import MARK, Finding, check_file, check_listed, check_receipt
+from stoker.transfer.download.receipts import Finding, check_file, check_listed, check_receipt
 from stoker.transfer.hub.hub_cache import HubCache
 
 _HEAD_BYTES = 256
@@ -45,7 +46,8 @@ GRAMMAR = Grammar(
     "check",
     about=(
         "Verify files offline, reading every byte: a downloaded file against the receipt of its download (found by "
-        "path, else by digest), a receipt against its checksum and its file, a lock list against the files on disk. "
+        "path, else by digest), a receipt of any kind against its checksum, signature and files, a lock list against "
+        "the files on disk. "
         "Exit code 15 if anything differs. For a cluster file (`nodes`, `pools`), a manifest (`jobs`, `hosts`) and an "
         "adapters file (`adapter`), in YAML or TOML, list all errors with their lines, including recipes that are not "
         "installed, invalid arguments and missing data; exit codes 23, 24 and 25."
@@ -119,6 +121,8 @@ def show_findings(
 
 
 def _hint(bad: list[Finding]) -> str:
+    if all(one.what == "statement" for one in bad):
+        return "a receipt with differences proves nothing; get it again from where it was made"
     if all(one.is_known for one in bad):
         return "download again: stoker fetch"
     if len(bad) == 1 and bad[0].path.endswith(SUFFIXES):
@@ -142,7 +146,8 @@ def _show(out: CliOutput, one: Finding, shown: str) -> None:
         # The source is shown only if the file was renamed.
         is_renamed = bool(one.source) and one.what == "file" and leaf_of(one.source) != os.path.basename(shown)
         came = f"  from {outside(one.source)}" if is_renamed else ""
-        out.line(f"{out.paint(signs.ran, 'green')} {shown}{size}  sha256 {one.sha256[:12]}{came}")
+        digest = f"  sha256 {one.sha256[:12]}" if one.sha256 else f"  receipt of {outside(one.name)}"
+        out.line(f"{out.paint(signs.ran, 'green')} {shown}{size}{digest}{came}")
     for difference in one.differs:
         out.line(f"{out.paint(signs.failed, 'red')} {shown}  {outside(difference)}")
 
@@ -176,9 +181,23 @@ def _declared(call: CommandContext, typed: Mapping[str, str]) -> list[DeclaredFi
 def _findings(call: CommandContext, path: str, out: str | None) -> Iterable[Finding]:
     if _is_list(call, path):
         return check_list(call, path, out)
-    if f'"{MARK}"'.encode() in _head(path):
+    head = _head(path)
+    if is_envelope(head) or (f'"{MARK}"'.encode() in head and STATEMENT.encode() in head):
+        return [_check_statement(call, path)]
+    if f'"{MARK}"'.encode() in head:
         return [check_receipt(path)]
     return [check_file(path, call.parts.receipts)]
+
+
+def _check_statement(call: CommandContext, path: str) -> Finding:
+    """Check a receipt of another kind than a download's, or a signed one, as `stoker receipt verify` does."""
+    from stoker.cli.receipt import rules_here
+    from stoker.crossval.receipt_check import check_receipt_file
+
+    found = check_receipt_file(path, rules_here(call, {}))
+    for note in found.notes:
+        call.out.note(f"note: {outside(note)}")
+    return Finding(path=path, what="statement", name=found.name, differs=found.differs)
 
 
 def _is_list(call: CommandContext, path: str) -> bool:

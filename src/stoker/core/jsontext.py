@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
@@ -46,6 +46,50 @@ def loads(text: str | bytes) -> Any:
     except RecursionError:
         message = "nested too deeply"
         raise ValueError(message) from None
+
+
+def loads_strict(data: bytes, *, most_bytes: int, most_levels: int = 64) -> Any:
+    """Read JSON that others may have edited, so that two readers can't read it in two ways.
+
+    Raises `ValueError` for what `loads` refuses, for text that is not UTF-8, a key that an object has twice, a number
+    that no float holds (1e400), more than `most_bytes`, and nesting beyond `most_levels`.
+    """
+    if len(data) > most_bytes:
+        message = f"more than {most_bytes:,} bytes"
+        raise ValueError(message)
+    try:
+        value = _STRICT.decode(data.decode())
+    except RecursionError:
+        message = "nested too deeply"
+        raise ValueError(message) from None
+    level: list[Any] = [value]
+    for _ in range(most_levels):
+        level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
+        if not level:
+            return value
+    message = f"nested deeper than {most_levels} levels"
+    raise ValueError(message)
+
+
+def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Any:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        message = f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice"
+        raise ValueError(message)
+    return _untag(value) if any(key.startswith("$") for key in value) else value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        message = f"{text[:40]} is beyond the largest number"
+        raise ValueError(message)
+    return value
 
 
 def _write(value: object, indent: int | None, *, sort_keys: bool) -> str:
@@ -123,6 +167,7 @@ def _refuse_constant(name: str) -> Any:
 _COMPACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False, separators=(",", ":"))
 _PLAIN = json.JSONDecoder(parse_constant=_refuse_constant)
 _TAGGED = json.JSONDecoder(parse_constant=_refuse_constant, object_hook=_untag)
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
 
 
 MOST_WHOLE = 1 << 60

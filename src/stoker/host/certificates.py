@@ -1,10 +1,11 @@
-"""A fleet's own certificate authority: made once, signs machines and its coordinator's servers, and nothing else.
+"""A fleet's own certificate authority: made once, signs machines, its coordinator's servers, and keys of signers.
 
     ca = make_ca("stoker fleet of desk", now_s=…)
     signer = Signer(ca)
     signer.machine(csr_pem, "lab1", now_s=…, life_s=30 * 86400).certificate_pem
 
-A request's names and extensions are never read: the signer decides what a certificate says.
+A request's names and extensions are never read: the signer decides what a certificate says. The CA certifies the keys
+that sign receipts, at the end of this file; it signs no receipt itself.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from datetime import UTC, datetime
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from stoker.core.errors import BadInput, Damaged
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import BadInput, Damaged, NotVerified
 from stoker.core.frozen import frozen
 from stoker.host.tls_contexts import MACHINE_URI, Certificate, machine_in, serial_text
 
@@ -57,7 +59,7 @@ def make_csr(key_pem: str, name: str) -> str:
     return made.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+def _key_pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> str:
     made = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -136,10 +138,18 @@ class Signer:
         uses = [ExtendedKeyUsageOID.SERVER_AUTH]
         return self._sign(subject, _private_key(key_pem).public_key(), alternatives, uses, now_s, life_s)
 
+    def receipts(self, public_pem: str, name: str, *, now_s: float, life_s: float = CA_LIFE_S) -> SignedCertificate:
+        """Certify a key that signs receipts, under the name of its owner. It is of no use for a connection."""
+        if not 0 < len(name) <= _LONGEST_SIGNER or not SIGNER_CHARACTERS.issuperset(name):
+            raise BadInput(f"{name[:80]!r} can't name a signer", hint="letters, digits and . _ @ - +, at most 100")
+        uri = x509.UniformResourceIdentifier(f"{SIGNER_URI}{name}")
+        uses = [ExtendedKeyUsageOID.CODE_SIGNING]
+        return self._sign(subject_named(f"signer {name}"), _public_key(public_pem), [uri], uses, now_s, life_s)
+
     def _sign(
         self,
         subject: x509.Name,
-        key: ec.EllipticCurvePublicKey,
+        key: ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey,
         alternatives: list[x509.GeneralName],
         uses: list[x509.ObjectIdentifier],
         now_s: float,
@@ -263,3 +273,121 @@ def is_signed_by(pem: str, ca_pem: str) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
+
+
+# Keys that sign receipts: ed25519. Who trusts a public key, or the CA that certified it, can verify what it signed.
+
+
+SIGNER_URI = "stoker:signer/"
+SIGNER_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@-+")
+_LONGEST_SIGNER = 100
+
+
+@frozen
+class SigningCertificate:
+    """A certificate of a key that signs receipts, verified."""
+
+    name: str
+    """Of the key's owner."""
+    public_pem: str
+    not_after_s: float
+
+
+def make_signing_key() -> str:
+    """Make a private key that signs receipts, as PEM. The caller stores it unreadable for others."""
+    return _key_pem(ed25519.Ed25519PrivateKey.generate())
+
+
+def public_pem_of(key_pem: str) -> str:
+    """Return the public half of a signing key, as PEM."""
+    return _public_pem(_signing_key(key_pem).public_key())
+
+
+def key_id(public_pem: str) -> str:
+    """Return the id of a key: the SHA-256 of its public half (DER)."""
+    spki = serialization.PublicFormat.SubjectPublicKeyInfo
+    return digest_bytes(_public_key(public_pem).public_bytes(serialization.Encoding.DER, spki))
+
+
+def sign_bytes(key_pem: str, data: bytes) -> bytes:
+    """Return the signature of bytes."""
+    return _signing_key(key_pem).sign(data)
+
+
+def has_signed(public_pem: str, signature: bytes, data: bytes) -> bool:
+    """Return True if a key signed these bytes."""
+    try:
+        _public_key(public_pem).verify(signature, data)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def certified_key(pem: str) -> str:
+    """Return the public key of a certificate that is made for signing receipts; nothing else of it is verified.
+
+    Raises `NotVerified` for any other certificate, also one of a machine or a server.
+    """
+    return _public_pem(_certified(pem)[1])
+
+
+def read_signing_certificate(pem: str, ca_pem: str, *, now_s: float) -> SigningCertificate:
+    """Return the owner and the key of a certificate that a CA made for signing receipts, if both are valid now.
+
+    Raises `NotVerified` with the reason otherwise: another CA, expired, or a certificate of a machine or a server.
+    """
+    found, key, name = _certified(pem)
+    try:
+        ca = x509.load_pem_x509_certificate(ca_pem.encode())
+        is_ca = ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise NotVerified(f"not the certificate of a CA: {error}") from None
+    if not is_ca or not is_signed_by(pem, ca_pem):
+        raise NotVerified("the certificate is not of this fleet: another CA made it")
+    for what, one in (("signing key's certificate", found), ("CA", ca)):
+        end_s = one.not_valid_after_utc.timestamp()
+        if not one.not_valid_before_utc.timestamp() <= now_s <= end_s:
+            when = datetime.fromtimestamp(end_s, UTC).date().isoformat()
+            hint = "a signature does not prove when it was made; to trust the key itself: --key FILE.pub"
+            raise NotVerified(f"the {what} is not valid now: it expires on {when}", hint=hint)
+    end_s = found.not_valid_after_utc.timestamp()
+    return SigningCertificate(name=name, public_pem=_public_pem(key), not_after_s=end_s)
+
+
+def _certified(pem: str) -> tuple[x509.Certificate, ed25519.Ed25519PublicKey, str]:
+    """Return a certificate that is made for signing receipts, its key, and the name of the key's owner."""
+    try:
+        found = x509.load_pem_x509_certificate(pem.encode())
+        uris = [uri.removeprefix(SIGNER_URI) for uri in _uris(found) if uri.startswith(SIGNER_URI)]
+        uses = list(found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+        key = found.public_key()
+    except (ValueError, x509.ExtensionNotFound, UnsupportedAlgorithm) as error:
+        raise NotVerified(f"not the certificate of a signing key: {error}") from None
+    if uses != [ExtendedKeyUsageOID.CODE_SIGNING] or len(uris) != 1 or not isinstance(key, ed25519.Ed25519PublicKey):
+        raise NotVerified("the certificate is not one of a signing key")
+    return found, key, uris[0]
+
+
+def _signing_key(key_pem: str) -> ed25519.Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(key_pem.encode(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"not a private key: {error}", hint="stoker receipt key FILE makes one") from None
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise BadInput("the key is not an ed25519 key", hint="stoker receipt key FILE makes one")
+    return key
+
+
+def _public_key(public_pem: str) -> ed25519.Ed25519PublicKey:
+    try:
+        key = serialization.load_pem_public_key(public_pem.encode())
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"not a public key: {error}", hint="the file that ends with .pub") from None
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise BadInput("the public key is not an ed25519 key", hint="stoker receipt key FILE makes a pair")
+    return key
+
+
+def _public_pem(key: ed25519.Ed25519PublicKey) -> str:
+    spki = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_bytes(serialization.Encoding.PEM, spki).decode()

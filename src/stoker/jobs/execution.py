@@ -1,7 +1,7 @@
 """Run one job on this machine: from its plan to results in the store and in a plain folder.
 
 `stoker run` and a worker's attempt both call it. Order at the end: results in the store (by the executor), then the
-plain folder, then `end.json`, then the last event.
+plain folder, then the receipt, then `end.json`, then the last event.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from stoker.engine.types import Engine, NodeEnding, RunOptions, RunResult
 from stoker.host.durable import remove_tree
 from stoker.host.identity import mine, read_row
 from stoker.jobs.job_folder import Attempt, JobEnd, JobFolder, job_folders
+from stoker.jobs.job_receipt import JobReceipts, write_end_receipt
 from stoker.jobs.results import clear_away, count_ends, error_of_sweep, settle_best
 from stoker.jobs.stage_plan import stages_paper
 from stoker.jobs.trials import KnownMetrics, TrialEnd, is_sweep, shared_nodes
@@ -122,6 +123,7 @@ class Execution:
     _cancelled_nodes: frozenset[str] = frozenset()
     _guard: threading.Lock = fresh(factory=threading.Lock)
     _emit: Callable[[Event], None] | None = None
+    _receipts: JobReceipts | None = None
     _made_out: str = ""
     """The folder made for the results because a running job uses the requested one."""
 
@@ -134,12 +136,11 @@ class Execution:
     def run(self) -> JobResult:
         """Run to the end. Raises only if the job's folder can't be written, or for an internal error."""
         tools = self.tools
-        folder = JobFolder.begin(
-            tools.runs, self.attempt, mine(), {**self.build.papers, **stages_paper(self.build.plan)}
-        )
+        receipts = self._begin()
+        folder = receipts.folder
         watch = self._watch(folder) if is_sweep(self.build.trials) else None
         followers = self.followers if watch is None else (*self.followers, watch)
-        listeners = (self._hear_code, *self.listeners, *(one.hear for one in followers))
+        listeners = (self._hear_code, receipts.hear, *self.listeners, *(one.hear for one in followers))
         status = StatusWriter(folder.status_path, source=self.attempt.id, clock=tools.clock, listeners=listeners)
         result: RunResult | None = None
         laid_out: MaterialisedResult | None = None
@@ -161,21 +162,31 @@ class Execution:
             except StokerError as problem:
                 error = error or problem
             except Exception as problem:
-                folder.end(self._end(result, InternalError(f"{type(problem).__name__}: {problem}")))
+                self._write_end(receipts, self._end(result, InternalError(f"{type(problem).__name__}: {problem}")))
                 raise
             ends = watch.ends if watch is not None else ()
             self._settle_out(ends, laid_out)
             end = self._end(result, error, laid_out, has_out=any(one.out for one in ends))
-            folder.end(end)
+            self._write_end(receipts, end, ends)
             fields = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
             if watch is not None:
                 fields["trials"] = count_ends(ends, len(self.build.trials))
             status.emit(Event(Kinds.RUN_END, fields))
-        if self.index is not None:
-            # Without this line the next job keeps a few more trials than it had to.
-            with suppress(StokerError):
-                self.index.end()
+        self._end_index()
         return JobResult(folder=folder, result=result, laid_out=laid_out, error=error, state=end.state, trials=ends)
+
+    def _end_index(self) -> None:
+        # Without this line the next job keeps a few more trials than it had to.
+        with suppress(StokerError):
+            if self.index is not None:
+                self.index.end()
+
+    def _begin(self) -> JobReceipts:
+        """Make the job's folder; return what makes its receipts."""
+        papers = {**self.build.papers, **stages_paper(self.build.plan)}
+        folder = JobFolder.begin(self.tools.runs, self.attempt, mine(), papers)
+        self._receipts = JobReceipts(folder, self.attempt, self.tools.store, papers=papers)
+        return self._receipts
 
     def _execute(self, folder: JobFolder, status: StatusWriter) -> RunResult:
         status.emit(Event(Kinds.RUN_BEGIN, self._begin_fields()))
@@ -198,6 +209,14 @@ class Execution:
         for warning in result.warnings:
             status.emit(Event(Kinds.WARNING, {"message": warning}))
         return result
+
+    def _write_end(self, receipts: JobReceipts, end: JobEnd, trials: tuple[TrialEnd, ...] = ()) -> None:
+        """Write the job's receipt, then its end. If the receipt fails the work has not: a warning has the reason."""
+        try:
+            receipts.write(end, trials=trials)
+        except (StokerError, OSError) as error:
+            self._warn(Event(Kinds.WARNING, {"message": f"no receipt could be written: {error}"}))
+        receipts.folder.end(end)
 
     def _specs(self) -> dict[str, JobSpec]:
         """Return the trial of a sweep that each node belongs to; without nodes that several trials share."""
@@ -240,9 +259,12 @@ class Execution:
                 self._executor.cancel_nodes(names)
 
     def _settle(self, end: TrialEnd) -> str | None:
-        """Record a trial, lay it out, then warn if it ran edited code; return the folder of its plain files."""
+        """Record a trial, lay it out, write its receipt, then warn if it ran edited code; return its plain folder."""
         try:
-            return self._lay_out_trial(end)
+            out = self._lay_out_trial(end)
+            if self._receipts is not None:
+                self._receipts.add_trial(end, out=out, ended_s=self.tools.clock.wall_s())
+            return out
         finally:
             if self.ran_code is not None:
                 self._warn(self.ran_code.warning(end.trial))
@@ -394,7 +416,9 @@ def abandon(tools: ExecutionTools, attempt: Attempt, error: StokerError) -> None
     """Write the end of an attempt and remove its staging folders: the last act of a process that must exit now."""
     folder = JobFolder(os.path.join(tools.runs, attempt.id))
     if folder.ended() is None:
-        folder.end(JobEnd.given_up(error, started_s=attempt.started_s, ended_s=tools.clock.wall_s()))
+        end = JobEnd.given_up(error, started_s=attempt.started_s, ended_s=tools.clock.wall_s())
+        write_end_receipt(folder, attempt, end)
+        folder.end(end)
     staging = tools.store.places.staging
     for name in os.listdir(staging):
         if name.startswith(f".{os.getpid()}."):

@@ -5,13 +5,12 @@ What code and data a result was made from is read from its record, which holds e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.core.digests import encode
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import JobSpec
-from stoker.engine.code_identity import OWN
 from stoker.engine.metrics.metric_names import Direction
 from stoker.jobs.comparison import (
     COSTS,
@@ -24,9 +23,9 @@ from stoker.jobs.comparison import (
     read_curves,
 )
 from stoker.jobs.program import flat
+from stoker.jobs.result_origins import made_from_records
 from stoker.jobs.trial_settings import MASK, JobSetting, is_secret, masked
 from stoker.jobs.trials import Trial
-from stoker.store.records import Record
 
 
 @frozen
@@ -78,9 +77,6 @@ class Fact:
         return {**body, "origins": list(self.origins)} if self.origins else body
 
 
-# The argument in which a program's own files stand.
-_PROGRAM = "code."
-
 SECTIONS = ("config", "code", "data", "environment", "metrics")
 
 
@@ -130,14 +126,6 @@ def side_of(
         comparison=comparison,
         without_result=tuple(name for name in speaking.nodes.nodes if name not in records and "[" not in name),
     )
-
-
-def made_from_records(records: Iterable[Record]) -> ResultOrigins:
-    """Return what results were made from, as their records tell."""
-    found = ResultOrigins()
-    for record in records:
-        found.take(_mapping(record.body.get("action")))
-    return found
 
 
 def side_of_spec(spec: JobSpec, *, label: str, state: str) -> ComparisonSide:
@@ -197,43 +185,6 @@ def compare_sides(sides: Sequence[ComparisonSide]) -> list[Fact]:
     ]
 
 
-class ResultOrigins:
-    """What results were made from, as their records tell: code, data, versions; several values side by side."""
-
-    def __init__(self) -> None:
-        self.code: dict[str, set[str]] = {}
-        self.data: dict[str, set[str]] = {}
-        self.environment: dict[str, set[str]] = {}
-
-    def take(self, action: Mapping[str, Any]) -> None:
-        """Add what one action used."""
-        stage = str(action.get("stage", ""))
-        for module, digest in _mapping(action.get("code")).items():
-            name = stage if module == OWN else f"{stage} {module}" if module.startswith("(") else module
-            self.code.setdefault(name, set()).add(str(digest))
-        self.code.setdefault(f"{stage} (version)", set()).add(str(action.get("version", "")))
-        for argument, digest in _contents(action.get("args"), ""):
-            if argument.startswith(_PROGRAM):
-                self.code.setdefault(argument.removeprefix(_PROGRAM), set()).add(digest)
-            else:
-                self.data.setdefault(f"{stage}: {argument}", set()).add(digest)
-        for name, version in _mapping(action.get("env")).items():
-            self.environment.setdefault(str(name), set()).add(str(version))
-
-
-def _contents(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Return the digest of every file among arguments, each with its place."""
-    if isinstance(value, dict):
-        if set(value) == {"content"} and isinstance(value["content"], str):
-            yield path, value["content"]
-            return
-        for name, inner in value.items():
-            yield from _contents(inner, f"{path}.{name}" if path else str(name))
-    elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from _contents(inner, f"{path}[{place}]")
-
-
 def _settings(sides: Sequence[ComparisonSide]) -> list[Fact]:
     names = dict.fromkeys(name for side in sides for name in side.settings)
     found = []
@@ -283,10 +234,6 @@ def _sameness(fact: Fact) -> bool:
 
 def _joined(found: Mapping[str, set[str]]) -> dict[str, str]:
     return {name: ", ".join(sorted(values)) for name, values in found.items()}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,8 @@
         logs/NODE.log   each stage's output
         metrics/        each stage's metrics by step
         cancel/3        request to cancel trial 3 of the sweep; the others continue
+        receipts.jsonl  of a sweep, the receipt of each trial                           grows
+        receipt.json    the receipt of the job: `job_receipt`                           written once, before the end
         end.json        its end                                                         written once, last
         said.log        of a fleet's attempt: output of its own process, if any         moved there at its end
 

@@ -27,6 +27,7 @@ from stoker.host.identity import Liveness, ProcessIdentity, identity_from, is_al
 from stoker.host.processes import stop_group
 from stoker.jobs.job_folder import JobEnd, JobFolder
 from stoker.jobs.job_history import GrowingLines
+from stoker.jobs.job_receipt import write_end_receipt
 from stoker.jobs.trials import Trial, nodes_to_cancel, read_trials
 
 # The owner gives its stages ten seconds before it kills them; it gets those and some for itself.
@@ -178,4 +179,7 @@ def _write_end(folder: JobFolder, clock: Clock) -> None:
     """Write the job's end, unless its process did. No other process writes here any more."""
     if folder.ended() is None:
         error = Terminated("it was cancelled and had to be ended from outside")
-        folder.end(JobEnd.given_up(error, started_s=folder.begun().started_s, ended_s=clock.wall_s()))
+        attempt = folder.begun()
+        end = JobEnd.given_up(error, started_s=attempt.started_s, ended_s=clock.wall_s())
+        write_end_receipt(folder, attempt, end)
+        folder.end(end)

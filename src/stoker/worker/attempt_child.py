@@ -18,6 +18,7 @@ from stoker.host.identity import mine
 from stoker.jobs.builder import JobBuild, JobBuilder
 from stoker.jobs.execution import Execution, ExecutionTools, abandon
 from stoker.jobs.job_folder import PYTHON, Attempt, JobEnd, JobFolder, python_paper
+from stoker.jobs.job_receipt import write_end_receipt
 from stoker.jobs.pack.attempt_inputs import with_inputs, with_runtime
 from stoker.jobs.program import RECIPE, ProgramWords
 from stoker.jobs.trial_settings import CONFIG, config_paper
@@ -162,20 +163,20 @@ def _end_unbegun(builder: JobBuilder, assignment: Assignment, runs: str, error: 
     """Write the end of an attempt that could not start."""
     attempt = attempt_of(builder, assignment, assignment.spec)
     folder = JobFolder.begin(runs, attempt, mine())
-    folder.end(
-        JobEnd(
-            state=JobState.CANCELLED if isinstance(error, Terminated) else JobState.FAILED,
-            ended_s=attempt.started_s,
-            hits=0,
-            ran=0,
-            failed=0,
-            elapsed_s=0.0,
-            exit_code=exit_code_of(error),
-            error=error.to_dict(),
-            keys={},
-            out=None,
-        )
+    end = JobEnd(
+        state=JobState.CANCELLED if isinstance(error, Terminated) else JobState.FAILED,
+        ended_s=attempt.started_s,
+        hits=0,
+        ran=0,
+        failed=0,
+        elapsed_s=0.0,
+        exit_code=exit_code_of(error),
+        error=error.to_dict(),
+        keys={},
+        out=None,
     )
+    write_end_receipt(folder, attempt, end)
+    folder.end(end)
     return exit_code_of(error)
 
 

@@ -37,6 +37,7 @@ from stoker.host.durable import remove_tree, translated
 from stoker.host.writers import LogFile
 from stoker.jobs.job_folder import JobFolder, read_python
 from stoker.jobs.job_history import tell
+from stoker.jobs.job_receipt import receipt_digest
 from stoker.jobs.results import parts_of_job
 from stoker.jobs.trial_settings import read_config
 from stoker.jobs.trials import KnownMetrics, TrialEnd, end_of, trials_of_job
@@ -88,6 +89,7 @@ def _facts(grant: Grant, folder: JobFolder, trial_end: TrialEnd, worker: str) ->
         "code_tree": grant.spec.code_tree,
         "commit": grant.spec.commit,
         "data": data_facts(grant),
+        "receipt": receipt_digest(folder),
         "was_known": trial_end.is_kept,
         "peak_bytes": trial_end.peak_bytes,
         "peak_gpu_bytes": trial_end.peak_gpu_bytes,

@@ -11,22 +11,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from stoker.core.digests import Digest, digest_bytes, digest_value, is_digest
+from stoker.core.digests import Digest, digest_bytes, is_digest
 from stoker.core.errors import LocalFile, NotVerified
 from stoker.core.frozen import fields_of, frozen
-from stoker.core.jsontext import dumps, loads
 from stoker.host.durable import read_regular, sync_dir, temp_name, translated, write_file
 from stoker.host.folders import AnchoredFolder, write_unnamed
+from stoker.store.statements import MARK, moment, read_object, seal, unseal
 from stoker.store.trees import hash_file
 from stoker.transfer.download.lock_list import LockedFile
 from stoker.transfer.download.types import FetchedFile, Status
 
 FORMAT = 1
-MARK = "stoker_receipt"
-"""The first key of every receipt."""
+"""Receipts of downloads keep a format of their own, shorter than a statement's (`store.statements`, 2)."""
+_CHECKSUM = "checksum"
 LARGEST_BYTES = 64 * 1024
 _MOST_TOGETHER = 64
 
@@ -57,8 +57,8 @@ class Receipt:
         moments = {"began_s": "began", "ended_s": "ended"}
         body: dict[str, Any] = {MARK: FORMAT}
         for name, value in fields_of(self).items():
-            body[moments.get(name, name)] = _moment(value) if name in moments else value
-        return f"{dumps({**body, 'checksum': digest_value('receipt', _spelt(body))}, indent=2)}\n".encode()
+            body[moments.get(name, name)] = moment(value) if name in moments else value
+        return seal(body, name=_CHECKSUM)
 
 
 def receipt_of(fetched: FetchedFile, *, label: str, ended_s: float, version: str) -> Receipt:
@@ -91,17 +91,15 @@ def read_receipt(path: str) -> Receipt:
 def parse_receipt(data: bytes, path: str) -> Receipt:
     """Parse a receipt's bytes; `path` is for messages."""
     try:
-        body: Any = loads(data)
-    except ValueError:
-        raise _refusal(path, "is not JSON") from None
-    if not isinstance(body, dict) or MARK not in body:
-        raise _refusal(path, "is not a receipt")
-    if body[MARK] != FORMAT:
-        raise _refusal(path, f"has format {body[MARK]!r}; this version reads format {FORMAT}")
-    checksum = body.pop("checksum", None)
+        body = read_object(data, largest_bytes=LARGEST_BYTES)
+        if MARK not in body:
+            raise _refusal(path, "is not a receipt")
+        if body[MARK] != FORMAT:
+            raise _refusal(path, f"has format {body[MARK]!r}; the receipt of a download has format {FORMAT}")
+        body = unseal(body, name=_CHECKSUM)
+    except ValueError as error:
+        raise _refusal(path, str(error)) from None
     try:
-        if checksum != digest_value("receipt", _spelt(body)):
-            raise _refusal(path, "does not match its own checksum: it was edited, or is incomplete")
         return _read(body)
     except (KeyError, TypeError, ValueError) as error:
         raise _refusal(path, f"has a valid checksum, but is not a receipt ({error})") from None
@@ -247,15 +245,6 @@ def _count(body: dict[str, Any], name: str) -> int:
     return value
 
 
-def _spelt(body: dict[str, Any]) -> bytes:
-    """Serialise a receipt for its checksum: formatting of the file has no effect."""
-    return dumps(body, sort_keys=True).encode()
-
-
-def _moment(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
-
-
 def _refusal(path: str, how: str) -> NotVerified:
     return NotVerified(f"the receipt {path} {how}", hint="fetch the file again to get a new one", path=path)
 
@@ -271,7 +260,7 @@ class Finding:
 
     path: str
     what: str
-    """`file`, `receipt` or `entry`."""
+    """`file`, `receipt`, `entry` (of a list), or `statement`: a receipt of something else than a download."""
     name: str = ""
     """Its name in the list, or where it was downloaded from."""
     differs: tuple[str, ...] = ()
