@@ -136,7 +136,7 @@ def check_receipt_bytes(data: bytes, path: str, rules: ReceiptRules) -> ReceiptF
     """Verify the bytes of a receipt; `path` says where it lies."""
     finding = ReceiptFinding(path=path)
     try:
-        if is_envelope(data[:_HEAD_BYTES]):
+        if b'"payloadType"' in data and f'"{MARK}"'.encode() not in data:
             envelope = parse_envelope(data, path)
             signers, notes = _signers(envelope, path, rules)
             finding = changed(finding, signers=signers, notes=notes)

@@ -11,6 +11,7 @@ that sign receipts, at the end of this file; it signs no receipt itself.
 from __future__ import annotations
 
 import ipaddress
+import warnings
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -270,7 +271,7 @@ def is_signed_by(pem: str, ca_pem: str) -> bool:
     found, ca = (x509.load_pem_x509_certificate(one.encode()) for one in (pem, ca_pem))
     try:
         found.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
 
@@ -281,6 +282,16 @@ def is_signed_by(pem: str, ca_pem: str) -> bool:
 SIGNER_URI = "stoker:signer/"
 SIGNER_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@-+")
 _LONGEST_SIGNER = 100
+# What reading a certificate raises if it is none; not all of it is a ValueError.
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 @frozen
@@ -340,7 +351,7 @@ def read_signing_certificate(pem: str, ca_pem: str, *, now_s: float) -> SigningC
     try:
         ca = x509.load_pem_x509_certificate(ca_pem.encode())
         is_ca = ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (ValueError, x509.ExtensionNotFound) as error:
+    except _UNREADABLE as error:
         raise NotVerified(f"not the certificate of a CA: {error}") from None
     if not is_ca or not is_signed_by(pem, ca_pem):
         raise NotVerified("the certificate is not of this fleet: another CA made it")
@@ -357,12 +368,17 @@ def read_signing_certificate(pem: str, ca_pem: str, *, now_s: float) -> SigningC
 def _certified(pem: str) -> tuple[x509.Certificate, ed25519.Ed25519PublicKey, str]:
     """Return a certificate that is made for signing receipts, its key, and the name of the key's owner."""
     try:
-        found = x509.load_pem_x509_certificate(pem.encode())
-        uris = [uri.removeprefix(SIGNER_URI) for uri in _uris(found) if uri.startswith(SIGNER_URI)]
-        uses = list(found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-        key = found.public_key()
-    except (ValueError, x509.ExtensionNotFound, UnsupportedAlgorithm) as error:
+        # What the library only warns of is refused: a certificate of ours gives no reason to.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = x509.load_pem_x509_certificate(pem.encode())
+            uris = [uri.removeprefix(SIGNER_URI) for uri in _uris(found) if uri.startswith(SIGNER_URI)]
+            uses = list(found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+            key = found.public_key()
+    except (*_UNREADABLE, Warning) as error:
         raise NotVerified(f"not the certificate of a signing key: {error}") from None
+    if _certificate_pem(found) != pem:
+        raise NotVerified("the certificate has other text around it, or is spelt oddly")
     if uses != [ExtendedKeyUsageOID.CODE_SIGNING] or len(uris) != 1 or not isinstance(key, ed25519.Ed25519PublicKey):
         raise NotVerified("the certificate is not one of a signing key")
     return found, key, uris[0]

@@ -61,14 +61,26 @@ def _no_step(name: str, /) -> None:
 NO_STEP: Callable[[str], None] = _no_step
 
 
-def write_file(path: StrPath, data: bytes, *, mode: int = 0o644, on_step: Callable[[str], None] = NO_STEP) -> None:
-    """Replace the content of a file durably: readers see the old bytes or the new ones. The umask limits `mode`."""
-    with writing(path, mode=mode, on_step=on_step) as file:
+def write_file(
+    path: StrPath,
+    data: bytes,
+    *,
+    mode: int = 0o644,
+    on_step: Callable[[str], None] = NO_STEP,
+    is_followed: bool = False,
+) -> None:
+    """Replace the content of a file durably: readers see the old bytes or the new ones. The umask limits `mode`.
+
+    With `is_followed`, the caller writes another file of the folder next, and that makes the names of both durable.
+    """
+    with writing(path, mode=mode, on_step=on_step, is_followed=is_followed) as file:
         write_all(file.fileno(), data, 0)
 
 
 @contextmanager
-def writing(path: StrPath, *, mode: int = 0o644, on_step: Callable[[str], None] = NO_STEP) -> Iterator[BinaryIO]:
+def writing(
+    path: StrPath, *, mode: int = 0o644, on_step: Callable[[str], None] = NO_STEP, is_followed: bool = False
+) -> Iterator[BinaryIO]:
     """Open a new file for the block to write; after the block it has its name, durably, and replaces the old file.
 
     If the block fails nothing is left, and the old file stays. A device, or a link that leads to one or to a pipe
@@ -92,8 +104,9 @@ def writing(path: StrPath, *, mode: int = 0o644, on_step: Callable[[str], None] 
         except BaseException:
             _discard(temp)
             raise
-        on_step("sync_dir")
-        _sync_dir(parent)
+        if not is_followed:
+            on_step("sync_dir")
+            _sync_dir(parent)
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:

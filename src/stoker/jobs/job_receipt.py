@@ -129,7 +129,7 @@ class JobReceipts:
             write_all(self._lines, line, os.fstat(self._lines).st_size)
 
     def write(self, end: JobEnd, *, trials: Sequence[TrialEnd] = ()) -> None:
-        """Write the job's receipt, durably, after those of its trials."""
+        """Write the job's receipt, durably with the end that the caller writes next, after those of its trials."""
         listed: list[dict[str, Any]] = []
         if self._lines is not None:
             path = os.path.join(self.folder.path, TRIALS)
@@ -150,7 +150,7 @@ class JobReceipts:
             seconds=end.elapsed_s,
         )
         statement = self._statement(scope, trials=trials, byproducts=listed)
-        write_file(os.path.join(self.folder.path, RECEIPT), statement.to_bytes())
+        write_file(os.path.join(self.folder.path, RECEIPT), statement.to_bytes(), is_followed=True)
 
     def _metrics(self) -> dict[str, Any]:
         """Return the last value of each metric, those of known results from their records."""

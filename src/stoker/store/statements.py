@@ -13,7 +13,6 @@ Nothing here signs: keys are in `host.certificates`.
 
 from __future__ import annotations
 
-import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -63,7 +62,7 @@ def read_object(data: bytes, *, largest_bytes: int = LARGEST_BYTES) -> dict[str,
         message = f"is not JSON ({error})"
         raise ValueError(message) from None
     if not isinstance(body, dict):
-        message = "is not a JSON object"
+        message = "is not a receipt: it is no JSON object"
         raise ValueError(message)  # noqa: TRY004 - the file is wrong, not a type in the program
     return body
 
@@ -184,7 +183,7 @@ class Signature:
 
     def to_json(self) -> dict[str, Any]:
         more = {"certificate": self.certificate} if self.certificate else {}
-        return {"keyid": self.keyid, "sig": base64.b64encode(self.sig).decode(), **more}
+        return {"keyid": self.keyid, "sig": _to_base64(self.sig), **more}
 
 
 @frozen
@@ -203,7 +202,7 @@ class Envelope:
     def to_bytes(self) -> bytes:
         body = {
             "payloadType": self.payload_type,
-            "payload": base64.b64encode(self.payload).decode(),
+            "payload": _to_base64(self.payload),
             "signatures": [one.to_json() for one in self.signatures],
         }
         return f"{dumps(body)}\n".encode()
@@ -257,13 +256,17 @@ def _expect_keys(body: Mapping[str, Any], keys: set[str]) -> None:
         raise ValueError(message)
 
 
+def _to_base64(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode()
+
+
 def _from_base64(text: object) -> bytes:
     """Decode base64 in its one spelling: other bits at the end would change the file and not the payload."""
     try:
-        data = base64.b64decode(str(text), validate=True)
+        data = binascii.a2b_base64(str(text), strict_mode=True)
     except (binascii.Error, ValueError):
         data = b""
-    if not data or not isinstance(text, str) or base64.b64encode(data).decode() != text:
+    if not data or not isinstance(text, str) or _to_base64(data) != text:
         message = "has a field that is not base64"
         raise ValueError(message)
     return data

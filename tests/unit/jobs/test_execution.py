@@ -49,6 +49,7 @@ def test_a_job_leaves_a_folder_that_tells_everything(office: Office) -> None:
         "metrics",
         "out.json",
         "owner.json",
+        "receipt.json",
         "stages.json",
         "status.jsonl",
         "trials.jsonl",
