@@ -69,9 +69,14 @@ def test_a_job_is_followed_across_a_restart_of_its_coordinator_and_its_result_fe
         assert (told["state"], told["machine"]) == ("completed", "desk")
         fetched = shell.stoker("get", "train", "here")
         assert fetched.code == 0, fetched.err
+        shown = shell.stoker("receipt", "show", "train", "--out", "train.receipt.json")
+        assert shown.code == 0, shown.err
+        assert "the coordinator recorded its sha256" in shown.out
         # The attempt of this home's own worker is none that `run` started.
         refused = shell.stoker("run", "--failed", "train")
         assert refused.code == Refused.exit_code
         assert "train is a job of the fleet" in refused.err
         assert "hint: run it again there: stoker jobs requeue train" in refused.err
     assert (shell.folder / "here" / "model.txt").read_text() == "weights"
+    verified = shell.stoker("receipt", "verify", "train.receipt.json", "--dir", "here")
+    assert verified.out.endswith("job of train: not signed, 1 file verified\n"), verified.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -201,24 +202,27 @@ def _own_authorities(call: CommandContext) -> list[str]:
     return [path for path in dict.fromkeys(found) if os.path.isfile(path)]
 
 
-def _facts_here(call: CommandContext) -> Callable[[str], str | None]:
-    """Return what tells a fact of this machine, or the version of a library of this interpreter."""
-    from importlib.metadata import PackageNotFoundError, version
-
+def _facts_here(call: CommandContext) -> Callable[[Mapping[str, Any]], Mapping[str, str]]:
+    """Return what tells the facts of a receipt as they are here: the machine, and the libraries of its interpreter."""
     from stoker.host.identity import surroundings
+    from stoker.host.install import packages_digest, packages_in
+    from stoker.host.interpreter import is_python
     from stoker.host.resources import memory_total_bytes
 
-    facts = {**surroundings(), "memory_bytes": str(memory_total_bytes()), "stoker": call.parts.version}
+    machine = {**surroundings(), "memory_bytes": str(memory_total_bytes()), "stoker": call.parts.version}
 
-    def fact(name: str) -> str | None:
-        if name in facts:
-            return facts[name]
-        try:
-            return version(name)
-        except (PackageNotFoundError, ValueError):
-            return None
+    def facts_of(stated: Mapping[str, Any]) -> dict[str, str]:
+        program = str(stated.get("program", ""))
+        if program and not is_python(program):
+            return {name: machine[name] for name in stated if name in machine}
+        packages = packages_in(os.path.dirname(os.path.dirname(program or sys.executable)))
+        # Without packages of its own the interpreter is not here, or takes them from elsewhere.
+        found = {**packages, "packages": packages_digest(packages)} if packages else {}
+        known = {**found, **machine}
+        names = {name: name.replace("_", "-").lower() if name not in known else name for name in stated}
+        return {name: known[other] for name, other in names.items() if other in known}
 
-    return fact
+    return facts_of
 
 
 def _show_finding(call: CommandContext, one: ReceiptFinding, shown: str) -> None:

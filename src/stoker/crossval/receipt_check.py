@@ -70,8 +70,8 @@ class ReceiptRules:
     needs_signature: bool = False
     is_strict: bool = False
     """Files that are not found, and runs that were not as requested, are differences."""
-    here: Callable[[str], str | None] | None = None
-    """Returns a fact of this machine, or the version of a library here. If given, receipts are compared with it."""
+    here: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
+    """Returns those facts that a receipt states (machine, versions) as they are here; then they are compared."""
     tiers: Mapping[str, Mapping[str, Any]] | None = None
     """Known limits, by tier and measure."""
 
@@ -364,11 +364,10 @@ def _file_differs(place: str, sha256: str) -> tuple[str, ...]:
     return () if found == sha256 else (f"{place}: its sha256 is {found}, the receipt says {sha256}",)
 
 
-def _against_here(facts: Mapping[str, Any], here: Callable[[str], str | None]) -> Iterator[str]:
-    for name, value in facts.items():
-        found = here(name) if not isinstance(value, dict | list) else None
-        if found is not None and str(value) != found:
-            yield f"{name} is {found} here, {value} in the receipt"
+def _against_here(facts: Mapping[str, Any], here: Callable[[Mapping[str, Any]], Mapping[str, str]]) -> Iterator[str]:
+    for name, found in here(facts).items():
+        if str(facts.get(name)) != found:
+            yield f"{name} is {found} here, {facts.get(name)} in the receipt"
 
 
 def _is_hex(text: str) -> bool:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
+from stoker.core.digests import digest_bytes
 from stoker.core.errors import MissingExtra, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.text import one_line
@@ -25,6 +26,12 @@ def packages_in(prefix: str) -> dict[str, str]:
     """Return the packages below a prefix with their versions, by their metadata folders; nothing is started."""
     found = (_DIST.fullmatch(os.path.basename(place)) for place in package_folders(prefix))
     return {one[1].replace("_", "-").lower(): one[2] for one in found if one is not None}
+
+
+def packages_digest(packages: Mapping[str, str]) -> str:
+    """Return the SHA-256 of lines `NAME==VERSION`, sorted; empty if there are no packages."""
+    lines = "".join(f"{name}=={version}\n" for name, version in sorted(packages.items()))
+    return digest_bytes(lines.encode(errors="replace")) if lines else ""
 
 
 def package_folders(prefix: str) -> Iterator[str]:

@@ -185,7 +185,7 @@ class Execution:
         """Make the job's folder; return what makes its receipts."""
         papers = {**self.build.papers, **stages_paper(self.build.plan)}
         folder = JobFolder.begin(self.tools.runs, self.attempt, mine(), papers)
-        self._receipts = JobReceipts(folder, self.attempt, self.tools.store, papers=papers)
+        self._receipts = JobReceipts(folder, self.attempt, self.tools.store, papers=papers, code=self.build.code)
         return self._receipts
 
     def _execute(self, folder: JobFolder, status: StatusWriter) -> RunResult:
@@ -263,7 +263,8 @@ class Execution:
         try:
             out = self._lay_out_trial(end)
             if self._receipts is not None:
-                self._receipts.add_trial(end, out=out, ended_s=self.tools.clock.wall_s())
+                code = self.ran_code.files_of(end.trial) if self.ran_code is not None else None
+                self._receipts.add_trial(end, out=out, ended_s=self.tools.clock.wall_s(), code=code)
             return out
         finally:
             if self.ran_code is not None:

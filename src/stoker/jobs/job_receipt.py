@@ -71,6 +71,8 @@ class ReceiptScope:
     metrics: Mapping[str, Any]
     out: str
     """The folder of its results as plain files; empty if there is none."""
+    code: Mapping[str, str]
+    """Digest of each file of its program."""
     ended_s: float
     seconds: float | None
 
@@ -79,10 +81,20 @@ class JobReceipts:
     """Makes the receipts of one run. `hear` listens to its journal; trials come from the thread that ends them."""
 
     def __init__(
-        self, folder: JobFolder, attempt: Attempt, store: LocalStore | None, *, papers: Mapping[str, bytes]
+        self,
+        folder: JobFolder,
+        attempt: Attempt,
+        store: LocalStore | None,
+        *,
+        papers: Mapping[str, bytes],
+        code: Mapping[str, str] | None = None,
     ) -> None:
-        """`papers` are the files that record the request (`JobFolder.begin`). Without a store nothing has a result."""
+        """`papers` are the files that record the request (`JobFolder.begin`), `code` the digests of a program's files.
+
+        Without a store nothing has a result.
+        """
         self.folder = folder
+        self._code = code or {}
         self._attempt = attempt
         self._store = store
         self._config = digest_bytes(papers[CONFIG]) if CONFIG in papers else ""
@@ -104,8 +116,10 @@ class JobReceipts:
             ending = "diverged"
         self._ended.setdefault(name.partition("[")[0], {})[name] = {"ending": ending, **facts}
 
-    def add_trial(self, end: TrialEnd, *, out: str | None, ended_s: float) -> None:
-        """Append the receipt of a trial."""
+    def add_trial(
+        self, end: TrialEnd, *, out: str | None, ended_s: float, code: Mapping[str, str] | None = None
+    ) -> None:
+        """Append the receipt of a trial; `code` are its program's files as it ran them, if not those of the job."""
         self._trials += 1
         if self._trials > MOST_TRIALS:
             return
@@ -118,6 +132,7 @@ class JobReceipts:
             error={"cause": end.cause, "message": end.message} if is_bad else None,
             metrics=end.metrics,
             out=out or "",
+            code=self._code if code is None else code,
             ended_s=ended_s,
             seconds=end.seconds,
         )
@@ -146,6 +161,7 @@ class JobReceipts:
             error=end.error,
             metrics={} if trials else self._metrics(),
             out=end.out or "",
+            code=self._code,
             ended_s=end.ended_s,
             seconds=end.elapsed_s,
         )
@@ -168,7 +184,7 @@ class JobReceipts:
         records = {name: record for name, facts in ended.items() if (record := self._record(facts)) is not None}
         origins = made_from_records(records.values())
         subjects, files = self._subjects(scope, ended, records, trials)
-        dependencies = list(dependencies_of(scope.spec, origins))
+        dependencies = list(dependencies_of(scope.spec, scope.code, origins))
         fleet = self._attempt.options.get("fleet")
         omitted = {
             "subject": max(0, files - MOST_FILES),
@@ -186,7 +202,7 @@ class JobReceipts:
             "runDetails": {
                 "builder": {
                     "id": str(fleet.get("worker", "")) if isinstance(fleet, dict) else self._hardware()["host"],
-                    "version": self._versions(origins),
+                    "version": self._versions(origins, records.values()),
                 },
                 "metadata": {
                     "invocationId": self._invocation(scope.spec),
@@ -257,9 +273,22 @@ class JobReceipts:
             self._machine = _present({**surroundings(), "memory_bytes": memory_total_bytes()})
         return self._machine
 
-    def _versions(self, origins: ResultOrigins) -> dict[str, Any]:
-        versions = {name: ", ".join(sorted(values)) for name, values in origins.environment.items()}
+    def _versions(self, origins: ResultOrigins, records: Iterable[Record]) -> dict[str, Any]:
+        """Return the versions of what a result was made with, and the digest of all packages of its environment."""
+        found = {name: set(values) for name, values in origins.environment.items()}
+        for record in records:
+            manifest = _mapping(record.body.get("manifest"))
+            argv = manifest.get("argv")
+            facts = {**_mapping(manifest.get("frameworks")), "driver": manifest.get("driver")}
+            facts |= {
+                "packages": manifest.get("packages"),
+                "program": argv[0] if isinstance(argv, list) and argv else "",
+            }
+            for name, value in facts.items():
+                if value:
+                    found.setdefault(str(name), set()).add(str(value))
         python = read_python(self.folder)
+        versions = {name: ", ".join(sorted(values)) for name, values in found.items()}
         return {"stoker": self._attempt.stoker, **versions, **({"interpreter": python} if python else {})}
 
     def _invocation(self, spec: JobSpec) -> str:
@@ -274,13 +303,16 @@ class JobReceipts:
         return max(self._attempt.started_s, scope.ended_s - scope.seconds)
 
 
-def dependencies_of(spec: JobSpec, origins: ResultOrigins) -> Iterator[dict[str, Any]]:
-    """Return what a job was made from: code, files and folders that it read, inputs that came with it."""
+def dependencies_of(spec: JobSpec, files: Mapping[str, str], origins: ResultOrigins) -> Iterator[dict[str, Any]]:
+    """Return what a job was made from: code, files and folders that it read, inputs that came with it.
+
+    `files` are those of its program, with their digests.
+    """
     if spec.commit:
         yield {"name": "commit", "uri": f"git:{spec.commit}"}
     if spec.code_tree:
         yield {"name": "code tree", "digest": {"stokerTree": spec.code_tree}}
-    code = {**{name: {digest} for name, digest in spec.code.items()}, **origins.code}
+    code = {**{name: {digest} for name, digest in {**spec.code, **files}.items()}, **origins.code}
     for name, digest in [(name, digest) for name, digests in sorted(code.items()) for digest in sorted(digests)]:
         if not name.endswith(" (version)"):
             yield {"name": f"code: {name}", "digest": named_digest(digest, other="stokerCode")}
@@ -325,6 +357,10 @@ def _parameters(spec: JobSpec) -> dict[str, Any]:
 
 def _node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"node": name, **{key: value for key, value in facts.items() if key != "metrics"}}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _present(fields: Mapping[str, Any]) -> dict[str, Any]:

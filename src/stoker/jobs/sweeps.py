@@ -243,7 +243,11 @@ class TrialCode:
 
     def of(self, trial: Trial) -> Digest:
         """Return the digest of the code that a trial ran."""
-        return digest_of_code({**self._ordered, **self._of(trial)})
+        return digest_of_code(self.files_of(trial))
+
+    def files_of(self, trial: Trial) -> dict[str, str]:
+        """Return the digest of each file of the program as a trial ran it."""
+        return {**self._ordered, **self._of(trial)}
 
     def warning(self, trial: Trial) -> Event | None:
         """Return a warning for the first trial that ran some edited code; None for all others."""

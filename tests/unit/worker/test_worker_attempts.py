@@ -18,6 +18,7 @@ from stoker.core.errors import Cancelled, VersionSkew
 from stoker.core.leases import Partition
 from stoker.host.identity import Liveness, is_alive, of_pid
 from stoker.protocol.lease_messages import CheckpointBody, LeaseInstructionKind
+from stoker.store.statements import parse_statement
 from stoker.worker.preparation.prepare_child import PrepareLine
 from stoker.worker.worker_options import Pause, clear_pause, write_pause
 from stoker.worker.worker_state import StartRefusal, WorkerPolicy
@@ -87,6 +88,13 @@ def test_a_job_is_started_and_finished_with_its_bundle_logs_and_metrics(busy: Ke
     wanted = json.loads(fleet.files_there[(job, 1, "job.json")])
     assert (wanted["job_id"], wanted["options"]["fleet"]["label"]) == (job, "lr=0.1")
     assert json.loads(fleet.files_there[(job, 1, "end.json")])["state"] == "completed"
+    data = fleet.files_there[(job, 1, "receipt.json")]
+    assert finish.facts["receipt"] == digest_bytes(data)
+    receipt = parse_statement(data, "receipt.json")
+    details = receipt.predicate["runDetails"]
+    assert (details["builder"]["id"], details["metadata"]["invocationId"]) == ("desk", f"{job}/1/1")
+    assert receipt.predicate["stoker_metrics"] == {"loss": 0.5}
+    assert {one.name: dict(one.digest) for one in receipt.subject}["model.txt"] == {"sha256": model.sha256}
     place = busy.home / "state" / "worker" / "desk"
     fleet.until(lambda: not os.listdir(place / "leases"))
     assert not (place / "spool").exists()

@@ -47,7 +47,7 @@ def test_every_result_says_with_which_frameworks_driver_and_devices_it_was_made(
     ran = lab.run(plan_of(stage, args, id="made", needs=Needs(gpu=1)))
     (product,) = ran["made"].products
     manifest = product.record.body["manifest"]
-    ours = {"frameworks", "driver", "devices", "memory_bytes", "attempt", "checkpoint"}
+    ours = {"frameworks", "packages", "driver", "devices", "memory_bytes", "attempt", "checkpoint"}
     assert set(manifest) == (ours | {"argv", "folder"} if stage.is_program else ours)
     assert manifest["devices"] == ["a"]
     if not stage.is_program:

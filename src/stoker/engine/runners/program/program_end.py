@@ -17,7 +17,7 @@ from stoker.engine.program import CollectedOutputs
 from stoker.engine.runners.stage_runner import AttemptUsage, StageFailure
 from stoker.engine.scratch import newest_checkpoint
 from stoker.host.identity import ProcessExit
-from stoker.host.install import packages_in
+from stoker.host.install import packages_digest, packages_in
 
 if TYPE_CHECKING:
     from stoker.engine.runners.program.launch import Launch
@@ -196,17 +196,18 @@ _FRAMEWORKS = (
 
 def manifest_of_program(launch: Launch, work: Work) -> dict[str, Any]:
     """Return the manifest of a program that ended well."""
-    return {"argv": list(launch.argv), "folder": launch.folder, **_made_with(work, frameworks_of(_python_of(launch)))}
+    return {"argv": list(launch.argv), "folder": launch.folder, **_made_with(work, _packages_of(_python_of(launch)))}
 
 
 def manifest_of_stage(work: Work) -> dict[str, Any]:
     """Return the manifest of a stage that this interpreter did, here or in another process."""
-    return _made_with(work, _our_frameworks())
+    return _made_with(work, _our_packages())
 
 
-def _made_with(work: Work, frameworks: dict[str, str]) -> dict[str, Any]:
+def _made_with(work: Work, packages: dict[str, str]) -> dict[str, Any]:
     return {
-        "frameworks": frameworks,
+        "frameworks": _frameworks_among(packages),
+        "packages": packages_digest(packages),
         "driver": _driver(),
         "devices": list(work.devices),
         "memory_bytes": work.memory_bytes,
@@ -217,8 +218,8 @@ def _made_with(work: Work, frameworks: dict[str, str]) -> dict[str, Any]:
 
 # Neither changes while a process runs, and there may be thousands of results.
 @cache
-def _our_frameworks() -> dict[str, str]:
-    return frameworks_of(sys.executable)
+def _our_packages() -> dict[str, str]:
+    return _packages_of(sys.executable)
 
 
 def _python_of(launch: Launch) -> str:
@@ -229,8 +230,15 @@ def _python_of(launch: Launch) -> str:
 
 def frameworks_of(python: str) -> dict[str, str]:
     """Return the versions of frameworks that an interpreter's own environment has, without starting it."""
-    found = packages_in(os.path.dirname(os.path.dirname(python)))
-    return {name: found[name.replace("_", "-")] for name in _FRAMEWORKS if name.replace("_", "-") in found}
+    return _frameworks_among(_packages_of(python))
+
+
+def _packages_of(python: str) -> dict[str, str]:
+    return packages_in(os.path.dirname(os.path.dirname(python)))
+
+
+def _frameworks_among(packages: dict[str, str]) -> dict[str, str]:
+    return {name: packages[name.replace("_", "-")] for name in _FRAMEWORKS if name.replace("_", "-") in packages}
 
 
 @cache
