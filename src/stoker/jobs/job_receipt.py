@@ -8,7 +8,7 @@ killed process leaves none. Values of a program's variables are left out (`maske
 
 It is an in-toto statement with the predicate of SLSA provenance; what that has no field for is in fields that begin
 with `stoker_`. What a result was made from is read from its record, so a result that was known has the facts of the run
-that made it. Digests of our own are never called `sha256`: `stokerTree`, `stokerCode`, `stokerJob`.
+that made it. Digests of our own are never called `sha256` (`named_digest`).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_limits_may_be_stricter_than_those_of_a_tier_and_not_looser():
 
 
 def test_a_strict_run_that_fell_back_is_a_fault():
-    fell = {"requested": {"candidate": {"device": "cuda"}}, "ran": {"candidate": {"device": "cpu"}}}
+    fell: dict[str, Any] = {"requested": {"candidate": {"device": "cuda"}}, "ran": {"candidate": {"device": "cpu"}}}
     assert faults_of(a_pass(facts=ResultFacts(**fell))) == []
     (fault,) = faults_of(a_pass(facts=ResultFacts(**fell, is_strict=True)))
     assert fault == "candidate: device 'cuda' was requested, it ran with 'cpu'"
