@@ -7,11 +7,12 @@ order of rows, are compared by values.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from math import inf, isfinite, lcm, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, Self
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal, Self
 
 from stoker.core.errors import Damaged
 from stoker.core.frozen import frozen
@@ -174,17 +175,18 @@ class _OpenFiles:
 
     def blocks(self, tensor: StoredTensor, step: int) -> Iterator[bytearray]:
         """Return a tensor's bytes in blocks; the same buffer each time, but for the last one."""
-        file, left = self._file(tensor.path), tensor.entry.end - tensor.entry.begin
-        at, data = tensor.entry.begin, bytearray(min(step, left))
-        while left:
-            if left < len(data):
-                data = bytearray(left)
+        descriptor, at, end = self._file(tensor.path).fileno(), tensor.entry.begin, tensor.entry.end
+        data = bytearray(min(step, end - at))
+        while at < end:
+            if end - at < len(data):
+                data = bytearray(end - at)
             with translated(tensor.path):
-                file.seek(at)
-                taken = _read_into(file, data)
+                taken = os.preadv(descriptor, (data,), at)
+                if taken < len(data):
+                    taken += _read_rest(descriptor, memoryview(data)[taken:], at + taken)
             if taken < len(data):
                 raise Damaged(f"{tensor.path} became shorter while it was read", hint="copy or download it again")
-            at, left = at + taken, left - taken
+            at += taken
             yield data
 
     def _file(self, path: Path) -> BinaryIO:
@@ -194,12 +196,10 @@ class _OpenFiles:
         return self._open[path]
 
 
-def _read_into(file: Any, data: bytearray) -> int:
-    view, taken = memoryview(data), 0
-    while taken < len(data):
-        count = file.readinto(view[taken:])
-        if not count:
-            break
+def _read_rest(descriptor: int, view: memoryview, at: int) -> int:
+    """Read until a view is full or the file ends; return how many bytes were read. A signal may end a read early."""
+    taken = 0
+    while taken < len(view) and (count := os.preadv(descriptor, (view[taken:],), at + taken)):
         taken += count
     return taken
 

@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from stoker.core.errors import BadInput, LocalFile, NoSpace
-from stoker.crossval.fixture_folder import LISTING, SAFETENSORS, formats_of, write_fixture
+from stoker.crossval.fixture_folder import LISTING, SAFETENSORS, fixture_facts, formats_of, write_fixture
 from stoker.crossval.fixture_models import FixtureSpec, matrix_parts, shape_of, tensors_of
 from stoker.crossval.fixture_tokenizer import fixture_tokenizer, tokenizer_json
 from stoker.crossval.model_files import open_model
@@ -143,6 +144,17 @@ def test_a_listing_that_is_damaged_or_newer_is_replaced(tmp_path, more):
     (tmp_path / LISTING).write_text(json.dumps({"format": "stoker/fixture", "version": 99, **more}))
     written = write_fixture(str(tmp_path), FixtureSpec(size="tiny"), ("f32",), now_s=0.0)
     assert [file.name for file in written.files if file.format == "f32"] == ["model-f32.gguf"]
+
+
+@pytest.mark.parametrize("has_listing", [True, False])
+def test_what_a_killed_call_left_is_completed(tmp_path, has_listing):
+    (tmp_path / ".stoker-tmp-1-1-abc").write_bytes(b"half")
+    if has_listing:
+        facts = fixture_facts(FixtureSpec(size="tiny"), ())
+        (tmp_path / LISTING).write_text(json.dumps(facts))
+        (tmp_path / "model-f16.gguf").write_bytes(b"half")
+    written = write_fixture(str(tmp_path), FixtureSpec(size="tiny"), ("f16",), now_s=time.time() + 7200)
+    assert sorted(_digests(tmp_path)) == sorted(file.name for file in written.files)
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
