@@ -116,6 +116,16 @@ def test_a_gate_is_a_stage_whose_failure_has_the_gates_exit_code(shell: Shell, t
     assert kept.code == 0, kept.err
 
 
+def test_a_benchmark_on_another_machine_is_a_job_of_the_fleet(shell: Shell) -> None:
+    done = shell.stoker("bench", "--on", "lab1", "--runs", 3, "--", "sh", "-c", "echo 'a, b'")
+    assert done.code == 34
+    assert "no coordinator" in done.err
+    here = shell.stoker("run", "crossval/bench", "program=\"sh -c 'echo perplexity=3'\"", "runs=3", "--name", "speed")
+    assert here.code == 0, here.err
+    result = json.loads((shell.folder / "stoker-out" / "speed" / "result.json").read_text())
+    assert result["summary"]["perplexity"]["count"] == 3
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -125,6 +135,7 @@ def test_a_gate_is_a_stage_whose_failure_has_the_gates_exit_code(shell: Shell, t
         (("gate", "--baseline", "x", "--candidate", "y", "--format", "yaml"), "is not one of"),
         (("gate", "--baseline", "x", "--candidate", "y", "--confidence", "2"), "is not between"),
         (("bench",), "either MODEL or a PROGRAM"),
+        (("bench", "model.gguf", "--on", "lab1"), "--on runs programs"),
         (("bench", "notes.txt", "--", "true"), "either MODEL or a PROGRAM"),
     ],
 )

@@ -123,6 +123,20 @@ def test_young_downloads_of_ours_go_when_told(used: Shell) -> None:
     assert not part.exists()
 
 
+def test_only_the_named_places_are_listed_and_cleaned(used: Shell) -> None:
+    part = used.home / "hf" / "hub" / "models--org--name" / "blobs" / "half.incomplete"
+    *places, total = used.stoker("clean", "unfinished-downloads", "quarantine", "--yes", "--json").objects()
+    assert [place["place"] for place in places] == ["quarantine", "unfinished downloads"]
+    assert total["freed_bytes"] == 7000
+    assert not part.exists()
+    assert used.staged(), "another place"
+    wrong = used.stoker("clean", "stagin", "--yes")
+    assert wrong.code == 2
+    assert "did you mean 'staging'?" in wrong.err
+    assert used.stoker("clean", "staging", "--yes").code == 0
+    assert used.staged() == []
+
+
 def test_help_says_what_it_is_short_for(shell: Shell) -> None:
     shown = " ".join(shell.stoker("clean", "--help").out.split())
     assert "The same as `stoker store prune --everywhere`" in shown

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.grammar import Grammar, Option, Positional, duration, whole
+from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
 from stoker.cli.screens import busy_between
 from stoker.core.errors import LocalFile, NoPermission, ProgramNotFound, StageTimeout, Usage, WorkFailed
 from stoker.core.text import counted, format_size
@@ -39,6 +40,8 @@ GRAMMAR = Grammar(
         Option("--runs", value="N", read=whole(1), help=f"measured runs (default: {_RUNS})"),
         Option("--warmup", value="N", read=whole(0), help="runs before them that are not measured (default: 1)"),
         Option("--timeout", value="TIME", read=duration, help="time limit of one run: 90s, 15m"),
+        Option("--on", value="MACHINE", help="run the program on this machine of the fleet, which must have it"),
+        AT,
         Option("--measure", value="NAME", help="also read this measure from the output; repeat it", is_many=True),
         Option("-o", "--out", value="FILE", help="the result file (default: stoker-out/bench/result.json)"),
     ),
@@ -47,6 +50,7 @@ GRAMMAR = Grammar(
         "stoker bench models/tiny/model-f32.gguf",
         "stoker bench my-model --runtime torch,device=cuda,precision=bf16 --decode 128",
         "stoker bench -- python serve_once.py",
+        "stoker bench --on lab1 -- nvidia-smi -q",
         "stoker bench --runs 50 -o base.bench.json -- ./infer --model model.gguf",
     ),
     errors=(WorkFailed, StageTimeout, ProgramNotFound, NoPermission),
@@ -61,6 +65,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         raise Usage(
             "either MODEL or a PROGRAM after --", hint="stoker bench model.gguf, or stoker bench -- python serve.py"
         )
+    if given["on"]:
+        return _submit(call, given)
     parts, settings = call.parts, call.parts.settings
     path = call.path(given["out"] or "stoker-out/bench/result.json")
     energy = EnergyMeter(parts.devices, settings.environment)
@@ -81,6 +87,27 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     write_result(result, path)
     _show(call, result, path)
     return 0
+
+
+def _submit(call: CommandContext, given: dict[str, Any]) -> int:
+    """Submit the benchmark as a job for one machine, and follow it; `stoker get` copies its result."""
+    from stoker.cli.submit import GRAMMAR as SUBMIT
+    from stoker.cli.submit import perform as submit
+    from stoker.config.values import text_of
+
+    if given["model"]:
+        line = f"stoker submit --host {given['on']} -- stoker bench {given['model']}"
+        raise Usage("--on runs programs, not models", hint=line)
+    values = {
+        "program": shlex.join(given["program"]),
+        "runs": given["runs"],
+        "warmup": given["warmup"],
+        "timeout_s": given["timeout"],
+        "measures": given["measure"] or None,
+    }
+    words = [f"{name}={text_of(value)}" for name, value in values.items() if value is not None]
+    at = ["--at", given["at"]] if given["at"] else []
+    return submit(call, SUBMIT.parse(["crossval/bench", *words, "--host", given["on"], *at, "--watch", "--yes"]))
 
 
 def _subject(call: CommandContext, given: dict[str, Any], energy: ReadEnergy) -> BenchSubject:
