@@ -92,6 +92,6 @@ def test_two_jobs_differ_first_in_their_config_and_their_numbers_decide(shell: S
     assert (same["outcome"], same["first_difference"]) == ("passed", None)
     found = done(shell, "crossval", "before", "after", code=1)
     assert "first difference: config" in found.out
-    assert report(shell)
+    report(shell)
     assert "numbers=1e-6" in done(shell, "crossval", "before", "after", "--limit", "kl=1", code=2).err
     done(shell, "crossval", "before", "after", "--limit", "numbers=0.9")

@@ -220,6 +220,6 @@ def _nll(plugin: Plugin, row: PluginRow, following: int) -> float:
         return -found
     import numpy as np
 
-    values = np.frombuffer(row.values, dtype=np.float32).astype(np.float64)
+    values = np.frombuffer(row.values.cast("B"), dtype=np.float32).astype(np.float64)
     top = float(values.max())
     return top + math.log(float(np.exp(values - top).sum())) - float(values[following])

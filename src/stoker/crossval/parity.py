@@ -66,7 +66,7 @@ def replay_by(plugin: Plugin) -> Replay:
 
     def replay(layer: int, values: NDArray[Any]) -> NDArray[Any]:
         made = plugin.replay(layer, values.astype("<f4").tobytes())
-        return np.frombuffer(made, dtype="<f4").reshape(len(values), -1)
+        return np.frombuffer(made.cast("B"), dtype="<f4").reshape(len(values), -1)
 
     return replay
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from stoker.core.errors import BadInput, Damaged
 from stoker.core.text import counted
 from stoker.crossval.ladder import Divergence, Outcome, Step, failed, passed, skipped
-from stoker.crossval.model_files import ModelFiles, coverage_faults, open_model
+from stoker.crossval.model_files import ModelFiles, compare_settings, coverage_faults, open_model
 from stoker.crossval.tensor_files import compare_models, find_not_finite
 from stoker.crossval.trace import TraceHeader
 
@@ -42,6 +42,11 @@ def compare_files(
             return skipped("files", reason), skipped("weights", reason)
         if fault := next(_faults(opened[-1], header), None):
             return failed("files", f"{side}: {fault}"), skipped("weights", "the files differ")
+    settings = compare_settings(*opened)
+    if settings:
+        one = settings[0]
+        text = f"{one.name} is {one.candidate:g} in the candidate, {one.reference:g} in the reference"
+        return failed("files", text, tensor=one.name), compare_weights(*opened)
     files = passed("files", tensors=len(opened[0].tensors))
     if candidate == reference:
         return files, passed("weights", "both sides have the same files")

@@ -173,7 +173,7 @@ def _signers(envelope: Envelope, path: str, rules: ReceiptRules) -> tuple[tuple[
 def _signer(signature: Signature, signed: bytes, trusted: TrustedKeys, *, now_s: float) -> str:
     """Return who made a signature. Raises `NotVerified` with the reason."""
     # Importing cryptography takes a tenth of a second, and most receipts are not signed.
-    from stoker.host.certificates import (  # noqa: PLC0415 - see above
+    from stoker.host.certificates import (
         has_signed,
         key_id,
         read_signing_certificate,

@@ -88,7 +88,7 @@ def test_a_job_is_started_and_finished_with_its_bundle_logs_and_metrics(busy: Ke
     wanted = json.loads(fleet.files_there[(job, 1, "job.json")])
     assert (wanted["job_id"], wanted["options"]["fleet"]["label"]) == (job, "lr=0.1")
     assert json.loads(fleet.files_there[(job, 1, "end.json")])["state"] == "completed"
-    data = fleet.files_there[(job, 1, "receipt.json")]
+    data = bytes(fleet.files_there[(job, 1, "receipt.json")])
     assert finish.facts["receipt"] == digest_bytes(data)
     receipt = parse_statement(data, "receipt.json")
     details = receipt.predicate["runDetails"]
