@@ -31,26 +31,34 @@ def compare_files(
     """Return the steps of files and weights. A server has no files."""
     opened: list[ModelFiles] = []
     for side, path, header in (("candidate", candidate, ours), ("reference", reference, theirs)):
-        if path is None:
-            return skipped("files", f"the {side} is a server"), skipped("weights", f"the {side} is a server")
-        try:
-            opened.append(open_model(Path(path)))
-        except (BadInput, Damaged) as error:
-            if isinstance(error, Damaged):
-                return failed("files", f"{side}: {error}"), skipped("weights", "the files are damaged")
-            reason = f"{side}: this format is not read here"
-            return skipped("files", reason), skipped("weights", reason)
-        if fault := next(_faults(opened[-1], header), None):
-            return failed("files", f"{side}: {fault}"), skipped("weights", "the files differ")
-    settings = compare_settings(*opened)
-    if settings:
+        found = _open(path, header)
+        if isinstance(found, Step):
+            reason = f"{side}: {found.reason}"
+            first = failed("files", reason) if found.outcome is Outcome.FAILED else skipped("files", reason)
+            return first, skipped("weights", reason)
+        opened.append(found)
+    files = passed("files", tensors=len(opened[0].tensors))
+    if settings := compare_settings(*opened):
         one = settings[0]
         text = f"{one.name} is {one.candidate:g} in the candidate, {one.reference:g} in the reference"
-        return failed("files", text, tensor=one.name), compare_weights(*opened)
-    files = passed("files", tensors=len(opened[0].tensors))
+        files = failed("files", text, tensor=one.name)
     if candidate == reference:
         return files, passed("weights", "both sides have the same files")
     return files, compare_weights(*opened)
+
+
+def _open(path: str | None, header: TraceHeader) -> ModelFiles | Step:
+    """Return the files of a model; a failed or skipped step if they are damaged, or can't be read here."""
+    if path is None:
+        return skipped("files", "a server has no files")
+    try:
+        model = open_model(Path(path))
+    except Damaged as error:
+        return failed("files", str(error))
+    except BadInput:
+        return skipped("files", "this format is not read here")
+    fault = next(_faults(model, header), None)
+    return model if fault is None else failed("files", fault)
 
 
 def compare_weights(candidate: ModelFiles, reference: ModelFiles) -> Step:

@@ -54,7 +54,7 @@ class TraceHeader:
     requested: Mapping[str, Any] = fresh(factory=dict)
     tokenizer_sha256: str = ""
     layers: tuple[str, ...] = ()
-    """Names of the outputs in `layers.f32`: the embedding first."""
+    """Names of the outputs that are kept: the embedding first."""
     width: int = 0
     has_decode: bool = False
     has_top: bool = False
