@@ -22,6 +22,7 @@ FILES = (
     "tests/system/test_gang_on_gpu.py",
     "tests/system/test_adapters_on_gpu.py",
     "tests/system/test_telemetry_on_gpu.py",
+    "tests/system/test_crossval_on_gpu.py",
 )
 ASKS = {
     FILES[0]: "NVML, nvidia-smi and torch agree: tests that failed",
@@ -29,6 +30,7 @@ ASKS = {
     FILES[2]: "ranks on one card see each other's windows, and its memory returns: tests that failed",
     FILES[3]: "adapters in company equal PEFT alone, stay apart and shrink: tests that failed",
     FILES[4]: "samples agree with nvidia-smi, show work, and are cheap: tests that failed",
+    FILES[5]: "a fixture gives the same logits on the card in each precision, a fallback is caught: tests that failed",
 }
 
 
