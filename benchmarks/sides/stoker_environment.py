@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import speak
-from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentReady
 
 import stoker.worker.environments.uv  # noqa: F401 - otherwise imported inside the time
 from stoker.core.clock import SystemClock
 from stoker.core.job import EnvironmentChoice
 from stoker.jobs.pack.environment_files import gather
+from stoker.store.environment_cache import EnvironmentCache, EnvironmentReady
 from stoker.worker.environments.environment_builder import Maker
 
 

@@ -138,9 +138,9 @@ def _live_through(shell: str, blocks: list[Block], folder: Path, programs: Path)
     for block, steps in zip(run, live_through(shell, blocks, folder, programs), strict=True):
         if steps[-1].code != block.exit_code:
             wrong.append(f"{shell}: {block.text}ended with {steps[-1].code}: {steps[-1].printed}")
-        elif block.language == "bash":
-            if steps[-1].failed != [block.exit_code] * bool(block.exit_code):
-                wrong.append(f"{shell}: something failed in\n{block.text}{steps[-1].printed}")
+        elif block.language == "bash" and steps[-1].failed != [block.exit_code] * bool(block.exit_code):
+            wrong.append(f"{shell}: something failed in\n{block.text}{steps[-1].printed}")
+        if block.language == "bash":
             continue
         for typed, ran in zip(block.typed(), steps, strict=True):
             now = told(ran, folder)

@@ -35,11 +35,17 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def shared(browser: Browser) -> Iterator[Desk]:
-    """A tab for tests that leave it as it is, or change different jobs: another costs a second of processor time."""
+def one_tab(browser: Browser) -> Iterator[Desk]:
     desk = Desk(browser)
     yield desk
     desk.close()
+
+
+@pytest.fixture
+def shared(one_tab: Desk) -> Desk:
+    """A tab for tests that leave it as it is, or change different jobs: another costs a second of processor time."""
+    one_tab.tab.complaints.clear()
+    return one_tab
 
 
 @pytest.fixture

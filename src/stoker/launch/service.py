@@ -96,11 +96,13 @@ NOT_PASSED_ON = {
     "STOKER_OPERATOR_TOKEN": "a secret: --token-file",
     "STOKER_CLUSTER": "of commands that people type; `serve` takes --cluster",
     "STOKER_GPU_FAKE": "invented devices are for tests and demonstrations",
+    "STOKER_SERVER_KEY": "a secret, of the commands that compare models",
     **dict.fromkeys(
         (
             *JOB_VARIABLES,
             "STOKER_ATTEMPT",
             "STOKER_CONTROL",
+            "STOKER_DETERMINISTIC",
             "STOKER_JOB_OUT",
             "STOKER_MARK",
             "STOKER_METRICS",
