@@ -13,9 +13,10 @@ from stoker.core.text import counted
 from stoker.views.text_tables import near_path
 
 if TYPE_CHECKING:
-    from stoker.crossval.gate import GateResult, StoredSide
+    from stoker.crossval.gate import GateResult
     from stoker.crossval.gate_sides import GateSide
     from stoker.crossval.measures import LimitRequest
+    from stoker.crossval.stored_sides import StoredSide
 
 _FORMATS = ("human", "json", "junit", "markdown")
 _REPORT = "stoker-out/gate/report.json"

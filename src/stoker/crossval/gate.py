@@ -1,7 +1,7 @@
-"""Gates: measure a baseline and a candidate, decide by the rule, and report, whatever happens.
+"""Gates over two sides that can be run: measure them in turn, pair by pair, decide by the rule, and report.
 
-Two sides that can be run are run in turn, pair by pair. Of sides that were measured earlier only the numbers are there:
-what carries no noise is decided, a time hardly ever is. A report has all that was measured until an error or Ctrl-C.
+A report has all that was measured until an error or Ctrl-C. Sides that were measured earlier are decided by
+`stored_sides`, documents by `scored_documents`.
 """
 
 from __future__ import annotations
@@ -10,43 +10,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from stoker.core.errors import (
-    BadInput,
     GateUndecided,
-    LocalFile,
-    NotVerified,
     Regression,
     StokerError,
     Usage,
     WorkFailed,
 )
 from stoker.core.frozen import changed, fresh, frozen
-from stoker.core.jsontext import loads
-from stoker.core.text import counted, first_line
+from stoker.core.text import counted
 from stoker.crossval.bench import BenchSubject, error_facts, outcome_of_error
 from stoker.crossval.gate_rule import (
-    Document,
-    GateLimit,
     GateOutcome,
     GateRule,
     MetricVerdict,
-    Weighed,
     decide_metrics,
     outcome_of,
     quantile_of,
-    stored_verdict,
-    weigh_documents,
-    weigh_exact,
     weigh_pairs,
     weigh_quantile,
 )
-from stoker.crossval.measures import FINEST_TIME, LimitRequest, in_one_number, limits_for, source_of
+from stoker.crossval.measures import LimitRequest, in_one_number, limits_for, notes_on, source_of
 from stoker.crossval.report_formats import Check, CheckReport, Outcome
-from stoker.host.durable import read_regular
 
 FIRST_LOOK = 3
 """Pairs after which values that repeat exactly are decided."""
-PERPLEXITY = "perplexity"
-_MOST_BYTES = 256 << 20
 
 
 @frozen
@@ -153,167 +140,6 @@ class PairedGate:
         return {
             name: changed(one, baseline=middles[name][0], candidate=middles[name][1]) for name, one in decided.items()
         }
-
-
-def notes_on(limits: Sequence[GateLimit]) -> tuple[str, ...]:
-    """Return what a reader of the verdicts should know about their limits."""
-    fine = [one.metric for one in limits if one.share < 1.0 and one.change < FINEST_TIME]
-    if not fine:
-        return ()
-    return (f"limit of {', '.join(fine)} below {FINEST_TIME:.0%}: two copies of one program differ by up to a percent",)
-
-
-# Sides that were measured earlier.
-
-
-@frozen
-class StoredSide:
-    """What is known of a side without running it."""
-
-    shown: str
-    machine: str = ""
-    samples: tuple[Mapping[str, float], ...] = ()
-    """The measures of each run or trial."""
-    labels: tuple[str, ...] = ()
-    """Of the samples, if they can be paired with those of another side by them."""
-    documents: tuple[DocumentScore, ...] = ()
-
-    def values(self, name: str) -> list[float]:
-        return [one[name] for one in self.samples if name in one]
-
-    def by_label(self, name: str) -> dict[str, float]:
-        return {label: one[name] for label, one in zip(self.labels, self.samples, strict=False) if name in one}
-
-
-@frozen
-class DocumentScore:
-    """The negative log-likelihood of one document under a model, in nats, summed over its predicted tokens."""
-
-    name: str
-    tokens: int
-    nll: float
-
-
-def decide_stored(
-    baseline: StoredSide, candidate: StoredSide, requests: Sequence[LimitRequest], rule: GateRule
-) -> GateResult:
-    """Decide from numbers alone. Raises `Usage` if the sides have nothing in common."""
-    if baseline.documents and candidate.documents:
-        limits = limits_for([PERPLEXITY], requests)
-        verdicts = decide_documents(baseline.documents, candidate.documents, limits[0], rule) if limits else ()
-        return GateResult(verdicts=tuple(verdicts))
-    ours = {name for one in candidate.samples for name in one}
-    names = list(dict.fromkeys(name for one in baseline.samples for name in one if name in ours))
-    limits = limits_for(names, requests)
-    if not limits:
-        raise Usage(
-            f"{baseline.shown} and {candidate.shown} have no metric in common that has a limit",
-            hint=f"measured on both: {', '.join(names)}; --limit NAME=5%" if names else "measure the same on both",
-        )
-    trouble = ""
-    if not baseline.machine or baseline.machine != candidate.machine:
-        trouble = f"measured on {baseline.machine or 'an unknown machine'} and {candidate.machine or 'an unknown one'}"
-    weighed: dict[str, Weighed] = {}
-    decided: dict[str, MetricVerdict] = {}
-    for limit in limits:
-        values = baseline.values(source_of(limit)), candidate.values(source_of(limit))
-        if limit.share < 1.0:
-            decided[limit.metric] = stored_verdict(limit, *values, rule, trouble=trouble)
-            continue
-        found = _weigh_labelled(limit, baseline, candidate, rule)
-        if found is None:
-            decided[limit.metric] = _unpaired(limit, *values)
-        else:
-            weighed[limit.metric] = found
-    for name, one in decide_metrics(weighed, limits, rule).items():
-        values = baseline.values(name), candidate.values(name)
-        decided[name] = changed(one, baseline=quantile_of(values[0], 0.5), candidate=quantile_of(values[1], 0.5))
-    return GateResult(verdicts=tuple(decided[limit.metric] for limit in limits), notes=notes_on(limits))
-
-
-def _weigh_labelled(limit: GateLimit, baseline: StoredSide, candidate: StoredSide, rule: GateRule) -> Weighed | None:
-    """Weigh values that repeat exactly, or that are paired by their labels; None if they are neither."""
-    one, other = set(baseline.values(limit.metric)), set(candidate.values(limit.metric))
-    if len(one) == len(other) == 1:
-        return weigh_exact(limit, one.pop(), other.pop())
-    ours, theirs = baseline.by_label(limit.metric), candidate.by_label(limit.metric)
-    if not ours or set(ours) != set(theirs):
-        return None
-    return weigh_pairs(limit, [(ours[label], theirs[label]) for label in ours], rule)
-
-
-def _unpaired(limit: GateLimit, baseline: Sequence[float], candidate: Sequence[float]) -> MetricVerdict:
-    counts = f"{counted(len(baseline), 'value')} and {counted(len(candidate), 'value')} that do not belong together"
-    return MetricVerdict(
-        limit=limit,
-        outcome="undecided",
-        reason=f"{counts}; repeat both sides with the same seeds, as a sweep of the same values",
-        baseline=quantile_of(baseline, 0.5),
-        candidate=quantile_of(candidate, 0.5),
-    )
-
-
-def decide_documents(
-    baseline: Sequence[DocumentScore], candidate: Sequence[DocumentScore], limit: GateLimit, rule: GateRule
-) -> list[MetricVerdict]:
-    """Decide a perplexity over the same documents. Raises `NotVerified` if the sides do not count the same tokens."""
-    theirs = {one.name: one for one in candidate}
-    ours = {one.name: one for one in baseline}
-    if len(ours) != len(baseline) or len(theirs) != len(candidate):
-        raise BadInput("two documents have the same name", hint="names of documents have to differ")
-    if missing := sorted(set(ours) ^ set(theirs)):
-        raise BadInput(
-            f"document {missing[0]!r} is on one side only ({counted(len(missing), 'document')} in all)",
-            hint="score the same documents on both sides",
-        )
-    documents = [
-        Document(name=name, tokens=one.tokens, baseline_nll=one.nll, candidate_nll=theirs[name].nll)
-        for name, one in ours.items()
-    ]
-    if other := [name for name, one in ours.items() if one.tokens != theirs[name].tokens]:
-        raise NotVerified(
-            f"document {other[0]!r} has {ours[other[0]].tokens} tokens on one side and {theirs[other[0]].tokens} on "
-            "the other: the tokenizers disagree",
-            hint="perplexities per token can't be compared then",
-        )
-    one = weigh_documents(limit, documents, rule)
-    verdict = decide_metrics({limit.metric: one}, [limit], rule)[limit.metric]
-    tokens = sum(document.tokens for document in documents)
-    return [
-        changed(
-            verdict,
-            baseline=_perplexity(sum(document.baseline_nll for document in documents) / tokens),
-            candidate=_perplexity(sum(document.candidate_nll for document in documents) / tokens),
-        )
-    ]
-
-
-def _perplexity(loss: float) -> float:
-    from math import exp, inf
-
-    return exp(loss) if loss < 700.0 else inf
-
-
-def read_documents(path: str) -> tuple[DocumentScore, ...]:
-    """Read scored documents: a line `{"document": NAME, "tokens": N, "nll": SUM}` for each. Raises `LocalFile`."""
-    found = []
-    for number, line in enumerate(read_regular(path, _MOST_BYTES).decode("utf-8", "replace").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            body = loads(line)
-            one = DocumentScore(name=str(body["document"]), tokens=int(body["tokens"]), nll=float(body["nll"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise LocalFile(
-                f"{path}, line {number}: not a scored document: {first_line(error)}",
-                hint='{"document": "a.txt", "tokens": 120, "nll": 310.5}',
-            ) from error
-        if one.tokens < 1:
-            raise LocalFile(f"{path}, line {number}: a document without tokens", hint="leave it out")
-        found.append(one)
-    if not found:
-        raise LocalFile(f"{path}: no documents", hint="one line of JSON for each document")
-    return tuple(found)
 
 
 # The report, and how a gate ends.

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from stoker.core.errors import BadInput
@@ -35,7 +34,6 @@ MOST_NAMED_PAIRS = 100_000
 _MOST_BLOCKS = 1000
 _FEWEST_EXACT = 3
 """Pairs after which values that repeat to the last digit count as exact."""
-_MAD_TO_SD = 1.4826
 _ROUNDING = 1e-12
 
 
@@ -254,7 +252,7 @@ def _of_drawn(
     limit: GateLimit, effect: float, drawn: Sequence[float], rule: GateRule, *, count: int, unit: str
 ) -> Weighed:
     outside = max(1, math.floor(len(drawn) * rule.risk))
-    few = count < _fewest(rule.risk)
+    few = count < fewest_values(rule.risk)
     not_worse = sum(one <= limit.boundary for one in drawn)
     not_fine = sum(one >= limit.boundary for one in drawn)
     return Weighed(
@@ -308,14 +306,14 @@ _EXACT_THROWS = 2000
 def _tail(count: int, heads: int) -> float:
     """Return the probability of at least so many heads of `count`."""
     if count > _EXACT_THROWS:
-        return 1.0 - _normal().cdf((2 * heads - 1 - count) / math.sqrt(count))
+        return 1.0 - normal().cdf((2 * heads - 1 - count) / math.sqrt(count))
     return sum(math.comb(count, k) for k in range(heads, count + 1)) / (1 << count)
 
 
 def _order_below(count: int, risk: float) -> int:
     """Return how many of `count` ordered values may be left out at one end of an interval; 0: it has no end."""
     if count > _EXACT_THROWS:
-        return math.floor((count + 1 + _normal().inv_cdf(risk) * math.sqrt(count)) / 2)
+        return math.floor((count + 1 + normal().inv_cdf(risk) * math.sqrt(count)) / 2)
     outside, total = 0, 0
     while outside < count and (total + math.comb(count, outside)) / (1 << count) <= risk:
         total += math.comb(count, outside)
@@ -323,13 +321,14 @@ def _order_below(count: int, risk: float) -> int:
     return outside
 
 
-def _normal() -> NormalDist:
+def normal() -> NormalDist:
+    """Return the standard normal distribution."""
     from statistics import NormalDist
 
     return NormalDist()
 
 
-def _fewest(risk: float) -> int:
+def fewest_values(risk: float) -> int:
     """Return the fewest values whose interval has ends."""
     return math.ceil(-math.log2(risk))
 
@@ -381,7 +380,7 @@ def pairs_needed(limit: GateLimit, one: Weighed, rule: GateRule) -> int | None:
 
     An interval shrinks with the root of the number of pairs.
     """
-    fewest = _fewest(rule.risk)
+    fewest = fewest_values(rule.risk)
     if not math.isfinite(one.low) or not math.isfinite(one.high):
         return max(fewest, one.count + 1)
     distance = abs(one.effect - limit.boundary)
@@ -404,79 +403,3 @@ def outcome_of(verdicts: Sequence[MetricVerdict]) -> GateOutcome:
     if "failed" in outcomes:
         return "failed"
     return "passed" if outcomes == {"passed"} else "undecided"
-
-
-# Numbers that were measured some other time. Nothing was interleaved, so the machine itself may have changed.
-
-DRIFT = math.log(1.75)
-"""How far times of one program moved within 11 minutes on a virtual machine with two cores: 66 to 116 ms."""
-
-
-def stored_verdict(
-    limit: GateLimit, baseline: Sequence[float], candidate: Sequence[float], rule: GateRule, *, trouble: str = ""
-) -> MetricVerdict:
-    """Decide a time or a throughput from runs that were not paired, where even a drift could not explain the change.
-
-    `trouble` says why they can't be compared at all, such as another machine.
-    """
-    quantile = 0.5 if limit.quantile is None else limit.quantile
-    middle = quantile_of(baseline, quantile), quantile_of(candidate, quantile)
-    effect = log_ratio(limit, *middle)
-    reach = DRIFT + _spread(baseline) + _spread(candidate)
-    one = Weighed(
-        count=min(len(baseline), len(candidate)),
-        effect=effect,
-        low=effect - reach,
-        high=effect + reach,
-        risk_worse=0.0 if effect - reach > limit.boundary else 1.0,
-        risk_fine=0.0 if effect + reach < limit.boundary else 1.0,
-        unit="run",
-    )
-    change = f"{limit.shown(effect)} between stored runs"
-    outcome: GateOutcome = "undecided"
-    needed = None
-    if trouble:
-        reason = f"{change}: {trouble}"
-    elif one.risk_worse == 0.0 or one.risk_fine == 0.0:
-        outcome = "failed" if one.risk_worse == 0.0 else "passed"
-        reason = f"{change}, more than a drift of the machine explains; limit {limit}"
-    else:
-        reason = f"{change}: times of another moment drift by up to {math.expm1(DRIFT) * 100:.0f} %; limit {limit}"
-    if outcome == "undecided":
-        needed = _pairs_by_noise(limit, baseline, candidate, rule)
-        asked = "run both sides again, interleaved" if needed is None else f"{needed_text(needed)}, run interleaved"
-        reason = f"{reason}; {asked}"
-    return MetricVerdict(
-        limit=limit,
-        outcome=outcome,
-        reason=reason,
-        baseline=middle[0],
-        candidate=middle[1],
-        weighed=one,
-        pairs_needed=needed,
-    )
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Return how far the runs of one side are from their median, as a logarithm: that of 19 in 20."""
-    middle = quantile_of(values, 0.5)
-    low, high = quantile_of(values, 0.05), quantile_of(values, 0.95)
-    if low <= 0.0 or not math.isfinite(high):
-        return math.inf
-    return max(math.log(high / middle), math.log(middle / low))
-
-
-def _pairs_by_noise(
-    limit: GateLimit, baseline: Sequence[float], candidate: Sequence[float], rule: GateRule
-) -> int | None:
-    """Return how many pairs tell no change from a change of the limit, by the noise from each run to the next.
-
-    Neighbours differ as the two runs of a pair do: a drift is not in it.
-    """
-    steps = [abs(log_ratio(limit, one, other)) for side in (baseline, candidate) for one, other in pairwise(side)]
-    if not steps:
-        return None
-    sd = _MAD_TO_SD * quantile_of(steps, 0.5)
-    reach = _normal().inv_cdf(1.0 - rule.risk) * math.sqrt(math.pi / 2.0) * sd
-    needed = math.ceil((reach / min(limit.boundary, limit.log_limit - limit.boundary or limit.boundary)) ** 2)
-    return max(_fewest(rule.risk), needed) if needed <= MOST_NAMED_PAIRS else None

@@ -9,21 +9,14 @@ from stoker.core.clock import Clock
 from stoker.core.errors import Usage
 from stoker.core.frozen import fresh, frozen
 from stoker.crossval.bench import BenchSubject, ProgramSubject
-from stoker.crossval.gate import (
-    PERPLEXITY,
-    GateFacts,
-    GateResult,
-    PairedGate,
-    StoredSide,
-    decide_documents,
-    decide_stored,
-    report_of_gate,
-)
+from stoker.crossval.gate import GateFacts, GateResult, PairedGate, report_of_gate
 from stoker.crossval.gate_rule import GateRule, MetricVerdict
 from stoker.crossval.gate_sides import GateSide, ModelSide, ProgramSide
 from stoker.crossval.measures import LimitRequest, limits_for
 from stoker.crossval.model_subject import ModelSubject, read_texts, require_same_tokens
 from stoker.crossval.report_formats import CheckReport, write_report
+from stoker.crossval.scored_documents import PERPLEXITY, decide_documents
+from stoker.crossval.stored_sides import StoredSide, decide_stored
 from stoker.crossval.timed_run import TimedProgram
 
 ReadSides = Callable[[], Sequence[GateSide]]

@@ -20,9 +20,10 @@ from stoker.core.errors import NotFound, Usage
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import loads
 from stoker.crossval.bench import BenchResult, is_result, read_result
-from stoker.crossval.gate import PERPLEXITY, StoredSide, read_documents
 from stoker.crossval.measures import WALL, in_one_number
 from stoker.crossval.runtimes import model_form
+from stoker.crossval.scored_documents import PERPLEXITY, read_documents
+from stoker.crossval.stored_sides import StoredSide
 from stoker.host.durable import read_regular
 from stoker.jobs.comparison import TrialFacts
 

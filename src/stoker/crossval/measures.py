@@ -194,3 +194,11 @@ def _direction_of_sort(sort: str) -> Direction:
 def source_of(limit: GateLimit) -> str:
     """Return the name of the measure that a limit is about."""
     return limit.metric.removeprefix(f"{P95} of ") if limit.quantile is not None else limit.metric
+
+
+def notes_on(limits: Sequence[GateLimit]) -> tuple[str, ...]:
+    """Return what a reader of the verdicts should know about their limits."""
+    fine = [one.metric for one in limits if one.share < 1.0 and one.change < FINEST_TIME]
+    if not fine:
+        return ()
+    return (f"limit of {', '.join(fine)} below {FINEST_TIME:.0%}: two copies of one program differ by up to a percent",)

@@ -18,10 +18,10 @@ from stoker.core.frozen import frozen
 from stoker.core.jsontext import loads
 from stoker.core.text import first_line
 from stoker.crossval.bench import BenchRun, ReadEnergy, energy_between
-from stoker.crossval.gate import DocumentScore
 from stoker.crossval.gate_rule import quantile_of
 from stoker.crossval.plugin_messages import Loaded, LoadRequest, PluginRow
 from stoker.crossval.plugin_process import Plugin
+from stoker.crossval.scored_documents import DocumentScore
 from stoker.host.durable import read_regular
 
 PROMPT_TOKENS = 128

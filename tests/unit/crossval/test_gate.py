@@ -22,22 +22,13 @@ from stoker.core.errors import (
 )
 from stoker.core.jsontext import loads
 from stoker.crossval.bench import BenchResult, BenchRun, write_result
-from stoker.crossval.gate import (
-    DocumentScore,
-    GateFacts,
-    GateResult,
-    PairedGate,
-    StoredSide,
-    decide_documents,
-    decide_stored,
-    raise_verdict,
-    read_documents,
-    report_of_gate,
-)
+from stoker.crossval.gate import GateFacts, GateResult, PairedGate, raise_verdict, report_of_gate
 from stoker.crossval.gate_rule import GateLimit, GateRule
 from stoker.crossval.gate_run import GatePlace, GateRequest, run_gate
 from stoker.crossval.gate_sides import JobSide, ProgramSide, read_side
 from stoker.crossval.measures import parse_limit
+from stoker.crossval.scored_documents import DocumentScore, decide_documents, read_documents
+from stoker.crossval.stored_sides import StoredSide, decide_stored
 
 RULE = GateRule()
 PERPLEXITY = GateLimit(metric="perplexity", change=0.02)

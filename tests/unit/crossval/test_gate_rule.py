@@ -17,13 +17,13 @@ from stoker.crossval.gate_rule import (
     decide_metrics,
     outcome_of,
     quantile_of,
-    stored_verdict,
     time_limit,
     weigh_documents,
     weigh_exact,
     weigh_pairs,
     weigh_quantile,
 )
+from stoker.crossval.stored_sides import stored_verdict
 from stoker.engine.metrics.metric_names import Direction
 
 RULE = GateRule()
