@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from stoker.coordinator.http.request_child import RequestChecks
-from stoker.core.errors import BadInput, TooLarge
+from stoker.coordinator.http.request_checks import RequestChecks
+from stoker.core.errors import BadInput, InternalError, TooLarge
 from stoker.protocol.sent_messages import MOST_MANIFEST, RepeatJobRequest
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 
@@ -77,6 +79,34 @@ def test_a_manifest_is_tried_submitted_and_its_job_submitted_again_with_other_va
         client.repeat("trees/2", RepeatJobRequest())
 
 
+def test_a_sweep_of_a_nested_value_given_as_text_is_taken(fleet: Fleet):
+    text = f'{JOBS}sweep = {{ "model.trees" = "50,100" }}'
+    status, tried = post(fleet, "/v1/manifests", {"name": "m.toml", "text": text, "dry_run": True})
+    assert (status, tried["answer"]["counts"]["new"]) == (200, 2), tried
+
+
+def test_a_manifest_that_waits_for_very_many_jobs_asks_the_database_for_none(fleet: Fleet):
+    after = ", ".join(f'"nobody/{number}"' for number in range(20_000))
+    status, refused = post(fleet, "/v1/manifests", {"text": f"{JOBS}after = [{after}]", "dry_run": True})
+    assert (status, refused["error"], refused["message"]) == (
+        413,
+        "too_large",
+        "its jobs wait for more than 1,000 others",
+    )
+
+
+def test_one_user_has_few_checks_at_a_time_and_those_who_wait_hold_no_thread(fleet: Fleet):
+    with ThreadPoolExecutor(6) as threads:
+        body = {"text": JOBS, "dry_run": True}
+        answers = list(threads.map(lambda _: post(fleet, "/v1/manifests", body), range(6)))
+    statuses = sorted(status for status, _ in answers)
+    assert statuses.count(200) >= 2
+    assert set(statuses[2:]) <= {200, 429}
+    assert 429 in statuses
+    refused = next(said for status, said in answers if status == 429)
+    assert refused["message"] == "2 checks of manifests or jobs of yours are not done yet"
+
+
 def test_what_is_too_large_or_no_manifest_is_refused_before_it_is_checked(fleet: Fleet):
     for body in (
         {"text": "x" * (MOST_MANIFEST + 1)},
@@ -93,7 +123,7 @@ def test_what_is_too_large_or_no_manifest_is_refused_before_it_is_checked(fleet:
 
 def test_a_check_that_takes_too_long_is_ended():
     with pytest.raises(TooLarge, match=r"longer than 0\.01 s"):
-        RequestChecks(limit_s=0.01).manifest("m.toml", JOBS, lambda _name: True)
+        RequestChecks(limit_s=0.01).manifest("m.toml", JOBS, set)
 
 
 PROBE = """
@@ -122,6 +152,15 @@ for name, act in {
 import wave
 print(found, dict(os.environ).get("SECRET"), os.path.exists("secret.txt"))
 """
+
+
+def test_a_child_that_fails_is_a_bug_of_ours_and_tells_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        RequestChecks, "run_closed_in", lambda *_: subprocess.CompletedProcess([], 1, b"", b"/home/x: secret")
+    )
+    with pytest.raises(InternalError, match="exit code 1") as found:
+        RequestChecks().manifest("m.toml", JOBS, set)
+    assert "secret" not in json.dumps(found.value.to_dict())
 
 
 def test_the_child_reads_nothing_but_the_installed_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

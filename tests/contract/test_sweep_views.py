@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
 
 import pytest
 
+from stoker.coordinator.http import sweep_routes
 from stoker.core.errors import NotFound
 from stoker.core.frozen import changed
 from stoker.core.job import job_id
@@ -15,7 +21,7 @@ from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.screen_messages import MachinesLike, SimulateRequest
 from tests.contract.queue_driving import order
-from tests.servers.coordinator import Fleet, coordinator
+from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.hand import Hand
 
 
@@ -127,6 +133,40 @@ def test_a_simulation_says_when_all_is_done_with_more_machines(fleet: Fleet):
         with pytest.raises(NotFound) as caught:
             client.simulate(wrong)
         assert caught.value.hint == "did you mean 'desk'?"
+
+
+def test_simulations_are_few_and_keep_nobody_else_waiting(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> NoReturn:
+        begun.set()
+        go.wait(60.0)
+        raise NotFound("done")
+
+    monkeypatch.setattr(sweep_routes, "simulate_change", slow)
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("asked", priority=5),)))
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(_simulated, fleet) for _ in range(3)]
+        try:
+            assert begun.wait(30.0)
+            assert client.explain("asked").verdict, "a forecast of others is made meanwhile"
+            assert client.overview().jobs
+            (refused,) = wait(asked, 30.0, FIRST_COMPLETED).done
+            assert refused.result() == (429, "5")
+        finally:
+            go.set()
+        assert sorted(one.result()[0] for one in asked) == [404, 404, 429]
+
+
+def _simulated(fleet: Fleet) -> tuple[int, str | None]:
+    """Ask for a simulation once: our own client sends a refused request again. Return the status, and when to retry."""
+    parts = urlsplit(fleet.url)
+    link = HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    link.request("POST", "/v1/simulate", "{}", {"X-Operator-Token": TOKEN, "Content-Type": "application/json"})
+    reply = link.getresponse()
+    link.close()
+    return reply.status, reply.getheader("Retry-After")
 
 
 def test_results_are_listed_with_what_they_are_made_from(fleet: Fleet):

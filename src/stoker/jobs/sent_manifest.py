@@ -17,6 +17,7 @@ from stoker.config.manifest_file import HostEntry, ParsedJobEntry, read_manifest
 from stoker.config.manifest_rules import KnownNames
 from stoker.core.errors import Diagnostic, InvalidManifest
 from stoker.core.frozen import changed, frozen
+from stoker.engine.args import ArgSpec, ArgsSchema
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs.builder import JobBuilder
 from stoker.jobs.manifest_checks import CheckedJob, count_of
@@ -123,12 +124,18 @@ def needs_of_folder(checked: CheckedJob) -> str:
     for place, value in given.items():
         for key, inner in value.items() if isinstance(value, dict) else ():
             arg = str(key).partition(".")[0]
+            leaves = _leaves_of(str(key), checked.form.recipe.args)
             for one in _texts(inner):
                 if may_name_file(one):
                     return f"{place}.{key} may name a file, a folder or a repository: {one}"
-                if arg in specs and (arg in checked.form.recipe.brings or specs[arg].type.paths(one)):
+                if arg in checked.form.recipe.brings or any(leaf.type.paths(one) for leaf in leaves):
                     return f"{place}.{key} names a file, a folder or a repository: {one}"
     return ""
+
+
+def _leaves_of(key: str, args: ArgsSchema) -> list[ArgSpec]:
+    """Return the arguments that a key sets: one, or all fields of a record."""
+    return [leaf for path, leaf in args.leaves() if path == key or path.startswith(f"{key}.")]
 
 
 def may_name_file(text: str) -> bool:

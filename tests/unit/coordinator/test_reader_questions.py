@@ -59,6 +59,26 @@ def test_odd_words_are_no_jobs(reader: QueueReader, ref: str):
         reader.find(ref)
 
 
+def test_names_are_known_as_the_queue_reads_them_in_after(reader: QueueReader):
+    prefix = reader.find("prep").id[:8]
+    asked = [
+        "prep",
+        "sweep",
+        "sweep/2",
+        "sweep/99",
+        "sweep/",
+        "/2",
+        "swee",
+        "last",
+        prefix,
+        "prep/0",
+        "sweep/²",
+        "é" * 300,
+    ]
+    assert reader.known(asked) == {"prep", "sweep", "sweep/2"}
+    assert reader.known([]) == frozenset()
+
+
 def test_several_jobs_of_one_prefix_are_named(database_url: str):
     fleet = Driven(database_url)
     # Their ids begin alike.

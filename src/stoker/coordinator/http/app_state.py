@@ -17,6 +17,7 @@ from stoker.coordinator.http.change_feed import ChangeFeed, ChangeReader
 from stoker.coordinator.http.exec_sessions import ExecSessions
 from stoker.coordinator.http.long_poll import EventFeed, Followers, SubmissionSignal, WaitingClaims
 from stoker.coordinator.http.overview import Explanations
+from stoker.coordinator.http.turns import Turns
 from stoker.coordinator.queue.commands import Answer, Command, NoteTokens, Submit, Write
 from stoker.coordinator.queue.writer import Queue, Then
 from stoker.coordinator.storage.storage import CoordinatorStorage
@@ -235,6 +236,9 @@ the next one each.
 """
 READERS = 4
 FILE_THREADS = 4
+LONG_THREADS = 2
+CHECK_WAIT_S = 60.0
+"""As long as two checks may take."""
 TOKEN_EVERY_S = 600.0
 """Minimum time between two records of a token's use."""
 ORDER_THREADS = 1
@@ -284,6 +288,11 @@ class ServiceContext:
         self._orders = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="orders")
         # One separate thread: a forecast computes for up to two seconds, and readers must not wait for several.
         self._forecasts = ThreadPoolExecutor(1, thread_name_prefix="forecasts")
+        # Separate: a simulation, or a check of a sent manifest, takes many seconds; each has one turn at a time.
+        self._long = ThreadPoolExecutor(LONG_THREADS, thread_name_prefix="long")
+        self.explanations = Turns("explanations", at_once=1, of_one=8, most=100)
+        self.simulations = Turns("simulations")
+        self.checks = Turns("checks of manifests or jobs", wait_s=CHECK_WAIT_S)
         # Separate: hundreds of clients that read all past events must not block other readers.
         self._past = ThreadPoolExecutor(1, thread_name_prefix="past")
         self.counter = QueueBridge(queue.post, loop, on_change=self._on_change)
@@ -313,6 +322,10 @@ class ServiceContext:
     async def run_forecast(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Compute a forecast in its thread."""
         return await _in(self._forecasts, ask, *args, **named)
+
+    async def compute(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Compute what takes many seconds; within a turn."""
+        return await _in(self._long, ask, *args, **named)
 
     async def keep(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Read or write files in their thread pool."""
@@ -386,7 +399,7 @@ class ServiceContext:
 
     def end(self) -> None:
         """Shut down the thread pools; call after the last request."""
-        for threads in (self._reads, self._forecasts, self._files, self._orders, self._past):
+        for threads in (self._reads, self._forecasts, self._long, self._files, self._orders, self._past):
             threads.shutdown(wait=True, cancel_futures=True)
 
     async def claim(self, claim: Claim) -> ClaimResponse:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO
 
 from fastapi import Query, Request, Response
 
-from stoker.coordinator.http.access import Who, changes_only, recorded
+from stoker.coordinator.http.access import Who, changes_only, owner_of, recorded
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import Ref, RouteTable, answer, body_of, done, headers_of
 from stoker.coordinator.http.submission_body import read_submission, spooled
@@ -245,9 +245,11 @@ class JobRoutes:
         """Return everything about one job."""
         return answer(await self._context.read(self._context.reader.story, ref))
 
-    async def explain(self, ref: Ref) -> Response:
+    async def explain(self, ref: Ref, who: Who) -> Response:
         """Explain a job's state: every machine with its reason, and where and when it should start."""
-        return answer(await self._context.run_forecast(self._context.views.explain, ref))
+        context = self._context
+        async with context.explanations.of(owner_of(who)):
+            return answer(await context.run_forecast(context.views.explain, ref))
 
     async def events(
         self, ref: Ref, after: Annotated[int, Query(ge=0, le=_LAST_ID)] = 0, limit: Limit = 100

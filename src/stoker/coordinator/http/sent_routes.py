@@ -1,6 +1,6 @@
 """Routes about manifests that are sent as text, and about jobs that are submitted again with other values.
 
-Both are checked in a child process (`request_child`); what they make is submitted as any other submission.
+Both are checked in a child process (`request_checks`), one at a time; what they make is submitted as all others are.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import shlex
 
 from fastapi import Request, Response
 
-from stoker.coordinator.http.access import Who, changes_only, recorded
+from stoker.coordinator.http.access import Who, changes_only, owner_of, recorded
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import Ref, RouteTable, answer, body_of, headers_of, read_body, read_message
 from stoker.coordinator.http.job_routes import JobRoutes
-from stoker.coordinator.http.request_child import RequestChecks, SentManifest
+from stoker.coordinator.http.request_checks import RequestChecks, SentManifest
 from stoker.coordinator.queue.commands import RequeueJobs
 from stoker.coordinator.storage.tree_storage import CoordinatorTrees
-from stoker.core.errors import Diagnostic, InvalidInput, InvalidManifest, NotFound, Refused
+from stoker.core.errors import Diagnostic, InvalidInput, InvalidManifest, NotFound
 from stoker.core.job import JobSpec, JobState
+from stoker.core.leases import Principal
 from stoker.jobs.repeated_job import (
     RepeatRequest,
     command_line,
@@ -74,8 +75,14 @@ class SentRoutes:
         and nothing is submitted. A dry run returns all errors with their lines; else they are an error response.
         """
         body = await read_body(request.receive, headers_of(request.scope), MOST_MANIFEST_BYTES)
-        asked = await self._context.keep(read_message, ManifestRequest, body)
-        found = await self._context.keep(self._checks.manifest, asked.name, asked.text, self._is_known)
+        # To its end: its jobs are in memory until then.
+        async with self._context.checks.of(owner_of(who)):
+            return await self._manifest(body, who)
+
+    async def _manifest(self, body: bytes, who: Principal) -> Response:
+        asked = await self._context.compute(read_message, ManifestRequest, body)
+        known_of = self._context.reader.known
+        found = await self._context.compute(self._checks.manifest, asked.name, asked.text, known_of)
         command = f"stoker submit {shlex.quote(asked.name)}"
         view = _manifest_view(asked.name, command, found)
         if found.submission is None:
@@ -117,7 +124,8 @@ class SentRoutes:
             words = None if asked.program is None else words_of_line(asked.program)
             request = RepeatRequest(changes=asked.changes, words=words, name=asked.name)
             command = repeat_line(spec.shown, request)
-            made = await self._context.keep(self._checks.repeat, spec, request)
+            async with self._context.checks.of(owner_of(who)):
+                made = await self._context.compute(self._checks.repeat, spec, request)
         except InvalidInput as error:
             if not asked.dry_run:
                 raise
@@ -154,12 +162,6 @@ class SentRoutes:
         if raw is None:
             raise NotFound(f"there is no job {ref!r} any more")
         return job.name, JOB_BODY.validate_python({**raw, "id": job.id})
-
-    def _is_known(self, name: str) -> bool:
-        try:
-            return bool(self._context.reader.find_all(name))
-        except Refused:
-            return False
 
 
 def _manifest_view(name: str, command: str, found: SentManifest) -> ManifestView:

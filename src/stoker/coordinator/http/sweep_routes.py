@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query, Response
 
+from stoker.coordinator.http.access import Who, owner_of
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import RouteTable, answer
 from stoker.coordinator.queue.queue_state import choices_in
@@ -130,12 +131,15 @@ class SweepRoutes:
             lambda: answer(_models(read(before_id=before_id, digest=digest, job=job, limit=limit + 1), limit))
         )
 
-    async def simulate(self, asked: SimulateRequest) -> Response:
-        """Simulate the fleet as it is and with machines added or removed: when all jobs are done, and how they wait."""
+    async def simulate(self, asked: SimulateRequest, who: Who) -> Response:
+        """Simulate the fleet as it is and with machines added or removed: when all jobs are done, and how they wait.
+
+        One at a time, and two of a user that run or wait; more are refused for a moment.
+        """
         context = self._context
-        return await context.run_forecast(
-            lambda: answer(simulate_change(context.views.schedule(), asked, context.clock))
-        )
+        async with context.simulations.of(owner_of(who)):
+            schedule = await context.run_forecast(context.views.schedule)
+            return await context.compute(lambda: answer(simulate_change(schedule, asked, context.clock)))
 
     def _compare(self, stories: Sequence[JobDetails], metric: str, better: str) -> ComparisonView:
         sides = [self._side(story) for story in stories]

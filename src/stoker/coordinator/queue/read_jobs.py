@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, func, literal, select, tuple_
 
 from stoker.coordinator.database.tables import AFTER, ATTEMPTS, BUNDLES, COUNTERS, EVENTS, JOBS, LEASES
 from stoker.coordinator.queue.queue_state import choices_in
@@ -30,6 +30,7 @@ _ID_LENGTH = 64
 _HEX = frozenset("0123456789abcdef")
 _SHOWN = 5
 _NAMES = 500
+_DIGITS = 10
 
 
 @frozen
@@ -68,6 +69,20 @@ def find_jobs(connection: Connection, ref: str) -> tuple[JobMatch, ...]:
     for row in connection.execute(named):
         points.setdefault(row.number, _match(row))
     return tuple(points[number] for number in sorted(points))
+
+
+def read_known(connection: Connection, names: Collection[str]) -> frozenset[str]:
+    """Return those of a few names, such as `resnet` or `resnet/3`, that a job has: as the queue reads `after`."""
+    points = [(base, int(number)) for base, _, number in (name.rpartition("/") for name in names) if _is_number(number)]
+    named = select(JOBS.c.name, literal(0)).distinct().where(JOBS.c.name.in_(names))
+    numbered = select(JOBS.c.name, JOBS.c.number).where(tuple_(JOBS.c.name, JOBS.c.number).in_(points))
+    asked = [named, *([numbered] if points else [])]
+    found = {point_name(name, number) for one in asked for name, number in connection.execute(one)}
+    return frozenset(found.intersection(names))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < _DIGITS
 
 
 def find_earlier(connection: Connection, job: JobMatch) -> JobMatch | None:

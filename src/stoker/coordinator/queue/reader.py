@@ -22,6 +22,7 @@ from stoker.coordinator.queue.read_jobs import (
     read_case,
     read_counts,
     read_events,
+    read_known,
     read_names,
     read_newest_event,
     read_object,
@@ -412,6 +413,7 @@ class QueueReader:
     find = _reading(find_job)
     find_all = _reading(find_jobs)
     find_earlier = _reading(find_earlier)
+    known = _reading(read_known)
     attempts_of = _reading(read_attempts)
     events = _reading(read_events)
     newest_event = _reading(read_newest_event)

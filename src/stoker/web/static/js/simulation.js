@@ -1,6 +1,6 @@
 // @ts-check
 // Simulation: when is all done if machines are added, leave or attempts fail, beside today. The change is part of the link.
-import { useEffect, useState } from '../vendor/hooks.js';
+import { useEffect, useRef, useState } from '../vendor/hooks.js';
 import { ApiError, post } from './api.js';
 import { TimeChart } from './charts.js';
 import { clockTime, duration, grouped, quoted, shortTime } from './format.js';
@@ -54,12 +54,15 @@ export function SimulationPage() {
   const [error, setError] = useState(/** @type {ApiError | null} */ (null));
   const [isBusy, setBusy] = useState(false);
   const [turn, setTurn] = useState(0);
+  // One at a time: the coordinator refuses more than two of a user.
+  const before = useRef(Promise.resolve());
   const change = changeOf();
   const key = JSON.stringify(change);
   useEffect(() => {
     let isOver = false;
     const ask = async () => {
-      setBusy(true);
+      // Something else is asked for by now.
+      if (isOver) return;
       try {
         const found = await post('v1/simulate', { add: change.add, remove: change.remove, remove_after_s: change.after_h * 3600, fail: change.fail / 100 });
         if (!isOver) {
@@ -71,7 +74,8 @@ export function SimulationPage() {
       }
       if (!isOver) setBusy(false);
     };
-    void ask();
+    setBusy(true);
+    before.current = before.current.then(ask);
     return () => { isOver = true; };
   }, [key, turn]);
   const isChanged = Boolean(change.add.length || change.remove.length || change.fail);
