@@ -6,6 +6,8 @@
     packed-512, packed-2048     the same with texts of 60 to 500 tokens, packed into rows of 512
     ragged-2048                 four such texts of each in a step, not packed
     apart-2048                  the same, and each adapter sees them in an order of its own
+    mixed-2048                  ranks 8, 16, 32 and 64, texts of 60 to 1,000 tokens packed into two rows of 1,024, a
+                                twentieth held out and evaluated every 40 updates: what a user's run does
     engine-512, -2048, -8192    the engine alone at 8x512 and so on, for comparison
 
 Stoker must be installed, or be found by its entry points. Each part begins in an empty home. `tokens_per_s` is what was
@@ -40,7 +42,10 @@ LETTERS = 600_000
 """Of text, a token each: the tokenizer is that of the bundled base."""
 FULL, RAGGED = (90, 120), (10, 75)
 """Words of one text: more than go into a row, which are cut; or less."""
-OPTIONS = ("train_on=all", "eval_every=1000000", "holdout_percent=1")
+LONG = (10, 150)
+OPTIONS = ("train_on=all",)
+ONCE = ("eval_every=1000000", "holdout_percent=1")
+OFTEN = ("eval_every=40", "holdout_percent=5")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,11 @@ class Case:
     size: int
     words: tuple[int, int] = FULL
     is_packed: bool = False
-    is_apart: bool = False
+    sequence: int = SEQUENCE
+    updates: int = 0
+    """0: by the size."""
+    tried: tuple[str, ...] = ("lr=" + ",".join(f"{1 + number}e-5" for number in range(MEMBERS)), f"rank={RANK}")
+    looks: tuple[str, ...] = ONCE
 
 
 def main() -> int:
@@ -61,7 +70,18 @@ def main() -> int:
         **{f"{MEMBERS}x{size}": Case(size=size) for size in SIZES},
         **{f"packed-{size}": Case(size=size, words=RAGGED, is_packed=True) for size in SIZES[:2]},
         "ragged-2048": Case(size=2048, words=RAGGED),
-        "apart-2048": Case(size=2048, words=RAGGED, is_apart=True),
+        "apart-2048": Case(
+            size=2048, words=RAGGED, tried=("seed=" + ",".join(map(str, range(MEMBERS))), f"rank={RANK}")
+        ),
+        "mixed-2048": Case(
+            size=2048,
+            words=LONG,
+            is_packed=True,
+            sequence=1024,
+            updates=120,
+            tried=("rank=8,16,32,64", "lr=1e-5,2e-5"),
+            looks=OFTEN,
+        ),
     }
     side = Side(given.base, tiny=given.tiny)
     parts: dict[str, gpu_parts.Part] = {
@@ -88,12 +108,12 @@ def run(base: Path, case: Case, say: Say, *, tiny: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="stoker-run-") as scratch:
         data = Path(scratch, "words.jsonl")
         data.write_text(_text(case.words))
-        tried = "seed=" if case.is_apart else "lr="
-        tried += ",".join(str(number) if case.is_apart else f"{1 + number}e-5" for number in range(MEMBERS))
-        asked = (f"base={base}", f"data={data}", f"rank={RANK}", tried, f"max_seq_len={SEQUENCE}")
-        updates = UPDATES[case.size] // (20 if tiny else 1)
-        sizes = (f"batch={case.size // SEQUENCE}", f"steps={updates}", f"gpus={int(not tiny)}")
-        how = (f"packing={str(case.is_packed).lower()}", *OPTIONS)
+        # No rank of the tiny base can be 64.
+        tried = tuple(text.replace("8,16,32,64", "4,8,16,32") for text in case.tried) if tiny else case.tried
+        asked = (f"base={base}", f"data={data}", *tried, f"max_seq_len={case.sequence}")
+        updates = (case.updates or UPDATES[case.size]) // (20 if tiny else 1)
+        sizes = (f"batch={case.size // case.sequence}", f"steps={updates}", f"gpus={int(not tiny)}")
+        how = (f"packing={str(case.is_packed).lower()}", *OPTIONS, *case.looks)
         command = [sys.executable, "-m", "stoker", "run", "language/lora", *asked, *sizes, *how, "--json"]
         begun = time.perf_counter()
         settings = {**os.environ, "STOKER_HOME": f"{scratch}/home"}
@@ -128,9 +148,9 @@ def _tokens_of_update(case: Case) -> float:
     """Return the tokens of a member's update in the mean, no padding: a letter is one, and so is a text's end."""
     from stoker.cookbooks.language.examples import pack
 
-    lengths = [min(len(json.loads(line)["text"]) + 1, SEQUENCE) for line in _text(case.words).splitlines()]
-    rows = len(pack(lengths, SEQUENCE)) if case.is_packed else len(lengths)
-    return sum(lengths) / rows * (case.size // SEQUENCE)
+    lengths = [min(len(json.loads(line)["text"]) + 1, case.sequence) for line in _text(case.words).splitlines()]
+    rows = len(pack(lengths, case.sequence)) if case.is_packed else len(lengths)
+    return sum(lengths) / rows * (case.size // case.sequence)
 
 
 def _first_update_s(events: list[dict[str, Any]]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -187,11 +188,10 @@ class Kernels:
 
 
 def kernels_so_far() -> Kernels:
-    """Query torch's counters; None if it has none."""
-    with suppress(ImportError, KeyError, TypeError):
-        from torch._dynamo.utils import counters
-
-        found = counters["inductor"]
+    """Read torch's counters; zero as long as nothing was compiled, since importing its compiler takes seconds."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    with suppress(AttributeError, KeyError, TypeError):
+        found = utils.counters["inductor"]  # type: ignore[union-attr]
         return Kernels(compiled=int(found["fxgraph_cache_miss"]), kept=int(found["fxgraph_cache_hit"]))
     return Kernels()
 

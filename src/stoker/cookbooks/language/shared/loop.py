@@ -51,6 +51,7 @@ from stoker.cookbooks.language.shared.tenant import (
     judge,
     should_stop,
 )
+from stoker.cookbooks.language.shared.time_shares import Activity, TimeShares, shares_text
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import Cancelled, StageDiverged
 
@@ -74,9 +75,13 @@ class _Watch:
     kept_update: int
     counted_s: float
     """Start of the token count."""
+    begun: dict[Activity, float]
+    """What the process had spent when it joined."""
+    begun_s: float
     keeping_s: float = 0.0
     """Duration of its last checkpoint."""
     tokens: int = 0
+    tokens_in_all: int = 0
 
 
 class _Running:
@@ -93,6 +98,7 @@ class _Running:
         self._notes = [note] if note else []
         self._cap = AllocatorLimit(None if self._device == "cpu" else CurrentDeviceAllocator())
         self._stepping = MultiAdapterStepper(is_gpu=self._device != "cpu", tell=self._tell_all)
+        self._times = TimeShares(self._clock)
         self._step = 0
 
     def run(self) -> None:
@@ -181,7 +187,12 @@ class _Running:
             self._stepping.take_place(slot)
             self._members[slot] = begun[slot]
             self._watches[slot] = _Watch(
-                reported_s=now_s, counted_s=now_s, kept_s=now_s, kept_update=begun[slot].update
+                reported_s=now_s,
+                counted_s=now_s,
+                kept_s=now_s,
+                kept_update=begun[slot].update,
+                begun=self._times.so_far(),
+                begun_s=now_s,
             )
 
     def _turn_away(self, attempt: Member, error: Exception) -> None:
@@ -230,13 +241,14 @@ class _Running:
         chosen = {slot: self._members[slot] for slot in turn}
         if not chosen or self._places is None or self._places.slots is None:
             return
-        begun_s = self._clock.monotonic_s()
-        stepped = self._stepping.train(self._places.slots, chosen)
-        if self._device != "cpu":
-            # The device is busy; reading its results would wait for it.
-            for slot in stepped.done:
-                chosen[slot].prepare()
-        finished = {slot: (tally.loss, tally.is_finite) for slot, tally in stepped.done.items()}
+        begun_s, kernels = self._clock.monotonic_s(), kernels_so_far()
+        with self._times.spent_on("updates", lambda: None if kernels_so_far() == kernels else "compiling"):
+            stepped = self._stepping.train(self._places.slots, chosen)
+            if self._device != "cpu":
+                # The device is busy; reading its results would wait for it.
+                for slot in stepped.done:
+                    chosen[slot].prepare()
+            finished = {slot: (tally.loss, tally.is_finite) for slot, tally in stepped.done.items()}
         if is_first:
             self._tell_all(first_step_text(self._clock.monotonic_s() - entered_s, kernels_so_far()))
         for slot, error in stepped.failed.items():
@@ -252,9 +264,10 @@ class _Running:
             )
         ]
         improved = self._evaluate(due)
-        for member in went_on:
-            if member.slot in self._members:
-                self._of(member, self._settle, member, member in due, improved.get(member.slot))
+        with self._times.spent_on("files"):
+            for member in went_on:
+                if member.slot in self._members:
+                    self._of(member, self._settle, member, member in due, improved.get(member.slot))
 
     def _share_cost(self, done: dict[int, Tally], spent_s: float) -> None:
         everything = sum(tally.padded_tokens for tally in done.values())
@@ -274,7 +287,9 @@ class _Running:
         member.left_out = verdict.left_out
         member.updated()
         member.curve.note_update(member.update, loss=loss, tokens=update.supervised, lr=lr)
-        self._watches[member.slot].tokens += update.tokens
+        watch = self._watches[member.slot]
+        watch.tokens += update.tokens
+        watch.tokens_in_all += update.tokens
         return True
 
     def _evaluate(self, members: Iterable[AdapterMember]) -> dict[int, Pairs]:
@@ -282,7 +297,13 @@ class _Running:
         chosen = {member.slot: member for member in members}
         if not chosen or self._places is None or self._places.slots is None:
             return {}
-        evaluated = self._stepping.evaluate(self._places.slots, chosen)
+        with self._times.spent_on("evaluation"):
+            return self._evaluated(chosen, self._places)
+
+    def _evaluated(self, chosen: dict[int, AdapterMember], places: ResizableSlots) -> dict[int, Pairs]:
+        if places.slots is None:
+            return {}
+        evaluated = self._stepping.evaluate(places.slots, chosen)
         for slot, error in evaluated.failed.items():
             self._part(chosen[slot], error)
         improved: dict[int, Pairs] = {}
@@ -297,7 +318,7 @@ class _Running:
                 member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate)
                 member.judged = judge(member.judged, loss, update=member.update, epoch=member.epoch)
                 if member.judged.best_update == member.update:
-                    member.best = improved[slot] = self._places.adapter(slot).weights
+                    member.best = improved[slot] = places.adapter(slot).weights
         return improved
 
     def _settle(self, member: AdapterMember, was_evaluated: bool, improved: Pairs | None) -> None:  # noqa: FBT001 - two facts of a step
@@ -379,6 +400,12 @@ class _Running:
             return
         is_best = member.args.keep == "best" and member.best is not None
         weights = member.best if is_best and member.best is not None else self._now(member)
+        watch = self._watches[member.slot]
+        spent = self._times.since(watch.begun)
+        took_s = self._clock.monotonic_s() - watch.begun_s
+        text = shares_text(spent, tokens=watch.tokens_in_all, took_s=took_s)
+        member.attempt.job.log(text)
+        member.attempt.job.tell(text, at_once=True)
         made = write_result(member, weights, self._places.base)
         self._leave(member)
         # Released before the end is reported: another training may take it then.
