@@ -40,6 +40,8 @@ LOOK_S = 30.0
 """Time between two looks at a backend while nothing moves."""
 LEASE_S = 60.0
 _FIRST_LOOK_S = 1.0
+_LONGER = 3
+"""Each pause between looks that find nothing is so many times the one before, up to `look_s`."""
 _TURN_S = 1.0
 """The longest time between two turns: a submission begins one after `_REST_S`."""
 _REST_S = 0.25
@@ -283,26 +285,41 @@ class Watcher:
         new = {name for name in names if name not in self._watched}
         others: dict[str, list[str]] = {}
         news = [name for name in self._held if (one := self._watched.get(name)) and one.problem != one.reported]
+        alike: dict[tuple[str, bool], list[str]] = {}
         for name in dict.fromkeys((*names, *news)):
-            try:
-                watched = self._watched.setdefault(name, _Watched())
-                problem = one_line(watched.problem, _LONGEST_MESSAGE)
-                epochs = self._client.watch_pools(self._settings.watcher, (name,), for_s=LEASE_S, problem=problem)
-                watched.reported = watched.problem
-                if name not in self._held:
-                    self._log("pool_watched", {"pool": name, "epoch": epochs[name]})
-                self._held[name] = epochs[name]
-            except (Conflict, ValueError) as error:
-                # A pool that the protocol does not accept stops no other.
-                if self._held.pop(name, None) is None and name not in new:
-                    continue
-                if isinstance(error, Conflict):
-                    others.setdefault(str(error.data.get("watcher", "another launcher")), []).append(name)
-                else:
-                    hint = "give it another name"
-                    self._log("launch_problem", {"pool": name, "why": one_line(str(error), 300), "hint": hint})
+            watched = self._watched.setdefault(name, _Watched())
+            alike.setdefault((watched.problem, name in self._held), []).append(name)
+        refused: dict[str, Conflict | ValueError] = {}
+        for (problem, _), together in alike.items():
+            for first in range(0, len(together), MOST_AT_ONCE):
+                refused |= self._take(together[first : first + MOST_AT_ONCE], problem)
+        for name, error in refused.items():
+            if self._held.pop(name, None) is None and name not in new:
+                continue
+            if isinstance(error, Conflict):
+                others.setdefault(str(error.data.get("watcher", "another launcher")), []).append(name)
+            else:
+                hint = "give it another name"
+                self._log("launch_problem", {"pool": name, "why": one_line(str(error), 300), "hint": hint})
         for watcher, theirs in others.items():
             self._log("launch_stands_by", {"pools": theirs, "watcher": watcher})
+
+    def _take(self, names: Sequence[str], problem: str) -> dict[str, Conflict | ValueError]:
+        """Take or renew the leases of pools with the same problem, by one request; return why some were refused."""
+        shown = one_line(problem, _LONGEST_MESSAGE)
+        try:
+            epochs = self._client.watch_pools(self._settings.watcher, tuple(names), for_s=LEASE_S, problem=shown)
+        except (Conflict, ValueError) as error:
+            if len(names) == 1:
+                return {names[0]: error}
+            # One that another watcher holds, or that the protocol does not accept, stops no other.
+            return {name: why for one in names for name, why in self._take([one], problem).items()}
+        for name in names:
+            self._watched[name].reported = problem
+            if name not in self._held:
+                self._log("pool_watched", {"pool": name, "epoch": epochs[name]})
+            self._held[name] = epochs[name]
+        return {}
 
     def _let_go(self) -> None:
         for name in list(self._held):
@@ -416,7 +433,11 @@ class Watcher:
             if not watched.unclean:
                 watched.cleaned.update(one.id for one in over)
         is_missed = any(count < MISSED_LOOKS for count in found.memory.missed.values())
-        watched.pause_s = _FIRST_LOOK_S if moves or is_missed else min(self._settings.look_s, watched.pause_s * 2)
+        # Of a worker that has started, the coordinator hears first what comes next.
+        is_news = any(move.state is not AllocationState.STARTED for move in moves)
+        watched.pause_s = (
+            _FIRST_LOOK_S if is_news or is_missed else min(self._settings.look_s, watched.pause_s * _LONGER)
+        )
         # A worker that serves or idles ends by itself; its machine tells the coordinator.
         watched.look_at_s = now_s + watched.pause_s
 

@@ -55,11 +55,12 @@ class FakeCoordinator:
         )
 
     def watch_pools(self, watcher: str, pools: tuple[str, ...], *, for_s: float, problem: str = "") -> dict[str, int]:
-        epochs = {}
-        for name in pools:
-            state, now_s = self.pools[name], self.now_s()
+        epochs, now_s = {}, self.now_s()
+        for state in map(self.pools.__getitem__, pools):
             if state.watcher not in ("", watcher) and state.watched_until_s > now_s:
-                raise Conflict(f"{name} is watched by {state.watcher}", watcher=state.watcher)
+                raise Conflict(f"{state.pool.name} is watched by {state.watcher}", watcher=state.watcher)
+        for name in pools:
+            state = self.pools[name]
             epoch = state.epoch if state.watcher == watcher else state.epoch + 1
             self.pools[name] = changed(
                 state, watcher=watcher, epoch=epoch, watched_until_s=now_s + for_s, problem=problem

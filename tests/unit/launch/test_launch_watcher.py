@@ -249,6 +249,16 @@ def test_few_looks_while_nothing_moves(bench: Bench) -> None:
     assert bench.backend.looks - before <= 11
 
 
+def test_few_looks_while_a_worker_starts(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(1)
+    bench.backend.start("1_0")
+    before = bench.backend.looks
+    bench.turns(60, pass_s=1.0)
+    assert bench.states() == [S.STARTED]
+    assert bench.backend.looks - before <= 4
+
+
 def test_a_backend_that_can_not_be_reached_is_logged_once() -> None:
     bench = Bench()
 
@@ -452,17 +462,41 @@ def test_leases_are_not_written_at_every_turn_because_another_watcher_has_a_pool
     until_s = bench.clock.wall_s() + 30.5
     other = PoolState(pool=changed(POOL, name="q"), watcher="another", watched_until_s=until_s)
     bench.coordinator.pools["q"] = other
-    watch, tried = bench.coordinator.watch_pools, list[str]()
+    tried = record_leases(bench)
+    bench.turns(30, pass_s=1.0)
+    assert tried == [("p", "q"), ("p",), ("q",), ("p",), ("q",)]
+    bench.turns(1, pass_s=1.0)
+    assert tried[5:] == [("q",)], "the lease of the other one has ended"
+
+
+def test_the_leases_of_many_pools_are_renewed_by_one_request_and_each_keeps_its_problem(bench: Bench) -> None:
+    names = ("p", *(f"p{number}" for number in range(99)))
+    bench.coordinator.pools = {name: PoolState(pool=changed(POOL, name=name)) for name in names}
+    look = bench.backend.look
+
+    def look_at(pool: Pool, **fields: Any) -> Any:
+        if pool.name == "p7":
+            raise NoBackend("p7 not reachable")
+        return look(pool, **fields)
+
+    bench.backend.look = look_at  # type: ignore[method-assign]
+    tried = record_leases(bench)
+    bench.turns(25, pass_s=1.0)
+    assert [len(pools) for pools in tried] == [100, 1, 99, 1]
+    problems = {name: state.problem for name, state in bench.coordinator.pools.items() if state.problem}
+    assert problems == {"p7": "p7 not reachable"}
+
+
+def record_leases(bench: Bench) -> list[tuple[str, ...]]:
+    """Return the pools of each request for leases, as they come."""
+    watch, tried = bench.coordinator.watch_pools, list[tuple[str, ...]]()
 
     def watch_pools(watcher: str, pools: tuple[str, ...], *, for_s: float, problem: str = "") -> dict[str, int]:
-        tried.extend(pools)
+        tried.append(pools)
         return watch(watcher, pools, for_s=for_s, problem=problem)
 
     bench.coordinator.watch_pools = watch_pools  # type: ignore[method-assign]
-    bench.turns(30, pass_s=1.0)
-    assert tried == ["p", "q"] * 2
-    bench.turns(1, pass_s=1.0)
-    assert tried[4:] == ["q"], "the lease of the other one has ended"
+    return tried
 
 
 def test_a_request_that_certainly_did_not_arrive_is_over_and_is_not_repeated_at_once(bench: Bench) -> None:
