@@ -617,8 +617,10 @@ def test_a_workers_time_without_a_job_counts_from_its_hello_to_its_end(fleet: Dr
 
     ready(fleet)
     serving(fleet)
-    fleet.clock.advance(600.0)
-    assert minutes() == (10, 10)
+    fleet.clock.advance(300.0)
+    reopen(fleet)
+    fleet.clock.advance(300.0)
+    assert minutes() == (10, 10), "also what was before a restart"
     first = running(fleet)
     fleet.clock.advance(300.0)
     assert minutes() == (10, 10), "it has a job"
@@ -626,10 +628,26 @@ def test_a_workers_time_without_a_job_counts_from_its_hello_to_its_end(fleet: Dr
     fleet.clock.advance(1200.0)
     reopen(fleet)
     fleet.clock.advance(300.0)
-    assert minutes() == (15, 15), "how long before a restart is not known"
+    assert minutes() == (35, 35), "also what was before a restart"
     end(fleet)
     fleet.clock.advance(600.0)
-    assert minutes() == (15, 15)
+    assert minutes() == (35, 35)
+
+
+def test_a_time_without_a_job_begins_at_a_restart_if_the_last_job_ran_again_elsewhere(fleet: Driven):
+    declare(fleet, POOL)
+    watch(fleet)
+    plan(fleet, ONE, TWO)
+    serving(fleet)
+    first = running(fleet)
+    fleet.release(first)
+    serving(fleet, TWO)
+    (again,) = fleet.claim(f"a100-{TWO}")
+    fleet.start(again)
+    fleet.clock.advance(600.0)
+    assert allocation(fleet).idle_s >= 600.0
+    reopen(fleet)
+    assert allocation(fleet).idle_s < 60.0, "by the rows it may have had a job until now"
 
 
 def test_when_the_backend_expects_to_start_one_is_stored_while_it_says_so(fleet: Driven):

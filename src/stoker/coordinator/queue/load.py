@@ -86,7 +86,9 @@ def load(
             live = _live(row, setting.times, time.tick_s(), lease_s)
             book.add_live(live)
             _restore(book, live, row.granted_s, offers.get(live.machine))
-        book.launch.begin_idling(book.machines, time.now_s())
+        if idle := book.launch.idle_after_load(book.machines):
+            rows = connection.read(queries.last_ends, machines=connection.many([one.machine for one in idle]))
+            book.launch.begin_idling(idle, {name: (count, end_s) for name, count, end_s in rows}, time.now_s())
         _load_claims(connection, queries, book)
     finally:
         connection.roll_back()

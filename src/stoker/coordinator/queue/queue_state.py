@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -413,12 +413,20 @@ class LaunchState:
     idle_from_s: dict[str, float] = fresh(factory=dict)
     """By allocation, since when its worker has no job."""
 
-    def begin_idling(self, machines: Mapping[str, RegisteredMachine], now_s: float) -> None:
-        """Note the workers that have no job after a start: how long before is not known."""
-        for one in self.allocations.values():
-            machine = machines.get(one.machine)
-            if one.state is AllocationState.SERVING and (machine is None or not machine.leases):
-                self.idle_from_s[one.id] = now_s
+    def idle_after_load(self, machines: Mapping[str, RegisteredMachine]) -> list[Allocation]:
+        """Return the allocations whose workers serve and have no job, by the rows."""
+        serving = [one for one in self.allocations.values() if one.state is AllocationState.SERVING]
+        return [one for one in serving if (machine := machines.get(one.machine)) is None or not machine.leases]
+
+    def begin_idling(self, idle: Iterable[Allocation], last: Mapping[str, tuple[int, float]], now_s: float) -> None:
+        """Note since when workers have no job after a start.
+
+        `last` has for a machine how many attempts of its jobs are known, and when the last of them ended. If others are
+        missing there (their jobs ran again elsewhere, or were deleted), it is not known, and the time begins now.
+        """
+        for one in idle:
+            count, ended_s = last.get(one.machine, (0, one.serving_s or now_s))
+            self.idle_from_s[one.id] = ended_s if count == one.grants else now_s
 
     def idling_s(self, id: str, now_s: float) -> float:
         """Return how long the worker of an allocation has had no job by now."""

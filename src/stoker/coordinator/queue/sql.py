@@ -478,6 +478,13 @@ class Queries:
             .join_from(newest, ATTEMPTS, ATTEMPTS.c.seq == newest.c.seq)
             .where(ATTEMPTS.c.ended_s.is_not(None))
         )
+        # By the index of jobs: attempts have none by machine.
+        self.last_ends = self._read(
+            select(ATTEMPTS.c.machine, func.count(), func.max(ATTEMPTS.c.ended_s))
+            .join_from(JOBS, ATTEMPTS, ATTEMPTS.c.seq == JOBS.c.seq)
+            .where(self._one_of(JOBS.c.machine, "machines"), ATTEMPTS.c.machine == JOBS.c.machine)
+            .group_by(ATTEMPTS.c.machine)
+        )
 
     def _make_pending(self) -> None:
         waiting = select(*[JOBS.c[name] for name in READY_FIELDS])
