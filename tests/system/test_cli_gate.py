@@ -68,6 +68,38 @@ def test_results_of_benchmarks_are_gated_but_their_times_are_not_decided(shell: 
     assert shell.stoker(*gate, *SAME).code == 0
 
 
+def test_a_result_beside_a_program_is_run_again_as_long_as_its_program_is_what_it_was(shell: Shell) -> None:
+    script = shell.folder / "value.sh"
+    script.write_text("echo x >> runs; echo perplexity=10\n")
+    made = shell.stoker("bench", "--runs", 1, "--warmup", 0, "-o", "a.bench.json", "--", "sh", "value.sh")
+    assert made.code == 0, made.err
+    gate = ("gate", "--baseline", "a.bench.json", "--candidate", side("10.1"), *SAME)
+    done = shell.stoker(*gate)
+    assert done.code == 0, done.err
+    assert "a.bench.json is run again" in done.err
+    assert (shell.folder / "runs").read_text().count("x") == 5, "one benchmark, one warmup, three pairs"
+    for receipt in ("a.bench.receipt.json", "stoker-out/gate/report.receipt.json"):
+        verified = shell.stoker("receipt", "verify", receipt)
+        assert (verified.code, "1 file verified" in verified.out) == (0, True), verified.err
+    script.write_text("echo perplexity=12\n")
+    changed = shell.stoker(*gate)
+    assert changed.code == 2
+    assert "a.bench.json can't be run again: value.sh has changed since" in changed.err
+    both = shell.stoker("gate", "--baseline", "a.bench.json", "--candidate", "a.bench.json", "--rerun")
+    assert both.code == 2
+
+
+def test_plain_numbers_in_json_are_gated(shell: Shell) -> None:
+    (shell.folder / "old.json").write_text('{"eval": {"perplexity": 9.8, "accuracy": 0.7}, "model": "a"}')
+    (shell.folder / "new.json").write_text('{"eval": {"perplexity": 9.9, "accuracy": 0.6}, "model": "b"}')
+    gate = ("gate", "--baseline", "old.json", "--candidate", "new.json")
+    assert shell.stoker(*gate).code == 0
+    worse = shell.stoker(*gate, "--limit", "eval.accuracy=-5%")
+    assert (worse.code, "eval.accuracy −14.29 %" in worse.err) == (17, True)
+    (shell.folder / "old.json").write_text('{"name": "no number"}')
+    assert shell.stoker(*gate).code == 2
+
+
 def test_jobs_are_gated_by_their_metrics(shell: Shell) -> None:
     for name, loss in (("old", "2.0"), ("new", "2.5")):
         run = shell.stoker("run", "--name", name, "--", "sh", "-c", f"echo val_loss={loss}")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
 from stoker.cli.screens import busy_between
-from stoker.core.errors import LocalFile, NoPermission, ProgramNotFound, StageTimeout, Usage, WorkFailed
+from stoker.core.errors import NoPermission, ProgramNotFound, StageTimeout, Usage, WorkFailed
 from stoker.core.text import counted, format_size
 from stoker.views.text_tables import near_path
 
@@ -35,6 +35,7 @@ GRAMMAR = Grammar(
     ),
     options=(
         Option("--runtime", value="RUNTIME", help="of a model: torch, llama.cpp, onnx (default: by its form)"),
+        Option("--strict", help="of a model: fail if it did not run as requested: device, precision, all tensors used"),
         Option("--prompt", value="N", read=whole(1), help="of a model: tokens of the prompt (default: 128)"),
         Option("--decode", value="N", read=whole(1), help="of a model: tokens after it, one at a time (default: 32)"),
         Option("--runs", value="N", read=whole(1), help=f"measured runs (default: {_RUNS})"),
@@ -59,7 +60,7 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Run the benchmark and write its result."""
-    from stoker.crossval.bench import Bench, EnergyMeter, write_result
+    from stoker.crossval.bench import Bench, EnergyMeter
 
     if bool(given["program"]) == bool(given["model"]):
         raise Usage(
@@ -77,16 +78,25 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         for _ in busy_between(call, "run {number}", bench.steps(given["runs"] or _RUNS, warmup=warmup)):
             pass
     except BaseException as error:
-        write_result(bench.result(error), path)
+        _write(bench.result(error), path)
         call.out.note(f"note: the runs until then: {near_path(path, settings.folder)}")
         raise
     finally:
         subject.close()
         energy.close()
     result = bench.result()
-    write_result(result, path)
+    _write(result, path)
     _show(call, result, path)
     return 0
+
+
+def _write(result: BenchResult, path: str) -> None:
+    """Write a result and its receipt."""
+    from stoker.crossval.bench import write_result
+    from stoker.crossval.result_receipts import receipt_of_bench, receipt_path, write_receipt
+
+    write_result(result, path)
+    write_receipt(receipt_of_bench(result, path), receipt_path(path))
 
 
 def _submit(call: CommandContext, given: dict[str, Any]) -> int:
@@ -117,7 +127,8 @@ def _subject(call: CommandContext, given: dict[str, Any], energy: ReadEnergy) ->
     if given["model"]:
         load = {"prompt_tokens": given["prompt"], "decoded_tokens": given["decode"]}
         chosen = {name: count for name, count in load.items() if count is not None}
-        return open_model(call, given["model"], given["runtime"] or "", energy=energy, **chosen)
+        runtime = given["runtime"] or ""
+        return open_model(call, given["model"], runtime, energy=energy, is_strict=bool(given["strict"]), **chosen)
     program = TimedProgram(
         argv=tuple(given["program"]),
         folder=call.parts.settings.folder,
@@ -128,33 +139,33 @@ def _subject(call: CommandContext, given: dict[str, Any], energy: ReadEnergy) ->
 
 
 def open_model(
-    call: CommandContext, model: str, runtime: str, *, energy: ReadEnergy = dict, **load: int
+    call: CommandContext, model: str, runtime: str, *, energy: ReadEnergy = dict, is_strict: bool = False, **load: int
 ) -> ModelSubject:
-    """Start the runtime of a model: the given one, or the first that reads its form. Caller closes."""
-    from stoker.crossval.model_subject import ModelLoad, ModelSubject
-    from stoker.crossval.plugin_process import Plugin
+    """Start the runtime of a model on this machine: the given one, or that of its form. Caller closes."""
+    from stoker.crossval.model_subject import ModelLoad
+    from stoker.crossval.model_subject import open_model as opened
     from stoker.crossval.reference import find_reference
-    from stoker.crossval.runtimes import RuntimePlaces, model_form, plugin_command, read_runtime, runtimes_for
+    from stoker.crossval.runtimes import RuntimePlaces, model_form
     from stoker.store.environment_cache import EnvironmentCache
+    from stoker.store.memo import digest_path
 
     parts, settings = call.parts, call.parts.settings
-    is_server = model_form(model) == "server"
-    path = model if is_server else call.path(model)
-    if not is_server and not os.path.exists(path):
-        raise LocalFile(f"there is no model {model!r}", hint="stoker fixtures makes one; a program stands after --")
-    names = runtimes_for(path)
-    if not runtime and not names:
-        raise Usage(f"{model}: neither GGUF, safetensors nor ONNX", hint="--runtime NAME; a program stands after --")
-    # The runtime that was made for a form is the last one of those that read it.
-    choice = read_runtime(runtime or (model if is_server else names[-1]))
     reference = find_reference(EnvironmentCache(settings.envs, clock=parts.clock))
     places = RuntimePlaces(
         environment=settings.environment,
         folder=settings.folder,
         reference=reference.interpreter if reference is not None else "",
     )
-    plugin = Plugin(plugin_command(choice, places), clock=parts.clock)
-    return ModelSubject(plugin, choice.load_request(path), parts.clock, load=ModelLoad(**load), energy=energy)
+    return opened(
+        model if model_form(model) == "server" else call.path(model),
+        runtime,
+        places,
+        parts.clock,
+        digest_of=partial(digest_path, memo=parts.store.memo, clock=parts.clock),
+        energy=energy,
+        load=ModelLoad(**load),
+        is_strict=is_strict,
+    )
 
 
 def _show(call: CommandContext, result: BenchResult, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.bench import machine_here, open_model, versions_here
@@ -46,7 +47,8 @@ GRAMMAR = Grammar(
         "run in turn, pair by pair, until the interval of each metric is on one side of its boundary: half the limit "
         "for times and throughputs, the limit for perplexities. Of two benchmark results, two jobs or two files of "
         "scored documents there are only numbers: perplexities are decided (over documents by a paired bootstrap), "
-        "times only where no drift of the machine explains the change. Limits: perplexity +2 %, latency +5 %, "
+        "times only where no drift of the machine explains the change. A benchmark result beside something that can be "
+        "run is run again, if its program or model is unchanged. Limits: perplexity +2 %, latency +5 %, "
         "throughput −5 %; p95 and other metrics with --limit. A report is written in any case, also after a failure "
         "or Ctrl-C."
     ),
@@ -65,6 +67,7 @@ GRAMMAR = Grammar(
         ),
         Option("--runtime", value="RUNTIME", help="runtime of models: torch, llama.cpp, onnx (default: by their form)"),
         Option("--candidate-runtime", value="RUNTIME", help="another one for the candidate: torch,precision=bf16"),
+        Option("--rerun", help="run the programs or models of two benchmark results again, if they are unchanged"),
         Option("--pairs", value="N", read=whole(1), help="maximum number of pairs (default: 200)"),
         Option("--batch", value="N", read=whole(1), help="pairs between two looks at the result (default: 25)"),
         Option("--warmup", value="N", read=whole(0), help="pairs before them that are not measured (default: 1)"),
@@ -92,6 +95,7 @@ GRAMMAR = Grammar(
         "stoker gate --baseline f16.gguf --candidate q4.gguf --texts held-out.jsonl",
         "stoker gate --baseline base.nll.jsonl --candidate adapter.nll.jsonl",
         "stoker gate --baseline base.bench.json --candidate new.bench.json --format markdown",
+        'stoker gate --baseline base.bench.json --candidate "python new.py"',
     ),
     errors=(Regression, GateUndecided, WorkFailed, StageTimeout, NotFound, NotVerified),
 )
@@ -103,6 +107,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     from stoker.crossval.gate_rule import GateRule
     from stoker.crossval.gate_run import GatePlace, GateRequest, run_gate
     from stoker.crossval.report_formats import FORMATS, format_of_path
+    from stoker.store.memo import digest_path
 
     for side in ("baseline", "candidate"):
         if not given[side]:
@@ -128,13 +133,17 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         timeout_s=given["timeout"],
         texts=call.path(given["texts"]) if given["texts"] else "",
         reports=paths,
+        is_rerun=bool(given["rerun"]),
     )
     place = GatePlace(
         clock=parts.clock,
         environment=parts.settings.environment,
         machine=machine_here(call),
         versions=versions_here(call),
-        open_model=lambda path, side: open_model(call, path, given.get(f"{side}_runtime") or given["runtime"] or ""),
+        open_model=lambda side, name: open_model(
+            call, side.path, side.runtime or given.get(f"{name}_runtime") or given["runtime"] or ""
+        ),
+        digest_of=partial(digest_path, memo=parts.store.memo, clock=parts.clock),
     )
     try:
         result, report = run_gate(

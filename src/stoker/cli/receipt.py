@@ -172,6 +172,7 @@ def perform_verify(call: CommandContext, given: dict[str, Any]) -> int:
 
 def rules_here(call: CommandContext, given: Mapping[str, Any]) -> ReceiptRules:
     """Return how receipts are verified with the given options; of `stoker check`, none are given."""
+    from stoker.crossval.limits import TIERS
     from stoker.crossval.receipt_check import ReceiptRules
 
     def trusted() -> Any:
@@ -188,6 +189,7 @@ def rules_here(call: CommandContext, given: Mapping[str, Any]) -> ReceiptRules:
         needs_signature=bool(given.get("signed")),
         is_strict=bool(given.get("strict")),
         here=_facts_here(call) if given.get("here") else None,
+        tiers={name: limits.to_json() for name, limits in TIERS.items()},
     )
 
 

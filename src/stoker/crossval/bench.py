@@ -23,6 +23,8 @@ from stoker.crossval.measures import CPU, WALL, Value, read_measures
 from stoker.crossval.timed_run import TimedProgram, run_timed
 from stoker.devices.meters import NvmlMeter
 from stoker.host.durable import read_regular, translated, write_file
+from stoker.jobs.program import ProgramFiles
+from stoker.store.trees import hash_file
 
 FORMAT = "stoker-bench-result"
 VERSION = 1
@@ -87,7 +89,9 @@ class ProgramSubject:
         return self._program.shown
 
     def facts(self) -> Mapping[str, object]:
-        return {"kind": "program", "argv": list(self._program.argv), "folder": self._program.folder}
+        program = self._program
+        files = program_files(program.argv, program.folder)
+        return {"kind": "program", "argv": list(program.argv), "folder": program.folder, "files": files}
 
     def measure(self) -> BenchRun:
         at_s, before = self._clock.wall_s(), self._energy()
@@ -101,6 +105,11 @@ class ProgramSubject:
 
     def close(self) -> None:
         """Do nothing: every run has ended."""
+
+
+def program_files(argv: Sequence[str], folder: str) -> dict[str, str]:
+    """Return the SHA-256 of each file of a program by its name in the folder, but of none that the PATH finds."""
+    return {name: hash_file(path)[0] for name, path in ProgramFiles(folder).of(argv).items()}
 
 
 def energy_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float] | None:
@@ -213,10 +222,12 @@ class Bench:
         self._versions = versions
         self._made_at = clock.now().isoformat(timespec="seconds")
         self._warmup = 0
+        self._requested = 0
         self._runs: list[BenchRun] = []
 
     def steps(self, runs: int, *, warmup: int = 1) -> Iterator[int]:
         """Run the subject so often; yields the number of measured runs after each. Raises what a run raises."""
+        self._requested = runs
         for _ in range(warmup):
             self._subject.measure()
             self._warmup += 1
@@ -235,6 +246,7 @@ class Bench:
             made_at=self._made_at,
             outcome="completed" if error is None else outcome_of_error(error),
             error=None if error is None else error_facts(error),
+            about={"requested_runs": self._requested},
         )
 
 

@@ -159,6 +159,7 @@ class MetricVerdict:
             "count": 0 if one is None else one.count,
             "unit": "pair" if one is None else one.unit,
             "needed": self.pairs_needed,
+            "is_exact": one is not None and one.is_exact,
         }
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 
 from stoker.core.clock import Clock
-from stoker.core.errors import Usage
-from stoker.core.frozen import fresh, frozen
+from stoker.core.errors import StokerError, Usage
+from stoker.core.frozen import changed, fresh, frozen
 from stoker.crossval.bench import BenchSubject, ProgramSubject
 from stoker.crossval.gate import GateFacts, GateResult, PairedGate, report_of_gate
 from stoker.crossval.gate_rule import GateRule, MetricVerdict
-from stoker.crossval.gate_sides import GateSide, ModelSide, ProgramSide
+from stoker.crossval.gate_sides import GateSide, ModelSide, ProgramSide, shown_machine
 from stoker.crossval.measures import LimitRequest, limits_for
 from stoker.crossval.model_subject import ModelSubject, read_texts, require_same_tokens
+from stoker.crossval.repeated_results import can_run_again, run_again
 from stoker.crossval.report_formats import CheckReport, write_report
+from stoker.crossval.result_receipts import receipt_of_gate, receipt_path, write_receipt
 from stoker.crossval.scored_documents import PERPLEXITY, decide_documents
 from stoker.crossval.stored_sides import StoredSide, decide_stored
 from stoker.crossval.timed_run import TimedProgram
+from stoker.store.trees import hash_file, scan_tree
+
+_NAMES = ("baseline", "candidate")
 
 ReadSides = Callable[[], Sequence[GateSide]]
 Follow = Callable[[Iterator[int]], Iterator[int]]
@@ -37,16 +44,21 @@ class GateRequest:
     texts: str = ""
     """Path of the documents on which models are scored; empty: they are gated by speed alone."""
     reports: tuple[str, ...] = ()
-    """Paths of the report, each in the format of its name."""
+    """Paths of the report, each in the format of its name. The receipt is written beside the first."""
+    is_rerun: bool = False
+    """Run the programs or models of two benchmark results again, instead of comparing their numbers."""
 
 
-OpenModel = Callable[[str, str], ModelSubject]
-"""Opens a model by its path, as the `baseline` or as the `candidate`."""
+OpenModel = Callable[[ModelSide, str], ModelSubject]
+"""Opens a model as the `baseline` or as the `candidate`."""
 
 
-def no_models(path: str, _side: str) -> ModelSubject:
-    """Refuse a model: where there is no runtime for it."""
-    raise Usage(f"{path}: a model can't be loaded here", hint="stoker gate --baseline OLD --candidate NEW")
+def _no_models(side: ModelSide, _name: str) -> ModelSubject:
+    raise Usage(f"{side.path}: a model can't be loaded here", hint="stoker gate --baseline OLD --candidate NEW")
+
+
+def _digest_of(path: str) -> str:
+    return f"sha256:{hash_file(path)[0]}" if os.path.isfile(path) else f"tree:{scan_tree(path).digest()}"
 
 
 @frozen
@@ -57,7 +69,9 @@ class GatePlace:
     environment: Mapping[str, str]
     machine: Mapping[str, object]
     versions: Mapping[str, str]
-    open_model: OpenModel = no_models
+    open_model: OpenModel = _no_models
+    digest_of: Callable[[str], str] = _digest_of
+    """Returns `sha256:…` of a file and `tree:…` of a folder."""
 
 
 def run_gate(
@@ -69,6 +83,7 @@ def run_gate(
     """
     began_s = place.clock.monotonic_s()
     gate: PairedGate | None = None
+    known: dict[str, Callable[[], Mapping[str, object]]] = {}
 
     def report(result: GateResult, error: BaseException | None = None) -> CheckReport:
         facts = GateFacts(
@@ -83,35 +98,61 @@ def run_gate(
         made = report_of_gate(result, facts, error)
         for path in request.reports:
             write_report(made, path)
+        if request.reports:
+            sides = {name: _facts(facts_of) for name, facts_of in known.items()}
+            receipt = receipt_of_gate(made, sides, request.reports, place.versions)
+            write_receipt(receipt, receipt_path(request.reports[0]))
         return made
 
     with ExitStack() as opened:
         try:
-            sides = read_sides()
-            if all(isinstance(one, StoredSide) for one in sides):
-                baseline, candidate = (one for one in sides if isinstance(one, StoredSide))
+            sides, notes = _sides(request, read_sides(), place)
+            known |= {name: partial(dict, one.facts) for name, one in _stored(sides).items()}
+            if len(known) == len(_NAMES):
+                baseline, candidate = _stored(sides).values()
                 result = decide_stored(baseline, candidate, request.limits, request.rule)
             else:
                 subjects = _subjects(request, sides, place, opened)
+                known |= {name: one.facts for name, one in zip(_NAMES, subjects, strict=True)}
                 gate = PairedGate(*subjects, request.limits, request.rule, _perplexities(request, subjects))
                 for _ in follow(gate.steps(warmup=request.warmup)):
                     pass
                 result = gate.result()
+            result = changed(result, notes=(*notes, *result.notes))
         except BaseException as error:
             report(GateResult(verdicts=()) if gate is None else gate.result(), error)
             raise
-    return result, report(result)
+        return result, report(result)
+
+
+def _sides(
+    request: GateRequest, sides: Sequence[GateSide], place: GatePlace
+) -> tuple[Sequence[GateSide], tuple[str, ...]]:
+    """Return the sides, with a result beside something that can be run replaced by what it measured; and notes."""
+    here = shown_machine(place.machine)
+    stored = _stored(sides)
+    if len(stored) == len(sides) and not request.is_rerun:
+        if all(can_run_again(one, here, place.digest_of) for one in stored.values()):
+            return sides, ("both can be run again, in turn: --rerun",)
+        return sides, ()
+    again = [run_again(one, here, place.digest_of) if isinstance(one, StoredSide) else one for one in sides]
+    return again, tuple(f"{one.shown} is run again" for one in stored.values())
+
+
+def _stored(sides: Sequence[GateSide]) -> dict[str, StoredSide]:
+    return {name: one for name, one in zip(_NAMES, sides, strict=True) if isinstance(one, StoredSide)}
+
+
+def _facts(facts_of: Callable[[], Mapping[str, object]]) -> Mapping[str, object]:
+    # A plug-in that did not start has none.
+    with suppress(StokerError):
+        return facts_of()
+    return {}
 
 
 def _subjects(
     request: GateRequest, sides: Sequence[GateSide], place: GatePlace, opened: ExitStack
 ) -> tuple[BenchSubject, BenchSubject]:
-    if any(isinstance(one, StoredSide) for one in sides):
-        raise Usage(
-            "one side can be run and the other one only has numbers",
-            hint="name a program or a model on both sides, so that they run in turn; or measure this one: stoker bench",
-        )
-
     def subject(side: GateSide, name: str) -> BenchSubject:
         made: BenchSubject
         if isinstance(side, ProgramSide):
@@ -120,7 +161,7 @@ def _subjects(
             )
             made = ProgramSubject(program, place.clock, names=[one.name for one in request.limits])
         elif isinstance(side, ModelSide):
-            made = place.open_model(side.path, name)
+            made = place.open_model(side, name)
         else:
             raise TypeError(side)
         opened.callback(made.close)

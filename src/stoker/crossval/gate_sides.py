@@ -14,18 +14,19 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stoker.core.errors import NotFound, Usage
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, frozen
 from stoker.core.jsontext import loads
 from stoker.crossval.bench import BenchResult, is_result, read_result
-from stoker.crossval.measures import WALL, in_one_number
+from stoker.crossval.measures import WALL, in_one_number, numbers_in
 from stoker.crossval.runtimes import model_form
 from stoker.crossval.scored_documents import PERPLEXITY, read_documents
 from stoker.crossval.stored_sides import StoredSide
 from stoker.host.durable import read_regular
 from stoker.jobs.comparison import TrialFacts
+from stoker.store.trees import hash_file
 
 DOCUMENTS = ".jsonl"
 _PLAN_BYTES = 16 << 20
@@ -53,6 +54,8 @@ class ModelSide:
     """A model to be loaded: a file, a folder, or the address of a server."""
 
     path: str
+    runtime: str = ""
+    """The choice that a result was measured with; empty: that of the request."""
 
 
 GateSide = ProgramSide | ModelSide | StoredSide
@@ -95,15 +98,17 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _side_of_file(text: str, path: str, folder: str) -> GateSide:
     if path.endswith(DOCUMENTS):
-        return StoredSide(shown=text, documents=read_documents(path))
+        return changed(_facts_of(text, path), documents=read_documents(path))
     if is_result(path):
-        return side_of_result(text, read_result(path))
+        return side_of_result(_facts_of(text, path), read_result(path))
     if path.endswith(".json") and (nodes := _nodes_of_plan(path)):
         words = ("run", path, "--rerun", ",".join(nodes), "--no-out")
         return ProgramSide(argv=(sys.executable, "-m", "stoker", *words), folder=folder)
     if os.access(path, os.X_OK):
         return ProgramSide(argv=(path,), folder=folder)
-    hint = "a benchmark result (stoker bench), scored documents (.jsonl), a plan, or an executable program"
+    if path.endswith(".json") and (samples := _samples_in(path)):
+        return changed(_facts_of(text, path), samples=samples)
+    hint = "a benchmark result (stoker bench), numbers (.json), scored documents (.jsonl), a plan, or a program"
     raise Usage(f"{text}: neither can be run nor has measurements", hint=hint)
 
 
@@ -116,19 +121,42 @@ def _nodes_of_plan(path: str) -> list[str]:
         return []
 
 
-def side_of_result(shown: str, result: BenchResult) -> StoredSide:
+def _samples_in(path: str) -> tuple[dict[str, float], ...]:
+    """Return the numbers of a JSON file, or of each object of a list in it; none if there are none."""
+    try:
+        body = loads(read_regular(path, _PLAN_BYTES))
+    except ValueError:
+        return ()
+    listed = body if isinstance(body, list) else [body]
+    found = tuple(in_one_number(numbers_in(one)) for one in listed if isinstance(one, dict))
+    return tuple(one for one in found if one)
+
+
+def _facts_of(text: str, path: str) -> StoredSide:
+    return StoredSide(shown=text, facts={"kind": "file", "file": text, "digest": {"sha256": hash_file(path)[0]}})
+
+
+def side_of_result(side: StoredSide, result: BenchResult) -> StoredSide:
     """Return the runs of a benchmark."""
     if not result.runs:
-        raise Usage(f"{shown}: a benchmark without runs ({result.outcome})", hint="run it again: stoker bench")
-    name = str(result.machine.get("name", ""))
-    listed = result.machine.get("devices")
-    devices = sorted(str(one.get("name", "")) for one in (listed if isinstance(listed, list) else ()))
-    processor = str(result.machine.get("processor", ""))
-    return StoredSide(
-        shown=shown,
-        machine=" ".join(filter(None, (name, processor and f"({processor})", *devices))),
+        raise Usage(f"{side.shown}: a benchmark without runs ({result.outcome})", hint="run it again: stoker bench")
+    return changed(
+        side,
+        machine=shown_machine(result.machine),
         samples=tuple(in_one_number(run.measures) for run in result.runs),
+        subject=result.subject,
     )
+
+
+def shown_machine(facts: Mapping[str, object]) -> str:
+    """Return the machine of a measurement in one line: its name, processor and devices."""
+    listed = facts.get("devices")
+    devices = sorted(str(one.get("name", "")) for one in (listed if isinstance(listed, list) else ()))
+    processor = str(facts.get("processor", ""))
+    return " ".join(filter(None, (str(facts.get("name", "")), processor and f"({processor})", *devices)))
+
+
+# Jobs.
 
 
 def side_of_job(shown: str, recipe: str, trials: Sequence[TrialFacts], machine: str) -> StoredSide:
@@ -146,5 +174,9 @@ def side_of_job(shown: str, recipe: str, trials: Sequence[TrialFacts], machine: 
             measures.setdefault(WALL, end.seconds)
         samples.append(measures)
     return StoredSide(
-        shown=shown, machine=machine, samples=tuple(samples), labels=tuple(end.trial.spec.label for end in done)
+        shown=shown,
+        machine=machine,
+        samples=tuple(samples),
+        labels=tuple(end.trial.spec.label for end in done),
+        facts={"kind": "job", "job": shown, "digest": {"stokerJob": done[0].trial.spec.id}},
     )

@@ -33,6 +33,7 @@ _SORTS = ("perplexity", "latency", "throughput", P95)
 _TIMES = frozenset({"ms", "seconds", "time"})
 _LINE_BYTES = 1 << 20
 _MOST_VALUES = 100_000
+_MOST_LEVELS = 8
 
 _PAIR = lazy_pattern(
     r"(?:^|(?<=[\s,;{(\[|]))[\"']?([A-Za-z_][\w./@-]{0,99})[\"']?\s{0,4}[=:]\s{0,8}"
@@ -65,6 +66,18 @@ def read_measures(output: str, names: Iterable[str] = ()) -> dict[str, Value]:
         for name, value in _of_line(line[:_LINE_BYTES])
         if name in wanted or sort_of(name)
     }
+
+
+def numbers_in(body: Mapping[str, object], *, below: str = "") -> dict[str, Value]:
+    """Return the numbers and lists of numbers of a JSON object; of objects in it, with a `.` between the names."""
+    found: dict[str, Value] = {}
+    for name, raw in body.items():
+        whole = f"{below}{name}"
+        if isinstance(raw, dict) and below.count(".") < _MOST_LEVELS:
+            found |= numbers_in(raw, below=f"{whole}.")
+        elif (value := _value(raw)) is not None:
+            found[whole] = value
+    return found
 
 
 def _of_line(line: str) -> Iterable[tuple[str, Value]]:

@@ -10,19 +10,22 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from stoker.core.clock import Clock
-from stoker.core.errors import LocalFile, NotVerified, PluginFailed
+from stoker.core.errors import LocalFile, NotVerified, PluginFailed, StokerError, Usage
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import loads
 from stoker.core.text import first_line
 from stoker.crossval.bench import BenchRun, ReadEnergy, energy_between
 from stoker.crossval.gate_rule import quantile_of
-from stoker.crossval.plugin_messages import Loaded, LoadRequest, PluginRow
+from stoker.crossval.plugin_messages import Loaded, LoadRequest, PluginInfo, PluginRow, fallbacks, require_promised
 from stoker.crossval.plugin_process import Plugin
+from stoker.crossval.runtimes import RuntimePlaces, model_form, plugin_command, read_runtime, runtimes_for
 from stoker.crossval.scored_documents import DocumentScore
 from stoker.host.durable import read_regular
+from stoker.jobs.job_receipt import named_digest
 
 PROMPT_TOKENS = 128
 DECODED_TOKENS = 32
@@ -44,13 +47,29 @@ class ModelLoad:
     decoded_tokens: int = DECODED_TOKENS
 
 
+_USUAL = ModelLoad()
+
+
 class ModelSubject:
     """A model in a runtime: tokens per second of the prompt, and the time of each token after it."""
 
-    def __init__(
-        self, plugin: Plugin, request: LoadRequest, clock: Clock, *, load: ModelLoad, energy: ReadEnergy = dict
+    def __init__(  # noqa: PLR0913 - what it is, and how it is measured
+        self,
+        plugin: Plugin,
+        request: LoadRequest,
+        clock: Clock,
+        *,
+        load: ModelLoad,
+        energy: ReadEnergy = dict,
+        runtime: str = "",
+        digest: Mapping[str, str] | None = None,
+        is_strict: bool = False,
     ) -> None:
+        """`runtime` is the choice as typed, `digest` that of the model. If strict, a silent fallback is an error."""
         self._plugin = plugin
+        self._runtime = runtime
+        self._digest = dict(digest or {})
+        self._is_strict = is_strict
         self._request = request
         self._clock = clock
         self._load = load
@@ -62,20 +81,17 @@ class ModelSubject:
         return f"{os.path.basename(self._request.model)} in {self._plugin.command.label}"
 
     def facts(self) -> Mapping[str, object]:
-        """Return model, runtime, and what the runtime says that it ran with."""
-        info = self._plugin.hello()
-        ran = self._loaded.ran if self._loaded is not None else None
+        """Return the model, and once it is loaded its runtime and how that ran it."""
         return {
             "kind": "model",
             "model": self._request.model,
-            "sha256": self._request.sha256,
-            "runtime": info.name,
-            "version": info.version,
+            "digest": self._digest,
+            "choice": self._runtime,
             "precision": self._request.precision,
             "threads": self._request.threads,
             "prompt_tokens": self._load.prompt_tokens,
             "decoded_tokens": self._load.decoded_tokens,
-            **({"device": ran.device, "weights": ran.weights, "kernels": list(ran.kernels)} if ran is not None else {}),
+            **({} if self._loaded is None else _path_taken(self._request, self._loaded, self._plugin.hello())),
         }
 
     def measure(self) -> BenchRun:
@@ -121,8 +137,63 @@ class ModelSubject:
 
     def _ready(self) -> Loaded:
         if self._loaded is None:
-            self._loaded = self._plugin.load(self._request)
+            loaded = self._plugin.load(self._request)
+            if self._is_strict:
+                require_promised(self._request, loaded, label=self._plugin.command.label)
+            self._loaded = loaded
         return self._loaded
+
+
+def _path_taken(request: LoadRequest, loaded: Loaded, info: PluginInfo) -> dict[str, object]:
+    ran = loaded.ran
+    return {
+        "runtime": info.name,
+        "version": info.version,
+        "device": ran.device,
+        "weights": ran.weights,
+        "kernels": list(ran.kernels),
+        "fallbacks": list(fallbacks(request, loaded)),
+    }
+
+
+def open_model(  # noqa: PLR0913 - what it is, where it runs, and how it is measured
+    model: str,
+    runtime: str,
+    places: RuntimePlaces,
+    clock: Clock,
+    *,
+    digest_of: Callable[[str], str],
+    energy: ReadEnergy = dict,
+    load: ModelLoad = _USUAL,
+    is_strict: bool = False,
+) -> ModelSubject:
+    """Start the runtime of a model: the given one, or the one that was made for its form. Caller closes.
+
+    `model` is an absolute path or an address; `digest_of` returns `sha256:…` of a file and `tree:…` of a folder.
+    """
+    is_server = model_form(model) == "server"
+    if not is_server and not os.path.exists(model):
+        raise LocalFile(f"there is no model {model!r}", hint="stoker fixtures makes one; a program stands after --")
+    names = runtimes_for(model)
+    if not runtime and not names:
+        raise Usage(f"{model}: neither GGUF, safetensors nor ONNX", hint="--runtime NAME; a program stands after --")
+    # The runtime that was made for a form is the last one of those that read it.
+    typed = runtime or (model if is_server else names[-1])
+    choice = read_runtime(typed)
+    digest: dict[str, str] = {}
+    # A folder with links to elsewhere, as downloads make them, has none.
+    with suppress(StokerError):
+        digest = {} if is_server else named_digest(digest_of(model))
+    return ModelSubject(
+        Plugin(plugin_command(choice, places), clock=clock),
+        choice.load_request(model),
+        clock,
+        load=load,
+        energy=energy,
+        runtime=typed,
+        digest=digest,
+        is_strict=is_strict,
+    )
 
 
 def require_same_tokens(baseline: ModelSubject, candidate: ModelSubject) -> None:

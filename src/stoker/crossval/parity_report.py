@@ -16,6 +16,7 @@ from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.crossval.ladder import Outcome, Parity, Step
 from stoker.crossval.report_formats import Check, CheckReport, report_json, report_junit, report_markdown
+from stoker.crossval.result_receipts import receipt_of_parity, write_receipt
 from stoker.crossval.trace import TraceHeader
 from stoker.host.durable import read_regular, translated, write_file
 from stoker.views.charts import Chart, ChartLine, Panel, curve_panel, curves_of_panels
@@ -23,6 +24,7 @@ from stoker.views.html_pages import figure, page
 
 NAMES = {".json": report_json, ".md": report_markdown, ".xml": report_junit}
 VERDICT = "parity.json"
+RECEIPT = "parity.receipt.json"
 LARGEST_BYTES = 1 << 30
 _PLOTTED = ("nmse", "kl", "max_abs_sd", "cosine")
 _MEASURES = ("nmse", "max_abs", "max_abs_sd", "kl", "top1", "top5", "cosine")
@@ -83,10 +85,12 @@ def error_report(error: StokerError, title: str, *, made_at: str = "") -> CheckR
 
 
 def write_parity(parity: Parity, ours: TraceHeader, theirs: TraceHeader, folder: str) -> None:
-    """Write all forms of the report of a verdict, and the verdict as plain JSON."""
+    """Write all forms of the report of a verdict, the verdict as plain JSON, and its receipt."""
     sides = Sides.of(ours, theirs)
     body = {"v": 1, **parity.to_json(), "candidate": _facts(ours), "reference": _facts(theirs)}
-    write_file(os.path.join(folder, VERDICT), f"{dumps(body, indent=1)}\n".encode())
+    verdict = f"{dumps(body, indent=1)}\n".encode()
+    write_file(os.path.join(folder, VERDICT), verdict)
+    write_receipt(receipt_of_parity(parity, ours, theirs, verdict=verdict, name=VERDICT), os.path.join(folder, RECEIPT))
     _write(parity_report(parity, sides), folder, [figure(chart) for chart in parity_charts(parity)])
 
 

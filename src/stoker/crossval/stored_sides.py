@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from stoker.core.errors import Usage
-from stoker.core.frozen import changed, frozen
+from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.text import counted
 from stoker.crossval.gate import GateResult
 from stoker.crossval.gate_rule import (
@@ -45,6 +45,10 @@ class StoredSide:
     """The measures of each run or trial."""
     labels: tuple[str, ...] = ()
     """Of the samples, if they can be paired with those of another side by them."""
+    facts: Mapping[str, object] = fresh(factory=dict)
+    """Where the numbers are from, for receipts."""
+    subject: Mapping[str, object] = fresh(factory=dict)
+    """What was measured, as a benchmark's result has it: what it takes to run it again."""
     documents: tuple[DocumentScore, ...] = ()
 
     def values(self, name: str) -> list[float]:

@@ -260,7 +260,7 @@ def test_a_report_is_written_when_the_gate_passes_fails_breaks_or_is_interrupted
     body = loads(path.read_text())
     assert body["reason"] == "interrupted after 1 pair"
     assert len(body["details"]["pairs"]) == 1
-    with pytest.raises(Usage, match="only has numbers"):
+    with pytest.raises(Usage, match="can't be run again: it only has numbers"):
         run_gate(request, lambda: [stored(10.0), program("true")], PLACE)
     assert loads(path.read_text())["outcome"] == "error"
 

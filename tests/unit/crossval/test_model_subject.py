@@ -103,7 +103,7 @@ def test_two_models_are_gated_by_perplexity_over_documents_before_their_speed(pr
         environment={},
         machine={},
         versions={},
-        open_model=lambda path, _side: open_model(program, path),
+        open_model=lambda side, _name: open_model(program, side.path),
     )
 
     def gate(baseline: str, candidate: str, *limits: str) -> str:
