@@ -26,13 +26,14 @@ from pathlib import Path
 import harness
 from harness import Figure, Row
 
-from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery
+from stoker.api.monitor import JobQuery, Monitor, SeriesQuery
 from stoker.protocol.screen_messages import (
     ChangedRows,
     CodeDiff,
     ComparisonView,
     ConfigView,
     LogPage,
+    LogRequest,
     Overview,
     Series,
     SeriesView,
@@ -258,7 +259,7 @@ class ChangingJobs(Monitor):
     def stages(self, ref: str) -> StageGraph:
         return StageGraph(job=ref)
 
-    def log(self, ref: str, query: LogQuery) -> LogPage:
+    def log(self, ref: str, query: LogRequest) -> LogPage:
         return LogPage(job=ref)
 
     def config(self, ref: str) -> ConfigView:

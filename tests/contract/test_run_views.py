@@ -11,7 +11,7 @@ import pytest
 
 from stoker.api.app_parts import AppSettings
 from stoker.api.local_monitor import LocalMonitor
-from stoker.api.monitor import LogQuery, SeriesQuery
+from stoker.api.monitor import SeriesQuery
 from stoker.app.app import App
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Digest, Tree, TreeEntry
@@ -23,6 +23,7 @@ from stoker.jobs.log_text import LONGEST_LINE_BYTES
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Finish
+from stoker.protocol.screen_messages import LogRequest
 from stoker.protocol.tree_messages import head
 from stoker.store.archives.archive_members import listing_bytes
 from stoker.transfer.mirror import AttemptFolderSync
@@ -115,7 +116,7 @@ def test_a_line_of_fifty_megabytes_is_cut_and_does_not_hide_the_next(fleet: Flee
         file.write(b"x" * 50_000_000 + b"\nlast\n")
     page = client.log("train")
     assert [(len(one.text), one.is_cut) for one in page.lines[-2:]] == [(LONGEST_LINE_BYTES, True), (4, False)]
-    assert [one.text for one in client.log("train", search="LAST").lines] == ["last"]
+    assert [one.text for one in client.log("train", LogRequest(search="LAST")).lines] == ["last"]
 
 
 def test_lines_of_a_mirrored_run(fleet: Fleet) -> None:
@@ -125,14 +126,14 @@ def test_lines_of_a_mirrored_run(fleet: Fleet) -> None:
     hand = Hand(client)
     grant = hand.start()
     hand.put_story(grant, "one", "two <b>", "three")
-    page = client.log("train", limit=2)
+    page = client.log("train", LogRequest(limit=2))
     assert [(one.number, one.text, one.node) for one in page.lines] == [(1, "two <b>", "run"), (2, "three", "run")]
     assert (page.total, page.is_over, page.nodes, page.matches) == (3, False, ("run",), None)
-    assert [one.text for one in client.log("train", "run", start=0, search="TWO").lines] == ["two <b>"]
+    assert [one.text for one in client.log("train", LogRequest(node="run", start=0, search="TWO")).lines] == ["two <b>"]
     hand.finish(grant)
-    assert client.log("train", attempt=1).is_over
+    assert client.log("train", LogRequest(attempt=1)).is_over
     with pytest.raises(NotFound, match="no stage 'rum' has a log"):
-        client.log("train", "rum")
+        client.log("train", LogRequest(node="rum"))
 
 
 def test_a_run_and_its_mirror_look_the_same(fleet: Fleet, tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_a_run_and_its_mirror_look_the_same(fleet: Fleet, tmp_path: Path) -> Non
     assert local.series("train", SeriesQuery()).series == client.series("train").series
     assert local.stages("train") == client.stages("train")
     assert [node.ending for node in client.stages("train").nodes] == ["ran"] * len(client.stages("train").nodes)
-    here, there = local.log("train", LogQuery()), client.log("train")
+    here, there = local.log("train", LogRequest()), client.log("train")
     assert (here.lines, here.total, here.nodes) == (there.lines, there.total, there.nodes)
     assert [line.text for line in here.lines][-2:] == ["first", "second"]
     office.lab.close()

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery, SpanQuery
+from stoker.api.monitor import JobQuery, Monitor, SeriesQuery, SpanQuery
 from stoker.core.errors import NotFound, StokerError
 from stoker.protocol.screen_messages import (
     ChangedRows,
@@ -17,6 +17,7 @@ from stoker.protocol.screen_messages import (
     ConfigView,
     LogLineView,
     LogPage,
+    LogRequest,
     Overview,
     Series,
     SeriesView,
@@ -103,6 +104,9 @@ class MemoryMonitor(Monitor):
         self.now_s = NOON_S + 1000
         self.done: list[tuple[Any, ...]] = []
         self.log_lines: list[str] = []
+        self.log_unfinished: list[str] = []
+        self.log_order = "first"
+        """Another one: the lines were numbered anew."""
         self.series_names: tuple[str, ...] = ("loss", "lr")
         self.longest_wait_s = 0.0
         self.calls: Counter[str] = Counter()
@@ -206,16 +210,26 @@ class MemoryMonitor(Monitor):
         )
         return StageGraph(job=self._find(ref).name, nodes=nodes, edges=((0, 1), (1, 2)))
 
-    def log(self, ref: str, query: LogQuery) -> LogPage:
+    def log(self, ref: str, query: LogRequest) -> LogPage:
         self._enter("log")
         lines = [LogLineView(number=at, text=text) for at, text in enumerate(self.log_lines)]
         total = len(lines)
         if query.search:
             lines = [line for line in lines if query.search.casefold() in line.text.casefold()]
         count = len(lines)
-        lines = lines[-query.limit :] if query.start is None else lines[query.start : query.start + query.limit]
-        matches_ = count if query.search else None
-        return LogPage(job=self._find(ref).name, lines=tuple(lines), total=total, matches=matches_)
+        order, _, number = query.after.partition("-")
+        is_anew = bool(query.after) and order != self.log_order
+        start = int(number) if query.after and not is_anew else None if is_anew else query.start
+        lines = lines[-query.limit :] if start is None else lines[start : start + query.limit]
+        return LogPage(
+            job=self._find(ref).name,
+            lines=tuple(lines),
+            total=total,
+            unfinished=tuple(LogLineView(number=total, text=text) for text in self.log_unfinished),
+            next="" if query.search else f"{self.log_order}-{lines[-1].number + 1 if lines else start or total}",
+            is_anew=is_anew,
+            matches=count if query.search else None,
+        )
 
     def config(self, ref: str) -> ConfigView:
         self._enter("config")

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from stoker.api.monitor import JobQuery, LogQuery, SeriesQuery
+from stoker.api.monitor import JobQuery, SeriesQuery
 from stoker.core.errors import NotFound
 from stoker.protocol.screen_messages import (
     CodeDiff,
     ComparisonView,
     LogLineView,
     LogPage,
+    LogRequest,
     Overview,
     PendingReason,
     Series,
@@ -212,7 +213,7 @@ class PageMonitor(PageMachines, PageSent, MemoryMonitor):
         edges = ((0, 1), (1, 2), (1, 3), (2, 4), (3, 4))
         return StageGraph(job=self._find(ref).name, nodes=nodes, edges=edges)
 
-    def log(self, ref: str, query: LogQuery) -> LogPage:
+    def log(self, ref: str, query: LogRequest) -> LogPage:
         page = super().log(ref, query)
         nodes = ("train", "baseline")
         lines = tuple(LogLineView(number=one.number, text=one.text, node="train") for one in page.lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery, SpanQuery
+from stoker.api.monitor import JobQuery, Monitor, SeriesQuery, SpanQuery
 from stoker.core.errors import Refused
 from stoker.protocol.client import FleetClient
 from stoker.protocol.screen_messages import (
@@ -15,6 +15,7 @@ from stoker.protocol.screen_messages import (
     ComparisonView,
     ConfigView,
     LogPage,
+    LogRequest,
     ModelPage,
     Overview,
     ResultCard,
@@ -85,10 +86,8 @@ class FleetMonitor(Monitor):
     def stages(self, ref: str) -> StageGraph:
         return self._client.stages(ref)
 
-    def log(self, ref: str, query: LogQuery) -> LogPage:
-        return self._client.log(
-            ref, query.node, attempt=query.attempt, start=query.start, limit=query.limit, search=query.search
-        )
+    def log(self, ref: str, request: LogRequest) -> LogPage:
+        return self._client.log(ref, request)
 
     def config(self, ref: str) -> ConfigView:
         return self._client.config(ref)

@@ -20,7 +20,7 @@ from stoker.api.local_sweeps import (
     trial_view,
 )
 from stoker.api.local_telemetry import LocalTelemetryReader, local_timeline, measured_machine
-from stoker.api.monitor import JobQuery, LogQuery, Monitor, SeriesQuery, SpanQuery
+from stoker.api.monitor import JobQuery, Monitor, SeriesQuery, SpanQuery
 from stoker.config.overrides import Override, read_overrides
 from stoker.config.values import text_of
 from stoker.core.errors import InvalidTransition, NotFound, Refused, StokerError
@@ -34,7 +34,7 @@ from stoker.jobs.comparison import JobFacts
 from stoker.jobs.job_curves import CurveRange, curve_files, read_job_curves
 from stoker.jobs.job_folder import JobFolder, find_job
 from stoker.jobs.job_history import HistoryCache, RunHistory
-from stoker.jobs.job_log import JobLogPages, LogRange
+from stoker.jobs.job_log import JobLogPages
 from stoker.jobs.repeat_command import repeat_here
 from stoker.jobs.repeated_job import command_line, program_words, settings_to_change, words_of_line
 from stoker.jobs.stage_plan import read_stages
@@ -48,6 +48,7 @@ from stoker.protocol.screen_messages import (
     ComparisonView,
     ConfigView,
     LogPage,
+    LogRequest,
     ModelPage,
     Overview,
     ResultCard,
@@ -191,12 +192,11 @@ class LocalMonitor(Monitor):
 
         return self._histories.read(job.folder.status_path, drawn)
 
-    def log(self, ref: str, query: LogQuery) -> LogPage:
+    def log(self, ref: str, query: LogRequest) -> LogPage:
         job = self._find(ref)
         _check_attempt(ref, query.attempt)
-        asked = LogRange(node=query.node, start=query.start, limit=query.limit, search=query.search)
         is_over = not job.may_run()
-        return self._logs.read(job.ref, job.folder, asked, is_over=is_over, is_meant=self._nodes_of(job))
+        return self._logs.read(job.ref, job.folder, query, is_over=is_over, is_meant=self._nodes_of(job))
 
     def config(self, ref: str) -> ConfigView:
         job = self._find(ref)

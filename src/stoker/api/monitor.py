@@ -19,6 +19,7 @@ from stoker.protocol.screen_messages import (
     ComparisonView,
     ConfigView,
     LogPage,
+    LogRequest,
     ModelPage,
     Overview,
     ResultCard,
@@ -86,19 +87,6 @@ class SpanQuery:
     points: int = 360
 
 
-@frozen
-class LogQuery:
-    """Which lines of a job's output to return."""
-
-    node: str = ""
-    attempt: int | None = None
-    start: int | None = None
-    """Number of the first line; None: the last `limit` lines."""
-    limit: int = 500
-    search: str = ""
-    """Only lines that hold this text, whatever their case."""
-
-
 class Monitor(ABC):
     """The jobs and machines that a screen shows. Every method blocks, and may be called from any thread."""
 
@@ -130,7 +118,7 @@ class Monitor(ABC):
         """Return the stages of a job, laid out."""
 
     @abstractmethod
-    def log(self, ref: str, query: LogQuery) -> LogPage:
+    def log(self, ref: str, query: LogRequest) -> LogPage:
         """Return lines that a job printed."""
 
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, BinaryIO, TypeVar
@@ -80,6 +80,8 @@ class RunHistory:
         """Node and text of each."""
         self.logged_count = 0
         """Number of all of them, kept or not."""
+        self.logged_of: Counter[str] = Counter()
+        """The same of each node."""
         self.nodes: dict[str, NodeHistory] = {}
         self.begin: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
@@ -109,6 +111,7 @@ class RunHistory:
         node.stage = event.get("stage", node.stage)
         if kind == Kinds.STAGE_LOG:
             self.logged_count += 1
+            self.logged_of[name] += 1
             self.logged.append((name, str(event.get("text", ""))[:_LONGEST_LOGGED]))
         change = _TELLERS.get(str(kind))
         if change is not None:

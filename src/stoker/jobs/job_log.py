@@ -1,11 +1,18 @@
-"""Pages of what a job printed: the lines that stages logged to the journal, then the logs of its stages one by one."""
+"""Pages of what a job printed: the lines that stages logged to the journal, then the logs of its stages one by one.
+
+That is their order at the first look; what comes later is behind it (`log_order`), so that a line keeps its number.
+"""
 
 from __future__ import annotations
 
+import heapq
 import os
-from collections import deque
-from collections.abc import Iterator, Sequence
+import threading
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter, itemgetter
 
 from stoker.core.errors import NotFound
 from stoker.core.frozen import frozen
@@ -13,27 +20,18 @@ from stoker.core.text import did_you_mean, format_size, safe_name
 from stoker.host.writers import older_log
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import HistoryCache, RunHistory
+from stoker.jobs.log_order import LogOrder, LogSpan, LogState
 from stoker.jobs.log_text import LogIndex, LogText, LogTextLine, shown_text
-from stoker.protocol.screen_messages import LogLineView, LogPage
+from stoker.protocol.screen_messages import LogLineView, LogPage, LogRequest
 
-MOST_LINES = 2000
 MOST_SEARCHED_BYTES = 512 << 20
 _MOST_TEXT = 1 << 20
 """Characters of one page, whatever the number of its lines."""
+_MOST_ORDERS = 256
+_DIGITS = 18
+_MOST_UNFINISHED = 20
 _END = ".log"
 _OLDER = ".1.log"
-
-
-@frozen
-class LogRange:
-    """Which lines are wanted."""
-
-    node: str = ""
-    """Empty: of all stages."""
-    start: int | None = None
-    """None: the last ones."""
-    limit: int = 500
-    search: str = ""
 
 
 class JobLogPages:
@@ -42,38 +40,73 @@ class JobLogPages:
     def __init__(self, histories: HistoryCache) -> None:
         self._histories = histories
         self._index = LogIndex()
+        self._guard = threading.Lock()
+        self._orders: OrderedDict[str, tuple[threading.Lock, LogOrder]] = OrderedDict()
 
     def read(
-        self, job: str, folder: JobFolder, asked: LogRange, *, is_over: bool, is_meant: frozenset[str] | None = None
+        self, job: str, folder: JobFolder, asked: LogRequest, *, is_over: bool, is_meant: frozenset[str] | None = None
     ) -> LogPage:
         """Return a page of what is called `job`; `is_meant` are the only nodes, of one trial.
 
         Raises `NotFound` if no stage has this name.
         """
-        logged, dropped, order = self._histories.read(folder.status_path, _logged)
-        files = self._files(folder, order)
-        nodes = list(dict.fromkeys([*(node for node, _ in logged), *files]))
-        if is_meant is not None:
-            nodes = [node for node in nodes if node.partition("[")[0] in is_meant]
-        chosen = [node for node in nodes if not asked.node or _is_of(node, asked.node)]
-        if asked.node and not chosen and asked.node not in order:
+        look = self._look(folder, is_over=is_over)
+        nodes = [node for node in look.nodes if is_meant is None or node.partition("[")[0] in is_meant]
+        chosen = {node for node in nodes if not asked.node or _is_of(node, asked.node)}
+        if asked.node and not chosen and asked.node not in look.known:
             known = ", ".join(nodes[:12]) or "none yet"
             raise NotFound(
                 f"no stage {asked.node!r} has a log", hint=did_you_mean(asked.node, nodes) or f"stages: {known}"
             )
-        meant = set(chosen)
-        parts = [_Part(source=_Logged([one for one in logged if one[0] in meant]), node="")]
-        parts += [_Part(source=self._index.log(path), node=node) for node in chosen for path in files.get(node, ())]
-        page = _search(parts, asked) if asked.search else _page(parts, asked)
+        lines = _NumberedLines(look, chosen)
+        start, is_anew = lines.start_of(asked)
+        page = lines.search(asked) if asked.search else lines.page(start, asked.limit)
         return LogPage(
             job=job,
             lines=tuple(page.lines),
             nodes=tuple(nodes),
             is_over=is_over,
-            total=sum(part.source.total for part in parts),
+            total=lines.total,
+            unfinished=() if asked.search else tuple(lines.unfinished()),
+            next="" if asked.search else lines.cursor(page.next),
+            is_anew=is_anew,
             matches=page.matches,
-            note=page.note or (f"{dropped:,} older lines of the journal are not shown" if dropped else ""),
+            note=page.note or (f"{look.dropped:,} older lines of the journal are not shown" if look.dropped else ""),
         )
+
+    def _look(self, folder: JobFolder, *, is_over: bool) -> _Look:
+        with self._guard:
+            lock, order = self._orders.pop(folder.path, (threading.Lock(), LogOrder()))
+            self._orders[folder.path] = lock, order
+            while len(self._orders) > _MOST_ORDERS:
+                self._orders.popitem(last=False)
+        # One look after the other: lines of an older one would seem to be gone.
+        with lock:
+            journal = self._histories.read(folder.status_path, _journal_of)
+            files = self._files(folder, list(journal.live))
+            sources: dict[str, LogText | _Logged] = {f":{node}": one for node, one in journal.logged.items()}
+            node_of = {f":{node}": node for node in journal.logged}
+            states = [
+                LogState(source=f":{node}", end=one.total, first=one.first) for node, one in journal.logged.items()
+            ]
+            for node, paths in files.items():
+                is_ended = is_over or not journal.live.get(node, True)
+                for path in paths:
+                    source, log = os.path.basename(path), self._index.log(path)
+                    sources[source], node_of[source] = log, node
+                    is_open = log.is_open and not is_ended and path == paths[-1]
+                    states.append(LogState(source=source, end=log.total - is_open, inode=log.inode))
+            order.note(states, journal.pieces)
+            return _Look(
+                order=order.name,
+                spans=tuple(order.spans),
+                sources=sources,
+                node_of=node_of,
+                ends={state.source: state.end for state in states},
+                nodes=list(dict.fromkeys([*journal.logged, *files])),
+                known=frozenset(journal.live),
+                dropped=journal.dropped,
+            )
 
     def _files(self, folder: JobFolder, order: Sequence[str]) -> dict[str, list[str]]:
         """Return the logs of each stage, in the order in which the journal names them, then the others."""
@@ -91,8 +124,38 @@ class JobLogPages:
         }
 
 
-def _logged(story: RunHistory) -> tuple[list[tuple[str, str]], int, list[str]]:
-    return list(story.logged), story.logged_count - len(story.logged), list(story.nodes)
+@frozen
+class _Journal:
+    """What the journal tells of the lines of a job."""
+
+    logged: Mapping[str, _Logged]
+    """By node."""
+    pieces: Sequence[LogSpan]
+    """Their order."""
+    live: Mapping[str, bool]
+    """Nodes that are known: True if more may come of one."""
+    dropped: int
+
+
+def _journal_of(story: RunHistory) -> _Journal:
+    texts: dict[str, list[str]] = {}
+    for node, text in story.logged:
+        texts.setdefault(node, []).append(text)
+    logged = {node: _Logged(texts.get(node, ()), count) for node, count in story.logged_of.items()}
+    places = Counter({node: one.first for node, one in logged.items()})
+    pieces = []
+    for node, _ in story.logged:
+        pieces.append(LogSpan(f":{node}", places[node], 1))
+        places[node] += 1
+    return _Journal(
+        logged=logged,
+        pieces=pieces,
+        live={name: node.ending in _LIVE for name, node in story.nodes.items()},
+        dropped=story.logged_count - len(story.logged),
+    )
+
+
+_LIVE = frozenset({"running", "waiting"})
 
 
 def _is_of(node: str, meant: str) -> bool:
@@ -100,76 +163,154 @@ def _is_of(node: str, meant: str) -> bool:
 
 
 class _Logged:
-    """Lines of the journal as a source of lines."""
+    """Lines that one node logged to the journal: the last ones of so many."""
 
-    def __init__(self, lines: Sequence[tuple[str, str]]) -> None:
-        self._lines = lines
-        self.total = len(lines)
-        self.size_bytes = 0
+    size_bytes = 0
+    is_open = False
+
+    def __init__(self, texts: Sequence[str], total: int) -> None:
+        self._texts = texts
+        self.total = total
+        self.first = total - len(texts)
 
     def lines(self, start: int, end: int) -> Iterator[LogTextLine]:
-        for number, (_, text) in enumerate(self._lines[start:end], start):
+        first = max(start, self.first)
+        for number, text in enumerate(self._texts[first - self.first : max(0, end - self.first)], first):
             yield LogTextLine(number=number, text=shown_text(text.encode("utf-8", "backslashreplace")))
 
     def search(self, needle: bytes) -> Iterator[LogTextLine]:
         wanted = needle.decode("utf-8", "replace")
         return (line for line in self.lines(0, self.total) if wanted in line.text.lower())
 
-    def node_of(self, number: int) -> str:
-        return self._lines[number][0]
-
 
 @frozen
-class _Part:
-    source: LogText | _Logged
-    node: str
+class _Look:
+    """The logs of a job as they are at one moment."""
 
-    def line(self, line: LogTextLine, before: int) -> LogLineView:
-        """Return a line of it, numbered behind those of the parts before it."""
-        node = self.source.node_of(line.number) if isinstance(self.source, _Logged) else self.node
-        return LogLineView(number=before + line.number, text=line.text, node=node, is_cut=line.is_cut)
+    order: str
+    spans: Sequence[LogSpan]
+    sources: Mapping[str, LogText | _Logged]
+    node_of: Mapping[str, str]
+    """By source."""
+    ends: Mapping[str, int]
+    """Whole lines of each source."""
+    nodes: Sequence[str]
+    known: frozenset[str]
+    dropped: int
 
 
 @frozen
 class _Found:
     lines: Sequence[LogLineView]
+    next: int = 0
+    """Number of the line that follows."""
     matches: int | None = None
     note: str = ""
 
 
-def _page(parts: Sequence[_Part], asked: LogRange) -> _Found:
-    total, limit = sum(part.source.total for part in parts), min(asked.limit, MOST_LINES)
-    start = max(0, total - limit) if asked.start is None else asked.start
-    found: deque[LogLineView] = deque()
-    size = before = 0
-    for part in parts:
-        for line in part.source.lines(max(0, start - before), start + limit - before):
+class _NumberedLines:
+    """The lines of some nodes, with their numbers."""
+
+    def __init__(self, look: _Look, nodes: Collection[str]) -> None:
+        self._look = look
+        self._sources = {one: log for one, log in look.sources.items() if look.node_of[one] in nodes}
+        self._begins: list[tuple[int, LogSpan]] = []
+        self.total = 0
+        for span in look.spans:
+            if span.source in self._sources:
+                self._begins.append((self.total, span))
+                self.total += span.count
+
+    def start_of(self, asked: LogRequest) -> tuple[int | None, bool]:
+        """Return where a page begins (None: with the last lines), and whether its lines were numbered anew."""
+        if not asked.after:
+            return asked.start, False
+        order, _, number = asked.after.partition("-")
+        if order != self._look.order or not number.isdecimal() or int(number[:_DIGITS]) > self.total:
+            return None, True
+        return int(number[:_DIGITS]), False
+
+    def cursor(self, number: int) -> str:
+        return f"{self._look.order}-{number}"
+
+    def page(self, start: int | None, limit: int) -> _Found:
+        """Return lines from a number on, or the last ones."""
+        is_tail = start is None
+        first = max(0, self.total - limit) if start is None else start
+        end = min(self.total, first + limit)
+        lines = list(self._between(first, end))
+        size, kept = 0, 0
+        for line in reversed(lines) if is_tail else lines:
             size += len(line.text)
-            if size > _MOST_TEXT and asked.start is not None and found:
-                # The next page begins here.
-                return _Found(lines=found)
-            found.append(part.line(line, before))
-            while size > _MOST_TEXT and len(found) > 1:
-                size -= len(found.popleft().text)
-        before += part.source.total
-    return _Found(lines=found)
+            if size > _MOST_TEXT and kept:
+                break
+            kept += 1
+        if is_tail:
+            return _Found(lines=lines[len(lines) - kept :], next=self.total)
+        # What is left out begins the next page.
+        return _Found(lines=lines[:kept], next=lines[kept].number if kept < len(lines) else max(first, end))
 
+    def _between(self, first: int, end: int) -> Iterator[LogLineView]:
+        at = max(0, bisect_right(self._begins, first, key=itemgetter(0)) - 1)
+        wanted: list[tuple[int, LogSpan]] = []
+        for begin, span in self._begins[at:]:
+            if begin >= end:
+                break
+            low, high = max(first, begin), min(end, begin + span.count)
+            if low < high:
+                wanted.append((low, LogSpan(span.source, span.first + low - begin, high - low)))
+        ranges: dict[str, tuple[int, int]] = {}
+        for _, span in wanted:
+            low, _ = ranges.get(span.source, (span.first, 0))
+            ranges[span.source] = low, span.first + span.count
+        # Lines of a source follow each other in its spans: it is read once.
+        found = {one: {line.number: line for line in self._sources[one].lines(*ends)} for one, ends in ranges.items()}
+        for begin, span in wanted:
+            for place in range(span.count):
+                line = found[span.source].get(span.first + place)
+                if line is not None:
+                    yield self._view(span.source, line, begin + place)
 
-def _search(parts: Sequence[_Part], asked: LogRange) -> _Found:
-    """Return the last lines that hold a text, or the first ones from a number on; counts all of them."""
-    needle, limit = asked.search.lower().encode("utf-8", "replace"), min(asked.limit, MOST_LINES)
-    most = max(1, min(limit, _MOST_TEXT // 512))
-    found: deque[LogLineView] = deque(maxlen=most)
-    matches = before = read_bytes = 0
-    for part in parts:
-        read_bytes += part.source.size_bytes
-        if read_bytes > MOST_SEARCHED_BYTES:
-            searched = format_size(MOST_SEARCHED_BYTES)
-            return _Found(lines=found, matches=matches, note=f"only the first {searched} were searched; choose a stage")
-        for line in part.source.search(needle):
-            matches += 1
-            is_wanted = asked.start is None or (before + line.number >= asked.start and len(found) < most)
-            if is_wanted:
-                found.append(part.line(line, before))
-        before += part.source.total
-    return _Found(lines=found, matches=matches)
+    def unfinished(self) -> Iterator[LogLineView]:
+        """Return the last lines of logs that have no end yet."""
+        ends = self._look.ends
+        growing = [one for one, log in self._sources.items() if log.total > ends[one]]
+        for source in growing[-_MOST_UNFINISHED:]:
+            for line in self._sources[source].lines(ends[source], ends[source] + 1):
+                yield self._view(source, line, self.total)
+
+    def search(self, asked: LogRequest) -> _Found:
+        """Return the last lines that hold a text, or the first ones from a number on; counts all of them."""
+        needle = asked.search.lower().encode("utf-8", "replace")
+        most = max(1, min(asked.limit, _MOST_TEXT // 512))
+        note, sources, read_bytes = "", [], 0
+        for source, log in self._sources.items():
+            read_bytes += log.size_bytes
+            if read_bytes > MOST_SEARCHED_BYTES:
+                note = f"only the first {format_size(MOST_SEARCHED_BYTES)} were searched; choose a stage"
+                break
+            sources.append(source)
+        matches = Counter[str]()
+        found = self._matches(sources, needle, matches)
+        if asked.start is None:
+            lines = heapq.nlargest(most, found, key=attrgetter("number"))[::-1]
+        else:
+            start = asked.start
+            lines = heapq.nsmallest(most, (one for one in found if one.number >= start), key=attrgetter("number"))
+        return _Found(lines=lines, matches=matches.total(), note=note)
+
+    def _matches(self, sources: Sequence[str], needle: bytes, matches: Counter[str]) -> Iterator[LogLineView]:
+        places: dict[str, list[tuple[int, int]]] = {source: [] for source in sources}
+        for begin, span in self._begins:
+            if span.source in places:
+                places[span.source].append((span.first, begin))
+        for source in sources:
+            for line in self._sources[source].search(needle):
+                matches[source] += 1
+                at = bisect_right(places[source], line.number, key=itemgetter(0)) - 1
+                first, begin = places[source][at] if at >= 0 else (line.number, self.total)
+                is_whole = line.number < self._look.ends[source]
+                yield self._view(source, line, begin + line.number - first if is_whole else self.total)
+
+    def _view(self, source: str, line: LogTextLine, number: int) -> LogLineView:
+        return LogLineView(number=number, text=line.text, node=self._look.node_of[source], is_cut=line.is_cut)

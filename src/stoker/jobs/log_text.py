@@ -72,7 +72,8 @@ class LogIndex:
             while len(self._counts) > self._most:
                 self._counts.popitem(last=False)
         ends = counts[-1] + rest.count(b"\n")
-        return LogText(path, counts, size_bytes, ends + (not _ends_line(path, size_bytes)))
+        is_open = not _ends_line(path, size_bytes)
+        return LogText(path, counts, size_bytes, ends + is_open, inode=info.st_ino, is_open=is_open)
 
 
 def _ends_line(path: str, size_bytes: int) -> bool:
@@ -90,12 +91,17 @@ def _ends_line(path: str, size_bytes: int) -> bool:
 class LogText:
     """One log as it was when it was looked at."""
 
-    def __init__(self, path: str, counts: list[int], size_bytes: int, total: int) -> None:
+    def __init__(
+        self, path: str, counts: list[int], size_bytes: int, total: int, *, inode: int = 0, is_open: bool = False
+    ) -> None:
         self._path = path
         self._counts = counts
         self.size_bytes = size_bytes
         self.total = total
         """Number of its lines."""
+        self.inode = inode
+        self.is_open = is_open
+        """Its last line has no end yet."""
 
     def lines(self, start: int, end: int) -> Iterator[LogTextLine]:
         """Return lines by number, `end` not included."""

@@ -12,6 +12,7 @@ from stoker.protocol.screen_messages import (
     ComparisonView,
     ConfigView,
     LogPage,
+    LogRequest,
     ModelPage,
     Overview,
     ResultCard,
@@ -94,18 +95,9 @@ class ScreenClient(CoordinatorClient):
         """Return the stages of a job's last attempt, or of one, laid out."""
         return self._get(f"/v1/jobs/{part(ref)}/stages", StageGraph, {"attempt": attempt})
 
-    def log(
-        self,
-        ref: str,
-        node: str = "",
-        *,
-        attempt: int | None = None,
-        start: int | None = None,
-        limit: int = 500,
-        search: str = "",
-    ) -> LogPage:
-        """Return lines that a job printed: the last ones, or those from a number on."""
-        query = {"node": node, "attempt": attempt, "start": start, "limit": limit, "search": search}
+    def log(self, ref: str, request: LogRequest | None = None) -> LogPage:
+        """Return lines that a job printed: the last ones, those from a number on, or those after a page."""
+        query = {} if request is None else request.model_dump(exclude_none=True)
         return self._get(f"/v1/jobs/{part(ref)}/log", LogPage, query)
 
     def config(self, ref: str) -> ConfigView:

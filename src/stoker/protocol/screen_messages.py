@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from stoker.protocol.codec import StrictRequest, WireMessage
 from stoker.protocol.view_messages import (
@@ -170,6 +170,20 @@ class LogLineView(WireMessage):
     """Only its beginning is here."""
 
 
+MOST_LOG_LINES = 2000
+
+
+class LogRequest(BaseModel):
+    """Which lines of a job's output to return: the last ones, those from a number on, or those after a page."""
+
+    node: Annotated[str, Field(max_length=300, description="Empty: of all stages")] = ""
+    attempt: Annotated[int, Field(ge=1, le=2**31 - 1, description="Omitted: the last one")] | None = None
+    start: Annotated[int, Field(ge=0, le=2**53, description="Number of the first line")] | None = None
+    after: Annotated[str, Field(max_length=60, description="`next` of a page: the lines that follow it")] = ""
+    limit: Annotated[int, Field(ge=1, le=MOST_LOG_LINES)] = 500
+    search: Annotated[str, Field(max_length=300, description="Only lines that hold it, whatever its case")] = ""
+
+
 class LogPage(WireMessage):
     """Some lines of a job's output."""
 
@@ -181,6 +195,12 @@ class LogPage(WireMessage):
     """Number of the first line that is kept."""
     total: ViewCount = 0
     """Number of the next line."""
+    unfinished: tuple[LogLineView, ...] = ()
+    """The last lines of logs, as far as they are printed: no line has their numbers yet."""
+    next: Line = ""
+    """`after` of the request for what follows these lines."""
+    is_anew: bool = False
+    """The lines were numbered anew since `after`: these are the last ones, in place of those before."""
     is_over: bool = False
     """Nothing follows."""
     matches: ViewCount | None = None

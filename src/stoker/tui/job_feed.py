@@ -6,16 +6,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stoker.api.monitor import LogQuery, Monitor, SeriesQuery
+from stoker.api.monitor import Monitor, SeriesQuery
 from stoker.core.clock import Clock
 from stoker.core.errors import NotFound
 from stoker.core.frozen import changed, frozen
-from stoker.protocol.screen_messages import ConfigView, LogLineView, LogPage, SeriesView, StageGraph
+from stoker.protocol.screen_messages import ConfigView, LogLineView, LogPage, LogRequest, SeriesView, StageGraph
 from stoker.protocol.view_messages import JobExplanation, JobView
 from stoker.tui.requests import RequestThreads, failure_text
 
 MOST_LOG_LINES = 5000
 _LOG_LINES = 500
+_FOLLOWED_LINES = 2000
 _POINTS = 400
 _EVERY_S = {"curves": 2.0, "logs": 1.0, "stages": 2.0, "explain": 5.0, "config": 60.0}
 _ENDED_EVERY_S = 60.0
@@ -45,6 +46,10 @@ class LogTail:
     first: int = 0
     """Number of the first line that exists."""
     total: int = 0
+    next: str = ""
+    """`after` of the request for what follows."""
+    unfinished: tuple[LogLineView, ...] = ()
+    """Lines that have no end yet; others have their numbers once they have."""
     is_over: bool = False
     search: str = ""
     matches: int | None = None
@@ -62,6 +67,8 @@ class LogTail:
             lines=tuple(held[number] for number in kept),
             first=page.first,
             total=page.total,
+            next=self.next if is_older else page.next,
+            unfinished=page.unfinished,
             is_over=page.is_over,
             matches=page.matches,
             note=page.note,
@@ -145,7 +152,7 @@ class JobFeed:
         if log is None or log.search or not log.lines or log.lines[0].number <= log.first:
             return
         start = max(log.first, log.lines[0].number - _LOG_LINES)
-        query = LogQuery(start=start, limit=log.lines[0].number - start)
+        query = LogRequest(start=start, limit=log.lines[0].number - start)
         if not self._requests.is_pending("job-older"):
             self._put("older", self.data.ref, lambda ref: self._add_lines(ref, query))
 
@@ -199,15 +206,17 @@ class JobFeed:
     def _fetch_logs(self, ref: str) -> dict[str, Any]:
         log, search = self.data.log, self._search
         if log is None or log.search != search:
-            page = self._monitor.log(ref, LogQuery(limit=_LOG_LINES, search=search))
+            page = self._monitor.log(ref, LogRequest(limit=_LOG_LINES, search=search))
             return {"log": LogTail(search=search).with_page(page)}
         if search:
-            return {"log": LogTail(search=search).with_page(self._monitor.log(ref, LogQuery(search=search)))}
-        return self._add_lines(ref, LogQuery(start=log.total, limit=_LOG_LINES))
+            return {"log": LogTail(search=search).with_page(self._monitor.log(ref, LogRequest(search=search)))}
+        # A coordinator before this one knows numbers only.
+        return self._add_lines(ref, LogRequest(start=log.total, after=log.next, limit=_FOLLOWED_LINES))
 
-    def _add_lines(self, ref: str, query: LogQuery) -> dict[str, Any]:
+    def _add_lines(self, ref: str, query: LogRequest) -> dict[str, Any]:
         page = self._monitor.log(ref, query)
         with self._lock:
             log = self.data.log or LogTail()
         # A log that got shorter is that of a new attempt.
-        return {"log": log.with_page(page) if page.total >= log.total else LogTail().with_page(page)}
+        is_same = page.total >= log.total and not page.is_anew
+        return {"log": log.with_page(page) if is_same else LogTail().with_page(page)}

@@ -198,16 +198,17 @@ def _chart(some: Sequence[Series], view: SeriesView, look: ScreenLook, rows: int
 
 
 def _log_lines(state: CockpitState, log: LogTail, look: ScreenLook, rows: int) -> list[StyledLine]:
-    if not log.lines:
+    found = (*log.lines, *log.unfinished)
+    if not found:
         text = f"no line holds {log.search!r}" if log.search else "no output yet"
         return [plain(f" {text}", look)]
-    state.keep_log_place([line.number for line in log.lines])
-    count = len(log.lines) if log.matches is None else log.matches
+    state.keep_log_place([line.number for line in found])
+    count = len(found) if log.matches is None else log.matches
     rows -= 1 if log.search else 0
-    first = state.window(len(log.lines), rows)
-    several = len({line.node for line in log.lines}) > 1
+    first = state.window(len(found), rows)
+    several = len({line.node for line in found}) > 1
     lines = []
-    for line in log.lines[first : first + rows]:
+    for line in found[first : first + rows]:
         text = look.safe(line.text[: _LONGEST_LINE + state.column])
         node = f"{look.safe(line.node)}: " if several and line.node else ""
         more = " …" if line.is_cut else ""

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import parse_qs, unquote
 
-from stoker.api.monitor import MOST_POINTS, JobQuery, LogQuery, Monitor, SeriesQuery, SpanQuery
+from stoker.api.monitor import MOST_POINTS, JobQuery, Monitor, SeriesQuery, SpanQuery
 from stoker.coordinator.http.http_messages import attachment
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, NotFound
 from stoker.core.jsontext import dumps, loads
 from stoker.protocol.codec import StrictRequest, WireMessage, from_json, to_json
-from stoker.protocol.screen_messages import SimulateRequest
+from stoker.protocol.screen_messages import MOST_LOG_LINES, LogRequest, SimulateRequest
 from stoker.protocol.sent_messages import ManifestRequest, RepeatJobRequest
 from stoker.protocol.view_messages import DoneView, MachineList
 from stoker.web.backend import EVENTS, FileBody, UiAnswer, UiBackend, UiRequest, json_answer
@@ -237,13 +237,15 @@ def _span_query(query: Query) -> SpanQuery:
     return SpanQuery(from_s=from_s, to_s=to_s, points=max(1, min(MOST_POINTS, _number(query, "points") or 360)))
 
 
-def _log_query(query: Query) -> LogQuery:
-    return LogQuery(
-        node=_one(query, "node"),
-        attempt=_number(query, "attempt"),
-        start=_number(query, "start"),
-        limit=min(2000, _number(query, "limit") or 500),
-        search=_one(query, "search"),
+def _log_query(query: Query) -> LogRequest:
+    attempt = _number(query, "attempt")
+    return LogRequest(
+        node=_one(query, "node")[:300],
+        attempt=None if attempt is None else min(max(1, attempt), 2**31 - 1),
+        start=None if (start := _number(query, "start")) is None else min(start, 2**53),
+        after=_one(query, "after")[:60],
+        limit=min(MOST_LOG_LINES, _number(query, "limit") or 500),
+        search=_one(query, "search")[:300],
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.api.app_parts import AppSettings
 from stoker.api.local_monitor import LocalMonitor
-from stoker.api.monitor import JobQuery, LogQuery, SeriesQuery
+from stoker.api.monitor import JobQuery, SeriesQuery
 from stoker.app.app import App
 from stoker.core.capability import Capability
 from stoker.core.device import Backend, Device
@@ -21,6 +21,7 @@ from stoker.core.events import Event, Kinds
 from stoker.core.jsontext import dumps
 from stoker.engine.journal import StatusWriter
 from stoker.jobs.job_folder import JobFolder
+from stoker.protocol.screen_messages import LogRequest
 from stoker.protocol.sent_messages import ManifestRequest, RepeatJobRequest
 from stoker.views.placement_lines import explanation_lines
 from tests.unit.jobs.real_jobs import Made, Shelf, falling
@@ -93,7 +94,7 @@ def test_one_job_with_curves_stages_and_log(monitor: LocalMonitor, shelf: Shelf)
     assert (loss.name, len(loss.steps), loss.best_step, loss.is_lower_better) == ("loss", 50, 49, True)
     (node,) = monitor.stages("train").nodes
     assert (node.name, node.ending, node.why) == ("train", "ran", "it has not run before")
-    log = monitor.log("train", LogQuery(limit=1))
+    log = monitor.log("train", LogRequest(limit=1))
     assert ([line.text for line in log.lines], log.total, log.is_over) == (["world"], 2, True)
     (setting,) = monitor.config("train").settings
     assert (setting.path, setting.value, setting.origin) == ("lr", 0, "train.toml:3")

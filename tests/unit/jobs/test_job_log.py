@@ -11,9 +11,9 @@ from stoker.core.jsontext import dumps
 from stoker.jobs import log_text
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import HistoryCache
-from stoker.jobs.job_log import JobLogPages, LogRange
+from stoker.jobs.job_log import JobLogPages
 from stoker.jobs.log_text import LogIndex
-from stoker.protocol.screen_messages import LogPage
+from stoker.protocol.screen_messages import LogPage, LogRequest
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def said(folder: JobFolder, *nodes: str) -> None:
 
 
 def read(folder: JobFolder, **asked: object) -> LogPage:
-    return JobLogPages(HistoryCache()).read("train", folder, LogRange(**asked), is_over=True)  # type: ignore[arg-type]
+    return JobLogPages(HistoryCache()).read("train", folder, LogRequest(**asked), is_over=True)  # type: ignore[arg-type]
 
 
 def texts(log: LogPage) -> list[str]:
@@ -153,3 +153,126 @@ def test_lines_across_blocks_are_whole_and_found(
     assert [one.text for one in grown.lines(len(lines), 99)] == ["more", "and"]
     Path(path).write_bytes(b"begun again\n")
     assert [one.text for one in index.log(path).lines(0, 99)] == ["begun again"]
+
+
+class Follower:
+    """A client that asks for what follows the page before, of a job that runs."""
+
+    def __init__(self, folder: JobFolder, pages: JobLogPages, node: str = "") -> None:
+        self.folder = folder
+        self.pages = pages
+        self.node = node
+        self.seen: list[tuple[int, str, str]] = []
+        self.after = ""
+        self.last = LogPage(job="train")
+
+    def look(self, limit: int = 500, *, is_over: bool = False) -> list[str]:
+        asked = LogRequest(node=self.node, after=self.after, limit=limit)
+        self.last = page = self.pages.read("train", self.folder, asked, is_over=is_over)
+        if page.is_anew:
+            self.seen = []
+        self.seen += [(one.number, one.node, one.text) for one in page.lines]
+        self.after = page.next
+        return texts(page)
+
+
+def add(folder: JobFolder, node: str, text: str) -> None:
+    with Path(folder.log_folder, f"{node}.log").open("a") as file:
+        file.write(text)
+
+
+def logged(folder: JobFolder, node: str, *lines: str) -> None:
+    with Path(folder.status_path).open("a") as file:
+        file.writelines(f"{dumps({'kind': 'stage_log', 'node': node, 'text': text})}\n" for text in lines)
+
+
+def test_lines_keep_their_numbers_while_several_logs_grow(folder: JobFolder) -> None:
+    pages = JobLogPages(HistoryCache())
+    said(folder, "prepare", "train")
+    logged(folder, "prepare", "begun")
+    put(folder, "prepare", "p0\n")
+    put(folder, "train", "t0\n")
+    everybody, alone = Follower(folder, pages), Follower(folder, pages, "train")
+    assert everybody.look() == ["begun", "p0", "t0"]
+    assert alone.look() == ["t0"]
+    logged(folder, "train", "said")
+    add(folder, "prepare", "p1\n")
+    add(folder, "train", "t1\nt2\n")
+    assert everybody.look() == ["said", "p1", "t1", "t2"]
+    assert alone.look() == ["said", "t1", "t2"]
+    add(folder, "prepare", "p2\n")
+    put(folder, "later", "l0\n")
+    assert everybody.look(1) == ["p2"]
+    assert everybody.look() == ["l0"]
+    assert everybody.look() == alone.look() == []
+    whole = pages.read("train", folder, LogRequest(), is_over=False)
+    assert [(one.number, one.node, one.text) for one in whole.lines] == everybody.seen, "whoever looks, and whenever"
+    assert [number for number, _, _ in everybody.seen] == list(range(9))
+    assert numbers(pages.read("train", folder, LogRequest(search="p"), is_over=False)) == [1, 4, 7]
+    assert texts(pages.read("train", folder, LogRequest(start=3, limit=2), is_over=False)) == ["said", "p1"]
+
+
+def test_a_line_without_an_end_is_shown_until_it_has_one(folder: JobFolder) -> None:
+    one = Follower(folder, JobLogPages(HistoryCache()))
+    put(folder, "train", "first\n10%\r20%")
+    put(folder, "other", "x\n")
+    assert one.look() == ["x", "first"]
+    assert [(line.number, line.node, line.text) for line in one.last.unfinished] == [(2, "train", "20%")]
+    add(folder, "train", "\r90%")
+    add(folder, "other", "y\n")
+    assert one.look() == ["y"]
+    assert [line.text for line in one.last.unfinished] == ["90%"]
+    add(folder, "train", " done\nrest")
+    assert one.look() == ["90% done"]
+    assert one.look(is_over=True) == ["rest"]
+    assert (one.last.unfinished, one.last.total) == ((), 5)
+
+
+def test_a_log_that_is_begun_anew_is_numbered_anew(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Follower(folder, JobLogPages(HistoryCache()))
+    put(folder, "train", "a\nb\nc\n")
+    one.look()
+    put(folder, "train", "d\n")
+    assert one.look() == ["d"]
+    assert (one.last.is_anew, one.seen) == (True, [(0, "train", "d")])
+    # An older generation, as a log that is full becomes.
+    Path(folder.log_folder, "train.log").rename(Path(folder.log_folder, "train.1.log"))
+    put(folder, "train", "e\nf\n")
+    assert one.look() == ["d", "e", "f"]
+    assert one.last.is_anew
+    add(folder, "train", "g\n")
+    again = Follower(folder, JobLogPages(HistoryCache()))
+    again.after = one.after
+    assert again.look() == ["d", "e", "f", "g"], "another process does not know the order, and says so"
+    assert again.last.is_anew
+    monkeypatch.setattr("stoker.jobs.log_order.MOST_SPANS", 3)
+    for _ in range(3):
+        for node in ("train", "other"):
+            add(folder, node, "h\n")
+            again.look()
+    assert len(again.seen) == 10
+    assert [number for number, _, _ in again.seen] == list(range(10))
+
+
+def test_lines_that_the_journal_has_dropped_leave_their_numbers_free(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.jobs.job_history._MOST_LOGGED", 4)
+    one = Follower(folder, JobLogPages(HistoryCache()))
+    logged(folder, "a", "0", "1")
+    logged(folder, "b", "2", "3")
+    assert one.look() == ["0", "1", "2", "3"]
+    logged(folder, "a", "4", "5", "6")
+    assert one.look() == ["4", "5", "6"]
+    page = one.pages.read("train", folder, LogRequest(), is_over=False)
+    assert list(zip(numbers(page), texts(page), strict=True)) == [(3, "3"), (4, "4"), (5, "5"), (6, "6")]
+    assert page.note == "3 older lines of the journal are not shown"
+    logged(folder, "b", *map(str, range(7, 17)))
+    assert one.look() == ["13", "14", "15", "16"]
+
+
+@pytest.mark.parametrize("after", ["x", "-", "0-0", "-3", "é-1", "a" * 12 + "-" + "9" * 40])
+def test_a_foreign_place_is_answered_by_the_last_lines(folder: JobFolder, after: str) -> None:
+    put(folder, "train", "a\nb\n")
+    found = read(folder, after=after)
+    assert (texts(found), found.is_anew) == (["a", "b"], True)

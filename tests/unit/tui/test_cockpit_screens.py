@@ -298,6 +298,11 @@ def test_a_log_is_followed_until_it_is_scrolled_and_can_be_searched() -> None:
         screen.clock.advance(2)
         await screen.settle()
         assert "step 100 done" in screen.text
+        screen.monitor.log_unfinished = ["step 101: 20%"]
+        screen.clock.advance(2)
+        await screen.settle()
+        assert "step 101: 20%" in screen.text
+        screen.monitor.log_unfinished = []
         assert "not following" in await screen.press("up")
         screen.monitor.log_lines.append("step 101 more")
         screen.clock.advance(2)

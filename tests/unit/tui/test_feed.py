@@ -210,9 +210,23 @@ def test_a_log_grows_at_its_end_and_older_lines_come_on_request() -> None:
     requests.run_queued()
     assert feed.data.log is not None
     assert [feed.data.log.lines[at].text for at in (0, -1)] == ["line 700", "new"]
+    # More than one answer holds: none of it is left out.
+    monitor.log_lines += [f"much {number}" for number in range(2500)]
+    monitor.log_unfinished = ["10%"]
+    for _ in range(2):
+        clock.advance(2)
+        feed.refresh("logs")
+        requests.run_queued()
+    assert [line.number for line in feed.data.log.lines] == list(range(700, 3701))
+    assert [line.text for line in feed.data.log.unfinished] == ["10%"]
+    monitor.log_order, monitor.log_lines = "second", [f"line {number}" for number in range(3000)]
+    clock.advance(2)
+    feed.refresh("logs")
+    requests.run_queued()
+    assert [feed.data.log.lines[at].text for at in (0, -1)] == ["line 1000", "line 2999"], "in place of those before"
     feed.older_lines()
     requests.run_queued()
-    assert feed.data.log.lines[0].text == "line 200"
+    assert feed.data.log.lines[0].text == "line 500"
     feed.search("LINE 77")
     feed.refresh("logs")
     requests.run_queued()

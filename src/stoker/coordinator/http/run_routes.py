@@ -11,7 +11,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 from fastapi import Query, Response
 
-from stoker.coordinator.http.access import LAST, Number
+from stoker.coordinator.http.access import Number
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import Ref, RouteTable, answer
 from stoker.coordinator.queue.read_jobs import JobMatch
@@ -26,11 +26,19 @@ from stoker.jobs.code_diff import LARGEST_FILE_BYTES, compare_code
 from stoker.jobs.job_curves import MOST_POINTS, CurveRange, curve_files, joined_files, read_job_curves
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import HistoryCache
-from stoker.jobs.job_log import MOST_LINES, JobLogPages, LogRange
+from stoker.jobs.job_log import JobLogPages
 from stoker.jobs.stage_plan import read_stages
 from stoker.jobs.trial_settings import shown_layers
 from stoker.jobs.trials import Trial
-from stoker.protocol.screen_messages import CodeDiff, ConfigView, LogPage, ResultCard, SeriesView, StageGraph
+from stoker.protocol.screen_messages import (
+    CodeDiff,
+    ConfigView,
+    LogPage,
+    LogRequest,
+    ResultCard,
+    SeriesView,
+    StageGraph,
+)
 from stoker.protocol.view_messages import AttemptView, JobView
 from stoker.store.archives.archive_members import read_listing
 from stoker.views.result_card import LARGEST_CARD_BYTES, card_path, card_view
@@ -142,25 +150,17 @@ class RunRoutes:
         planned = read_stages(folder)
         return self._histories.read(folder.status_path, lambda story: stage_graph(job.name, planned, story.nodes))
 
-    async def log(
-        self,
-        ref: Ref,
-        node: Text = "",
-        attempt: Number | None = None,
-        start: Annotated[int, Query(ge=0, le=LAST)] | None = None,
-        limit: Annotated[int, Query(ge=1, le=MOST_LINES)] = 500,
-        search: Text = "",
-    ) -> Response:
-        """Return lines that a job printed: the last ones, or those from a number on; of all stages, or of one.
+    async def log(self, ref: Ref, asked: Annotated[LogRequest, Query()]) -> Response:
+        """Return lines that a job printed: the last ones, those from a number on, or those after a page.
 
-        With `search`, only lines that hold the text, whatever its case. Long lines are cut.
+        Of all stages, or of one. A line keeps its number while logs grow. With `search`, only lines that hold the text,
+        whatever its case. Long lines are cut.
         """
         job, tries = await self._attempts(ref)
-        chosen = _chosen(ref, tries, attempt) if attempt is not None else tries[-1:]
-        asked = LogRange(node=node, start=start, limit=limit, search=search)
+        chosen = _chosen(ref, tries, asked.attempt) if asked.attempt is not None else tries[-1:]
         return await self._read(lambda: answer(self._log(job, chosen, asked)))
 
-    def _log(self, job: JobMatch, tries: Sequence[AttemptView], asked: LogRange) -> LogPage:
+    def _log(self, job: JobMatch, tries: Sequence[AttemptView], asked: LogRequest) -> LogPage:
         if not tries:
             return LogPage(job=job.name)
         return self._logs.read(job.name, self._folder(job, tries[0]), asked, is_over=bool(tries[0].ending))

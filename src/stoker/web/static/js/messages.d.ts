@@ -57,8 +57,8 @@ export interface CodeDiff {
 }
 export interface LogLineView { number: number; text: string; node: string; is_cut: boolean }
 export interface LogPage {
-  job: string; lines: LogLineView[]; nodes: string[]; first: number; total: number; is_over: boolean;
-  matches: number | null; note: string;
+  job: string; lines: LogLineView[]; nodes: string[]; first: number; total: number; unfinished: LogLineView[]; next: string;
+  is_anew: boolean; is_over: boolean; matches: number | null; note: string;
 }
 export interface FileView { path: string; size_bytes: number }
 export interface FileList { attempt: number; files: FileView[]; is_over: boolean }
