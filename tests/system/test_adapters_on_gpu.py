@@ -274,7 +274,7 @@ def test_passes_of_other_lengths_find_room_in_the_memory_of_recorded_ones(base: 
             losses.append(slots.step(rows, update=[True], rates=[1e-3]).losses[0])
             if number == 5:
                 held = torch.cuda.memory_reserved() - empty
-            losses.append(slots.losses(rows)[0][0] / tokens.numel())
+            losses.append(slots.losses(rows).read[0][0] / tokens.numel())
         return losses, (torch.cuda.memory_reserved() - empty) / held
 
     plain, _ = told(records=False)
@@ -379,7 +379,7 @@ def test_packed_rows_lose_what_they_lose_one_by_one(base: BaseWeights) -> None:
     alone = 0.0
     for one in sequences:
         rows = AdapterSlotRows(slots=(0,), tokens=one[None, None], labels=one[None, None], denominators=[1])
-        alone += slots.losses(rows)[0][0]
+        alone += slots.losses(rows).read[0][0]
     packed = AdapterSlotRows(
         slots=(0,),
         tokens=together[None, None],

@@ -219,12 +219,18 @@ class BankLayout:
                 b[:, :rank].copy_(given[1])
 
     def read(self, names: Pairs, a_row: Tensor, b_row: Tensor, rank: int) -> Pairs:
-        """Return copies, on the CPU, of the matrices of the given names, cut to a rank."""
-        return {
-            name: (a[:rank].float().cpu().clone(), b[:, :rank].float().cpu().clone().contiguous())
-            for name, a, b in self._pairs(a_row, b_row)
-            if name in names
-        }
+        """Return copies, on the CPU, of the matrices of the given names, cut to a rank.
+
+        They are collected on the device and copied at once: hundreds of small copies take seconds.
+        """
+        found = [(name, a[:rank], b[:, :rank]) for name, a, b in self._pairs(a_row, b_row) if name in names]
+        if not found:
+            return {}
+        parts = [part for _, a, b in found for part in (a, b)]
+        flat = torch.cat([part.reshape(-1) for part in parts]).float().cpu()
+        pieces = flat.split([part.numel() for part in parts])
+        copies = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+        return {name: (copies[2 * at], copies[2 * at + 1]) for at, (name, _, _) in enumerate(found)}
 
     def _pairs(self, a_row: Tensor, b_row: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
         layers = self.banks(a_row[None], b_row[None])

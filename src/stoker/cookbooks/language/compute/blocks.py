@@ -249,15 +249,11 @@ def chunk_tokens(vocabulary: int, tokens: int) -> int:
     return max(1, min(tokens, CHUNK_BYTES // (4 * vocabulary)))
 
 
-def token_losses(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
+def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, kernels: PointwiseKernels) -> Tensor:
     """Return each token's loss, `[tokens]`; zero without a label."""
     size = chunk_tokens(head.shape[0], len(labels))
-    return torch.cat(
-        [
-            _losses(linear(part, head), wanted)
-            for part, wanted in zip(hidden.split(size), labels.split(size), strict=True)
-        ]
-    )
+    chunks = zip(hidden.split(size), labels.split(size), strict=True)
+    return torch.cat([kernels.loss(linear(part, head), wanted) for part, wanted in chunks])
 
 
 def losses_and_gradient(
@@ -273,10 +269,3 @@ def losses_and_gradient(
         losses.append(loss)
         torch.mm(dlogits, head, out=gradient[part])
     return torch.cat(losses), gradient
-
-
-def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    wide = logits.float()
-    is_wanted = labels != IGNORED
-    chosen = wide.gather(-1, labels.clamp(min=0)[:, None]).squeeze(-1)
-    return torch.where(is_wanted, wide.logsumexp(-1) - chosen, 0.0)

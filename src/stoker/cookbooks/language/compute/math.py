@@ -180,6 +180,13 @@ def gate_backward(opened: Tensor, up: Tensor, gradient: Tensor) -> tuple[Tensor,
     return d_open.to(up.dtype), (given * silu).to(up.dtype), silu.to(up.dtype) * up
 
 
+def loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return each row's cross entropy, zero for a negative label."""
+    wide = logits.float()
+    chosen = wide.gather(-1, labels.clamp(min=0)[:, None]).squeeze(-1)
+    return torch.where(labels >= 0, wide.logsumexp(-1) - chosen, 0.0)
+
+
 def loss_and_gradient(logits: Tensor, labels: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's cross entropy (zero for a negative label) and the gradient of Σ share · loss."""
     wide = logits.float()
@@ -233,19 +240,38 @@ class PointwiseKernels:
         if compiles:
             _allow_many_shapes()
 
-        def made(function: Callable[..., Any]) -> Callable[..., Any]:
+        def made(function: Callable[..., Any], *rows: int) -> Callable[..., Any]:
             # Not `fullgraph`: beyond the limit of shapes that would be an error; this runs uncompiled then.
-            return torch.compile(function) if compiles else function
+            return _for_any_rows(torch.compile(function), rows) if compiles else function
 
-        self.norm = made(norm)
-        self.norm_sum = made(norm_sum)
-        self.norm_backward = made(norm_backward)
-        self.rotate_heads = made(rotate_heads)
-        self.rotate_into = made(rotate_into)
-        self.gate = made(gate)
-        self.gate_backward = made(gate_backward)
-        self.loss_and_gradient = made(loss_and_gradient)
+        self.norm = made(norm, 0)
+        self.norm_sum = made(norm_sum, 0, 1)
+        self.norm_backward = made(norm_backward, 0, 3, 4)
+        self.rotate_heads = made(rotate_heads, 0, 2, 3)
+        self.rotate_into = made(rotate_into, 0, 1, 2, 3)
+        self.gate = made(gate, 0, 1)
+        self.gate_backward = made(gate_backward, 0, 1, 2)
+        self.loss = made(loss, 0, 1)
+        self.loss_and_gradient = made(loss_and_gradient, 0, 1, 2)
         self.move = made(move)
+
+
+def _for_any_rows(compiled: Callable[..., Any], rows: tuple[int, ...]) -> Callable[..., Any]:
+    """Return a kernel that is compiled once for any number of rows, in the arguments at these places.
+
+    Otherwise each new number of rows or members is compiled anew, in the middle of a training.
+    """
+    from torch._dynamo import maybe_mark_dynamic
+
+    def call(*given: Any) -> Any:
+        for place in rows:
+            tensor = given[place]
+            for dim in range(min(2, max(1, tensor.dim() - 1))):
+                if tensor.shape[dim] > 1:
+                    maybe_mark_dynamic(tensor, dim)
+        return compiled(*given)
+
+    return call
 
 
 def _allow_many_shapes() -> None:

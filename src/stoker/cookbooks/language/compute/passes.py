@@ -169,7 +169,8 @@ class PassRunner:
     def losses(self, given: PassInput) -> Tensor:
         """Return `[2, n]`: each member's sum of token losses, and the number of tokens."""
         hidden, base = self._seen(given), self._base
-        losses = token_losses(hidden.view(-1, base.shape.hidden), base.head, given.labels.reshape(-1))
+        labels = given.labels.reshape(-1)
+        losses = token_losses(hidden.view(-1, base.shape.hidden), base.head, labels, self._kernels)
         n = len(hidden)
         return torch.stack([losses.view(n, -1).double().sum(1), (given.labels != IGNORED).view(n, -1).sum(1)])
 
@@ -315,6 +316,20 @@ class PassResult:
     def finite(self) -> list[bool]:
         """True for each slot whose loss and gradient are finite. Otherwise it was not updated."""
         return [value == 1.0 for value in self._rows[2]]
+
+
+class LossSums:
+    """Sums of token losses and numbers of tokens, by slot. On a GPU they are copied when first read."""
+
+    def __init__(self, sums: Tensor) -> None:
+        """Of `[2, n]`: sums, and numbers."""
+        self._sums = sums
+
+    @cached_property
+    def read(self) -> list[tuple[float, int]]:
+        """Each slot's sum and number."""
+        sums, counts = self._sums.tolist()
+        return [(total, int(count)) for total, count in zip(sums, counts, strict=True)]
 
 
 # Detection of out-of-memory errors.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, BankLayout, Optim
+from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, BankLayout, Optim, Pairs
 from stoker.cookbooks.language.compute.base_weights import BaseWeights
 from stoker.cookbooks.language.compute.math import (
     AttentionMask,
@@ -25,6 +25,7 @@ from stoker.cookbooks.language.compute.math import (
 from stoker.cookbooks.language.compute.passes import (
     AdapterSlotRows,
     AdapterSlotState,
+    LossSums,
     PassInput,
     PassResult,
     PassRunner,
@@ -278,20 +279,27 @@ class Slots:
 
     def adapter(self, slot: int) -> AdapterState:
         """Return a copy of the adapter in a slot."""
-        spec, state, names = self._specs[slot], self._state, self._names[slot]
-        if spec is None:
-            raise IndexError(f"slot {slot} is empty")
-
-        def read(a: Tensor, b: Tensor) -> Any:
-            return self.layout.read(names, a[slot], b[slot], spec.rank)
-
+        spec, state = self._spec(slot), self._state
         return AdapterState(
             spec=spec,
-            weights=read(state.a, state.b),
-            first=read(state.a_first, state.b_first),
-            second=read(state.a_second, state.b_second),
+            weights=self.weights(slot),
+            first=self._read(slot, state.a_first, state.b_first),
+            second=self._read(slot, state.a_second, state.b_second),
             steps=int(state.updates[slot]),
         )
+
+    def weights(self, slot: int) -> Pairs:
+        """Return a copy of the adapter's matrices, without the optimiser's state."""
+        return self._read(slot, self._state.a, self._state.b)
+
+    def _read(self, slot: int, a: Tensor, b: Tensor) -> Pairs:
+        return self.layout.read(self._names[slot], a[slot], b[slot], self._spec(slot).rank)
+
+    def _spec(self, slot: int) -> AdapterSpec:
+        spec = self._specs[slot]
+        if spec is None:
+            raise IndexError(f"slot {slot} is empty")
+        return spec
 
     def clear(self, slot: int) -> None:
         """Empty a slot. Rows without labels for it have no effect."""
@@ -329,11 +337,10 @@ class Slots:
                 return PassResult(self._graphs.step(given))
             return PassResult(self._passing.step(given))
 
-    def losses(self, rows: AdapterSlotRows) -> tuple[list[float], list[int]]:
-        """Return each slot's sum of token losses and number of learned tokens; changes nothing."""
+    def losses(self, rows: AdapterSlotRows) -> LossSums:
+        """Compute each slot's sum of token losses and number of learned tokens; changes nothing."""
         given = self._given(rows, [False] * len(rows.slots), [0.0] * len(rows.slots))
-        sums, counts = self._computed(self._passing.losses, given).tolist()
-        return sums, [int(count) for count in counts]
+        return LossSums(self._computed(self._passing.losses, given))
 
     def logits(self, slot: int, tokens: Any) -> Tensor:
         """Return the logits of one adapter after the last token of each row of `[rows, T]`; in 32 bits, on the CPU."""

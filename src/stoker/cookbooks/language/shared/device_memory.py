@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim
+from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim, Pairs
 from stoker.cookbooks.language.compute.base_weights import BaseWeights
 from stoker.cookbooks.language.compute.slots import Slots
 from stoker.core.frozen import frozen
@@ -69,6 +69,10 @@ class ResizableSlots:
     def adapter(self, slot: int) -> AdapterState:
         """Return a copy of the adapter in a slot."""
         return self._in_use.adapter(slot)
+
+    def weights(self, slot: int) -> Pairs:
+        """Return a copy of the matrices of the adapter in a slot."""
+        return self._in_use.weights(slot)
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""

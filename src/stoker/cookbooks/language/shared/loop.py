@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,7 @@ from stoker.cookbooks.language.shared.time_shares import Activity, TimeShares, s
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import Cancelled, StageDiverged
 
+_MOST_DRAWING = 8
 _WAIT_S = 1.0
 """Wait for a member while there is none."""
 _NOT_LOGGED = frozenset({"tokens_per_s", "peak_bytes", "cost_s"})
@@ -99,6 +101,8 @@ class _Running:
         self._cap = AllocatorLimit(None if self._device == "cpu" else CurrentDeviceAllocator())
         self._stepping = MultiAdapterStepper(is_gpu=self._device != "cpu", tell=self._tell_all)
         self._times = TimeShares(self._clock)
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
+        self._writing: tuple[AdapterMember, Future[float]] | None = None
         self._step = 0
 
     def run(self) -> None:
@@ -118,6 +122,8 @@ class _Running:
         finally:
             # Free the base's memory now, not at the next garbage collection.
             self._places = None
+            self._finish_writing()
+            self._writer.shutdown()
             self._folders.close()
 
     # Joining
@@ -150,21 +156,28 @@ class _Running:
         if attempts:
             # A member whose run was killed and started again finds its folder free.
             self._check_all()
-        newcomers: dict[int, tuple[AdapterState, Optim]] = {}
         begun: dict[int, AdapterMember] = {}
+        fresh: dict[int, Future[AdapterState]] = {}
         waiting, self._waiting = self._waiting, []
-        for attempt in (*waiting, *attempts):
+        # Random numbers of one seed come one after another; those of several adapters need not.
+        with ThreadPoolExecutor(max_workers=_MOST_DRAWING) as pool:
+            for attempt in (*waiting, *attempts):
+                try:
+                    base = self._opened(attempt.args).base
+                    if not self._has_folder(attempt):
+                        self._waiting.append(attempt)
+                        continue
+                    member = begun[attempt.number] = self._begun(attempt, base)
+                    fresh[attempt.number] = pool.submit(fresh_adapter, base.shape, member.spec)
+                except Exception as error:  # noqa: BLE001 - whatever is wrong with it is its own business
+                    self._turn_away(attempt, error)
+        newcomers: dict[int, tuple[AdapterState, Optim]] = {}
+        for slot, drawn in fresh.items():
+            member = begun[slot]
             try:
-                places = self._opened(attempt.args)
-                if not self._has_folder(attempt):
-                    self._waiting.append(attempt)
-                    continue
-                member, adapter = self._begun(attempt, places.base)
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with it is its own business
-                self._turn_away(attempt, error)
-                continue
-            begun[attempt.number] = member
-            newcomers[attempt.number] = (adapter, member.optim)
+                newcomers[slot] = (_resumed(member, drawn.result()), member.optim)
+            except Exception as error:  # noqa: BLE001 - the same
+                self._turn_away(member.attempt, error)
         if newcomers:
             self._load(newcomers, begun)
 
@@ -211,21 +224,10 @@ class _Running:
         attempt.job.check()
         return self._folders.take(attempt.number, attempt.args.checkpoints, attempt.args.label or attempt.job.node)
 
-    def _begun(self, attempt: Member, base: BaseWeights) -> tuple[AdapterMember, AdapterState]:
+    def _begun(self, attempt: Member, base: BaseWeights) -> AdapterMember:
         for note in self._notes:
             attempt.job.log(note)
-        member = AdapterMember(attempt, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))
-        adapter = fresh_adapter(base.shape, member.spec)
-        kept = recall(attempt.job.scratch, member.config)
-        for why in kept.notes:
-            attempt.job.log(f"checkpoint: {why}")
-        if kept.state is not None:
-            member.go_on(kept.state)
-            adapter.weights = kept.state["model"]
-            opt = kept.state["opt"]
-            adapter.first, adapter.second, adapter.steps = opt["first"], opt["second"], opt["steps"]
-            attempt.job.tell(f"resumed after update {member.update} of {member.updates}", at_once=True)
-        return member, adapter
+        return AdapterMember(attempt, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))
 
     # Training
 
@@ -241,8 +243,8 @@ class _Running:
         chosen = {slot: self._members[slot] for slot in turn}
         if not chosen or self._places is None or self._places.slots is None:
             return
-        begun_s, kernels = self._clock.monotonic_s(), kernels_so_far()
-        with self._times.spent_on("updates", lambda: None if kernels_so_far() == kernels else "compiling"):
+        begun_s = self._clock.monotonic_s()
+        with self._times.spent_on("updates", self._unless_compiling()):
             stepped = self._stepping.train(self._places.slots, chosen)
             if self._device != "cpu":
                 # The device is busy; reading its results would wait for it.
@@ -268,6 +270,11 @@ class _Running:
             for member in went_on:
                 if member.slot in self._members:
                     self._of(member, self._settle, member, member in due, improved.get(member.slot))
+
+    @staticmethod
+    def _unless_compiling() -> Callable[[], Activity | None]:
+        kernels = kernels_so_far()
+        return lambda: None if kernels_so_far() == kernels else "compiling"
 
     def _share_cost(self, done: dict[int, Tally], spent_s: float) -> None:
         everything = sum(tally.padded_tokens for tally in done.values())
@@ -297,7 +304,7 @@ class _Running:
         chosen = {member.slot: member for member in members}
         if not chosen or self._places is None or self._places.slots is None:
             return {}
-        with self._times.spent_on("evaluation"):
+        with self._times.spent_on("evaluation", self._unless_compiling()):
             return self._evaluated(chosen, self._places)
 
     def _evaluated(self, chosen: dict[int, AdapterMember], places: ResizableSlots) -> dict[int, Pairs]:
@@ -318,7 +325,7 @@ class _Running:
                 member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate)
                 member.judged = judge(member.judged, loss, update=member.update, epoch=member.epoch)
                 if member.judged.best_update == member.update:
-                    member.best = improved[slot] = places.adapter(slot).weights
+                    member.best = improved[slot] = places.weights(slot)
         return improved
 
     def _settle(self, member: AdapterMember, was_evaluated: bool, improved: Pairs | None) -> None:  # noqa: FBT001 - two facts of a step
@@ -342,13 +349,12 @@ class _Running:
             return
         watch = self._watches[member.slot]
         since_s = self._clock.monotonic_s() - watch.kept_s
+        every = member.args.checkpoint_every
         if is_checkpoint_due(
-            member.update - watch.kept_update,
-            every=member.args.checkpoint_every,
-            since_s=since_s,
-            cost_s=watch.keeping_s,
-        ):
-            self._keep(member)
+            member.update - watch.kept_update, every=every, since_s=since_s, cost_s=watch.keeping_s
+        ) and (every is not None or not self._is_writing):
+            # By time: written beside the training, one member after another. By count: at exactly this update.
+            self._keep(member, beside=every is None)
 
     def _report(self, member: AdapterMember, *, was_evaluated: bool, ends: bool) -> None:
         watch, now_s = self._watches[member.slot], self._clock.monotonic_s()
@@ -376,24 +382,46 @@ class _Running:
 
     # Checkpoints and leaving
 
-    def _keep(self, member: AdapterMember) -> None:
-        """Write a checkpoint. A failure is reported and has no other effect."""
+    def _keep(self, member: AdapterMember, *, beside: bool = False) -> None:
+        """Write a checkpoint, perhaps beside the training. A failure is reported and has no other effect."""
         if self._places is None or member.attempt.is_gone or member.update == 0:
             return
-        watch, begun_s = self._watches[member.slot], self._clock.monotonic_s()
+        self._finish_writing()
         adapter = self._places.adapter(member.slot)
         opt = {"first": adapter.first, "second": adapter.second, "steps": adapter.steps}
+        state = {**member.state(), "model": adapter.weights, "opt": opt}
+        watch = self._watches[member.slot]
+        watch.kept_s, watch.kept_update = self._clock.monotonic_s(), member.update
+        self._writing = (member, self._writer.submit(self._write, member.attempt.job.scratch, state))
+        if not beside:
+            self._finish_writing()
+
+    def _write(self, scratch: Path, state: dict[str, Any]) -> float:
+        begun_s = self._clock.monotonic_s()
+        keep(scratch, state)
+        return self._clock.monotonic_s() - begun_s
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing[1].done()
+
+    def _finish_writing(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        if self._writing is None:
+            return
+        (member, writing), self._writing = self._writing, None
         try:
-            keep(member.attempt.job.scratch, {**member.state(), "model": adapter.weights, "opt": opt})
+            took_s = writing.result()
         except (OSError, RuntimeError) as error:
             member.attempt.job.log(f"checkpoint not written: {error}")
-        watch.kept_s = self._clock.monotonic_s()
-        watch.kept_update, watch.keeping_s = member.update, watch.kept_s - begun_s
+        else:
+            if member.slot in self._watches:
+                self._watches[member.slot].keeping_s = took_s
 
     def _now(self, member: AdapterMember) -> Pairs:
         if self._places is None:
             raise IndexError("no members")
-        return self._places.adapter(member.slot).weights
+        return self._places.weights(member.slot)
 
     def _finish(self, member: AdapterMember) -> None:
         if self._places is None:
@@ -433,6 +461,9 @@ class _Running:
         member.attempt.failed(error)
 
     def _leave(self, member: AdapterMember) -> None:
+        if self._writing is not None and self._writing[0] is member:
+            # Its folder belongs to the next attempt from now on.
+            self._finish_writing()
         self._members.pop(member.slot, None)
         self._watches.pop(member.slot, None)
         self._folders.give_back(member.slot)
@@ -442,6 +473,21 @@ class _Running:
     def _tell_all(self, text: str) -> None:
         for member in self._members.values():
             member.attempt.job.tell(text)
+
+
+def _resumed(member: AdapterMember, adapter: AdapterState) -> AdapterState:
+    """Return the adapter as it was at the member's checkpoint, if there is one."""
+    job = member.attempt.job
+    kept = recall(job.scratch, member.config)
+    for why in kept.notes:
+        job.log(f"checkpoint: {why}")
+    if kept.state is not None:
+        member.go_on(kept.state)
+        adapter.weights = kept.state["model"]
+        opt = kept.state["opt"]
+        adapter.first, adapter.second, adapter.steps = opt["first"], opt["second"], opt["steps"]
+        job.tell(f"resumed after update {member.update} of {member.updates}", at_once=True)
+    return adapter
 
 
 def _progress_text(member: AdapterMember, metrics: dict[str, float]) -> str:

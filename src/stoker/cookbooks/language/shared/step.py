@@ -8,7 +8,8 @@ this process any more: all members resume elsewhere, from their checkpoints.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stoker.cookbooks.language.compute.passes import AdapterSlotRows, PassResult, is_out_of_memory
+from stoker.cookbooks.language.compute.passes import AdapterSlotRows, LossSums, PassResult, is_out_of_memory
 from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.examples import IGNORED, MemberRows
 from stoker.cookbooks.language.shared.pass_schedule import (
@@ -251,7 +252,7 @@ class MultiAdapterStepper:
         return slots.step(rows, update=[slot in closes for slot in one.slots], rates=rates)
 
     def _score(self, slots: Slots, pending: Mapping[int, AdapterMember], *, singly: bool) -> dict[int, float]:
-        sums, counts = dict.fromkeys(pending, 0.0), dict.fromkeys(pending, 0)
+        shown: list[tuple[MultiAdapterPass, LossSums]] = []
         for number in range(max(len(member.held_out) for member in pending.values())):
             batches = {
                 slot: (m.held_out if self._is_short else m.held_out_close)[number]
@@ -260,16 +261,15 @@ class MultiAdapterStepper:
             }
             for one in self._passes({slot: pending[slot] for slot in batches}, batches, singly=singly, keeps=False):
                 rows = lay_rows(one, {slot: batches[slot] for slot in one.slots}, [0.0] * len(one.slots))
-                try:
-                    losses, tokens = slots.losses(rows)
-                except Exception as error:
-                    if isinstance(error, StokerError):
-                        raise
-                    is_close = any(pending[slot].is_close for slot in one.slots)
-                    raise _PassFailed(one, error, {}, is_close=is_close) from error
-                for place, slot in enumerate(one.slots):
-                    sums[slot] += losses[place]
-                    counts[slot] += tokens[place]
+                with _as_failure_of(one, pending):
+                    shown.append((one, slots.losses(rows)))
+        sums, counts = dict.fromkeys(pending, 0.0), dict.fromkeys(pending, 0)
+        # The device computes all of them before the first is read.
+        for one, found in shown:
+            with _as_failure_of(one, pending):
+                for slot, (total, count) in zip(one.slots, found.read, strict=True):
+                    sums[slot] += total
+                    counts[slot] += count
         return {slot: sums[slot] / max(1, counts[slot]) for slot in pending}
 
     def _passes(
@@ -359,6 +359,18 @@ class _PassFailed(Exception):
         self.one = one
         self.error = error
         self.done = done
+
+
+@contextmanager
+def _as_failure_of(one: MultiAdapterPass, members: Mapping[int, AdapterMember]) -> Iterator[None]:
+    """Raise what goes wrong in an evaluation as a failure of this pass."""
+    try:
+        yield
+    except StokerError:
+        raise
+    except Exception as error:
+        is_close = any(members[slot].is_close for slot in one.slots)
+        raise _PassFailed(one, error, {}, is_close=is_close) from error
 
 
 def _in_short(error: object) -> str:
