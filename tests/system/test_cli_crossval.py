@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.system.shell import Done, Shell
+from tests.system.shell import Done, Shell, finish, wait_until
 
 pytest.importorskip("xllamacpp")
 
@@ -24,6 +25,15 @@ for line in sys.stdin:
     else:
         print("out of luck", file=sys.err)
         sys.exit(3)
+"""
+
+# Prints its loss and how long it took, and keeps one weight.
+TRAINS = """
+import json, os, struct, sys, time
+print(f"loss={sys.argv[1]} step_time={time.time()}")
+header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+with open(os.path.join(os.environ["STOKER_OUT"], "w.safetensors"), "wb") as file:
+    file.write(struct.pack("<Q", len(header)) + header + struct.pack("<f", float(sys.argv[1])))
 """
 
 
@@ -55,6 +65,9 @@ def test_a_model_is_compared_found_by_itself_and_the_second_time_nothing_runs(sh
     assert "all 3 stages were cached" in second.out
     shown = done(shell, "crossval", "--candidate", "llama.cpp", "--dry-run").out
     assert "OMP_NUM_THREADS=1" in shown
+    receipt = "stoker-out/crossval/parity.receipt.json"
+    verified = done(shell, "receipt", "verify", receipt, "--dir", "stoker-out/crossval", "--dir", Path(model).parent)
+    assert "parity of parity.json, model-f32.gguf: not signed, 2 files verified" in verified.out
     # An expected failure that does not come is named.
     noted = done(shell, "crossval", "--candidate", "llama.cpp", "--positions", "16", "--xfail", "x until 2027-06-01")
     assert "remove --xfail" in noted.err
@@ -62,11 +75,30 @@ def test_a_model_is_compared_found_by_itself_and_the_second_time_nothing_runs(sh
 
 def test_a_plug_in_that_crashes_leaves_a_report_with_its_last_words(shell: Shell, model: str):
     (shell.folder / "crashes.py").write_text(CRASHES)
+    # What an earlier comparison left there is no verdict of this one.
+    stale = shell.folder / "stoker-out" / "crossval" / "parity.json"
+    stale.parent.mkdir(parents=True)
+    stale.write_text('{"outcome": "passed"}')
     found = done(shell, "crossval", "--model", model, "--candidate", "./crashes.py", code=1)
     assert "exit" in found.err
     body = json.loads((report(shell) / "report.json").read_text())
-    assert body["outcome"] == "error"
+    assert (body["outcome"], body["about"]["exit code"]) == ("error", 1)
     assert "crashes.py" in body["reason"]
+    assert not stale.exists()
+
+
+def test_a_comparison_that_is_killed_leaves_no_pass_and_keeps_others_out_of_its_folder(shell: Shell, model: str):
+    (shell.folder / "hangs.py").write_text("import time\nopen('started', 'w').close()\ntime.sleep(600)")
+    running = shell.start("crossval", "--model", model, "--candidate", "llama.cpp", "--reference", "./hangs.py")
+    wait_until((shell.folder / "started").exists)
+    refused = done(shell, "crossval", "--model", model, "--candidate", "llama.cpp", code=16)
+    assert "--name NAME" in refused.err
+    running.kill()
+    finish(running)
+    body = json.loads((report(shell) / "report.json").read_text())
+    assert (body["outcome"], body["reason"]) == ("error", "the comparison did not finish")
+    done(shell, "crossval", "--model", model, "--candidate", "llama.cpp", "--positions", "4")
+    assert {one.name for one in report(shell).iterdir() if "~" in one.name} == set()
 
 
 @pytest.mark.parametrize(
@@ -86,12 +118,15 @@ def test_what_can_not_be_compared_is_named(shell: Shell, words: tuple[str, ...],
 
 
 def test_two_jobs_differ_first_in_their_config_and_their_numbers_decide(shell: Shell):
+    (shell.folder / "train.py").write_text(TRAINS)
     for name, loss in (("before", 0.5), ("same", 0.5), ("after", 0.25)):
-        done(shell, "run", "--name", name, f"loss={loss}", "--", "sh", "-c", "echo loss={loss}")
+        done(shell, "run", "--name", name, f"loss={loss}", "--", sys.executable, "train.py", "{loss}")
     same = json.loads(done(shell, "crossval", "before", "same", "--json").out.splitlines()[-1])
     assert (same["outcome"], same["first_difference"]) == ("passed", None)
+    assert same["layers"][-1]["text"] == "the same (1 metric, 1 tensor)"
     found = done(shell, "crossval", "before", "after", code=1)
     assert "first difference: config" in found.out
+    assert "w.safetensors: w: 1 value differs" in found.out
     report(shell)
     assert "numbers=1e-6" in done(shell, "crossval", "before", "after", "--limit", "kl=1", code=2).err
-    done(shell, "crossval", "before", "after", "--limit", "numbers=0.9")
+    done(shell, "crossval", "before", "after", "--limit", "numbers=1")

@@ -41,6 +41,7 @@ def surroundings_of(house: AppParts) -> MachineContext:
 
     return MachineContext(
         hub_cache=lambda: house.hub_settings("").cache,
+        environments=lambda: house.settings.envs,
         rooms=lambda: {one.name: one.total_bytes for one in house.devices if one.total_bytes is not None},
         memory=memory_here,
         remembered=remember,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from datetime import UTC, date, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.grammar import Grammar, Option, Positional, whole
+from stoker.cli.crossval_fleet import trace_on_fleet
+from stoker.cli.crossval_sides import ComparedSide, find_sides, side_values
+from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
 from stoker.cli.local_run import CommandInputFetcher
 from stoker.cli.run import carry_out, nodes_to_rerun, running, words_of
 from stoker.config.values import text_of
@@ -19,44 +21,35 @@ from stoker.core.errors import (
     Cancelled,
     InternalError,
     LocalFile,
+    LockHeld,
     NotVerified,
     ParityFailed,
     ParityUndecided,
     StokerError,
     Usage,
-    WorkFailed,
 )
-from stoker.core.frozen import frozen
 from stoker.crossval.ladder import Outcome
 from stoker.crossval.limits import TIERS, with_changes
-from stoker.crossval.plugin_lines import PluginCommand
-from stoker.crossval.reference import find_reference
-from stoker.crossval.runtimes import (
-    RUNTIMES,
-    SEED,
-    RuntimeChoice,
-    RuntimePlaces,
-    determinism,
-    plugin_command,
-    read_runtime,
-    runtimes_for,
-)
+from stoker.crossval.runtimes import RUNTIMES, SEED, determinism
 from stoker.crossval.xfail import ExpectedFailure, accept
-from stoker.host.install import packages_in
 from stoker.jobs.execution import Continuation
 from stoker.jobs.request import JobRequest
-from stoker.store.environment_cache import EnvironmentCache
+from stoker.store.tree_views import open_view
 from stoker.views.text_tables import near_path
+
+if TYPE_CHECKING:
+    from stoker.crossval.report_folder import ReportFolder
 
 RECIPE = "crossval/parity"
 _NAME = "crossval"
 _KEPT_OPTIONS = ("--dry-run", "--rerun", "--name", "--out", "--timeout", "--contain")
+# The reports are copied from the store, into a folder that has one from the beginning.
 _OTHER_OPTIONS = {
     "keep_going": False,
     "max_failures": None,
     "solo": False,
     "jobs": None,
-    "no_out": False,
+    "no_out": True,
     "wandb": None,
 }
 _RUNTIMES = "torch, llama.cpp, onnx, the address of a server, or a program that speaks the protocol"
@@ -71,10 +64,28 @@ _OPTIONS = (
     Option("--chunk", value="N", read=whole(1), help="positions computed at once (default: all)"),
     Option("--no-layers", help="do not compare layers"),
     Option("--no-decode", help="do not compute the second half one by one"),
-    Option("--limit", value="NAME=X", is_many=True, help="replace a limit: nmse, max_abs_sd, kl, top1, layer, head"),
+    Option(
+        "--limit",
+        value="NAME=X",
+        is_many=True,
+        help="replace a limit: nmse, max_abs_sd, kl, top1, embedding, layer, head",
+    ),
     Option("--strict", help="fail if a runtime did not run as requested: device, precision, kernels, all tensors used"),
     Option("--xfail", value="TEXT", help="accept a failure: 'REASON until YYYY-MM-DD'"),
     Option("--seed", value="N", read=whole(0), help="seed of the runtimes (default: 42)"),
+    Option(
+        "--candidate-on",
+        value="MACHINE",
+        help="run the candidate on this machine of the fleet, as a job; the model is sent there",
+        completes="machine",
+    ),
+    Option(
+        "--reference-on",
+        value="MACHINE",
+        help="run the reference on this machine of the fleet; both sides run at the same time",
+        completes="machine",
+    ),
+    AT,
 )
 
 GRAMMAR = Grammar(
@@ -92,9 +103,10 @@ GRAMMAR = Grammar(
         "stoker crossval --model models/tiny/model-f32.gguf",
         "stoker crossval --model my-model/ --candidate torch,precision=bf16,device=cuda --strict",
         "stoker crossval --model tiny.gguf --candidate ./my_runtime.py --limit kl=1e-6",
+        "stoker crossval --model my-model/ --candidate torch --candidate-on desk --reference-on lab1",
         "stoker crossval before after",
     ),
-    errors=(ParityFailed, NotVerified, ParityUndecided, LocalFile, Usage),
+    errors=(ParityFailed, NotVerified, ParityUndecided, LocalFile, LockHeld, Usage),
 )
 
 FULL_GRAMMAR = Grammar(
@@ -113,158 +125,82 @@ def perform_full(call: CommandContext, given: dict[str, Any]) -> int:
     """Fetch the reference, then compare."""
     from stoker.cli.reference import perform_fetch
 
-    if not given["dry_run"]:
+    def fetch() -> None:
         perform_fetch(call, {"tag": None, "force": False, "clean": False})
-    return perform(call, {**given, "jobs_compared": []})
+
+    return _perform(call, {**given, "jobs_compared": []}, fetch)
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Compare two runtimes, or two jobs."""
-    if given["jobs_compared"]:
-        from stoker.cli.run_difference import compare_runs
+    return _perform(call, given, lambda: None)
 
-        return compare_runs(call, given)
+
+def _perform(call: CommandContext, given: dict[str, Any], prepare: Callable[[], None]) -> int:
+    from stoker.crossval.report_folder import ReportFolder
+
+    if given["dry_run"]:
+        if given["jobs_compared"]:
+            raise Usage("--dry-run: two jobs are compared without a run", hint="stoker crossval before after")
+        return _compare(call, given, None)
     settings = call.parts.settings
     folder = os.path.join(settings.folder, given["out"]) if given["out"] else settings.out
-    name = given["name"] or _NAME
-    try:
-        return _compare(call, given, folder, name)
-    except BaseException as error:
-        _write_failure(call, error, os.path.join(folder, name), is_dry=given["dry_run"])
-        raise
+    made_at = datetime.fromtimestamp(call.parts.clock.wall_s(), tz=UTC).isoformat(timespec="seconds")
+    title = " and ".join(given["jobs_compared"]) or "stoker crossval"
+    reports = ReportFolder(os.path.join(folder, given["name"] or _NAME), title, clock=call.parts.clock, made_at=made_at)
+    with reports:
+        reports.begin()
+        try:
+            prepare()
+            if given["jobs_compared"]:
+                from stoker.cli.run_difference import compare_runs
+
+                return compare_runs(call, given, reports)
+            return _compare(call, given, reports)
+        except BaseException as error:
+            if not reports.has_verdict:
+                _write_failure(call, error, reports)
+            raise
 
 
-def _compare(call: CommandContext, given: dict[str, Any], folder: str, name: str) -> int:
+def _compare(call: CommandContext, given: dict[str, Any], reports: ReportFolder | None) -> int:
+    """Compare two models; without a folder for reports, show what would be done."""
     from stoker.crossval.xfail import parse_xfail
 
     today = datetime.fromtimestamp(call.parts.clock.wall_s(), tz=UTC).date()
     expected = parse_xfail(given["xfail"], today) if given["xfail"] else None
     limits = dict(map(_limit, given["limit"]))
-    sides = _sides(call, given)
-    request = JobRequest(
-        target=RECIPE,
-        overrides=tuple(f"{key}={text_of(value)}" for key, value in _values(given, sides, limits).items()),
-        name=name,
-    )
-    fetcher = CommandInputFetcher(call, is_dry=given["dry_run"])
-    build = fetcher.build(lambda: call.builder().build(request))
-    if build is None:
-        return 0
+    sides = find_sides(call, given)
+    name = given["name"] or _NAME
     if given["dry_run"]:
         _show_commands(call, sides, given["seed"] or SEED)
-    nodes = nodes_to_rerun(build.plan, words_of(given["rerun"]))
-    code = carry_out(call, build, Continuation(), {**_OTHER_OPTIONS, **given}, nodes, fetcher)
-    if given["dry_run"]:
-        return code
-    if code:
-        _write_failed_run(call, name, os.path.join(folder, name))
-        return code
-    return _conclude(call, os.path.join(folder, name), expected, today)
-
-
-@frozen
-class _Side:
-    """One side as the command line describes it."""
-
-    choice: RuntimeChoice
-    runtime: str
-    """As typed."""
-    model: str
-    command: PluginCommand
-    versions: tuple[str, ...]
-
-
-def _sides(call: CommandContext, given: dict[str, Any]) -> dict[str, _Side]:
-    """Return candidate and reference: their models, interpreters and the versions of their libraries."""
-    settings = call.parts.settings
-    model = given["model"] or find_model(settings.folder)
-    models = {"candidate": model, "reference": given["reference_model"] or model}
-    places = _places(call)
-    found = {}
-    for side, path in models.items():
-        runtime = given[side] or _default(side, path)
-        choice = read_runtime(runtime)
-        whole = path if path.startswith(("http://", "https://")) else os.path.join(settings.folder, path)
-        if not choice.url and not os.path.exists(whole):
-            raise LocalFile(f"there is no model {path!r}", hint="--model FILE or FOLDER; stoker fixtures makes one")
-        command = plugin_command(choice, places, seed=given["seed"] or SEED)
-        found[side] = _Side(
-            choice=choice,
-            runtime=runtime,
-            model=choice.url or whole,
-            command=command,
-            versions=_versions(choice, command),
+    with ExitStack() as stack:
+        traces = trace_on_fleet(call, given, sides, name, stack)
+        if given["dry_run"] and any(side.machine for side in sides.values()):
+            return 0
+        values = {**side_values(given, sides), **traces, **({"limits": limits} if limits else {})}
+        request = JobRequest(
+            target=RECIPE, overrides=tuple(f"{key}={text_of(value)}" for key, value in values.items()), name=name
         )
-    return found
-
-
-def find_model(folder: str) -> str:
-    """Return the model of a folder (C-36): the first one in `models/`, then in the folder itself."""
-    for place in (os.path.join(folder, "models"), folder):
-        for parent, folders, names in os.walk(place):
-            folders.sort()
-            found = sorted(name for name in names if name.endswith((".gguf", ".safetensors")))
-            if found:
-                path = os.path.join(parent, found[0] if found[0].endswith(".gguf") else "")
-                return os.path.relpath(path, folder)
-            if place == folder:
-                break
-    raise LocalFile(
-        "there is no model in models/ or in this folder",
-        hint="--model PATH; download one: stoker fetch; or make one: stoker fixtures --output models/tiny",
-    )
-
-
-def _default(side: str, model: str) -> str:
-    """Return the runtime of a side that was not named."""
-    names = runtimes_for(model)
-    if not names:
-        raise Usage(f"--model {model}: its form is unknown", hint=f"name the runtimes: --{side} {', '.join(RUNTIMES)}")
-    if side == "reference" and "llama.cpp" in names:
-        return "llama.cpp"
-    return names[0]
-
-
-def _places(call: CommandContext) -> RuntimePlaces:
-    parts = call.parts
-    reference = find_reference(EnvironmentCache(parts.settings.envs, clock=parts.clock))
-    return RuntimePlaces(
-        environment=parts.settings.environment,
-        folder=parts.settings.folder,
-        reference=reference.interpreter if reference is not None else "",
-    )
-
-
-def _versions(choice: RuntimeChoice, command: PluginCommand) -> tuple[str, ...]:
-    """Return the versions of a runtime's libraries: a result of other ones is not reused."""
-    runtime = RUNTIMES.get(choice.name)
-    if runtime is None or not runtime.needs:
-        return ()
-    packages = packages_in(os.path.dirname(os.path.dirname(command.argv[0])))
-    names = [name for group in runtime.needs for name in group if name in packages]
-    return tuple(f"{name}=={packages[name]}" for name in names)
-
-
-def _values(given: dict[str, Any], sides: Mapping[str, _Side], limits: dict[str, float]) -> dict[str, Any]:
-    """Return the arguments of the recipe that differ from its defaults."""
-    values: dict[str, Any] = {}
-    for side, one in sides.items():
-        values[side] = one.model
-        values[f"{side}_runtime"] = one.runtime
-        values[f"{side}_versions"] = list(one.versions)
-        if one.choice.name in RUNTIMES and not one.choice.python and one.choice.name != "server":
-            values[f"{side}_interpreter"] = one.command.argv[0]
-    replays = [side for side in ("reference", "candidate") if "replay" in _abilities(sides[side])]
-    values["replay"] = replays[0] if replays else ""
-    options = {"text": "texts", "positions": "positions", "chunk": "chunk", "seed": "seed"}
-    values |= {key: given[name] for name, key in options.items() if given[name] not in (None, [])}
-    values |= {"layers": not given["no_layers"], "decode": not given["no_decode"], "strict": bool(given["strict"])}
-    return values | ({"limits": limits} if limits else {})
-
-
-def _abilities(side: _Side) -> tuple[str, ...]:
-    runtime = RUNTIMES.get(side.choice.name)
-    return runtime.can if runtime is not None else ()
+        fetcher = CommandInputFetcher(call, is_dry=given["dry_run"])
+        build = fetcher.build(lambda: call.builder().build(request))
+        if build is None:
+            return 0
+        nodes = nodes_to_rerun(build.plan, words_of(given["rerun"]))
+        code = carry_out(call, build, Continuation(), {**_OTHER_OPTIONS, **given}, nodes, fetcher)
+    if reports is None:
+        return code
+    job = call.lookup.local_job(build.spec.id)
+    if code:
+        end = job.folder.ended()
+        error = dict((end.error if end is not None else None) or {"message": "the run failed"})
+        reports.fail({"exit_code": code, **error})
+        call.out.note(f"report: {reports.folder}")
+        return code
+    for found in job.results().found:
+        for part in found.fetch(lambda _size_bytes: None):
+            reports.take(open_view(call.parts.store, part.record))
+    return _conclude(call, reports.folder, expected, today)
 
 
 def _limit(text: str) -> tuple[str, float]:
@@ -279,14 +215,17 @@ def _limit(text: str) -> tuple[str, float]:
     return name, number
 
 
-def _show_commands(call: CommandContext, sides: Mapping[str, _Side], seed: int) -> None:
+def _show_commands(call: CommandContext, sides: Mapping[str, ComparedSide], seed: int) -> None:
     """Print how each side would be started, and with which variables (C-40)."""
     for side, one in sides.items():
         variables = determinism(one.choice.threads, seed)
         words = [f"{name}={value}" for name, value in sorted(variables.items())]
-        argv = [one.command.argv[0], one.choice.label] if one.choice.name in RUNTIMES else list(one.command.argv)
-        call.out.object({"side": side, "runtime": one.choice.label, "model": one.model, "environment": variables})
-        call.out.line(f"{side}: {shlex.join(argv)} with {one.model}")
+        argv = [one.choice.label]
+        if one.command is not None:
+            argv = [one.command.argv[0], one.choice.label] if one.choice.name in RUNTIMES else list(one.command.argv)
+        body = {"side": side, "runtime": one.choice.label, "model": one.model, "machine": one.machine}
+        call.out.object({**body, "environment": variables})
+        call.out.line(f"{side}: {shlex.join(argv)} with {one.model}{f' on {one.machine}' if one.machine else ''}")
         call.out.line(f"  {' '.join(words)}")
 
 
@@ -316,24 +255,11 @@ def _conclude(call: CommandContext, folder: str, expected: ExpectedFailure | Non
     raise ParityFailed(text, hint=f"the report shows every position: {folder}", **data)
 
 
-def _write_failed_run(call: CommandContext, name: str, folder: str) -> None:
-    """Write a report of a run without a verdict, with the error of its job."""
-    end = call.lookup.local_job(name).folder.ended()
-    raw = (end.error if end is not None else None) or {}
-    error = WorkFailed(str(raw.get("message", "the run failed")), hint=str(raw.get("hint", "")))
-    _write_failure(call, error, folder, is_dry=False)
-
-
-def _write_failure(call: CommandContext, error: BaseException, folder: str, *, is_dry: bool) -> None:
-    """Write a report of what went wrong, unless there is one of a verdict."""
-    if is_dry or isinstance(error, ParityFailed | ParityUndecided | NotVerified | Usage | GeneratorExit):
-        return
-    from stoker.crossval.parity_report import error_report, write_forms
-
+def _write_failure(call: CommandContext, error: BaseException, reports: ReportFolder) -> None:
+    """Write a report of what went wrong."""
     known = error if isinstance(error, StokerError) else InternalError(f"{type(error).__name__}: {error}")
     if isinstance(error, KeyboardInterrupt):
         known = Cancelled("interrupted")
-    made_at = datetime.fromtimestamp(call.parts.clock.wall_s(), tz=UTC).isoformat(timespec="seconds")
     with suppress(StokerError):
-        write_forms(error_report(known, "stoker crossval", made_at=made_at), folder)
-        call.out.note(f"report: {folder}")
+        reports.fail(known.to_dict())
+        call.out.note(f"report: {reports.folder}")

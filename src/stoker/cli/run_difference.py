@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from stoker.api.job import Job, job_story
 from stoker.api.local_job import LocalJob
 from stoker.cli.compare import read_side
 from stoker.cli.context import CommandContext
@@ -14,14 +15,17 @@ from stoker.cli.screens import busy
 from stoker.core.errors import ParityFailed, ParityUndecided, StokerError, Usage
 from stoker.core.jsontext import loads
 from stoker.crossval.ladder import Outcome
-from stoker.crossval.parity_report import write_forms
+from stoker.crossval.report_folder import ReportFolder
 from stoker.crossval.report_formats import Check, CheckReport
-from stoker.crossval.run_difference import RunDifference, run_difference
+from stoker.crossval.run_difference import RunDifference, WeightFiles, run_difference, weight_files
 from stoker.jobs.job_diff import compare_sides
+from stoker.jobs.trials import read_trials, trial_numbered
+from stoker.store.results import digests_shown
+from stoker.store.tree_views import open_view
 from stoker.views.text_tables import near_path
 
 
-def compare_runs(call: CommandContext, given: dict[str, Any]) -> int:
+def compare_runs(call: CommandContext, given: dict[str, Any], reports: ReportFolder) -> int:
     """Compare two jobs; return 0 if their numbers agree."""
     names = given["jobs_compared"]
     if len(names) != 2:
@@ -31,11 +35,11 @@ def compare_runs(call: CommandContext, given: dict[str, Any]) -> int:
         sides = [read_side(call, name) for name in names]
         facts = compare_sides(sides)
         jobs = [call.lookup.job(name) for name in names]
-        found = run_difference(facts, [_hardware(one) for one in jobs], list(map(_results, jobs)), tolerance=tolerance)
+        results = [_weights(call, one) for one in jobs]
+        found = run_difference(facts, list(map(_hardware, jobs)), results, tolerance=tolerance)
     out = call.out
-    folder = os.path.join(given["out"] or call.parts.settings.out, given["name"] or "crossval")
-    folder = os.path.join(call.parts.settings.folder, folder)
-    write_forms(_report(call, names, found), folder)
+    folder = reports.folder
+    reports.write(_report(call, names, found))
     out.object({"jobs": names, "report": folder, **found.to_json()})
     words = {Outcome.PASSED: "same", Outcome.FAILED: "differs", Outcome.SKIPPED: "unknown"}
     out.table([(one.name, words[one.outcome], one.text) for one in found.layers], header=("LAYER", "", ""))
@@ -47,7 +51,8 @@ def compare_runs(call: CommandContext, given: dict[str, Any]) -> int:
     numbers = found.layers[-1]
     if found.outcome is Outcome.UNDECIDED:
         raise ParityUndecided(f"{names[0]} and {names[1]}: {numbers.text}", report=folder)
-    raise ParityFailed(f"the numbers of {names[0]} and {names[1]} differ: {numbers.text}", report=folder)
+    message = f"the numbers of {names[0]} and {names[1]} differ: {numbers.text}"
+    raise ParityFailed(message, report=folder)
 
 
 def _tolerance(limits: list[str]) -> float:
@@ -64,23 +69,42 @@ def _tolerance(limits: list[str]) -> float:
     return value
 
 
-def _hardware(job: Any) -> Mapping[str, Any]:
-    """Return what a local job's receipt says of its machine; nothing if it has none."""
-    if not isinstance(job, LocalJob):
-        return {}
-    from stoker.jobs.job_receipt import read_job_receipt
-
+def _hardware(job: Job) -> Mapping[str, Any]:
+    """Return what a job's receipt says of its machine; nothing if it has none."""
     try:
-        found: Any = loads(read_job_receipt(job.folder))
+        found: Any = loads(job.receipts()[0].data)
         return dict(found["predicate"]["stoker_hardware"])
     except (StokerError, KeyError, TypeError, ValueError):
         return {}
 
 
-def _results(job: Any) -> str | None:
-    """Return the folder of a job's results, if it is there."""
-    folder = job.result_folder if isinstance(job, LocalJob) else None
-    return folder if folder and os.path.isdir(folder) else None
+def _weights(call: CommandContext, job: Job) -> WeightFiles:
+    """Return the files with weights in a job's result, which is fetched if it is elsewhere."""
+    store = call.parts.store
+    try:
+        results = job.results()
+        folders = [
+            (os.path.join(one.folder, part.folder), open_view(store, part.record))
+            for one in results.found
+            for part in one.fetch(lambda _size_bytes: None)
+        ]
+    except StokerError as error:
+        folder = _laid_out(job)
+        return weight_files([("", folder)]) if folder else WeightFiles(missing=error.message)
+    return weight_files(folders)
+
+
+def _laid_out(job: Job) -> str:
+    """Return the folder that still shows the result of a local job, or of its trial; empty: there is none.
+
+    The store keeps one result of a stage with equal inputs, and a later run may have replaced that of this job.
+    """
+    if not isinstance(job, LocalJob) or not job.view.out:
+        return ""
+    label = trial_numbered(read_trials(job.folder), job.stage, job.spec.name).spec.label if job.stage else ""
+    folder = os.path.join(job.view.out, label)
+    digests = {node.digest for node in job_story(job.folder).nodes.values()}
+    return folder if (shown := digests_shown(folder)) and shown <= digests else ""
 
 
 def _report(call: CommandContext, names: list[str], found: RunDifference) -> CheckReport:

@@ -11,6 +11,8 @@ from stoker.crossval.parity_stages import (
     ParityTrace,
     compare,
     parity,
+    read_trace,
+    trace,
     trace_candidate,
     trace_reference,
 )
@@ -19,8 +21,8 @@ from stoker.engine.recipe import Cookbook
 COOKBOOK = Cookbook(
     name="crossval",
     summary="whether a model, an adapter or a program still does what it did",
-    recipes=(parity, gate, bench),
-    stages=(trace_reference, trace_candidate, compare, gate_stage, bench_stage),
+    recipes=(parity, trace, gate, bench),
+    stages=(trace_reference, trace_candidate, read_trace, compare, gate_stage, bench_stage),
     kinds=(ParityTrace, ParityReport, GateReport, BenchReport),
     prefill={
         "crossval/gate": {"baseline": "sleep 0.01", "candidate": "sleep 0.01", "limits": ["latency=50%"]},

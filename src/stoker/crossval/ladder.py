@@ -1,10 +1,10 @@
-"""The ladder of a comparison: from files to tokens, weights, layers, head and logits. Pure: measures in, verdict out.
+"""The ladder of a comparison: from files to weights, tokens, layers, head and logits. Pure: measures in, verdict out.
 
 Each step decides for itself, and all measures of a step decide together. The first step that fails names the
 difference. Layers are compared by replay: each gets the same input on both sides, so that the error of one does not
 become that of the next.
 
-    files → tokens → weights → layers → head → logits → decode
+    files → weights → tokens → embedding → layers → head → logits → decode
 
 A step that a pair of sides can't take is skipped with its reason. If no logits could be compared, the comparison is
 undecided, which is not a pass.
@@ -21,7 +21,7 @@ from stoker.core.frozen import fields_of, fresh, frozen
 from stoker.crossval.limits import Limits
 from stoker.crossval.metrics import PositionRow
 
-STEPS = ("files", "tokens", "weights", "layers", "head", "logits", "decode")
+STEPS = ("files", "weights", "tokens", "embedding", "layers", "head", "logits", "decode")
 DECIDING = ("nmse", "max_abs_sd", "kl")
 """Measures of a position that have a limit each; `top1` has one over all positions."""
 
@@ -177,6 +177,17 @@ def judge_positions(name: str, rows: Iterable[PositionRow], limits: Limits) -> S
     if all(row.kl is None for row in kept):
         return Step(name=name, outcome=Outcome.UNDECIDED, reason="no measure is known", positions=kept)
     return Step(name=name, outcome=Outcome.PASSED, positions=kept, summary=summary)
+
+
+def judge_embedding(errors: Iterable[float], limit: float) -> Step:
+    """Decide the step of the first layer's input. The first position over the limit is the location."""
+    kept = tuple(errors)
+    summary = {"positions": len(kept), "worst_error": max(kept, default=0.0)}
+    for pos, error in enumerate(kept):
+        if not error <= limit:
+            text = f"position {pos}: the input of the first layer differs: {error:.1e}, the limit is {limit:.0e}"
+            return _diverged("embedding", text, Divergence(step="embedding", text=text, pos=pos), summary=summary)
+    return Step(name="embedding", outcome=Outcome.PASSED, summary=summary)
 
 
 def judge_layers(name: str, rows: Iterable[LayerRow], limit: float) -> Step:

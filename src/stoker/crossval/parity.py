@@ -1,4 +1,4 @@
-"""Compare two traces over the ladder: tokens, layers by replay, head, logits of one pass, logits of a decode.
+"""Compare two traces over the ladder: tokens, embedding, layers by replay, head, logits of one pass and of a decode.
 
 A side that can be asked for one layer alone replays the layers of the other: each gets the input that the other side's
 layer had, and its output is compared with what the other side made of it. Files and weights are compared before, by
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.core.errors import StageInputError
 from stoker.crossval.ladder import (
+    STEPS,
     LayerRow,
+    Outcome,
     Parity,
     Step,
     failed,
     judge,
+    judge_embedding,
     judge_layers,
     judge_positions,
     judge_tokens,
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
     Replay = Callable[[int, NDArray[Any]], NDArray[Any]]
 
+EMBEDDING = "embd"
+"""The name of the first layer's input."""
+
 
 def compare_traces(
     candidate: Trace,
@@ -47,12 +53,16 @@ def compare_traces(
 
     Layer `n_layers` of a replay is the head: the final norm and the projection to logits.
     """
-    _same_question(candidate, reference)
     limits = with_changes(limits_for(*candidate.header.precisions, *reference.header.precisions), changes or {})
     inputs = reference if is_replayed_by_candidate else candidate
+    tokens = _tokens(candidate, reference)
+    if not _have_same_ids(candidate, reference, tokens):
+        reason = "the sides got different token ids"
+        return judge([*before, tokens, *(skipped(name, reason) for name in STEPS[STEPS.index("tokens") + 1 :])], limits)
     steps = [
         *before,
-        _tokens(candidate, reference),
+        tokens,
+        _embedding(candidate, reference, limits),
         *_layers(inputs, replay, limits),
         _logits(candidate, reference, limits),
         _decode(candidate, reference, limits),
@@ -71,12 +81,17 @@ def replay_by(plugin: Plugin) -> Replay:
     return replay
 
 
-def _same_question(candidate: Trace, reference: Trace) -> None:
+def _have_same_ids(candidate: Trace, reference: Trace, tokens: Step) -> bool:
+    """Return False if each side got the ids of its own tokenizer, and these disagree.
+
+    Raises `StageInputError` if the traces are of different texts.
+    """
     ours, theirs = candidate.header, reference.header
-    if ours.ids != theirs.ids or ours.texts != theirs.texts:
-        raise StageInputError(
-            "the two traces are of different token ids", hint="trace both sides with the same prompts"
-        )
+    if ours.texts == theirs.texts and ours.ids == theirs.ids:
+        return True
+    if ours.texts == theirs.texts and tokens.outcome is Outcome.FAILED:
+        return False
+    raise StageInputError("the two traces are of different token ids", hint="trace both sides with the same prompts")
 
 
 def _tokens(candidate: Trace, reference: Trace) -> Step:
@@ -85,6 +100,16 @@ def _tokens(candidate: Trace, reference: Trace) -> Step:
         side = "candidate" if not ours.tokens else "reference"
         return skipped("tokens", f"the {side} has no tokenizer: both got the same token ids")
     return judge_tokens(ours.texts, theirs.tokens, ours.tokens)
+
+
+def _embedding(candidate: Trace, reference: Trace, limits: Limits) -> Step:
+    for side, one in (("candidate", candidate), ("reference", reference)):
+        if one.header.layers[:1] != (EMBEDDING,):
+            return skipped("embedding", f"the {side} does not show the input of its first layer")
+    if candidate.header.width != reference.header.width:
+        widths = f"reference {reference.header.width}, candidate {candidate.header.width}"
+        return failed("embedding", f"the first layers have inputs of other widths: {widths}")
+    return judge_embedding(map(relative_error, reference.layer(0), candidate.layer(0)), limits.embedding)
 
 
 def _layers(inputs: Trace, replay: Replay | None, limits: Limits) -> Iterator[Step]:

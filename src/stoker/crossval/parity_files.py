@@ -76,7 +76,7 @@ def compare_weights(candidate: ModelFiles, reference: ModelFiles) -> Step:
             continue
         if one.outcome == "unreadable" and len(types) > 1:
             return skipped("weights", f"{one.name}: {one.text}")
-        change = f"{counted(one.different, 'value')} differ, nmse {one.nmse:.1e}"
+        change = f"{counted(one.different, 'value differs', 'values differ')}, nmse {one.nmse:.1e}"
         text = f"{one.name}: {one.text or change}"
         where = Divergence(step="weights", text=text, tensor=one.name)
         return Step(name="weights", outcome=Outcome.FAILED, reason=text, divergence=where)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from stoker.core.errors import NotVerified, StokerError
+from stoker.core.errors import NotVerified
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.crossval.ladder import Outcome, Parity, Step
@@ -49,6 +49,7 @@ class Sides:
                 f"{side} runtime": f"{header.runtime} {header.version}",
                 f"{side} weights": ", ".join(header.precisions),
                 f"{side} device": header.ran.get("device", ""),
+                f"{side} machine": header.machine.get("name", ""),
                 f"{side} tokenizer": header.tokenizer_sha256,
             }
         return cls(candidate=_side(ours), reference=_side(theirs), facts=facts)
@@ -69,18 +70,19 @@ def parity_report(parity: Parity, sides: Sides, *, made_at: str = "", seconds: f
     )
 
 
-def error_report(error: StokerError, title: str, *, made_at: str = "") -> CheckReport:
-    """Return the report of a comparison that did not come to a verdict."""
-    facts: dict[str, object] = {"error": error.code, "exit code": error.exit_code, "hint": error.hint}
+def error_report(error: Mapping[str, object], title: str, *, made_at: str = "") -> CheckReport:
+    """Return the report of a comparison that did not come to a verdict; `error` is a `StokerError` as JSON."""
+    facts = {"error": error.get("error"), "exit code": error.get("exit_code"), "hint": error.get("hint")}
+    reason = str(error.get("message", ""))
     return CheckReport(
         kind="crossval",
         title=title,
         outcome="error",
-        reason=str(error),
-        checks=(Check(name="run", outcome="error", reason=str(error)),),
+        reason=reason,
+        checks=(Check(name="run", outcome="error", reason=reason),),
         about={name: value for name, value in facts.items() if value},
         made_at=made_at,
-        details={"error": error.to_dict()},
+        details={"error": dict(error)},
     )
 
 

@@ -1,6 +1,8 @@
 """Cross-validation as a plan: trace the reference, trace the candidate, compare.
 
     trace_reference → trace_candidate → compare          (crossval/parity)
+    trace_reference                                      (crossval/trace, a job for one machine of the fleet)
+    read_trace, read_trace → compare                     (crossval/parity, with traces that were made elsewhere)
 
 Each stage is cached by the contents of the models, the prompts and the versions of the runtimes, so a second comparison
 of the same models is read from the store, and a new candidate does not run its reference again. A plug-in runs in a
@@ -29,10 +31,13 @@ from stoker.authoring import (
     stage,
 )
 
+_FORMS = (".bin", ".gguf", ".json", ".model", ".onnx", ".safetensors", ".txt")
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stoker.crossval.plugin_process import Plugin
+    from stoker.crossval.runtimes import RuntimeChoice, RuntimePlaces
 
 
 class ParityTrace(TreeKind):
@@ -72,7 +77,15 @@ class TraceArgs:
     decode: bool = arg(default=True, help="also compute the second half of the positions one by one")
     strict: bool = arg(default=False, help="fail if the runtime did not run as requested: device, precision, kernels")
     seed: int = arg(42, help="seed of the runtime", ge=0)
+    machine: str = arg("", help="machine of the fleet that it is the trace of, part of the key; empty: any")
     interpreter: str = arg("", help="Python that has the runtime's libraries", runtime=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFolderArgs:
+    """A trace that was made elsewhere."""
+
+    folder: InputPath = arg(help="its folder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +104,7 @@ class CompareArgs:
 
 @stage("crossval/trace_reference", version=1, deterministic=False)
 def trace_reference(job: StageContext, args: TraceArgs) -> ParityTrace:
-    """Run the reference over the tokens of the texts."""
+    """Run a side over the tokens that its tokenizer makes of the texts."""
     return _trace(job, args, ids=(), texts=())
 
 
@@ -102,6 +115,18 @@ def trace_candidate(job: StageContext, reference: ParityTrace, args: TraceArgs) 
 
     asked = Trace(str(reference.path)).header
     return _trace(job, args, ids=asked.ids, texts=asked.texts)
+
+
+@stage("crossval/read_trace", version=1)
+def read_trace(job: StageContext, args: TraceFolderArgs) -> ParityTrace:
+    """Take over a trace that was made elsewhere."""
+    import shutil
+
+    from stoker.crossval.trace import Trace
+
+    for path in Trace(args.folder).files:
+        shutil.copyfile(path, job.out / os.path.basename(path))
+    return job.made(ParityTrace)
 
 
 @stage("crossval/compare", version=1)
@@ -159,6 +184,8 @@ class ParityArgs:
     strict: bool = arg(default=False, help="fail if a runtime did not run as requested")
     limits: dict[str, float] = arg({}, help="limits that replace those of the precision")
     seed: int = arg(42, help="seed of the runtimes", ge=0)
+    candidate_trace: str = arg("", help="folder of the candidate's trace, if it was made elsewhere")
+    reference_trace: str = arg("", help="folder of the reference's trace, if it was made elsewhere")
     candidate_interpreter: str = arg("", help="Python of the candidate's runtime", runtime=True)
     reference_interpreter: str = arg("", help="Python of the reference's runtime", runtime=True)
 
@@ -175,40 +202,87 @@ def parity(args: ParityArgs) -> Plan:
         "strict": args.strict,
         "seed": args.seed,
     }
-    first = TraceArgs(
-        model=theirs,
-        runtime=args.reference_runtime,
-        versions=args.reference_versions,
-        texts=args.texts,
-        interpreter=args.reference_interpreter,
-        **common,
+    first = _with_libraries(
+        TraceArgs(
+            model=theirs,
+            runtime=args.reference_runtime,
+            versions=args.reference_versions,
+            texts=args.texts,
+            interpreter=args.reference_interpreter,
+            **common,
+        )
     )
-    second = TraceArgs(
-        model=ours,
-        runtime=args.candidate_runtime,
-        versions=args.candidate_versions,
-        interpreter=args.candidate_interpreter,
-        **common,
+    second = _with_libraries(
+        TraceArgs(
+            model=ours,
+            runtime=args.candidate_runtime,
+            versions=args.candidate_versions,
+            interpreter=args.candidate_interpreter,
+            **common,
+        )
     )
     is_candidate = args.replay == "candidate"
-    side = "candidate" if is_candidate else "reference"
+    replayed = second if is_candidate else first
     last = CompareArgs(
         candidate=ours,
         reference=theirs,
-        replayer=getattr(args, f"{side}_runtime") if args.replay and args.layers else "",
+        replayer=replayed.runtime if args.replay and args.layers else "",
         is_candidate=is_candidate,
-        versions=getattr(args, f"{side}_versions"),
+        versions=replayed.versions,
         limits=args.limits,
         seed=args.seed,
-        interpreter=getattr(args, f"{side}_interpreter"),
+        interpreter=replayed.interpreter,
     )
     plan = PlanBuilder("parity")
-    traced = plan.start(trace_reference, first, id="reference", needs=_needs(args.reference_runtime))
-    answered = plan.add(
-        trace_candidate, second, id="candidate", feeds=[("reference", traced)], needs=_needs(args.candidate_runtime)
+    traced = (
+        _read(plan, args.reference_trace, "reference")
+        if args.reference_trace
+        else plan.start(trace_reference, first, id="reference", needs=_needs(args.reference_runtime))
+    )
+    answered = (
+        _read(plan, args.candidate_trace, "candidate")
+        if args.candidate_trace
+        else plan.add(
+            trace_candidate, second, id="candidate", feeds=[("reference", traced)], needs=_needs(args.candidate_runtime)
+        )
     )
     feeds: list[tuple[str | None, Tip]] = [("candidate", answered), ("reference", traced)]
     return plan.add(compare, last, id="compare", feeds=feeds, needs=_needs(last.replayer)).finish()
+
+
+@recipe("crossval/trace", version=1, category=Category.EVAL, output=ParityTrace)
+def trace(args: TraceArgs) -> Plan:
+    """Run one side of a comparison: see `stoker help crossval`."""
+    return (
+        PlanBuilder("trace")
+        .start(trace_reference, _with_libraries(args), id="trace", needs=_needs(args.runtime))
+        .finish()
+    )
+
+
+def _read(plan: PlanBuilder, folder: str, node: str) -> Tip:
+    return plan.start(read_trace, TraceFolderArgs(folder=InputPath(os.path.abspath(folder))), id=node)
+
+
+def _with_libraries(args: TraceArgs) -> TraceArgs:
+    """Return the arguments with the interpreter of this machine that has the libraries, and their versions.
+
+    Without one they stay as they are: another machine may have it, and the stage says what is missing.
+    """
+    from dataclasses import replace
+
+    from stoker.core.errors import StokerError
+    from stoker.crossval.runtimes import library_versions, plugin_command, read_runtime
+
+    choice = read_runtime(args.runtime)
+    if choice.program or choice.url or (args.interpreter and args.versions):
+        return args
+    try:
+        command = plugin_command(_in(choice, args.interpreter), _places())
+    except StokerError:
+        return args
+    versions = args.versions or library_versions(choice, command.argv[0])
+    return replace(args, versions=versions, interpreter="" if choice.python else command.argv[0])
 
 
 def _model(path: str) -> InputPath | None:
@@ -226,12 +300,16 @@ def _needs(runtime: str) -> Needs:
 
 def _trace(job: StageContext, args: TraceArgs, *, ids: tuple[int, ...], texts: tuple[str, ...]) -> ParityTrace:
     from stoker.core.clock import SystemClock
+    from stoker.crossval.bench import machine_facts
     from stoker.crossval.runtimes import read_runtime
     from stoker.crossval.trace_recorder import TEXT, TraceRequest, record_trace
-    from stoker.store.trees import hash_file
+    from stoker.devices.this_machine import host_name
+    from stoker.host.resources import usable_cores
 
     choice = read_runtime(args.runtime)
-    sha256 = hash_file(args.model)[0] if args.model and os.path.isfile(args.model) else ""
+    name = args.machine or host_name(dict(os.environ))[0]  # noqa: TID251 - nothing passes them to stages
+    files = _model_digests(args.model) if args.model else {}
+    sha256 = next(iter(files.values())) if args.model and os.path.isfile(args.model) else ""
     request = TraceRequest(
         load=choice.load_request(args.model or "", sha256=sha256, seed=args.seed),
         label=choice.label,
@@ -242,6 +320,8 @@ def _trace(job: StageContext, args: TraceArgs, *, ids: tuple[int, ...], texts: t
         has_layers=args.layers,
         has_decode=args.decode,
         is_strict=args.strict,
+        files=files,
+        machine=machine_facts(name, [{"uuid": uuid} for uuid in job.devices], usable_cores()),
     )
 
     def step(done: int) -> None:
@@ -254,14 +334,42 @@ def _trace(job: StageContext, args: TraceArgs, *, ids: tuple[int, ...], texts: t
     return job.made(ParityTrace)
 
 
+def _model_digests(path: str) -> dict[str, str]:
+    """Return the SHA-256 of a model's file, or of each file in its folder that a runtime may read, by its name."""
+    from stoker.store.trees import hash_file
+
+    if os.path.isfile(path):
+        return {os.path.basename(path): hash_file(path)[0]}
+    paths = (os.path.join(path, name) for name in sorted(os.listdir(path)))
+    return {os.path.basename(one): hash_file(one)[0] for one in paths if os.path.isfile(one) and one.endswith(_FORMS)}
+
+
 def open_plugin(runtime: str, interpreter: str, seed: int) -> Plugin:
     """Start the plug-in of a runtime. `interpreter` replaces the one that would be found."""
-    from stoker.core.frozen import changed
     from stoker.crossval.plugin_process import Plugin
-    from stoker.crossval.runtimes import RuntimePlaces, plugin_command, read_runtime
+    from stoker.crossval.runtimes import plugin_command, read_runtime
 
-    choice = read_runtime(runtime)
-    choice = changed(choice, python=interpreter) if interpreter and not choice.python else choice
-    # A stage runs in a process that has the variables of its run.
-    places = RuntimePlaces(environment=dict(os.environ), folder=os.getcwd())  # noqa: TID251
-    return Plugin(plugin_command(choice, places, seed=seed))
+    return Plugin(plugin_command(_in(read_runtime(runtime), interpreter), _places(), seed=seed))
+
+
+def _in(choice: RuntimeChoice, interpreter: str) -> RuntimeChoice:
+    from stoker.core.frozen import changed
+
+    return changed(choice, python=interpreter) if interpreter and not choice.python else choice
+
+
+def _places() -> RuntimePlaces:
+    """Return where runtimes are looked for in this process, which has the variables of its run."""
+    from stoker.core.clock import SystemClock
+    from stoker.crossval.reference import find_reference
+    from stoker.crossval.runtimes import RuntimePlaces
+    from stoker.engine.recipe import surroundings
+    from stoker.store.environment_cache import EnvironmentCache
+
+    folder = surroundings().environments()
+    reference = find_reference(EnvironmentCache(folder, clock=SystemClock())) if folder else None
+    return RuntimePlaces(
+        environment=dict(os.environ),  # noqa: TID251 - nothing passes them to stages
+        folder=os.getcwd(),
+        reference=reference.interpreter if reference is not None else "",
+    )

@@ -80,6 +80,8 @@ class RanWith:
     """Type of the attention cache."""
     flash: bool
     kernels: tuple[str, ...]
+    compute: str = ""
+    """The coarsest type that activations passed through, if that is not the one of the weights or the cache."""
 
 
 @frozen
@@ -138,6 +140,7 @@ def read_loaded(fields: ResponseFields) -> Loaded:
             kv=ran.text("kv", ""),
             flash=ran.flag("flash"),
             kernels=ran.texts("kernels", _MOST_KERNELS, _LONGEST_KERNEL),
+            compute=ran.text("compute", ""),
         ),
         tensors=fields.number("tensors", 1 << 30, 0),
         used=fields.number("used", 1 << 30, 0),
@@ -323,11 +326,16 @@ def fallbacks(request: LoadRequest, loaded: Loaded) -> tuple[str, ...]:
         found.append(f"device {request.device} was requested, it ran on {ran.device or 'an unknown one'}")
     elif device not in ("cpu", "server") and not any(name.startswith(f"{device}.") for name in ran.kernels):
         found.append(f"no kernel of {device} ran")
-    if request.precision and ran.weights not in _WEIGHTS.get(request.precision, (request.precision.upper(),)):
+    if request.precision and ran.weights not in labels_of(request.precision):
         found.append(f"precision {request.precision} was requested, its weights are {ran.weights or 'unknown'}")
     if loaded.used < loaded.tensors:
         found.append(f"{loaded.tensors - loaded.used} of {loaded.tensors} tensors of the model are not used")
     return tuple(found)
+
+
+def labels_of(precision: str) -> tuple[str, ...]:
+    """Return what the weights of a run may be called that was to have this precision."""
+    return _WEIGHTS.get(precision, (precision.upper(),))
 
 
 def require_promised(request: LoadRequest, loaded: Loaded, *, label: str) -> None:

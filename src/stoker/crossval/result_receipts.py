@@ -21,6 +21,7 @@ from stoker.crossval.ladder import DECIDING, Parity, Step
 from stoker.crossval.ladder import Outcome as StepOutcome
 from stoker.crossval.limits import TIERS
 from stoker.crossval.measured_results import Measure, Outcome, ResultFacts, result_of, statement_of
+from stoker.crossval.plugin_messages import labels_of
 from stoker.crossval.report_formats import CheckReport
 from stoker.crossval.trace import TraceHeader
 from stoker.host.durable import write_file
@@ -166,6 +167,9 @@ def receipt_of_parity(
     """Return the receipt of a comparison; `verdict` are the bytes of its verdict's file, which is called `name`."""
     taken = [step for step in parity.steps if step.outcome is not StepOutcome.SKIPPED]
     outcomes: dict[str, Outcome] = {step.name: _OF_CHECK.get(str(step.outcome), "warned") for step in taken}
+    reasons = {step.name: step.reason for step in taken if outcomes[step.name] != "passed" and step.reason}
+    if parity.outcome is StepOutcome.UNDECIDED:
+        outcomes["verdict"], reasons["verdict"] = "warned", parity.reason or "no logits were compared"
     sides = {"candidate": ours, "reference": theirs}
     facts = ResultFacts(
         configuration=(
@@ -179,15 +183,16 @@ def receipt_of_parity(
             "skipped": {step.name: step.reason for step in parity.steps if step.outcome is StepOutcome.SKIPPED},
         },
         tier=parity.limits.tier if parity.limits.tier in TIERS else "",
-        reasons={step.name: step.reason for step in taken if outcomes[step.name] != "passed" and step.reason},
-        requested={side: {"device": _device(header.requested)} for side, header in sides.items()},
+        reasons=reasons,
+        requested={side: _requested(header) for side, header in sides.items()},
         ran={side: {**header.ran, "device": _device(header.ran)} for side, header in sides.items()},
+        is_strict=ours.is_strict,
         environment=_environment({}),
     )
     measures = [one for step in taken for one in _measures_of_step(step, parity)]
     subject = [
         Subject(name=name, digest={"sha256": digest_bytes(verdict)}),
-        *([Subject(name=ours.model, digest={"sha256": ours.sha256})] if ours.sha256 else []),
+        *(Subject(name=one, digest={"sha256": sha256}) for one, sha256 in ours.files.items()),
     ]
     return statement_of(subject, result_of("parity", outcomes, measures, facts))
 
@@ -211,16 +216,26 @@ def _measures_of_step(step: Step, parity: Parity) -> Iterator[Measure]:
 
 
 def _side(header: TraceHeader) -> dict[str, Any]:
-    digests = {"digest": {"sha256": header.sha256}} if header.sha256 else {}
     return {
         "model": header.model,
-        **digests,
+        "digests": dict(header.files),
         "runtime": f"{header.runtime} {header.version}",
         "tokenizer": header.tokenizer_sha256,
         "seed": header.requested.get("seed"),
         "threads": header.requested.get("threads"),
         "tensors": counted(header.tensors, "tensor"),
+        "traced_at": header.traced_at,
+        # Without its name: receipts are verified on other machines.
+        "machine": {name: fact for name, fact in header.machine.items() if name != "name"},
     }
+
+
+def _requested(header: TraceHeader) -> dict[str, str]:
+    precision, weights = str(header.requested.get("precision") or ""), str(header.ran.get("weights", ""))
+    if not precision:
+        return {"device": _device(header.requested)}
+    labels = labels_of(precision)
+    return {"device": _device(header.requested), "weights": weights if weights in labels else labels[0]}
 
 
 def _device(facts: Mapping[str, Any]) -> str:

@@ -3,28 +3,32 @@
     code → data → config → environment → device → numbers
 
 A difference above is an explanation; only the numbers decide. They agree if every metric that both have, and every
-tensor that both kept, are equal within the tolerance.
+tensor of files that both results have, are equal within the tolerance. Metrics of time, speed and memory are left out.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stoker.core.errors import BadInput, Damaged
-from stoker.core.frozen import frozen
+from stoker.core.frozen import fresh, frozen
 from stoker.core.text import counted, some_of
 from stoker.crossval.ladder import Outcome
+from stoker.crossval.measures import sort_of
 from stoker.crossval.model_files import open_model
 from stoker.crossval.tensor_files import compare_models
+from stoker.engine.metrics.metric_names import words_of
 from stoker.jobs.comparison import COSTS
 from stoker.jobs.job_diff import Fact
 
 LAYERS = ("code", "data", "config", "environment", "device", "numbers")
 _SHOWN = 3
+_COST_UNITS = frozenset({"s", "ms", "seconds", "time", "duration", "bytes", "mb", "gb", "mib", "gib"})
+"""Last words of such names: `step_time`, `cost_s`, `peak_bytes`."""
 
 
 @frozen
@@ -66,14 +70,35 @@ class RunDifference:
         }
 
 
+@frozen
+class WeightFiles:
+    """The files with weights in the result of a job."""
+
+    paths: Mapping[str, str] = fresh(factory=dict)
+    """Where each is, by its path in the result."""
+    missing: str = ""
+    """Why the result can't be read; empty: it was read."""
+
+
+def weight_files(folders: Iterable[tuple[str, str]]) -> WeightFiles:
+    """Return the files with weights below folders; the first of each pair is the folder's path in the result."""
+    return WeightFiles(
+        paths={
+            os.path.join(below, path): os.path.join(folder, path)
+            for below, folder in folders
+            for path in _weights_below(folder)
+        }
+    )
+
+
 def run_difference(
     facts: Sequence[Fact],
     devices: Sequence[Mapping[str, Any]],
-    results: Sequence[str | None],
+    results: Sequence[WeightFiles],
     *,
     tolerance: float = 0.0,
 ) -> RunDifference:
-    """Compare two jobs: all their facts, their devices and the folders of their results."""
+    """Compare two jobs: all their facts, their devices and the weights in their results."""
     layers = [_layer_of(name, [fact for fact in facts if fact.section == name]) for name in LAYERS[:4]]
     return RunDifference(layers=(*layers, _device_layer(devices), _numbers(facts, results, tolerance)))
 
@@ -102,8 +127,8 @@ def _device_layer(devices: Sequence[Mapping[str, Any]]) -> DifferenceLayer:
     return DifferenceLayer(name="device", outcome=Outcome.FAILED, text=some_of(pairs, _SHOWN), names=different)
 
 
-def _numbers(facts: Sequence[Fact], results: Sequence[str | None], tolerance: float) -> DifferenceLayer:
-    metrics = [one for one in facts if one.section == "metrics" and one.name not in COSTS and None not in one.values]
+def _numbers(facts: Sequence[Fact], results: Sequence[WeightFiles], tolerance: float) -> DifferenceLayer:
+    metrics = [one for one in facts if one.section == "metrics" and not _is_cost(one.name) and None not in one.values]
     different = [fact for fact in metrics if not all(_agree(fact.values[0], value, tolerance) for value in fact.values)]
     found = [f"{fact.name} {fact.values[0]!r} and {fact.values[1]!r}" for fact in different]
     names = [fact.name for fact in different]
@@ -113,13 +138,33 @@ def _numbers(facts: Sequence[Fact], results: Sequence[str | None], tolerance: fl
         if not is_same:
             found.append(text)
             names.append(name)
+    left_out = _left_out(results)
     if found:
-        return DifferenceLayer(name="numbers", outcome=Outcome.FAILED, text=some_of(found, _SHOWN), names=tuple(names))
+        text = f"{some_of(found, _SHOWN)}{left_out}"
+        return DifferenceLayer(name="numbers", outcome=Outcome.FAILED, text=text, names=tuple(names))
     if not metrics and not count:
-        text = "they have no metric in common, and no weights to compare"
+        text = f"they have no metric in common, and no weights to compare{left_out}"
         return DifferenceLayer(name="numbers", outcome=Outcome.SKIPPED, text=text)
-    text = f"the same ({counted(len(metrics), 'metric')}, {counted(count, 'tensor')})"
+    text = f"the same ({counted(len(metrics), 'metric')}, {counted(count, 'tensor')}){left_out}"
     return DifferenceLayer(name="numbers", outcome=Outcome.PASSED, text=text)
+
+
+def _is_cost(name: str) -> bool:
+    """Return True for a metric of time, speed or memory, which differs between any two runs."""
+    return (
+        name in COSTS
+        or sort_of(name) in ("latency", "throughput", "p95")
+        or not _COST_UNITS.isdisjoint(words_of(name)[-1:])
+    )
+
+
+def _left_out(results: Sequence[WeightFiles]) -> str:
+    """Return which weights were not compared, as the end of a sentence; empty: none."""
+    missing = [one.missing for one in results if one.missing]
+    if not missing:
+        first, second = (one.paths.keys() for one in results)
+        missing = [f"only one of them has {path}" for path in sorted(first ^ second)]
+    return f"; weights not compared: {some_of(missing, _SHOWN)}" if missing else ""
 
 
 def _agree(one: object, other: object, tolerance: float) -> bool:
@@ -130,21 +175,20 @@ def _agree(one: object, other: object, tolerance: float) -> bool:
     return one == other or abs(one - other) <= tolerance * max(abs(one), abs(other))
 
 
-def _tensors(results: Sequence[str | None], tolerance: float) -> Iterator[tuple[str, bool, str]]:
+def _tensors(results: Sequence[WeightFiles], tolerance: float) -> Iterator[tuple[str, bool, str]]:
     """Yield name, agreement and text of each tensor in files that both results have."""
-    first, second = results
-    if first is None or second is None:
-        return
-    for path in sorted(set(_weights_below(first)) & set(_weights_below(second))):
+    first, second = (one.paths for one in results)
+    for path in sorted(first.keys() & second.keys()):
         try:
-            pair = open_model(Path(first, path)), open_model(Path(second, path))
+            pair = open_model(Path(first[path])), open_model(Path(second[path]))
         except (BadInput, Damaged) as error:
             yield path, False, str(error)
             continue
         for one in compare_models(*pair):
             agrees = one.is_same or (one.outcome == "different" and one.nmse <= tolerance**2)
-            change = one.text or f"{counted(one.different, 'value')} differ, the largest by {one.max_abs:.1e}"
-            yield f"{path}: {one.name}", agrees, f"{path}: {one.name}: {change}"
+            name = one.name or one.reference_name
+            change = f"{counted(one.different, 'value differs', 'values differ')}, the largest by {one.max_abs:.1e}"
+            yield f"{path}: {name}", agrees, f"{path}: {name}: {change if one.different else one.text}"
 
 
 def _weights_below(folder: str) -> Iterator[str]:

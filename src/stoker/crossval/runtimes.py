@@ -291,6 +291,16 @@ def _python_for(runtime: Runtime, choice: RuntimeChoice, at: RuntimePlaces) -> s
     )
 
 
+def library_versions(choice: RuntimeChoice, python: str) -> tuple[str, ...]:
+    """Return the versions of a runtime's libraries in an interpreter: a result of other ones is not reused."""
+    runtime = RUNTIMES.get(choice.name)
+    if runtime is None or not runtime.needs:
+        return ()
+    packages = packages_in(os.path.dirname(os.path.dirname(python)))
+    names = [name for group in runtime.needs for name in group if name in packages]
+    return tuple(f"{name}=={packages[name]}" for name in names)
+
+
 def missing_packages(runtime: Runtime, packages: Iterable[str]) -> tuple[str, ...]:
     """Return the distributions that a runtime needs and an interpreter lacks."""
     present = set(packages)

@@ -29,6 +29,7 @@ FORMAT = 1
 FLOAT_BYTES = 4
 _HEADER = "trace.json"
 _LARGEST_HEADER = 64 << 20
+_COUNTS = ("n_vocab", "n_layers", "tensors", "used", "width")
 
 
 @frozen
@@ -60,6 +61,10 @@ class TraceHeader:
     has_top: bool = False
     machine: Mapping[str, Any] = fresh(factory=dict)
     prefill_s: float = 0.0
+    files: Mapping[str, str] = fresh(factory=dict)
+    """SHA-256 of each file of the model, by its name."""
+    traced_at: str = ""
+    is_strict: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {"v": FORMAT, **fields_of(self)}
@@ -70,6 +75,8 @@ class TraceHeader:
         if raw["v"] != FORMAT:
             raise ValueError(f"format {raw['v']!r}")
         values = {name: raw[name] for name in cls.__annotations__}
+        if not all(type(values[name]) is int and values[name] >= 0 for name in _COUNTS):
+            raise ValueError(f"one of {', '.join(_COUNTS)} is no count")
         ids = tuple(int(one) for one in values["ids"])
         tokens = tuple(tuple(int(one) for one in row) for row in values["tokens"])
         texts, layers = tuple(map(str, values["texts"])), tuple(map(str, values["layers"]))
@@ -91,12 +98,19 @@ class Trace:
             with open(os.path.join(folder, _HEADER), "rb") as file:
                 data = file.read(_LARGEST_HEADER + 1)
             self.header = TraceHeader.from_json(loads(data) if len(data) <= _LARGEST_HEADER else {})
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            sizes = self._sizes()
+        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise StageInputError(f"{folder} is not a trace: {error}") from None
-        for name, size_bytes in self._sizes().items():
+        for name, size_bytes in sizes.items():
             path = os.path.join(folder, name)
             if not os.path.isfile(path) or os.path.getsize(path) != size_bytes:
                 raise StageInputError(f"{path} is missing or incomplete")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The paths of all its files."""
+        names = (_HEADER, *self._sizes(), *(["top.jsonl"] if self.header.has_top else []))
+        return tuple(os.path.join(self.folder, name) for name in names)
 
     def logits(self) -> Iterator[Vector]:
         """Yield the logits of each position."""

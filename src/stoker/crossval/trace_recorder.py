@@ -17,6 +17,7 @@ from stoker.core.frozen import fields_of, fresh, frozen
 from stoker.crossval.plugin_messages import Loaded, LoadRequest, PluginInfo, PluginRow, require_promised
 from stoker.crossval.plugin_process import Plugin
 from stoker.crossval.trace import TraceHeader, TraceWriter, decode_from
+from stoker.store.statements import moment
 
 POSITIONS = 64
 MOST_POSITIONS = 1 << 20
@@ -48,6 +49,8 @@ class TraceRequest:
     is_strict: bool = False
     """Fail if the plug-in did not run as requested."""
     machine: Mapping[str, Any] = fresh(factory=dict)
+    files: Mapping[str, str] = fresh(factory=dict)
+    """SHA-256 of each file of the model, by its name."""
 
 
 def record_trace(plugin: Plugin, request: TraceRequest, folder: str, clock: Clock, step: Step) -> TraceHeader:
@@ -75,7 +78,8 @@ def record_trace(plugin: Plugin, request: TraceRequest, folder: str, clock: Cloc
                     _write(writer, row, "decode.f32", len(ids))
         header = _header(request, info, loaded, ids, tokens)
         more = {"layers": writer.layers, "width": writer.width, "has_decode": has_decode, "has_top": has_top}
-        whole = TraceHeader(**{**header, **more, "prefill_s": round(seconds, 6)})
+        at = {"prefill_s": round(seconds, 6), "traced_at": moment(clock.wall_s())}
+        whole = TraceHeader(**{**header, **more, **at})
         writer.finish(whole)
     return whole
 
@@ -120,4 +124,6 @@ def _header(
         "tensors": loaded.tensors,
         "used": loaded.used,
         "machine": dict(request.machine),
+        "files": dict(request.files),
+        "is_strict": request.is_strict,
     }

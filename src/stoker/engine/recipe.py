@@ -193,6 +193,8 @@ class MachineContext:
 
     hub_cache: Callable[[], str] = lambda: ""
     """Gives where models that were fetched lie, asked only if one is wanted; empty: unknown."""
+    environments: Callable[[], str] = lambda: ""
+    """Returns the folder of the Python environments that Stoker made, asked only if one is wanted; empty: unknown."""
     count_gpus: Callable[[], int] = lambda: 0
     """Gives how many devices this machine has, asked only if it makes a difference."""
     rooms: Callable[[], Mapping[str, int]] = dict

@@ -128,6 +128,17 @@ def files_written(folder: str) -> frozenset[str]:
     return frozenset(_read_claims(_read(sidecar))) if is_sidecar(sidecar) else frozenset()
 
 
+def digests_shown(folder: str) -> frozenset[str]:
+    """Return the digests of the results that `lay_out` wrote to a folder; none if a file of them has changed since."""
+    if not is_sidecar(os.path.join(folder, SIDECAR)):
+        return frozenset()
+    target = _ResultFolder(folder)
+    if not all(map(target.is_as_written, target.claims)):
+        return frozenset()
+    artifacts = loads(_read(os.path.join(folder, SIDECAR)))["artifacts"]
+    return frozenset(str(one["digest"]) for one in artifacts if isinstance(one, dict) and "digest" in one)
+
+
 def is_sidecar(path: str) -> bool:
     """Return True if a file is a sidecar that we wrote, and not a user's own file of that name."""
     if os.path.islink(path):
@@ -187,6 +198,11 @@ class _ResultFolder:
             return False
         self.place(path, entry, info)
         return True
+
+    def is_as_written(self, path: str) -> bool:
+        """Return True if a file of ours is there and has not been changed."""
+        info = self._look(path)
+        return info is not None and self._is_ours(path, info)
 
     def place(self, path: str, entry: TreeEntry, info: os.stat_result) -> None:
         """Note a file of ours that is there now."""

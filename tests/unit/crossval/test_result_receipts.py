@@ -200,6 +200,7 @@ def header(**change: Any) -> TraceHeader:
     base = TraceHeader(
         runtime="torch", version="2", model="m.gguf", sha256="ab" * 32, ids=(1, 2), texts=("a b",), tokens=((1, 2),),
         n_vocab=4, n_layers=1, ran=ran, tensors=3, used=3, requested={"device": "cpu", "seed": 42},
+        files={"m.gguf": "ab" * 32},
     )  # fmt: skip
     return changed(base, **change)
 
@@ -236,6 +237,14 @@ def test_the_receipt_of_a_comparison_verifies_with_the_limits_of_its_precision(t
                 one["most"] = 1.0
 
     assert "looser than 1e-09 of f32" in tampered(good, loosened).differs[0]
+
+
+def test_a_comparison_that_decided_nothing_is_no_pass() -> None:
+    made = compared(
+        judge([passed("files"), skipped("logits", "both sides tell only their most probable tokens")], TIERS["f32"])
+    )
+    assert (made.predicate["result"], made.predicate["warnedTests"]) == ("WARNED", ["verdict"])
+    assert tampered(made, lambda _: None).differs == ()
 
 
 def test_a_comparison_that_ran_elsewhere_is_a_difference_in_strict_verification() -> None:

@@ -104,7 +104,30 @@ def test_an_incomplete_trace_is_refused(tmp_path: Path, name: str, how: str):
 def test_equal_models_pass_every_step(compared: Callable[..., Parity]):
     parity = compared(lambda _: None)
     assert parity.outcome is Outcome.PASSED, parity.reason
-    assert [step.outcome for step in parity.steps] == [Outcome.PASSED] * 5
+    assert [step.outcome for step in parity.steps] == [Outcome.PASSED] * 6
+
+
+def test_another_token_is_located_in_the_input_of_the_first_layer(compared: Callable[..., Parity]):
+    def change(model: Model) -> None:
+        model.embedding[5] = model.embedding[4]
+
+    parity = compared(change)
+    assert parity.first is not None
+    assert (parity.first.step, parity.first.pos) == ("embedding", 5)
+    assert {step.name: step.outcome for step in parity.steps}["layers"] is Outcome.PASSED
+
+
+def test_sides_that_used_their_own_tokenizers_are_compared_as_far_as_these_agree(compared: Callable[..., Parity]):
+    own = {"tokens": ((1, 3),), "ids": tuple(range(1, 13))}
+    parity = compared(lambda _: None, **own)
+    assert parity.first is not None
+    assert parity.first.step == "tokens"
+    assert {step.outcome for step in parity.steps if step.name != "tokens"} == {Outcome.SKIPPED}
+
+
+def test_traces_of_other_token_ids_are_refused(compared: Callable[..., Parity]):
+    with pytest.raises(StageInputError, match="different token ids"):
+        compared(lambda _: None, ids=tuple(range(1, 13)))
 
 
 def test_a_changed_weight_is_located_in_its_layer_and_later_layers_stay_clean(compared: Callable[..., Parity]):

@@ -36,7 +36,7 @@ _EVALUATE, _EVALUATE_DATA = 11, 12
 _KEPT_LINES = 30
 _WARN, _ERROR = 3, 4
 # Places in `ggml_tensor`.
-_TYPE_AT, _SHAPE_AT, _OP_AT, _SOURCES_AT = 0, 16, 80, 152
+_TYPE_AT, _SHAPE_AT, _SOURCES_AT = 0, 16, 152
 
 
 class Opaque(ctypes.Structure):
@@ -73,7 +73,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "ggml_backend_tensor_get": (None, [_P, _P, ctypes.c_size_t, ctypes.c_size_t]),
     "ggml_get_name": (_TEXT, [_P]),
     "ggml_nbytes": (ctypes.c_size_t, [_P]),
-    "ggml_op_name": (_TEXT, [_I]),
+    "ggml_op_desc": (_TEXT, [_P]),
     "ggml_type_name": (_TEXT, [_I]),
     "gguf_free": (None, [_P]),
     "gguf_get_n_tensors": (_L, [_P]),
@@ -199,8 +199,8 @@ class LlamaLibrary:
         return int(ctypes.c_int64.from_address(tensor + _SHAPE_AT + 8).value)
 
     def op_of(self, tensor: int) -> str:
-        """Return the operation that makes a tensor, with the type of its first source: `MUL_MAT(Q8_0)`."""
-        name = self._library.ggml_op_name(ctypes.c_int32.from_address(tensor + _OP_AT).value).decode()
+        """Return the operation that makes a tensor, with the type of its first source: `MUL_MAT(Q8_0)`, `GELU(F32)`."""
+        name = self._library.ggml_op_desc(tensor).decode()
         source = ctypes.c_void_p.from_address(tensor + _SOURCES_AT).value
         return f"{name}({self.type_name(self.type_of(source))})" if source else str(name)
 

@@ -29,6 +29,8 @@ _EMBEDDING = ("inp_embd", "inpL")
 _CACHE = re.compile(r"cache_[kv]_")
 _ARRANGES = frozenset(("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"))
 _UNUSED = re.compile(r"unused tensor")
+_FROM_TABLE = re.compile(r"GE(?:G)?LU(?!_ERF)")
+"""Activations that llama.cpp reads from a table of half precision, on processors."""
 
 
 class LlamaPlugin(ModelPlugin):
@@ -82,6 +84,7 @@ class LlamaPlugin(ModelPlugin):
                 "weights": _main_type(types),
                 "kv": "+".join(sorted(self._cache_types)),
                 "flash": any(op.startswith("FLASH") for op in self._ops),
+                "compute": "F16" if any(_FROM_TABLE.match(op) for op in self._ops) else "F32",
                 "kernels": sorted(f"cpu.{op}" for op in self._ops),
             },
             "tensors": len(types),

@@ -1,0 +1,135 @@
+"""`stoker crossval --candidate-on MACHINE --reference-on MACHINE`: each side is a job of the fleet, both run at once.
+
+A side is a job of the recipe `crossval/trace` for one machine, submitted like any other; its result is fetched, and the
+comparison runs here. The same command again finds the jobs completed, and starts failed ones again.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.crossval_sides import ComparedSide, trace_values
+from stoker.config.values import text_of
+from stoker.core.errors import NotFound, StokerError, WorkFailed
+from stoker.core.frozen import changed
+from stoker.core.job import JobState
+from stoker.core.text import did_you_mean, some_of
+from stoker.devices.this_machine import submitter_name
+from stoker.jobs.request import JobRequest
+
+if TYPE_CHECKING:
+    from stoker.core.job import JobSpec
+    from stoker.jobs.pack.code_tree import PreparedSubmission
+    from stoker.protocol.client import FleetClient
+
+RECIPE = "crossval/trace"
+_ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
+
+
+def trace_on_fleet(
+    call: CommandContext, given: Mapping[str, Any], sides: Mapping[str, ComparedSide], name: str, stack: ExitStack
+) -> dict[str, str]:
+    """Run the sides that name a machine; return the arguments of the comparison with the folders of their traces.
+
+    The folders exist until `stack` closes. A dry run shows where they would run. Raises `NotFound` for an unknown
+    machine, `WorkFailed` if a side does not complete.
+    """
+    remote = {side: one for side, one in sides.items() if one.machine}
+    if not remote:
+        return {}
+    from stoker.cli.submission import submit
+
+    client = call.lookup.client_of(call.lookup.wait_for_coordinator(given["at"], limit_s=0.0))
+    _check_machines(client, [one.machine for one in remote.values()])
+    prepared = _prepare(call, given, remote, name)
+    is_dry = bool(given["dry_run"])
+    if not is_dry:
+        _start_again(call, client, prepared.jobs)
+    options = {"dry_run": is_dry, "yes": True, "rerun": False, "keep": True, "notify": None, "watch": not is_dry}
+    code = submit(call, {**options, "at": given["at"]}, prepared, client)
+    if is_dry:
+        return {}
+    for side, spec in zip(remote, prepared.jobs, strict=True):
+        _require_completed(client, spec, f"{side} on {remote[side].machine}")
+    if code:
+        raise WorkFailed("the sides did not complete", hint="stoker jobs")
+    top = stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-crossval-"))
+    return {
+        f"{side}_trace": _fetch(call, spec, os.path.join(top, side))
+        for side, spec in zip(remote, prepared.jobs, strict=True)
+    }
+
+
+def _check_machines(client: FleetClient, names: Sequence[str]) -> None:
+    known = [one.name for one in client.machines()]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"there are {some_of(known, 5) or 'none'}: stoker machines"
+            raise NotFound(f"the fleet has no machine {name!r}", hint=hint)
+
+
+def _prepare(
+    call: CommandContext, given: Mapping[str, Any], remote: Mapping[str, ComparedSide], name: str
+) -> PreparedSubmission:
+    """Return the jobs of the sides as one submission."""
+    from stoker.jobs.submission import prepare
+
+    made = []
+    for side, one in remote.items():
+        values = {**trace_values(given), "runtime": one.runtime, "machine": one.machine}
+        if not one.choice.url:
+            values["model"] = one.model
+        request = JobRequest(
+            target=RECIPE,
+            overrides=tuple(f"{key}={text_of(value)}" for key, value in values.items()),
+            name=f"{name}-{side}",
+            fields={"allowed_hosts": (one.machine,)},
+        )
+        made.append(prepare(request, builder=call.builder(), code=call.parts.code))
+    call.parts.code.save()
+    trees = {one.digest: one for prepared in made for one in prepared.shipments}
+    return changed(
+        made[0],
+        jobs=tuple(job for prepared in made for job in prepared.jobs),
+        notes=tuple(dict.fromkeys(note for prepared in made for note in prepared.notes)),
+        shipments=tuple(trees.values()),
+    )
+
+
+def _start_again(call: CommandContext, client: FleetClient, specs: Iterable[JobSpec]) -> None:
+    """Queue jobs again that an earlier command submitted, and that failed."""
+    for spec in specs:
+        with suppress(NotFound):
+            if client.job(spec.id).job.state in _ENDED_BADLY:
+                client.requeue_jobs([spec.id], by=submitter_name(call.parts.settings.environment))
+
+
+def _require_completed(client: FleetClient, spec: JobSpec, what: str) -> None:
+    details = client.job(spec.id)
+    view = details.job
+    if view.state == JobState.COMPLETED:
+        return
+    if JobState(view.state).is_terminal:
+        message = str(details.error.get("message") or view.why or view.state)
+        raise WorkFailed(f"{what}: {message}", hint=f"stoker logs {view.name}", job=view.id, error=details.error)
+    why = view.why
+    with suppress(StokerError):
+        why = client.explain(view.id).verdict
+    raise WorkFailed(f"{what}: {why or 'waits'}", hint=f"stoker explain {view.name}", job=view.id)
+
+
+def _fetch(call: CommandContext, spec: JobSpec, folder: str) -> str:
+    """Copy the result of a job into a folder, and return the folder."""
+    from stoker.store.results import SIDECAR, lay_out
+
+    job = call.lookup.fleet_job(spec.id, None)
+    parts = [part for found in job.results().found for part in found.fetch(lambda _size_bytes: None)]
+    lay_out(call.parts.store, parts, folder)
+    # It differs each time, and the folder is known by its contents.
+    os.unlink(os.path.join(folder, SIDECAR))
+    return folder
