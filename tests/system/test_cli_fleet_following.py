@@ -72,6 +72,11 @@ def test_a_job_is_followed_across_a_restart_of_its_coordinator_and_its_result_fe
         shown = shell.stoker("receipt", "show", "train", "--out", "train.receipt.json")
         assert shown.code == 0, shown.err
         assert "the coordinator recorded its sha256" in shown.out
+        (stored,) = (shell.home / "fleet").rglob("receipt.json")
+        stored.write_bytes(stored.read_bytes() + b" ")
+        replaced = shell.stoker("receipt", "show", "train")
+        assert replaced.code != 0
+        assert "is not the one that its worker sent with the result" in replaced.err
         # The attempt of this home's own worker is none that `run` started.
         refused = shell.stoker("run", "--failed", "train")
         assert refused.code == Refused.exit_code

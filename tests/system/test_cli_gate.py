@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.digests import digest_bytes
 from tests.system.shell import Shell, finish, wait_until
+from tests.unit.crossval.test_model_subject import MODEL
 
 SAME = ("--limit", "latency=off")
 """Without the time of the whole program, only what repeats is left: three pairs."""
@@ -149,9 +151,19 @@ def test_a_gate_is_a_stage_whose_failure_has_the_gates_exit_code(shell: Shell, t
 
 
 def test_a_benchmark_on_another_machine_is_a_job_of_the_fleet(shell: Shell) -> None:
-    done = shell.stoker("bench", "--on", "lab1", "--runs", 3, "--", "sh", "-c", "echo 'a, b'")
-    assert done.code == 34
-    assert "no coordinator" in done.err
+    model = shell.folder / "m-2-t"
+    model.write_text("weights")
+    sent = shell.stoker("bench", model, "--on", "lab1", "--runtime", "torch")
+    assert (sent.code, "no coordinator" in sent.err) == (34, True)
+    (shell.folder / "fake.py").write_text(MODEL)
+    words = ("model=m-2-t", "runtime=./fake.py", "runs=2", "decode=4", "--name", "model")
+    measured = shell.stoker("run", "crossval/bench", *words)
+    assert measured.code == 0, measured.err
+    result = json.loads((shell.folder / "stoker-out" / "model" / "result.json").read_text())
+    assert (result["subject"]["digest"], result["summary"]["latency_ms"]["count"]) == (
+        {"sha256": digest_bytes(b"weights")},
+        8,
+    )
     here = shell.stoker("run", "crossval/bench", "program=\"sh -c 'echo perplexity=3'\"", "runs=3", "--name", "speed")
     assert here.code == 0, here.err
     result = json.loads((shell.folder / "stoker-out" / "speed" / "result.json").read_text())
@@ -167,7 +179,6 @@ def test_a_benchmark_on_another_machine_is_a_job_of_the_fleet(shell: Shell) -> N
         (("gate", "--baseline", "x", "--candidate", "y", "--format", "yaml"), "is not one of"),
         (("gate", "--baseline", "x", "--candidate", "y", "--confidence", "2"), "is not between"),
         (("bench",), "either MODEL or a PROGRAM"),
-        (("bench", "model.gguf", "--on", "lab1"), "--on runs programs"),
         (("bench", "notes.txt", "--", "true"), "either MODEL or a PROGRAM"),
     ],
 )

@@ -404,7 +404,7 @@ class FleetJob(Job):
     def receipts(self) -> list[StoredReceipt]:
         """Return the receipt of the job's last attempt, or of that of each point of a sweep that has ended.
 
-        Raises `BadAnswer` if the coordinator sends another one than it recorded.
+        Raises `BadAnswer` if the coordinator sends another one than it recorded, or that of another job.
         """
         self._refuse_stage("receipt show")
         points = self.points()
@@ -419,7 +419,8 @@ class FleetJob(Job):
         return found
 
     def _receipt_of(self, point: JobView) -> StoredReceipt:
-        from stoker.jobs.job_receipt import RECEIPT, read_job_receipt
+        from stoker.jobs.job_receipt import RECEIPT, job_of, read_synced_receipt
+        from stoker.store.statements import parse_statement
 
         if not point.attempt:
             raise NotFound(f"nothing has run of {point.name} yet", hint=f"stoker explain {point.name}")
@@ -431,13 +432,18 @@ class FleetJob(Job):
                 why = "its worker was lost before it wrote one, or is of an earlier version"
                 hint = why if is_over else "it is written when the attempt ends"
                 raise NotFound(f"{point.name} has no receipt", hint=hint)
-            data = read_job_receipt(mirror.folder)
+            data = read_synced_receipt(mirror.folder)
         story = self.story if point.id == self.view.id else self.client.job(point.id)
-        facts = next((one.facts for one in story.attempts if one.number == point.attempt), {})
-        recorded = str(facts.get("receipt", ""))
-        if recorded and digest_bytes(data) != recorded:
+        attempt = next((one for one in story.attempts if one.number == point.attempt), None)
+        recorded = str(attempt.facts.get("receipt", "")) if attempt is not None else ""
+        statement = parse_statement(data, f"of {point.name}")
+        if (recorded and digest_bytes(data) != recorded) or job_of(statement) != point.id:
             message = f"the receipt of {point.name} is not the one that its worker sent with the result"
             raise BadAnswer(message, hint="contact the coordinator's operator")
+        if attempt is not None and statement.predicate.get("stoker_state") == JobState.COMPLETED != attempt.ending:
+            # Written by a worker whose result came too late, or has not come yet.
+            hint = f"the result of its attempt was not accepted: {attempt.ending or 'it still runs'}"
+            raise NotFound(f"{point.name} has no receipt", hint=hint)
         return StoredReceipt(name=point.name, data=data, recorded_sha256=recorded)
 
     def stages(self) -> list[NodeHistory]:

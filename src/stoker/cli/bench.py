@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
 from stoker.cli.screens import busy_between
+from stoker.core.device import Backend
 from stoker.core.errors import NoPermission, ProgramNotFound, StageTimeout, Usage, WorkFailed
 from stoker.core.text import counted, format_size
 from stoker.views.text_tables import near_path
@@ -41,7 +42,11 @@ GRAMMAR = Grammar(
         Option("--runs", value="N", read=whole(1), help=f"measured runs (default: {_RUNS})"),
         Option("--warmup", value="N", read=whole(0), help="runs before them that are not measured (default: 1)"),
         Option("--timeout", value="TIME", read=duration, help="time limit of one run: 90s, 15m"),
-        Option("--on", value="MACHINE", help="run the program on this machine of the fleet, which must have it"),
+        Option(
+            "--on",
+            value="MACHINE",
+            help="measure on this machine of the fleet; it gets the model, but must have a program",
+        ),
         AT,
         Option("--measure", value="NAME", help="also read this measure from the output; repeat it", is_many=True),
         Option("-o", "--out", value="FILE", help="the result file (default: stoker-out/bench/result.json)"),
@@ -51,7 +56,7 @@ GRAMMAR = Grammar(
         "stoker bench models/tiny/model-f32.gguf",
         "stoker bench my-model --runtime torch,device=cuda,precision=bf16 --decode 128",
         "stoker bench -- python serve_once.py",
-        "stoker bench --on lab1 -- nvidia-smi -q",
+        "stoker bench my-model.gguf --on lab1",
         "stoker bench --runs 50 -o base.bench.json -- ./infer --model model.gguf",
     ),
     errors=(WorkFailed, StageTimeout, ProgramNotFound, NoPermission),
@@ -70,7 +75,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         return _submit(call, given)
     parts, settings = call.parts, call.parts.settings
     path = call.path(given["out"] or "stoker-out/bench/result.json")
-    energy = EnergyMeter(parts.devices, settings.environment)
+    cuda = [one.uuid for one in parts.devices if one.backend is Backend.CUDA and not one.is_fake]
+    energy = EnergyMeter(cuda, settings.environment)
     subject = _subject(call, given, energy)
     bench = Bench(subject, parts.clock, machine=machine_here(call), versions=versions_here(call))
     warmup = 1 if given["warmup"] is None else given["warmup"]
@@ -105,11 +111,16 @@ def _submit(call: CommandContext, given: dict[str, Any]) -> int:
     from stoker.cli.submit import perform as submit
     from stoker.config.values import text_of
 
-    if given["model"]:
-        line = f"stoker submit --host {given['on']} -- stoker bench {given['model']}"
-        raise Usage("--on runs programs, not models", hint=line)
+    runtime = given["runtime"] or ""
+    is_server = "://" in (given["model"] or "")
     values = {
-        "program": shlex.join(given["program"]),
+        "program": shlex.join(given["program"]) if given["program"] else None,
+        "model": (given["model"] or None) if not is_server else None,
+        "runtime": given["model"] if is_server else runtime or None,
+        "prompt": given["prompt"],
+        "decode": given["decode"],
+        "strict": given["strict"] or None,
+        "gpus": 1 if "device=cuda" in runtime else None,
         "runs": given["runs"],
         "warmup": given["warmup"],
         "timeout_s": given["timeout"],

@@ -111,7 +111,8 @@ def _show(call: CommandContext, receipt: StoredReceipt, statement: Statement) ->
 def _list(call: CommandContext, label: str, items: list[Any]) -> None:
     for one in items[:_MOST_NAMED]:
         digest = next(iter(_mapping(_mapping(one).get("digest")).items()), ("", ""))
-        shown = f"{digest[0]} {str(digest[1])[:12]}" if digest[1] else str(_mapping(one).get("uri", ""))
+        version = _mapping(_mapping(one).get("annotations")).get("version", "")
+        shown = f"{digest[0]} {str(digest[1])[:12]}" if digest[1] else str(_mapping(one).get("uri", "") or version)
         call.out.line(f"  {label:<11} {outside(str(_mapping(one).get('name', '')))}  {outside(shown)}")
     if len(items) > _MOST_NAMED:
         call.out.line(f"  {label:<11} and {len(items) - _MOST_NAMED:,} more: --json lists them")

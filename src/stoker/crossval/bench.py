@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from stoker.core.clock import Clock
-from stoker.core.device import Backend, Device
 from stoker.core.errors import LocalFile, StokerError, exit_code_of
 from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import dumps, loads
@@ -266,8 +265,8 @@ def error_facts(error: BaseException) -> dict[str, object]:
 class EnergyMeter:
     """Reads what NVIDIA's devices have used since their driver was loaded. Caller closes."""
 
-    def __init__(self, devices: Sequence[Device], environment: Mapping[str, str]) -> None:
-        self._uuids = [one.uuid for one in devices if one.backend is Backend.CUDA and not one.is_fake]
+    def __init__(self, uuids: Iterable[str], environment: Mapping[str, str]) -> None:
+        self._uuids = list(uuids)
         self._meter = NvmlMeter(environment)
 
     def __call__(self) -> Mapping[str, float]:

@@ -57,7 +57,8 @@ def _no_models(side: ModelSide, _name: str) -> ModelSubject:
     raise Usage(f"{side.path}: a model can't be loaded here", hint="stoker gate --baseline OLD --candidate NEW")
 
 
-def _digest_of(path: str) -> str:
+def digest_of(path: str) -> str:
+    """Return the digest of a file or a folder; every byte is read."""
     return f"sha256:{hash_file(path)[0]}" if os.path.isfile(path) else f"tree:{scan_tree(path).digest()}"
 
 
@@ -70,7 +71,7 @@ class GatePlace:
     machine: Mapping[str, object]
     versions: Mapping[str, str]
     open_model: OpenModel = _no_models
-    digest_of: Callable[[str], str] = _digest_of
+    digest_of: Callable[[str], str] = digest_of
     """Returns `sha256:…` of a file and `tree:…` of a folder."""
 
 

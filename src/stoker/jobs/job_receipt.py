@@ -386,7 +386,8 @@ def read_job_receipt(folder: JobFolder, trial: int | None = None) -> bytes:
     """Return the bytes of a job's receipt, or of that of one trial. Raises `NotFound` with the reason."""
     name = folder.spec().name
     if trial is None:
-        data = _content(folder, RECEIPT)
+        # Without an end its process was killed between the two: the job counts as failed.
+        data = _content(folder, RECEIPT) if folder.ended() is not None else b""
         if not data:
             raise NotFound(f"job {name} has no receipt", hint=_why_none(folder))
         return data
@@ -398,6 +399,17 @@ def read_job_receipt(folder: JobFolder, trial: int | None = None) -> bytes:
     raise NotFound(
         f"trial {name}/{trial} has no receipt", hint="a trial gets one when it ends; a killed job writes none"
     )
+
+
+def read_synced_receipt(folder: JobFolder) -> bytes:
+    """Return the bytes of a receipt in a copy of an attempt's folder, with or without its end; empty: none."""
+    return _content(folder, RECEIPT)
+
+
+def job_of(statement: Statement) -> str:
+    """Return the id of the job that a receipt is about."""
+    parameters = _mapping(_mapping(statement.predicate.get("buildDefinition")).get("internalParameters"))
+    return str(parameters.get("job", ""))
 
 
 def _why_none(folder: JobFolder) -> str:

@@ -36,7 +36,7 @@ for line in sys.stdin:
     if op == "hello":
         answer = {"v": 1, "name": "fake", "version": "1", "can": ["tokenize", "logits"]}
     elif op == "load":
-        name, sharp, digest = request["model"].split("-")
+        name, sharp, digest = request["model"].rpartition("/")[2].split("-")
         ran = {"device": "cpu", "weights": "F32", "kv": "F32", "flash": False, "kernels": []}
         answer = {"ok": True, "n_vocab": 4, "n_layers": 1, "ran": ran, "tensors": 1, "used": 1, "width": 2,
                   "tokenizer_sha256": digest}

@@ -12,7 +12,7 @@ from stoker.core.digests import digest_bytes
 from stoker.core.errors import Cancelled, NotFound
 from stoker.core.events import Event, Kinds
 from stoker.crossval.receipt_check import ReceiptRules, check_receipt_bytes
-from stoker.host.identity import mine
+from stoker.host.identity import Liveness, mine
 from stoker.jobs.execution import abandon
 from stoker.jobs.job_folder import JobEnd, JobFolder
 from stoker.jobs.job_receipt import (
@@ -190,3 +190,12 @@ def test_a_receipt_lists_a_bounded_number_of_files_and_says_how_many_more(office
 )
 def test_only_plain_sha256_is_called_so(text: str, digest: dict[str, str]):
     assert named_digest(text) == digest
+
+
+def test_a_job_that_was_killed_before_its_end_has_none(office: Office, monkeypatch: pytest.MonkeyPatch):
+    done = office.run("test/sum")
+    Path(done.folder.path, "end.json").unlink()
+    monkeypatch.setattr("stoker.jobs.job_folder.is_alive", lambda _owner: Liveness.GONE)
+    with pytest.raises(NotFound, match="has no receipt") as error:
+        read_job_receipt(done.folder)
+    assert error.value.hint == "its process is gone: it could not write one"
