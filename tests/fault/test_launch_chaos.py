@@ -35,8 +35,10 @@ NODES = 4
 PAUSE_S = (3.0, 15.0)
 """Between two faults."""
 STEPS, SAVED_EVERY = 18, 6
-SENT_WITHIN_S = 3.0
-"""A worker looks for a new checkpoint each 2 s. One that it had not sent when it was killed is gone with it."""
+SENT_WITHIN_S = 1.5
+"""A worker looks for a new checkpoint twice a second, then sends it; the machine is busy. Training does not wait for
+that, so one that was not sent when the worker was killed is gone with it: the steps since the one before are repeated.
+"""
 GONE_WITHIN_S = 3.0
 """The program of a killed worker looks twice a second whether that is alive. The machine is busy."""
 DEADLINE_S = 2400.0
@@ -103,6 +105,8 @@ class Chaos(Site):
         self.pauses: list[str] = []
         self.hit: dict[str, float] = {}
         """Jobs whose worker was killed, and when: a second time would be poison, and rightly so."""
+        self.unsent = 0
+        """Checkpoints that were lost because their worker ended a moment after they were saved."""
         self._later: list[threading.Timer] = []
 
     def begin(self) -> None:
@@ -278,8 +282,14 @@ class Chaos(Site):
             end_s = made[-1][1] if made else 0.0
             saved = [(step, at_s) for step, at_s in made if step % SAVED_EVERY == SAVED_EVERY - 1]
             unsent = {step for step, at_s in saved if at_s > end_s - SENT_WITHIN_S and step >= first}
+            self.unsent += len(unsent)
             counts.append(sum(step >= first for step, _ in made) - len(unsent) * SAVED_EVERY)
         return counts
+
+    def charged(self, count: int) -> set[str]:
+        """Return the jobs with an attempt that counts as their own or their worker's failure."""
+        jobs = [self.details(f"chaos/{number}") for number in range(1, count + 1)]
+        return {one.job.name for one in jobs if any(attempt.cause not in {"", "preempted"} for attempt in one.attempts)}
 
     def outlived_s(self, number: int, details: JobDetails) -> float:
         """Return for how long the program of a killed worker wrote steps."""
@@ -333,15 +343,14 @@ def test_no_fault_of_a_cluster_loses_a_job_or_records_it_twice(cluster: SlurmClu
         repeated = {number: site.repeated(number, details) for number, details in enumerate(jobs, 1)}
         every = [count for some in repeated.values() for count in some]
         outlived_s = max(site.outlived_s(number, details) for number, details in enumerate(jobs, 1))
-        print(f"{sum(every)} steps repeated, {max(every, default=0)} at most by one run")
+        beyond = f"beyond those of {site.unsent} unsent checkpoints"
+        print(f"{sum(every)} steps repeated, {max(every, default=0)} at most by one run, {beyond}")
         print(f"the program of a killed worker wrote its last step at most {outlived_s:.1f} s later")
         worst = {number: some for number, some in repeated.items() if max(some, default=0) > SAVED_EVERY}
         assert not worst, worst
         assert outlived_s <= GONE_WITHIN_S
-        charged = {
-            one.job.name: attempt for one in jobs for attempt in one.attempts if attempt.cause not in {"", "preempted"}
-        }
-        assert set(charged) <= set(site.hit), charged
+        # A lease may expire before Slurm tells of a lost node: the charge is taken back then.
+        site.until(lambda: site.charged(JOBS) <= site.hit.keys(), "charged although no worker of it was killed", 180)
         site.check_nothing_is_left()
     finally:
         site.calm()

@@ -1,8 +1,9 @@
 """Checkpoints of an attempt, sent to the coordinator as the attempt saves them, for the next attempt.
 
 A thread polls the scratch folders of the attempt. It sends the newest verified checkpoint as a tree, then records it in
-the queue under the attempt's token: bytes, then name. One is sent at a time; one that was overtaken is never sent. The
-training does not wait. What can't be sent is logged and changes nothing for the attempt.
+the queue under the attempt's token: bytes, then name. One is sent at a time, and at most one each 2 s; one that was
+overtaken is never sent. The training does not wait, so a worker that is killed may lose a checkpoint that was saved a
+moment ago. What can't be sent is logged and changes nothing for the attempt.
 """
 
 from __future__ import annotations
@@ -94,6 +95,9 @@ def _entries(path: str, name: str) -> list[TreeEntry]:
 
 
 EVERY_S = 2.0
+"""Between two looks for scratch folders of the attempt, and after each checkpoint that was handled."""
+LOOK_S = 0.5
+"""Between two looks for a new checkpoint in those folders: what is not sent is lost with a worker that is killed."""
 _Stamp = tuple[int, int, int]
 
 
@@ -106,6 +110,7 @@ class WatchedScratch:
     run_id: str
     """The attempt's name in its scratch folders: that of its job folder."""
     every_s: float = EVERY_S
+    look_s: float = LOOK_S
 
 
 class CheckpointShipper:
@@ -129,6 +134,7 @@ class CheckpointShipper:
         self._root = watched.root
         self._run_id = watched.run_id
         self._every_s = watched.every_s
+        self._look_s = min(watched.look_s, watched.every_s)
         self._token = token
         self._client = client
         self._clock = clock
@@ -141,6 +147,9 @@ class CheckpointShipper:
         self._thread: threading.Thread | None = None
         # The stamp of each index when its newest checkpoint was handled.
         self._seen: dict[str, _Stamp] = {}
+        # Its scratch folders. A machine may have thousands of others, so they are listed less often.
+        self._own: set[str] = set()
+        self._list_at_s = 0.0
         self.pointed: CheckpointBody | None = None
         """The checkpoint from which the job would continue now."""
         self.ended_by: StokerError | None = None
@@ -156,7 +165,8 @@ class CheckpointShipper:
         Raises nothing: what fails is tried again later, or logged.
         """
         with self._lock:
-            for scratch, stamp in self._changed():
+            found = self._changed()
+            for scratch, stamp in found:
                 owner = _owner(scratch)
                 try:
                     if not self._ship_from(scratch):
@@ -173,7 +183,7 @@ class CheckpointShipper:
                         return 0.0
                     self._log(f"a checkpoint was not sent to the coordinator: {error}")
                 self._seen[scratch] = stamp
-        return self._every_s
+        return self._every_s if found else self._look_s
 
     def settle(self, deadline_s: float) -> CheckpointBody | None:
         """Send what the attempt saved last; call it after its process has ended. Return where the job continues.
@@ -205,24 +215,32 @@ class CheckpointShipper:
 
     def _has_changed(self) -> bool:
         with self._lock:
+            self._list_at_s = 0.0
             return bool(self._changed())
 
     def _changed(self) -> list[tuple[str, _Stamp]]:
         """Return the scratch folders of this attempt whose index has changed, with its stamp."""
-        try:
-            names = sorted(name for name in os.listdir(self._root) if is_digest(name))
-        except OSError:
-            return []
         found = []
-        for name in names:
-            scratch = os.path.join(self._root, name)
+        for scratch in self._scratches():
             stamp = _stamp_of(os.path.join(scratch, INDEX))
             if stamp is None or stamp == self._seen.get(scratch):
                 continue
             marker = look_at(scratch)
             if marker is not None and marker.run_id == self._run_id:
                 found.append((scratch, stamp))
+                self._own.add(scratch)
         return found
+
+    def _scratches(self) -> list[str]:
+        """Return the scratch folders that may be this attempt's: all each `every_s`, in between those that were."""
+        now_s = self._clock.monotonic_s()
+        if self._own and now_s < self._list_at_s:
+            return sorted(self._own)
+        self._list_at_s = now_s + self._every_s
+        try:
+            return sorted(os.path.join(self._root, name) for name in os.listdir(self._root) if is_digest(name))
+        except OSError:
+            return []
 
     def _ship_from(self, scratch: str) -> bool:
         """Send a checkpoint, then record it in the queue; return False if stopped meanwhile."""

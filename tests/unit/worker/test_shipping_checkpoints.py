@@ -21,6 +21,7 @@ from stoker.host.identity import mine
 from stoker.store.local_store import LocalStore
 from stoker.trainer.stoker_trainer import keep_checkpoint
 from stoker.transfer.download.types import DownloadStop
+from stoker.worker import checkpoint_transfer
 from stoker.worker.checkpoint_transfer import CheckpointShipper, WatchedScratch, bring_checkpoint
 from tests.fakes.fleet_line import KeptLine
 
@@ -158,6 +159,31 @@ def test_only_the_newest_goes_and_it_goes_once(desk):
     assert [said.checkpoint.step for said in desk.line.pointed] == [3, 4]
     # Of the last one only the new file and its index were sent.
     assert desk.line.calls.count("send_pack") == 2
+
+
+def test_a_new_checkpoint_is_seen_soon_and_many_are_sent_at_the_same_pace(desk, clock):
+    scratch = desk.open("run-1")
+    shipper = desk.shipper(every_s=2.0)
+    desk.save(scratch, 1)
+    assert shipper.ship() == 2.0, "after one that was sent"
+    clock.advance(2.0)
+    assert shipper.ship() == 0.5, "nothing is new"
+    assert shipper.ship() == 0.5
+    desk.save(scratch, 2, b"2")
+    assert shipper.ship() == 2.0
+    assert [said.checkpoint.step for said in desk.line.pointed] == [1, 2]
+
+
+def test_folders_of_others_are_looked_at_less_often_than_its_own(desk, clock, monkeypatch):
+    desk.save(desk.open("run-1"), 1)
+    shipper = desk.shipper(every_s=2.0)
+    shipper.ship()
+    listed = []
+    monkeypatch.setattr(checkpoint_transfer.os, "listdir", lambda path: listed.append(path) or [])
+    for _ in range(8):
+        clock.advance(0.5)
+        shipper.ship()
+    assert len(listed) == 2
 
 
 def test_what_another_run_saved_is_not_this_attempt_s(desk):
