@@ -424,7 +424,13 @@ class Watcher:
                 self._log("stray_cancelled", {"pool": pool.name, "backend_id": backend_id})
         self._write(pool, epoch, moves, watched)
         running = {one.id for one in statuses if one.state is not AllocationState.ENDED}
-        over = [one for one in rows if one.id in uncleaned - running]
+        # One whose answer was lost may have served and left since the last look.
+        backend_ids = {one.id: one.backend_id for one in statuses}
+        over = [
+            one if one.backend_id else changed(one, backend_id=backend_ids.get(one.id, ""))
+            for one in rows
+            if one.id in uncleaned - running
+        ]
         if over:
             for one in over:
                 # Its worker said goodbye. Had the backend given a reason, a move would have been written.

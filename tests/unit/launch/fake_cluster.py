@@ -160,6 +160,8 @@ class FakeBackend:
         self.submits = 0
         self.looks = 0
         self.cleaned: set[str] = set()
+        self.cleaned_there: set[str] = set()
+        """By their ids at the backend."""
         self.cancels: list[tuple[str, bool]] = []
         """Each with whether it was gentle."""
         self.is_stubborn = False
@@ -219,6 +221,7 @@ class FakeBackend:
 
     def clean(self, pool: Pool, allocations: Sequence[Allocation]) -> None:
         self.cleaned.update(one.id for one in allocations)
+        self.cleaned_there.update(one.backend_id for one in allocations)
 
     def start(self, backend_id: str) -> None:
         if self.entries[backend_id].state is AllocationState.WAITING:

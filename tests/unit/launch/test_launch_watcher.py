@@ -241,6 +241,21 @@ def test_files_of_a_pool_that_was_removed_from_the_file_are_cleaned(bench: Bench
     assert bench.backend.cleaned == set(bench.coordinator.rows)
 
 
+def test_files_of_a_worker_that_left_before_its_request_was_found_are_cleaned(bench: Bench) -> None:
+    bench.want(1)
+    bench.backend.faults = ["lose"]
+    bench.turn()
+    bench.want(0)
+    (entry,) = bench.backend.live()
+    # Between two looks it joins, serves and says goodbye.
+    bench.coordinator.joined(entry.id)
+    row = bench.coordinator.rows[entry.id]
+    bench.coordinator.rows[entry.id] = changed(row, state=S.ENDED, cause=AllocationCause.FINISHED, ended_s=1.0)
+    bench.backend.end(entry.backend_id, AllocationCause.FINISHED)
+    bench.turns(3)
+    assert (bench.backend.cleaned, bench.backend.cleaned_there) == ({entry.id}, {entry.backend_id})
+
+
 def test_few_looks_while_nothing_moves(bench: Bench) -> None:
     bench.want(1)
     bench.turns(60, pass_s=1.0)
