@@ -16,9 +16,10 @@ import pytest
 
 from stoker import __version__
 from stoker.core.clock import SystemClock
-from stoker.core.errors import HostKeyChanged, NoBackend
+from stoker.core.errors import HostKeyChanged, LaunchDoubtful, NoBackend
 from stoker.core.frozen import changed, frozen
-from stoker.core.pool import AllocationState, Pool, PoolBackend
+from stoker.core.pool import Allocation, AllocationState, Pool, PoolBackend
+from stoker.devices.checkup import CheckStatus
 from stoker.host.command_runner import ProbeFailure, ProbeOutput, SubprocessRunner
 from stoker.launch import commands as commands_module
 from stoker.launch.commands import LOST, HostCommands, public_environment
@@ -124,6 +125,53 @@ def test_a_connection_that_breaks_leaves_the_command_in_doubt(reached: Reached) 
     reply = reached.commands.run(reached.host, ["sh", "-c", "kill -9 $PPID; sleep 5"])
     assert isinstance(reply, ProbeFailure)
     assert reply.code == LOST
+
+
+# Whatever command comes, this host does what a file says.
+HOSTILE = """\
+#!/bin/sh
+case $(cat {folder}/does) in
+endless) exec yes ;;
+complains) exec yes >&2 ;;
+forges)
+    printf 'stoker:look\\np-\\033[31mabc running 1\\np-aabbcc running 1\\n'
+    printf 'p-../../x running 1\\np-ddeeff running 9\\033[0m\\n' ;;
+*) printf '\\033]0;title\\007\\033[31mred\\n' ;;
+esac
+"""
+
+
+def test_a_hostile_host_costs_little_memory_and_time_and_can_claim_only_allocations(tmp_path: Path) -> None:
+    if why := why_no_sshd():
+        pytest.skip(why)
+    does, program = tmp_path / "does", tmp_path / "hostile"
+    program.write_text(HOSTILE.format(folder=tmp_path))
+    program.chmod(0o755)
+    pool = Pool(name="p", backend=PoolBackend.SSH, via="127.0.0.1")
+    one = Allocation(id="aabbcc", pool="p")
+    most_bytes = 1 << 20
+    with ExitStack() as ends:
+        words = ends.enter_context(sshd(tmp_path / "sshd", ForceCommand=program))
+        control = Path(ends.enter_context(TemporaryDirectory(prefix="stoker-ssh-"))) / "c"
+        runner = SubprocessRunner(os.environ, most_bytes=most_bytes)
+        commands = HostCommands(runner, control_folder=str(control), ssh=words[:-1])
+        ends.callback(commands.close)
+        launcher = HostLauncher(commands, folder="/none", python="/none")
+        for mode in ("endless", "complains"):
+            does.write_text(mode)
+            with pytest.raises(NoBackend, match="printed more than 1048576 bytes"):
+                launcher.look(pool, fleet=FLEET)
+            # It may have started before.
+            with pytest.raises(LaunchDoubtful, match="printed more than"):
+                launcher.submit(launcher.render(pool, [one], fleet=FLEET), {one.id: "ticket"})
+        does.write_text("prints")
+        with pytest.raises(NoBackend, match="ran no script") as raised:
+            launcher.look(pool, fleet=FLEET)
+        assert raised.value.message.isprintable()
+        (reached,) = launcher.check(pool)
+        assert (reached.verdict, reached.message) == (CheckStatus.BAD, raised.value.message)
+        does.write_text("forges")
+        assert [status.id for status in launcher.look(pool, fleet=FLEET)] == [one.id]
 
 
 GOOD = [f"h{number}" for number in range(8)]

@@ -31,8 +31,11 @@ def why_no_sshd() -> str:
 
 
 @contextmanager
-def sshd(folder: Path) -> Iterator[list[str]]:
-    """Serve until the block ends; yields the words of an `ssh` that logs in, without the command that it runs."""
+def sshd(folder: Path, **options: object) -> Iterator[list[str]]:
+    """Serve until the block ends; yields the words of an `ssh` that logs in, without the command that it runs.
+
+    `options` are further ones of sshd, such as `ForceCommand`.
+    """
     assert PROGRAM is not None
     folder.mkdir(mode=0o700)
     for name in ("host", "user"):
@@ -41,7 +44,7 @@ def sshd(folder: Path) -> Iterator[list[str]]:
     for turn in range(_TRIES):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-        with subprocess.Popen(_words(folder, port), stderr=subprocess.PIPE, text=True) as server:
+        with subprocess.Popen(_words(folder, port, options), stderr=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stderr is not None
                 line = server.stderr.readline()
@@ -65,7 +68,7 @@ def configuration_of(hosts: Mapping[str, Sequence[str]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _words(folder: Path, port: int) -> list[str]:
+def _words(folder: Path, port: int, more: Mapping[str, object]) -> list[str]:
     options = {
         "ListenAddress": "127.0.0.1",
         "AuthorizedKeysFile": folder / "user.pub",
@@ -75,6 +78,7 @@ def _words(folder: Path, port: int) -> list[str]:
         "PermitRootLogin": "prohibit-password",
         # In an inner shell bash does not read the user's own start-up file, which may take a second.
         "SetEnv": "SHLVL=3",
+        **more,
     }
     said = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     return [str(PROGRAM), "-D", "-e", "-f", "/dev/null", "-p", str(port), "-h", str(folder / "host"), *said]

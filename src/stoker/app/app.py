@@ -261,7 +261,7 @@ class App:
         if backend is PoolBackend.KUBERNETES:
             return self._kubernetes_launcher()
         # A large site's queue is longer than a probe's output.
-        runner = SubprocessRunner(public_environment(settings.environment), language=None, most_bytes=64 << 20)
+        runner = SubprocessRunner(public_environment(settings.environment), language=None, most_bytes=16 << 20)
         commands = HostCommands(runner, control_folder=settings.ssh_folder)
         folder = os.path.join(settings.state, "workers-launched")
         uv_runner = SubprocessRunner(uv_environment(settings.environment))

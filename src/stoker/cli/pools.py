@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional
-from stoker.core.text import counted
+from stoker.core.text import counted, outside
 
 if TYPE_CHECKING:
     from stoker.api.pools import FleetPools
@@ -104,7 +104,7 @@ def perform_check(call: CommandContext, given: dict[str, Any]) -> int:
         marks = {CheckStatus.OK: signs.ran, CheckStatus.WARN: signs.warned, CheckStatus.BAD: signs.failed}
         for one in checks:
             hint = f" (hint: {one.hint})" if one.hint else ""
-            call.out.line(f"  {marks[one.verdict]} {one.name}: {one.message}{hint}")
+            call.out.line(outside(f"  {marks[one.verdict]} {one.name}: {one.message}{hint}"))
     return 1 if has_failed else 0
 
 

@@ -160,7 +160,7 @@ class _RunningCommand:
         if any(stream.is_full for stream in self._streams):
             why = f"{self._name} printed more than {self._streams[0].most_bytes} bytes and was stopped"
             self._finish(
-                selector, ProbeFailure(why=why, code="probe_flood", out=self._text(0)[:_SHOWN], seconds=spent_s)
+                selector, ProbeFailure(why=why, code="probe_flood", out=self._text(0, _SHOWN), seconds=spent_s)
             )
             return
         exit_code = self._exit_code()
@@ -177,7 +177,7 @@ class _RunningCommand:
         if not is_gone:
             why = f"{why}, and is still there after SIGKILL: it waits for a device or a driver"
         self.reply = ProbeFailure(
-            why=why, code="probe_timeout" if is_gone else "probe_stuck", out=self._text(0)[:_SHOWN], seconds=spent_s
+            why=why, code="probe_timeout" if is_gone else "probe_stuck", out=self._text(0, _SHOWN), seconds=spent_s
         )
 
     def end(self) -> bool:
@@ -223,9 +223,9 @@ class _RunningCommand:
             stream.leave(selector)
         self.reply = reply
 
-    def _text(self, number: int) -> str:
+    def _text(self, number: int, most: int | None = None) -> str:
         # A NUL has no meaning in what these programs print; in broken output it would hide the rest.
-        return bytes(self._streams[number].kept).decode("utf-8", "replace").replace("\0", "")
+        return self._streams[number].kept[:most].decode("utf-8", "replace").replace("\0", "")
 
 
 def _file_of(text: str) -> IO[bytes]:

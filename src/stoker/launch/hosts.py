@@ -232,7 +232,7 @@ done
 """
         reply = self._read(pool, script)
         if _LOOKED not in reply.splitlines():
-            raise NoBackend(f"{_host(pool.via)} ran no script: {one_line(reply, 200)!r}", host=pool.via)
+            raise _ran_no_script(pool, reply)
         lines = [line.split() for line in reply.splitlines() if line.startswith(f"{pool.name}-")]
         found = [status for words in lines if (status := _status(words, pool)) is not None]
         return with_lost(found, known, "its folder is gone")
@@ -294,6 +294,9 @@ mkdir -p {self._base(pool)}/.check$$ && cd {self._base(pool)}/.check$$ && {{
 """
         try:
             reply = self._read(pool, script, functions=OWN_FOLDER)
+            said = dict(line.partition(" ")[::2] for line in reply.splitlines() if " " in line)
+            if "system" not in said:
+                raise _ran_no_script(pool, reply)
             if self._kits is not None and is_kit_used(pool):
                 pythons = self._kits.check(pool, url)
             else:
@@ -304,7 +307,6 @@ mkdir -p {self._base(pool)}/.check$$ && cd {self._base(pool)}/.check$$ && {{
                 pythons = (found, *way_back)
         except StokerError as error:
             return (Check("reached", CheckStatus.BAD, error.message, error.hint),)
-        said = dict(line.partition(" ")[::2] for line in reply.splitlines() if " " in line)
         return (
             Check("reached", CheckStatus.OK, f"{_host(pool.via)}: {said.get('system', '')}"),
             *self._commands.check_host_key(pool.via),
@@ -321,6 +323,12 @@ mkdir -p {self._base(pool)}/.check$$ && cd {self._base(pool)}/.check$$ && {{
 
     def _read(self, pool: Pool, script: str, *, functions: str = "") -> str:
         return self._commands.read(pool.via, _SHELL, stdin=f"{_FUNCTIONS}{functions}main() {{\n{script}}}\nmain\n").out
+
+
+def _ran_no_script(pool: Pool, reply: str) -> NoBackend:
+    what = f"{_host(pool.via)} ran no script: {one_line(reply, 200)!r}"
+    hint = f"ssh {shlex.quote(pool.via)} echo hello: does it run commands?" if pool.via else ""
+    return NoBackend(what, hint=hint, host=pool.via)
 
 
 def _check_setsid(said: Mapping[str, str]) -> Check:
@@ -346,8 +354,8 @@ def _status(words: Sequence[str], pool: Pool) -> AllocationStatus | None:
     name, state, started, *exit_words = words
     id = name.removeprefix(f"{pool.name}-")
     started_s = float(started) or None
-    if "-" in id:
-        # Of a pool whose name begins with this one's.
+    if not (id.isascii() and id.isalnum()):
+        # Of a pool whose name begins with this one's, or nothing that we made.
         return None
     match state:
         case "starting":

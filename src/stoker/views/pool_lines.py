@@ -16,7 +16,7 @@ from stoker.core.pool import (
     PoolState,
     staying,
 )
-from stoker.core.text import counted, format_duration, one_line
+from stoker.core.text import counted, format_duration, one_line, outside
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.scheduler.launching import CUT_OFF, LaunchDecision
 from stoker.views.text_tables import ago, moment
@@ -218,7 +218,8 @@ def launch_event_line(kind: str, fields: dict[str, Any]) -> str:
     backend_id = f" as {fields['backend_id']}" if fields.get("backend_id") else ""
     head = f"{one} {what}{backend_id}" if one else what
     hint = f" (hint: {fields['hint']})" if fields.get("hint") else ""
-    return f"{head}{f': {why}' if why else ''}{hint}"
+    # The reason may be a backend's own words.
+    return outside(f"{head}{f': {why}' if why else ''}{hint}")
 
 
 def _cause_text(cause: str) -> str:

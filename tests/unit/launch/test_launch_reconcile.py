@@ -210,3 +210,9 @@ def test_an_end_is_told_in_words_and_our_own_has_no_exit_status() -> None:
         fields = {"pool": "p", "allocation": "aaaaaa", "cause": str(cause)}
         assert launch_event_line("allocation_ended", fields) == f"p-aaaaaa ended ({words})"
     assert allocation_row(row(S.ENDED, cause=C.CANCELLED, reason="143:0", ended_s=NOW_S), NOW_S)[-1] == ""
+
+
+def test_a_backends_words_do_not_colour_a_terminal():
+    fields = {"pool": "p", "why": "\x1b[31mno account", "hint": "ask \x1b]0;title\x07"}
+    line = r"p problem: \x1b[31mno account (hint: ask \x1b]0;title\x07)"
+    assert launch_event_line("launch_problem", fields) == line
