@@ -21,7 +21,6 @@ from stoker.host.identity import mine
 from stoker.store.local_store import LocalStore
 from stoker.trainer.stoker_trainer import keep_checkpoint
 from stoker.transfer.download.types import DownloadStop
-from stoker.worker import checkpoint_transfer
 from stoker.worker.checkpoint_transfer import CheckpointShipper, WatchedScratch, bring_checkpoint
 from tests.fakes.fleet_line import KeptLine
 
@@ -178,8 +177,13 @@ def test_folders_of_others_are_looked_at_less_often_than_its_own(desk, clock, mo
     desk.save(desk.open("run-1"), 1)
     shipper = desk.shipper(every_s=2.0)
     shipper.ship()
-    listed = []
-    monkeypatch.setattr(checkpoint_transfer.os, "listdir", lambda path: listed.append(path) or [])
+    listed: list[str] = []
+
+    def listdir(path: str) -> list[str]:
+        listed.append(path)
+        return []
+
+    monkeypatch.setattr(os, "listdir", listdir)
     for _ in range(8):
         clock.advance(0.5)
         shipper.ship()
