@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.core.clock import SystemClock
+from stoker.core.frozen import changed
 from stoker.crossval.fixture_folder import write_fixture
 from stoker.crossval.fixture_models import FixtureSpec
 from stoker.crossval.ladder import Outcome, Parity
@@ -19,13 +20,14 @@ from stoker.crossval.plugin_process import Plugin
 from stoker.crossval.runtimes import RuntimePlaces, plugin_command, read_runtime
 from stoker.crossval.trace import Trace
 from stoker.crossval.trace_recorder import TraceRequest, record_trace
-from tests.fakes.broken_models import FAULTS, Fault, break_model
+from tests.fakes.broken_models import FAULTS, Fault, break_model, wrong_token
 
 pytest.importorskip("xllamacpp")
 pytest.importorskip("transformers")
 
 POSITIONS = 32
 ARCHS = ("llama", "qwen2")
+LEARNED_POSITIONS = ("positions + 1 from 16", "all positions + 1")
 
 
 def plugin_of(runtime: str) -> Plugin:
@@ -70,10 +72,13 @@ class Scene:
             self.loaded = arch
         return replay_by(self.torch)
 
-    def compare(self, arch: str, model: Path, *, with_files: bool = False) -> Parity:
+    def compare(self, arch: str, model: Path, *, with_files: bool = False, ids: tuple[int, ...] = ()) -> Parity:
+        """Compare a candidate; `ids` are what it computes with in place of what it was asked for."""
         reference = self.reference(arch)
         self.count += 1
-        candidate = trace(self.llama, model, self.folder / f"candidate-{self.count}", reference.header.ids)
+        asked = reference.header.ids
+        candidate = trace(self.llama, model, self.folder / f"candidate-{self.count}", ids or asked)
+        candidate.header = changed(candidate.header, ids=asked)
         sides = str(model), str(self.whole(arch).parent)
         before = compare_files(*sides, candidate.header, reference.header) if with_files else ()
         return compare_traces(candidate, reference, before=before, replay=self.replay(arch))
@@ -85,7 +90,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield Scene(tmp_path_factory.mktemp("crossval"), torch, llama)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", (*ARCHS, "gpt2"))
 @pytest.mark.parametrize("kind", ["f32", "q8_0"])
 def test_whole_models_pass_every_step(scene: Scene, arch: str, kind: str):
     parity = scene.compare(arch, scene.whole(arch, kind), with_files=True)
@@ -130,6 +135,24 @@ def test_each_fault_is_located_by_layers_head_and_position(scene: Scene, tmp_pat
                 missed.add(fault.name)
     assert not wrong
     assert missed >= {"rope base 1 % more", "weight + 0.1", "weight negated", "head scaled"}
+
+
+@pytest.mark.parametrize("name", LEARNED_POSITIONS)
+def test_positions_that_are_off_by_one_are_located_where_they_begin(scene: Scene, tmp_path: Path, name: str):
+    fault = FAULTS[name]
+    parity = scene.compare("gpt2", break_model(scene.whole("gpt2"), tmp_path / "broken.gguf", fault))
+    assert parity.first is not None
+    assert (parity.first.step, parity.first.pos) == ("embedding", fault.from_position)
+    layers = next(step for step in parity.steps if step.name == "layers")
+    assert layers.outcome is Outcome.PASSED
+
+
+def test_a_wrong_token_is_located_at_its_position(scene: Scene):
+    asked = scene.reference("llama").header.ids
+    parity = scene.compare("llama", scene.whole("llama"), ids=tuple(wrong_token(asked, at=5)))
+    assert parity.first is not None
+    assert (parity.first.step, parity.first.pos) == ("embedding", 5)
+    assert {step.name: step.outcome for step in parity.steps}["layers"] is Outcome.PASSED
 
 
 def test_the_weights_step_names_the_tensor_that_was_changed(scene: Scene, tmp_path: Path):

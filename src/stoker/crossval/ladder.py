@@ -2,7 +2,7 @@
 
 Each step decides for itself, and all measures of a step decide together. The first step that fails names the
 difference. Layers are compared by replay: each gets the same input on both sides, so that the error of one does not
-become that of the next.
+become that of the next. Where neither side can replay, the layers that both show are compared as they are.
 
     files → weights → tokens → embedding → layers → head → logits → decode
 
@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from stoker.core.frozen import fields_of, fresh, frozen
 from stoker.crossval.limits import Limits
 from stoker.crossval.metrics import PositionRow
 
 STEPS = ("files", "weights", "tokens", "embedding", "layers", "head", "logits", "decode")
+LayerLimit = Literal["layer", "head", "nmse"]
 DECIDING = ("nmse", "max_abs_sd", "kl")
 """Measures of a position that have a limit each; `top1` has one over all positions."""
 
@@ -190,16 +191,21 @@ def judge_embedding(errors: Iterable[float], limit: float) -> Step:
     return Step(name="embedding", outcome=Outcome.PASSED, summary=summary)
 
 
-def judge_layers(name: str, rows: Iterable[LayerRow], limit: float) -> Step:
-    """Decide a step of layers. The first one over the limit is the location."""
+def judge_layers(name: str, rows: Iterable[LayerRow], limits: Limits, *, by: LayerLimit = "layer") -> Step:
+    """Decide a step of layers, by the limit of that name. The first one over it is the location.
+
+    `nmse` is for layers that had the inputs of their own side, so that errors of earlier ones are in them.
+    """
     kept = tuple(rows)
     if not kept:
         return skipped(name, "no layer was compared")
+    limit: float = getattr(limits, by)
     worst = max(row.error for row in kept)
-    summary = {"layers": len(kept), "worst_error": worst}
+    summary = {"layers": len(kept), "worst_error": worst, "limit": by}
+    how = "" if by == "nmse" else " with equal input"
     for row in kept:
         if not row.error <= limit:
-            text = f"{row.name} (layer {row.layer}) differs with equal input: {row.error:.1e}, the limit is {limit:.0e}"
+            text = f"{row.name} (layer {row.layer}) differs{how}: {row.error:.1e}, the limit is {limit:.0e}"
             where = Divergence(step=name, text=text, layer=row.layer)
             return _diverged(name, text, where, layers=kept, summary=summary)
     return Step(name=name, outcome=Outcome.PASSED, layers=kept, summary=summary)

@@ -63,7 +63,7 @@ def compare_traces(
         *before,
         tokens,
         _embedding(candidate, reference, limits),
-        *_layers(inputs, replay, limits),
+        *(_layers(inputs, replay, limits) if replay else _shown_layers(candidate, reference, limits)),
         _logits(candidate, reference, limits),
         _decode(candidate, reference, limits),
     ]
@@ -112,15 +112,31 @@ def _embedding(candidate: Trace, reference: Trace, limits: Limits) -> Step:
     return judge_embedding(map(relative_error, reference.layer(0), candidate.layer(0)), limits.embedding)
 
 
-def _layers(inputs: Trace, replay: Replay | None, limits: Limits) -> Iterator[Step]:
+def _layers(inputs: Trace, replay: Replay, limits: Limits) -> Iterator[Step]:
     header = inputs.header
-    if replay is None or len(header.layers) < 2:
-        reason = "neither side runs one layer alone" if replay is None else f"{header.runtime} shows no layers"
-        yield skipped("layers", reason)
-        yield skipped("head", reason)
+    if len(header.layers) < 2:
+        yield skipped("layers", f"{header.runtime} shows no layers")
+        yield skipped("head", f"{header.runtime} shows no layers")
         return
-    yield judge_layers("layers", replayed_layers(inputs, replay), limits.layer)
-    yield judge_layers("head", replayed_head(inputs, replay), limits.head)
+    yield judge_layers("layers", replayed_layers(inputs, replay), limits)
+    yield judge_layers("head", replayed_head(inputs, replay), limits, by="head")
+
+
+def _shown_layers(candidate: Trace, reference: Trace, limits: Limits) -> Iterator[Step]:
+    """Compare the layers that both sides show, each with the input that it had."""
+    ours, theirs = candidate.header, reference.header
+    reason = "neither side runs one layer alone"
+    if len(ours.layers) < 2 or (ours.layers, ours.width) != (theirs.layers, theirs.width):
+        yield skipped("layers", f"{reason}, and they do not show the same layers")
+    else:
+        rows = (
+            LayerRow(
+                layer=layer, name=name, error=relative_error(reference.layer(layer + 1), candidate.layer(layer + 1))
+            )
+            for layer, name in enumerate(ours.layers[1:])
+        )
+        yield judge_layers("layers", rows, limits, by="nmse")
+    yield skipped("head", reason)
 
 
 def replayed_layers(inputs: Trace, replay: Replay) -> Iterator[LayerRow]:

@@ -12,6 +12,7 @@ process of its own (`plugin_process`), in the interpreter that has its libraries
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -308,6 +309,8 @@ def _trace(job: StageContext, args: TraceArgs, *, ids: tuple[int, ...], texts: t
 
     choice = read_runtime(args.runtime)
     name = args.machine or host_name(dict(os.environ))[0]  # noqa: TID251 - nothing passes them to stages
+    if args.model:
+        _refuse_damaged(args.model)
     files = _model_digests(args.model) if args.model else {}
     sha256 = next(iter(files.values())) if args.model and os.path.isfile(args.model) else ""
     request = TraceRequest(
@@ -332,6 +335,18 @@ def _trace(job: StageContext, args: TraceArgs, *, ids: tuple[int, ...], texts: t
         header = record_trace(plugin, request, str(job.out), SystemClock(), step)
         job.log(f"{choice.label}: {len(header.ids)} positions, {header.ran}")
     return job.made(ParityTrace)
+
+
+def _refuse_damaged(path: str) -> None:
+    """Raise `Damaged` if the headers of a model show that it is; a runtime's own message would not name the place."""
+    from pathlib import Path
+
+    from stoker.core.errors import BadInput
+    from stoker.crossval.model_files import open_model
+
+    with suppress(BadInput):
+        # Of another form, or split over files: the runtime may read it.
+        open_model(Path(path))
 
 
 def _model_digests(path: str) -> dict[str, str]:

@@ -207,7 +207,7 @@ def _measures_of_step(step: Step, parity: Parity) -> Iterator[Measure]:
         shares = tuple(float(row.top1) for row in step.positions)
         yield Measure(test=step.name, name="top1", values=shares, least=limits.top1, take="mean")
     if step.layers:
-        name = "head" if step.name == "head" else "layer"
+        name = str(step.summary.get("limit", "layer"))
         errors = tuple(row.error for row in step.layers)
         yield Measure(test=step.name, name=name, values=errors, most=getattr(limits, name))
     if not step.positions and not step.layers:

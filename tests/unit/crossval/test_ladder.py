@@ -59,7 +59,7 @@ def test_a_flipped_first_token_decides_by_its_share():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_measure_that_is_not_a_number_never_passes(bad: float):
     assert judge_positions("logits", [row(0, nmse=bad)], TIERS["quant"]).outcome is Outcome.FAILED
-    assert judge_layers("layers", [LayerRow(layer=0, name="l", error=bad)], 1.0).outcome is Outcome.FAILED
+    assert judge_layers("layers", [LayerRow(layer=0, name="l", error=bad)], TIERS["quant"]).outcome is Outcome.FAILED
 
 
 def test_nothing_compared_is_undecided_not_passed():
@@ -80,7 +80,7 @@ def test_the_first_failing_step_names_the_difference_and_the_logits_where_it_sho
 
 def test_the_first_layer_over_the_limit_is_the_location():
     rows = [LayerRow(layer=n, name=f"layer-{n}", error=error) for n, error in enumerate((1e-13, 1e-3, 1e-2))]
-    step = judge_layers("layers", rows, F32.layer)
+    step = judge_layers("layers", rows, F32)
     assert step.divergence is not None
     assert step.divergence.layer == 1
 

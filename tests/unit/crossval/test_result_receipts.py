@@ -210,7 +210,7 @@ def parity(nmse: float = 1e-12, error: float = 1e-13) -> Parity:
     row = PositionRow(pos=0, nmse=nmse, max_abs=1e-6, max_abs_sd=1e-6, kl=1e-12, top1=True, top5=1.0, cosine=1.0)
     steps = [
         passed("files"),
-        judge_layers("layers", [LayerRow(layer=0, name="l_out-0", error=error)], limits.layer),
+        judge_layers("layers", [LayerRow(layer=0, name="l_out-0", error=error)], limits),
         skipped("head", "neither side runs one layer alone"),
         judge_positions("logits", [row, changed(row, pos=1)], limits),
     ]

@@ -169,8 +169,15 @@ def test_traces_of_different_questions_are_not_compared(tmp_path: Path):
         compare_traces(ours, theirs)
 
 
-def test_without_replay_layers_are_skipped_with_the_reason(tmp_path: Path):
-    ours, theirs = Model().trace(tmp_path / "a"), Model().trace(tmp_path / "b")
-    parity = compare_traces(ours, theirs)
+def test_without_replay_the_layers_that_both_show_are_compared_and_the_head_is_skipped(tmp_path: Path):
+    ours, theirs = Model(), Model()
+    parity = compare_traces(ours.trace(tmp_path / "a"), theirs.trace(tmp_path / "b"))
     assert parity.outcome is Outcome.PASSED
-    assert [step.name for step in parity.steps if step.outcome is Outcome.SKIPPED] == ["layers", "head"]
+    assert [step.name for step in parity.steps if step.outcome is Outcome.SKIPPED] == ["head"]
+    ours.weights[1][2, 3] += 0.01
+    parity = compare_traces(ours.trace(tmp_path / "c"), Trace(str(tmp_path / "b")))
+    assert parity.first is not None
+    assert (parity.first.step, parity.first.layer) == ("layers", 1)
+    assert "with equal input" not in parity.first.text
+    layers = next(step for step in parity.steps if step.name == "layers").layers
+    assert [row.error > 1e-9 for row in layers] == [False, True, True]
