@@ -12,7 +12,8 @@ process of its own (`plugin_process`), in the interpreter that has its libraries
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -149,7 +150,7 @@ def compare(job: StageContext, candidate: ParityTrace, reference: ParityTrace, a
         replay = None
         if args.replayer:
             model = args.candidate if args.is_candidate else args.reference
-            plugin = stack.enter_context(open_plugin(args.replayer, args.interpreter, args.seed))
+            plugin = stack.enter_context(_plugin(job, args.replayer, args.interpreter, args.seed))
             plugin.load(read_runtime(args.replayer).load_request(model or "", seed=args.seed))
             replay = replay_by(plugin)
         parity = compare_traces(
@@ -331,7 +332,7 @@ def _trace(job: StageContext, args: TraceArgs, *, ids: tuple[int, ...], texts: t
         job.step(done, of=args.positions)
         job.check()
 
-    with open_plugin(args.runtime, args.interpreter, args.seed) as plugin:
+    with _plugin(job, args.runtime, args.interpreter, args.seed) as plugin:
         header = record_trace(plugin, request, str(job.out), SystemClock(), step)
         job.log(f"{choice.label}: {len(header.ids)} positions, {header.ran}")
     return job.made(ParityTrace)
@@ -359,12 +360,23 @@ def _model_digests(path: str) -> dict[str, str]:
     return {os.path.basename(one): hash_file(one)[0] for one in paths if os.path.isfile(one) and one.endswith(_FORMS)}
 
 
-def open_plugin(runtime: str, interpreter: str, seed: int) -> Plugin:
-    """Start the plug-in of a runtime. `interpreter` replaces the one that would be found."""
+@contextmanager
+def _plugin(job: StageContext, runtime: str, interpreter: str, seed: int) -> Iterator[Plugin]:
+    """Start the plug-in of a runtime; if it fails, the end of its log goes to the stage's log.
+
+    `interpreter` replaces the one that would be found.
+    """
+    from stoker.core.errors import StokerError
     from stoker.crossval.plugin_process import Plugin
     from stoker.crossval.runtimes import plugin_command, read_runtime
 
-    return Plugin(plugin_command(_in(read_runtime(runtime), interpreter), _places(), seed=seed))
+    with Plugin(plugin_command(_in(read_runtime(runtime), interpreter), _places(), seed=seed)) as plugin:
+        try:
+            yield plugin
+        except StokerError as error:
+            for line in str(error.data.get("log", "")).splitlines():
+                job.log(f"{plugin.command.label}: {line}")
+            raise
 
 
 def _in(choice: RuntimeChoice, interpreter: str) -> RuntimeChoice:
