@@ -115,7 +115,7 @@ def test_a_cluster_is_shown_a_line_for_each_node(shell: Shell) -> None:
     assert told["adapter_slots"] == 4
     assert [node["name"] for node in told["nodes"]] == ["laptop", "desk"]
     assert told["nodes"][1]["gpus"] == [
-        {"uuid": "GPU-8f1c", "type": "rtx-4090", "vram_mb": 24564, "memory_type": "discrete"}
+        {"uuid": "GPU-8f1c", "type": "rtx-4090", "vram_mb": 24564, "memory_type": "discrete", "speed": None}
     ]
 
 

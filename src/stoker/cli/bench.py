@@ -13,11 +13,13 @@ from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
 from stoker.cli.screens import busy_between
 from stoker.core.device import Backend
 from stoker.core.errors import NoPermission, ProgramNotFound, StageTimeout, Usage, WorkFailed
+from stoker.core.frozen import fields_of
 from stoker.core.text import counted, format_size
 from stoker.views.text_tables import near_path
 
 if TYPE_CHECKING:
     from stoker.crossval.bench import BenchResult, BenchSubject, MeasureSummary, ReadEnergy
+    from stoker.crossval.device_speeds import MeasuredSpeed
     from stoker.crossval.model_subject import ModelSubject
 
 _RUNS = 20
@@ -48,6 +50,11 @@ GRAMMAR = Grammar(
             help="measure on this machine of the fleet; it gets the model, but must have a program",
         ),
         AT,
+        Option(
+            "--against",
+            value="FILE",
+            help="result of the same benchmark on another device: print the speed of this one for the cluster file",
+        ),
         Option("--measure", value="NAME", help="also read this measure from the output; repeat it", is_many=True),
         Option("-o", "--out", value="FILE", help="the result file (default: stoker-out/bench/result.json)"),
     ),
@@ -65,15 +72,19 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Run the benchmark and write its result."""
-    from stoker.crossval.bench import Bench, EnergyMeter
+    from stoker.crossval.bench import Bench, EnergyMeter, read_result
+    from stoker.crossval.device_speeds import measured_speed
 
     if bool(given["program"]) == bool(given["model"]):
         raise Usage(
             "either MODEL or a PROGRAM after --", hint="stoker bench model.gguf, or stoker bench -- python serve.py"
         )
+    if given["on"] and given["against"]:
+        raise Usage("--on and --against exclude each other", hint="run the benchmark on that machine")
     if given["on"]:
         return _submit(call, given)
     parts, settings = call.parts, call.parts.settings
+    base = read_result(call.path(given["against"])) if given["against"] else None
     path = call.path(given["out"] or "stoker-out/bench/result.json")
     cuda = [one.uuid for one in parts.devices if one.backend is Backend.CUDA and not one.is_fake]
     energy = EnergyMeter(cuda, settings.environment)
@@ -93,6 +104,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     result = bench.result()
     _write(result, path)
     _show(call, result, path)
+    if base is not None:
+        _show_speed(call, measured_speed(result, base, shown=given["against"]))
     return 0
 
 
@@ -190,6 +203,14 @@ def _show(call: CommandContext, result: BenchResult, path: str) -> None:
     if result.energy_j is not None:
         facts.append(f"energy {result.energy_j:.4g} J a run")
     out.line(f"{', '.join(facts)}; result: {near_path(path, call.parts.settings.folder)}")
+
+
+def _show_speed(call: CommandContext, found: MeasuredSpeed) -> None:
+    call.out.object(fields_of(found))
+    call.out.line(
+        f"speed {found.speed:.3g}: {found.measure} is {found.ratio:.3g} × that of {found.base} ({found.base_speed:g}); "
+        f"declare `speed: {found.speed:.3g}` for {found.device} in the cluster file"
+    )
 
 
 def _row(one: MeasureSummary) -> list[str]:

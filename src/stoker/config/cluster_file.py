@@ -129,6 +129,12 @@ GPU = MapSchema(
             is_required=True,
         ),
         Field("memory_type", EnumField(MemoryType), "discrete: its own memory; unified: the machine's"),
+        Field(
+            "speed",
+            NumberField(least=0.001, most=1000.0),
+            "as measured, relative to an RTX 4090 (default: that of its type)",
+            may_be_null=True,
+        ),
     ),
 )
 

@@ -40,6 +40,8 @@ class Gpu:
     vram_mb: int
     """In MiB, whatever its name says: the file format is older than this program."""
     memory_type: MemoryType = MemoryType.DISCRETE
+    speed: float | None = None
+    """As measured, relative to an RTX 4090; None: what its type is known for."""
 
     @property
     def total_bytes(self) -> int:

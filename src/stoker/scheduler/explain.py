@@ -385,6 +385,6 @@ def _device_state(device: DeviceOffer) -> Hashable:
     # All but the UUID.
     return (
         (device.type, device.backend, device.memory_type, device.total_bytes, device.free_bytes, device.sharing),
-        (device.slots, device.closed, device.is_held, device.jobs, device.promised_bytes),
+        (device.slots, device.closed, device.is_held, device.jobs, device.promised_bytes, device.declared_speed),
         tuple([(one.base, one.size_bytes, one.jobs) for one in device.bases]),
     )

@@ -73,6 +73,7 @@ class DeviceOffer:
     """The declared type, or the detected name."""
     backend: Backend = Backend.CUDA
     memory_type: MemoryType = MemoryType.DISCRETE
+    declared_speed: float | None = None
     total_bytes: int
     free_bytes: int | None = None
     """Measured, with what our own jobs hold counted as free; `None` if not measured."""
@@ -109,8 +110,8 @@ class DeviceOffer:
 
     @property
     def speed(self) -> float:
-        """Speed relative to an RTX 4090."""
-        return speed_of(self.type)
+        """Speed relative to an RTX 4090: the declared one, else that of its type."""
+        return speed_of(self.type) if self.declared_speed is None else self.declared_speed
 
 
 @frozen
@@ -274,6 +275,7 @@ def _declared_device(gpu: Gpu, sharing: Sharing) -> DeviceOffer:
         type=gpu.type,
         backend=backend_of(gpu.type),
         memory_type=gpu.memory_type,
+        declared_speed=gpu.speed,
         total_bytes=gpu.total_bytes,
         sharing=sharing,
     )
@@ -422,4 +424,4 @@ def likeness(offer: NodeOffer) -> object:
 
 def _device_likeness(device: DeviceOffer) -> object:
     memory = (device.memory_type, device.total_bytes, device.free_bytes)
-    return device.type, device.backend, memory, device.sharing, device.slots, device.closed
+    return device.type, device.declared_speed, device.backend, memory, device.sharing, device.slots, device.closed

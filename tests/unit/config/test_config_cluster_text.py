@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker.config.cluster_file import node_as_json, render_cluster, write_cluster
 from stoker.core.device import MemoryType
+from stoker.core.frozen import changed
 from stoker.core.jsontext import dumps, loads
 from stoker.core.machine import Cluster, Gpu, Node, NodeTransport, UserPolicy
 from tests.unit.config.declaring import Drawer
@@ -62,7 +63,8 @@ nodes:
 
 
 def test_a_written_file_reads_back_as_the_same_cluster(drawer: Drawer) -> None:
-    cluster = Cluster(nodes=(SAMPLE.nodes[0], SAMPLE.nodes[2]))
+    faster = changed(SAMPLE.nodes[2], gpus=(changed(BOARD, speed=0.08),))
+    cluster = Cluster(nodes=(SAMPLE.nodes[0], faster))
     assert drawer.cluster(write_cluster(cluster)) == cluster
 
 
@@ -75,4 +77,5 @@ def test_users_are_written_too(drawer: Drawer) -> None:
 def test_json_has_every_key_of_the_file() -> None:
     told = loads(dumps(node_as_json(SAMPLE.nodes[1])))
     assert (told["transport"], told["max_adapters"], told["cpu_cores"]) == ("ssh", 1, None)
-    assert told["gpus"][0] == {"uuid": "GPU-orin", "type": "jetson-orin", "vram_mb": 8192, "memory_type": "unified"}
+    about = {"uuid": "GPU-orin", "type": "jetson-orin", "vram_mb": 8192, "memory_type": "unified", "speed": None}
+    assert told["gpus"][0] == about

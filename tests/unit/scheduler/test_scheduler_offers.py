@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from stoker.scheduler.offers import (
     Sharing,
     agree,
     backend_of,
+    likeness,
     node_of,
     offer_of,
     type_of,
@@ -55,6 +57,15 @@ def test_what_the_owner_says_about_sharing_counts(says: bool | None, sharing: Sh
     assert offer_of(node).devices[0].sharing is sharing
 
 
+def test_a_measured_speed_stands_for_that_of_the_type_and_tells_machines_apart() -> None:
+    measured = changed(EDGE, gpus=tuple(changed(gpu, speed=0.09) for gpu in EDGE.gpus))
+    assert (offer_of(EDGE).devices[0].speed, offer_of(measured).devices[0].speed) == (speed_of("jetson-orin"), 0.09)
+    assert likeness(offer_of(EDGE)) != likeness(offer_of(measured))
+    shape = shape_of(SchedulableJob(name="a", requirements=Requirements(wish=DevicePreference.REQUIRE, ram_bytes=0)))
+    placed = [choose(shape, offer_of(one)) for one in (EDGE, measured)]
+    assert [one.key.score for one in placed if one is not None] == pytest.approx([0.12, 0.18])
+
+
 def test_declared_slots_are_counted() -> None:
     offer = offer_of(changed(EDGE, slots=4))
     assert (offer.slots, offer.is_slot_per_device) == (4, False)
@@ -76,7 +87,7 @@ def test_a_declared_type_says_what_a_device_is_spoken_to_through(type_name: str,
     assert backend_of(type_name) is backend
 
 
-def gpu(number: int = 0, vram_gib: float = 24.0, **more: MemoryType) -> Gpu:
+def gpu(number: int = 0, vram_gib: float = 24.0, **more: Any) -> Gpu:
     return Gpu(uuid=f"GPU-{number}", type="rtx-4090", vram_mb=int(vram_gib * 1024), **more)
 
 
