@@ -33,6 +33,13 @@ def test_a_full_device_is_told_and_is_no_bug(shell: Shell, words: list[str]) -> 
     assert "can't write to standard output: No space left on device" in told
 
 
+def test_an_error_keeps_its_exit_code_when_it_can_not_be_written(shell: Shell) -> None:
+    code, told = into_a_full_device(shell, "recipes", "show", "no/such", "--json")
+    assert code == shell.stoker("recipes", "show", "no/such").code
+    assert "Traceback" not in told
+    assert "can't write to standard output: No space left on device" in told
+
+
 def test_a_run_goes_on_when_its_events_can_not_be_written(shell: Shell) -> None:
     _, told = into_a_full_device(shell, "run", "toy/sum", "value=1", "--json")
     assert "Traceback" not in told

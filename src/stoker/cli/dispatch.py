@@ -148,7 +148,9 @@ def report(
     for line in [*error_lines(known), *(error_lines(besides) if besides is not None else ())]:
         out.complain(line)
     if not is_in_stream:
-        out.object(known.to_dict())
+        # Standard error has it already, and why standard output can't be written.
+        with suppress(StokerError, OSError):
+            out.object(known.to_dict())
     return known.exit_code
 
 
