@@ -389,6 +389,9 @@ def _downloads(cache: str, now_s: float, *, all_of_ours: bool) -> Iterator[Area]
 
 
 def _area(name: str, path: str, doomed: tuple[RemovablePath, ...], *, goes: str, stays: str) -> Area:
+    if os.path.islink(path):
+        # Somebody put the folder elsewhere, or a job did: what is old there need not be ours.
+        doomed, goes, stays = (), "", f"a link to {os.path.realpath(path)}: not cleaned"
     size_bytes, removable_bytes = place_bytes((path,)), sum(one.size_bytes for one in doomed)
     return Area(
         name=name,

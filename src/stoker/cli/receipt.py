@@ -250,7 +250,7 @@ def _show_finding(call: CommandContext, one: ReceiptFinding, shown: str) -> None
 SIGN_GRAMMAR = Grammar(
     "receipt sign",
     about=(
-        "Sign a receipt with an ed25519 key, as a DSSE envelope around the receipt's own bytes. The receipt is checked "
+        "Sign a receipt with an ed25519 key, as a DSSE envelope around the receipt's own bytes. It is verified "
         "first. A signed receipt gets one more signature. The certificate beside the key (.crt) is added, so that all "
         "who trust the fleet's CA can verify it."
     ),

@@ -44,6 +44,7 @@ _HEAD_BYTES = 4096
 _STATES = ("completed", "failed", "cancelled")
 _DIGESTS = ("sha256", "stokerTree", "stokerCode", "stokerJob", "stokerContent", "stokerRepository")
 _MOST_NAMED = 20
+_NOT_ON_DISK = ("/proc/", "/sys/")
 # Facts of a machine that a receipt may be compared with. Its name is not one: receipts are verified elsewhere.
 _COMPARED = ("system", "machine", "cpus", "memory_bytes", "stoker's python")
 
@@ -226,10 +227,10 @@ def _check_payload(data: bytes, kind: str, path: str, rules: ReceiptRules) -> Re
 def _check_download(receipt: Receipt, path: str, rules: ReceiptRules) -> ReceiptFinding:
     name = os.path.basename(receipt.path)
     places = [os.path.join(folder, name) for folder in rules.folders] or [receipt.path]
-    place = next((one for one in places if os.path.isfile(one)), None)
+    place = next((one for one in places if _is_file(one)), None)
     if place is None:
         return _with_files(ReceiptFinding(path=path, what="download", name=receipt.label), [], [receipt.path], 0, rules)
-    differs = _file_differs(place, receipt.sha256)
+    differs = _file_differs(place, receipt.sha256, {})
     return ReceiptFinding(path=path, what="download", name=receipt.label, differs=differs, verified_files=1)
 
 
@@ -331,19 +332,21 @@ def _compare_files(
     differs: list[str] = []
     missing: list[str] = []
     verified = 0
+    # A receipt may name one large file very often.
+    found: dict[str, str] = {}
     for one in subjects:
         if "sha256" not in one.digest:
             continue
         if os.path.isabs(one.name) or ".." in one.name.split("/") or "\0" in one.name:
             differs.append(f"names a file that leads elsewhere: {one.name[:80]!r}")
             continue
-        places = [os.path.join(folder, one.name) for folder in searched]
-        place = next((place for place in places if os.path.isfile(place)), None)
+        places = [os.path.normpath(os.path.join(folder, one.name)) for folder in searched]
+        place = next((place for place in places if _is_file(place)), None)
         if place is None:
             missing.append(one.name)
             continue
         verified += 1
-        differs += _file_differs(place, one.digest["sha256"])
+        differs += _file_differs(place, one.digest["sha256"], found)
     return _with_files(finding, differs, missing, verified, rules)
 
 
@@ -356,9 +359,14 @@ def _with_files(
     )
 
 
-def _file_differs(place: str, sha256: str) -> tuple[str, ...]:
+def _is_file(place: str) -> bool:
+    """Return True if there is a file on a disk. Files of the kernel have no end, or block whoever reads them."""
+    return os.path.isfile(place) and not os.path.realpath(place).startswith(_NOT_ON_DISK)
+
+
+def _file_differs(place: str, sha256: str, known: dict[str, str]) -> tuple[str, ...]:
     try:
-        found, _ = hash_file(place)
+        found = known[place] = known.get(place) or hash_file(place)[0]
     except StokerError as error:
         return (f"{place} can't be read: {error.message}",)
     return () if found == sha256 else (f"{place}: its sha256 is {found}, the receipt says {sha256}",)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from stoker.core.errors import BadInput, LocalFile, NotVerified
 from stoker.core.frozen import changed, frozen
-from stoker.crossval.receipt_check import TrustedKeys
+from stoker.crossval.receipt_check import ReceiptRules, TrustedKeys, check_receipt_bytes
 from stoker.host.certificates import certified_key, key_id, make_signing_key, public_pem_of, sign_bytes
 from stoker.host.durable import create_file, read_regular, read_secret, translated
 from stoker.host.folders import names_in
@@ -79,11 +79,14 @@ def create_key(key_file: str) -> CreatedKey:
 def sign_receipt(path: str, *, key_file: str, certificate_file: str = "") -> Envelope:
     """Return the signed form of a receipt in a file, which is verified first; a signed one gets one more signature.
 
-    Raises `NotVerified` for what is no receipt of ours, or for a certificate that is not of this key.
+    Raises `NotVerified` for what does not verify, or for a certificate that is not of this key.
     """
     with translated(path):
         data = read_regular(path, 2 * LARGEST_BYTES)
     envelope = parse_envelope(data, path) if is_envelope(data[:_HEAD_BYTES]) else _unsigned(data, path)
+    found = check_receipt_bytes(envelope.payload, path, ReceiptRules(now_s=0.0))
+    if found.differs:
+        raise NotVerified(f"{path} is not signed: {found.differs[0]}", hint="a signature would vouch for it", path=path)
     key_pem = _read_key(key_file)
     public_pem = public_pem_of(key_pem)
     certificate = _read_text(certificate_file) if certificate_file else ""

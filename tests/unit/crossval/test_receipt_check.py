@@ -143,6 +143,27 @@ def test_no_name_leads_out_of_the_folders(name: str):
     assert "leads elsewhere" in difference
 
 
+def test_a_receipt_has_no_file_of_the_kernel_read_and_no_file_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    endless = (Subject(name="self/status", digest={"sha256": "ab" * 32}),)
+    assert check(changed(of_job(stoker_out="/proc"), subject=endless)).missing == ("self/status",)
+    assert check(of_download("/proc/self/status")).missing == ("/proc/self/status",)
+    (tmp_path / "link").symlink_to("/proc/self/status")
+    linked = (Subject(name="link", digest={"sha256": "ab" * 32}),)
+    assert check(changed(of_job(), subject=linked), path=str(tmp_path / "r.json")).missing == ("link",)
+    read: list[str] = []
+
+    def hash_once(place: str) -> tuple[str, int]:
+        read.append(place)
+        return "cd" * 32, 1
+
+    monkeypatch.setattr("stoker.crossval.receipt_check.hash_file", hash_once)
+    (tmp_path / "a").write_bytes(WEIGHTS)
+    names = ("a", "./a", "a", "./././a")
+    many = tuple(Subject(name=name, digest={"sha256": "ab" * 32}) for name in names)
+    assert len(check(changed(of_job(), subject=many), path=str(tmp_path / "r.json")).differs) == 4
+    assert read == [str(tmp_path / "a")]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -369,6 +390,20 @@ def test_only_receipts_are_signed_and_only_with_a_certificate_of_the_same_key(tm
     (tmp_path / "key.crt").write_text(certified())
     with pytest.raises(NotVerified, match="another key"):
         sign_receipt(str(path), key_file=made.key_file, certificate_file=str(tmp_path / "key.crt"))
+
+
+def test_a_receipt_that_does_not_verify_is_not_signed(tmp_path: Path):
+    made = create_key(str(tmp_path / "key.pem"))
+    path = tmp_path / "r.json"
+    for receipt in (of_parity((1.0,)), of_job(stoker_state="running")):
+        path.write_bytes(receipt.to_bytes())
+        with pytest.raises(NotVerified, match="is not signed"):
+            sign_receipt(str(path), key_file=made.key_file)
+    path.write_bytes(of_job().to_bytes())
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "model.bin").write_bytes(b"weightz")
+    with pytest.raises(NotVerified, match="its sha256 is"):
+        sign_receipt(str(path), key_file=made.key_file)
 
 
 def test_what_is_no_key_is_told_with_its_file(tmp_path: Path):

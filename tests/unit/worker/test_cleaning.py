@@ -317,6 +317,24 @@ def test_no_link_is_followed_where_something_is_removed(home, tmp_path):
     assert os.listdir(home.store.places.quarantine) == []
 
 
+@pytest.mark.parametrize("place", ["kernels", "workspaces", "scratch"])
+def test_what_a_link_in_place_of_a_folder_leads_to_is_not_touched(home: Home, tmp_path: Path, place: str) -> None:
+    elsewhere = tmp_path / "thesis"
+    elsewhere.mkdir()
+    chapter = elsewhere / "one" / "chapter.txt"
+    chapter.parent.mkdir()
+    chapter.write_text("words")
+    for path in (chapter, chapter.parent):
+        os.utime(path, (time.time() - 2 * FORGOTTEN_S, time.time() - 2 * FORGOTTEN_S))
+    link = home.top / place
+    if link.exists():
+        remove_tree(str(link))
+    link.symlink_to(elsewhere)
+    areas, _ = home.clean()
+    assert chapter.read_text() == "words"
+    assert areas[place].stays == f"a link to {elsewhere}: not cleaned"
+
+
 def test_nothing_goes_while_a_ref_or_a_pin_cant_be_read(home):
     home.write("state/code.json", 10)
     Path(home.store.places.refs, "odd.ref").write_bytes(b"junk")
