@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from tests.servers.seaweed import SeaweedServer
     from tests.servers.slurm import SlurmCluster
 
+# Without a GPU its kernels are interpreted. Triton decides that once, when it is imported.
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # What random examples find is for whoever went looking, not for whoever changes something else that day.
 # Nor how long one took: every stall of a machine would fail some property.
 settings.register_profile("steady", max_examples=examples(20, 40), derandomize=True, deadline=None)

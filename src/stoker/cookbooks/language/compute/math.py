@@ -1,6 +1,6 @@
 """Element-wise operations: norms, rotations, the gate; forward and backward, each a pure function.
 
-On a GPU each is compiled into one kernel if a compiler is available; otherwise they run as written.
+On a GPU each is one kernel (`gpu_kernels`) if a compiler is available; otherwise they run as written.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import math
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
-from inspect import signature
 from typing import Any
 
 import torch
@@ -22,7 +20,9 @@ from stoker.cookbooks.language.compute.frozen_base import Rotation
 
 # Attention within sequences: causal, inside one segment of a packed row, within a window; forward and backward.
 #
-# torch's own kernels do the work. Their small graph is kept from forward to backward; nothing else here needs autograd.
+# torch's own kernels do the work. The one for packed rows is called without autograd and by its low-level name: its
+# public one imports torch's compiler, which takes as long as torch itself. The small graph of the other is kept from
+# forward to backward; nothing else here needs autograd.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,14 @@ class AttentionMask:
         return sees[:, None]
 
 
+_FLASH_CAPABILITY = (8, 0)
+
+
 def takes_ragged(device: str, dtype: torch.dtype, windows: Iterable[int]) -> bool:
     """Return True if there is a kernel for several sequences in one row, without a mask of the row's length squared."""
-    return device != "cpu" and dtype != torch.float32 and not any(windows) and _ragged() is not None
+    if device == "cpu" or dtype == torch.float32 or any(windows):
+        return False
+    return bool(torch.cuda.get_device_capability() >= _FLASH_CAPABILITY)
 
 
 def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bool) -> AttentionMask:
@@ -85,47 +90,33 @@ def attend(
 ) -> tuple[Tensor, Any]:
     """Return `[rows, T, heads · head_dim]`, and the input of `attend_backward`. `qkv` is `[rows, T, heads, …]`."""
     rows, length, _, head_dim = qkv.shape
+    if looking.borders is not None and not window:
+        q, k, v = (part.reshape(rows * length, -1, head_dim) for part in qkv.split([heads, kv_heads, kv_heads], dim=2))
+        ragged = (looking.borders, looking.borders, looking.longest, looking.longest, 0.0, True)
+        seen, scales, *state, _ = torch.ops.aten._flash_attention_forward(q, k, v, *ragged, False)  # noqa: SLF001 - as said above
+        return seen.view(rows, length, heads * head_dim), (seen, q, k, v, scales, ragged, state)
     q, k, v = (part.detach().requires_grad_(keeps) for part in qkv.split([heads, kv_heads, kv_heads], dim=2))
     with torch.set_grad_enabled(keeps):
-        if looking.borders is not None and not window and (ragged := _ragged()) is not None:
-            kernel, shares_keys = ragged
-            queries, keys, values = (part.reshape(rows * length, -1, head_dim) for part in (q, k, v))
-            groups = {"enable_gqa": True} if shares_keys else {}
-            if not shares_keys:
-                keys, values = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (keys, values))
-            borders, longest = looking.borders, looking.longest
-            seen = kernel(queries, keys, values, borders, borders, longest, longest, window_size=(-1, 0), **groups)
-            seen = seen.view(rows, length, heads, head_dim)
-        else:
-            mask = looking.mask(window, length)
-            queries, keys, values = (part.transpose(1, 2) for part in (q, k, v))
-            seen = scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=heads != kv_heads
-            ).transpose(1, 2)
+        mask = looking.mask(window, length)
+        queries, keys, values = (part.transpose(1, 2) for part in (q, k, v))
+        seen = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=heads != kv_heads
+        ).transpose(1, 2)
     return seen.detach().reshape(rows, length, heads * head_dim), (seen, q, k, v)
 
 
 def attend_backward(tape: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values, each `[rows, T, heads, head_dim]`."""
-    seen, q, k, v = tape
-    dq, dk, dv = torch.autograd.grad(seen, (q, k, v), gradient.view(seen.shape))
+    seen, q, k, v, *rest = tape
+    if rest:
+        scales, ragged, state = rest
+        rows, length, _ = gradient.shape
+        given = gradient.reshape(seen.shape)
+        parts = torch.ops.aten._flash_attention_backward(given, q, k, v, seen, scales, *ragged, *state)  # noqa: SLF001 - the same
+        dq, dk, dv = (part.view(rows, length, *part.shape[1:]) for part in parts)
+    else:
+        dq, dk, dv = torch.autograd.grad(seen, (q, k, v), gradient.view(seen.shape))
     return dq, dk, dv
-
-
-@cache
-def _ragged() -> tuple[Callable[..., Tensor], bool] | None:
-    """Return the kernel for several sequences in one row, without a mask, and whether its heads may share keys."""
-    try:
-        # Only on CUDA, and imported there: it imports torch's compiler, which takes as long as torch itself.
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    takes = signature(varlen_attn).parameters
-    # From torch 2.11 on, its window argument means causal.
-    return (varlen_attn, "enable_gqa" in takes) if "window_size" in takes else None
-
-
-_MOST_KINDS = 64
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -234,55 +225,22 @@ def move(  # noqa: PLR0913, PLR0917 - a kernel takes tensors
 
 
 class PointwiseKernels:
-    """These functions, compiled or plain."""
+    """These functions, as written. `GpuKernels` has a kernel for each."""
 
-    def __init__(self, *, compiles: bool) -> None:
-        if compiles:
-            _allow_many_shapes()
-
-        def made(function: Callable[..., Any], *rows: int) -> Callable[..., Any]:
-            # Not `fullgraph`: beyond the limit of shapes that would be an error; this runs uncompiled then.
-            return _for_any_rows(torch.compile(function), rows) if compiles else function
-
-        self.norm = made(norm, 0)
-        self.norm_sum = made(norm_sum, 0, 1)
-        self.norm_backward = made(norm_backward, 0, 3, 4)
-        self.rotate_heads = made(rotate_heads, 0, 2, 3)
-        self.rotate_into = made(rotate_into, 0, 1, 2, 3)
-        self.gate = made(gate, 0, 1)
-        self.gate_backward = made(gate_backward, 0, 1, 2)
-        self.loss = made(loss, 0, 1)
-        self.loss_and_gradient = made(loss_and_gradient, 0, 1, 2)
-        self.move = made(move)
-
-
-def _for_any_rows(compiled: Callable[..., Any], rows: tuple[int, ...]) -> Callable[..., Any]:
-    """Return a kernel that is compiled once for any number of rows, in the arguments at these places.
-
-    Otherwise each new number of rows or members is compiled anew, in the middle of a training.
-    """
-    from torch._dynamo import maybe_mark_dynamic
-
-    def call(*given: Any) -> Any:
-        for place in rows:
-            tensor = given[place]
-            for dim in range(min(2, max(1, tensor.dim() - 1))):
-                if tensor.shape[dim] > 1:
-                    maybe_mark_dynamic(tensor, dim)
-        return compiled(*given)
-
-    return call
-
-
-def _allow_many_shapes() -> None:
-    """Let torch keep kernels for all input shapes of a long-lived shared process; its default is eight."""
-    import torch._dynamo.config as dynamo
-
-    dynamo.recompile_limit = max(dynamo.recompile_limit, _MOST_KINDS)
+    norm = staticmethod(norm)
+    norm_sum = staticmethod(norm_sum)
+    norm_backward = staticmethod(norm_backward)
+    rotate_heads = staticmethod(rotate_heads)
+    rotate_into = staticmethod(rotate_into)
+    gate = staticmethod(gate)
+    gate_backward = staticmethod(gate_backward)
+    loss = staticmethod(loss)
+    loss_and_gradient = staticmethod(loss_and_gradient)
+    move: Callable[..., None] = staticmethod(move)
 
 
 def can_compile() -> bool:
-    """Return True if torch can compile kernels here: it needs Triton, and a C compiler."""
+    """Return True if kernels can be compiled here: that needs Triton, and a C compiler."""
     return importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
 
 

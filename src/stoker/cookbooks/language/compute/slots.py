@@ -74,6 +74,7 @@ class Graphs:
         self._times_short = 0
         self.why_not = ""
         """Why a step could not be recorded."""
+        self.recorded_in_all = 0
 
     def step(self, given: PassInput) -> Tensor:
         """Run a step; return what `PassRunner.step` returns."""
@@ -122,6 +123,7 @@ class Graphs:
             self.why_not = str(cause).partition("\n")[0]
             is_short = is_out_of_memory(cause)
         else:
+            self.recorded_in_all += 1
             return self._recorded[key]
         if is_short:
             self._times_short += 1
@@ -258,7 +260,8 @@ class Slots:
         self._gathering: set[int] = set()
         self._plain: dict[tuple[int, int], AttentionMask] = {}
         self._indexes: dict[tuple[int, ...], Tensor] = {}
-        kernels = PointwiseKernels(compiles=can_compile() if compiles is None and is_gpu else bool(compiles))
+        self._shapes: set[object] = set()
+        kernels = pointwise_kernels(compiles=can_compile() if compiles is None and is_gpu else bool(compiles))
         self._passing = PassRunner(base, self.layout, self._state, kernels)
         self._graphs = Graphs(self._passing) if is_gpu and records is not False else None
 
@@ -317,6 +320,11 @@ class Slots:
         """Return why a step could not be recorded; None if all could."""
         return "" if self._graphs is None else self._graphs.why_not
 
+    @property
+    def shapes_prepared(self) -> int:
+        """Return how many shapes of passes ran for the first time, or were recorded."""
+        return len(self._shapes) + (0 if self._graphs is None else self._graphs.recorded_in_all)
+
     def let_go(self) -> bool:
         """Free memory that only makes steps faster; return True if there was any."""
         return self._graphs is not None and self._graphs.let_go()
@@ -332,6 +340,7 @@ class Slots:
         gathers = bool(waiting or self._gathering.intersection(rows.slots))
         self._gathering = (self._gathering - set(rows.slots)) | waiting
         given = self._given(rows, update, rates, gathers=gathers)
+        self._shapes.add((given.tokens.shape, given.updates_any, given.gathers, given.drops))
         with _computing(self.base):
             if self._graphs is not None:
                 return PassResult(self._graphs.step(given))
@@ -340,6 +349,7 @@ class Slots:
     def losses(self, rows: AdapterSlotRows) -> LossSums:
         """Compute each slot's sum of token losses and number of learned tokens; changes nothing."""
         given = self._given(rows, [False] * len(rows.slots), [0.0] * len(rows.slots))
+        self._shapes.add(given.tokens.shape)
         return LossSums(self._computed(self._passing.losses, given))
 
     def logits(self, slot: int, tokens: Any) -> Tensor:
@@ -395,6 +405,15 @@ class Slots:
         if slots not in self._indexes:
             self._indexes[slots] = torch.tensor(slots, device=self.base.device)
         return self._indexes[slots]
+
+
+def pointwise_kernels(*, compiles: bool) -> PointwiseKernels:
+    """Return the element-wise operations, as kernels of a GPU if they are to be compiled."""
+    if not compiles:
+        return PointwiseKernels()
+    from stoker.cookbooks.language.compute.gpu_kernels import GpuKernels
+
+    return GpuKernels()
 
 
 def _on(tensor: Tensor | None, device: str) -> Any:

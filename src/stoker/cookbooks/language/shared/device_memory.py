@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +14,6 @@ from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, O
 from stoker.cookbooks.language.compute.base_weights import BaseWeights
 from stoker.cookbooks.language.compute.slots import Slots
 from stoker.core.frozen import frozen
-from stoker.core.text import format_duration
 from stoker.devices.estimate.terms import context_bytes_of
 
 
@@ -176,36 +174,6 @@ class CurrentDeviceAllocator:
 
     def stop_at(self, fraction: float) -> None:
         torch.cuda.set_per_process_memory_fraction(fraction, 0)
-
-
-# The report about the first step on a GPU, which takes long if kernels are compiled.
-
-BEGINS = "first step: compiling kernels, or loading them from an earlier run"
-
-
-@frozen
-class Kernels:
-    """Number of kernels that this process compiled, and that it found in the cache."""
-
-    compiled: int = 0
-    kept: int = 0
-
-
-def kernels_so_far() -> Kernels:
-    """Read torch's counters; zero as long as nothing was compiled, since importing its compiler takes seconds."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    with suppress(AttributeError, KeyError, TypeError):
-        found = utils.counters["inductor"]  # type: ignore[union-attr]
-        return Kernels(compiled=int(found["fxgraph_cache_miss"]), kept=int(found["fxgraph_cache_hit"]))
-    return Kernels()
-
-
-def first_step_text(took_s: float, kernels: Kernels) -> str:
-    """Return how long the first step took, and why."""
-    took = format_duration(took_s)
-    if kernels.compiled:
-        return f"compiling {took} (kept for next time)"
-    return f"first step {took}, its kernels from an earlier run" if kernels.kept else f"first step {took}"
 
 
 # Blocks that SIGTERM does not interrupt: the state after them is consistent, and can be saved.

@@ -23,13 +23,11 @@ from stoker.cookbooks.language.arguments import LoraArgs, device_of
 from stoker.cookbooks.language.compute.banks import AdapterState, Optim, Pairs, fresh_adapter
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
 from stoker.cookbooks.language.compute.math import takes_ragged
+from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.shared.device_memory import (
-    BEGINS,
     AllocatorLimit,
     CurrentDeviceAllocator,
     ResizableSlots,
-    first_step_text,
-    kernels_so_far,
     undisturbed,
 )
 from stoker.cookbooks.language.shared.outputs import (
@@ -55,7 +53,9 @@ from stoker.cookbooks.language.shared.tenant import (
 from stoker.cookbooks.language.shared.time_shares import Activity, TimeShares, shares_text
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import Cancelled, StageDiverged
+from stoker.core.text import format_duration
 
+_BEGINS = "first step: compiling kernels, or loading them from an earlier run"
 _MOST_DRAWING = 8
 _WAIT_S = 1.0
 """Wait for a member while there is none."""
@@ -236,7 +236,7 @@ class _Running:
         entered_s = self._clock.monotonic_s()
         is_first = self._step == 0 and self._device != "cpu"
         if is_first:
-            self._tell_all(BEGINS)
+            self._tell_all(_BEGINS)
         self._evaluate([m for m in self._members.values() if m.update == 0 and m.before is None and m.held_out])
         turn = whose_turn(self._step, [member.standing for member in self._members.values()])
         self._step += 1
@@ -244,15 +244,16 @@ class _Running:
         if not chosen or self._places is None or self._places.slots is None:
             return
         begun_s = self._clock.monotonic_s()
-        with self._times.spent_on("updates", self._unless_compiling()):
-            stepped = self._stepping.train(self._places.slots, chosen)
+        slots = self._places.slots
+        with self._times.spent_on("updates", self._unless_compiling(slots)):
+            stepped = self._stepping.train(slots, chosen)
             if self._device != "cpu":
                 # The device is busy; reading its results would wait for it.
                 for slot in stepped.done:
                     chosen[slot].prepare()
             finished = {slot: (tally.loss, tally.is_finite) for slot, tally in stepped.done.items()}
         if is_first:
-            self._tell_all(first_step_text(self._clock.monotonic_s() - entered_s, kernels_so_far()))
+            self._tell_all(f"first step {format_duration(self._clock.monotonic_s() - entered_s)}")
         for slot, error in stepped.failed.items():
             self._part(chosen[slot], error)
         self._share_cost(stepped.done, self._clock.monotonic_s() - begun_s)
@@ -271,10 +272,9 @@ class _Running:
                 if member.slot in self._members:
                     self._of(member, self._settle, member, member in due, improved.get(member.slot))
 
-    @staticmethod
-    def _unless_compiling() -> Callable[[], Activity | None]:
-        kernels = kernels_so_far()
-        return lambda: None if kernels_so_far() == kernels else "compiling"
+    def _unless_compiling(self, slots: Slots) -> Callable[[], Activity | None]:
+        shapes = slots.shapes_prepared
+        return lambda: None if slots.shapes_prepared == shapes else "compiling"
 
     def _share_cost(self, done: dict[int, Tally], spent_s: float) -> None:
         everything = sum(tally.padded_tokens for tally in done.values())
@@ -304,13 +304,12 @@ class _Running:
         chosen = {member.slot: member for member in members}
         if not chosen or self._places is None or self._places.slots is None:
             return {}
-        with self._times.spent_on("evaluation", self._unless_compiling()):
-            return self._evaluated(chosen, self._places)
+        slots = self._places.slots
+        with self._times.spent_on("evaluation", self._unless_compiling(slots)):
+            return self._evaluated(chosen, self._places, slots)
 
-    def _evaluated(self, chosen: dict[int, AdapterMember], places: ResizableSlots) -> dict[int, Pairs]:
-        if places.slots is None:
-            return {}
-        evaluated = self._stepping.evaluate(places.slots, chosen)
+    def _evaluated(self, chosen: dict[int, AdapterMember], places: ResizableSlots, slots: Slots) -> dict[int, Pairs]:
+        evaluated = self._stepping.evaluate(slots, chosen)
         for slot, error in evaluated.failed.items():
             self._part(chosen[slot], error)
         improved: dict[int, Pairs] = {}

@@ -8,7 +8,6 @@ from stoker.cookbooks.language.shared.pass_schedule import AdapterProgress, is_c
 from tests.later import imported_later
 
 with imported_later():
-    from stoker.cookbooks.language.shared.device_memory import Kernels, first_step_text
     from stoker.cookbooks.language.shared.tenant import (
         MOST_POINTS,
         PATIENCE,
@@ -196,15 +195,3 @@ def test_a_curve_goes_on_from_its_state() -> None:
     resumed.go_on(noted(CurveRecorder(updates=2500, per_epoch=9), range(1, 6)).state())
     noted(resumed, range(6, 12))
     assert resumed.state() == whole.state()
-
-
-@pytest.mark.parametrize(
-    ("counts", "text"),
-    [
-        ({"compiled": 3, "kept": 2}, "compiling 38s (kept for next time)"),
-        ({"kept": 5}, "first step 38s, its kernels from an earlier run"),
-        ({}, "first step 38s"),
-    ],
-)
-def test_the_first_step_says_whether_it_compiled_or_found_what_was_kept(counts: dict[str, int], text: str) -> None:
-    assert first_step_text(38.2, Kernels(**counts)) == text

@@ -1,0 +1,130 @@
+"""Kernels of the GPU compute what the functions of `math` say: by Triton's interpreter, which needs no GPU."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tests.later import imported_later
+
+with imported_later():
+    import torch
+
+    from stoker.cookbooks.language.compute.math import PointwiseKernels
+    from stoker.cookbooks.language.compute.slots import pointwise_kernels
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
+    pytest.mark.skipif(
+        not os.environ.get("TRITON_INTERPRET"), reason="a GPU runs them: tests/system/test_adapters_on_gpu.py"
+    ),
+]
+TOKENS = 5
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Any:
+    return pointwise_kernels(compiles=True)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return PointwiseKernels()
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return getattr(torch, request.param)
+
+
+def drawn(*shape: int, kind: Any = None, seed: int = 0) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(kind or torch.float32)
+
+
+def same(found: Any, expected: Any) -> None:
+    """The same but for the order of sums, and the last bit of a narrow number."""
+    for one, two in zip(found, expected, strict=True):
+        assert one.dtype == two.dtype
+        assert one.shape == two.shape
+        if one.dtype == torch.float32:
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+        else:
+            assert (one - two).float().norm() <= 1e-2 * two.float().norm()
+
+
+@pytest.mark.parametrize("width", [48, 130])
+def test_norms_of_rows(kernels: Any, plain: Any, kind: Any, width: int) -> None:
+    x, more, gradient, beside = (drawn(2, TOKENS, width, kind=kind, seed=seed) for seed in range(4))
+    weight = drawn(width, kind=kind, seed=9)
+    same([kernels.norm(x, weight, 1e-6)], [plain.norm(x, weight, 1e-6)])
+    same(kernels.norm_sum(x, more, weight, 1e-6), plain.norm_sum(x, more, weight, 1e-6))
+    given = (x, weight, 1e-6, gradient, beside)
+    same(kernels.norm_backward(*given), plain.norm_backward(*given))
+
+
+def test_norms_of_heads_side_by_side_with_others(kernels: Any, plain: Any, kind: Any) -> None:
+    qkv, weight = drawn(2, TOKENS, 8, 32, kind=kind), drawn(32, kind=kind, seed=1)
+    q, k, _ = qkv.split([4, 2, 2], dim=2)
+    for heads in (q, k):
+        same([kernels.norm(heads, weight, 1e-6)], [plain.norm(heads, weight, 1e-6)])
+        given = (heads, weight, 1e-6, heads * 2, torch.zeros_like(heads))
+        same(kernels.norm_backward(*given), plain.norm_backward(*given))
+
+
+def test_rotations(kernels: Any, plain: Any, kind: Any) -> None:
+    qkv, cos, sin = drawn(2, TOKENS, 7, 24, kind=kind), drawn(2, TOKENS, 1, 12, seed=1), drawn(2, TOKENS, 1, 12, seed=2)
+    same([kernels.rotate_heads(qkv, 5, cos, sin)], [plain.rotate_heads(qkv, 5, cos, sin)])
+    # As gradients come from attention: heads before tokens in memory, and into a part of a wider tensor.
+    x = drawn(2, 3, TOKENS, 24, kind=kind).transpose(1, 2)
+    found, expected = (torch.zeros(2, TOKENS, 5, 24, dtype=kind) for _ in range(2))
+    kernels.rotate_into(x, cos, sin, found[:, :, 1:4])
+    plain.rotate_into(x, cos, sin, expected[:, :, 1:4])
+    same([found], [expected])
+
+
+def test_the_gate(kernels: Any, plain: Any, kind: Any) -> None:
+    opened, up, gradient = (drawn(2, TOKENS, 77, kind=kind, seed=seed) for seed in range(3))
+    same([kernels.gate(opened, up)], [plain.gate(opened, up)])
+    same(kernels.gate_backward(opened, up, gradient), plain.gate_backward(opened, up, gradient))
+
+
+@pytest.mark.parametrize("words", [100, 9000], ids=["one block", "more"])
+def test_losses(kernels: Any, plain: Any, kind: Any, words: int) -> None:
+    logits = (drawn(4, words, kind=kind) * 4).contiguous()
+    labels = torch.tensor([3, -100, words - 1, 0])
+    shares = torch.tensor([0.5, 1.0, 0.25, 0.0])
+    same([kernels.loss(logits, labels)], [plain.loss(logits, labels)])
+    expected = plain.loss_and_gradient(logits, labels, shares)
+    same(kernels.loss_and_gradient(logits.clone(), labels, shares), expected)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_loss_of_numbers_that_are_not_finite_is_none(kernels: Any) -> None:
+    logits, labels, shares = drawn(3, 40), torch.tensor([1, 2, 3]), torch.ones(3)
+    logits[0, 7] = float("nan")
+    logits[1, 7] = float("inf")
+    losses, gradient = kernels.loss_and_gradient(logits, labels, shares)
+    assert losses.isfinite().tolist() == [False, False, True]
+    assert gradient.isfinite().all(dim=1).tolist() == [False, False, True]
+
+
+def test_updates_and_members_that_stay(kernels: Any, plain: Any, kind: Any) -> None:
+    def state() -> list[Any]:
+        return [drawn(3, 70, seed=0), drawn(3, 70, seed=1), drawn(3, 70, seed=2).abs(), torch.zeros(3, 70, dtype=kind)]
+
+    gradient = drawn(3, 70, kind=kind, seed=3)
+    gradient[2] = float("nan")
+    column = {name: drawn(3, 1, seed=4 + at).abs() for at, name in enumerate(("scale", "rate", "shortened"))}
+    settings = torch.tensor([[0.9, 0.999, 1e-8, 0.01, 1.0]] * 3).split(1, dim=1)
+    beta1, beta2, eps, decay, _ = settings
+    moved, count = torch.tensor([[True], [True], [False]]), torch.tensor([[1.0], [7.0], [3.0]])
+    given = (gradient, column["scale"], moved, column["rate"], column["shortened"], beta1, beta2, eps, decay, count)
+    found, expected, before = state(), state(), state()
+    kernels.move(*found, *given)
+    plain.move(*expected, *given)
+    same(found, expected)
+    for one, two in zip(found[:3], before[:3], strict=True):
+        assert torch.equal(one[2], two[2])
