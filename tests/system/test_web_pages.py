@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.monitor import job
+from tests.fakes.monitor import job, machine
 from tests.fakes.page_sweep import MARKUP
 from tests.system.browser import Tab, chromium
 from tests.system.shell import PATIENCE_S, Shell, finish
@@ -227,6 +227,22 @@ def test_a_row_that_is_scrolled_away_leaves_the_keys_to_the_table(shared: Desk):
     shared.page.locator("#row-60 a").wait_for()
     expect(shared.page.locator("[role=grid]")).to_be_focused()
     assert shared.page.locator("[role=grid] [role=row]").count() < 60
+
+
+def test_many_machines_are_read_once_and_follow_the_stream(desk: Desk):
+    for number in range(60):
+        desk.monitor.change_machine(machine(f"node{number}", last_seen_s=desk.monitor.now_s), is_event=False)
+    desk.go("#/machines", "node1")
+    expect(desk.page.locator(".connection")).to_contain_text("live")
+    cordoned = desk.page.get_by_role("button", name="cordoned", exact=False)
+    expect(cordoned).to_contain_text("1")
+    desk.monitor.change(job(1, "running", machine="node7", changed_s=desk.monitor.now_s))
+    read = desk.monitor.calls["machines"]
+    why = "ECC errors"
+    desk.monitor.change_machine(machine("node7", "cordoned", why=why, last_seen_s=desk.monitor.now_s))
+    expect(desk.page.get_by_role("region", name="machine node7", exact=True)).to_contain_text(why)
+    expect(cordoned).to_contain_text("2")
+    assert desk.monitor.calls["machines"] <= read + 1, "once more for the beginning of the stream, at most"
 
 
 def test_the_end_of_a_session_asks_for_a_log_in_and_keeps_the_place(desk: Desk):

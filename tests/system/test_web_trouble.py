@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from tests.system.browser import Tab, chromium
 from tests.system.web_desk import Desk, expect
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 HOURS_AHEAD = "const real = Date.now; Date.now = () => real() + 3 * 3600 * 1000;"
 
@@ -67,6 +68,30 @@ def test_ages_are_by_the_clock_of_the_server(desk: Desk, browser: Browser):
     tab.open(desk.ui.link())
     failed = tab.page.get_by_role("region", name="Failed lately")
     expect(failed).to_contain_text("lab1 · 12 min ago")
+    tab.close()
+
+
+def test_what_happens_before_the_stream_begins_is_shown_and_a_page_that_does_not_load_says_so(
+    desk: Desk, browser: Browser
+):
+    tab, read = Tab(browser), desk.monitor.calls["overview"]
+
+    def begin_late(route: Route) -> None:
+        while desk.monitor.calls["overview"] == read:
+            time.sleep(0.01)
+        desk.monitor.change(job(77, "failed", name="meanwhile", ended_s=desk.monitor.now_s - 1, why="user: too late"))
+        route.continue_()
+
+    tab.page.route("**/v1/stream", begin_late)
+    tab.page.route("**/js/simulation.js", lambda route: route.abort())
+    tab.open(desk.ui.link())
+    expect(tab.page.get_by_role("region", name="Failed lately")).to_contain_text("meanwhile")
+    tab.page.get_by_role("link", name="Simulation").click()
+    expect(tab.page.get_by_role("alert")).to_contain_text("a newer version of these pages is installed")
+    expect(tab.page.get_by_role("button", name="reload")).to_be_visible()
+    tab.page.get_by_role("link", name="Machines").click()
+    expect(tab.page.locator("h1")).to_contain_text("Machines")
+    desk.monitor.change(gone=[f"{77:064x}"])
     tab.close()
 
 

@@ -1,9 +1,9 @@
 """The files of the web pages, and the one function that answers a request for them.
 
 `/` and `/login` are the same small document, which names its files below `assets/<digest of all files>/`: those never
-change under their name, and browsers keep them. All links are relative, so that the pages work below any prefix. The
-content security policy allows no inline script or style and no other host. Comments of our scripts, a tenth of all
-bytes, are not sent.
+change under their name, and browsers keep them. It names the scripts that all pages need, and for each page those that
+are loaded when it is opened. All links are relative, so that the pages work below any prefix. The content security
+policy allows no inline script or style and no other host. Comments of our scripts, a tenth of all bytes, are not sent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import posixpath
+import re
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -33,6 +35,8 @@ _KINDS = {
     ".js": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
 }
+_IMPORT = re.compile(rb"""(?:^|[;\n])\s*import\b(?:[^'"();]*?\bfrom)?\s*["']([^"']+\.js)["']""")
+_PAGE = re.compile(rb"^(\w+): lazily\(\(\) => import\('\./([\w.]+)'\)", re.MULTILINE)
 _BUILD_CHARACTERS = 16
 _ALWAYS = (
     (b"content-security-policy", POLICY.encode()),
@@ -98,11 +102,31 @@ class Pages:
     @cached_property
     def _index(self) -> _File:
         page = self._files[_INDEX]
-        # All scripts at once: otherwise a browser finds them level by level, each in the one that imports it.
-        modules = sorted((name for name in self._files if name.endswith(".js")), key=lambda name: name != _MAIN)
-        links = "\n".join(f'<link rel="modulepreload" href="assets/BUILD/{name}">' for name in modules)
-        text = page.plain.replace(b"MODULES", links.encode()).replace(b"BUILD", self.build.encode())
-        return _packed(page.kind, text)
+        # All scripts of the shell, and of a page, at once: otherwise a browser finds them level by level, each in the
+        # one that imports it.
+        shell = self._with_imports(_MAIN)
+        links = "\n".join(f'<link rel="modulepreload" href="assets/BUILD/{name}">' for name in shell)
+        needs = [
+            " ".join(
+                [found[1].decode(), *(one for one in self._with_imports(_OURS + found[2].decode()) if one not in shell)]
+            )
+            for found in _PAGE.finditer(self._files[_MAIN].plain)
+        ]
+        text = page.plain.replace(b"MODULES", links.encode()).replace(b"PAGES", ";".join(needs).encode())
+        return _packed(page.kind, text.replace(b"BUILD", self.build.encode()))
+
+    def _with_imports(self, name: str) -> list[str]:
+        """Return a script and all that it imports at once, itself first."""
+        found = [name]
+        for script in found:
+            folder = posixpath.dirname(script)
+            targets = [
+                posixpath.normpath(posixpath.join(folder, one.decode()))
+                for one in _IMPORT.findall(self._files[script].plain)
+            ]
+            # The list grows while it is walked.
+            found += [one for one in dict.fromkeys(targets) if one not in found]
+        return found
 
     def _send(
         self, file: _File, more: tuple[tuple[bytes, bytes], ...], method: str, headers: Mapping[bytes, bytes]

@@ -34,8 +34,29 @@ def test_the_document_names_its_files_by_their_digest_and_is_asked_for_again():
         assert file.status == 200, path
         assert b"immutable" in header(file, b"cache-control")
     assert PAGES.answer("GET", "/login", {}).body == page.body
+
+
+def test_the_document_names_all_scripts_of_the_shell_and_of_each_page():
+    text = PAGES.answer("GET", "/", {}).body.decode()
+    shell = set(re.findall(rf'modulepreload" href="assets/{PAGES.build}/([^"]+)"', text))
+    listed = re.search(r'<meta name="pages" content="([^"]+)">', text)
+    assert listed is not None
+    needs = {name: set(files) for name, *files in (line.split() for line in listed[1].split(";"))}
+    assert set(needs) >= {"overview", "jobs", "job", "sweep", "simulation"}
+    assert "js/main.js" in shell
+    assert "vendor/uplot.js" not in shell | needs["overview"] | needs["jobs"], (
+        "what draws charts is loaded with a chart"
+    )
+    assert "vendor/uplot.js" in needs["job"] & needs["machine"] & needs["sweep"]
     scripts = {path.relative_to(WEB / "static").as_posix() for path in (WEB / "static").rglob("*.js")}
-    assert scripts <= {path.partition(f"{PAGES.build}/")[2] for path in named}, "loaded at once, not level by level"
+    assert scripts == shell.union(*needs.values()), "each script belongs to a page or to all"
+    # At once, not level by level: what one of them imports is named, too.
+    for name, files in needs.items():
+        for script in shell | files:
+            body = (WEB / "static" / script).read_text()
+            for target in re.findall(r"""\bfrom ?['"](\.[^'"]+\.js)['"]""", body):
+                path = (WEB / "static" / script).parent.joinpath(target).resolve()
+                assert path.relative_to(WEB / "static").as_posix() in shell | files, f"{name}: {script}"
 
 
 def test_a_known_etag_is_not_modified():

@@ -8,9 +8,8 @@ import { h, html } from './html.js';
 import { JobRows, PAGE_ROWS } from './job_rows.js';
 import { now, onRows } from './live.js';
 import { go, jobLink, linkTo, listText, place, setQuery } from './router.js';
-import { may } from './state.js';
+import { may, MOST_COMPARED } from './state.js';
 import { SubmitLink } from './submit.js';
-import { MOST_COMPARED } from './sweep.js';
 import { VirtualTable } from './table.js';
 import { Command, Empty, Progress, Select, StateBadge, Trouble, useNow } from './ui.js';
 

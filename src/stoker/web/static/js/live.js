@@ -114,6 +114,8 @@ async function readStream() {
       if (response.status === 401) await get('v1/sessions');
       throw new ApiError(`status ${response.status}`, response.status);
     }
+    // What happened since the page read its data, and before the stream began, is in no frame of it.
+    const hasGap = !lastId;
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = '';
     for (;;) {
@@ -125,9 +127,10 @@ async function readStream() {
       rest = blocks.pop() ?? '';
       for (const block of blocks) {
         const frame = readFrame(block);
-        if (frame) {
-          take(frame);
-          tell({ frame });
+        if (!frame) continue;
+        for (const one of hasGap && frame.kind === 'hello' ? [frame, { ...frame, kind: 'resync' }] : [frame]) {
+          take(one);
+          tell({ frame: one });
         }
       }
     }

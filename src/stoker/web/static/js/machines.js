@@ -1,6 +1,6 @@
 // @ts-check
 // Machines: what needs attention first, who ran what where, then each with its devices and jobs.
-import { useEffect, useState } from '../vendor/hooks.js';
+import { useEffect, useMemo, useState } from '../vendor/hooks.js';
 import { askMachines } from './actions.js';
 import { useEvery } from './charts.js';
 import { grouped, size } from './format.js';
@@ -19,6 +19,8 @@ import { Command, Empty, Select, Trouble, useNow } from './ui.js';
 
 const REFRESH_S = 30;
 const FIRST_SHOWN = 40;
+/** A longer list is not read again for each change: the stream has the rows of the machines that changed. */
+const READ_WHOLE = 40;
 /** @type {[string, string][]} */
 export const SPANS = [['1', '1 hour'], ['12', '12 hours'], ['24', '1 day'], ['168', '7 days']];
 export const USUAL_HOURS = 12;
@@ -35,17 +37,29 @@ export function useSpan() {
   return { hours, from_s: Math.floor(to_s - hours * 3600) };
 }
 
-export function MachinesPage() {
+/** All machines, with the rows that came by the stream since they were read. */
+function useMachines() {
   const { data, error, reload } = /** @type {ReturnType<typeof useData<MachineList>>} */ (useData('v1/machines', { brief: 'true' }));
-  const [most, setMost] = useState(FIRST_SHOWN);
+  const [changed, setChanged] = useState(/** @type {Map<string, MachineView>} */ (new Map()));
+  const count = data?.machines.length ?? 0;
   useEffect(() => onRows((rows) => {
-    if (rows.resync || rows.machines.length || rows.jobs.length) reload();
-  }), []);
+    if (rows.resync || (count <= READ_WHOLE && (rows.machines.length || rows.jobs.length))) reload();
+    else if (rows.machines.length) setChanged((before) => new Map([...before, ...rows.machines.map((one) => /** @type {[string, MachineView]} */ ([one.name, one]))]));
+  }), [count <= READ_WHOLE]);
+  useEffect(() => setChanged((before) => (before.size ? new Map() : before)), [data]);
   useEvery(reload, REFRESH_S);
+  const known = new Map((data?.machines ?? []).map((one) => [one.name, one]));
+  if (data) changed.forEach((one, name) => known.set(name, one));
+  return { data, error, machines: [...known.values()] };
+}
+
+export function MachinesPage() {
+  const { data, error, machines } = useMachines();
+  const [most, setMost] = useState(FIRST_SHOWN);
   const query = place.value.query;
   const word = (query.get('q') ?? '').toLowerCase();
   const state = query.get('state') ?? '';
-  const all = [...(data?.machines ?? [])].sort((a, b) => rank(a) - rank(b) || byName(a.name, b.name));
+  const all = machines.sort((a, b) => rank(a) - rank(b) || byName(a.name, b.name));
   const shown = all.filter((machine) => (!state || machine.state === state) && (!word || textOf(machine).includes(word)));
   return html`<main id="main"><h1>Machines <span class="quiet">${data ? grouped(all.length) : ''}</span></h1>
     ${h(Trouble, { error, what: 'machines' })}
@@ -117,8 +131,11 @@ function Many({ machines }) {
 function Ran({ machines }) {
   const { hours, from_s } = useSpan();
   const { data, error } = /** @type {ReturnType<typeof useData<TimelineView>>} */ (useData('v1/machines/timeline', { from: from_s }));
-  const names = machines.map((machine) => machine.name).sort(byName);
-  const shown = data && { ...data, spans: data.spans.filter((span) => names.includes(span.machine)) };
+  const names = useMemo(() => machines.map((machine) => machine.name).sort(byName), [machines.map((machine) => machine.name).join('\n')]);
+  const shown = useMemo(() => {
+    const known = new Set(names);
+    return data && { ...data, spans: data.spans.filter((span) => known.has(span.machine)) };
+  }, [data, names]);
   return html`<section class="card" aria-labelledby="ran"><div class="row"><h2 id="ran">Who ran what where</h2><span class="grow"></span>
       ${h(Select, { label: 'last', value: String(hours), options: SPANS, set: (value) => setQuery({ hours: value === String(USUAL_HOURS) ? '' : value }) })}${h(TableSwitch, {})}</div>
     ${h(Trouble, { error, what: 'timeline' })}
@@ -128,6 +145,7 @@ function Ran({ machines }) {
 
 /** @param {{ machine: MachineView }} props */
 function Machine({ machine }) {
-  return html`<section class="card machine" aria-label=${`machine ${machine.name}`}>
-    ${h(MachineHead, { machine })}${h(MachineFacts, { machine })}${h(Devices, { machine })}</section>`;
+  // Others change far more often than this one.
+  return useMemo(() => html`<section class="card machine" aria-label=${`machine ${machine.name}`}>
+    ${h(MachineHead, { machine })}${h(MachineFacts, { machine })}${h(Devices, { machine })}</section>`, [machine]);
 }

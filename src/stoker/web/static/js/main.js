@@ -3,48 +3,37 @@
 import { render } from '../vendor/preact.js';
 import { useEffect, useState } from '../vendor/hooks.js';
 import '../vendor/signals.js';
-import { AdaptersPage } from './adapters.js';
-import { AgainPage } from './again.js';
 import { hasKey, keepKey, post, whenLoggedOut, whoAmI } from './api.js';
 import { clockTime, duration } from './format.js';
 import { h, html } from './html.js';
-import { JobPage } from './job.js';
-import { JobsPage } from './jobs.js';
 import { HELP, listenToKeys } from './keys.js';
 import { clockOffset, connection, follow, isOldBuild, lostAt, now, retryAt } from './live.js';
 import { LoginPage, takeCode } from './login.js';
-import { MachinePage } from './machine.js';
-import { MachinesPage } from './machines.js';
-import { ModelPage, ModelsPage } from './models.js';
-import { OverviewPage } from './overview.js';
-import { ComparePage } from './compare.js';
-import { SweepPage } from './sweep.js';
-import { SweepsPage } from './sweeps.js';
+import { lazily, loadAll, LazyPage } from './loading.js';
 import { linkTo, page, place } from './router.js';
-import { SimulationPage } from './simulation.js';
-import { listenToDrops, SubmitPage } from './submit.js';
+import { listenToDrops } from './submit.js';
 import { applyTheme, login, logoutReason, messages, setTheme, theme } from './state.js';
 import { ConfirmDialog, Empty, focusMain } from './ui.js';
 
 /** What follows the page's name: `resnet/3` also where its slash was not escaped. */
 const restOf = () => place.value.path.slice(1).join('/');
 
-/** Pages by the first part of the path. Another page is one more entry. @type {Record<string, () => any>} */
+/** Pages by the first part of the path, each with its module. Another page is one more entry. @type {Record<string, import('./loading.js').Lazy>} */
 const PAGES = {
-  overview: () => h(OverviewPage, {}),
-  jobs: () => h(JobsPage, {}),
-  job: () => h(JobPage, { ref_: restOf(), key: restOf() }),
-  machines: () => h(MachinesPage, {}),
-  sweeps: () => h(SweepsPage, {}),
-  sweep: () => h(SweepPage, { name: restOf(), key: restOf() }),
-  compare: () => h(ComparePage, {}),
-  machine: () => h(MachinePage, { name: restOf(), key: restOf() }),
-  adapters: () => h(AdaptersPage, {}),
-  models: () => h(ModelsPage, {}),
-  model: () => h(ModelPage, { digest: restOf(), key: restOf() }),
-  simulation: () => h(SimulationPage, {}),
-  submit: () => h(SubmitPage, {}),
-  again: () => h(AgainPage, { ref_: restOf(), key: restOf() }),
+  overview: lazily(() => import('./overview.js'), (found) => h(found.OverviewPage, {})),
+  jobs: lazily(() => import('./jobs.js'), (found) => h(found.JobsPage, {})),
+  job: lazily(() => import('./job.js'), (found) => h(found.JobPage, { ref_: restOf(), key: restOf() })),
+  machines: lazily(() => import('./machines.js'), (found) => h(found.MachinesPage, {})),
+  sweeps: lazily(() => import('./sweeps.js'), (found) => h(found.SweepsPage, {})),
+  sweep: lazily(() => import('./sweep.js'), (found) => h(found.SweepPage, { name: restOf(), key: restOf() })),
+  compare: lazily(() => import('./compare.js'), (found) => h(found.ComparePage, {})),
+  machine: lazily(() => import('./machine.js'), (found) => h(found.MachinePage, { name: restOf(), key: restOf() })),
+  adapters: lazily(() => import('./adapters.js'), (found) => h(found.AdaptersPage, {})),
+  models: lazily(() => import('./models.js'), (found) => h(found.ModelsPage, {})),
+  model: lazily(() => import('./models.js'), (found) => h(found.ModelPage, { digest: restOf(), key: restOf() })),
+  simulation: lazily(() => import('./simulation.js'), (found) => h(found.SimulationPage, {})),
+  submit: lazily(() => import('./submit.js'), (found) => h(found.SubmitPage, {})),
+  again: lazily(() => import('./again.js'), (found) => h(found.AgainPage, { ref_: restOf(), key: restOf() })),
 };
 const LINKS = [['overview', 'Overview'], ['jobs', 'Jobs'], ['sweeps', 'Sweeps'], ['machines', 'Machines'],
   ['adapters', 'Adapters'], ['models', 'Models'], ['simulation', 'Simulation']];
@@ -78,6 +67,7 @@ function Shell() {
   const [isHelp, setHelp] = useState(false);
   useEffect(() => {
     const stops = [follow(), listenToKeys(() => setHelp(true)), listenToDrops()];
+    loadAll(PAGES);
     return () => stops.forEach((stop) => stop());
   }, []);
   useEffect(() => {
@@ -96,7 +86,7 @@ function Shell() {
     ${isOldBuild.value && html`<div class="banner" role="status">A newer version of these pages is installed.
       <button type="button" class="small" onClick=${() => location.reload()}>reload</button></div>`}
     ${connection.value === 'lost' && h(Lost, {})}
-    ${shown ? shown() : html`<main id="main">${h(Empty, { title: 'There is no such page.' })}<p><a href="#/">overview</a></p></main>`}
+    ${shown ? h(LazyPage, { shown, name: page.value, key: page.value }) : html`<main id="main">${h(Empty, { title: 'There is no such page.' })}<p><a href="#/">overview</a></p></main>`}
     ${h(ConfirmDialog, {})}${h(Messages, {})}${isHelp && h(Help, { close: () => setHelp(false) })}`;
 }
 
@@ -148,6 +138,7 @@ function Help({ close }) {
 }
 
 applyTheme();
+PAGES[page.value]?.load(page.value).catch(() => {});
 const root = document.getElementById('app');
 if (root) {
   root.replaceChildren();

@@ -14,6 +14,8 @@ export const logoutReason = signal('');
 export const messages = signal([]);
 export const theme = signal(localStorage.getItem('stoker-theme') ?? 'auto');
 
+/** Jobs side by side. */
+export const MOST_COMPARED = 20;
 const RANK = ['read', 'submit', 'launch', 'operate', 'admin'];
 let nextMessage = 1;
 

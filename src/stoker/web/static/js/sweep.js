@@ -13,7 +13,7 @@ import { lookOfOverlay, Overlay } from './overlay.js';
 import { Parallel, shownText } from './parallel.js';
 import { go, jobLink, linkTo, listText, place, readList, setQuery } from './router.js';
 import { Importance, Scatters } from './scatter.js';
-import { may, useData } from './state.js';
+import { MOST_COMPARED, may, useData } from './state.js';
 import {
   axisOf, bestOf, brushQuery, columnKeys, endedOf, isInside, MOST_AXES, pointText, qualities, readBrushes, usualColumns,
 } from './sweep_axes.js';
@@ -27,7 +27,6 @@ import { Command, Empty, Select, StateBadge, Tabs, Trouble } from './ui.js';
 
 const TABS = ['parallel', 'curves', 'scatter', 'importance'];
 const MOST_CURVES = [5, 10, 20, 40];
-export const MOST_COMPARED = 20;
 const BEST_COMPARED = 4;
 
 /** @param {{ name: string }} props */
