@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from stoker.core.errors import HashMismatch, MissingExtra, NotVerified, PluginFailed
 from stoker.crossval import reference_check
@@ -169,6 +171,39 @@ def test_torch_agrees_with_llama_cpp_and_replays_its_layers(llama: Plugin, torch
         assert _distance(replayed, two[made]) < 1e-10, layer
     _check_other_precisions(torch_plugin, fixture, one["logits"])
     _check_bad_models(torch_plugin, fixture)
+
+
+def test_an_adapter_computes_what_its_base_does_with_its_matrices_added(
+    torch_plugin: Plugin, fixture: Path, tmp_path: Path
+) -> None:
+    rank, alpha, name = 2, 6.0, "model.layers.1.self_attn.q_proj"
+    draw = np.random.default_rng(1)
+    one, two = (draw.normal(size=size).astype("<f4") for size in ((rank, 64), (64, rank)))
+    merged = fixture.parent / "merged"
+    merged.mkdir()
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (merged / file).write_bytes((fixture / file).read_bytes())
+    weights = load_file(fixture / "model.safetensors")
+    weights[f"{name}.weight"] = weights[f"{name}.weight"] + alpha / rank * (two @ one)
+    save_file(weights, merged / "model.safetensors", metadata={"format": "pt"})
+    lora = {f"base_model.model.{name}.lora_{part}.weight": matrix for part, matrix in (("A", one), ("B", two))}
+    save_file(lora, tmp_path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": alpha}
+    config |= {"target_modules": name, "base_model_name_or_path": "x"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    request = LoadRequest(model=str(tmp_path), base=str(fixture), precision="f32")
+    assert torch_plugin.load(request).tensors == 27
+    adapted = _rows(torch_plugin, layers=False)["logits"]
+    torch_plugin.load(LoadRequest(model=str(merged), precision="f32"))
+    assert _distance(adapted, _rows(torch_plugin, layers=False)["logits"]) < 1e-9
+    torch_plugin.load(LoadRequest(model=str(fixture), precision="f32"))
+    assert _distance(adapted, _rows(torch_plugin, layers=False)["logits"]) > 1e-3
+    save_file({**lora, "base_model.model.other.lora_A.weight": one}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(PluginFailed, match="has 3 tensors, its base has places for 2"):
+        torch_plugin.load(request)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    with pytest.raises(PluginFailed, match="only LORA is supported"):
+        torch_plugin.load(request)
 
 
 def _check_other_precisions(plugin: Plugin, fixture: Path, exact: np.ndarray) -> None:

@@ -4,7 +4,7 @@
 --baseline ../main --candidate . -- python bench.py        one program in two folders
 --baseline a.bench.json --candidate b.bench.json           two benchmark results
 --baseline a.nll.jsonl --candidate b.nll.jsonl             the same documents, scored by two models
---baseline last --candidate resnet                         two jobs
+--baseline last --candidate resnet/3                       two jobs, or one trial of a sweep
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from stoker.core.errors import NotFound, Usage
 from stoker.core.frozen import changed, frozen
 from stoker.core.jsontext import loads
+from stoker.core.text import lazy_pattern
 from stoker.crossval.bench import BenchResult, is_result, read_result
 from stoker.crossval.measures import WALL, in_one_number, numbers_in
 from stoker.crossval.runtimes import model_form
@@ -31,6 +32,7 @@ from stoker.store.trees import hash_file
 DOCUMENTS = ".jsonl"
 _PLAN_BYTES = 16 << 20
 _LANGUAGE = "language/"
+_TRIAL = lazy_pattern(r"[\w.@-]+/\d+")
 _LOSSES = ("eval_loss", "val_loss")
 
 
@@ -75,6 +77,8 @@ def read_side(text: str, *, folder: str, program: Sequence[str] = (), search: st
         return ModelSide(path=text if "://" in text else path)
     if os.path.isfile(path):
         return _side_of_file(text, path, folder)
+    if _TRIAL.fullmatch(text) and not os.path.lexists(path):
+        return JobSide(name=text)
     words = _words(text)
     if len(words) > 1 or os.sep in text:
         if not words or not is_program(words[0], folder, search):

@@ -11,11 +11,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 
 from stoker.core.clock import Clock
 from stoker.core.errors import LocalFile, NotVerified, PluginFailed, StokerError, Usage
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, frozen
 from stoker.core.jsontext import loads
 from stoker.core.text import first_line
 from stoker.crossval.bench import BenchRun, ReadEnergy, energy_between
@@ -34,6 +33,8 @@ MOST_TOKENS = 1024
 _MOST_BYTES = 256 << 20
 # A prime: ids are spread over the vocabulary, the same in every run.
 _STRIDE = 7919
+_ADAPTER_CONFIG = "adapter_config.json"
+_MOST_CONFIG_BYTES = 1 << 20
 _BURST = 5.0
 """How much the mean time between rows may exceed the median."""
 _PEAK = re.compile(r"^VmHWM:\s*(\d+) kB", re.MULTILINE)
@@ -63,12 +64,14 @@ class ModelSubject:
         energy: ReadEnergy = dict,
         runtime: str = "",
         digest: Mapping[str, str] | None = None,
+        base_digest: Mapping[str, str] | None = None,
         is_strict: bool = False,
     ) -> None:
         """`runtime` is the choice as typed, `digest` that of the model. If strict, a silent fallback is an error."""
         self._plugin = plugin
         self._runtime = runtime
         self._digest = dict(digest or {})
+        self._base_digest = dict(base_digest or {})
         self._is_strict = is_strict
         self._request = request
         self._clock = clock
@@ -86,6 +89,7 @@ class ModelSubject:
             "kind": "model",
             "model": self._request.model,
             "digest": self._digest,
+            **({"base": self._request.base, "base_digest": self._base_digest} if self._request.base else {}),
             "choice": self._runtime,
             "precision": self._request.precision,
             "threads": self._request.threads,
@@ -180,20 +184,42 @@ def open_model(  # noqa: PLR0913 - what it is, where it runs, and how it is meas
     # The runtime that was made for a form is the last one of those that read it.
     typed = runtime or (model if is_server else names[-1])
     choice = read_runtime(typed)
-    digest: dict[str, str] = {}
-    # A folder with links to elsewhere, as downloads make them, has none.
-    with suppress(StokerError):
-        digest = {} if is_server else named_digest(digest_of(model))
+    base = base_of(model, places.folder) if not is_server else ""
     return ModelSubject(
         Plugin(plugin_command(choice, places), clock=clock),
-        choice.load_request(model),
+        changed(choice.load_request(model), base=base),
         clock,
         load=load,
         energy=energy,
         runtime=typed,
-        digest=digest,
+        digest={} if is_server else _digest(model, digest_of),
+        base_digest=_digest(base, digest_of) if base else {},
         is_strict=is_strict,
     )
+
+
+def _digest(path: str, digest_of: Callable[[str], str]) -> dict[str, str]:
+    try:
+        return named_digest(digest_of(path))
+    except StokerError:
+        # A folder with links to elsewhere, as downloads make them, has none.
+        return {}
+
+
+def base_of(model: str, folder: str) -> str:
+    """Return the folder of the base of an adapter; empty if a model is none. Raises `LocalFile` if it is not here."""
+    path = os.path.join(model, _ADAPTER_CONFIG)
+    if not os.path.isfile(path):
+        return ""
+    try:
+        name = str(loads(read_regular(path, _MOST_CONFIG_BYTES))["base_model_name_or_path"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise LocalFile(f"{path} names no base: {first_line(error)}", hint="an adapter as PEFT writes it") from error
+    found = os.path.join(folder, os.path.expanduser(name))
+    if not os.path.isdir(found):
+        hint = f"the base as the folder {name} here, or its path as base_model_name_or_path in {path}"
+        raise LocalFile(f"there is no base {name!r} of the adapter {model}", hint=hint)
+    return os.path.abspath(found)
 
 
 def require_same_tokens(baseline: ModelSubject, candidate: ModelSubject) -> None:

@@ -67,6 +67,8 @@ class LoadRequest:
     threads: int = 1
     seed: int = 42
     device: str = "cpu"
+    base: str = ""
+    """Folder of the model that `model` is an adapter of; empty: it is none."""
 
 
 @frozen

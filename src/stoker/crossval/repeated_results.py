@@ -57,8 +57,9 @@ def _model(side: StoredSide, subject: Mapping[str, object], digest_of: Callable[
     choice = read_runtime(runtime)
     if choice.name not in RUNTIMES or choice.python or choice.variables:
         raise _refusal(side, f"its runtime is {runtime}")
-    if not os.path.exists(path) or named_digest(digest_of(path)) != digest:
-        raise _refusal(side, f"{path} is gone or has changed since")
+    for place, known in ((path, digest), (subject.get("base", ""), subject.get("base_digest"))):
+        if place and (not os.path.exists(str(place)) or named_digest(digest_of(str(place))) != known):
+            raise _refusal(side, f"{place} is gone or has changed since")
     return ModelSide(path=path, runtime=runtime)
 
 

@@ -199,6 +199,7 @@ def test_a_side_is_found_by_its_text(tmp_path: Path) -> None:
     assert side("bench.sh") == ProgramSide(argv=(str(program),), folder=str(tmp_path))
     assert side(".", "make", "bench") == ProgramSide(argv=("make", "bench"), folder=str(tmp_path))
     assert side("last") == JobSide(name="last")
+    assert side("sweep/3") == JobSide(name="sweep/3")
     documents, bench, plan = side("a.jsonl"), side("a.bench.json"), side("plan.json")
     assert isinstance(documents, StoredSide)
     assert documents.documents[0].nll == 5.5

@@ -1,4 +1,4 @@
-"""A plug-in: transformers on torch, for folders with safetensors and for GGUF files, on cpu and cuda.
+"""A plug-in: transformers on torch, for folders with safetensors, LoRA adapters of these, and GGUF files.
 
 Precisions are f32, f16, bf16, 4bit (bitsandbytes) and 4bit-as-f32, the same weights computed as floats. Nothing is
 fetched and no code of a model is executed. Layers come from hooks on the decoder's layers, since the last of
@@ -32,6 +32,7 @@ _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _LABELS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 _FOUR_BIT, _FOUR_BIT_AS_F32 = "4bit", "4bit-as-f32"
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_ADAPTER, _ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _LONGEST_HEADER = 100 << 20
 
 
@@ -50,6 +51,7 @@ class TorchPlugin(ModelPlugin):
         self._model: Any = None
         self._layers: Any = ()
         self._path = ""
+        self._adapter = ""
         self._tokenizer: Any = None
         self._device = "cpu"
         self._width = 0
@@ -58,8 +60,9 @@ class TorchPlugin(ModelPlugin):
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         import torch
 
-        self._path = str(request["model"])
-        verify_file(self._path, str(request.get("sha256", "")))
+        verify_file(str(request["model"]), str(request.get("sha256", "")))
+        self._path = str(request.get("base") or request["model"])
+        self._adapter = str(request["model"]) if request.get("base") else ""
         device = str(request.get("device") or "cpu")
         _prepare(torch, request, device)
         self._model, self._tokenizer = None, None
@@ -67,6 +70,8 @@ class TorchPlugin(ModelPlugin):
         model, missing, unused = self._read(torch, str(request.get("precision") or "f32"), device)
         if missing:
             raise PluginError("load_failed", f"{self._path} lacks {', '.join(sorted(missing)[:5])}")
+        if self._adapter:
+            _put_adapter(model, self._adapter)
         self._model = model.eval()
         self._device = device
         config = model.config.get_text_config()
@@ -365,11 +370,33 @@ def _count_tensors(path: str) -> int:
     if os.path.isfile(index):
         with open(index, encoding="utf-8") as file:
             return len(json.load(file)["weight_map"])
-    with open(os.path.join(folder, _SINGLE), "rb") as file:
+    return len(_names_in(os.path.join(folder, _SINGLE)))
+
+
+def _names_in(path: str) -> list[str]:
+    """Return the names of the tensors of a safetensors file."""
+    with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > _LONGEST_HEADER:
             raise PluginError("load_failed", f"{path}: a header of {length} bytes")
-        return len([name for name in json.loads(file.read(length)) if name != "__metadata__"])
+        return [name for name in json.loads(file.read(length)) if name != "__metadata__"]
+
+
+def _put_adapter(model: Any, folder: str) -> None:
+    """Put a LoRA adapter into the layers of its base. Raises `PluginError` if not all of it fits there."""
+    with open(os.path.join(folder, _ADAPTER_CONFIG), encoding="utf-8") as file:
+        kind = json.load(file).get("peft_type")
+    if kind != "LORA":
+        raise PluginError("unsupported", f"{folder} is an adapter of type {kind}: only LORA is supported")
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise PluginError("not_installed", "peft is not installed: an adapter needs it") from error
+    PeftModel.from_pretrained(model, folder, is_trainable=False)
+    known = len(_names_in(os.path.join(folder, _ADAPTER)))
+    places = sum("lora_" in name for name in model.state_dict())
+    if known != places:
+        raise PluginError("load_failed", f"{folder} has {known} tensors, its base has places for {places}")
 
 
 if __name__ == "__main__":
