@@ -21,6 +21,8 @@ _TILE = 1024
 _FLAT = 2048
 _VOCABULARY = 8192
 _ANY_ROWS = ("count",)
+"""Not part of a kernel's identity. Where the numbers of all rows lie side by side it is: whether sixteen can be read at
+once depends on it."""
 
 
 @triton.jit
@@ -99,7 +101,7 @@ def _rotate(
     tl.store(target + half, tl.where(is_turned, two * c + one * s, two).to(kind), inside)
 
 
-@triton.jit(do_not_specialize=_ANY_ROWS)
+@triton.jit
 def _gate(opened, up, out, count, block: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < count
@@ -110,7 +112,7 @@ def _gate(opened, up, out, count, block: tl.constexpr):
     tl.store(out + place, (silu * tl.load(up + place, inside, 0.0).to(tl.float32)).to(kind), inside)
 
 
-@triton.jit(do_not_specialize=_ANY_ROWS)
+@triton.jit
 def _gate_backward(opened, up, gradient, d_open, d_up, gated, count, block: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < count
@@ -167,7 +169,7 @@ def _loss(
                 tl.store(source + begin + column, zero.to(logits.dtype.element_ty), begin + column < words)
 
 
-@triton.jit(do_not_specialize=_ANY_ROWS)
+@triton.jit
 def _move(
     weights, first, second, used, gradient, factors, is_moved, count,
     block: tl.constexpr, factor_count: tl.constexpr,
