@@ -22,6 +22,8 @@ stoker gate --baseline old --candidate worse --limit latency=off --report gate.x
 test "$code" = 17
 grep "regression: perplexity +4.08 %" said
 grep 'failures="1"' gate.xml
+# Beside the first report is a receipt, from which anybody can decide again.
+stoker receipt verify gate.receipt.json
 
 # Five times as slow. Pairs that take turns show it in spite of other programs on this machine.
 code=0
@@ -36,3 +38,6 @@ stoker gate --baseline old.bench.json --candidate new.bench.json 2> said || code
 test "$code" = 18
 grep "times of another moment drift" said
 stoker gate --baseline old.bench.json --candidate new.bench.json --limit latency=off --format markdown
+# What they measured has not changed since, so it can be run again, in turn.
+stoker gate --baseline old.bench.json --candidate new.bench.json --limit latency=off --rerun | tee said
+grep "passed in 3 pairs" said

@@ -68,7 +68,11 @@ def receipt_of_gate(
         outcomes["gate"], reasons["gate"] = "failed", report.reason or "it did not finish"
     facts = ResultFacts(
         configuration=tuple({"name": name, **facts} for name, facts in sides.items()),
-        summary={"title": report.title, **{name: value for name, value in report.about.items() if value is not None}},
+        summary={
+            "title": report.title,
+            "made_at": report.made_at,
+            **{name: value for name, value in report.about.items() if value is not None},
+        },
         reasons=reasons,
         environment=_environment(versions),
     )
@@ -122,6 +126,7 @@ def receipt_of_bench(result: BenchResult, path: str) -> Statement:
     facts = ResultFacts(
         configuration=({"name": "subject", **{name: one for name, one in subject.items() if name != "kernels"}},),
         summary={
+            "made_at": result.made_at,
             "measures": {one.name: one.to_json() for one in result.summaries()},
             "peak_bytes": result.peak_bytes,
             "energy_j": result.energy_j,
