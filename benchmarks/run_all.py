@@ -56,6 +56,7 @@ NAMES = (
     "small_files",
     "bundle",
     "tensor_files",
+    "compared_logits",
     "placement",
     "schedule_quality",
     "same_decisions",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Vector = NDArray[Any]
 
 TOP = 5
+_ROWS = 64
 
 
 @frozen
@@ -50,29 +51,64 @@ class PositionRow:
 
 def compare_logits(pos: int, reference: Vector, candidate: Vector) -> PositionRow:
     """Return the measures of one position. A value that is not finite makes the measures infinite."""
-    import numpy as np
+    return LogitsComparison(len(reference)).row(pos, reference, candidate)
 
-    r = np.asarray(reference, dtype=np.float64)
-    c = np.asarray(candidate, dtype=np.float64)
-    if not (np.isfinite(r).all() and np.isfinite(c).all()):
-        return _not_finite(pos)
-    raw_cosine = _cosine(r, c)
-    r, c = r - r.mean(), c - c.mean()
-    d = c - r
-    spread = float(r @ r)
-    error = float(d @ d)
-    max_abs = float(np.abs(d).max())
-    sd = math.sqrt(spread / r.size)
-    return PositionRow(
-        pos=pos,
-        nmse=_ratio(error, spread),
-        max_abs=max_abs,
-        max_abs_sd=_ratio(max_abs, sd),
-        kl=_divergence(r, d),
-        top1=int(r.argmax()) == int(c.argmax()),
-        top5=_shared_top(r, c),
-        cosine=raw_cosine,
-    )
+
+class LogitsComparison:
+    """Compares rows of one length, in memory that is allocated once. Not thread-safe."""
+
+    def __init__(self, size: int) -> None:
+        import numpy as np
+
+        self._r, self._d, self._p = (np.empty(size, dtype=np.float64) for _ in range(3))
+
+    def row(self, pos: int, reference: Vector, candidate: Vector) -> PositionRow:
+        """Return the measures of one position. A value that is not finite makes the measures infinite."""
+        r, d, size = self._r, self._d, self._r.size
+        r[:], d[:] = reference, candidate
+        mean_r, mean_c = float(r.sum()) / size, float(d.sum()) / size
+        # A sum over a value that is not finite is not finite.
+        if not (math.isfinite(mean_r) and math.isfinite(mean_c)):
+            return _not_finite(pos)
+        best = int(r.argmax())
+        is_same = best == int(d.argmax())
+        r -= mean_r
+        d -= mean_c
+        d -= r
+        spread, error, cross = _dot(r, r), _dot(d, d), _dot(r, d)
+        max_abs = max(float(d.max()), -float(d.min()))
+        return PositionRow(
+            pos=pos,
+            nmse=_ratio(error, spread),
+            max_abs=max_abs,
+            max_abs_sd=_ratio(max_abs, math.sqrt(spread / size)),
+            kl=self._divergence(highest=float(r[best])),
+            top1=is_same,
+            top5=_shared_top(reference, candidate),
+            cosine=_cosine(
+                spread + size * mean_r * mean_r,
+                max(spread + 2.0 * cross + error, 0.0) + size * mean_c * mean_c,
+                spread + cross + size * mean_r * mean_c,
+                is_equal=error == 0.0 and mean_r == mean_c,
+            ),
+        )
+
+    def _divergence(self, *, highest: float) -> float:
+        """Return KL(r ‖ r + d), exact to the last digits where `d` is small: log E[exp(d − E d)] under softmax(r)."""
+        import numpy as np
+
+        r, d, p = self._r, self._d, self._p
+        np.subtract(r, highest, out=p)
+        np.exp(p, out=p)
+        total = float(p.sum())
+        d -= _dot(p, d) / total
+        if float(d.max()) < 1.0:
+            return max(math.log1p(_dot(p, np.expm1(d, out=d)) / total), 0.0)
+        # Large exponentials would overflow, and probabilities that are 0 as floats still count.
+        d += r
+        d -= highest + math.log(total)
+        most = float(d.max())
+        return max(most + math.log(float(np.exp(d - most).sum())), 0.0)
 
 
 def compare_top(pos: int, reference: Vector, top: Mapping[int, float]) -> PositionRow:
@@ -130,33 +166,38 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0.0 else math.inf
 
 
-def _cosine(r: Vector, c: Vector) -> float:
-    lengths = math.sqrt(float(r @ r)) * math.sqrt(float(c @ c))
-    return float(r @ c) / lengths if lengths > 0.0 else float(bool((r == c).all()))
-
-
-def _divergence(r: Vector, d: Vector) -> float:
-    """Return KL(r ‖ r + d), exact to the last digits where `d` is small: log E[exp(d − E d)] under softmax(r)."""
+def _dot(one: Vector, other: Vector) -> float:
+    """Return the sum of products. BLAS would start threads for it, which wait for each other on a busy machine."""
     import numpy as np
 
-    logs = r - r.max()
-    logs -= math.log(float(np.exp(logs).sum()))
-    p = np.exp(logs)
-    centred = d - float(p @ d)
-    if float(centred.max()) < 1.0:
-        return max(math.log1p(float(p @ np.expm1(centred))), 0.0)
-    # Large exponentials would overflow, and probabilities that are 0 as floats still count.
-    terms = logs + centred
-    highest = float(terms.max())
-    return max(highest + math.log(float(np.exp(terms - highest).sum())), 0.0)
+    return float(np.einsum("i,i->", one, other))
+
+
+def _cosine(squares_r: float, squares_c: float, products: float, *, is_equal: bool) -> float:
+    lengths = math.sqrt(squares_r) * math.sqrt(squares_c)
+    return min(max(products / lengths, -1.0), 1.0) if lengths > 0.0 else float(is_equal)
 
 
 def _shared_top(r: Vector, c: Vector) -> float:
+    count = min(TOP, len(r))
+    return len(set(_top(r, count)).intersection(_top(c, count))) / count
+
+
+def _top(values: Vector, count: int) -> list[int]:
+    """Return the places of the largest values, in any order.
+
+    Each of them is in one of as many columns, those with the largest maxima: nothing else is sorted.
+    """
     import numpy as np
 
-    count = min(TOP, r.size)
-    first = set(np.argpartition(-r, count - 1)[:count].tolist())
-    return len(first.intersection(np.argpartition(-c, count - 1)[:count].tolist())) / count
+    columns = values.size // _ROWS
+    if columns <= 2 * count:
+        return np.argpartition(values, -count)[-count:].tolist()  # type: ignore[no-any-return]
+    whole = columns * _ROWS
+    best = np.argpartition(values[:whole].reshape(_ROWS, columns).max(axis=0), -count)[-count:]
+    places = (np.arange(0, whole, columns)[:, None] + best).ravel()
+    places = np.concatenate((places, np.arange(whole, values.size)))
+    return places[np.argpartition(values[places], -count)[-count:]].tolist()  # type: ignore[no-any-return]
 
 
 def _not_finite(pos: int) -> PositionRow:

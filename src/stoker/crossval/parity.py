@@ -26,7 +26,7 @@ from stoker.crossval.ladder import (
     skipped,
 )
 from stoker.crossval.limits import Limits, limits_for, with_changes
-from stoker.crossval.metrics import PositionRow, compare_logits, compare_top, relative_error
+from stoker.crossval.metrics import LogitsComparison, PositionRow, compare_top, relative_error
 from stoker.crossval.trace import Trace
 
 if TYPE_CHECKING:
@@ -170,8 +170,9 @@ def _position_rows(candidate: Trace, reference: Trace) -> Iterator[PositionRow]:
         for pos, (row, top) in enumerate(zip(full.logits(), partial.top(), strict=True)):
             yield compare_top(pos, row, top)
         return
+    comparison = LogitsComparison(reference.header.n_vocab)
     for pos, (row, ours) in enumerate(zip(reference.logits(), candidate.logits(), strict=True)):
-        yield compare_logits(pos, row, ours)
+        yield comparison.row(pos, row, ours)
 
 
 def _decode(candidate: Trace, reference: Trace, limits: Limits) -> Step:
@@ -179,6 +180,7 @@ def _decode(candidate: Trace, reference: Trace, limits: Limits) -> Step:
         return skipped("decode", "a side was not asked to decode one by one")
     if candidate.header.n_vocab != reference.header.n_vocab:
         return skipped("decode", "vocabularies differ")
+    comparison = LogitsComparison(reference.header.n_vocab)
     pairs = zip(reference.decoded(), candidate.decoded(), strict=True)
-    rows = (compare_logits(pos, row, ours) for (pos, row), (_, ours) in pairs)
+    rows = (comparison.row(pos, row, ours) for (pos, row), (_, ours) in pairs)
     return judge_positions("decode", rows, limits)

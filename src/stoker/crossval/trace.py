@@ -113,7 +113,7 @@ class Trace:
         return tuple(os.path.join(self.folder, name) for name in names)
 
     def logits(self) -> Iterator[Vector]:
-        """Yield the logits of each position."""
+        """Yield the logits of each position; a row is valid until the next one."""
         return self._rows("logits.f32")
 
     def decoded(self) -> Iterator[tuple[int, Vector]]:
@@ -138,11 +138,13 @@ class Trace:
             return np.fromfile(file, dtype="<f4", count=count).reshape(shape)
 
     def _rows(self, name: str) -> Iterator[Vector]:
+        """Yield the rows of a file; each is valid until the next one."""
         import numpy as np
 
+        row = np.empty(self.header.n_vocab, dtype="<f4")
         with open(os.path.join(self.folder, name), "rb") as file:
-            while data := file.read(self.header.n_vocab * FLOAT_BYTES):
-                yield np.frombuffer(data, dtype="<f4")
+            while row.size and file.readinto(row.data) == row.nbytes:
+                yield row
 
     def _sizes(self) -> dict[str, int]:
         header = self.header
