@@ -16,9 +16,9 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
-from stoker.core.errors import NotFound, Usage
+from stoker.core.errors import LocalFile, NotFound, Usage
 from stoker.core.frozen import changed, frozen
-from stoker.core.jsontext import loads
+from stoker.core.jsontext import loads, loads_strict
 from stoker.core.text import lazy_pattern
 from stoker.crossval.bench import BenchResult, is_result, read_result
 from stoker.crossval.measures import WALL, in_one_number, numbers_in
@@ -75,6 +75,8 @@ def read_side(text: str, *, folder: str, program: Sequence[str] = (), search: st
         return ProgramSide(argv=tuple(program), folder=path)
     if model_form(text if "://" in text else path):
         return ModelSide(path=text if "://" in text else path)
+    if os.path.isdir(path):
+        raise Usage(f"{text!r} is a folder without a model", hint="to run a program in each folder: -- PROGRAM")
     if os.path.isfile(path):
         return _side_of_file(text, path, folder)
     if _TRIAL.fullmatch(text) and not os.path.lexists(path):
@@ -128,9 +130,9 @@ def _nodes_of_plan(path: str) -> list[str]:
 def _samples_in(path: str) -> tuple[dict[str, float], ...]:
     """Return the numbers of a JSON file, or of each object of a list in it; none if there are none."""
     try:
-        body = loads(read_regular(path, _PLAN_BYTES))
-    except ValueError:
-        return ()
+        body = loads_strict(read_regular(path, _PLAN_BYTES), most_bytes=_PLAN_BYTES)
+    except ValueError as error:
+        raise LocalFile(f"{path} has no numbers: {error}", hint='{"perplexity": 9.8}') from error
     listed = body if isinstance(body, list) else [body]
     found = tuple(in_one_number(numbers_in(one)) for one in listed if isinstance(one, dict))
     return tuple(one for one in found if one)

@@ -216,10 +216,15 @@ def test_a_side_is_found_by_its_text(tmp_path: Path) -> None:
         ("./missing", NotFound, "no such file or program"),
         ("'open", Usage, "not a command line"),
         ("notes.txt", Usage, "neither can be run nor has measurements"),
+        (".", Usage, "is a folder without a model"),
+        ("twice.json", LocalFile, "given twice"),
+        ("words.json", Usage, "neither can be run nor has measurements"),
     ],
 )
 def test_a_text_that_is_no_side_is_named(text: str, kind: type[StokerError], message: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "twice.json").write_text('{"perplexity": 1, "perplexity": 2}')
+    (tmp_path / "words.json").write_text('{"name": ["a"]}')
     with pytest.raises(kind, match=message):
         read_side(text, folder=str(tmp_path), search="/bin:/usr/bin")
 
