@@ -69,7 +69,7 @@ GRAMMAR = Grammar(
         Option("--candidate-runtime", value="RUNTIME", help="another one for the candidate: torch,precision=bf16"),
         Option("--rerun", help="run the programs or models of two benchmark results again, if they are unchanged"),
         Option("--pairs", value="N", read=whole(1), help="maximum number of pairs (default: 200)"),
-        Option("--batch", value="N", read=whole(1), help="pairs between two looks at the result (default: 25)"),
+        Option("--batch", value="N", read=whole(1), help="pairs between two looks at the result (default: 10)"),
         Option("--warmup", value="N", read=whole(0), help="pairs before them that are not measured (default: 1)"),
         Option("--confidence", value="P", read=_share, help="confidence of intervals (default: 0.98)"),
         Option("--timeout", value="TIME", read=duration, help="time limit of one run: 90s, 15m"),

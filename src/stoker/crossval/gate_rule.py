@@ -87,7 +87,7 @@ class GateRule:
 
     confidence: float = 0.98
     """Of an interval with two ends."""
-    batch: int = 25
+    batch: int = 10
     most_pairs: int = 200
 
     def __post_init__(self) -> None:

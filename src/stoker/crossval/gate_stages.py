@@ -56,7 +56,7 @@ class GateArgs:
     candidate: str = arg(help="what it is now")
     limits: tuple[str, ...] = arg((), help="limits such as latency=3%, p95=20%, throughput=off")
     pairs: int = arg(200, help="maximum number of pairs", ge=1, le=100_000)
-    batch: int = arg(25, help="pairs between two looks at the result", ge=1, le=100_000)
+    batch: int = arg(10, help="pairs between two looks at the result", ge=1, le=100_000)
     texts: str = arg("", help="file of documents for the perplexity of models")
     runtime: str = arg("", help="runtime of models; empty: by their form")
     candidate_runtime: str = arg("", help="another one for the candidate, such as torch,precision=bf16")
