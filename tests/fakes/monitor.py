@@ -43,6 +43,7 @@ from stoker.protocol.view_messages import (
     MachineView,
 )
 from stoker.tui.job_filter import matches
+from stoker.views.explanation_view import with_texts
 
 NOON_S = 1_700_000_000.0
 
@@ -179,7 +180,13 @@ class MemoryMonitor(Monitor):
 
     def explain(self, ref: str) -> JobExplanation:
         self._enter("explain")
-        return JobExplanation(job=self._find(ref), verdict="pending, queue position 1", changes=("lab1 is opened",))
+        told = JobExplanation(
+            job=self._find(ref),
+            verdict="pending, queue position 1",
+            changes=("lab1 is opened",),
+            machines=({"node": "lab1", "fits": False, "obstacles": [{"code": "closed", "why": "lab1 is cordoned"}]},),
+        )
+        return with_texts(told, self.now_s)
 
     def series(self, ref: str, query: SeriesQuery) -> SeriesView:
         self._enter("series")

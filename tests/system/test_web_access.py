@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.monitor import job
 from tests.system.browser import chromium
-from tests.system.web_desk import PAGES, Desk
+from tests.system.web_desk import PAGES, Desk, expect
 
 STATIC = Path(__file__).parents[2] / "src" / "stoker" / "web" / "static"
 PHONE = {"width": 390, "height": 800}
@@ -236,6 +236,18 @@ def test_a_wrong_answer_is_said_in_the_dialog_and_changes_nothing(desk: Desk):
     desk.page.get_by_role("dialog").wait_for(state="detached")
     assert desk.monitor.done[before:] == []
     assert desk.page.evaluate("document.activeElement.ariaLabel") == "drain lab1", "the focus is where it was"
+
+
+def test_the_chosen_tab_is_in_view_on_a_phone(desk: Desk):
+    before = desk.page.viewport_size
+    desk.page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    desk.go("#/job/resnet%2F10?tab=explain", "lab1 is cordoned")
+    expect(desk.page.get_by_role("tab", name="explain")).to_be_in_viewport(ratio=0.9)
+    assert desk.page.get_by_role("region", name="machines").get_by_role("cell").all_inner_texts()[1:] == [
+        "-",
+        "lab1 is cordoned",
+    ]
+    desk.page.set_viewport_size(before)  # type: ignore[arg-type]
 
 
 def test_keys_lead_to_all_pages_and_into_their_content(desk: Desk):

@@ -70,6 +70,7 @@ from stoker.protocol.view_messages import (
     JobView,
     MachineView,
 )
+from stoker.views.explanation_view import with_texts
 from stoker.views.run_views import code_diff_view, config_view, series_view
 from stoker.views.stage_graph import stage_graph
 
@@ -165,7 +166,7 @@ class LocalMonitor(Monitor):
         verdict = self._histories.read(job.folder.status_path, lambda story: _verdict(view, story, self.name, meant))
         again = f"possible: what did not complete runs again by `stoker run --failed {job.spec.name}`"
         changes = (again,) if view.state == JobState.FAILED else ()
-        return JobExplanation(job=view, verdict=verdict, changes=changes)
+        return with_texts(JobExplanation(job=view, verdict=verdict, changes=changes), self._parts.clock.wall_s())
 
     def series(self, ref: str, query: SeriesQuery) -> SeriesView:
         job = self._find(ref)

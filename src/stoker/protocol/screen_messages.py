@@ -475,7 +475,9 @@ class SimulationForecast(WireMessage):
     machines: ViewCount
     jobs: ViewCount
     unfinished: ViewCount = 0
-    """Jobs that no machine can take."""
+    """Jobs that wait for ever: machines that could take them leave."""
+    omitted: ViewCount = 0
+    """Jobs that no machine could take even when idle; they are not simulated."""
     is_guess: bool = False
     """Durations of some jobs are unknown."""
     waits: tuple[PriorityWaits, ...] = ()

@@ -326,6 +326,16 @@ class ScheduleView(WireMessage):
     """Pending jobs that are not ready: they wait for another job or for a retry time."""
 
 
+class ExplanationRow(WireMessage):
+    """A machine, or one of its devices, for a job that waits."""
+
+    machine: Line = ""
+    """Empty: a device of the machine before."""
+    device: Line = ""
+    score: Line = ""
+    why: str = ""
+
+
 class JobExplanation(WireMessage):
     """Why a job is in its state."""
 
@@ -359,6 +369,10 @@ class JobExplanation(WireMessage):
     """Of a granted job: why it was granted to its machine."""
     pools: dict[Line, Line] = {}
     """Of a pending job: each pool with what it does for the job, or why it does nothing."""
+    lines: tuple[str, ...] = ()
+    """What `stoker explain` prints besides the verdict: start, shares, pools, declines, changes."""
+    rows: tuple[ExplanationRow, ...] = ()
+    """The table that it prints of a pending job."""
 
 
 # Pruning of the fleet's results: request and response.

@@ -131,6 +131,15 @@ def explanation_lines(explanation: JobExplanation, *, now_s: float, columns: int
     """Yield an explanation as lines."""
     place = _expected_place(explanation)
     yield f"{explanation.job.name}: {one_line(explanation.verdict)}{f' ({place})' if place else ''}"
+    yield from start_lines(explanation, now_s)
+    if rows := machine_rows(explanation, now_s):
+        yield ""
+        yield from table(rows, header=_HEADER, columns=columns)
+    yield from other_lines(explanation)
+
+
+def start_lines(explanation: JobExplanation, now_s: float) -> Iterator[str]:
+    """Yield when and where a job starts, why not now, and its submitter's share."""
     if explanation.starts_s is not None:
         based = f" ({explanation.based_on})" if explanation.based_on else ""
         left_s = explanation.starts_s - now_s
@@ -139,11 +148,17 @@ def explanation_lines(explanation: JobExplanation, *, now_s: float, columns: int
     elif explanation.expected is not None and explanation.expected.machine and not explanation.declines:
         yield "no start estimate: a job before it has no estimate of its duration"
     yield from _forecast_lines(explanation, now_s)
-    rows = [row for machine in explanation.machines for row in _machine_rows(machine, now_s)]
-    # The machines matter only while the job waits.
-    if rows and explanation.job.state == JobState.PENDING:
-        yield ""
-        yield from table(rows, header=_HEADER, columns=columns)
+
+
+def machine_rows(explanation: JobExplanation, now_s: float) -> list[list[str]]:
+    """Return machine, device, score and reason of each machine and device: only while the job waits."""
+    if explanation.job.state != JobState.PENDING:
+        return []
+    return [row for machine in explanation.machines for row in _machine_rows(machine, now_s)]
+
+
+def other_lines(explanation: JobExplanation) -> Iterator[str]:
+    """Yield what pools do, which machines declined, and what would let the job start."""
     for pool, text in explanation.pools.items():
         yield f"pool {pool}: {one_line(text)}"
     for decline in explanation.declines:

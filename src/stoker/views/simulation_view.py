@@ -104,6 +104,7 @@ def _forecast(run: _Run, snapshot: Snapshot, machines: int) -> SimulationForecas
         machines=machines,
         jobs=result.report.jobs,
         unfinished=unfinished,
+        omitted=result.report.not_placeable,
         is_guess=has_guesses(simulator, snapshot),
         waits=tuple(
             PriorityWaits(

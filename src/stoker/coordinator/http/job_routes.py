@@ -38,6 +38,7 @@ from stoker.protocol.view_messages import (
     Leaderboard,
     PriorityRequest,
 )
+from stoker.views.explanation_view import with_texts
 
 MOST_COMMITS = 100
 FRESH_S = 5.0
@@ -249,7 +250,8 @@ class JobRoutes:
         """Explain a job's state: every machine with its reason, and where and when it should start."""
         context = self._context
         async with context.explanations.of(owner_of(who)):
-            return answer(await context.run_forecast(context.views.explain, ref))
+            explained = await context.run_forecast(context.views.explain, ref)
+        return answer(with_texts(explained, context.clock.wall_s()))
 
     async def events(
         self, ref: Ref, after: Annotated[int, Query(ge=0, le=_LAST_ID)] = 0, limit: Limit = 100

@@ -150,6 +150,7 @@ const escaped = (path) => path.split('/').map(encodeURIComponent).join('/');
 /** @param {{ title: string, count: number, files: { path: string, size_bytes: number, link: string }[] }} props */
 function Files({ title, count, files }) {
   const shown = files.slice(0, 2000);
+  if (!count) return html`<h2>${title}</h2><p class="quiet">no files</p>`;
   return html`<h2>${title}</h2><div class="scroll" tabindex="0" role="region" aria-label=${title}><table><caption class="hidden">${title}</caption>
     <thead><tr><th scope="col">file</th><th scope="col" class="right">size</th></tr></thead>
     <tbody>${shown.map((file) => html`<tr key=${file.path}><td><a download=${file.path.split('/').pop()} href=${file.link}><code>${file.path}</code></a></td>
@@ -163,21 +164,10 @@ function ExplainTab({ job }) {
   useEffect(() => reload(), [job.state]);
   if (!data) return error ? h(Trouble, { error, what: 'explanation' }) : html`<p class="quiet">loading…</p>`;
   return html`<p class="verdict">${data.verdict}</p>
-    ${data.never && html`<p class="why bad">${data.never}</p>`}
-    ${data.chosen && html`<p>${data.chosen}</p>`}
-    ${data.starts_s && html`<p>expected start ${clockTime(data.starts_s)}${data.based_on && ` (${data.based_on})`}</p>`}
     ${Object.entries(data.after).map(([name, state]) => html`<p key=${name}>waits for <a href=${linkTo(['job', name])}>${name}</a> (${state})</p>`)}
-    ${data.changes.length > 0 && html`<h2>would start now with</h2><ul>${data.changes.map((text) => html`<li key=${text}>${text}</li>`)}</ul>`}
-    ${data.machines.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label=${`machines`}><table><caption class="hidden">machines</caption><thead><tr><th scope="col">machine</th><th scope="col">verdict</th><th scope="col">reason</th></tr></thead>
-      <tbody>${data.machines.map((row, at) => html`<tr key=${row.node ?? at}><th scope="row">${String(row.node ?? row.machine ?? row.name ?? at)}</th>
-        <td>${row.fits === undefined ? valueText(row.verdict ?? '') : row.fits ? 'fits' : 'does not fit'}</td><td>${reasonsOf(row)}</td></tr>`)}</tbody></table></div>`}`;
-}
-
-/** @param {Record<string, any>} row */
-function reasonsOf(row) {
-  const reasons = row.reasons ?? row.why ?? row.text ?? '';
-  if (!Array.isArray(reasons)) return valueText(reasons);
-  return reasons.map((one) => (typeof one === 'string' ? one : one.text ?? one.message ?? JSON.stringify(one))).join('; ');
+    ${(data.lines ?? data.changes).map((text) => html`<p key=${text}>${text}</p>`)}
+    ${data.rows?.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="machines"><table><caption class="hidden">machines</caption><thead><tr><th scope="col">machine</th><th scope="col">device</th><th scope="col" class="right">score</th><th scope="col">why</th></tr></thead>
+      <tbody>${data.rows.map((row, at) => html`<tr key=${at}><th scope="row">${row.machine}</th><td>${row.device}</td><td class="right">${row.score}</td><td>${row.why}</td></tr>`)}</tbody></table></div>`}`;
 }
 
 /** @param {{ details: JobDetails }} props */

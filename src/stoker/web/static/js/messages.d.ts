@@ -67,7 +67,9 @@ export interface ResultFiles { tree: string; count: number; size_bytes: number; 
 export interface JobExplanation {
   job: JobView; verdict: string; never: string; after: Record<string, string>; ahead: number | null;
   starts_s: number | null; based_on: string; machines: Record<string, any>[]; changes: string[]; chosen: string;
+  lines: string[]; rows: ExplanationRow[];
 }
+export interface ExplanationRow { machine: string; device: string; score: string; why: string }
 export interface SweepParameter {
   name: string; is_number: boolean; is_log: boolean; low: number | null; high: number | null; values: string[]; importance: number | null;
 }
@@ -137,7 +139,7 @@ export interface PriorityWaits { priority: number; jobs: number; median_s: numbe
 export interface SimulatedStart { machine: string; starts_s: number | null; ends_s: number | null; is_guess: boolean }
 export interface SimulatedJob { job: string; now: SimulatedStart; changed: SimulatedStart | null }
 export interface SimulationForecast {
-  done_s: number | null; machines: number; jobs: number; unfinished: number; is_guess: boolean; waits: PriorityWaits[];
+  done_s: number | null; machines: number; jobs: number; unfinished: number; omitted: number; is_guess: boolean; waits: PriorityWaits[];
   step_s: number; waiting: number[]; failures: number;
 }
 export interface SimulationView {

@@ -7,7 +7,7 @@ import { ago, duration, grouped, secondsLeft, shortNumber, shortTime } from './f
 import { h, html } from './html.js';
 import { onRows } from './live.js';
 import { jobLink, linkTo } from './router.js';
-import { useData } from './state.js';
+import { may, useData } from './state.js';
 import { SubmitLink } from './submit.js';
 import { Command, Empty, JobName, Progress, StateBadge, Trouble, useNow } from './ui.js';
 
@@ -36,7 +36,7 @@ export function OverviewPage() {
     <h1>${data.name} <span class="quiet">overview</span></h1>
     ${h(Trouble, { error, what: 'overview' })}
     ${h(Numbers, { data })}
-    ${data.is_fleet && html`<p>${h(SubmitLink, {})}</p>`}
+    ${data.is_fleet && may('submit') && html`<p class="row apart">${h(SubmitLink, {})}</p>`}
     ${data.settling_s > 0 && html`<p class="notice">recovering: no lease expires for ${duration(data.settling_s)}</p>`}
     ${isEmpty && h(Empty, { title: 'No jobs yet. Submit some:', command: data.is_fleet ? 'stoker submit manifest.toml' : 'stoker run -- python train.py' })}
     <div class="cards">

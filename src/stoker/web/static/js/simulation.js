@@ -154,7 +154,8 @@ function Forecast({ title, forecast, at_s, isMain = false }) {
   return html`<section class=${`card answer${isMain ? ' main' : ''}`} aria-label=${title}><span class="quiet">${title}</span>
     <strong>${forecast.done_s === null ? 'never all' : shortTime(forecast.done_s)}</strong>
     <span>${forecast.done_s === null ? html`<span class="warn">${grouped(forecast.unfinished)} jobs fit no machine</span>` : `all done in ${lastsText(forecast, at_s)}`}</span>
-    <span class="quiet">${grouped(forecast.machines)} machines · ${grouped(forecast.jobs)} jobs${forecast.failures ? ` · ${grouped(forecast.failures)} attempts fail` : ''}</span></section>`;
+    <span class="quiet">${grouped(forecast.machines)} machines · ${grouped(forecast.jobs)} jobs${forecast.failures ? ` · ${grouped(forecast.failures)} attempts fail` : ''}</span>
+    ${forecast.omitted > 0 && html`<span class="warn">without ${grouped(forecast.omitted)} ${forecast.omitted === 1 ? 'job that fits' : 'jobs that fit'} no machine, even an idle one</span>`}</section>`;
 }
 
 /** @param {{ now: SimulationForecast, changed: SimulationForecast }} props */

@@ -79,7 +79,10 @@ export function Tabs({ label, tabs, chosen, choose }) {
     choose(next);
     document.getElementById(`tab-${next}`)?.focus();
   };
-  return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${move}>${tabs.map((name) => html`
+  const row = useRef(/** @type {HTMLElement | null} */ (null));
+  // On a phone the row is wider than the window.
+  useEffect(() => row.current?.querySelector('[aria-selected=true]')?.scrollIntoView({ block: 'nearest', inline: 'nearest' }), [chosen]);
+  return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${move} ref=${row}>${tabs.map((name) => html`
     <button type="button" role="tab" id=${`tab-${name}`} key=${name} aria-selected=${String(name === chosen)}
       aria-controls="panel" tabindex=${name === chosen ? 0 : -1} onClick=${() => choose(name)}>${name}</button>`)}</div>`;
 }
