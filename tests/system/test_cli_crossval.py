@@ -67,7 +67,7 @@ def test_a_model_is_compared_found_by_itself_and_the_second_time_nothing_runs(sh
     assert "OMP_NUM_THREADS=1" in shown
     receipt = "stoker-out/crossval/parity.receipt.json"
     verified = done(shell, "receipt", "verify", receipt, "--dir", "stoker-out/crossval", "--dir", Path(model).parent)
-    assert "parity of parity.json, model-f32.gguf: not signed, 2 files verified" in verified.out
+    assert "parity of parity.json, model-f32.gguf: PASSED, not signed, 2 files verified" in verified.out
     # An expected failure that does not come is named.
     noted = done(shell, "crossval", "--candidate", "llama.cpp", "--positions", "16", "--xfail", "x until 2027-06-01")
     assert "remove --xfail" in noted.err

@@ -84,4 +84,4 @@ def test_a_job_is_followed_across_a_restart_of_its_coordinator_and_its_result_fe
         assert "hint: run it again there: stoker jobs requeue train" in refused.err
     assert (shell.folder / "here" / "model.txt").read_text() == "weights"
     verified = shell.stoker("receipt", "verify", "train.receipt.json", "--dir", "here")
-    assert verified.out.endswith("job of train: not signed, 1 file verified\n"), verified.err
+    assert verified.out.endswith("job of train: completed, not signed, 1 file verified\n"), verified.err

@@ -59,7 +59,7 @@ def test_each_trial_of_a_sweep_has_one_and_a_failed_one_says_so(trained: Shell) 
 def test_a_receipt_is_verified_with_its_files_and_an_edited_one_or_file_is_not(trained: Shell) -> None:
     done = trained.stoker("receipt", "verify", "one.receipt.json")
     assert (done.code, done.err) == (0, "")
-    assert done.out.endswith("one.receipt.json  job of one: not signed, 1 file verified\n")
+    assert done.out.endswith("one.receipt.json  job of one: completed, not signed, 1 file verified\n")
     assert trained.stoker("check", "one.receipt.json").code == 0
     text = (trained.folder / "one.receipt.json").read_text()
     (trained.folder / "edited.json").write_text(text.replace("0.25", "0.26"))
@@ -88,7 +88,7 @@ def test_a_signed_receipt_is_verified_by_key_and_nobody_elses_is(trained: Shell)
     assert signed.objects()[0]["file"].endswith("one.receipt.signed.json")
     done = trained.stoker("receipt", "verify", "one.receipt.signed.json", "--signed")
     assert done.code == 0, done.err
-    assert "job of one: signed by key " in done.out
+    assert "job of one: completed, signed by key " in done.out
     assert trained.stoker("receipt", "key", "other.pem").code == 0
     foreign = trained.stoker("receipt", "verify", "one.receipt.signed.json", "--key", "other.pub")
     assert foreign.code == 15

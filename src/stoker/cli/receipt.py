@@ -236,7 +236,8 @@ def _show_finding(call: CommandContext, one: ReceiptFinding, shown: str) -> None
         signed = f"signed by {', '.join(one.signers)}" if one.signers else "not signed"
         files = f", {counted(one.verified_files, 'file')} verified" if one.verified_files else ""
         name = f" of {outside(one.name)}" if one.name else ""
-        out.line(f"{out.paint(signs.ran, 'green')} {shown}  {one.what}{name}: {signed}{files}")
+        result = f"{outside(one.result)}, " if one.result else ""
+        out.line(f"{out.paint(signs.ran, 'green')} {shown}  {one.what}{name}: {result}{signed}{files}")
     for note in one.notes:
         out.note(f"note: {outside(note)}")
     if one.missing and not one.differs:

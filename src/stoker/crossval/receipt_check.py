@@ -86,6 +86,8 @@ class ReceiptFinding:
     """download, job, parity, gate, bench or inference; `receipt` if that is not known."""
     name: str = ""
     """What it is about."""
+    result: str = ""
+    """What it states: PASSED, WARNED or FAILED of tests, the state of a job. A valid receipt may state a failure."""
     differs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     signers: tuple[str, ...] = ()
@@ -103,6 +105,7 @@ class ReceiptFinding:
             "file": self.path,
             "what": self.what,
             "name": self.name,
+            "result": self.result,
             "is_good": self.is_good,
             "differs": list(self.differs),
             "notes": list(self.notes),
@@ -252,7 +255,7 @@ def _check_job(statement: Statement, path: str, rules: ReceiptRules) -> ReceiptF
     predicate = statement.predicate
     build, run = _mapping(predicate.get("buildDefinition")), _mapping(predicate.get("runDetails"))
     name = str(_mapping(build.get("externalParameters")).get("name", ""))
-    finding = ReceiptFinding(path=path, what="job", name=name)
+    finding = ReceiptFinding(path=path, what="job", name=name, result=str(predicate.get("stoker_state", ""))[:20])
     finding = changed(finding, differs=tuple(_faults_of_job(statement, build, run)))
     folder = predicate.get("stoker_out")
     folders = [*rules.folders, *([folder] if isinstance(folder, str) and os.path.isabs(folder) else [])]
@@ -312,7 +315,7 @@ def _check_result(statement: Statement, path: str, rules: ReceiptRules) -> Recei
     kind = str(predicate.get("stoker_kind", "receipt"))
     names = ", ".join(one.name for one in statement.subject[:3])
     finding = ReceiptFinding(path=path, what=kind, name=names, differs=tuple(differs), notes=tuple(notes))
-    finding = changed(finding, notes=(*finding.notes, f"result {str(predicate.get('result'))[:20]}"))
+    finding = changed(finding, result=str(predicate.get("result", ""))[:20])
     finding = _compare_files(
         finding, statement.subject, [*rules.folders, os.path.dirname(os.path.abspath(path))], rules
     )

@@ -81,7 +81,7 @@ def test_the_receipt_of_a_gate_verifies_and_its_verdict_follows_from_its_rows(
     made, _ = receipt(gated({"perplexity": 10.0, "tokens_per_second": 100.0}, candidate), tmp_path)
     found = verified(tmp_path)
     assert (found.what, found.differs, found.verified_files) == ("gate", (), 1)
-    assert f"result {result}" in found.notes
+    assert found.result == result
     measured = {one["measure"]: one for one in made.predicate["stoker_measures"] if one["test"] == "perplexity"}
     assert set(measured) == {"interval of the change", "change of a pair"}
     (tmp_path / "gate.json").write_text("{}")
