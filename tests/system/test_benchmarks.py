@@ -23,17 +23,12 @@ SLOW_PEERS = {"aim", "huggingface_hub", "mlflow", "ray", "redun", "snakemake"}
 SLOW = {
     "adapters_cpu",
     "curves_peers",
-    "fences",
-    "first_hour",
-    "fleet_latency",
     "gang_launch",
-    "launch_slurm",
-    "launch_ssh",
-    "second_submit",
     "security_cases",
-    "startup",
 }
-"""Their smallest run imports torch, or starts a fleet: seconds of a processor. `make soak` has them."""
+"""Their smallest run imports torch, starts a browser, or makes a hundred attacks: 4 s of a processor and more, and that
+of others about 3 s at most. `make soak` has them; one case of `security_cases` runs here, too.
+"""
 
 
 def _names() -> tuple[str, ...]:

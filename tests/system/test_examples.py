@@ -13,8 +13,6 @@ NUMBERED = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and path.
 SLOW = {
     # 01 has its commands, and `test_reports.py` goes from files of every sort to their reports.
     "02_your_own_csv",
-    # `test_cli_run.py` and `test_cli_bad_input.py` have its commands on plans that import nothing.
-    "04_a_plan_as_data",
     # `test_cli_run.py` and `test_cli_store.py` have its commands on a recipe that imports nothing.
     "06_why_did_it_run",
     # `test_sequence_recipes.py` has its recipes on a shorter series, and 01 and 02 have its commands on tables.
