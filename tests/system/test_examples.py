@@ -19,6 +19,8 @@ SLOW = {
     "17_sequence_models",
     # `test_cli_language.py` and `test_cli_adapters.py` have its commands on smaller trainings.
     "18_adapters",
+    # `test_cli_crossval.py` has its commands with real runtimes.
+    "21_the_same_answers",
     # `test_launch_slurm.py` goes the same way on a larger Slurm.
     "19_workers_on_slurm",
 }

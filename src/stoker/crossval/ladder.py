@@ -186,7 +186,7 @@ def judge_embedding(errors: Iterable[float], limit: float) -> Step:
     summary = {"positions": len(kept), "worst_error": max(kept, default=0.0)}
     for pos, error in enumerate(kept):
         if not error <= limit:
-            text = f"position {pos}: the input of the first layer differs: {error:.1e}, the limit is {limit:.0e}"
+            text = f"position {pos}: the input of the first layer differs: {error:.1e}, the limit is {limit:g}"
             return _diverged("embedding", text, Divergence(step="embedding", text=text, pos=pos), summary=summary)
     return Step(name="embedding", outcome=Outcome.PASSED, summary=summary)
 
@@ -205,7 +205,7 @@ def judge_layers(name: str, rows: Iterable[LayerRow], limits: Limits, *, by: Lay
     how = "" if by == "nmse" else " with equal input"
     for row in kept:
         if not row.error <= limit:
-            text = f"{row.name} (layer {row.layer}) differs{how}: {row.error:.1e}, the limit is {limit:.0e}"
+            text = f"{row.name} (layer {row.layer}) differs{how}: {row.error:.1e}, the limit is {limit:g}"
             where = Divergence(step=name, text=text, layer=row.layer)
             return _diverged(name, text, where, layers=kept, summary=summary)
     return Step(name=name, outcome=Outcome.PASSED, layers=kept, summary=summary)
@@ -252,7 +252,7 @@ def _over(row: PositionRow, limits: Limits) -> list[str]:
     for name in DECIDING:
         value, limit = getattr(row, name), getattr(limits, name)
         if value is not None and not value <= limit:
-            found.append("a logit is not finite" if math.isinf(value) else f"{name} {value:.1e} is over {limit:.0e}")
+            found.append("a logit is not finite" if math.isinf(value) else f"{name} {value:.1e} is over {limit:g}")
     return list(dict.fromkeys(found))
 
 

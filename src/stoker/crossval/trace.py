@@ -85,7 +85,8 @@ class TraceHeader:
     @property
     def precisions(self) -> tuple[str, ...]:
         """Precisions that decide how exact this side can be."""
-        return tuple(str(self.ran[name]) for name in ("weights", "kv", "compute") if self.ran.get(name))
+        found = (str(self.ran.get(name, "")) for name in ("weights", "kv", "compute"))
+        return tuple(one for one in found if one.lower() not in ("", "none"))
 
 
 class Trace:
