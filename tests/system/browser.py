@@ -32,9 +32,9 @@ addEventListener('securitypolicyviolation', (e) => window.violations.push(e.viol
 """
 # Best practices are among the rules; sizes of targets have to be asked for.
 _AXE = """
-only => axe.run(document, {
+([only, without]) => axe.run(document, {
   resultTypes: ['violations', 'incomplete'],
-  rules: {'target-size': {enabled: true}},
+  rules: {'target-size': {enabled: true}, ...Object.fromEntries(without.map(rule => [rule, {enabled: false}]))},
   ...(only.length ? {runOnly: {type: 'rule', values: only}} : {}),
 })
 """
@@ -90,11 +90,11 @@ class Tab:
         found: list[str] = self.page.evaluate("window.violations")
         return found
 
-    def axe(self, *, rules: tuple[str, ...] = ()) -> list[str]:
-        """What assistive technology can't read, as one line each; by all rules, or by these alone."""
+    def axe(self, *, rules: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> list[str]:
+        """What assistive technology can't read, as one line each; by all rules, by these alone, or without some."""
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate(_AXE, list(rules))
+        found = self.page.evaluate(_AXE, [rules, without])
         contrast = [one for one in found["incomplete"] if one["id"] == "color-contrast"]
         return [
             f"{one['id']}: {node['html'][:120]} {node.get('failureSummary', '')[:200]}"
