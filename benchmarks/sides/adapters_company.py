@@ -94,6 +94,10 @@ class Side:
         fresh.rename(self.folder)
         say("made_s", time.perf_counter() - begun)
 
+    def over(self, base: Any, size: int, say: Say) -> None:
+        """Measure adapters over a base that is there already."""
+        self._told(self._loaded(base, say, [RANK] * MEMBERS), self._batches(MEMBERS, size), MEMBERS * size, say)
+
     def company(self, members: int, size: int, say: Say) -> None:
         slots = self._slots(say, [RANK] * members)
         self._told(slots, self._batches(members, size), members * size, say)
@@ -123,14 +127,18 @@ class Side:
             gpu_parts.forget_peaks(self.device)
 
     def _slots(self, say: Say, ranks: list[int], **how: bool) -> Any:
-        from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
         from stoker.cookbooks.language.compute.base_weights import load_base
-        from stoker.cookbooks.language.compute.slots import Slots
 
         begun = time.perf_counter()
         base = load_base(self.folder, device=self.device, dtype=self.dtype)
         gpu_parts.synchronise(self.device)
         say("load_s", time.perf_counter() - begun)
+        return self._loaded(base, say, ranks, **how)
+
+    def _loaded(self, base: Any, say: Say, ranks: list[int], **how: bool) -> Any:
+        from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
+        from stoker.cookbooks.language.compute.slots import Slots
+
         begun = time.perf_counter()
         slots = Slots(base, count=len(ranks), rank=max(ranks), targets=TARGETS, **how)
         for slot, rank in enumerate(ranks):

@@ -31,7 +31,8 @@ with imported_later():
     import torch
 
     from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim
-    from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
+    from stoker.cookbooks.language.compute.base_weights import BaseWeights, QuantisedLayers, load_base
+    from stoker.cookbooks.language.compute.nf4 import quantise
     from stoker.cookbooks.language.compute.passes import AdapterSlotRows, PassInput, PassRunner
     from stoker.cookbooks.language.compute.slots import Slots
     from stoker.cookbooks.language.shared.device_memory import CurrentDeviceAllocator
@@ -389,3 +390,34 @@ def test_packed_rows_lose_what_they_lose_one_by_one(base: BaseWeights) -> None:
     )
     results = [slots.step(packed, update=[False], rates=[0.0]).losses[0] for _ in range(3)]
     assert results == pytest.approx([alone / len(together)] * 3, rel=5e-3)
+
+
+def test_weights_of_four_bits_are_those_of_bitsandbytes() -> None:
+    if DEVICE != "cuda":
+        pytest.skip("on a CPU bitsandbytes rounds scales another way")
+    from stoker.cookbooks.language.compute.gpu_kernels import dequantise_nf4
+
+    functional = pytest.importorskip("bitsandbytes.functional")
+    weight = (torch.randn(1024, 768, generator=torch.Generator().manual_seed(0)) * 0.02).to(DEVICE, torch.bfloat16)
+    codes, state = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=True)
+    ours = quantise(weight)
+    for name, one, two in (
+        ("codes", ours.codes, codes.view(-1)),
+        ("scales", ours.scales, state.absmax),
+        ("sizes of scales", ours.scale_sizes, state.state2.absmax),
+        ("mean", ours.mean, state.offset),
+    ):
+        assert torch.equal(one, two), name
+    back = torch.empty_like(weight)
+    dequantise_nf4(ours, back)
+    assert torch.equal(back, functional.dequantize_4bit(codes, state))
+
+
+def test_recorded_steps_over_four_bits_lose_what_plain_ones_lose(folder: Path) -> None:
+    four = load_base(folder, device=DEVICE, dtype="bfloat16", base_dtype="nf4")
+    assert isinstance(four.layers, QuantisedLayers)
+    recorded, plain = members(), members()
+    trained(four, recorded)
+    trained(four, plain, compiles=False, records=False)
+    for one, two in zip(recorded, plain, strict=True):
+        assert one.losses == pytest.approx(two.losses, rel=5e-3)

@@ -13,6 +13,8 @@ Schedule = Literal["cosine", "linear", "constant"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 SettledDtype = Literal["float32", "bfloat16"]
 """The precision of a stage, resolved: it decides the result, so it is part of the key."""
+BaseDtype = Literal["auto", "nf4"]
+"""How the base is kept: as it is computed with, or in four bits."""
 TrainOn = Literal["completion", "all"]
 Keep = Literal["best", "last"]
 Turns = Literal["synchronized", "round_robin", "priority"]
@@ -22,6 +24,8 @@ FULL: Final = "language/full"
 MERGE: Final = "language/merge"
 """Names of the recipes."""
 ALL_LINEAR: Final = "all-linear"
+NF4_BLOCK: Final = 64
+"""Weights with a common scale, in four bits."""
 DEFAULT_TOKENS: Final = 512
 """Default of the longest row, if the base allows it."""
 LARGEST: Final = 1_000_000
@@ -79,6 +83,7 @@ class AdapterArgs:
     rank: int = arg(16, help="rank of the adapter matrices", ge=1, le=65_536)
     dropout: float = arg(0.0, help="dropout of an adapter's inputs in training", ge=0, lt=1)
     rslora: bool = arg(False, help="scale by alpha/√rank, not alpha/rank")
+    base_dtype: BaseDtype = arg("auto", help="precision of the base; auto: that of dtype; nf4: four bits (QLoRA)")
     turns: Turns = arg(
         "synchronized",
         help="which adapters of a shared process train in a step: all; one in turn; the one with the worst evaluation",
@@ -120,6 +125,7 @@ class SampleArgs(BaseArgs):
     temperature: float = arg(0.0, help="sampling temperature; 0: always the likeliest token", ge=0, le=100)
     seed: int = arg(0, help="random seed", ge=0, le=1_000_000_000)
     dtype: SettledDtype = arg("float32", help=_SETTLED)
+    base_dtype: BaseDtype = arg("auto", help="precision of the base")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +186,7 @@ def settled_dtype(wanted: Dtype, *, on_gpu: bool) -> SettledDtype:
     return "bfloat16" if on_gpu else "float32"
 
 
-def share_key(contents: Iterable[str], dtype: str) -> str:
+def share_key(contents: Iterable[str], dtype: str, base_dtype: BaseDtype) -> str:
     """Return the share key of adapters over one base: the content of its files, and its precision."""
-    return digest_value("language base", [sorted(contents), dtype])[:32]
+    kept = [] if base_dtype == "auto" else [base_dtype]
+    return digest_value("language base", [sorted(contents), dtype, *kept])[:32]

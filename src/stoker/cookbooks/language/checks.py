@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.authoring import Diagnostic, InvalidArgs
-from stoker.cookbooks.language.arguments import DEFAULT_TOKENS, MERGE
+from stoker.cookbooks.language.arguments import DEFAULT_TOKENS, MERGE, NF4_BLOCK, BaseDtype
 from stoker.cookbooks.language.bases import (
     SMALL_FILES,
     Outline,
@@ -117,6 +117,13 @@ class LanguageArgsChecker:
             message = f"{wanted:,} tokens, but {base.name} reads {base.positions:,} at most"
             self.note("max_seq_len", message, f"max_seq_len={base.positions}, or leave it out")
         return wanted
+
+    def base_dtype(self, wanted: BaseDtype, shape: ModelShape) -> None:
+        """Refuse a precision of the base that its matrices can't have."""
+        odd = [one for one in shape.linears if one.inputs * one.outputs % NF4_BLOCK]
+        if wanted == "nf4" and odd and self._judges:
+            size = f"{odd[0].outputs:,} × {odd[0].inputs:,}"
+            self.note("base_dtype", f"{odd[0].name} is {size}, no multiple of {NF4_BLOCK} weights", "leave it out")
 
     def targets(self, wanted: tuple[str, ...], shape: ModelShape, rank: int) -> tuple[str, ...]:
         """Return the names of the target matrices, in a block's order; a name that matches nothing is a fault."""

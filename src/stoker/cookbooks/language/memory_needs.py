@@ -10,6 +10,7 @@ from stoker.authoring import Needs, SharedBase
 from stoker.cookbooks.language.arguments import (
     DEFAULT_TOKENS,
     LORA,
+    BaseDtype,
     Dtype,
     LoraArgs,
     SettledDtype,
@@ -26,6 +27,7 @@ from stoker.devices.estimate.model_shapes import ModelShape
 from stoker.devices.estimate.shared_base import (
     IMPORTS_BYTES,
     MANY,
+    BaseWidth,
     MemoryLocation,
     MultiAdapterEstimate,
     MultiAdapterNeeds,
@@ -64,6 +66,7 @@ class Load:
     tokens: int
     """Of each row."""
     dtype: SettledDtype
+    base_dtype: BaseDtype = "auto"
 
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
@@ -90,6 +93,7 @@ def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> Mult
         rows=load.rows,
         sequence=load.tokens,
         dtype=Width.BF16 if load.dtype == "bfloat16" else Width.FP32,
+        base_dtype=BaseWidth(load.base_dtype),
         where=where,
     )
 
@@ -107,7 +111,14 @@ def too_large(base: TrainableBase, load: Load, *, gpus: int) -> InsufficientDevi
 def what_fits(args: LoraArgs, room_bytes: int) -> str:
     """Return which sizes of an adapter would fit into so much RAM, with its base."""
     base = find_base(args.base)
-    load = Load(rank=args.rank, targets=args.targets, rows=args.batch, tokens=args.max_seq_len, dtype=args.dtype)
+    load = Load(
+        rank=args.rank,
+        targets=args.targets,
+        rows=args.batch,
+        tokens=args.max_seq_len,
+        dtype=args.dtype,
+        base_dtype=args.base_dtype,
+    )
     training = changed(_multi_adapter(base.shape, load, MemoryLocation.CPU), adapters=1)
     return "; ".join(map(str, smaller(room_bytes, training, _as_asked, _WORDS)))
 
@@ -189,6 +200,8 @@ class _LoraSizeArgs(Protocol):
     @property
     def dtype(self) -> Dtype: ...
     @property
+    def base_dtype(self) -> BaseDtype: ...
+    @property
     def rank(self) -> int: ...
     @property
     def targets(self) -> tuple[str, ...]: ...
@@ -216,6 +229,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
             rows=args.batch,
             tokens=min(args.max_seq_len or DEFAULT_TOKENS, base.positions),
             dtype=settled_dtype(args.dtype, on_gpu=where is MemoryLocation.CUDA),
+            base_dtype=args.base_dtype,
         )
         return placed_needs(base.shape, load, where)
 
@@ -223,7 +237,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
     # Bases are shared on devices only: an unknown device counts as one.
     dtype = settled_dtype(args.dtype, on_gpu=args.gpus != 0)
     return SharedBase(
-        share_key=share_key(map(digest_of, files), dtype),
+        share_key=share_key(map(digest_of, files), dtype, args.base_dtype),
         base_bytes=on_device.base_bytes,
         member_bytes=on_device.member_bytes,
         base_ram_bytes=on_cpu.base_bytes,

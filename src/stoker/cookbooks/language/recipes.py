@@ -167,11 +167,20 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
     known = base or outline_of(args.base)
     length = checking.length(args.max_seq_len, known) if known is not None else 0
     targets = checking.targets(args.targets, known.shape, args.rank) if known is not None else ()
+    if known is not None:
+        checking.base_dtype(args.base_dtype, known.shape)
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
     gpus = _gpus(args)
     dtype = settled_dtype(args.dtype, on_gpu=gpus > 0)
-    load = Load(rank=args.rank, targets=targets, rows=args.batch, tokens=length, dtype=dtype)
+    load = Load(
+        rank=args.rank,
+        targets=targets,
+        rows=args.batch,
+        tokens=length,
+        dtype=dtype,
+        base_dtype=args.base_dtype,
+    )
     _refuse_too_large(checking, too_large(base, load, gpus=gpus), gpus)
     return _Wanted(base=_called(base, args.base_name), data=data, load=load)
 
@@ -227,6 +236,7 @@ def _samples(args: LoraRecipeArgs | FullRecipeArgs, wanted: _Wanted) -> SampleAr
         temperature=args.temperature,
         seed=args.seed,
         dtype=wanted.load.dtype,
+        base_dtype=wanted.load.base_dtype,
     )
 
 

@@ -44,7 +44,7 @@ def _sampled(job: StageContext, base: Path, trained: Path, args: SampleArgs, *, 
     device, note = device_of(job.devices)
     if note:
         job.log(note)
-    held = load_base(base, device=device, dtype=args.dtype)
+    held = load_base(base, device=device, dtype=args.dtype, base_dtype=args.base_dtype)
     adapter = read_adapter(trained) if has_adapter else None
     spec = adapter.spec if adapter is not None else AdapterSpec(rank=1, alpha=1.0, targets=("q_proj",))
     slots = Slots(held, count=1, rank=spec.rank, targets=spec.targets, compiles=False, records=False)

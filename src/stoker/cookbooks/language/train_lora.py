@@ -9,7 +9,7 @@ from stoker.cookbooks.language.kinds import Adapter, Examples
 
 def same_base(args: LoraArgs, digests: Digests) -> str:
     """Return the share key: the content of the base, and its precision."""
-    return share_key(digests["base_files"], args.dtype)
+    return share_key(digests["base_files"], args.dtype, args.base_dtype)
 
 
 @stage(

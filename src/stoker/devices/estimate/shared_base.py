@@ -109,6 +109,15 @@ _EVEN_RANK = 8
 """On a GPU ranks are padded to a multiple of this."""
 
 
+class BaseWidth(StrEnum):
+    """How a base is kept."""
+
+    AUTO = "auto"
+    """As it is computed with."""
+    NF4 = "nf4"
+    """In four bits: matrices of blocks; a block at a time is dequantised."""
+
+
 class MemoryLocation(StrEnum):
     """Device memory or the machine's."""
 
@@ -132,6 +141,8 @@ class MultiAdapterTraining:
     """Tokens of each: the longest of any."""
     dtype: Width = Width.BF16
     """Of the base and of products."""
+    base_dtype: BaseWidth = BaseWidth.AUTO
+    """Of the base, if another."""
     where: MemoryLocation = MemoryLocation.CUDA
     is_compiled: bool = True
     is_synchronized: bool = True
@@ -226,7 +237,8 @@ class MultiAdapterTraining:
         turns = "together" if self.is_synchronized else "in-turn"
         packed = "" if self.is_packed else " unpacked"
         targets = ",".join(self.targets)
-        return f"company {self.where} {self.dtype} {compiled} {turns}{packed} rank={self.rank} targets={targets}"
+        base = "" if self.base_dtype is BaseWidth.AUTO else f" {self.base_dtype}"
+        return f"company {self.where} {self.dtype}{base} {compiled} {turns}{packed} rank={self.rank} targets={targets}"
 
     @property
     def exact_kind(self) -> str:
@@ -328,9 +340,20 @@ def steady_base_bytes(training: MultiAdapterTraining) -> int:
 
 
 def _weights(training: MultiAdapterTraining) -> EstimateTerm:
-    count = training.shape.parameters
-    why = f"{count:,} parameters in {training.dtype}, frozen, once for all"
-    return EstimateTerm("weights", count * training.dtype.bytes, why)
+    shape, width = training.shape, training.dtype
+    count = shape.parameters
+    if training.base_dtype is BaseWidth.AUTO:
+        why = f"{count:,} parameters in {width}, frozen, once for all"
+        return EstimateTerm("weights", count * width.bytes, why)
+    block = sum(one.inputs * one.outputs for one in shape.linears)
+    quantised = shape.layers * block
+    why = f"{quantised:,} of {count:,} parameters in four bits, the rest and one block in {width}, once for all"
+    return EstimateTerm("weights", nf4_bytes(quantised) + (count - quantised + block) * width.bytes, why)
+
+
+def nf4_bytes(count: int) -> int:
+    """Return what so many weights take in four bits: with a byte for each 64, and four for each 256 of these."""
+    return count // 2 + count // 64 + 4 * -(-count // (64 * 256))
 
 
 def _is_less_for_each(training: MultiAdapterTraining, once: EstimateTerm, each: EstimateTerm) -> bool:
@@ -400,6 +423,7 @@ ADAPTERS = "adapters"
 ADAPTER_KEYS: Mapping[str, str] = {
     ADAPTERS: "number trained at once over one base, by language/lora; then only the keys below and method, "
     "batch, sequence, dtype, rank and targets have an effect",
+    "base_dtype": "nf4 for a base in four bits",
     "device": "cuda, or cpu for the machine's own memory",
     "compiled": "false if kernels are not compiled",
     "packed": "false if two sequences are never in one row",
@@ -453,6 +477,7 @@ _READERS: Readers = {
     "batch": count_from(1),
     "sequence": count_from(1),
     "dtype": choice_of(Width, Width.FP16),
+    "base_dtype": choice_of(BaseWidth),
     "rank": count_from(1),
     "targets": names_in,
     "device": choice_of(MemoryLocation),

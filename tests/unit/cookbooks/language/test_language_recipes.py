@@ -49,6 +49,15 @@ def test_a_prompt_to_complete_is_no_part_of_the_training():
     assert asked.node("train_lora").args == plain.node("train_lora").args
 
 
+def test_a_base_whose_matrices_do_not_divide_into_blocks_is_refused_in_four_bits(tmp_path: Path):
+    odd = write_base(tmp_path / "odd", TinyShape(hidden=32, inner=33))
+    assert faults_of("lora", base=str(odd), base_dtype="nf4") == {
+        "base_dtype": "gate_proj is 33 × 32, no multiple of 64 weights | leave it out"
+    }
+    plan = compiled("lora", base_dtype="nf4", samples=["1+1="])
+    assert [plan.node(name).args["base_dtype"] for name in ("train_lora", "sample")] == ["nf4", "nf4"]
+
+
 def test_every_weight_is_trained_by_another_recipe_that_keeps_the_model():
     plan = compiled("full", samples=["1+1="])
     assert [node.id for node in plan.nodes] == ["tokenise", "train_full", "sample_model", "report_full_samples"]

@@ -46,7 +46,10 @@ def word_of_attempt(base: Path, **given: Any) -> str:
     return same_base(settings, digests)
 
 
-@pytest.mark.parametrize("given", [{"gpus": 0}, {"gpus": 1}, {"dtype": "float32"}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "given",
+    [{"gpus": 0}, {"gpus": 1}, {"dtype": "float32"}, {"dtype": "bfloat16"}, {"gpus": 1, "base_dtype": "nf4"}],
+)
 def test_the_word_at_submission_is_the_one_by_which_attempts_find_their_shared_process(
     base: Path, given: dict[str, Any]
 ):
@@ -140,3 +143,10 @@ def test_weights_out_of_the_hubs_cache_are_held_against_the_sha256_they_are_name
         content[-1] ^= 1
         blob.write_bytes(content)
         assert "sha256 ✗ (model.safetensors)" in shared("org/name").about
+
+
+def test_a_base_in_four_bits_is_another_one_and_smaller(base: Path):
+    four, whole = shared(base, base_dtype="nf4"), shared(base)
+    assert four.share_key != whole.share_key
+    assert four.base_bytes < whole.base_bytes
+    assert four.member_bytes == whole.member_bytes

@@ -11,6 +11,7 @@ from stoker.devices.estimate.model_shapes import read_shape
 from stoker.devices.estimate.shared_base import (
     ADAPTER_KEYS,
     MANY,
+    BaseWidth,
     MemoryLocation,
     MultiAdapterTraining,
     at_once,
@@ -208,7 +209,8 @@ def test_words_become_a_company():
     on_cpu = read_adapters(SHAPE, ("adapters=2", "device=cpu", "turns=one", "packed=false"))
     assert (on_cpu.where, on_cpu.dtype) == (MemoryLocation.CPU, Width.FP32)
     assert (on_cpu.is_synchronized, on_cpu.is_packed) == (False, False)
-    assert set(ADAPTER_KEYS) == {"adapters", "device", "compiled", "packed", "turns"}
+    assert read_adapters(SHAPE, ("adapters=2", "base_dtype=nf4")).base_dtype is BaseWidth.NF4
+    assert set(ADAPTER_KEYS) == {"adapters", "base_dtype", "device", "compiled", "packed", "turns"}
 
 
 def test_every_fault_of_a_company_is_told_at_once():

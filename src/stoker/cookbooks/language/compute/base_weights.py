@@ -1,18 +1,25 @@
-"""A frozen base on a device: its safetensors, read once, with matrices that share an input side by side."""
+"""A frozen base on a device: its safetensors, read once, with matrices that share an input side by side.
+
+Its blocks are kept as they are computed with, or in four bits: then one block at a time is dequantised into memory that
+all blocks share, once for all adapters of a pass.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from stoker.cookbooks.language.arguments import BaseDtype
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, DecoderShape, shape_of
+from stoker.cookbooks.language.compute.math import can_compile
+from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, dequantise, quantise
 from stoker.core.errors import BadInput
 from stoker.store.weight_files.headers import unreadable_weights
 from stoker.store.weight_files.safetensors import INDEX, SINGLE
@@ -38,6 +45,66 @@ class LayerWeights:
     down_bias: torch.Tensor | None
 
 
+_MATRICES: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The matrices of each field of a block, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedLayer:
+    """A block in four bits: its matrices, and everything else as it is."""
+
+    matrices: Mapping[str, tuple[QuantisedMatrix, ...]]
+    """By the field of a block: one below the other."""
+    rest: Mapping[str, torch.Tensor | None]
+
+
+class QuantisedLayers:
+    """Blocks in four bits. The block that was asked for last is the only one that is valid."""
+
+    def __init__(self, layers: Sequence[QuantisedLayer], device: str, dtype: torch.dtype) -> None:
+        self._layers = layers
+        self._dequantise = _dequantise_on(device)
+        self._shared = {
+            name: torch.empty(sum(one.shape[0] for one in parts), parts[0].shape[1], device=device, dtype=dtype)
+            for name, parts in layers[0].matrices.items()
+        }
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __getitem__(self, number: int) -> LayerWeights:
+        layer = self._layers[number]
+        for name, parts in layer.matrices.items():
+            begin = 0
+            for part in parts:
+                self._dequantise(part, self._shared[name][begin : begin + part.shape[0]])
+                begin += part.shape[0]
+        return LayerWeights(**self._shared, **layer.rest)
+
+    @property
+    def size_bytes(self) -> int:
+        matrices = (part for layer in self._layers for parts in layer.matrices.values() for part in parts)
+        rest = (one for layer in self._layers for one in layer.rest.values() if one is not None)
+        return sum(one.size_bytes for one in matrices) + _size(rest) + _size(self._shared.values())
+
+
+def _dequantise_on(device: str) -> Callable[[QuantisedMatrix, torch.Tensor], None]:
+    if device == "cpu" or not can_compile():
+        return dequantise
+    from stoker.cookbooks.language.compute.gpu_kernels import dequantise_nf4
+
+    return dequantise_nf4
+
+
+def _size(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseWeights:
     """A model that is read and never written."""
@@ -46,31 +113,32 @@ class BaseWeights:
     device: str
     dtype: torch.dtype
     embedding: torch.Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: Sequence[LayerWeights] | QuantisedLayers
     norm: torch.Tensor
     head: torch.Tensor
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Return every weight once."""
-        yield self.embedding
-        for layer in self.layers:
-            yield from (one for name in LayerWeights.__slots__ if (one := getattr(layer, name)) is not None)
-        yield self.norm
-        if self.head is not self.embedding:
-            yield self.head
-
     @property
     def size_bytes(self) -> int:
-        return sum(one.numel() * one.element_size() for one in self.tensors())
+        outside = {id(one): one for one in (self.embedding, self.norm, self.head)}
+        layers = self.layers
+        inside = layers.size_bytes if isinstance(layers, QuantisedLayers) else _size(_each(layers))
+        return _size(outside.values()) + inside
 
 
-def load_base(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> BaseWeights:
+def _each(layers: Iterable[LayerWeights]) -> Iterator[torch.Tensor]:
+    for layer in layers:
+        yield from (one for name in LayerWeights.__slots__ if (one := getattr(layer, name)) is not None)
+
+
+def load_base(
+    folder: Path, *, device: str = "cpu", dtype: str = "float32", base_dtype: BaseDtype = "auto"
+) -> BaseWeights:
     """Read a base from a folder in the hub's layout. Raises `BadInput` if it is not a base, `Damaged`."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     shape = shape_of(config, where=str(folder / "config.json"))
     with ExitStack() as stack:
         files = _Files(folder, stack, device, getattr(torch, dtype))
-        return _assemble(shape, files, device, getattr(torch, dtype))
+        return assemble(shape, files, device, getattr(torch, dtype), base_dtype)
 
 
 class _Files:
@@ -111,47 +179,74 @@ class _Files:
         return found.contiguous()
 
 
-def _assemble(shape: DecoderShape, files: _Files, device: str, dtype: torch.dtype) -> BaseWeights:
+class WeightSource(Protocol):
+    """Where the weights of a base come from."""
+
+    def has(self, name: str) -> bool:
+        """Return True if there is a tensor of that name."""
+
+    def read(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a tensor, which has that shape."""
+
+
+def assemble(
+    shape: DecoderShape, files: WeightSource, device: str, dtype: torch.dtype, base_dtype: BaseDtype
+) -> BaseWeights:
+    """Return a base of such weights."""
     hidden, vocabulary = shape.hidden, shape.vocabulary
     embedding = files.read(EMBEDDING, vocabulary, hidden)
     is_tied = shape.model.is_tied or not files.has(HEAD)
+    numbers = range(shape.layers)
+    layers: Sequence[LayerWeights] | QuantisedLayers
+    if base_dtype == "nf4":
+        layers = QuantisedLayers([_quantised_layer(shape, files, number) for number in numbers], device, dtype)
+    else:
+        layers = tuple(_layer(shape, files, number) for number in numbers)
     return BaseWeights(
         shape=shape,
         device=device,
         dtype=dtype,
         embedding=embedding,
-        layers=tuple(_layer(shape, files, f"model.layers.{number}") for number in range(shape.layers)),
+        layers=layers,
         norm=files.read("model.norm.weight", hidden),
         head=embedding if is_tied else files.read(HEAD, vocabulary, hidden),
     )
 
 
-def _layer(shape: DecoderShape, files: _Files, at: str) -> LayerWeights:
-    model, hidden = shape.model, shape.hidden
+def _layer(shape: DecoderShape, files: WeightSource, number: int) -> LayerWeights:
+    matrices = {field: list(_matrices(shape, files, number, names)) for field, names in _MATRICES.items()}
+    whole = {field: torch.cat(parts) if len(parts) > 1 else parts[0] for field, parts in matrices.items()}
+    return LayerWeights(**whole, **_rest(shape, files, number))
 
-    def weight(*names: str) -> torch.Tensor:
-        parts = [files.read(f"{at}.{name}.weight", *reversed(shape.linear(name.rpartition(".")[2]))) for name in names]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+def _quantised_layer(shape: DecoderShape, files: WeightSource, number: int) -> QuantisedLayer:
+    matrices = {
+        field: tuple(quantise(one) for one in _matrices(shape, files, number, names))
+        for field, names in _MATRICES.items()
+    }
+    return QuantisedLayer(matrices=matrices, rest=_rest(shape, files, number))
+
+
+def _matrices(shape: DecoderShape, files: WeightSource, number: int, names: tuple[str, ...]) -> Iterator[torch.Tensor]:
+    for name in names:
+        outputs_inputs = reversed(shape.linear(name.rpartition(".")[2]))
+        yield files.read(f"model.layers.{number}.{name}.weight", *outputs_inputs)
+
+
+def _rest(shape: DecoderShape, files: WeightSource, number: int) -> dict[str, torch.Tensor | None]:
+    """Return the norms and biases of a block."""
+    at, model, hidden = f"model.layers.{number}", shape.model, shape.hidden
 
     def bias(*names: str) -> torch.Tensor | None:
         if not any(files.has(f"{at}.{name}.bias") for name in names):
             return None
         return torch.cat([files.read(f"{at}.{name}.bias", shape.linear(name.rpartition(".")[2])[1]) for name in names])
 
-    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    inner = ("mlp.gate_proj", "mlp.up_proj")
     norms = model.has_head_norms
-    return LayerWeights(
-        norm1=files.read(f"{at}.input_layernorm.weight", hidden),
-        qkv=weight(*qkv),
-        qkv_bias=bias(*qkv),
-        q_norm=files.read(f"{at}.self_attn.q_norm.weight", model.head_dim) if norms else None,
-        k_norm=files.read(f"{at}.self_attn.k_norm.weight", model.head_dim) if norms else None,
-        o=weight("self_attn.o_proj"),
-        o_bias=bias("self_attn.o_proj"),
-        norm2=files.read(f"{at}.post_attention_layernorm.weight", hidden),
-        gate_up=weight(*inner),
-        gate_up_bias=bias(*inner),
-        down=weight("mlp.down_proj"),
-        down_bias=bias("mlp.down_proj"),
-    )
+    return {
+        "norm1": files.read(f"{at}.input_layernorm.weight", hidden),
+        "q_norm": files.read(f"{at}.self_attn.q_norm.weight", model.head_dim) if norms else None,
+        "k_norm": files.read(f"{at}.self_attn.k_norm.weight", model.head_dim) if norms else None,
+        "norm2": files.read(f"{at}.post_attention_layernorm.weight", hidden),
+        **{f"{field}_bias": bias(*names) for field, names in _MATRICES.items()},
+    }

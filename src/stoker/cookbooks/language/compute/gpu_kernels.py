@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stoker.cookbooks.language.compute.math import PointwiseKernels
+from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, tables
 
 _TILE = 1024
 """Numbers of short rows that one program reads."""
@@ -193,6 +194,27 @@ def _move(
         tl.store(second + place, square, inside)
         tl.store(weights + place, there, inside)
     tl.store(used + place, (there * scale).to(used.dtype.element_ty), inside)
+
+
+@triton.jit
+def _dequantise(codes, scales, sizes, mean, values, magnitudes, out, count, block: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = place < count
+    pair = tl.load(codes + place // 2, inside, 0).to(tl.int32)
+    near = tl.where(place % 2 == 0, pair >> 4, pair & 15)
+    group = place // 64
+    scale = tl.load(scales + group, inside, 0).to(tl.int32)
+    largest = tl.load(magnitudes + scale) * tl.load(sizes + group // 256, inside, 0.0) + tl.load(mean)
+    tl.store(out + place, (tl.load(values + near) * largest).to(out.dtype.element_ty), inside)
+
+
+def dequantise_nf4(matrix: QuantisedMatrix, into: Tensor) -> None:
+    """Write a matrix of four-bit weights in the precision of a contiguous tensor into it."""
+    count = into.numel()
+    values, magnitudes = tables(into.device)
+    _dequantise[(triton.cdiv(count, _FLAT),)](
+        matrix.codes, matrix.scales, matrix.scale_sizes, matrix.mean, values, magnitudes, into, count, block=_FLAT
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,8 +211,8 @@ class PassRunner:
         x = embedding(given.tokens.reshape(n, rows * length), base.embedding)
         more = None
         kept: list[SavedActivations] = []
-        for number, layer in enumerate(base.layers):
-            x, more, one = forward_block(x, more, layer, banks[number], number, now)
+        for number in range(len(base.layers)):
+            x, more, one = forward_block(x, more, base.layers[number], banks[number], number, now)
             if one is not None:
                 kept.append(one)
         x, normed = self._kernels.norm_sum(x, more, base.norm, base.shape.eps)

@@ -216,7 +216,7 @@ class _Running:
         if self._places is None:
             if args.threads is not None:
                 torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
-            base = load_base(Path(args.base), device=self._device, dtype=args.dtype)
+            base = load_base(Path(args.base), device=self._device, dtype=args.dtype, base_dtype=args.base_dtype)
             self._places = ResizableSlots(base)
         return self._places
 

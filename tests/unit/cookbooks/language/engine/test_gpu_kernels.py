@@ -14,6 +14,7 @@ with imported_later():
     import torch
 
     from stoker.cookbooks.language.compute.math import PointwiseKernels
+    from stoker.cookbooks.language.compute.nf4 import dequantise, quantise
     from stoker.cookbooks.language.compute.slots import pointwise_kernels
 
 pytestmark = [
@@ -109,6 +110,16 @@ def test_a_loss_of_numbers_that_are_not_finite_is_none(kernels: Any) -> None:
     losses, gradient = kernels.loss_and_gradient(logits, labels, shares)
     assert losses.isfinite().tolist() == [False, False, True]
     assert gradient.isfinite().all(dim=1).tolist() == [False, False, True]
+
+
+def test_weights_of_four_bits(kind: Any) -> None:
+    from stoker.cookbooks.language.compute.gpu_kernels import dequantise_nf4
+
+    matrix = quantise(drawn(300, 64))
+    found, expected = torch.empty(300, 64, dtype=kind), torch.empty(300, 64, dtype=kind)
+    dequantise_nf4(matrix, found)
+    dequantise(matrix, expected)
+    same([found], [expected])
 
 
 def test_updates_and_members_that_stay(kernels: Any, plain: Any, kind: Any) -> None:
