@@ -130,3 +130,14 @@ def test_two_jobs_differ_first_in_their_config_and_their_numbers_decide(shell: S
     report(shell)
     assert "numbers=1e-6" in done(shell, "crossval", "before", "after", "--limit", "kl=1", code=2).err
     done(shell, "crossval", "before", "after", "--limit", "numbers=1")
+
+
+def test_a_result_that_a_later_run_replaced_in_the_store_is_read_from_its_folder(shell: Shell):
+    (shell.folder / "train.py").write_text(TRAINS.replace("float(sys.argv[1])", "time.time() % 1"))
+    for name in ("first", "second"):
+        done(shell, "run", "--name", name, "--", sys.executable, "train.py", "0.5")
+    assert "w.safetensors: w: 1 value differs" in done(shell, "crossval", "first", "second", code=1).out
+    # An edited file is no result of that job.
+    weights = shell.folder / "stoker-out" / "first" / "w.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    assert "weights not compared" in done(shell, "crossval", "first", "second").out

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.crossval_fleet import trace_on_fleet
-from stoker.cli.crossval_sides import ComparedSide, find_sides, side_values
+from stoker.cli.crossval_sides import ComparedSide, find_sides, hold_reference, side_values
 from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
 from stoker.cli.local_run import CommandInputFetcher
 from stoker.cli.run import carry_out, nodes_to_rerun, running, words_of
@@ -175,6 +175,7 @@ def _compare(call: CommandContext, given: dict[str, Any], reports: ReportFolder 
     if given["dry_run"]:
         _show_commands(call, sides, given["seed"] or SEED)
     with ExitStack() as stack:
+        hold_reference(call, sides, stack)
         traces = trace_on_fleet(call, given, sides, name, stack)
         if given["dry_run"] and any(side.machine for side in sides.values()):
             return 0

@@ -46,7 +46,7 @@ def trace_on_fleet(
 
     client = call.lookup.client_of(call.lookup.wait_for_coordinator(given["at"], limit_s=0.0))
     _check_machines(client, [one.machine for one in remote.values()])
-    prepared = _prepare(call, given, remote, name)
+    prepared, specs = _prepare(call, given, remote, name)
     is_dry = bool(given["dry_run"])
     if not is_dry:
         _start_again(call, client, prepared.jobs)
@@ -54,15 +54,12 @@ def trace_on_fleet(
     code = submit(call, {**options, "at": given["at"]}, prepared, client)
     if is_dry:
         return {}
-    for side, spec in zip(remote, prepared.jobs, strict=True):
+    for side, spec in specs.items():
         _require_completed(client, spec, f"{side} on {remote[side].machine}")
     if code:
         raise WorkFailed("the sides did not complete", hint="stoker jobs")
     top = stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-crossval-"))
-    return {
-        f"{side}_trace": _fetch(call, spec, os.path.join(top, side))
-        for side, spec in zip(remote, prepared.jobs, strict=True)
-    }
+    return {f"{side}_trace": _fetch(call, spec, os.path.join(top, side)) for side, spec in specs.items()}
 
 
 def _check_machines(client: FleetClient, names: Sequence[str]) -> None:
@@ -75,11 +72,11 @@ def _check_machines(client: FleetClient, names: Sequence[str]) -> None:
 
 def _prepare(
     call: CommandContext, given: Mapping[str, Any], remote: Mapping[str, ComparedSide], name: str
-) -> PreparedSubmission:
-    """Return the jobs of the sides as one submission."""
+) -> tuple[PreparedSubmission, dict[str, JobSpec]]:
+    """Return the jobs of the sides as one submission, and the job of each side: one, if both are the same work."""
     from stoker.jobs.submission import prepare
 
-    made = []
+    made: dict[str, PreparedSubmission] = {}
     for side, one in remote.items():
         values = {**trace_values(given), "runtime": one.runtime, "machine": one.machine}
         if not one.choice.url:
@@ -90,15 +87,17 @@ def _prepare(
             name=f"{name}-{side}",
             fields={"allowed_hosts": (one.machine,)},
         )
-        made.append(prepare(request, builder=call.builder(), code=call.parts.code))
+        made[side] = prepare(request, builder=call.builder(), code=call.parts.code)
     call.parts.code.save()
-    trees = {one.digest: one for prepared in made for one in prepared.shipments}
-    return changed(
-        made[0],
-        jobs=tuple(job for prepared in made for job in prepared.jobs),
-        notes=tuple(dict.fromkeys(note for prepared in made for note in prepared.notes)),
+    trees = {one.digest: one for prepared in made.values() for one in prepared.shipments}
+    jobs = {job.id: job for prepared in reversed(made.values()) for job in prepared.jobs}
+    whole = changed(
+        next(iter(made.values())),
+        jobs=tuple(reversed(jobs.values())),
+        notes=tuple(dict.fromkeys(note for prepared in made.values() for note in prepared.notes)),
         shipments=tuple(trees.values()),
     )
+    return whole, {side: prepared.jobs[0] for side, prepared in made.items()}
 
 
 def _start_again(call: CommandContext, client: FleetClient, specs: Iterable[JobSpec]) -> None:

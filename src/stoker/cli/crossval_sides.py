@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from stoker.cli.context import CommandContext
 from stoker.core.errors import LocalFile, StokerError, Usage
 from stoker.core.frozen import frozen
 from stoker.crossval.plugin_lines import PluginCommand
-from stoker.crossval.reference import find_reference
+from stoker.crossval.reference import find_reference, use_reference
 from stoker.crossval.runtimes import (
     RUNTIMES,
     SEED,
@@ -20,6 +21,7 @@ from stoker.crossval.runtimes import (
     read_runtime,
     runtimes_for,
 )
+from stoker.host.identity import mine
 from stoker.store.environment_cache import EnvironmentCache
 
 _URLS = ("http://", "https://")
@@ -81,6 +83,15 @@ def find_sides(call: CommandContext, given: Mapping[str, Any]) -> dict[str, Comp
             choice=choice, runtime=runtime, model=choice.url or whole, machine=machine, command=command
         )
     return found
+
+
+def hold_reference(call: CommandContext, sides: Mapping[str, ComparedSide], stack: ExitStack) -> None:
+    """Keep the fetched reference from being pruned until `stack` closes, if a side runs in it here."""
+    shelf = EnvironmentCache(call.parts.settings.envs, clock=call.parts.clock)
+    found = find_reference(shelf)
+    commands = [one.command.argv[0] for one in sides.values() if one.command is not None and not one.machine]
+    if found is not None and found.interpreter in commands:
+        stack.enter_context(use_reference(shelf, found.tag, owner=mine()))
 
 
 def find_model(folder: str) -> str:

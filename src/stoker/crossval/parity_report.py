@@ -52,6 +52,8 @@ class Sides:
                 f"{side} machine": header.machine.get("name", ""),
                 f"{side} tokenizer": header.tokenizer_sha256,
             }
+            if found := header.fallbacks:
+                facts[f"{side} did not run as requested"] = "; ".join(found)
         return cls(candidate=_side(ours), reference=_side(theirs), facts=facts)
 
 

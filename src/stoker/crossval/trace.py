@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stoker.core.errors import StageInputError
 from stoker.core.frozen import fields_of, fresh, frozen
 from stoker.core.jsontext import dumps, loads
+from stoker.crossval.plugin_messages import Loaded, LoadRequest, RanWith, fallbacks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,6 +88,24 @@ class TraceHeader:
         """Precisions that decide how exact this side can be."""
         found = (str(self.ran.get(name, "")) for name in ("weights", "kv", "compute"))
         return tuple(one for one in found if one.lower() not in ("", "none"))
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """In what this side did not run as requested."""
+        if not self.requested:
+            return ()
+        ran = {name: self.ran.get(name, "") for name in ("device", "weights", "kv", "flash", "compute")}
+        loaded = Loaded(
+            n_vocab=self.n_vocab,
+            n_layers=self.n_layers,
+            width=self.width,
+            ran=RanWith(**ran, kernels=tuple(map(str, self.ran.get("kernels", ())))),
+            tensors=self.tensors,
+            used=self.used,
+            tokenizer_sha256=self.tokenizer_sha256,
+        )
+        asked = {name: self.requested[name] for name in ("device", "precision") if name in self.requested}
+        return fallbacks(LoadRequest(model=self.model, **asked), loaded)
 
 
 class Trace:
