@@ -9,6 +9,7 @@ from contextlib import suppress
 from stoker.core.frozen import frozen
 from stoker.core.text import outside
 from stoker.engine.metrics.curve_reader import CurveReader, ReadCurve
+from stoker.engine.metrics.metric_levels import TimedPoint
 from stoker.engine.metrics.metric_names import preference
 from stoker.engine.metrics.metrics_file import SUFFIX
 
@@ -17,6 +18,8 @@ MOST_POINTS = 4000
 FEWEST_POINTS = 50
 _PROGRAM = ".program"
 _DEFAULT_NAMES = 4
+_JITTER_S = 5.0
+"""By so much several writers of one curve may be apart."""
 
 
 @frozen
@@ -100,11 +103,25 @@ def _wanted(names: Sequence[str], known: Mapping[str, object]) -> list[str]:
 
 
 def _borders(curves: Iterable[ReadCurve], attempts: Mapping[int, float]) -> dict[int, int]:
-    """Return the lowest step that each attempt after the first reported itself: earlier values keep their times."""
-    points = [point for curve in curves for point in curve.points]
-    found = {}
-    for number, started_s in sorted(attempts.items())[1:]:
-        own = [step for step, _, at_s in points if at_s >= started_s]
-        if own:
-            found[number] = min(own)
-    return found
+    """Return the lowest step that each attempt after the first reported itself.
+
+    Values of earlier attempts keep their times, which may be of a machine whose clock is ahead: those of one attempt
+    follow each other in time, and none is from before its start.
+    """
+    found: dict[int, int] = {}
+    for curve in curves:
+        end = len(curve.points)
+        for number, started_s in sorted(attempts.items(), reverse=True)[:-1]:
+            begin = _begin_of(curve.points, end, started_s)
+            if begin < end:
+                step = curve.points[begin][0]
+                found[number], end = min(found.get(number, step), step), begin
+    return dict(sorted(found.items()))
+
+
+def _begin_of(points: Sequence[TimedPoint], end: int, started_s: float) -> int:
+    """Return where the last points before `end` begin that were measured one after the other since a time."""
+    at = end
+    while at and points[at - 1][2] >= started_s and (at == end or points[at - 1][2] <= points[at][2] + _JITTER_S):
+        at -= 1
+    return at

@@ -133,9 +133,16 @@ class RunRoutes:
 
     def _series(self, job: JobMatch, tries: Sequence[AttemptView], asked: CurveRange) -> SeriesView:
         files = joined_files(curve_files(self._folder(job, one).metrics_folder) for one in tries)
-        started_s = {one.number: one.started_s for one in tries if one.started_s is not None}
+        started_s = {one.number: self._started_s(job, one) for one in tries if one.started_s is not None}
         curves = read_job_curves(files, asked, started_s)
         return series_view(job.name, curves, min(started_s.values(), default=None))
+
+    def _started_s(self, job: JobMatch, one: AttemptView) -> float:
+        """Return when an attempt began by its machine's clock, as its values have it; else by ours."""
+        try:
+            return self._folder(job, one).begun().started_s
+        except StokerError:
+            return one.started_s or 0.0
 
     async def stages(self, ref: Ref, attempt: Number | None = None) -> Response:
         """Return the stages of a job's last attempt, or of one, as a graph in layers."""
