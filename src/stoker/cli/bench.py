@@ -168,18 +168,12 @@ def open_model(
     """Start the runtime of a model on this machine: the given one, or that of its form. Caller closes."""
     from stoker.crossval.model_subject import ModelLoad
     from stoker.crossval.model_subject import open_model as opened
-    from stoker.crossval.reference import find_reference
-    from stoker.crossval.runtimes import RuntimePlaces, model_form
-    from stoker.store.environment_cache import EnvironmentCache
+    from stoker.crossval.reference import runtime_places
+    from stoker.crossval.runtimes import model_form
     from stoker.store.memo import digest_path
 
     parts, settings = call.parts, call.parts.settings
-    reference = find_reference(EnvironmentCache(settings.envs, clock=parts.clock))
-    places = RuntimePlaces(
-        environment=settings.environment,
-        folder=settings.folder,
-        reference=reference.interpreter if reference is not None else "",
-    )
+    places = runtime_places(settings.envs, environment=settings.environment, folder=settings.folder, clock=parts.clock)
     return opened(
         model if model_form(model) == "server" else call.path(model),
         runtime,

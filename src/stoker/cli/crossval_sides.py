@@ -11,7 +11,7 @@ from stoker.cli.context import CommandContext
 from stoker.core.errors import LocalFile, StokerError, Usage
 from stoker.core.frozen import frozen
 from stoker.crossval.plugin_lines import PluginCommand
-from stoker.crossval.reference import find_reference, use_reference
+from stoker.crossval.reference import find_reference, runtime_places, use_reference
 from stoker.crossval.runtimes import (
     RUNTIMES,
     SEED,
@@ -145,10 +145,7 @@ def _default(side: str, model: str) -> str:
 
 
 def _places(call: CommandContext) -> RuntimePlaces:
-    parts = call.parts
-    reference = find_reference(EnvironmentCache(parts.settings.envs, clock=parts.clock))
-    return RuntimePlaces(
-        environment=parts.settings.environment,
-        folder=parts.settings.folder,
-        reference=reference.interpreter if reference is not None else "",
+    settings = call.parts.settings
+    return runtime_places(
+        settings.envs, environment=settings.environment, folder=settings.folder, clock=call.parts.clock
     )

@@ -388,15 +388,10 @@ def _in(choice: RuntimeChoice, interpreter: str) -> RuntimeChoice:
 def _places() -> RuntimePlaces:
     """Return where runtimes are looked for in this process, which has the variables of its run."""
     from stoker.core.clock import SystemClock
-    from stoker.crossval.reference import find_reference
-    from stoker.crossval.runtimes import RuntimePlaces
+    from stoker.crossval.reference import runtime_places
     from stoker.engine.recipe import surroundings
-    from stoker.store.environment_cache import EnvironmentCache
 
-    folder = surroundings().environments()
-    reference = find_reference(EnvironmentCache(folder, clock=SystemClock())) if folder else None
-    return RuntimePlaces(
-        environment=dict(os.environ),  # noqa: TID251 - nothing passes them to stages
-        folder=os.getcwd(),
-        reference=reference.interpreter if reference is not None else "",
+    environment = dict(os.environ)  # noqa: TID251 - nothing passes them to stages
+    return runtime_places(
+        surroundings().environments(), environment=environment, folder=os.getcwd(), clock=SystemClock()
     )

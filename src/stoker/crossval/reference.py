@@ -131,6 +131,14 @@ def find_reference(shelf: EnvironmentCache, tag: str = "") -> Reference | None:
     return next((one for one in known if wanted in (None, (one.distribution, one.version))), None)
 
 
+def runtime_places(envs: str, *, environment: Mapping[str, str], folder: str, clock: Clock) -> RuntimePlaces:
+    """Return where runtimes are looked for: `folder`, and the newest reference below `envs` (empty: not known)."""
+    found = find_reference(EnvironmentCache(envs, clock=clock)) if envs else None
+    return RuntimePlaces(
+        environment=environment, folder=folder, reference=found.interpreter if found is not None else ""
+    )
+
+
 @contextmanager
 def use_reference(shelf: EnvironmentCache, tag: str = "", *, owner: ProcessIdentity) -> Iterator[Reference]:
     """Return an installed reference for a block: while `owner` lives and is in it, no prune deletes it.

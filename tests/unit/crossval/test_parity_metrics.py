@@ -40,6 +40,18 @@ def test_measures_are_those_of_their_definitions(r: list[float], data: st.DataOb
     assert row.max_abs == pytest.approx(max(abs((b - cm) - (a - rm)) for a, b in zip(r, c, strict=True)), abs=1e-9)
 
 
+@pytest.mark.parametrize("size", [5, 64, 639, 704, 1000, 32_001])
+def test_the_first_tokens_of_a_large_vocabulary_are_those_of_a_sort(size: int):
+    random = np.random.default_rng(size)
+    r, c = (random.normal(size=size).astype("<f4") for _ in range(2))
+    c[: size // 2] = r[: size // 2]
+    both = set(np.argsort(r)[-5:].tolist()) & set(np.argsort(c)[-5:].tolist())
+    row = compare_logits(0, r, c)
+    assert (row.top5, row.top1) == (len(both) / 5, int(r.argmax()) == int(c.argmax()))
+    lengths = math.sqrt(float(r.astype(float) @ r)) * math.sqrt(float(c.astype(float) @ c))
+    assert row.cosine == pytest.approx(float(r.astype(float) @ c) / lengths, abs=1e-12)
+
+
 def test_a_shift_of_all_logits_is_no_difference():
     r = np.linspace(-3, 3, 100)
     row = compare_logits(0, r, r - 800.0)

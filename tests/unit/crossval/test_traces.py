@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,17 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path):
     assert np.allclose(trace.layer(2), model.layer(1, model.layer(0, model.embedding)), atol=1e-5)
     assert [pos for pos, _ in trace.decoded()] == list(range(6, 12))
     assert len(list(trace.logits())) == len(IDS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"n_vocab": "x"}, {"n_vocab": -1}, {"width": None}, {"ids": 7}, {"layers": 3}, {"tokens": [[None]]}, {"v": 9}],
+)
+def test_a_header_of_another_machine_is_not_believed(tmp_path: Path, change: dict[str, Any]):
+    path = Path(Model().trace(tmp_path / "t").folder, "trace.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(StageInputError):
+        Trace(str(path.parent))
 
 
 @pytest.mark.parametrize("name", ["trace.json", "logits.f32", "layers.f32", "decode.f32"])
