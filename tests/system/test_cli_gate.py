@@ -132,6 +132,7 @@ def test_a_program_that_fails_or_is_interrupted_leaves_a_report(shell: Shell, co
     report.unlink()
     running = start("echo x >> runs; test $(wc -l < runs) -lt 4 || sleep 60")
     wait_until(lambda: (shell.folder / "runs").exists() and len((shell.folder / "runs").read_text()) >= 8)
+    assert "did not finish" in report.read_text(), "what a kill would leave"
     running.send_signal(signal.SIGINT)
     assert finish(running).code == 130
     body = json.loads(report.read_text())

@@ -92,6 +92,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     bench = Bench(subject, parts.clock, machine=machine_here(call), versions=versions_here(call))
     warmup = 1 if given["warmup"] is None else given["warmup"]
     try:
+        # A process that is killed leaves this, and not an earlier result.
+        _write(bench.result(WorkFailed("the benchmark did not finish", hint="run it again")), path)
         for _ in busy_between(call, "run {number}", bench.steps(given["runs"] or _RUNS, warmup=warmup)):
             pass
     except BaseException as error:

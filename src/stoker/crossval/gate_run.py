@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from stoker.core.clock import Clock
-from stoker.core.errors import StokerError, Usage
+from stoker.core.errors import StokerError, Usage, WorkFailed
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.crossval.bench import BenchSubject, ProgramSubject
 from stoker.crossval.gate import GateFacts, GateResult, PairedGate, report_of_gate
@@ -105,6 +105,8 @@ def run_gate(
             write_receipt(receipt, receipt_path(request.reports[0]))
         return made
 
+    # A process that is killed leaves this, and not the report of an earlier gate.
+    report(GateResult(verdicts=()), WorkFailed("the gate did not finish", hint="run it again"))
     with ExitStack() as opened:
         try:
             sides, notes = _sides(request, read_sides(), place)
