@@ -12,13 +12,15 @@ from tests.system.shell import Done, Shell, finish, wait_until
 
 pytest.importorskip("xllamacpp")
 
-# Answers everything but the token ids: then it exits.
+REPORTS = {"parity.html", "parity.md", "parity.xml", "report.json", "parity.json", "parity.receipt.json"}
+
+# Loads a model; then it exits.
 CRASHES = """
 import json, sys
 for line in sys.stdin:
     request = json.loads(line)
     if request["op"] == "hello":
-        print(json.dumps({"v": 1, "name": "crashes", "version": "1", "can": ["logits"]}), flush=True)
+        print(json.dumps({"v": 1, "name": "crashes", "version": "1", "can": ["tokenize", "logits"]}), flush=True)
     elif request["op"] == "load":
         ran = {"device": "cpu", "weights": "F32", "kv": "F32", "flash": False, "kernels": []}
         print(json.dumps({"ok": True, "n_vocab": 100, "n_layers": 2, "ran": ran, "tensors": 0, "used": 0}), flush=True)
@@ -51,7 +53,7 @@ def done(shell: Shell, *words: object, code: int = 0) -> Done:
 
 def report(shell: Shell, name: str = "crossval") -> Path:
     folder = shell.folder / "stoker-out" / name
-    assert {"parity.html", "parity.md", "parity.xml", "report.json"} <= {one.name for one in folder.iterdir()}
+    assert REPORTS - {"parity.json", "parity.receipt.json"} <= {one.name for one in folder.iterdir()}
     return folder
 
 
@@ -63,6 +65,8 @@ def test_a_model_is_compared_found_by_itself_and_the_second_time_nothing_runs(sh
     assert verdict["candidate"]["model"] == Path(model).name
     second = done(shell, "crossval", "--candidate", "llama.cpp", "--positions", "16")
     assert "all 3 stages were cached" in second.out
+    # Reports are replaced, not kept beside.
+    assert {one.name for one in report(shell).iterdir()} == REPORTS
     shown = done(shell, "crossval", "--candidate", "llama.cpp", "--dry-run").out
     assert "OMP_NUM_THREADS=1" in shown
     receipt = "stoker-out/crossval/parity.receipt.json"
@@ -79,7 +83,8 @@ def test_a_plug_in_that_crashes_leaves_a_report_with_its_last_words(shell: Shell
     stale = shell.folder / "stoker-out" / "crossval" / "parity.json"
     stale.parent.mkdir(parents=True)
     stale.write_text('{"outcome": "passed"}')
-    found = done(shell, "crossval", "--model", model, "--candidate", "./crashes.py", code=1)
+    sides = ("--candidate", "llama.cpp", "--reference", "./crashes.py")
+    found = done(shell, "crossval", "--model", model, *sides, code=1)
     assert "exit" in found.err
     body = json.loads((report(shell) / "report.json").read_text())
     assert (body["outcome"], body["about"]["exit code"]) == ("error", 1)
@@ -97,8 +102,6 @@ def test_a_comparison_that_is_killed_leaves_no_pass_and_keeps_others_out_of_its_
     finish(running)
     body = json.loads((report(shell) / "report.json").read_text())
     assert (body["outcome"], body["reason"]) == ("error", "the comparison did not finish")
-    done(shell, "crossval", "--model", model, "--candidate", "llama.cpp", "--positions", "4")
-    assert {one.name for one in report(shell).iterdir() if "~" in one.name} == set()
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def record_trace(plugin: Plugin, request: TraceRequest, folder: str, clock: Cloc
         require_promised(request.load, loaded, label=request.label)
     tokens = tuple(plugin.tokenize(text) for text in request.texts) if "tokenize" in info.can else ()
     ids = request.ids or tuple(one for row in tokens for one in row)[: request.positions]
-    _check_ids(ids, loaded, request)
+    _check_ids(ids, loaded, request, has_tokenizer="tokenize" in info.can)
     first = decode_from(len(ids))
     with TraceWriter(folder) as writer:
         began_s = clock.monotonic_s()
@@ -94,10 +94,10 @@ def _write(writer: TraceWriter, row: PluginRow, name: str, count: int) -> None:
         writer.append(name, row.values.cast("B"))
 
 
-def _check_ids(ids: Sequence[int], loaded: Loaded, request: TraceRequest) -> None:
+def _check_ids(ids: Sequence[int], loaded: Loaded, request: TraceRequest, *, has_tokenizer: bool) -> None:
     if not ids:
-        why = "makes no token of the texts" if request.texts else "got no text"
-        raise StageInputError(f"{request.label} {why}", hint="give token ids, or a longer text")
+        why = "makes no token of the texts" if has_tokenizer else "has no tokenizer, and got no token ids"
+        raise StageInputError(f"{request.label} {why}", hint="a longer --text; a reference needs a tokenizer")
     if loaded.n_vocab and max(ids) >= loaded.n_vocab:
         raise StageInputError(
             f"token {max(ids)} is beyond the vocabulary of {request.label}, which has {loaded.n_vocab} tokens",
