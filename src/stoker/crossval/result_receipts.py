@@ -46,12 +46,13 @@ def write_receipt(statement: Statement, path: str) -> None:
 
 
 def subjects_of(paths: Iterable[str], sides: Iterable[Mapping[str, Any]] = ()) -> list[Subject]:
-    """Return files that were written, and the models among sides, as what a receipt is about."""
+    """Return files that were written, and models, files and jobs among sides, as what a receipt is about."""
     found = [Subject(name=os.path.basename(path), digest={"sha256": hash_file(path)[0]}) for path in paths]
     for side in sides:
         digest = side.get("digest")
         if isinstance(digest, Mapping) and digest:
-            found.append(Subject(name=os.path.basename(str(side.get("model", "model"))), digest=dict(digest)))
+            path = next((str(side[key]) for key in ("model", "file", "job") if side.get(key)), "candidate")
+            found.append(Subject(name=os.path.basename(path), digest=dict(digest)))
     return list({(one.name, *one.digest.values()): one for one in found}.values())
 
 

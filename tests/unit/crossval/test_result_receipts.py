@@ -55,7 +55,8 @@ def receipt(result: GateResult, folder: Path, error: BaseException | None = None
     path = str(folder / "gate.json")
     report = report_of_gate(result, FACTS, error)
     write_report(report, path)
-    sides: dict[str, Any] = {"baseline": {"kind": "program"}, "candidate": {"kind": "program", "argv": ["new"]}}
+    candidate = {"kind": "file", "file": "runs/new.json", "digest": {"sha256": "cd" * 32}}
+    sides: dict[str, Any] = {"baseline": {"kind": "program"}, "candidate": candidate}
     made = receipt_of_gate(report, sides, [path], {"stoker": "1"})
     write_receipt(made, receipt_path(path))
     return made, report
@@ -80,7 +81,7 @@ def test_the_receipt_of_a_gate_verifies_and_its_verdict_follows_from_its_rows(
 ) -> None:
     made, _ = receipt(gated({"perplexity": 10.0, "tokens_per_second": 100.0}, candidate), tmp_path)
     found = verified(tmp_path)
-    assert (found.what, found.differs, found.verified_files) == ("gate", (), 1)
+    assert (found.what, found.differs, found.verified_files, found.missing) == ("gate", (), 1, ("new.json",))
     assert found.result == result
     measured = {one["measure"]: one for one in made.predicate["stoker_measures"] if one["test"] == "perplexity"}
     assert set(measured) == {"interval of the change", "change of a pair"}
