@@ -33,6 +33,7 @@ SHARE = 0.60
 MEMORY = 0.45
 WITHIN = 1.15
 EVALUATED = 1 / 0.9
+FOUR_BITS = 1 / 0.75
 UNIFORM = {
     "32x512": ("32 adapters", "8x512"),
     "ranks-512": ("ranks 8, 16 and 64 together", "8x512"),
@@ -59,13 +60,14 @@ Parts = dict[str, dict[str, Any]]
 
 
 def main() -> int:
-    measure = recordings.by_sides("adapters_peft.py", "adapters_company.py", "adapters_run.py")
+    measure = recordings.by_sides("adapters_peft.py", "adapters_company.py", "adapters_run.py", "adapters_nf4.py")
     bench, recording = recordings.start("adapters_gpu", str(__doc__), "adapters_h200.json", measure)
     told = recording.told
     peft, company = _figures(told.get("peft", {}), "peft"), _figures(told.get("company", {}), "company")
     _speeds(bench, peft, company)
     _sameness(bench, company)
     _whole_runs(bench, told.get("run", {}))
+    _four_bits(bench, told.get("nf4", {}))
     _memory(bench, peft, company)
     _context(bench, told)
     _rungs(bench, told.get("company", {}))
@@ -133,6 +135,16 @@ def _whole_runs(bench: Benchmark, runs: Parts) -> None:
         if "whole_s" in part and "first_update_s" in part:
             whole = f"{part['whole_s']:.0f} s in all, {part['first_update_s']:.0f} s before its first update"
             bench.notes.append(f"The whole run {name}, in an empty home: {whole} ({part['told'][-1]}).")
+
+
+def _four_bits(bench: Benchmark, parts: Parts) -> None:
+    question = "8 adapters over a Llama of 8 G in four bits"
+    for size in (512, 2048):
+        ours, theirs = _seconds(parts.get(f"nf4-{size}")), _seconds(parts.get(f"auto-{size}"))
+        asked = f"{question}, {size:,} tokens of each in a step: 1 M tokens"
+        bench.rows.append(_seconds_row(asked, "the same base in bf16", ours, theirs, FOUR_BITS))
+    taken = parts.get("nf4-512", {}).get("base_bytes")
+    bench.rows.append(row(f"{question}: GB of the base", "5.6 GB", taken / 1e9 if taken else None, 5.6, 1.0))
 
 
 def _rungs(bench: Benchmark, company: Parts) -> None:

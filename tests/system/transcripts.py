@@ -13,6 +13,7 @@ from tests.system.pasting import Ran
 _MACHINE = r"(?:.*; )?\d+ cores?, "
 """How the line about the machine begins, after its name: devices if there are any, then cores."""
 _CHANCE = (
+    (re.compile(r"[\d,]+ during updates( \([^)]*\))?"), "SPEED during updates"),
     # What takes long says so now and then.
     (re.compile(r"(?m)^  (\S+( \S+)? +\d+(\.\d+)?m?s( +step \d.*)?|\d+ together +\S.* tokens/s)\n"), ""),
     (re.compile(rf"(?m)^\S+: {_MACHINE}[^;\n]*?\(\w+\)"), "MACHINE"),

@@ -204,7 +204,9 @@ def _dequantise(codes, scales, sizes, mean, values, magnitudes, out, count, bloc
     near = tl.where(place % 2 == 0, pair >> 4, pair & 15)
     group = place // 64
     scale = tl.load(scales + group, inside, 0).to(tl.int32)
-    largest = tl.load(magnitudes + scale) * tl.load(sizes + group // 256, inside, 0.0) + tl.load(mean)
+    # In 64 bits, so that product and sum are rounded one after the other, as in torch.
+    product = tl.load(magnitudes + scale).to(tl.float64) * tl.load(sizes + group // 256, inside, 0.0).to(tl.float64)
+    largest = product.to(tl.float32) + tl.load(mean)
     tl.store(out + place, (tl.load(values + near) * largest).to(out.dtype.element_ty), inside)
 
 

@@ -101,6 +101,10 @@ class _Running:
         self._cap = AllocatorLimit(None if self._device == "cpu" else CurrentDeviceAllocator())
         self._stepping = MultiAdapterStepper(is_gpu=self._device != "cpu", tell=self._tell_all)
         self._times = TimeShares(self._clock)
+        self._loaded_s = 0.0
+        """When the first members were loaded."""
+        self._tokens = self._joined = 0
+        """Trained by all members, without padding; and the number of members so far."""
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: tuple[AdapterMember, Future[float]] | None = None
         self._step = 0
@@ -196,6 +200,8 @@ class _Running:
                     self._turn_away(begun[slot].attempt, error)
             return
         now_s = self._clock.monotonic_s()
+        self._loaded_s = self._loaded_s or now_s
+        self._joined += len(newcomers)
         for slot in newcomers:
             self._stepping.take_place(slot)
             self._members[slot] = begun[slot]
@@ -274,7 +280,7 @@ class _Running:
 
     def _unless_compiling(self, slots: Slots) -> Callable[[], Activity | None]:
         shapes = slots.shapes_prepared
-        return lambda: None if slots.shapes_prepared == shapes else "compiling"
+        return lambda: None if self._device == "cpu" or slots.shapes_prepared == shapes else "compiling"
 
     def _share_cost(self, done: dict[int, Tally], spent_s: float) -> None:
         everything = sum(tally.padded_tokens for tally in done.values())
@@ -297,6 +303,7 @@ class _Running:
         watch = self._watches[member.slot]
         watch.tokens += update.tokens
         watch.tokens_in_all += update.tokens
+        self._tokens += update.tokens
         return True
 
     def _evaluate(self, members: Iterable[AdapterMember]) -> dict[int, Pairs]:
@@ -430,9 +437,13 @@ class _Running:
         watch = self._watches[member.slot]
         spent = self._times.since(watch.begun)
         took_s = self._clock.monotonic_s() - watch.begun_s
-        text = shares_text(spent, tokens=watch.tokens_in_all, took_s=took_s)
-        member.attempt.job.log(text)
-        member.attempt.job.tell(text, at_once=True)
+        member.attempt.job.log(shares_text(spent, tokens=watch.tokens_in_all, took_s=took_s))
+        if len(self._members) == 1:
+            # The last one speaks for all that were trained here.
+            took_s = self._clock.monotonic_s() - self._loaded_s
+            text = shares_text(self._times.so_far(), tokens=self._tokens, took_s=took_s)
+            together = f"{self._joined} adapters, " if self._joined > 1 else ""
+            member.attempt.job.tell(f"{together}{text}", at_once=True)
         made = write_result(member, weights, self._places.base)
         self._leave(member)
         # Released before the end is reported: another training may take it then.
