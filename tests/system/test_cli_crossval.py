@@ -90,6 +90,11 @@ def test_a_plug_in_that_crashes_leaves_a_report_with_its_last_words(shell: Shell
     assert (body["outcome"], body["about"]["exit code"]) == ("error", 1)
     assert "crashes.py" in body["reason"]
     assert not stale.exists()
+    # A known failure of a runtime is accepted until its day; a pipeline sees it as skipped.
+    known = done(shell, "crossval", "--model", model, *sides, "--xfail", "0.6 can't load it until 2027-06-01")
+    assert "expected failure until 2027-06-01: 0.6 can't load it" in known.err
+    assert 'failures="0" errors="0" skipped="1"' in (report(shell) / "parity.xml").read_text()
+    assert "expected failure until" in (report(shell) / "parity.html").read_text()
 
 
 def test_a_comparison_that_is_killed_leaves_no_pass_and_keeps_others_out_of_its_folder(shell: Shell, model: str):

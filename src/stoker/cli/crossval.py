@@ -31,7 +31,7 @@ from stoker.core.errors import (
 from stoker.crossval.ladder import Outcome
 from stoker.crossval.limits import TIERS, with_changes
 from stoker.crossval.runtimes import RUNTIMES, SEED, determinism
-from stoker.crossval.xfail import ExpectedFailure, accept
+from stoker.crossval.xfail import Accepted, ExpectedFailure, accept, accept_failed_run
 from stoker.jobs.execution import Continuation
 from stoker.jobs.request import JobRequest
 from stoker.store.tree_views import open_view
@@ -197,11 +197,12 @@ def _compare(call: CommandContext, given: dict[str, Any], reports: ReportFolder 
         error = dict((end.error if end is not None else None) or {"message": "the run failed"})
         reports.fail({"exit_code": code, **error})
         call.out.note(f"report: {reports.folder}")
-        return code
+        accepted = accept_failed_run(code, expected, today)
+        return 0 if _is_accepted(call, accepted, reports) else code
     for found in job.results().found:
         for part in found.fetch(lambda _size_bytes: None):
             reports.take(open_view(call.parts.store, part.record))
-    return _conclude(call, reports.folder, expected, today)
+    return _conclude(call, reports, expected, today)
 
 
 def _limit(text: str) -> tuple[str, float]:
@@ -230,10 +231,20 @@ def _show_commands(call: CommandContext, sides: Mapping[str, ComparedSide], seed
         call.out.line(f"  {' '.join(words)}")
 
 
-def _conclude(call: CommandContext, folder: str, expected: ExpectedFailure | None, today: date) -> int:
+def _is_accepted(call: CommandContext, accepted: Accepted, reports: ReportFolder) -> bool:
+    """Return True if a failure is an expected one; the reports say so then."""
+    if accepted.note:
+        call.out.note(f"note: {accepted.note}")
+    if accepted.is_pass:
+        reports.accept(accepted.note)
+    return accepted.is_pass
+
+
+def _conclude(call: CommandContext, reports: ReportFolder, expected: ExpectedFailure | None, today: date) -> int:
     """Print the verdict; return the exit code, or raise what the verdict means."""
     from stoker.crossval.parity_report import VERDICT, read_verdict
 
+    folder = reports.folder
     verdict = read_verdict(os.path.join(folder, VERDICT))
     out = call.out
     out.object({"report": folder, **verdict.to_json()})
@@ -242,9 +253,11 @@ def _conclude(call: CommandContext, folder: str, expected: ExpectedFailure | Non
     )
     out.line(f"report: {os.path.join(near_path(folder, call.parts.settings.folder), 'parity.html')}")
     accepted = accept(verdict, expected, today)
-    if accepted.note:
-        out.note(f"note: {accepted.note}")
-    if accepted.is_pass:
+    if verdict.outcome is Outcome.PASSED:
+        if accepted.note:
+            out.note(f"note: {accepted.note}")
+        return 0
+    if _is_accepted(call, accepted, reports):
         return 0
     data = {"report": folder, "first_divergence": verdict.first.to_json() if verdict.first else None}
     if verdict.outcome is Outcome.UNDECIDED:

@@ -24,6 +24,9 @@ from stoker.views.html_pages import figure, page
 
 NAMES = {".json": report_json, ".md": report_markdown, ".xml": report_junit}
 VERDICT = "parity.json"
+PAGE = "parity.html"
+_OUTCOME = "<p><strong>"
+"""The beginning of the line with the outcome, in the page."""
 RECEIPT = "parity.receipt.json"
 LARGEST_BYTES = 1 << 30
 _PLOTTED = ("nmse", "kl", "max_abs_sd", "cosine")
@@ -113,11 +116,23 @@ def write_forms(report: CheckReport, folder: str) -> None:
     _write(report, folder, [])
 
 
+def accept_forms(report: CheckReport, note: str, folder: str) -> None:
+    """Write all forms of a report whose failure was expected; the page keeps its plots, and gets the note."""
+    _write_texts(report, folder)
+    path = os.path.join(folder, PAGE)
+    text = read_regular(path, LARGEST_BYTES).decode("utf-8", "replace")
+    write_file(path, text.replace(_OUTCOME, f"<p>{escape(note)}</p>{_OUTCOME}", 1).encode("utf-8", "replace"))
+
+
 def _write(report: CheckReport, folder: str, figures: Sequence[str]) -> None:
+    _write_texts(report, folder)
+    write_file(os.path.join(folder, PAGE), parity_page(report, figures).encode("utf-8", "replace"))
+
+
+def _write_texts(report: CheckReport, folder: str) -> None:
     for ending, writer in NAMES.items():
         name = "report.json" if ending == ".json" else f"parity{ending}"
         write_file(os.path.join(folder, name), writer(report).encode("utf-8", "replace"))
-    write_file(os.path.join(folder, "parity.html"), parity_page(report, figures).encode("utf-8", "replace"))
 
 
 def parity_page(report: CheckReport, figures: Sequence[str]) -> str:
@@ -132,7 +147,7 @@ def parity_page(report: CheckReport, figures: Sequence[str]) -> str:
         for name, value in report.about.items()
     )
     parts = [
-        f"<p><strong>{escape(report.outcome)}</strong>{escape(f': {report.reason}' if report.reason else '')}</p>",
+        f"{_OUTCOME}{escape(report.outcome)}</strong>{escape(f': {report.reason}' if report.reason else '')}</p>",
         f"<h2>Steps</h2><table><tbody>{steps}</tbody></table>",
         *figures,
         f"<h2>Facts</h2><table><tbody>{facts}</tbody></table>",

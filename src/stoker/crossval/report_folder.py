@@ -13,8 +13,9 @@ from typing import Self
 
 from stoker.core.clock import Clock
 from stoker.core.errors import StokerError
-from stoker.crossval.parity_report import RECEIPT, VERDICT, error_report, write_forms
-from stoker.crossval.report_formats import CheckReport
+from stoker.core.jsontext import loads
+from stoker.crossval.parity_report import RECEIPT, VERDICT, accept_forms, error_report, write_forms
+from stoker.crossval.report_formats import Check, CheckReport
 from stoker.host.durable import read_regular, translated, write_file
 from stoker.host.locks import FileLock
 
@@ -65,6 +66,26 @@ class ReportFolder:
                 os.unlink(os.path.join(self.folder, name))
         write_forms(report, self.folder)
         self.has_verdict = True
+
+    def accept(self, note: str) -> None:
+        """Show what failed as skipped, with the note of an expected failure. Verdict and receipt stay as they are."""
+        raw = loads(read_regular(os.path.join(self.folder, "report.json"), _LARGEST_BYTES))
+        checks = (
+            Check(**{**one, "rows": tuple(one["rows"])})
+            if one["outcome"] in ("passed", "skipped")
+            else Check(name=one["name"], outcome="skipped", reason=f"{note}; {one['reason']}", rows=tuple(one["rows"]))
+            for one in raw["checks"]
+        )
+        kept = {name: raw[name] for name in ("title", "about", "made_at", "seconds")}
+        report = CheckReport(
+            kind="crossval",
+            outcome="skipped",
+            reason=f"{note}; {raw['reason']}",
+            checks=tuple(checks),
+            details=raw.get("details", {}),
+            **kept,
+        )
+        accept_forms(report, note, self.folder)
 
     def take(self, folder: str) -> None:
         """Copy the reports of a verdict from a folder."""

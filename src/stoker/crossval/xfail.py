@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from stoker.core.errors import Usage
+from stoker.core.errors import Usage, WorkFailed
 from stoker.core.frozen import frozen
 from stoker.crossval.ladder import Outcome, Parity
 
@@ -46,6 +46,16 @@ def parse_xfail(text: str, today: date) -> ExpectedFailure:
     return ExpectedFailure(reason=reason.strip(), until=until)
 
 
+def accept_failed_run(code: int, expected: ExpectedFailure | None, today: date) -> Accepted:
+    """Decide whether a run counts as a pass that failed with an exit code: a runtime that can't load the model (C-39).
+
+    Only failed work is expected (exit code 1); a full disk, a damaged file or an interruption never is.
+    """
+    if expected is None or code != WorkFailed.exit_code:
+        return Accepted(is_pass=False, note="")
+    return _accepted(expected, today)
+
+
 def accept(parity: Parity, expected: ExpectedFailure | None, today: date) -> Accepted:
     """Decide whether the verdict counts as a pass."""
     if parity.outcome is Outcome.PASSED:
@@ -53,6 +63,10 @@ def accept(parity: Parity, expected: ExpectedFailure | None, today: date) -> Acc
         return Accepted(is_pass=True, note=note)
     if parity.outcome is not Outcome.FAILED or expected is None:
         return Accepted(is_pass=False, note="")
+    return _accepted(expected, today)
+
+
+def _accepted(expected: ExpectedFailure, today: date) -> Accepted:
     if today > expected.until:
         return Accepted(is_pass=False, note=f"the expected failure ({expected.reason}) ended on {expected.until}")
     return Accepted(is_pass=True, note=f"expected failure until {expected.until}: {expected.reason}")

@@ -23,7 +23,7 @@ from stoker.crossval.ladder import (
 )
 from stoker.crossval.limits import TIERS, limits_for, tier_of, with_changes
 from stoker.crossval.metrics import PositionRow
-from stoker.crossval.xfail import accept, parse_xfail
+from stoker.crossval.xfail import accept, accept_failed_run, parse_xfail
 
 F32 = TIERS["f32"]
 TODAY = date(2026, 11, 18)
@@ -131,6 +131,10 @@ def test_an_expected_failure_needs_a_reason_and_a_date_and_ends_with_it():
     assert accept(parity, expected, date(2026, 12, 1)).is_pass
     assert not accept(parity, expected, date(2026, 12, 2)).is_pass
     assert not accept(parity, None, TODAY).is_pass
+    assert accept_failed_run(1, expected, TODAY).is_pass
+    assert not accept_failed_run(1, expected, date(2026, 12, 2)).is_pass
+    assert not accept_failed_run(1, None, TODAY).is_pass
+    assert not accept_failed_run(10, expected, TODAY).is_pass
     for text in ("", "a reason", " until 2026-12-01", "x until soon", "x until 2029-01-01"):
         with pytest.raises(Usage):
             parse_xfail(text, TODAY)
