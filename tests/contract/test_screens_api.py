@@ -77,6 +77,10 @@ def test_an_overview_says_what_runs_what_waits_and_why_and_what_failed(fleet: Fl
     ((why, names),) = reasons.items()
     assert why.startswith("no machine of the fleet fits: ")
     assert names == ("large",)
+    rows = {one.name: one.why for one in client.jobs(state="pending").jobs}
+    assert (rows["large"], rows["next"], client.job("large").job.why) == (why, "waits for a machine", why)
+    fleet.queue.reader.note_never({}, 0.0)
+    assert client.job("large").job.why == "waits for a machine", "a forecast that is too old is not shown"
     assert seen.machines == {"ready": 1}
     assert seen.seq == fleet.queue.reader.newest_event()
 

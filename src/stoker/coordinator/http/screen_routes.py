@@ -33,6 +33,8 @@ OUTLOOK_S = 10.0
 """A forecast of all jobs is made again after so long."""
 _TIMES = 20.0
 _MOST_SYMPTOMS = 100
+_LATE_S = 30.0
+"""A forecast is shown in rows for so long after the next one is due."""
 _FIRST_S = 1.0
 """The first overview waits for so long for the forecast."""
 _PRESENT = frozenset({MachineState.READY, MachineState.BUSY})
@@ -106,12 +108,15 @@ class ScreenRoutes:
         frame: Annotated[int, Query(ge=0, le=_LAST_ID, description="`frame` of the answer before")] = 0,
     ) -> Response:
         """Return the rows that changed after an event; wait for so long if there are none."""
+        self._begin_look()
         return raw(await self._context.changes.poll(after, wait_s, frame), "application/json")
 
     async def _frames(self, after: int | None, may_still: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         # Closed at once when the client leaves: it counts as a listener until then.
         async with aclosing(self._context.changes.stream(after, may_still)) as frames:
             async for frame in frames:
+                # Rows of pending jobs have a reason of it.
+                self._begin_look()
                 yield (self._hello(frame) if frame.kind == HELLO else frame).to_bytes()
 
     def _hello(self, frame: ChangeFrame) -> ChangeFrame:
@@ -127,10 +132,13 @@ class ScreenRoutes:
     async def _look_ahead(self) -> None:
         """Have the forecast made again if it is old; only the first is waited for."""
         is_first = self._outlook_until_s == float("-inf")
-        if self._looking is None and self._context.clock.monotonic_s() >= self._outlook_until_s:
-            self._looking = asyncio.ensure_future(self._forecast())
+        self._begin_look()
         if is_first and self._looking is not None:
             await asyncio.wait((self._looking,), timeout=_FIRST_S)
+
+    def _begin_look(self) -> None:
+        if self._looking is None and self._context.clock.monotonic_s() >= self._outlook_until_s:
+            self._looking = asyncio.ensure_future(self._forecast())
 
     async def _forecast(self) -> None:
         context = self._context
@@ -144,12 +152,14 @@ class ScreenRoutes:
             LOG.error("forecast: internal error, continuing", exc_info=error)
         finally:
             now_s = context.clock.monotonic_s()
-            self._outlook_until_s = now_s + max(OUTLOOK_S, _TIMES * (now_s - began_s))
+            pause_s = max(OUTLOOK_S, _TIMES * (now_s - began_s))
+            self._outlook_until_s = now_s + pause_s
+            context.reader.note_never(self._outlook.never, pause_s + _LATE_S)
             self._looking = None
 
     def _overview(self, outlook: FleetOutlook) -> Overview:
         context = self._context
-        rows, machines = context.reader.overview(outlook.never), self._all_machines()
+        rows, machines = context.reader.overview(), self._all_machines()
         devices = [
             (machine, device) for machine in machines if machine.state not in _AWAY for device in machine.devices
         ]

@@ -193,7 +193,7 @@ def listed_jobs() -> Select[Any]:
 
 
 Limits = Callable[[int], str]
-"""Returns the limit of its user that keeps jobs of a class from starting; empty: none."""
+"""Returns what keeps jobs of a class from starting, a limit of their user or no machine; empty: nothing is known."""
 
 
 def job_view(row: Row[Any], *, now_s: float, limits: Limits) -> JobView:
@@ -296,8 +296,7 @@ def pending_why(row: Row[Any], now_s: float, limits: Limits) -> str:
         return f"waits for {counted(row.blockers, 'job')} to complete first"
     if not row.is_ready and row.not_before_s > now_s:
         return f"retry in {row.not_before_s - now_s:.0f} s" + (f": {row.message}" if row.message else "")
-    limit = limits(row.class_id)
-    return (f"waits: {limit}" if limit else "waits for a machine") + (f"; before: {row.message}" if row.message else "")
+    return (limits(row.class_id) or "waits for a machine") + (f"; before: {row.message}" if row.message else "")
 
 
 # Details of one job, and events in order.

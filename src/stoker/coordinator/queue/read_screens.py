@@ -6,7 +6,7 @@ together. What is read is bounded, however many jobs there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
@@ -46,10 +46,8 @@ class OverviewRows:
     failed_count: int
 
 
-def read_overview(
-    connection: Connection, *, now_s: float, limits: Limits, never: Mapping[int, str] | None = None
-) -> OverviewRows:
-    """Return what an overview shows; `never` is by class why no machine of the fleet could run its jobs."""
+def read_overview(connection: Connection, *, now_s: float, limits: Limits) -> OverviewRows:
+    """Return what an overview shows."""
     counts = read_counts(connection)
     running = select(JOBS.c.seq).where(JOBS.c.state == JobState.RUNNING.value).order_by(JOBS.c.seq.desc())
     since = (JOBS.c.state == JobState.FAILED.value, JOBS.c.ended_s > now_s - DAY_S)
@@ -64,7 +62,7 @@ def read_overview(
         seq=read_newest_event(connection),
         counts=counts,
         running=views(running),
-        pending=_reasons(connection, counts[JobState.PENDING], now_s, limits, never or {}),
+        pending=_reasons(connection, counts[JobState.PENDING], now_s, limits),
         failed=views(failed),
         failed_count=int(connection.scalar(select(func.count()).select_from(some)) or 0),
     )
@@ -73,9 +71,7 @@ def read_overview(
 _REASON_COLUMNS = ("name", "number", "is_ready", "blockers", "not_before_s", "class_id", "message")
 
 
-def _reasons(
-    connection: Connection, pending: int, now_s: float, limits: Limits, never: Mapping[int, str]
-) -> tuple[PendingReason, ...]:
+def _reasons(connection: Connection, pending: int, now_s: float, limits: Limits) -> tuple[PendingReason, ...]:
     """Return the first pending jobs by reason, the most frequent first."""
     if not pending:
         return ()
@@ -83,7 +79,7 @@ def _reasons(
     by_reason: dict[str, list[str]] = {}
     numbers: dict[str, int] = {}
     for row in connection.execute(asked.order_by(JOBS.c.seq).limit(SAMPLE)):
-        reason = _reason(row, now_s, limits, never)
+        reason = _reason(row, now_s, limits)
         numbers[reason] = numbers.get(reason, 0) + 1
         names = by_reason.setdefault(reason, [])
         if len(names) < _MOST_NAMES:
@@ -101,9 +97,7 @@ def _reasons(
     return tuple(found)
 
 
-def _reason(row: Row[Any], now_s: float, limits: Limits, never: Mapping[int, str]) -> str:
-    if row.is_ready and (why := never.get(row.class_id)):
-        return f"no machine of the fleet fits: {why}"
+def _reason(row: Row[Any], now_s: float, limits: Limits) -> str:
     if not row.blockers and not row.is_ready and row.not_before_s > now_s:
         # Each has a time of its own.
         return f"waits for its retry: {row.message}" if row.message else "waits for its retry"

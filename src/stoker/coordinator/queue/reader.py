@@ -376,7 +376,19 @@ class QueueReader:
     def __init__(self, database: Database, *, clock: Clock, limits: Limits = lambda _class_id: "") -> None:
         self.database = database
         self._clock = clock
-        self._limits = limits
+        self._limit_reached = limits
+        self._never: tuple[float, Mapping[int, str]] = (float("-inf"), {})
+
+    def note_never(self, never: Mapping[int, str], for_s: float) -> None:
+        """Take from a forecast, by class, why no machine of the fleet could run its jobs; it is shown for so long."""
+        self._never = self._clock.monotonic_s() + for_s, never
+
+    def _limits(self, class_id: int) -> str:
+        until_s, never = self._never
+        if self._clock.monotonic_s() < until_s and (why := never.get(class_id)):
+            return f"no machine of the fleet fits: {why}"
+        limit = self._limit_reached(class_id)
+        return f"waits: {limit}" if limit else ""
 
     def page(
         self, *, sort: str = "", after: str = "", limit: int = 100, has_marks: bool = False, **filters: str
@@ -398,10 +410,10 @@ class QueueReader:
         with snapshot(self.database) as connection:
             return read_story(connection, ref, now_s=self._clock.wall_s(), limits=self._limits)
 
-    def overview(self, never: Mapping[int, str] | None = None) -> OverviewRows:
-        """Return what an overview shows of jobs; `never` as for `read_overview`."""
+    def overview(self) -> OverviewRows:
+        """Return what an overview shows of jobs."""
         with snapshot(self.database) as connection:
-            return read_overview(connection, now_s=self._clock.wall_s(), limits=self._limits, never=never)
+            return read_overview(connection, now_s=self._clock.wall_s(), limits=self._limits)
 
     def changes(
         self, after: int, more: Callable[[Connection], Collection[int]] = lambda _connection: ()
