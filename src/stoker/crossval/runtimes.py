@@ -91,6 +91,8 @@ RUNTIMES = {
     )
 }
 
+_FOUR_BIT = (("bitsandbytes",), ("accelerate",))
+"""What torch needs in addition for 4-bit weights."""
 _KEYS = ("device", "precision", "python", "threads", "env")
 _FINDS = ("HOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME")
 """Variables that find programs, libraries and folders."""
@@ -239,11 +241,15 @@ def determinism(threads: int, seed: int) -> dict[str, str]:
     }
 
 
-def install_line(runtime: Runtime, python: str) -> str:
+def install_line(runtime: Runtime, python: str, precision: str = "") -> str:
     """Return the line to type that installs what a runtime needs."""
     if runtime.name == "llama.cpp":
         return "stoker reference fetch"
-    return f"{python} -m pip install {' '.join(group[0] for group in runtime.needs)}"
+    return f"{python} -m pip install {' '.join(group[0] for group in _needs(runtime, precision))}"
+
+
+def _needs(runtime: Runtime, precision: str) -> tuple[tuple[str, ...], ...]:
+    return (*runtime.needs, *(_FOUR_BIT if precision.startswith("4bit") else ()))
 
 
 def _named(first: str) -> RuntimeChoice:
@@ -280,12 +286,13 @@ def _python_for(runtime: Runtime, choice: RuntimeChoice, at: RuntimePlaces) -> s
     found = find_python("", folder=at.folder, environment=at.environment, own_prefix=at.own_prefix).path
     for python in filter(None, (at.own_python, found)):
         prefix = at.own_prefix if python == at.own_python else os.path.dirname(os.path.dirname(python))
-        if not missing_packages(runtime, packages_in(prefix)):
+        if not missing_packages(runtime, packages_in(prefix), choice.precision):
             return python
-    missing = missing_packages(runtime, packages_in(at.own_prefix))
+    missing = missing_packages(runtime, packages_in(at.own_prefix), choice.precision)
+    install = install_line(runtime, at.own_python, choice.precision)
     raise MissingExtra(
-        f"{runtime.name} needs {', '.join(missing)}, which neither Stoker's Python nor that of this folder has",
-        hint=f"{install_line(runtime, at.own_python)}, or name an interpreter: {runtime.name},python=PATH",
+        f"{choice.label} needs {', '.join(missing)}, which neither Stoker's Python nor that of this folder has",
+        hint=f"{install}, or name an interpreter: {runtime.name},python=PATH",
         runtime=runtime.name,
         missing=list(missing),
     )
@@ -297,11 +304,11 @@ def library_versions(choice: RuntimeChoice, python: str) -> tuple[str, ...]:
     if runtime is None or not runtime.needs:
         return ()
     packages = packages_in(os.path.dirname(os.path.dirname(python)))
-    names = [name for group in runtime.needs for name in group if name in packages]
+    names = [name for group in _needs(runtime, choice.precision) for name in group if name in packages]
     return tuple(f"{name}=={packages[name]}" for name in names)
 
 
-def missing_packages(runtime: Runtime, packages: Iterable[str]) -> tuple[str, ...]:
-    """Return the distributions that a runtime needs and an interpreter lacks."""
+def missing_packages(runtime: Runtime, packages: Iterable[str], precision: str = "") -> tuple[str, ...]:
+    """Return the distributions that a runtime needs for a precision and an interpreter lacks."""
     present = set(packages)
-    return tuple(group[0] for group in runtime.needs if not present & set(group))
+    return tuple(group[0] for group in _needs(runtime, precision) if not present & set(group))

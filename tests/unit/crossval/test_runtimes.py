@@ -91,6 +91,8 @@ def test_the_first_interpreter_that_has_what_a_runtime_needs_is_used(tmp_path: P
     )
     assert _python_of("torch", at) == whole
     assert _python_of(f"torch,python={tmp_path / 'own'}", at) == own
+    with pytest.raises(MissingExtra, match="torch 4bit needs transformers, bitsandbytes, accelerate"):
+        plugin_command(read_runtime("torch,precision=4bit"), at)
     with pytest.raises(MissingExtra, match="onnx needs onnxruntime, numpy") as raised:
         plugin_command(read_runtime("onnx"), at)
     assert raised.value.hint == f"{own} -m pip install onnxruntime numpy, or name an interpreter: onnx,python=PATH"
