@@ -157,6 +157,9 @@ def perform_verify(call: CommandContext, given: dict[str, Any]) -> int:
 
     if not given["files"]:
         raise Usage("FILE is missing", hint="stoker receipt verify receipt.json")
+    for folder in given["dir"] or ():
+        if not os.path.isdir(call.path(folder)):
+            raise Usage(f"--dir {outside(folder)}: no such folder", hint="the folder with the files of the receipt")
     rules = rules_here(call, given)
     typed = {call.path(name): name for name in given["files"]}
     out, bad = call.out, list[str]()
@@ -167,7 +170,9 @@ def perform_verify(call: CommandContext, given: dict[str, Any]) -> int:
         bad += [f"{outside(typed.get(one.path, one.path))}: {outside(one.differs[0])}"] if one.differs else []
     if bad:
         message = bad[0] if len(bad) == 1 else f"{len(bad)} of {counted(len(typed), 'receipt')} are not valid"
-        raise NotVerified(message, hint="a receipt with differences proves nothing", differ=bad)
+        is_unsigned = all(one.endswith(": not signed") for one in bad)
+        again = "get it again from where it was made: stoker receipt show NAME --out FILE"
+        raise NotVerified(message, hint="stoker receipt sign FILE signs it" if is_unsigned else again, differ=bad)
     return 0
 
 
@@ -234,7 +239,8 @@ def _show_finding(call: CommandContext, one: ReceiptFinding, shown: str) -> None
         out.line(f"{out.paint(signs.failed, 'red')} {shown}  {outside(difference)}")
     if one.is_good and not out.is_quiet:
         signed = f"signed by {', '.join(one.signers)}" if one.signers else "not signed"
-        files = f", {counted(one.verified_files, 'file')} verified" if one.verified_files else ""
+        compared = ((one.verified_files, "file"), (one.verified_folders, "trial"))
+        files = "".join(f", {counted(number, what)} verified" for number, what in compared if number)
         name = f" of {outside(one.name)}" if one.name else ""
         result = f"{outside(one.result)}, " if one.result else ""
         out.line(f"{out.paint(signs.ran, 'green')} {shown}  {one.what}{name}: {result}{signed}{files}")

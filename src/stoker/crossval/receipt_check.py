@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from stoker.core.digests import Tree
 from stoker.core.errors import LocalFile, NotVerified, StokerError
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.crossval.evidence import InferenceEvidence, faults_of_evidence, is_evidence, warnings_of_evidence
 from stoker.crossval.measured_results import fallbacks_of, faults_of
 from stoker.host.durable import read_regular, translated
 from stoker.jobs.job_receipt import BUILD_TYPE
+from stoker.store.results import SIDECAR
 from stoker.store.statements import (
     DOWNLOAD,
     LARGEST_BYTES,
@@ -36,7 +38,7 @@ from stoker.store.statements import (
     parse_statement,
     read_object,
 )
-from stoker.store.trees import hash_file
+from stoker.store.trees import hash_file, scan_tree
 from stoker.transfer.download.receipts import FORMAT as DOWNLOAD_FORMAT
 from stoker.transfer.download.receipts import Receipt, parse_receipt
 
@@ -93,8 +95,10 @@ class ReceiptFinding:
     signers: tuple[str, ...] = ()
     """Whose signatures were verified; empty if it is not signed."""
     verified_files: int = 0
+    verified_folders: int = 0
+    """Results of trials, each compared as a tree."""
     missing: tuple[str, ...] = ()
-    """Files that it names and that were not found."""
+    """Files and results of trials that it names and that were not found."""
 
     @property
     def is_good(self) -> bool:
@@ -112,6 +116,7 @@ class ReceiptFinding:
             "is_signed": bool(self.signers),
             "signers": list(self.signers),
             "verified_files": self.verified_files,
+            "verified_folders": self.verified_folders,
             "missing": list(self.missing),
         }
 
@@ -149,7 +154,7 @@ def check_receipt_bytes(data: bytes, path: str, rules: ReceiptRules) -> ReceiptF
             found = _check_payload(data, "", path, rules)
     except NotVerified as error:
         return changed(finding, differs=(error.message,))
-    unsigned = ("it is not signed",) if rules.needs_signature and not finding.signers else ()
+    unsigned = ("not signed",) if rules.needs_signature and not finding.signers else ()
     return changed(
         found, signers=finding.signers, notes=(*finding.notes, *found.notes), differs=(*unsigned, *found.differs)
     )
@@ -337,20 +342,27 @@ def _compare_files(
     verified = 0
     # A receipt may name one large file very often.
     found: dict[str, str] = {}
+    folders_compared = 0
+    # The trees of a job's own result are those of the files that it lists; a sweep lists the trees of its trials alone.
+    has_files = any("sha256" in one.digest for one in subjects)
     for one in subjects:
-        if "sha256" not in one.digest:
+        is_file = "sha256" in one.digest
+        if not is_file and (has_files or "stokerTree" not in one.digest or one.name == "."):
             continue
         if os.path.isabs(one.name) or ".." in one.name.split("/") or "\0" in one.name:
             differs.append(f"names a file that leads elsewhere: {one.name[:80]!r}")
             continue
         places = [os.path.normpath(os.path.join(folder, one.name)) for folder in searched]
-        place = next((place for place in places if _is_file(place)), None)
+        place = next((place for place in places if (_is_file if is_file else _is_result)(place)), None)
         if place is None:
             missing.append(one.name)
-            continue
-        verified += 1
-        differs += _file_differs(place, one.digest["sha256"], found)
-    return _with_files(finding, differs, missing, verified, rules)
+        elif is_file:
+            verified += 1
+            differs += _file_differs(place, one.digest["sha256"], found)
+        else:
+            folders_compared += 1
+            differs += _tree_differs(place, one.digest["stokerTree"])
+    return _with_files(changed(finding, verified_folders=folders_compared), differs, missing, verified, rules)
 
 
 def _with_files(
@@ -365,6 +377,20 @@ def _with_files(
 def _is_file(place: str) -> bool:
     """Return True if there is a file on a disk. Files of the kernel have no end, or block whoever reads them."""
     return os.path.isfile(place) and not os.path.realpath(place).startswith(_NOT_ON_DISK)
+
+
+def _is_result(place: str) -> bool:
+    """Return True for a folder that Stoker wrote a result to: no receipt has other folders read."""
+    return _is_file(os.path.join(place, SIDECAR))
+
+
+def _tree_differs(place: str, digest: str) -> tuple[str, ...]:
+    try:
+        entries = scan_tree(place).entries
+    except StokerError as error:
+        return (f"{place} can't be read: {error.message}",)
+    found = Tree(tuple(entry for entry in entries if entry.path != SIDECAR)).digest()
+    return () if found == digest else (f"{place}: the digest of its files is {found}, the receipt says {digest}",)
 
 
 def _file_differs(place: str, sha256: str, known: dict[str, str]) -> tuple[str, ...]:

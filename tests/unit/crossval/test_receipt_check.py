@@ -40,6 +40,7 @@ from stoker.store.statements import (
     Statement,
     Subject,
 )
+from stoker.store.trees import scan_tree
 from stoker.transfer.download.receipts import receipt_of
 from stoker.transfer.download.types import FetchedFile, Status
 from tests.unit.crossval.test_evidence import BODY as EVIDENCE
@@ -128,6 +129,27 @@ def test_files_are_looked_for_in_the_folder_it_names_and_in_those_given(tmp_path
     assert check(of_job(stoker_out=str(tmp_path / "out"))).verified_files == 1
     rules = changed(TRUSTS_KEY, folders=(str(tmp_path / "out"),))
     assert check(of_job(), rules).verified_files == 1
+
+
+def test_the_receipt_of_a_sweep_is_compared_with_the_results_of_its_trials(tmp_path: Path):
+    trial = tmp_path / "lr=1"
+    trial.mkdir()
+    (trial / "model.bin").write_bytes(WEIGHTS)
+    digest = str(scan_tree(str(trial)).digest())
+    sweep = changed(of_job(), subject=(Subject(name="lr=1", digest={"stokerTree": digest}),))
+    path = str(tmp_path / "receipt.json")
+    strict = changed(TRUSTS_KEY, is_strict=True)
+    # A folder that is no result of Stoker's is not read.
+    assert check(sweep, path=path).missing == ("lr=1",)
+    assert check(sweep, strict, path=path).differs == ("file not found: lr=1",)
+    (trial / ".stoker.json").write_text("{}")
+    found = check(sweep, strict, path=path)
+    assert (found.differs, found.verified_folders, found.missing) == ((), 1, ())
+    (trial / "model.bin").write_bytes(b"weightz")
+    (difference,) = check(sweep, path=path).differs
+    assert f"the receipt says {digest}" in difference
+    outside = changed(sweep, subject=(Subject(name="../lr=1", digest={"stokerTree": digest}),))
+    assert "leads elsewhere" in check(outside, path=path).differs[0]
 
 
 def test_a_file_that_is_not_here_is_a_difference_only_if_asked():
@@ -307,7 +329,7 @@ def test_no_flipped_byte_of_a_signed_receipt_is_accepted():
 
 def test_an_unsigned_receipt_is_refused_where_a_signature_is_needed():
     needs = changed(TRUSTS_KEY, needs_signature=True)
-    assert check(of_job(), needs).differs == ("it is not signed",)
+    assert check(of_job(), needs).differs == ("not signed",)
     assert check(signed(of_job().to_bytes()), needs).differs == ()
 
 
