@@ -9,7 +9,16 @@ from stoker.cli.bench import machine_here, open_model, versions_here
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, duration, whole
 from stoker.cli.screens import busy_between
-from stoker.core.errors import GateUndecided, NotFound, NotVerified, Regression, StageTimeout, Usage, WorkFailed
+from stoker.core.errors import (
+    GateUndecided,
+    NoCoordinator,
+    NotFound,
+    NotVerified,
+    Regression,
+    StageTimeout,
+    Usage,
+    WorkFailed,
+)
 from stoker.core.text import counted
 from stoker.views.text_tables import near_path
 
@@ -175,7 +184,7 @@ def _side(call: CommandContext, given: dict[str, Any], text: str) -> GateSide:
         return found
     try:
         return _job(call, given, found.name)
-    except NotFound:
+    except (NotFound, NoCoordinator):
         if not is_program(found.name, settings.folder, search):
             raise
         return ProgramSide(argv=(found.name,), folder=settings.folder)

@@ -63,6 +63,10 @@ LAUNCH_GRAMMAR = Grammar(
 
 def perform_launch(call: CommandContext, given: dict[str, Any]) -> int:
     """Start workers of pools."""
+    if not given["name"] and not given["dry_run"]:
+        raise Usage(
+            "NAME is missing", hint="stoker pools lists pools; stoker launch watch starts workers of all of them"
+        )
     pools = pools_of(call, given)
     if given["dry_run"]:
         plan = pools.plan(given["name"], given["count"])

@@ -96,10 +96,12 @@ def _read(path: str) -> bytes:
 
 def _near(path: str) -> str:
     folder = os.path.dirname(path) or "."
-    files = sorted(options_in(folder).values())
-    found = nearest(os.path.basename(path), files)
+    options = options_in(folder)
+    files = sorted(options.values())
+    # Without suffixes, which are alike in all.
+    found = nearest(os.path.splitext(os.path.basename(path))[0], options)
     if found:
-        return f"did you mean {os.path.join(os.path.dirname(path), found)}?"
+        return f"did you mean {os.path.join(os.path.dirname(path), options[found])}?"
     return f"there are: {', '.join(files[:10])}" if files else ""
 
 

@@ -73,7 +73,7 @@ class GateLimit:
         """Return an effect (a logarithm, above 0 is worse) as the change of the metric."""
         worse = effect if self.direction is Direction.SMALLER else -effect
         percent = math.expm1(worse) * 100 if worse < 700.0 else math.inf
-        return f"{percent:+.2f} %".replace("-", "−")
+        return f"{round(percent, 2) + 0.0:+.2f} %".replace("-", "−")
 
 
 def time_limit(metric: str, change: float, direction: Direction, quantile: float | None = None) -> GateLimit:

@@ -115,6 +115,8 @@ def _side_of_file(text: str, path: str, folder: str) -> GateSide:
     if path.endswith(".json") and (samples := _samples_in(path)):
         return changed(_facts_of(text, path), samples=samples)
     hint = "a benchmark result (stoker bench), numbers (.json), scored documents (.jsonl), a plan, or a program"
+    if path.endswith(".py"):
+        hint = f'name its interpreter, too: "python {text}"'
     raise Usage(f"{text}: neither can be run nor has measurements", hint=hint)
 
 

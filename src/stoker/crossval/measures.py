@@ -140,7 +140,8 @@ def parse_limit(text: str) -> LimitRequest:
         raise ValueError(message)
     change = float(match[2]) / (100.0 if match[3] else 1.0)
     if not 0.0 < change < 1.0:
-        message = f"{value!r} is not between 0 and 100%"
+        meant = f": {value}% is written with its sign" if 1.0 <= change < 100.0 and not match[3] else ""
+        message = f"{value!r} is not between 0 and 100%{meant}"
         raise ValueError(message)
     direction = {"+": Direction.SMALLER, "": None}.get(match[1], Direction.LARGER)
     if name in _SORTS and direction is not None and direction is not _direction_of_sort(name):
@@ -181,7 +182,12 @@ def limits_for(
             for one in found
             if sort_of(one.metric) == "latency"
         ]
-    unused = [name for name, one in by_name.items() if name not in used and one.change and name not in others]
+    # A sort of metrics may be off although none is measured; a single metric that is off has to be one.
+    unused = [
+        name
+        for name, one in by_name.items()
+        if name not in used and name not in others and (one.change or name not in _SORTS)
+    ]
     if unused:
         hint = f"measured: {', '.join(measured)}"
         raise Usage(f"--limit {unused[0]}: no such metric was measured on both sides", hint=hint)

@@ -46,6 +46,8 @@ class Runtime:
     """That can be requested; none: the file's own."""
     needs: tuple[tuple[str, ...], ...] = ()
     """Distributions that its interpreter must have, one of each group."""
+    helpers: tuple[str, ...] = ()
+    """Distributions that it needs for some models only; installed with the others."""
     module: str = ""
 
 
@@ -60,6 +62,7 @@ RUNTIMES = {
             devices=("cpu", "cuda"),
             precisions=PRECISIONS,
             needs=(("torch",), ("transformers",)),
+            helpers=("accelerate", "gguf"),
             module="torch_plugin",
         ),
         Runtime(
@@ -245,7 +248,8 @@ def install_line(runtime: Runtime, python: str, precision: str = "") -> str:
     """Return the line to type that installs what a runtime needs."""
     if runtime.name == "llama.cpp":
         return "stoker reference fetch"
-    return f"{python} -m pip install {' '.join(group[0] for group in _needs(runtime, precision))}"
+    names = (*(group[0] for group in _needs(runtime, precision)), *runtime.helpers)
+    return f"{python} -m pip install {' '.join(dict.fromkeys(names))}"
 
 
 def _needs(runtime: Runtime, precision: str) -> tuple[tuple[str, ...], ...]:

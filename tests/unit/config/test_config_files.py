@@ -21,10 +21,11 @@ def test_a_file_that_is_not_there_is_a_local_file_error_with_the_nearest_name(de
 
 
 def test_a_file_that_is_like_no_other_brings_a_list_of_those_there(desk: Desk):
-    desk.write(one="a: 1", two_toml="a = 1")
+    desk.write(cluster="a: 1", two_toml="a = 1")
     with pytest.raises(LocalFile) as caught:
-        desk.compose(files=["elsewhere.yaml"])
-    assert caught.value.hint == "there are: one.yaml, two.toml"
+        # Alike by its suffix alone.
+        desk.compose(files=["base.yaml"])
+    assert caught.value.hint == "there are: cluster.yaml, two.toml"
 
 
 def test_a_folder_is_not_a_file(desk: Desk):

@@ -216,6 +216,7 @@ def test_a_side_is_found_by_its_text(tmp_path: Path) -> None:
         ("./missing", NotFound, "no such file or program"),
         ("'open", Usage, "not a command line"),
         ("notes.txt", Usage, "neither can be run nor has measurements"),
+        ("old.py", Usage, "neither can be run nor has measurements"),
         (".", Usage, "is a folder without a model"),
         ("twice.json", LocalFile, "given twice"),
         ("words.json", Usage, "neither can be run nor has measurements"),
@@ -223,10 +224,12 @@ def test_a_side_is_found_by_its_text(tmp_path: Path) -> None:
 )
 def test_a_text_that_is_no_side_is_named(text: str, kind: type[StokerError], message: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "old.py").write_text("print('latency_ms=1')")
     (tmp_path / "twice.json").write_text('{"perplexity": 1, "perplexity": 2}')
     (tmp_path / "words.json").write_text('{"name": ["a"]}')
-    with pytest.raises(kind, match=message):
+    with pytest.raises(kind, match=message) as raised:
         read_side(text, folder=str(tmp_path), search="/bin:/usr/bin")
+    assert ('"python old.py"' in raised.value.hint) == (text == "old.py")
 
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:

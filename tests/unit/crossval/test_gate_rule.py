@@ -176,6 +176,7 @@ def test_numbers_without_noise_are_held_against_the_limit() -> None:
         "perplexity"
     ].reason.startswith("+2.00 %, one number each")
     assert weigh_exact(PERPLEXITY, 10.0, 10.3).risk_worse == 0.0
+    assert GateLimit(metric="accuracy", change=0.01, direction=Direction.LARGER).shown(0.0) == "+0.00 %"
 
 
 @pytest.mark.parametrize(

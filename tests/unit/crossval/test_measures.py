@@ -102,6 +102,7 @@ def test_p95_of_a_program_that_prints_none_is_over_its_runs() -> None:
     ("requests", "message"),
     [
         ([LimitRequest(name="accuracy", change=0.05)], "no such metric was measured"),
+        ([parse_limit("latncy=off")], "--limit latncy: no such metric was measured"),
         ([LimitRequest(name="mystery", change=0.05)], "does not say whether more is better"),
     ],
 )
@@ -115,7 +116,10 @@ def test_a_sign_says_which_way_is_worse() -> None:
     assert limits_for(["mystery"], [parse_limit("mystery=+5%")])[0].direction is Direction.SMALLER
 
 
-@pytest.mark.parametrize("text", ["latency", "=5%", "latency=fast", "latency=0%", "latency=200%", "latency=-5%"])
+@pytest.mark.parametrize(
+    "text", ["latency", "=5%", "latency=fast", "latency=0%", "latency=200%", "latency=-5%", "latency=5"]
+)
 def test_a_limit_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"such as|between|better"):
+    with pytest.raises(ValueError, match=r"such as|between|better") as raised:
         parse_limit(text)
+    assert ("5% is written with its sign" in str(raised.value)) == (text == "latency=5")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import MissingExtra, Usage
+from stoker.core.frozen import changed
 from stoker.crossval.runtimes import (
     PROGRAM,
     RUNTIMES,
@@ -96,6 +97,10 @@ def test_the_first_interpreter_that_has_what_a_runtime_needs_is_used(tmp_path: P
     with pytest.raises(MissingExtra, match="onnx needs onnxruntime, numpy") as raised:
         plugin_command(read_runtime("onnx"), at)
     assert raised.value.hint == f"{own} -m pip install onnxruntime numpy, or name an interpreter: onnx,python=PATH"
+    with pytest.raises(MissingExtra) as raised:
+        plugin_command(read_runtime("torch"), changed(at, folder="/"))
+    # With what a GGUF file needs, too.
+    assert raised.value.hint.startswith(f"{own} -m pip install torch transformers accelerate gguf,")
     with pytest.raises(MissingExtra) as raised:
         plugin_command(read_runtime("llama.cpp"), at)
     assert raised.value.hint.startswith("stoker reference fetch")

@@ -171,6 +171,17 @@ def test_a_name_that_is_not_here_is_not_called_unknown_while_the_coordinator_is_
     assert (away.code, "no process of this user listens" in away.err) == (34, True)
 
 
+def test_a_side_of_a_gate_is_a_program_if_no_job_of_that_name_can_be_seen(home: Path, stoker: Stoker):
+    (home / "state").mkdir(parents=True)
+    ServeFile(url="http://127.0.0.1:1", owner=mine()).write(str(home / "state"))
+    withdraw(str(home / "state"))
+    gate = ("gate", "--limit", "latency=off", "--warmup", "0", "--baseline", "true", "--candidate")
+    done = stoker(*gate, "true")
+    assert (done.code, "no metric has a limit" in done.err) == (2, True)
+    assert stoker(*gate, "zap").code == 34
+    assert stoker("launch").code == 2
+
+
 def test_an_attempt_that_ran_here_is_not_listed_beside_its_job(fleet: Fleet, home, stoker: Stoker, submit):
     (job,) = submit("gbt")
     Hand(fleet.client()).start()
