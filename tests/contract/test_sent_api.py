@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,9 @@ def test_a_manifest_is_tried_submitted_and_its_job_submitted_again_with_other_va
         "type there: stoker submit m.toml",
     )
     assert fleet.client().jobs().total == 2, "all or none"
+    sent["text"] = f"{JOBS}sweep ="
+    message = post(fleet, "/v1/manifests", sent)[1]["message"]
+    assert re.match(r"m\.toml:\d+:\d+: is not TOML", message), message
 
     client = fleet.client()
     form = client.repeat_form("trees/2")

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping
 
 from stoker.core.device import VENDORS
-from stoker.core.errors import MissingExtra, Usage
+from stoker.core.errors import MissingExtra, NotFound, Usage
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import did_you_mean
 from stoker.crossval.plugin_lines import PluginCommand
@@ -210,9 +210,14 @@ def model_form(model: str) -> str:
 
 
 def plugin_command(choice: RuntimeChoice, at: RuntimePlaces, *, seed: int = SEED) -> PluginCommand:
-    """Return how the plug-in of a choice is started. Raises `MissingExtra` if no interpreter has what it needs."""
+    """Return how the plug-in of a choice is started.
+
+    Raises `MissingExtra` if no interpreter has what it needs, `NotFound` if there is no such program.
+    """
     env = plugin_environment(choice, at.environment, seed=seed)
     if choice.program:
+        if not os.path.isfile(os.path.join(at.folder, choice.program[-1])):
+            raise NotFound(f"there is no program {choice.program[-1]!r}", hint="a path is a program that is run")
         return PluginCommand(label=choice.label, argv=choice.program, env=env, cwd=at.folder)
     runtime = RUNTIMES[choice.name]
     python = _python_for(runtime, choice, at)

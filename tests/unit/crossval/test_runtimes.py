@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.core.errors import MissingExtra, Usage
+from stoker.core.errors import MissingExtra, NotFound, Usage
 from stoker.core.frozen import changed
 from stoker.crossval.runtimes import (
     PROGRAM,
@@ -35,6 +35,11 @@ def test_an_address_is_a_server_and_a_path_a_program(tmp_path: Path):
     assert read_runtime("./tool").program == ("./tool",)
     assert read_runtime("tool.py").program == (sys.executable, "tool.py")
     assert read_runtime("./tool").name == PROGRAM
+    at = RuntimePlaces(environment={}, folder=str(tmp_path), own_prefix=sys.prefix, own_python=sys.executable)
+    with pytest.raises(NotFound, match=r"there is no program './tool'"):
+        plugin_command(read_runtime("./tool"), at)
+    (tmp_path / "tool").write_text("")
+    assert plugin_command(read_runtime("./tool"), at).argv == ("./tool",)
 
 
 @pytest.mark.parametrize(

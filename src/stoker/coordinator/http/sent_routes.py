@@ -197,9 +197,10 @@ def _faults(found: tuple[Diagnostic, ...]) -> tuple[FaultView, ...]:
 
 def _refused(view: ManifestView, command: str) -> InvalidManifest:
     """Return why a manifest can't be submitted from here."""
+    places = (f"{view.name}:{one.line}:{one.column}" if one.line else "" for one in view.faults)
     faults = tuple(
-        Diagnostic(f"{view.name}:{one.line}:{one.column}: {one.key}" if one.line else one.key, one.message, one.hint)
-        for one in view.faults
+        Diagnostic(": ".join(filter(None, (place, one.key))), one.message, one.hint)
+        for place, one in zip(places, view.faults, strict=True)
     )
     if faults:
         message = str(faults[0]) if view.fault_count == 1 else f"{view.name} has {view.fault_count:,} errors"
