@@ -22,7 +22,7 @@ from stoker.core.text import format_size
 from stoker.views.text_tables import ago
 
 if TYPE_CHECKING:
-    from stoker.crossval.reference import Reference
+    from stoker.crossval.reference import InstalledReference
 
 LIST_GRAMMAR = Grammar(
     "reference list",
@@ -110,5 +110,5 @@ def perform_fetch(call: CommandContext, given: dict[str, Any]) -> int:
     return 0
 
 
-def _fields(one: Reference) -> dict[str, Any]:
+def _fields(one: InstalledReference) -> dict[str, Any]:
     return {"tag": one.tag, **fields_of(one)}

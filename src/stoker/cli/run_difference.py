@@ -16,7 +16,7 @@ from stoker.core.errors import ParityFailed, ParityUndecided, StokerError, Usage
 from stoker.core.jsontext import loads
 from stoker.crossval.ladder import Outcome
 from stoker.crossval.report_folder import ReportFolder
-from stoker.crossval.report_formats import Check, CheckReport
+from stoker.crossval.report_formats import CheckReport, ReportedCheck
 from stoker.crossval.run_difference import RunDifference, WeightFiles, run_difference, weight_files
 from stoker.jobs.job_diff import compare_sides
 from stoker.jobs.trials import read_trials, trial_numbered
@@ -116,7 +116,7 @@ def _report(call: CommandContext, names: list[str], found: RunDifference) -> Che
         reason=numbers.text,
         # Only numbers decide: a difference above them explains, and fails nothing.
         checks=tuple(
-            Check(name=one.name, outcome=_shown(one.outcome, is_last=one is numbers), reason=one.text)
+            ReportedCheck(name=one.name, outcome=_shown(one.outcome, is_last=one is numbers), reason=one.text)
             for one in found.layers
         ),
         about={"first difference": found.first.name if found.first else "none"},

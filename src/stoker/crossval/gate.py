@@ -30,7 +30,7 @@ from stoker.crossval.gate_rule import (
     weigh_quantile,
 )
 from stoker.crossval.measures import LimitRequest, in_one_number, limits_for, notes_on, source_of
-from stoker.crossval.report_formats import Check, CheckReport, Outcome
+from stoker.crossval.report_formats import CheckReport, Outcome, ReportedCheck
 
 FIRST_LOOK = 3
 """Pairs after which values that repeat exactly are decided."""
@@ -171,7 +171,7 @@ def report_of_gate(result: GateResult, facts: GateFacts, error: BaseException | 
         outcome=outcome,
         reason=reason,
         checks=tuple(
-            Check(
+            ReportedCheck(
                 name=one.limit.metric,
                 # What an interrupted gate has not decided is no verdict about the candidate.
                 outcome=one.outcome if error is None or one.outcome == "failed" else "undecided",

@@ -30,7 +30,7 @@ GateOutcome = Literal["passed", "failed", "undecided"]
 RESAMPLES = 2000
 """Of a bootstrap."""
 MOST_NAMED_PAIRS = 100_000
-"""A larger number of pairs is not named: nobody runs it."""
+"""A larger number of pairs is not named: it would never be run."""
 _MOST_BLOCKS = 1000
 _FEWEST_EXACT = 3
 """Pairs after which values that repeat to the last digit count as exact."""

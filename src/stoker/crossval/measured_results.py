@@ -29,7 +29,7 @@ _TAKES: tuple[Take, ...] = ("each", "mean", "median")
 
 
 @frozen
-class Measure:
+class MeasuredValues:
     """The values of one measure of a test, and their limit."""
 
     test: str
@@ -72,7 +72,7 @@ class Measure:
         }
 
     @classmethod
-    def from_json(cls, raw: object) -> Measure:
+    def from_json(cls, raw: object) -> MeasuredValues:
         """Read what `to_json` gave. Raises `ValueError` on anything else."""
         if not isinstance(raw, dict) or not raw.keys() <= {"test", "measure", "take", "most", "least", "values"}:
             message = "a measure is not an object with the known keys"
@@ -121,7 +121,7 @@ class ResultFacts:
 
 
 def result_of(
-    kind: Kind, outcomes: Mapping[str, Outcome], measures: Iterable[Measure], facts: ResultFacts
+    kind: Kind, outcomes: Mapping[str, Outcome], measures: Iterable[MeasuredValues], facts: ResultFacts
 ) -> dict[str, Any]:
     """Return the predicate of a receipt about tests."""
     named = {key: [name for name, outcome in outcomes.items() if outcome == given] for given, key in _LISTS.items()}
@@ -210,16 +210,16 @@ def _outcomes(predicate: Mapping[str, Any]) -> dict[str, Outcome]:
     return found
 
 
-def _measures(predicate: Mapping[str, Any]) -> list[Measure]:
+def _measures(predicate: Mapping[str, Any]) -> list[MeasuredValues]:
     listed = predicate.get("stoker_measures")
     if not isinstance(listed, list):
         message = "has no measures"
         raise ValueError(message)  # noqa: TRY004 - the file is wrong, not a type in the program
-    return [Measure.from_json(one) for one in listed]
+    return [MeasuredValues.from_json(one) for one in listed]
 
 
 def _against_rows(
-    outcomes: Mapping[str, Outcome], measures: Sequence[Measure], reasons: Mapping[str, Any]
+    outcomes: Mapping[str, Outcome], measures: Sequence[MeasuredValues], reasons: Mapping[str, Any]
 ) -> Iterator[str]:
     over: set[str] = set()
     measured = {one.test for one in measures}
@@ -239,7 +239,9 @@ def _against_rows(
             yield f"{test}: failed, but every value is within its limit, and no reason is given"
 
 
-def _against_tier(tier: str, measures: Sequence[Measure], tiers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _against_tier(
+    tier: str, measures: Sequence[MeasuredValues], tiers: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
     limits = tiers.get(tier)
     if limits is None:
         yield f"names unknown limits: {tier[:40]!r}"
@@ -253,7 +255,7 @@ def _against_tier(tier: str, measures: Sequence[Measure], tiers: Mapping[str, Ma
             yield f"{one.test}: {one.name} has the limit {_limits(one)}, looser than {known:g} of {tier}"
 
 
-def _limits(one: Measure) -> str:
+def _limits(one: MeasuredValues) -> str:
     limits = {"at most": one.most, "at least": one.least}
     return " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if limit is not None)
 

@@ -15,7 +15,7 @@ from stoker.core.errors import NotVerified
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.crossval.ladder import Outcome, Parity, Step
-from stoker.crossval.report_formats import Check, CheckReport, report_json, report_junit, report_markdown
+from stoker.crossval.report_formats import CheckReport, ReportedCheck, report_json, report_junit, report_markdown
 from stoker.crossval.result_receipts import receipt_of_parity, write_receipt
 from stoker.crossval.trace import TraceHeader
 from stoker.host.durable import read_regular, translated, write_file
@@ -84,7 +84,7 @@ def error_report(error: Mapping[str, object], title: str, *, made_at: str = "") 
         title=title,
         outcome="error",
         reason=reason,
-        checks=(Check(name="run", outcome="error", reason=reason),),
+        checks=(ReportedCheck(name="run", outcome="error", reason=reason),),
         about={name: value for name, value in facts.items() if value},
         made_at=made_at,
         details={"error": dict(error)},
@@ -200,11 +200,11 @@ def _renamed(panel: Panel, x_label: str) -> Panel:
     return Panel(x_label=x_label, y_label=panel.y_label, x=panel.x, y=panel.y, lines=panel.lines)
 
 
-def _check(step: Step) -> Check:
+def _check(step: Step) -> ReportedCheck:
     rows: tuple[Mapping[str, object], ...] = tuple(
         {"position": row.pos, **{name: getattr(row, name) for name in _MEASURES}} for row in step.positions
     ) or tuple(one.to_json() for one in step.layers)
-    return Check(name=step.name, outcome=_word(step.outcome), reason=step.reason, rows=rows)
+    return ReportedCheck(name=step.name, outcome=_word(step.outcome), reason=step.reason, rows=rows)
 
 
 def _word(outcome: Outcome) -> Any:

@@ -91,7 +91,7 @@ class TraceFolderArgs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareArgs:
+class ComparisonArgs:
     """Both models and runtimes again, for weights and layers, and the limits."""
 
     candidate: InputPath | None = arg(None, help="file or folder of the candidate's model")
@@ -132,7 +132,7 @@ def read_trace(job: StageContext, args: TraceFolderArgs) -> ParityTrace:
 
 
 @stage("crossval/compare", version=1)
-def compare(job: StageContext, candidate: ParityTrace, reference: ParityTrace, args: CompareArgs) -> ParityReport:
+def compare(job: StageContext, candidate: ParityTrace, reference: ParityTrace, args: ComparisonArgs) -> ParityReport:
     """Compare two traces, the weights of both models, and each layer by itself."""
     from contextlib import ExitStack
 
@@ -225,7 +225,7 @@ def parity(args: ParityArgs) -> Plan:
     )
     is_candidate = args.replay == "candidate"
     replayed = second if is_candidate else first
-    last = CompareArgs(
+    last = ComparisonArgs(
         candidate=ours,
         reference=theirs,
         replayer=replayed.runtime if args.replay and args.layers else "",

@@ -68,7 +68,7 @@ _FULL = re.compile(r"No space left|Disk quota")
 
 
 @frozen
-class Reference:
+class InstalledReference:
     """A llama.cpp that is installed and has been checked."""
 
     distribution: str
@@ -111,20 +111,20 @@ class ReferencePlaces:
 class FetchedReference:
     """The result of a fetch."""
 
-    reference: Reference
+    reference: InstalledReference
     is_new: bool
     """False: it was there, and was only checked."""
     removed: tuple[str, ...] = ()
     """Tags of references that were deleted before."""
 
 
-def list_references(shelf: EnvironmentCache) -> tuple[Reference, ...]:
+def list_references(shelf: EnvironmentCache) -> tuple[InstalledReference, ...]:
     """Return the references that are installed, the one fetched last first."""
     found = filter(None, (_read(shelf, one.key) for one in shelf.all_kept()))
     return tuple(sorted(found, key=lambda one: -one.fetched_s))
 
 
-def find_reference(shelf: EnvironmentCache, tag: str = "") -> Reference | None:
+def find_reference(shelf: EnvironmentCache, tag: str = "") -> InstalledReference | None:
     """Return the reference of a tag; without a tag the one that was fetched last."""
     wanted = _read_tag(tag) if tag else None
     known = (one for one in list_references(shelf) if os.access(one.interpreter, os.X_OK))
@@ -140,7 +140,7 @@ def runtime_places(envs: str, *, environment: Mapping[str, str], folder: str, cl
 
 
 @contextmanager
-def use_reference(shelf: EnvironmentCache, tag: str = "", *, owner: ProcessIdentity) -> Iterator[Reference]:
+def use_reference(shelf: EnvironmentCache, tag: str = "", *, owner: ProcessIdentity) -> Iterator[InstalledReference]:
     """Return an installed reference for a block: while `owner` lives and is in it, no prune deletes it.
 
     Raises `MissingExtra` if there is none.
@@ -154,7 +154,7 @@ def use_reference(shelf: EnvironmentCache, tag: str = "", *, owner: ProcessIdent
         shelf.unmark(found.key, name)
 
 
-def require_reference(shelf: EnvironmentCache, tag: str = "") -> Reference:
+def require_reference(shelf: EnvironmentCache, tag: str = "") -> InstalledReference:
     """Return an installed reference. Raises `MissingExtra` if there is none."""
     found = find_reference(shelf, tag)
     if found is None:
@@ -213,7 +213,7 @@ def _install(places: ReferencePlaces, key: str, requirement: str, say: Say, *, a
         raise
 
 
-def _checked(places: ReferencePlaces, key: str, requirement: str, say: Say, began_s: float) -> Reference:
+def _checked(places: ReferencePlaces, key: str, requirement: str, say: Say, began_s: float) -> InstalledReference:
     """Return the reference of an environment that was made; one that fails its check is deleted."""
     venv = places.shelf.venv(key)
     python = os.path.join(venv, "bin", "python")
@@ -228,7 +228,7 @@ def _checked(places: ReferencePlaces, key: str, requirement: str, say: Say, bega
         places.shelf.remove(key)
         raise
     library = build.get("library", "")
-    return Reference(
+    return InstalledReference(
         distribution=distribution,
         version=version,
         interpreter=python,
@@ -320,7 +320,7 @@ def _clean(places: ReferencePlaces, say: Say) -> Iterator[str]:
                 yield one.tag
 
 
-def _keep(shelf: EnvironmentCache, made: Reference, digest: str) -> None:
+def _keep(shelf: EnvironmentCache, made: InstalledReference, digest: str) -> None:
     shelf.keep(
         EnvironmentReady(
             digest=digest,
@@ -334,12 +334,12 @@ def _keep(shelf: EnvironmentCache, made: Reference, digest: str) -> None:
     )
 
 
-def _read(shelf: EnvironmentCache, key: str) -> Reference | None:
+def _read(shelf: EnvironmentCache, key: str) -> InstalledReference | None:
     try:
         fields = loads(read_regular(_record_path(shelf, key), _LARGEST_RECORD))
         if not isinstance(fields, dict) or fields.pop("v", None) != _FORMAT:
             return None
-        return Reference(**fields)
+        return InstalledReference(**fields)
     except (OSError, ValueError, TypeError, StokerError):
         return None
 

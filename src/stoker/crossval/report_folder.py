@@ -15,7 +15,7 @@ from stoker.core.clock import Clock
 from stoker.core.errors import StokerError
 from stoker.core.jsontext import loads
 from stoker.crossval.parity_report import RECEIPT, VERDICT, accept_forms, error_report, write_forms
-from stoker.crossval.report_formats import Check, CheckReport
+from stoker.crossval.report_formats import CheckReport, ReportedCheck
 from stoker.host.durable import read_regular, translated, write_file
 from stoker.host.locks import FileLock
 
@@ -71,9 +71,11 @@ class ReportFolder:
         """Show what failed as skipped, with the note of an expected failure. Verdict and receipt stay as they are."""
         raw = loads(read_regular(os.path.join(self.folder, "report.json"), _LARGEST_BYTES))
         checks = (
-            Check(**{**one, "rows": tuple(one["rows"])})
+            ReportedCheck(**{**one, "rows": tuple(one["rows"])})
             if one["outcome"] in ("passed", "skipped")
-            else Check(name=one["name"], outcome="skipped", reason=f"{note}; {one['reason']}", rows=tuple(one["rows"]))
+            else ReportedCheck(
+                name=one["name"], outcome="skipped", reason=f"{note}; {one['reason']}", rows=tuple(one["rows"])
+            )
             for one in raw["checks"]
         )
         kept = {name: raw[name] for name in ("title", "about", "made_at", "seconds")}

@@ -23,7 +23,7 @@ VERSION = 1
 
 
 @frozen
-class Check:
+class ReportedCheck:
     """One named check."""
 
     name: str
@@ -44,7 +44,7 @@ class CheckReport:
     title: str
     outcome: Outcome
     reason: str = ""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[ReportedCheck, ...] = ()
     about: Mapping[str, object] = fresh(factory=dict)
     """Facts of the whole report: sides, limits, machine, versions."""
     made_at: str = ""
@@ -108,7 +108,7 @@ def report_junit(report: CheckReport) -> str:
     """
     cases = list(report.checks)
     if report.outcome in ("failed", "undecided", "error") and not any(one.outcome == report.outcome for one in cases):
-        cases.append(Check(name=report.kind, outcome=report.outcome, reason=report.reason))
+        cases.append(ReportedCheck(name=report.kind, outcome=report.outcome, reason=report.reason))
     counts = {
         "tests": len(cases),
         "failures": sum(one.outcome == "failed" for one in cases),
@@ -131,7 +131,7 @@ def report_junit(report: CheckReport) -> str:
     return "\n".join([*lines, "  </testsuite>", "</testsuites>", ""])
 
 
-def _junit_case(kind: str, check: Check) -> list[str]:
+def _junit_case(kind: str, check: ReportedCheck) -> list[str]:
     opening = f"    <testcase classname={_quoted(f'stoker.{kind}')} name={_quoted(check.name)}{_time(check.seconds)}>"
     lines = [dumps(dict(row)) for row in check.rows]
     if check.outcome == "passed":

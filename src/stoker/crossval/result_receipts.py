@@ -20,7 +20,7 @@ from stoker.crossval.evidence import REAL, InferenceEvidence
 from stoker.crossval.ladder import DECIDING, Parity, Step
 from stoker.crossval.ladder import Outcome as StepOutcome
 from stoker.crossval.limits import TIERS
-from stoker.crossval.measured_results import Measure, Outcome, ResultFacts, result_of, statement_of
+from stoker.crossval.measured_results import MeasuredValues, Outcome, ResultFacts, result_of, statement_of
 from stoker.crossval.plugin_messages import labels_of
 from stoker.crossval.report_formats import CheckReport
 from stoker.crossval.trace import TraceHeader
@@ -85,7 +85,7 @@ def receipt_of_gate(
 _OF_CHECK: Mapping[str, Outcome] = {"passed": "passed", "failed": "failed"}
 
 
-def _measures_of_gate(report: CheckReport) -> Iterator[Measure]:
+def _measures_of_gate(report: CheckReport) -> Iterator[MeasuredValues]:
     """Return the ends of each metric's interval, and the changes of its pairs, with the boundary that decides them."""
     pairs: Any = report.details.get("pairs", [])
     for check in report.checks:
@@ -95,10 +95,10 @@ def _measures_of_gate(report: CheckReport) -> Iterator[Measure]:
         bound = round(row["limit"] if row["is_exact"] else row["boundary"], _DIGITS)
         limit = {"most": bound} if row["limit"] > 0.0 else {"least": bound}
         ends = tuple(round(row[end], _DIGITS) if math.isfinite(row[end]) else row[end] for end in ("low", "high"))
-        yield Measure(test=check.name, name="interval of the change", values=ends, **limit)
+        yield MeasuredValues(test=check.name, name="interval of the change", values=ends, **limit)
         changes = tuple(_change(*one[check.name]) for one in pairs if check.name in one)
         if changes:
-            yield Measure(test=check.name, name="change of a pair", values=changes, take="median", **limit)
+            yield MeasuredValues(test=check.name, name="change of a pair", values=changes, take="median", **limit)
 
 
 def _change(baseline: float, candidate: float) -> float:
@@ -115,13 +115,13 @@ def receipt_of_bench(result: BenchResult, path: str) -> Statement:
     requested = result.about.get("requested_runs")
     count = float(len(result.runs))
     outcomes: dict[str, Outcome] = {"runs": "passed" if result.outcome == "completed" else "failed"}
-    measures = [Measure(test="runs", name="count", values=(count,), least=_number(requested, count))]
+    measures = [MeasuredValues(test="runs", name="count", values=(count,), least=_number(requested, count))]
     reasons = {} if result.error is None else {"runs": str(result.error.get("message", result.outcome))}
     subject = result.subject
     if "fallbacks" in subject:
         found = [str(one) for one in _listed(subject["fallbacks"])]
         outcomes["path"] = "warned" if found else "passed"
-        measures.append(Measure(test="path", name="not as requested", values=(float(len(found)),), most=0.0))
+        measures.append(MeasuredValues(test="path", name="not as requested", values=(float(len(found)),), most=0.0))
         reasons |= {"path": "; ".join(found)} if found else {}
     evidence = evidence_of(result)
     facts = ResultFacts(
@@ -203,22 +203,22 @@ def receipt_of_parity(
     return statement_of(subject, result_of("parity", outcomes, measures, facts))
 
 
-def _measures_of_step(step: Step, parity: Parity) -> Iterator[Measure]:
+def _measures_of_step(step: Step, parity: Parity) -> Iterator[MeasuredValues]:
     limits = parity.limits
     for name in DECIDING:
         values = tuple(value for row in step.positions if (value := getattr(row, name)) is not None)
         if values:
-            yield Measure(test=step.name, name=name, values=values, most=getattr(limits, name))
+            yield MeasuredValues(test=step.name, name=name, values=values, most=getattr(limits, name))
     if step.positions:
         shares = tuple(float(row.top1) for row in step.positions)
-        yield Measure(test=step.name, name="top1", values=shares, least=limits.top1, take="mean")
+        yield MeasuredValues(test=step.name, name="top1", values=shares, least=limits.top1, take="mean")
     if step.layers:
         name = str(step.summary.get("limit", "layer"))
         errors = tuple(row.error for row in step.layers)
-        yield Measure(test=step.name, name=name, values=errors, most=getattr(limits, name))
+        yield MeasuredValues(test=step.name, name=name, values=errors, most=getattr(limits, name))
     if not step.positions and not step.layers:
         count = 0.0 if step.outcome is StepOutcome.PASSED else 1.0
-        yield Measure(test=step.name, name="differences", values=(count,), most=0.0)
+        yield MeasuredValues(test=step.name, name="differences", values=(count,), most=0.0)
 
 
 def _side(header: TraceHeader) -> dict[str, Any]:

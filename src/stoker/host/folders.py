@@ -341,7 +341,7 @@ _DEVICES = frozenset(
 
 
 class BoundedWalk:
-    """Entries of folders that somebody else writes to, up to a number of them in all. No link is followed."""
+    """Entries of folders that others write to, up to a number of them in all. No link is followed."""
 
     def __init__(self, most_entries: int, *, deepest: int) -> None:
         """Make a walk over `most_entries` at most, through `deepest` levels of each folder."""

@@ -62,8 +62,8 @@ class LogOrder:
             self._add(log.source, log.first, log.end)
         self._inodes = {log.source: log.inode for log in logs}
         if is_anew or not self.name:
-            told = [(one.source, one.first, one.count, self._inodes[one.source]) for one in self.spans]
-            self.name = hashlib.sha256(repr(told).encode()).hexdigest()[:_NAME_CHARACTERS]
+            spans = [(one.source, one.first, one.count, self._inodes[one.source]) for one in self.spans]
+            self.name = hashlib.sha256(repr(spans).encode()).hexdigest()[:_NAME_CHARACTERS]
 
     def _add(self, source: str, first: int, end: int) -> None:
         begin = max(first, self._ends.get(source, 0))

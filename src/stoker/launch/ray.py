@@ -226,7 +226,7 @@ class RayLauncher:
                 "token", CheckStatus.WARN, message, "ssh -L 8265:127.0.0.1:8265 HOST, address: http://127.0.0.1:8265"
             )
         if not self._token():
-            return Check("token", CheckStatus.WARN, "none: whoever reaches the address can run code", TOKEN_HINT)
+            return Check("token", CheckStatus.WARN, "none: all who reach the address can run code", TOKEN_HINT)
         return Check("token", CheckStatus.OK, "accepted")
 
     def _post(self, url: str, body: str) -> str:

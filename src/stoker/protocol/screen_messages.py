@@ -44,7 +44,7 @@ class Overview(WireMessage):
     version: Line = ""
     user: Line = ""
     role: Line = ""
-    """Of whoever asked: `read`, `submit`, `operate`, `admin`."""
+    """Of the person who asked: `read`, `submit`, `operate`, `admin`."""
     jobs: dict[Line, ViewCount] = {}
     """Number of jobs by state."""
     machines: dict[Line, ViewCount] = {}

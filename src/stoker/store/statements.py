@@ -6,7 +6,7 @@
 
 The checksum finds edits and missing bytes; it does not prove who wrote them, as anyone can compute it. A signature
 does, and covers the payload's exact bytes and its type. What is read here is strict: a key given twice, a number that
-no float holds, deep nesting and large files are refused, so that nobody reads another statement than we do.
+no float holds, deep nesting and large files are refused, so that others read the same statement as we do.
 
 Nothing here signs: keys are in `host.certificates`.
 """

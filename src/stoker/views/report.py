@@ -223,7 +223,7 @@ def _configuration(side: ComparisonSide) -> Iterable[ReportBlock]:
     if row is not None and len(side.comparison.rows) > 1:
         which = "the best" if side.comparison.best is not None else "the first"
         yield ReportText(text=_cell(f"Of trial {row.n}, {which}: {row.label}"))
-    # What somebody chose comes before defaults.
+    # Chosen values come before defaults.
     settings = sorted(side.settings.items(), key=lambda one: one[1].origin == _DEFAULT)
     rows = [
         (

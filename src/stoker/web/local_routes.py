@@ -34,7 +34,7 @@ R = TypeVar("R", bound=StrictRequest)
 
 
 class LocalBackend(UiBackend):
-    """Answers from a monitor. `build` is that of the pages, `user` whoever runs this."""
+    """Answers from a monitor. `build` is that of the pages, `user` runs this."""
 
     def __init__(self, monitor: Monitor, *, clock: Clock, user: str, build: str = "") -> None:
         self._monitor = monitor

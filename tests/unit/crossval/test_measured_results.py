@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from stoker.crossval.measured_results import Measure, ResultFacts, faults_of, result_of
+from stoker.crossval.measured_results import MeasuredValues, ResultFacts, faults_of, result_of
 
-NMSE = Measure(test="logits", name="nmse", values=(1e-12, 2e-11), most=1e-9)
-TOP1 = Measure(test="logits", name="top1", values=(1.0, 1.0, 0.0, 1.0), least=0.7, take="mean")
+NMSE = MeasuredValues(test="logits", name="nmse", values=(1e-12, 2e-11), most=1e-9)
+TOP1 = MeasuredValues(test="logits", name="top1", values=(1.0, 1.0, 0.0, 1.0), least=0.7, take="mean")
 TIERS = {"f32": {"nmse": 1e-9, "top1": 1.0}}
 
 
-def a_pass(*measures: Measure, facts: ResultFacts | None = None) -> dict[str, Any]:
+def a_pass(*measures: MeasuredValues, facts: ResultFacts | None = None) -> dict[str, Any]:
     return result_of("parity", {"logits": "passed"}, measures or (NMSE, TOP1), facts or ResultFacts())
 
 
@@ -26,21 +26,21 @@ def test_a_result_that_follows_from_its_rows_has_no_faults():
 @pytest.mark.parametrize(
     "measure",
     [
-        Measure(test="logits", name="nmse", values=(1e-12, 2e-9), most=1e-9),
-        Measure(test="logits", name="nmse", values=(1e-12, math.nan), most=1e-9),
-        Measure(test="logits", name="nmse", values=(1e-12, math.inf), most=math.inf),
-        Measure(test="logits", name="top1", values=(1.0, 0.0), least=0.7, take="mean"),
-        Measure(test="logits", name="time", values=(1.0, 5.0, 9.0), most=4.0, take="median"),
-        Measure(test="logits", name="time", values=(1.0, math.nan, 1.0), most=4.0, take="median"),
+        MeasuredValues(test="logits", name="nmse", values=(1e-12, 2e-9), most=1e-9),
+        MeasuredValues(test="logits", name="nmse", values=(1e-12, math.nan), most=1e-9),
+        MeasuredValues(test="logits", name="nmse", values=(1e-12, math.inf), most=math.inf),
+        MeasuredValues(test="logits", name="top1", values=(1.0, 0.0), least=0.7, take="mean"),
+        MeasuredValues(test="logits", name="time", values=(1.0, 5.0, 9.0), most=4.0, take="median"),
+        MeasuredValues(test="logits", name="time", values=(1.0, math.nan, 1.0), most=4.0, take="median"),
     ],
 )
-def test_one_measure_over_its_limit_is_enough(measure: Measure):
+def test_one_measure_over_its_limit_is_enough(measure: MeasuredValues):
     assert faults_of(a_pass(NMSE, measure))
 
 
 def test_a_mean_is_decided_over_all_rows():
     assert TOP1.worst is None
-    assert Measure(test="t", name="top1", values=TOP1.values, least=0.8, take="mean").worst == 0.75
+    assert MeasuredValues(test="t", name="top1", values=TOP1.values, least=0.8, take="mean").worst == 0.75
 
 
 def test_a_test_that_passed_without_values_is_a_claim():
@@ -65,8 +65,8 @@ def test_a_verdict_that_its_tests_do_not_give_is_a_fault():
 
 def test_limits_may_be_stricter_than_those_of_a_tier_and_not_looser():
     facts = ResultFacts(tier="f32")
-    strict = Measure(test="logits", name="nmse", values=(0.0,), most=1e-10)
-    loose = Measure(test="logits", name="nmse", values=(0.0,), most=1e-3)
+    strict = MeasuredValues(test="logits", name="nmse", values=(0.0,), most=1e-10)
+    loose = MeasuredValues(test="logits", name="nmse", values=(0.0,), most=1e-3)
     assert faults_of(a_pass(strict, facts=facts), tiers=TIERS) == []
     assert faults_of(a_pass(loose, facts=facts)) == []
     (fault,) = faults_of(a_pass(loose, facts=facts), tiers=TIERS)

@@ -12,7 +12,7 @@ import pytest
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import BadInput, LocalFile, NotVerified
 from stoker.core.frozen import changed
-from stoker.crossval.measured_results import Measure, ResultFacts, result_of, statement_of
+from stoker.crossval.measured_results import MeasuredValues, ResultFacts, result_of, statement_of
 from stoker.crossval.receipt_check import (
     ReceiptFinding,
     ReceiptRules,
@@ -73,7 +73,7 @@ def of_job(**change: Any) -> Statement:
 
 
 def of_parity(values: tuple[float, ...] = (1e-12,), **facts: Any) -> Statement:
-    measure = Measure(test="logits", name="nmse", values=values, most=1e-9)
+    measure = MeasuredValues(test="logits", name="nmse", values=values, most=1e-9)
     predicate = result_of("parity", {"logits": "passed"}, [measure], ResultFacts(**facts))
     return statement_of([Subject(name="m.gguf", digest={"sha256": "ab" * 32})], predicate)
 

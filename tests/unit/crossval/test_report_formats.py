@@ -13,8 +13,8 @@ from stoker.core.frozen import changed
 from stoker.core.jsontext import loads
 from stoker.crossval.report_formats import (
     FORMATS,
-    Check,
     CheckReport,
+    ReportedCheck,
     format_of_path,
     report_json,
     report_junit,
@@ -28,11 +28,13 @@ REPORT = CheckReport(
     outcome="failed",
     reason="latency +9 %",
     checks=(
-        Check(name="latency", outcome="failed", reason="+9 % > +5 %\x00\x1b", rows=({"change": 0.09, "count": 25},)),
-        Check(name="throughput", outcome="undecided", reason="about 300 pairs"),
-        Check(name="perplexity", outcome="passed", reason="+0 %", seconds=1.5),
-        Check(name="p95", outcome="skipped", reason="not asked for"),
-        Check(name="loss", outcome="error", reason="nan", rows=({"value": math.nan},)),
+        ReportedCheck(
+            name="latency", outcome="failed", reason="+9 % > +5 %\x00\x1b", rows=({"change": 0.09, "count": 25},)
+        ),
+        ReportedCheck(name="throughput", outcome="undecided", reason="about 300 pairs"),
+        ReportedCheck(name="perplexity", outcome="passed", reason="+0 %", seconds=1.5),
+        ReportedCheck(name="p95", outcome="skipped", reason="not asked for"),
+        ReportedCheck(name="loss", outcome="error", reason="nan", rows=({"value": math.nan},)),
     ),
     about={"machine": "desk|1", "pairs": 25},
     made_at="2026-11-18T10:00:00+00:00",

@@ -15,7 +15,7 @@ RETRY_S = 5
 class Turns:
     """Hands out turns in the order in which they were asked for.
 
-    A client that is refused is told at once: one that asks for much does not make others wait for all of it.
+    A client is refused at once: one that asks for much does not make others wait for all of it.
     """
 
     def __init__(self, what: str, *, at_once: int = 1, of_one: int = 2, most: int = 16, wait_s: float = 30.0) -> None:
