@@ -11,6 +11,7 @@ import pytest
 
 from stoker.core.errors import ProcessLost
 from stoker.host.zygote import Zygote
+from tests.others import suspend
 from tests.unit.host.real_processes import is_running, wait_until
 
 ENTRIES = "tests.unit.host.forked_entries"
@@ -103,7 +104,7 @@ def test_a_zygote_that_hangs_is_closed_all_the_same(tmp_path):
     zygote = Zygote.start(sys.executable, [ENTRIES], env=dict(os.environ), cwd=tmp_path, sys_path=sys.path)
     forked = zygote.fork(f"{ENTRIES}:ignore_requests", {})
     forked.read_events(WAIT_S)
-    os.kill(zygote.pid, signal.SIGSTOP)
+    suspend(zygote.pid)
     zygote.close(grace_s=-4.9)  # what is left of the five seconds that it gets on top
     assert not is_running(forked.identity.pid)
     assert not is_running(zygote.pid)

@@ -11,6 +11,7 @@ from stoker.core.clock import SystemClock
 from stoker.engine.key_leases import LEASE_S
 from stoker.host.identity import read_row
 from tests.lengths import examples
+from tests.others import suspend
 from tests.unit.engine.lab import Lab, lines_of, plan_of
 from tests.unit.engine.stages import PaceArgs, note, process_slow, slow
 from tests.unit.host.real_processes import code_of, fork, is_running, kill_and_reap, wait_until
@@ -90,7 +91,7 @@ def test_an_owner_that_was_only_stopped_is_no_failure_and_publishes_nothing_twic
     ledger, gate, out = (str(tmp_path / name) for name in ("ledger", "gate", "out"))
     owner = fork(running(tmp_path / "lab", ledger, gate=gate, out=out))
     wait_until(lambda: len(lines_of(ledger)) == 1)
-    os.kill(owner, signal.SIGSTOP)
+    suspend(owner)
     try:
         with Lab(tmp_path / "lab", clock=Tomorrow()) as lab:
             plan = plan_of(slow, PaceArgs(value=7, ledger=ledger))

@@ -19,6 +19,7 @@ from stoker.gang import Buffer, Gang, RankConfig
 from stoker.gang.mailbox import Phase
 from stoker.gang.starters import warm_here
 from tests.leaks import left_open, open_files
+from tests.others import suspend
 from tests.unit.gang import gang_functions as functions
 from tests.unit.host.real_processes import is_running, wait_until
 
@@ -250,7 +251,7 @@ def test_a_killed_owner_takes_everybody_along():
         assert len(pids) == 3
         assert all(is_running(pid) for pid in pids)
         # The zygote first stopped, so that only the life lines can tell.
-        os.kill(pids[2], signal.SIGSTOP)
+        suspend(pids[2])
         owner.kill()
         wait_until(lambda: not any(is_running(pid) for pid in pids[:2]))
         os.kill(pids[2], signal.SIGCONT)

@@ -16,6 +16,7 @@ from stoker.core.errors import ProcessLost, Unavailable
 from stoker.host import fork_server
 from stoker.host.fork_server import ForkServer
 from stoker.host.identity import Liveness, is_alive
+from tests.others import suspend
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a fork server needs Linux")
 
@@ -164,7 +165,7 @@ def test_a_server_that_hangs_delays_nobody_for_long(start, tmp_path: Path, monke
     with open(tmp_path / "said", "wb") as output:
         child = server.fork(output)
         assert child is not None
-        os.kill(server._process.pid, signal.SIGSTOP)
+        suspend(server._process.pid)
         with pytest.raises(ProcessLost, match="does not answer"):
             server.fork(output)
     # It has ended, and its parent does not see it.

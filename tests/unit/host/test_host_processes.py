@@ -11,6 +11,7 @@ from stoker.core.errors import LocalFile, NoPermission, ProcessLost
 from stoker.core.frozen import changed
 from stoker.host.identity import Liveness, is_alive, mine, of_pid
 from stoker.host.processes import Child, StopOutcome, group_members, start, stop_group
+from tests.others import suspend
 from tests.unit.host.real_processes import is_running
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -149,7 +150,7 @@ def test_a_member_that_left_the_group_but_not_the_session_is_stopped():
 def test_a_suspended_program_is_stopped_politely():
     child = _python("import signal; print('on', flush=True); signal.pause()")
     _line_of(child)
-    os.kill(child.identity.pid, signal.SIGSTOP)
+    suspend(child.identity.pid)
     assert child.stop() is StopOutcome.POLITE
     _close(child)
 

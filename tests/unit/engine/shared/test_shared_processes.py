@@ -22,6 +22,7 @@ from stoker.core.retry import FailureCause
 from stoker.devices.admission import MachineMemory
 from stoker.engine.runners.shared.members import framed
 from stoker.host.sockets import NamedSocket
+from tests.others import suspend
 from tests.unit.engine.lab import Flight, Lab, Ran, card
 from tests.unit.engine.together_stages import CountArgs, broken, count, greedy, hanging
 
@@ -222,7 +223,7 @@ def test_whoever_finds_a_shared_process_that_was_stopped_begins_another_and_the_
     lab: Lab, tmp_path: Path
 ) -> None:
     flight, pid = _held_up(lab, tmp_path, 1)
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         with Lab(lab.folder, store=tmp_path / "another") as other:
             # The other one has to answer within this time, too, on a busy machine.
@@ -246,7 +247,7 @@ def test_beside_a_shared_process_that_was_stopped_no_other_is_begun_whose_base_h
     flight = lab.start(members(*counting(1, waits_for=str(tmp_path / "go"), marks=str(marks)), needs=needs))
     until(lambda: joined(marks) == ["m0"], "nobody is there")
     pid = int(os.listdir(marks)[0].partition(".")[2])
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         with Lab(lab.folder, store=tmp_path / "another") as other:
             other.answer_s = 0.1
@@ -274,7 +275,7 @@ def test_a_member_on_a_device_whose_shared_process_was_stopped_says_so(lab: Lab,
     flight = lab.start(members(waiting, needs=needs))
     until(lambda: joined(marks) == ["m0"], "nobody is there")
     pid = int(os.listdir(marks)[0].partition(".")[2])
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         with Lab(lab.folder, store=tmp_path / "another") as other:
             other.devices, other.answer_s = lab.devices, 0.1
