@@ -18,6 +18,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # A run that another test left under way must not count here.
     monkeypatch.setattr(plan, "_open_blocks", 0)
     gc.set_threshold(700, 10, 10)
+    gc.enable()
     yield
     gc.set_threshold(*before)
 
