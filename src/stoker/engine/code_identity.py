@@ -38,6 +38,8 @@ OWN = "(module)"
 
 _FORMAT = 3
 _OURS = "stoker.cookbooks"
+_WITH_STAGES = (_OURS, "stoker.crossval")
+"""Packages of ours that have stages: the rest of Stoker is no part of their code, as for a cookbook of others."""
 
 
 @frozen_by_position
@@ -360,9 +362,10 @@ def _roots_of(module: str, file: str) -> _Roots:
     for _ in range(depth):
         folder = os.path.dirname(folder)
     parts = module.split(".")
-    if module == _OURS or module.startswith(f"{_OURS}."):
-        # All of them: one cookbook that ships may build on another.
-        return _Roots(folder, _OURS)
+    for package in _WITH_STAGES:
+        if module == package or module.startswith(f"{package}."):
+            # Of cookbooks all: one that ships may build on another.
+            return _Roots(folder, package)
     installed = os.path.basename(folder) in ("site-packages", "dist-packages")
     return _Roots(folder, parts[0] if installed else "")
 

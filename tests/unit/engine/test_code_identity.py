@@ -223,6 +223,13 @@ def test_the_engine_is_no_part_of_a_shipped_cookbook() -> None:
     assert any(name.startswith("stoker.cookbooks.tabular") for name in found)
 
 
+def test_of_comparisons_only_their_package_is_code() -> None:
+    importlib.import_module("stoker.crossval.parity_stages")
+    found = CodeIdentity("/nowhere/code.json").modules_of("stoker.crossval.parity_stages")
+    assert {name for name in found if name != OWN and not name.startswith("stoker.crossval")} == set()
+    assert "stoker.crossval.measures" in found
+
+
 # --- moving --------------------------------------------------------------------------------------
 
 
