@@ -22,7 +22,7 @@ from stoker.crossval.evidence import InferenceEvidence, faults_of_evidence, is_e
 from stoker.crossval.measured_results import fallbacks_of, faults_of
 from stoker.host.durable import read_regular, translated
 from stoker.jobs.job_receipt import BUILD_TYPE
-from stoker.store.results import SIDECAR
+from stoker.store.results import SIDECAR, files_at_top
 from stoker.store.statements import (
     DOWNLOAD,
     LARGEST_BYTES,
@@ -386,10 +386,11 @@ def _is_result(place: str) -> bool:
 
 def _tree_differs(place: str, digest: str) -> tuple[str, ...]:
     try:
-        entries = scan_tree(place).entries
+        entries, own = scan_tree(place).entries, files_at_top(place)
     except StokerError as error:
         return (f"{place} can't be read: {error.message}",)
-    found = Tree(tuple(entry for entry in entries if entry.path != SIDECAR)).digest()
+    # Which files are compared does not matter for the proof: only those that were made have this digest.
+    found = Tree(tuple(entry for entry in entries if entry.path in own)).digest()
     return () if found == digest else (f"{place}: the digest of its files is {found}, the receipt says {digest}",)
 
 

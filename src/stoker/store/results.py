@@ -128,6 +128,17 @@ def files_written(folder: str) -> frozenset[str]:
     return frozenset(_read_claims(_read(sidecar))) if is_sidecar(sidecar) else frozenset()
 
 
+def files_at_top(folder: str) -> frozenset[str]:
+    """Return the files that `lay_out` wrote for the result at the top of a folder, without those of results below."""
+    written = files_written(folder)
+    if not written:
+        return written
+    artifacts = loads(_read(os.path.join(folder, SIDECAR)))["artifacts"]
+    named = (str(one.get("folder", ".")) for one in artifacts if isinstance(one, dict))
+    below = tuple(f"{name}/" for name in named if name != ".")
+    return frozenset(path for path in written if not path.startswith(below))
+
+
 def digests_shown(folder: str) -> frozenset[str]:
     """Return the digests of the results that `lay_out` wrote to a folder; none if a file of them has changed since."""
     if not is_sidecar(os.path.join(folder, SIDECAR)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stoker.core import jsontext
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import BadInput, LocalFile, NotVerified
 from stoker.core.frozen import changed
@@ -142,7 +143,13 @@ def test_the_receipt_of_a_sweep_is_compared_with_the_results_of_its_trials(tmp_p
     # A folder that is no result of Stoker's is not read.
     assert check(sweep, path=path).missing == ("lr=1",)
     assert check(sweep, strict, path=path).differs == ("file not found: lr=1",)
-    (trial / ".stoker.json").write_text("{}")
+    # Beside its own files: those of another stage, which are laid out below it, and one of the user.
+    (trial / "number").mkdir()
+    for name in ("number/value.json", "notes.txt"):
+        (trial / name).write_text("7")
+    wrote = {name: [["0", 1, 1, 1]] for name in ("model.bin", "number/value.json")}
+    sidecar = {"v": 1, "artifacts": [{"folder": "."}, {"folder": "number"}], "files": wrote}
+    (trial / ".stoker.json").write_text(jsontext.dumps(sidecar))
     found = check(sweep, strict, path=path)
     assert (found.differs, found.verified_folders, found.missing) == ((), 1, ())
     (trial / "model.bin").write_bytes(b"weightz")
