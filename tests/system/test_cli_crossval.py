@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cli.crossval import _gravity
 from tests.system.shell import Done, Shell, finish, wait_until
 
 pytest.importorskip("xllamacpp")
@@ -75,6 +76,26 @@ def test_a_model_is_compared_found_by_itself_and_the_second_time_nothing_runs(sh
     # An expected failure that does not come is named.
     noted = done(shell, "crossval", "--candidate", "llama.cpp", "--positions", "16", "--xfail", "x until 2027-06-01")
     assert "remove --xfail" in noted.err
+
+
+def test_of_several_references_each_has_its_reports_and_the_worst_decides(shell: Shell, model: str):
+    (shell.folder / "crashes.py").write_text(CRASHES)
+    common = ("crossval", "--model", model, "--candidate", "llama.cpp", "--positions", "16", "--no-layers")
+    both = done(shell, *common, "--reference", "./crashes.py", "--reference", "llama.cpp", code=1)
+    assert "reference llama.cpp:" in both.out
+    assert json.loads((report(shell, "crossval-llama.cpp") / "parity.json").read_text())["outcome"] == "passed"
+    assert json.loads((report(shell, "crossval-crashes.py") / "report.json").read_text())["outcome"] == "error"
+    shown = done(shell, *common, "--reference", "torch", "--reference", "llama.cpp", "--dry-run").out
+    assert "reference torch:" in shown
+    twice = done(shell, *common, "--reference", "a b", "--reference", "a-b", code=2)
+    assert "two references would write to one folder" in twice.err
+
+
+@pytest.mark.parametrize(
+    ("codes", "worst"), [((0, 0), 0), ((0, 18), 18), ((18, 15), 15), ((15, 1), 1), ((15, 41), 41), ((41, 1), 1)]
+)
+def test_a_failure_matters_more_than_tokenizers_and_these_more_than_no_answer(codes: tuple[int, ...], worst: int):
+    assert max(codes, key=_gravity) == worst
 
 
 def test_a_plug_in_that_crashes_leaves_a_report_with_its_last_words(shell: Shell, model: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -57,7 +58,12 @@ _RUNTIMES = "torch, llama.cpp, onnx, the address of a server, or a program that 
 _OPTIONS = (
     Option("--model", value="PATH", help="model of both sides (default: the first one found in models/, then here)"),
     Option("--candidate", value="RUNTIME", help=f"runtime under test: {_RUNTIMES}; settings: torch,precision=bf16"),
-    Option("--reference", value="RUNTIME", help="runtime to compare with (default: llama.cpp for GGUF, else torch)"),
+    Option(
+        "--reference",
+        value="RUNTIME",
+        is_many=True,
+        help="runtime to compare with (default: llama.cpp for GGUF, else torch); repeat it for several",
+    ),
     Option("--reference-model", value="PATH", help="another model for the reference, such as the one it was made from"),
     Option("--text", value="TEXT", is_many=True, help="a text whose tokens are compared; repeat it for several"),
     Option("--positions", value="N", read=whole(1), help="maximum number of positions (default: 64)"),
@@ -103,6 +109,7 @@ GRAMMAR = Grammar(
         "stoker crossval --model models/tiny/model-f32.gguf",
         "stoker crossval --model my-model/ --candidate torch,precision=bf16,device=cuda --strict",
         "stoker crossval --model tiny.gguf --candidate ./my_runtime.py --limit kl=1e-6",
+        "stoker crossval --model tiny.gguf --candidate ./my_runtime.py --reference llama.cpp --reference torch",
         "stoker crossval --model my-model/ --candidate torch --candidate-on desk --reference-on lab1",
         "stoker crossval before after",
     ),
@@ -137,6 +144,40 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def _perform(call: CommandContext, given: dict[str, Any], prepare: Callable[[], None]) -> int:
+    """Compare with each reference, in reports of its own; the worst verdict decides."""
+    references = list(dict.fromkeys(given["reference"])) or [""]
+    if len(references) == 1:
+        return _perform_one(call, {**given, "reference": references[0]}, prepare)
+    if given["jobs_compared"]:
+        raise Usage("--reference: two jobs are compared with each other", hint="stoker crossval before after")
+    names = [_name_beside(given["name"] or _NAME, reference) for reference in references]
+    if len(set(names)) < len(names):
+        raise Usage("two references would write to one folder", hint="run them one by one, each with its --name")
+    worst, failed = 0, None
+    for reference, name in zip(references, names, strict=True):
+        call.out.line(f"reference {reference}:")
+        try:
+            code, error = _perform_one(call, {**given, "reference": reference, "name": name}, prepare), None
+        except (ParityFailed, NotVerified, ParityUndecided) as verdict:
+            code, error = verdict.exit_code, verdict
+            call.out.note(f"{reference}: {verdict.message}")
+        if _gravity(code) > _gravity(worst):
+            worst, failed = code, error
+    if failed is not None:
+        raise failed
+    return worst
+
+
+def _name_beside(name: str, reference: str) -> str:
+    return f"{name}-{re.sub(r'[^A-Za-z0-9._]+', '-', reference).strip('-.')}"
+
+
+def _gravity(code: int) -> int:
+    """Return how much an exit code matters beside others: a failure, then tokenizers that disagree, then no answer."""
+    return {0: 0, ParityUndecided.exit_code: 1, NotVerified.exit_code: 2, ParityFailed.exit_code: 4}.get(code, 3)
+
+
+def _perform_one(call: CommandContext, given: dict[str, Any], prepare: Callable[[], None]) -> int:
     from stoker.crossval.report_folder import ReportFolder
 
     if given["dry_run"]:
