@@ -11,6 +11,7 @@ from stoker.coordinator.queue.reader import QueueReader
 from stoker.core.errors import Ambiguous, NotFound
 from stoker.core.events import FleetKinds
 from tests.contract.queue_driving import Driven, busy, order
+from tests.unit.host.real_processes import wait_until
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -193,6 +194,10 @@ def test_a_live_leaderboard_ranks_running_jobs_by_what_they_reported_last(databa
     first, second, _ = fleet.claim(most=3)
     fleet.finish(first, loss=0.5)
     fleet.renew(second, step=3, metrics={"loss": 0.25, "lr": 0.1})
+    # Progress is stored about once a second, after what was asked is answered.
+    fleet.clock.advance(5.0)
+    fleet.renew(second, step=3, metrics={"loss": 0.25, "lr": 0.1})
+    wait_until(lambda: len(fleet.reader.leaderboard("loss", is_live=True).rows) == 2)
     assert [row.name for row in fleet.reader.leaderboard("loss").rows] == ["done"]
     board = fleet.reader.leaderboard("loss", is_live=True)
     assert [(row.place, row.name, row.value) for row in board.rows] == [(1, "live", 0.25), (2, "done", 0.5)]
