@@ -130,7 +130,7 @@ $(STAMPS)/docs: requirements/docs.txt $(STAMPS)/run
 
 # By pip: a build for the CPU alone that lies on a machine (pip's find-links) saves gigabytes, and uv does not look there.
 $(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev
-	@echo "installing torch, for the tests of gangs and sequences, and PEFT, for those of adapters"
+	@echo "installing torch for the tests of gangs and sequences, PEFT for those of adapters, ONNX Runtime for those of crossval"
 	@$(BIN)/python -m pip install --quiet -r requirements/torch.txt
 	@touch $@
 
