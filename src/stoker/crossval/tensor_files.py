@@ -1,7 +1,7 @@
 """Two models compared tensor by tensor, and values that are not finite.
 
 Blocks of 256 KiB are compared as bytes first; values are computed only for blocks that differ, so equal files are
-compared nearly as fast as they are read, and memory does not grow with them. Tensors of different types, or in another
+compared as fast as they are read, by two threads, and memory does not grow with them. Tensors of different types, or in another
 order of rows, are compared by values.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from math import inf, isfinite, lcm, prod
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal, Self
 
 from stoker.core.errors import Damaged
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 BLOCK_BYTES: Final = 256 * 1024
 TensorOutcome = Literal["same", "equal", "different", "missing", "extra", "shape", "unreadable"]
 OnBytes = Callable[[int], None]
-"""Is called with the bytes that were read of the candidate."""
+"""Is called with the bytes that were read of the candidate, by any thread."""
+_READERS: Final = 2
+"""Threads that compare tensors: while one compares bytes, the other one reads."""
 
 
 @frozen
@@ -68,18 +72,20 @@ def compare_models(
     candidate: ModelFiles, reference: ModelFiles, *, on_bytes: OnBytes | None = None
 ) -> Iterator[TensorComparison]:
     """Compare all tensors, in the order of the reference's files. Raises `Damaged` if a file became shorter."""
-    pairs = list(_pairs(candidate, reference))
-    with _OpenFiles() as files:
-        for name, other, layout in pairs:
+    with _OpenFiles() as files, ThreadPoolExecutor(_READERS) as readers:
+
+        def compared(named: tuple[str, str, TensorLayout | None]) -> TensorComparison:
+            name, other, layout = named
             one, two = candidate.tensors.get(name), reference.tensors.get(other)
             if one is None:
-                yield TensorComparison(name=other, reference_name=other, outcome="missing", text="missing")
-            elif two is None:
-                yield TensorComparison(name=name, reference_name="", outcome="extra", text="not in the reference")
-            else:
-                change = _change(layout, is_gguf_first=candidate.format == "gguf")
-                pair = _Pair(name=name, other=other, one=one, two=two, change=change)
-                yield _PairReading(pair, files, on_bytes or _ignore).comparison()
+                return TensorComparison(name=other, reference_name=other, outcome="missing", text="missing")
+            if two is None:
+                return TensorComparison(name=name, reference_name="", outcome="extra", text="not in the reference")
+            change = _change(layout, is_gguf_first=candidate.format == "gguf")
+            pair = _Pair(name=name, other=other, one=one, two=two, change=change)
+            return _PairReading(pair, files, on_bytes or _ignore).comparison()
+
+        yield from readers.map(compared, list(_pairs(candidate, reference)))
 
 
 def find_not_finite(model: ModelFiles, *, on_bytes: OnBytes | None = None) -> Iterator[NotFinite]:
@@ -165,6 +171,7 @@ class _OpenFiles:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
+        self._lock = Lock()
         self._open: dict[Path, BinaryIO] = {}
 
     def __enter__(self) -> Self:
@@ -190,10 +197,11 @@ class _OpenFiles:
             yield data
 
     def _file(self, path: Path) -> BinaryIO:
-        if path not in self._open:
-            with translated(path):
-                self._open[path] = self._stack.enter_context(path.open("rb", buffering=0))
-        return self._open[path]
+        with self._lock:
+            if path not in self._open:
+                with translated(path):
+                    self._open[path] = self._stack.enter_context(path.open("rb", buffering=0))
+            return self._open[path]
 
 
 def _read_rest(descriptor: int, view: memoryview, at: int) -> int:
