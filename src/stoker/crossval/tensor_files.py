@@ -1,7 +1,7 @@
 """Two models compared tensor by tensor, and values that are not finite.
 
-Blocks of 256 KiB are compared as bytes first; values are computed only for blocks that differ. Two threads read, so equal
-files are compared as fast as they are read, and memory does not grow with them. Tensors of different types, or in
+Blocks of 256 KiB are compared as bytes first; values are computed only for blocks that differ. Two threads read, so
+equal files are compared as fast as they are read, and memory does not grow with them. Tensors of different types, or in
 another order of rows, are compared by values.
 """
 
