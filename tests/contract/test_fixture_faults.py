@@ -8,7 +8,7 @@ import numpy as np
 
 from stoker.crossval.fixture_folder import write_fixture
 from stoker.crossval.fixture_models import FixtureSpec
-from stoker.crossval.tensor_layouts import Architecture
+from stoker.store.weight_files.tensor_layouts import Architecture
 from tests.contract.test_fixture_runtimes import by_llama
 from tests.fakes.broken_models import FAULTS, LLAMAS, break_model
 

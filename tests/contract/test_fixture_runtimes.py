@@ -73,8 +73,10 @@ def _by_transformers(folder: Path) -> tuple[np.ndarray, list[list[int]]]:
     return _cache[folder]
 
 
-def by_llama(models: list[str], folder: Path) -> tuple[list[np.ndarray], list[list[list[int]]]]:
-    request = json.dumps({"models": models, "ids": IDS, "texts": TEXTS, "out": str(folder)})
+def by_llama(
+    models: list[str], folder: Path, adapters: list[str] | None = None
+) -> tuple[list[np.ndarray], list[list[list[int]]]]:
+    request = json.dumps({"models": models, "adapters": adapters, "ids": IDS, "texts": TEXTS, "out": str(folder)})
     program = Path(__file__).parent.parent / "fakes" / "llama_logits.py"
     env = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     done = subprocess.run(

@@ -18,9 +18,9 @@ import gguf
 import numpy as np
 
 from stoker.crossval.model_files import ModelFiles, StoredTensor, open_model
-from stoker.crossval.tensor_layouts import interleaved
 from stoker.crossval.tensor_values import read_values
 from stoker.store.weight_files.gguf import read_gguf_header
+from stoker.store.weight_files.tensor_layouts import interleaved
 
 LLAMAS = ("llama", "qwen2")
 

@@ -1,7 +1,8 @@
 """Logits and tokens from llama.cpp, by the C functions in the wheel of xllamacpp. A program: it aborts on an error.
 
-It reads one JSON object from standard input (`models`, `ids`, `texts`, `out`), and writes an array for each model into
-the folder `out`, and the tokens of each text to standard output. Cache in F32, no flash attention, one thread.
+It reads one JSON object from standard input (`models`, `ids`, `texts`, `out`, and `adapters`: a LoRA for each model, or
+none), and writes an array for each model into the folder `out`, and the tokens of each text to standard output. Cache
+in F32, no flash attention, one thread.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_get_vocab": (POINTER, [POINTER]),
     "llama_vocab_n_tokens": (INT, [POINTER]),
     "llama_tokenize": (INT, [POINTER, ctypes.c_char_p, INT, ctypes.POINTER(INT), INT, ctypes.c_bool, ctypes.c_bool]),
+    "llama_adapter_lora_init": (POINTER, [POINTER, ctypes.c_char_p]),
+    "llama_set_adapters_lora": (
+        INT,
+        [POINTER, ctypes.POINTER(POINTER), ctypes.c_size_t, ctypes.POINTER(ctypes.c_float)],
+    ),
     "llama_batch_get_one": (Parameters, [ctypes.POINTER(INT), INT]),
     "llama_decode": (INT, [POINTER, Parameters]),
     "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [POINTER, INT]),
@@ -63,7 +69,9 @@ def quiet(level: int, text: bytes, _user: Any) -> None:
         sys.stderr.write(text.decode(errors="replace"))
 
 
-def answers(llama: Any, path: str, ids: list[int], texts: list[str]) -> tuple[np.ndarray, list[list[int]]]:
+def answers(
+    llama: Any, path: str, adapter: str, ids: list[int], texts: list[str]
+) -> tuple[np.ndarray, list[list[int]]]:
     model = llama.llama_model_load_from_file(os.fsencode(path), llama.llama_model_default_params())
     assert model, path
     parameters = llama.llama_context_default_params()
@@ -73,6 +81,10 @@ def answers(llama: Any, path: str, ids: list[int], texts: list[str]) -> tuple[np
     context = llama.llama_init_from_model(model, parameters)
     assert context
     llama.llama_set_n_threads(context, 1, 1)
+    if adapter:
+        lora = llama.llama_adapter_lora_init(model, os.fsencode(adapter))
+        assert lora, adapter
+        assert llama.llama_set_adapters_lora(context, (POINTER * 1)(lora), 1, (ctypes.c_float * 1)(1.0)) == 0
     vocabulary = llama.llama_model_get_vocab(model)
     count, rows = llama.llama_vocab_n_tokens(vocabulary), []
     for id in ids:
@@ -94,8 +106,9 @@ def main() -> None:
     request = json.load(sys.stdin)
     llama = library()
     tokens = []
-    for number, path in enumerate(request["models"]):
-        rows, found = answers(llama, path, request["ids"], request["texts"])
+    adapters = request.get("adapters") or [""] * len(request["models"])
+    for number, (path, adapter) in enumerate(zip(request["models"], adapters, strict=True)):
+        rows, found = answers(llama, path, adapter, request["ids"], request["texts"])
         np.save(os.path.join(request["out"], f"{number}.npy"), rows)
         tokens.append(found)
     print(json.dumps(tokens))

@@ -12,7 +12,7 @@ from stoker.core.errors import BadInput, LocalFile, MissingExtra, NoSpace, Usage
 from stoker.core.text import counted, did_you_mean, format_size
 from stoker.crossval.fixture_folder import FORMATS, formats_of, write_fixture
 from stoker.crossval.fixture_models import SIZES, FixtureSpec, SizeName
-from stoker.crossval.tensor_layouts import ARCHITECTURES, Architecture
+from stoker.store.weight_files.tensor_layouts import ARCHITECTURES, Architecture
 
 _DEFAULT_SIZE, _DEFAULT_ARCH = "small", "llama"
 

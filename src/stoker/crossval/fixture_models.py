@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from stoker.core.frozen import changed, frozen
 from stoker.crossval.fixture_tokenizer import BEGIN, END
-from stoker.crossval.tensor_layouts import Architecture, TensorLayout, tensor_layouts
+from stoker.store.weight_files.tensor_layouts import Architecture, TensorLayout, tensor_layouts
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,8 +18,8 @@ from stoker.crossval.fixture_models import (
     vector,
 )
 from stoker.crossval.fixture_tokenizer import BEGIN, END, SPECIALS, UNKNOWN, fixture_tokenizer
-from stoker.crossval.tensor_layouts import interleaved
 from stoker.store.weight_files.gguf import BLOCKS
+from stoker.store.weight_files.tensor_layouts import interleaved
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,11 +13,11 @@ from typing import Any, Final, Literal, cast
 from stoker.core.errors import BadInput, Damaged, LocalFile
 from stoker.core.frozen import fresh, frozen
 from stoker.core.text import first_line, some_of
-from stoker.crossval.tensor_layouts import ARCHITECTURES, Architecture, TensorLayout, tensor_layouts
 from stoker.host.durable import translated
 from stoker.store.weight_files.gguf import GgufValue, read_gguf_header
 from stoker.store.weight_files.headers import DamagedHeader, TensorEntry, read_foreign_json, shown
 from stoker.store.weight_files.safetensors import INDEX, SINGLE, read_header, read_index
+from stoker.store.weight_files.tensor_layouts import ARCHITECTURES, Architecture, TensorLayout, tensor_layouts
 
 FileFormat = Literal["safetensors", "gguf"]
 CONFIG: Final = "config.json"

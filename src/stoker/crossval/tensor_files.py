@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Literal, Self
 from stoker.core.errors import Damaged
 from stoker.core.frozen import frozen
 from stoker.crossval.model_files import ModelFiles, StoredTensor
-from stoker.crossval.tensor_layouts import TensorLayout, interleaved
 from stoker.crossval.tensor_values import block_of, can_read, count_of, read_values
 from stoker.host.durable import translated
 from stoker.store.weight_files.headers import TensorEntry
+from stoker.store.weight_files.tensor_layouts import TensorLayout, interleaved
 
 if TYPE_CHECKING:
     from stoker.crossval.tensor_values import Values

@@ -15,8 +15,8 @@ from stoker.crossval.fixture_folder import SAFETENSORS, write_fixture
 from stoker.crossval.fixture_models import FixtureSpec
 from stoker.crossval.model_files import compare_settings, coverage_faults, open_model
 from stoker.crossval.tensor_files import BLOCK_BYTES, TensorComparison, compare_models, find_not_finite
-from stoker.crossval.tensor_layouts import ARCHITECTURES
 from stoker.crossval.tensor_values import read_values
+from stoker.store.weight_files.tensor_layouts import ARCHITECTURES
 from tests.fakes.broken_models import FAULTS, Broken, Fault, break_model, tensors_at_end
 
 PAIRS = [(fault, arch) for fault in FAULTS.values() for arch in fault.archs]

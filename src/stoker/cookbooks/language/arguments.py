@@ -22,6 +22,7 @@ Turns = Literal["synchronized", "round_robin", "priority"]
 LORA: Final = "language/lora"
 FULL: Final = "language/full"
 MERGE: Final = "language/merge"
+EXPORT: Final = "language/export"
 """Names of the recipes."""
 ALL_LINEAR: Final = "all-linear"
 NF4_BLOCK: Final = 64
@@ -104,6 +105,14 @@ class LoraArgs(AdapterArgs, LearningArgs, BaseArgs):
     targets: tuple[str, ...] = arg(help="target matrices by name, in the order of a block")
     max_seq_len: int = arg(DEFAULT_TOKENS, help="maximum tokens of a row", ge=2)
     packing: bool = arg(False, help="pack several examples into a row, isolated from each other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOverBaseArgs(BaseArgs):
+    """An adapter that exists, and its base."""
+
+    adapter: InputPath = arg(help="folder of the adapter", runtime=True)
+    adapter_files: tuple[InputPath, ...] = arg(help="files of the adapter that are part of the key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.authoring import Diagnostic, InvalidArgs
-from stoker.cookbooks.language.arguments import DEFAULT_TOKENS, MERGE, NF4_BLOCK, BaseDtype
+from stoker.cookbooks.language.arguments import DEFAULT_TOKENS, EXPORT, MERGE, NF4_BLOCK, BaseDtype
 from stoker.cookbooks.language.bases import (
     SMALL_FILES,
     Outline,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from stoker.transfer.hub.listing import Repo
 
 
+_USES: Mapping[str, str] = {EXPORT: "exported", MERGE: "merged"}
+"""What recipes do with a base, if not train it."""
 _GROUPS = (ALL_LINEAR, ATTENTION, MLP)
 _MODULE = re.compile(r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\.(self_attn|mlp)\.(?P<name>\w+)", re.ASCII)
 
@@ -76,7 +78,7 @@ class LanguageArgsChecker:
             self.note("base", "is empty", f"a folder, org/name of the hub, or {', '.join(BASES)}")
             return None
         try:
-            return find_base(text, use="merged" if self._recipe == MERGE else "trained")
+            return find_base(text, use=_USES.get(self._recipe, "trained"))
         except Damaged as error:
             self._note_damage("base", error)
         except StokerError as error:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stoker.authoring import JsonKind, Kind, TreeKind, check_files, check_json
+from stoker.store.weight_files.gguf import read_gguf_header
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.examples import ExampleSet
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Files that PEFT reads."""
+GGUF_ADAPTER = "adapter.gguf"
+"""The file that llama.cpp reads."""
 
 
 class Examples(Kind["ExampleSet"]):
@@ -55,6 +58,19 @@ class Adapter(TreeKind):
         check_files(path, "adapter_model.safetensors")
         check_json(path / "adapter_config.json", "peft_type")
         check_json(path / "training.json", "curve")
+
+
+class GgufAdapter(TreeKind):
+    """A LoRA adapter as one GGUF file."""
+
+    name: ClassVar[str] = "language/gguf_adapter"
+    version: ClassVar[int] = 1
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        header = read_gguf_header(path / GGUF_ADAPTER)
+        if header.values.get("general.type") != "adapter":
+            raise ValueError(f"{GGUF_ADAPTER} is no adapter")
 
 
 class LanguageModel(TreeKind):

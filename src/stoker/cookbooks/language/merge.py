@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.authoring import BadInput, InputPath, StageContext, arg, stage
-from stoker.cookbooks.language.arguments import BaseArgs, Dtype
+from stoker.authoring import BadInput, StageContext, arg, stage
+from stoker.cookbooks.language.arguments import AdapterOverBaseArgs, Dtype
 from stoker.cookbooks.language.kinds import LanguageModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MergeArgs(BaseArgs):
+class MergeArgs(AdapterOverBaseArgs):
     """The adapter, and the precision of the result."""
 
-    adapter: InputPath = arg(help="folder of the adapter", runtime=True)
-    adapter_files: tuple[InputPath, ...] = arg(help="files of the adapter that are part of the key")
     dtype: Dtype = arg("auto", help="precision of the weights; auto: that of the base")
 
 
-def told_of_base(args: MergeArgs) -> str | None:
+def told_of_base(args: AdapterOverBaseArgs) -> str | None:
     """Return a warning if the adapter was trained over another base."""
     from stoker.cookbooks.language.bases import read_base
     from stoker.cookbooks.language.checks import is_another_base

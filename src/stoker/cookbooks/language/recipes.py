@@ -18,6 +18,7 @@ from typing import Any, Final
 from stoker.authoring import Category, Cookbook, InputPath, Plan, PlanBuilder, Tip, arg, recipe
 from stoker.cookbooks.language.arguments import (
     ALL_LINEAR,
+    EXPORT,
     FULL,
     LARGEST,
     LORA,
@@ -33,7 +34,8 @@ from stoker.cookbooks.language.arguments import (
 )
 from stoker.cookbooks.language.bases import CONFIG, TrainableBase
 from stoker.cookbooks.language.checks import LanguageArgsChecker, outline_of
-from stoker.cookbooks.language.kinds import Adapter, Examples, LanguageModel, LanguageReport, Samples
+from stoker.cookbooks.language.export import GGUF_FAMILIES, ExportArgs, GgufDtype, export_adapter
+from stoker.cookbooks.language.kinds import Adapter, Examples, GgufAdapter, LanguageModel, LanguageReport, Samples
 from stoker.cookbooks.language.memory_needs import (
     FullTrainingSpec,
     Load,
@@ -82,6 +84,15 @@ class MergeRecipeArgs:
     base: str = arg("tiny", help="the base that the adapter was trained on: a folder, org/name of the hub, or tiny")
     adapter: str = arg(help="a folder in PEFT's layout, such as the result of language/lora")
     dtype: Dtype = arg("auto", help="precision of the weights; auto: that of the base")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRecipeArgs:
+    """Arguments of language/export."""
+
+    base: str = arg("tiny", help="the base that the adapter was trained on: a folder, org/name of the hub, or tiny")
+    adapter: str = arg(help="a folder in PEFT's layout, such as the result of language/lora")
+    dtype: GgufDtype = arg("float32", help="precision of the file")
 
 
 @recipe(
@@ -137,18 +148,34 @@ def full(args: FullRecipeArgs) -> Plan:
 @recipe(MERGE, version=1, category=Category.EXPORT, output=LanguageModel, backend="torch", brings=_BRINGS)
 def merge(args: MergeRecipeArgs) -> Plan:
     """Merge an adapter into its base: a whole model in the Hugging Face layout."""
-    checking = LanguageArgsChecker(MERGE)
+    base, files = _adapter_over(LanguageArgsChecker(MERGE), args)
+    settings = MergeArgs(**files, dtype=args.dtype)
+    return PlanBuilder("merge").start(merge_weights, settings, needs=reading_needs(base)).finish()
+
+
+@recipe(EXPORT, version=1, category=Category.EXPORT, output=GgufAdapter, backend="torch", brings=_BRINGS)
+def export(args: ExportRecipeArgs) -> Plan:
+    """Write an adapter as a GGUF file that llama.cpp loads beside its base."""
+    _, files = _adapter_over(LanguageArgsChecker(EXPORT), args)
+    return PlanBuilder("export").start(export_adapter, ExportArgs(**files, dtype=args.dtype)).finish()
+
+
+def _adapter_over(
+    checking: LanguageArgsChecker, args: MergeRecipeArgs | ExportRecipeArgs
+) -> tuple[TrainableBase, dict[str, Any]]:
+    """Return a base, and the arguments of a stage that name it and an adapter over it; faults are refused."""
     base = checking.base(args.base)
     folder = checking.adapter(args.adapter, base)
+    if isinstance(args, ExportRecipeArgs) and base is not None and base.family not in GGUF_FAMILIES:
+        message = f"adapters over {base.family} can't be exported"
+        checking.note("base", message, f"supported: {', '.join(GGUF_FAMILIES)}")
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
-    settings = MergeArgs(
+    return base, {
         **_base(base, base.files),
-        adapter=InputPath(os.path.abspath(folder)),
-        adapter_files=tuple(InputPath(os.path.abspath(one)) for one in adapter_files(folder)),
-        dtype=args.dtype,
-    )
-    return PlanBuilder("merge").start(merge_weights, settings, needs=reading_needs(base)).finish()
+        "adapter": InputPath(os.path.abspath(folder)),
+        "adapter_files": tuple(InputPath(os.path.abspath(one)) for one in adapter_files(folder)),
+    }
 
 
 @frozen
@@ -268,7 +295,7 @@ def _gpus(args: DataArgs) -> int:
 COOKBOOK: Final = Cookbook(
     name="language",
     summary="fine-tune language models, many adapters over one base at once",
-    recipes=(lora, full, merge),
+    recipes=(lora, full, merge, export),
     stages=(
         tokenise,
         train_lora,
@@ -280,8 +307,9 @@ COOKBOOK: Final = Cookbook(
         report_full,
         report_full_samples,
         merge_weights,
+        export_adapter,
     ),
-    kinds=(Examples, Adapter, LanguageModel, Samples, LanguageReport),
+    kinds=(Examples, Adapter, GgufAdapter, LanguageModel, Samples, LanguageReport),
     prefill={recipe.name: {"base": "tiny", "data": "sums"} for recipe in (lora, full)},
     # Every adapter of a sweep gets its own report, and a process that draws plots.
     preload=("matplotlib.backends.backend_svg", "matplotlib.figure", "numpy", "tokenizers", "torch"),
