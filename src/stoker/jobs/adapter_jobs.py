@@ -45,7 +45,7 @@ from stoker.jobs.trials import Trial
 
 LORA = "language/lora"
 """Trains one adapter."""
-BUNDLED_DATA = ("sums", "chats", "lines")
+BUNDLED_DATA = ("sums", "chats", "lines", "preferences")
 """Data that the recipe contains."""
 _NAME = "adapters"
 _TYPED = (ConfigLayer.ENVIRONMENT, ConfigLayer.OVERRIDE)

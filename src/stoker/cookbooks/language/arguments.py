@@ -18,6 +18,10 @@ BaseDtype = Literal["auto", "nf4"]
 TrainOn = Literal["completion", "all"]
 Keep = Literal["best", "last"]
 Turns = Literal["synchronized", "round_robin", "priority"]
+TrainingMethod = Literal["sft", "dpo", "orpo"]
+PairLoss = Literal["sigmoid", "ipo", "hinge"]
+Objective = Literal["dpo-sigmoid", "dpo-ipo", "dpo-hinge", "orpo"]
+"""What is minimised over pairs of answers: a method, and its loss."""
 
 LORA: Final = "language/lora"
 FULL: Final = "language/full"
@@ -31,6 +35,7 @@ DEFAULT_TOKENS: Final = 512
 """Default of the longest row, if the base allows it."""
 LARGEST: Final = 1_000_000
 """Upper limit of factors of gradients and adapters: nothing is learned beyond it, and infinity is a mistake."""
+BETA: Final = 0.1
 _SETTLED: Final = "precision"
 
 
@@ -85,6 +90,18 @@ class AdapterArgs:
     dropout: float = arg(0.0, help="dropout of an adapter's inputs in training", ge=0, lt=1)
     rslora: bool = arg(False, help="scale by alpha/√rank, not alpha/rank")
     base_dtype: BaseDtype = arg("auto", help="precision of the base; auto: that of dtype; nf4: four bits (QLoRA)")
+    method: TrainingMethod = arg(
+        "sft",
+        help="sft: supervised, learns examples; dpo, orpo: learn from pairs which of two answers is preferred",
+        measured_on=True,
+    )
+    beta: float | None = arg(
+        None,
+        help=f"of dpo the strength that keeps an adapter near the base, of orpo the weight of the odds; null: {BETA}",
+        gt=0,
+        le=LARGEST,
+    )
+    loss_type: PairLoss | None = arg(None, help="loss of dpo; null: sigmoid")
     turns: Turns = arg(
         "synchronized",
         help="which adapters of a shared process train in a step: all; one in turn; the one with the worst evaluation",
@@ -105,6 +122,14 @@ class LoraArgs(AdapterArgs, LearningArgs, BaseArgs):
     targets: tuple[str, ...] = arg(help="target matrices by name, in the order of a block")
     max_seq_len: int = arg(DEFAULT_TOKENS, help="maximum tokens of a row", ge=2)
     packing: bool = arg(False, help="pack several examples into a row, isolated from each other")
+
+    @property
+    def objective(self) -> Objective | None:
+        """What is minimised over pairs; None: the loss of learned tokens."""
+        if self.method == "dpo":
+            objective: Objective = f"dpo-{self.loss_type or 'sigmoid'}"  # type: ignore[assignment]  # by names of its own
+            return objective
+        return "orpo" if self.method == "orpo" else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +173,8 @@ class DataArgs:
     base_name: str = arg("", help="name of the base in the adapter's files; empty: the value of base", runtime=True)
     data: str = arg(
         "sums",
-        help="a JSONL file of {text}, {prompt, completion} or {messages}; or one that is bundled: sums, chats, lines",
+        help="a JSONL file of {text}, {prompt, completion} or {messages}, for dpo and orpo {prompt, chosen, rejected}; "
+        "or one that is bundled: sums, chats, lines, preferences",
         measured_on=True,
     )
     max_seq_len: int | None = arg(

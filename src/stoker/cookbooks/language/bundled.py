@@ -25,8 +25,12 @@ from stoker.host.durable import translated, write_file
 
 BaseName = Literal["tiny"]
 BASES: Final[tuple[str, ...]] = get_args(BaseName)
-DataName = Literal["sums", "chats", "lines"]
+DataName = Literal["sums", "chats", "lines", "preferences"]
 DATA: Final[tuple[str, ...]] = get_args(DataName)
+TEXT_SUFFIXES: Final = frozenset({".txt", ".text", ".md"})
+"""Names of files of plain text."""
+PREFERENCES: Final = "preferences"
+"""The data set of pairs."""
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 
@@ -34,6 +38,9 @@ CHAT_TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_WHO = ("the fox", "a stoker", "my neighbour", "the owl", "an engineer", "the cat")
+_WHAT = ("feeds the fire", "counts the stars", "waits for rain", "mends the engine", "reads the log")
+_WHEN = ("at night.", "in the morning.", "every day.", "once a year.")
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
 _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
@@ -115,7 +122,7 @@ def base_files(shape: TinyShape = TINY) -> Mapping[str, bytes]:
 
 def data_lines(name: str) -> list[str]:
     """Return the lines of a bundled data set, each a JSON object."""
-    made = {"sums": _sums, "chats": _chats, "lines": _lines}[name]()
+    made = {"sums": _sums, "chats": _chats, "lines": _lines, PREFERENCES: _preferences}[name]()
     return [json.dumps(line) for line in made]
 
 
@@ -149,13 +156,20 @@ def _chats() -> Iterator[dict[str, Any]]:
 
 
 def _lines() -> Iterator[dict[str, Any]]:
-    who = ("the fox", "a stoker", "my neighbour", "the owl", "an engineer", "the cat")
-    what = ("feeds the fire", "counts the stars", "waits for rain", "mends the engine", "reads the log")
-    when = ("at night.", "in the morning.", "every day.", "once a year.")
-    for one in who:
-        for does in what:
-            for then in when:
+    for one in _WHO:
+        for does in _WHAT:
+            for then in _WHEN:
                 yield {"text": f"{one} {does} {then}"}
+
+
+def _preferences() -> Iterator[dict[str, Any]]:
+    """Return answers that are calm, and the same shouted."""
+    for one in _WHO:
+        for does in _WHAT:
+            for then in _WHEN:
+                answer = f"{one} {does} {then}"
+                prompt = f"What does {one} do {then.removesuffix('.')}? "
+                yield {"prompt": prompt, "chosen": answer, "rejected": f"{answer[:-1].upper()}!!"}
 
 
 def _config(shape: TinyShape) -> dict[str, Any]:

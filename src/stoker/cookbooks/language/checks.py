@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.authoring import Diagnostic, InvalidArgs
-from stoker.cookbooks.language.arguments import DEFAULT_TOKENS, EXPORT, MERGE, NF4_BLOCK, BaseDtype
+from stoker.cookbooks.language.arguments import (
+    DEFAULT_TOKENS,
+    EXPORT,
+    MERGE,
+    NF4_BLOCK,
+    AdapterArgs,
+    BaseDtype,
+    DataArgs,
+)
 from stoker.cookbooks.language.bases import (
     SMALL_FILES,
     Outline,
@@ -21,7 +29,7 @@ from stoker.cookbooks.language.bases import (
     read_outline,
     still_to_come,
 )
-from stoker.cookbooks.language.bundled import BASES, DATA, bundled_base
+from stoker.cookbooks.language.bundled import BASES, DATA, PREFERENCES, TEXT_SUFFIXES, bundled_base
 from stoker.cookbooks.language.peft import CONFIG, adapter_header, modules_of, read_config
 from stoker.core.digests import is_digest
 from stoker.core.errors import BadInput, Damaged, MissingRepoFiles, StokerError
@@ -110,6 +118,26 @@ class LanguageArgsChecker:
         elif path.stat().st_size == 0:
             self.note("data", f"{text} is empty", 'one JSON object per line, such as {"text": "…"}')
         return path
+
+    def method(self, args: AdapterArgs, data: DataArgs) -> None:
+        """Refuse what does not go with the method: pairs are learned as pairs, and are not packed."""
+        method = args.method
+        if data.data in DATA and (data.data == PREFERENCES) is (method == "sft"):
+            message = f"{data.data} has {'pairs' if method == 'sft' else 'no pairs'}, method={method}"
+            self.note("data", message, "method=dpo or method=orpo" if method == "sft" else f"data={PREFERENCES}")
+        if method == "sft":
+            for name in ("beta", "loss_type"):
+                if getattr(args, name) is not None:
+                    self.note(name, "has no effect with method=sft", "leave it out, or method=dpo")
+            return
+        if Path(data.data).suffix.lower() in TEXT_SUFFIXES:
+            self.note("data", f"{data.data} is plain text: it has no pairs", "a JSONL file")
+        if data.packing:
+            self.note("packing", f"has no effect with method={method}: pairs are not packed", "leave it out")
+        if method == "orpo" and args.loss_type is not None:
+            self.note("loss_type", "has no effect with method=orpo", "leave it out, or method=dpo")
+        if method == "dpo" and data.train_on == "all":
+            self.note("train_on", "has no effect with method=dpo: both sides have the same prompt", "leave it out")
 
     def length(self, wanted: int | None, base: TrainableBase | Outline) -> int:
         """Return the longest row; a length beyond the base's maximum is a fault."""

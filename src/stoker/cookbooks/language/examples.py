@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, NotRequired, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from stoker.core import jsontext
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, frozen
 
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
@@ -46,34 +46,45 @@ class ExampleFacts(TypedDict):
     """The padding token."""
     notes: list[str]
     """Notes for the user, one sentence each."""
+    sides: NotRequired[int]
+    """Texts of an example: 2 of a pair, first the chosen one; otherwise 1."""
 
 
 @frozen
 class ExampleSet:
-    """All examples of one file with one tokenizer."""
+    """All examples of one file with one tokenizer. A pair is two texts, one after the other."""
 
     tokens: Tokens
     trained: Flags
     """True for a token that is learned: predicted from the tokens before it."""
     starts: Ints
-    """The start of each example, and the end of the last."""
+    """The start of each text, and the end of the last."""
     held_out: Ints
     """Indexes of the held-out examples, ascending."""
     facts: ExampleFacts
 
     @property
+    def sides(self) -> int:
+        return self.facts.get("sides", 1)
+
+    @property
     def lengths(self) -> Ints:
+        """The length of each text."""
         return np.diff(self.starts)
 
     @property
     def kept(self) -> Ints:
         """Indexes of the training examples, ascending."""
-        is_kept = np.ones(len(self.starts) - 1, dtype=bool)
+        is_kept = np.ones((len(self.starts) - 1) // self.sides, dtype=bool)
         is_kept[self.held_out] = False
         return np.flatnonzero(is_kept).astype(np.int64)
 
+    def texts_of(self, numbers: Ints) -> Ints:
+        """Return the indexes of the texts of examples: `[examples, sides]`."""
+        return numbers[:, None] * self.sides + np.arange(self.sides)
+
     def example(self, number: int) -> tuple[Tokens, Flags]:
-        """Return the tokens of an example, and which of them are learned."""
+        """Return the tokens of a text, and which of them are learned."""
         begin, end = self.starts[number], self.starts[number + 1]
         return self.tokens[begin:end], self.trained[begin:end]
 
@@ -164,6 +175,19 @@ class Position:
 
 
 @frozen
+class AnswerRows:
+    """The answers in rows of pairs: each text has one."""
+
+    places: Ints
+    """`[rows, T]`: the answer of a label among those of the rows, -1 if it is not of one. Even ones are chosen."""
+    texts: Ints
+    """The index of each answer's text; -1 for those that a smaller batch lacks."""
+    pairs: int
+    chosen_tokens: int
+    """Number of labels of chosen texts."""
+
+
+@frozen
 class MemberRows:
     """Rows of one member, padded to the longest of them."""
 
@@ -180,6 +204,8 @@ class MemberRows:
     epoch: int = 0
     """From 0."""
     ends_epoch: bool = False
+    answers: AnswerRows | None = None
+    """Of pairs: two rows each."""
 
 
 class Cursor:
@@ -233,7 +259,8 @@ class Cursor:
         is_last = at.batch + 1 == self.batches_per_epoch
         self._at = Position(epoch=at.epoch + 1) if is_last else Position(epoch=at.epoch, batch=at.batch + 1)
         rows = [self._rows[turn] for turn in turns]
-        return _laid(self._examples, rows, is_packed=self._is_packed, epoch=at.epoch, ends_epoch=is_last)
+        laid = _laid(self._examples, rows, self._batch, is_packed=self._is_packed)
+        return changed(laid, epoch=at.epoch, ends_epoch=is_last)
 
 
 def evaluation_rows(examples: ExampleSet, *, row_tokens: int, batch: int, is_packed: bool = False) -> list[MemberRows]:
@@ -244,23 +271,49 @@ def evaluation_rows(examples: ExampleSet, *, row_tokens: int, batch: int, is_pac
 def _evaluation(examples: ExampleSet, row_tokens: int, batch: int, *, is_packed: bool) -> Iterator[MemberRows]:
     rows = _rows(examples, examples.held_out, row_tokens, is_packed=is_packed)
     for first in range(0, len(rows), batch):
-        yield _laid(examples, rows[first : first + batch], is_packed=is_packed)
+        yield _laid(examples, rows[first : first + batch], batch, is_packed=is_packed)
 
 
 def _rows(examples: ExampleSet, numbers: Ints, row_tokens: int, *, is_packed: bool) -> list[Ints]:
-    """Return the indexes of the examples in each row."""
-    lengths = examples.lengths[numbers]
-    if not is_packed:
-        if len(lengths) and lengths.max() > row_tokens:
+    """Return the indexes of the texts in each row; of a pair, whose texts get a row each, both."""
+    texts = examples.texts_of(numbers)
+    lengths = examples.lengths[texts]
+    if not is_packed or examples.sides > 1:
+        if lengths.size and lengths.max() > row_tokens:
             message = f"an example of {lengths.max()} tokens does not go into a row of {row_tokens}"
             raise ValueError(message)
-        return list(numbers[:, None])
-    return [numbers[places] for places in pack(lengths.tolist(), row_tokens)]
+        return list(texts)
+    return [numbers[places] for places in pack(lengths[:, 0].tolist(), row_tokens)]
 
 
-def _laid(
-    examples: ExampleSet, rows: Sequence[Ints], *, is_packed: bool, epoch: int = 0, ends_epoch: bool = False
-) -> MemberRows:
+def _laid(examples: ExampleSet, rows: Sequence[Ints], batch: int, *, is_packed: bool) -> MemberRows:
+    if examples.sides > 1:
+        texts = np.concatenate(rows)
+        return _with_answers(examples, _filled(examples, list(texts[:, None]), is_packed=False), texts, batch)
+    return _filled(examples, rows, is_packed=is_packed)
+
+
+def _with_answers(examples: ExampleSet, rows: MemberRows, texts: Ints, batch: int) -> MemberRows:
+    """Return rows of pairs with their answers; where prompts are learned, with labels for those of chosen texts."""
+    count, labels = len(texts), rows.labels
+    places = np.where(labels != IGNORED, np.arange(count)[:, None], -1)
+    if examples.facts.get("train_on") == "all":
+        ahead = np.pad(rows.tokens[::2, 1:], ((0, 0), (0, 1)))
+        is_within = np.arange(labels.shape[1]) < examples.lengths[texts[::2]][:, None] - 1
+        labels = labels.copy()
+        labels[::2] = np.where(is_within, ahead, IGNORED)
+    every = np.full(examples.sides * batch, -1, dtype=np.int64)
+    every[:count] = texts
+    answers = AnswerRows(
+        places=places,
+        texts=every,
+        pairs=count // examples.sides,
+        chosen_tokens=int((labels[::2] != IGNORED).sum()),
+    )
+    return changed(rows, labels=labels, supervised=int((labels != IGNORED).sum()), answers=answers)
+
+
+def _filled(examples: ExampleSet, rows: Sequence[Ints], *, is_packed: bool) -> MemberRows:
     starts = examples.starts
     used = [int((starts[row + 1] - starts[row]).sum()) for row in rows]
     size = len(rows), max(used)
@@ -283,6 +336,4 @@ def _laid(
         segments=segments if is_packed else None,
         supervised=int((labels != IGNORED).sum()),
         tokens_used=sum(used),
-        epoch=epoch,
-        ends_epoch=ends_epoch,
     )

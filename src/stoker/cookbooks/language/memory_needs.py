@@ -14,6 +14,7 @@ from stoker.cookbooks.language.arguments import (
     Dtype,
     LoraArgs,
     SettledDtype,
+    TrainingMethod,
     settled_dtype,
     share_key,
 )
@@ -67,6 +68,8 @@ class Load:
     """Of each row."""
     dtype: SettledDtype
     base_dtype: BaseDtype = "auto"
+    is_paired: bool = False
+    """True if each is a pair: two rows."""
 
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
@@ -95,6 +98,7 @@ def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> Mult
         dtype=Width.BF16 if load.dtype == "bfloat16" else Width.FP32,
         base_dtype=BaseWidth(load.base_dtype),
         where=where,
+        is_paired=load.is_paired,
     )
 
 
@@ -118,6 +122,7 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
         tokens=args.max_seq_len,
         dtype=args.dtype,
         base_dtype=args.base_dtype,
+        is_paired=args.method != "sft",
     )
     training = changed(_multi_adapter(base.shape, load, MemoryLocation.CPU), adapters=1)
     return "; ".join(map(str, smaller(room_bytes, training, _as_asked, _WORDS)))
@@ -179,7 +184,7 @@ def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> 
 
 def sample_needs(base: TrainableBase, load: Load, *, gpus: int) -> Needs:
     """Return what the completion of prompts needs, one row at a time."""
-    one = changed(load, rows=1)
+    one = changed(load, rows=1, is_paired=False)
     total_gib = member_needs(base.shape, one, MemoryLocation.CUDA if gpus else MemoryLocation.CPU).total_bytes / GIB
     return Needs(gpu=gpus, vram_gib=total_gib, shares=True) if gpus else Needs(memory_gib=total_gib)
 
@@ -201,6 +206,8 @@ class _LoraSizeArgs(Protocol):
     def dtype(self) -> Dtype: ...
     @property
     def base_dtype(self) -> BaseDtype: ...
+    @property
+    def method(self) -> TrainingMethod: ...
     @property
     def rank(self) -> int: ...
     @property
@@ -230,6 +237,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
             tokens=min(args.max_seq_len or DEFAULT_TOKENS, base.positions),
             dtype=settled_dtype(args.dtype, on_gpu=where is MemoryLocation.CUDA),
             base_dtype=args.base_dtype,
+            is_paired=args.method != "sft",
         )
         return placed_needs(base.shape, load, where)
 

@@ -1,8 +1,9 @@
-"""A user's examples out of a file: JSONL of three forms, or plain text.
+"""A user's examples out of a file: JSONL of four forms, or plain text.
 
     {"text": …}                          learned as a whole
     {"prompt": …, "completion": …}       the completion is learned
     {"messages": [{"role", "content"}]}  the assistant's messages are learned
+    {"prompt": …, "chosen": …, "rejected": …}  a pair of answers, as texts or as lists of messages
 
 Further keys are left alone. Read line by line as the bytes of a stranger: a line is bounded, and whatever is wrong is
 kept with its place, so that a user sees all of it at once. Standard library only.
@@ -13,14 +14,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
 from stoker.authoring import StageInputError
 from stoker.core.frozen import frozen
 
-Form = Literal["text", "completion", "messages"]
+Form = Literal["text", "completion", "messages", "pair", "chat_pair"]
 Layout = Literal["jsonl", "text"]
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -29,6 +30,7 @@ _MOST_FAULTS = 20
 _MOST_MESSAGES = 2000
 """Limit for one conversation: a template renders it again up to each answer, so the time grows with the square."""
 _FORMS = 'such as {"text": …}, {"prompt": …, "completion": …} or {"messages": […]}'
+_PAIR = '{"prompt": …, "chosen": …, "rejected": …}'
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
@@ -54,12 +56,18 @@ class RawExample:
     """The text, or the prompt."""
     completion: str = ""
     messages: tuple[ChatMessage, ...] = ()
+    context: int = 0
+    """Number of first messages that are not learned: the prompt of a pair."""
+    sides: tuple[RawExample, ...] = ()
+    """Of a pair: its chosen and its rejected side."""
 
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to learn in it."""
+        if self.sides:
+            return self.sides[0] == self.sides[1] or any(one.is_empty for one in self.sides)
         if self.form == "messages":
-            return not any(one.content.strip() for one in self.messages if one.role == "assistant")
+            return not any(one.content.strip() for one in self.messages[self.context :] if one.role == "assistant")
         return not (self.completion if self.form == "completion" else self.text).strip()
 
 
@@ -107,6 +115,17 @@ def read_lines(path: Path, layout: Layout, faults: InvalidLines) -> Iterator[Raw
     except OSError as error:
         hint = "check that the file exists and is readable"
         raise StageInputError(f"{path.name} can't be read: {error.strerror}", hint=hint) from error
+
+
+def of_one_kind(lines: Iterable[RawExample], faults: InvalidLines, *, is_paired: bool) -> Iterator[RawExample]:
+    """Return the lines that a method learns from: pairs, or all others. The rest are faults."""
+    for line in lines:
+        if bool(line.sides) is is_paired:
+            yield line
+        elif is_paired:
+            faults.note(line.number, f"it is no pair of answers; required: {_PAIR}")
+        else:
+            faults.note(line.number, "it is a pair of answers: method=dpo and method=orpo learn from pairs")
 
 
 def nothing_to_learn(source: str, *, skipped: int, cut_at: int = 0) -> StageInputError:
@@ -215,9 +234,11 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _example(number: int, value: dict[str, Any]) -> RawExample:
-    said = [
-        form for form, key in (("text", "text"), ("completion", "completion"), ("messages", "messages")) if key in value
-    ]
+    said: list[str] = [key for key in ("text", "completion", "messages") if key in value]
+    if "chosen" in value or "rejected" in value:
+        said.append("chosen")
+    if said == ["chosen"]:
+        return _pair(number, value)
     if len(said) > 1:
         raise BadExampleLine(f"it has {' and '.join(said)}: use one form")
     if said == ["text"]:
@@ -232,15 +253,64 @@ def _example(number: int, value: dict[str, Any]) -> RawExample:
     raise BadExampleLine(f"it has {f'only {keys}' if keys else 'no keys'}; required: an object {_FORMS}")
 
 
+def _pair(number: int, value: dict[str, Any]) -> RawExample:
+    """Parse a pair. Without a prompt, it is what both sides begin with."""
+    missing = [key for key in ("chosen", "rejected") if value.get(key) is None]
+    if missing:
+        raise BadExampleLine(f"it has no {missing[0]} answer; required: {_PAIR}")
+    if isinstance(value["chosen"], list) and isinstance(value["rejected"], list):
+        return _chat_pair(number, value)
+    chosen, rejected = _text(value, "chosen"), _text(value, "rejected")
+    if "prompt" in value:
+        prompt = _text(value, "prompt")
+    else:
+        prompt = chosen[: _equal_start(chosen, rejected)].rstrip(" ")
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    sides = (RawExample(number=number, form="completion", text=prompt, completion=one) for one in (chosen, rejected))
+    return RawExample(number=number, form="pair", sides=tuple(sides))
+
+
+def _chat_pair(number: int, value: dict[str, Any]) -> RawExample:
+    chosen, rejected = (_conversation(value[key], key) for key in ("chosen", "rejected"))
+    if isinstance(value.get("prompt"), list):
+        prompt = _conversation(value["prompt"], "prompt")
+    else:
+        # A prompt as text, beside lists of messages, repeats what these begin with.
+        count = _equal_start(chosen[:-1], rejected[:-1])
+        if not count:
+            raise BadExampleLine(
+                "it has no prompt: neither a list of messages, nor messages that both sides begin with"
+            )
+        prompt, chosen, rejected = chosen[:count], chosen[count:], rejected[count:]
+    for key, side in (("chosen", chosen), ("rejected", rejected)):
+        if not any(one.role == "assistant" for one in side):
+            raise BadExampleLine(f"{key} has no message of the assistant: nothing to learn")
+    sides = (
+        RawExample(number=number, form="messages", messages=(*prompt, *one), context=len(prompt))
+        for one in (chosen, rejected)
+    )
+    return RawExample(number=number, form="chat_pair", sides=tuple(sides))
+
+
+def _equal_start(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the number of equal items that both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(one), len(other)))
+
+
 def _messages(value: Any) -> tuple[ChatMessage, ...]:
-    if not isinstance(value, list) or not value:
-        raise BadExampleLine(f"messages is {_named(value) if value != [] else 'an empty list'}, not a list of messages")
-    if len(value) > _MOST_MESSAGES:
-        raise BadExampleLine(f"{len(value):,} messages; the maximum is {_MOST_MESSAGES:,}")
-    messages = tuple(_message(place, one) for place, one in enumerate(value, start=1))
+    messages = _conversation(value, "messages")
     if not any(one.role == "assistant" for one in messages):
         raise BadExampleLine("no message of the assistant: nothing to learn")
     return messages
+
+
+def _conversation(value: Any, key: str) -> tuple[ChatMessage, ...]:
+    if not isinstance(value, list) or not value:
+        raise BadExampleLine(f"{key} is {_named(value) if value != [] else 'an empty list'}, not a list of messages")
+    if len(value) > _MOST_MESSAGES:
+        raise BadExampleLine(f"{len(value):,} messages; the maximum is {_MOST_MESSAGES:,}")
+    return tuple(_message(place, one) for place, one in enumerate(value, start=1))
 
 
 def _message(place: int, value: Any) -> ChatMessage:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from stoker.authoring import Category, Cookbook, InputPath, Plan, PlanBuilder, Tip, arg, recipe
 from stoker.cookbooks.language.arguments import (
     ALL_LINEAR,
+    BETA,
     EXPORT,
     FULL,
     LARGEST,
@@ -108,9 +109,14 @@ def lora(args: LoraRecipeArgs) -> Plan:
     """Fine-tune an adapter on a causal language model and report what it learned; many over one base train together."""
     wanted = _lora(args)
     base, gpus = wanted.base, _gpus(args)
+    taken = _taken(args, wanted.load, LearningArgs, AdapterArgs)
+    if args.method != "sft":
+        # The defaults, written out: they are part of the key.
+        taken["beta"] = args.beta or BETA
+        taken["loss_type"] = (args.loss_type or "sigmoid") if args.method == "dpo" else None
     settings = LoraArgs(
         **_base(base, base.files),
-        **_taken(args, wanted.load, LearningArgs, AdapterArgs),
+        **taken,
         alpha=float(2 * args.rank) if args.alpha is None else args.alpha,
         targets=wanted.load.targets,
         max_seq_len=wanted.load.tokens,
@@ -196,6 +202,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
     targets = checking.targets(args.targets, known.shape, args.rank) if known is not None else ()
     if known is not None:
         checking.base_dtype(args.base_dtype, known.shape)
+    checking.method(args, args)
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
     gpus = _gpus(args)
@@ -207,6 +214,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
         tokens=length,
         dtype=dtype,
         base_dtype=args.base_dtype,
+        is_paired=args.method != "sft",
     )
     _refuse_too_large(checking, too_large(base, load, gpus=gpus), gpus)
     return _Wanted(base=_called(base, args.base_name), data=data, load=load)
@@ -251,6 +259,7 @@ def _tokenised(name: str, args: DataArgs, wanted: _Wanted) -> Tip:
         vocabulary=wanted.base.vocabulary,
         train_on=args.train_on,
         holdout_percent=args.holdout_percent,
+        is_paired=wanted.load.is_paired,
     )
     return PlanBuilder(name.rpartition("/")[2]).start(tokenise, settings)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -13,6 +13,8 @@ from stoker.cookbooks.language.schemas import (
     CompletionSample,
     LanguageTrainingRecord,
     best_eval,
+    is_of_pairs,
+    kept_point,
     perplexity,
     significant,
 )
@@ -23,15 +25,19 @@ from stoker.cookbooks.report_parts import LINE_COLOURS, bullets, csv_text, markd
 
 def curve_csv(training: LanguageTrainingRecord) -> str:
     """Return one line for each point of the curve, and whether its weights were kept."""
-    columns = ["step", "epoch", "loss", "eval_loss", "perplexity", "lr", "is_kept"]
+    more = _RANKING if is_of_pairs(training) else ("perplexity",)
     curve = training["curve"]
     rows: list[list[Any]] = []
     for one in curve["points"]:
         beyond = perplexity(one["eval_loss"])
-        values = (one["loss"], one["eval_loss"], None if beyond is None else significant(beyond))
+        found = {**one, "perplexity": None if beyond is None else significant(beyond)}
+        values = [found.get(name) for name in ("loss", "eval_loss", *more)]
         kept = str(one["step"] == curve["kept"]).lower()
         rows.append([one["step"], one["epoch"], *("" if value is None else value for value in values), one["lr"], kept])
-    return csv_text(columns, rows)
+    return csv_text(["step", "epoch", "loss", "eval_loss", *more, "lr", "is_kept"], rows)
+
+
+_RANKING = ("accuracy", "margin", "eval_accuracy", "eval_margin")
 
 
 def samples_text(samples: Sequence[CompletionSample]) -> str:
@@ -45,6 +51,13 @@ def samples_text(samples: Sequence[CompletionSample]) -> str:
 
 def headline(training: LanguageTrainingRecord) -> str:
     """Return the result in one sentence."""
+    if is_of_pairs(training):
+        point, base = kept_point(training), training["curve"]["before"]
+        if point is None:
+            return f"{title(training)}: not evaluated"
+        beside = "" if base is None else f" (the base alone: {short_number(base)})"
+        ranked = f"{_percent(point.get('eval_accuracy'))} of {_held_out(training)} ranked right"
+        return f"{title(training)}: {ranked}, loss {_loss(point['eval_loss'])}{beside}"
     after, before = perplexity(best_eval(training)), perplexity(training["curve"]["before"])
     judged = "not evaluated" if after is None else f"perplexity {short_number(after)} on {_held_out(training)}"
     beside = "" if before is None or after is None else f" (the base alone: {short_number(before)})"
@@ -56,13 +69,16 @@ def title(training: LanguageTrainingRecord) -> str:
     settings, base = training["settings"], training["base"]["name"]
     if training["method"] == "full":
         return f"{base}, every weight trained"
-    return f"adapter of rank {settings.get('rank')} on {base}"
+    how = f", trained by {settings['method'].upper()}" if is_of_pairs(training) else ""
+    return f"adapter of rank {settings.get('rank')} on {base}{how}"
 
 
 def summary(training: LanguageTrainingRecord) -> dict[str, Any]:
     """Return the summary for a terminal: a headline, a table and what to try next."""
     curve = training["curve"]
     kept = best_eval(training)
+    if is_of_pairs(training):
+        return _summary_of_pairs(training)
     last = next((one for one in reversed(curve["points"]) if one["loss"] is not None), None)
     rows = [
         ["held out, the base alone", _loss(curve["before"]), _loss(perplexity(curve["before"]))],
@@ -73,6 +89,24 @@ def summary(training: LanguageTrainingRecord) -> dict[str, Any]:
     return {
         "headline": headline(training),
         "table": {"columns": ["part", "loss", "perplexity"], "rows": rows},
+        "next": _next(training),
+    }
+
+
+def _summary_of_pairs(training: LanguageTrainingRecord) -> dict[str, Any]:
+    curve, point = training["curve"], kept_point(training)
+    last = next((one for one in reversed(curve["points"]) if one["loss"] is not None), None)
+    rows = [["held out, the base alone", _loss(curve["before"]), "–", "–"]]
+    for part, one, split in (
+        (f"held out, after {updates(curve['kept'])} (kept)", point, "eval_"),
+        ("" if last is None else f"training, after {updates(last['step'])}", last, ""),
+    ):
+        found: Mapping[str, Any] = one or {}
+        figures = [_loss(found.get(f"{split}loss")), _percent(found.get(f"{split}accuracy"))]
+        rows += [[part, *figures, _loss(found.get(f"{split}margin"))]] if part else []
+    return {
+        "headline": headline(training),
+        "table": {"columns": ["part", "loss", "accuracy", "margin"], "rows": rows},
         "next": _next(training),
     }
 
@@ -94,9 +128,13 @@ def _loss(value: float | None) -> str:
     return "–" if value is None else short_number(value)
 
 
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"
+
+
 def _held_out(training: LanguageTrainingRecord) -> str:
-    count = training["data"].get("held_out")
-    return f"{count:,} held-out example{'' if count == 1 else 's'}" if isinstance(count, int) else "the held-out part"
+    count, word = training["data"].get("held_out"), "pair" if is_of_pairs(training) else "example"
+    return f"{count:,} held-out {word}{'' if count == 1 else 's'}" if isinstance(count, int) else "the held-out part"
 
 
 def base_word(training: LanguageTrainingRecord) -> str:
@@ -110,7 +148,8 @@ def _next(training: LanguageTrainingRecord) -> list[str]:
     if training["method"] == "full":
         return [f"stoker run language/lora base={base} data=FILE.jsonl"]
     rank, lr = settings.get("rank", 16), settings.get("lr", 2e-4)
-    again = f"stoker run language/lora rank={rank},{2 * rank} lr={lr:g},{2 * lr:g}"
+    how = f"method={settings['method']} " if is_of_pairs(training) else ""
+    again = f"stoker run language/lora {how}rank={rank},{2 * rank} lr={lr:g},{2 * lr:g}"
     return [f"{again} base={base} data=FILE.jsonl"]
 
 
@@ -147,7 +186,8 @@ def _data(training: LanguageTrainingRecord) -> list[str]:
         return _said(facts.get(name, "?"))
 
     learned = "prompts too" if facts.get("train_on") == "all" else "of prompts and conversations the answers alone"
-    examples = "example" if facts.get("examples") == 1 else "examples"
+    word = "pair" if is_of_pairs(training) else "example"
+    examples = word if facts.get("examples") == 1 else f"{word}s"
     lines = [
         f"{count('examples')} {examples}, {count('held_out')} of them held out for the evaluation",
         f"{count('tokens')} tokens, {count('trained_tokens')} of them learned ({learned})",
@@ -163,7 +203,13 @@ def _data(training: LanguageTrainingRecord) -> list[str]:
     return [*lines, *(notes if isinstance(notes, list) else [])]
 
 
-_FORMS = {"text": "plain texts", "completion": "prompts with completions", "messages": "conversations"}
+_FORMS = {
+    "text": "plain texts",
+    "completion": "prompts with completions",
+    "messages": "conversations",
+    "pair": "pairs of completions",
+    "chat_pair": "pairs of conversations",
+}
 _TEMPLATES = {"tokenizer": "the tokenizer's own chat template", "chatml": "ChatML: the tokenizer has no template"}
 
 
@@ -220,25 +266,32 @@ def _said(value: Any) -> str:
 
 def all_plots(training: LanguageTrainingRecord) -> Iterator[tuple[str, str, Figure]]:
     """Return (file name, caption, figure) of every plot."""
-    yield "loss", "", _losses(training)
+    if is_of_pairs(training):
+        yield "loss", "", _curves(training, "loss", "Loss per pair")
+        yield "accuracy", "", _curves(training, "accuracy", "Pairs ranked right")
+    else:
+        yield "loss", "", _curves(training, "loss", "Loss per token")
 
 
-def _losses(training: LanguageTrainingRecord) -> Figure:
+def _curves(training: LanguageTrainingRecord, name: str, heading: str) -> Figure:
+    """Plot a measure of the training part, and of the held-out part."""
     curve = training["curve"]
     figure, axes = one_plot()
-    trained = [(one["step"], one["loss"]) for one in curve["points"] if one["loss"] is not None]
-    judged = [(one["step"], one["eval_loss"]) for one in curve["points"] if one["eval_loss"] is not None]
-    if curve["before"] is not None:
+    points: list[dict[str, Any]] = [{**one} for one in curve["points"]]
+    trained, judged = (
+        [(one["step"], one[key]) for one in points if one.get(key) is not None] for key in (name, f"eval_{name}")
+    )
+    if name == "loss" and curve["before"] is not None:
         judged = [(0, curve["before"]), *judged]
-    for place, (points, label) in enumerate(((trained, "training part"), (judged, "held-out part"))):
-        if points:
-            steps, losses = zip(*points, strict=True)
-            marker = "o" if len(points) < 50 else ""
-            axes.plot(steps, losses, color=LINE_COLOURS[place], label=label, marker=marker, markersize=3)
+    for place, (shown, label) in enumerate(((trained, "training part"), (judged, "held-out part"))):
+        if shown:
+            steps, values = zip(*shown, strict=True)
+            marker = "o" if len(shown) < 50 else ""
+            axes.plot(steps, values, color=LINE_COLOURS[place], label=label, marker=marker, markersize=3)
     axes.axvline(curve["kept"], color="#7F7F7F", linestyle=":", label=f"kept: after {updates(curve['kept'])}")
-    axes.set_title("Loss per token")
+    axes.set_title(heading)
     axes.set_xlabel("updates")
-    axes.set_ylabel("loss")
+    axes.set_ylabel(name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
     return figure

@@ -147,4 +147,4 @@ def is_chat(forms: Any) -> bool:
     """Return True if most of the training data are conversations."""
     if not isinstance(forms, dict) or not forms:
         return False
-    return bool(max(forms, key=lambda form: forms[form]) == "messages")
+    return bool(max(forms, key=lambda form: forms[form]) in {"messages", "chat_pair"})

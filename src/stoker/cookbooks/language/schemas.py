@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from stoker.core import jsontext
 from stoker.core.errors import BadInput
@@ -43,11 +43,18 @@ class LanguageCurvePoint(TypedDict):
     epoch: float
     """Number of epochs, with a fraction."""
     loss: float | None
-    """Mean over the trained tokens since the last point."""
+    """Mean over the trained tokens, or pairs, since the last point."""
     eval_loss: float | None
-    """Mean over the trained tokens of the held-out part."""
+    """Mean over the trained tokens, or pairs, of the held-out part."""
     lr: float
     """Of the last update."""
+    accuracy: NotRequired[float | None]
+    """Of pairs: the share whose chosen answer has the higher reward, since the last point."""
+    margin: NotRequired[float | None]
+    """The mean reward of chosen answers above that of rejected ones."""
+    eval_accuracy: NotRequired[float | None]
+    """The same of the held-out part."""
+    eval_margin: NotRequired[float | None]
 
 
 class LanguageCurve(TypedDict):
@@ -105,13 +112,22 @@ class CompletionSample(TypedDict):
     completion: str
 
 
+def kept_point(training: LanguageTrainingRecord) -> LanguageCurvePoint | None:
+    """Return the evaluation of the kept weights."""
+    curve = training["curve"]
+    kept = [one for one in curve["points"] if one["step"] == curve["kept"] and one["eval_loss"] is not None]
+    return kept[-1] if kept else None
+
+
 def best_eval(training: LanguageTrainingRecord) -> float | None:
     """Return the evaluation loss of the kept weights."""
-    curve = training["curve"]
-    kept = [
-        one["eval_loss"] for one in curve["points"] if one["step"] == curve["kept"] and one["eval_loss"] is not None
-    ]
-    return kept[-1] if kept else None
+    kept = kept_point(training)
+    return None if kept is None else kept["eval_loss"]
+
+
+def is_of_pairs(training: LanguageTrainingRecord) -> bool:
+    """Return True if pairs of answers were learned: by dpo or orpo."""
+    return bool(training["settings"].get("method", "sft") != "sft")
 
 
 def perplexity(loss: float | None) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stoker.authoring import InputPath, StageContext, StageInputError, arg, stage
 from stoker.cookbooks.language.arguments import BaseArgs
-from stoker.cookbooks.language.bundled import DataName
+from stoker.cookbooks.language.bundled import TEXT_SUFFIXES, DataName
 from stoker.cookbooks.language.kinds import Examples
 
 if TYPE_CHECKING:
@@ -29,23 +29,24 @@ class TokeniseArgs(BaseArgs):
     vocabulary: int | None = arg(None, help="size of the base's vocabulary", ge=1)
     train_on: Literal["completion", "all"] = arg("completion", help="learn answers only, or prompts too")
     holdout_percent: float = arg(5.0, help="share of held-out examples, at least one", gt=0, le=50)
+    is_paired: bool = arg(False, help="lines are pairs of a chosen and a rejected answer")
 
 
 def layout_of(path: Path) -> Literal["jsonl", "text"]:
     """Return the layout by a file's name: plain text or JSONL."""
-    return "text" if path.suffix.lower() in {".txt", ".text", ".md"} else "jsonl"
+    return "text" if path.suffix.lower() in TEXT_SUFFIXES else "jsonl"
 
 
 def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -> None:
     """Read a file of examples to its end. Raises `StageInputError` with every invalid line, or if all are empty."""
-    from stoker.cookbooks.language.reading import InvalidLines, nothing_to_learn, read_lines
+    from stoker.cookbooks.language.reading import InvalidLines, nothing_to_learn, of_one_kind, read_lines
 
     if args.file is None:
         return
     source = Path(args.file).name
     faults = InvalidLines(source)
     lines = empty = 0
-    for line in read_lines(Path(args.file), args.layout, faults):
+    for line in of_one_kind(read_lines(Path(args.file), args.layout, faults), faults, is_paired=args.is_paired):
         lines += 1
         empty += line.is_empty
         if not line.number % _LINES_BETWEEN_LOOKS:
@@ -59,7 +60,7 @@ def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -
 def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
     """Read examples, render chats with the base's template, tokenise them and hold some out."""
     from stoker.cookbooks.language.bundled import data_lines
-    from stoker.cookbooks.language.reading import InvalidLines, read_lines, read_texts
+    from stoker.cookbooks.language.reading import InvalidLines, of_one_kind, read_lines, read_texts
 
     # Faults are reported before libraries are imported, which takes longer than reading the file twice.
     look_through(args, job.check)
@@ -79,9 +80,10 @@ def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
         train_on=args.train_on,
         holdout_percent=args.holdout_percent,
         vocabulary=args.vocabulary,
+        is_paired=args.is_paired,
     )
     tokenising = ExampleTokeniser(open_tokenizer(Path(args.base)), wanted)
-    for taken in tokenising.take(lines, faults):
+    for taken in tokenising.take(of_one_kind(lines, faults, is_paired=args.is_paired), faults):
         job.step(taken)
     faults.refuse()
     examples = tokenising.made(source)
@@ -96,5 +98,6 @@ def _told(facts: ExampleFacts) -> str:
     cut = f", {facts['cut']:,} cut at {facts['max_seq_len']:,} tokens" if facts["cut"] else ""
     percent = 100 * facts["held_out"] / max(1, facts["examples"])
     held = f"{percent:.0f} %" if percent >= 1 else f"{percent:.1g} %"
-    examples = f"{facts['examples']:,} example{'' if facts['examples'] == 1 else 's'}"
+    word = "pair" if facts.get("sides", 1) > 1 else "example"
+    examples = f"{facts['examples']:,} {word}{'' if facts['examples'] == 1 else 's'}"
     return f"{examples}, {facts['tokens']:,} tokens{cut} · {held} held out"

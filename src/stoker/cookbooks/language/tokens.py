@@ -35,6 +35,8 @@ class TokeniseOptions:
     holdout_percent: float
     vocabulary: int | None
     """Number of tokens of the model; None: unknown."""
+    is_paired: bool = False
+    """True if lines are pairs, of which the answers are learned. `train_on` is then applied when rows are laid."""
 
 
 def open_tokenizer(folder: Path) -> Any:
@@ -78,7 +80,7 @@ class ExampleTokeniser:
     def __init__(self, tokenizer: Any, wanted: TokeniseOptions) -> None:
         self._tokenizer = tokenizer
         self._wanted = wanted
-        self._chat = Chat(tokenizer, wanted.train_on)
+        self._chat = Chat(tokenizer, "completion" if wanted.is_paired else wanted.train_on)
         self._tokens: list[Tokens] = []
         self._trained: list[Flags] = []
         self._forms: Counter[str] = Counter()
@@ -96,9 +98,9 @@ class ExampleTokeniser:
         for line in lines:
             taken += 1
             rendered = self._rendered(line)
-            if rendered is not None and not faults and not self._unwritten:
-                chunk.append(rendered)
-                characters += len(rendered.text)
+            if not faults and not self._unwritten:
+                chunk += rendered
+                characters += sum(len(one.text) for one in rendered)
             if len(chunk) >= _LINES_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
                 self._tokenise(chunk)
                 chunk, characters = [], 0
@@ -110,7 +112,8 @@ class ExampleTokeniser:
     def made(self, source: str) -> ExampleSet:
         """Return all examples. Raises `StageInputError` if there are none, or tokens are unknown to the model."""
         self._refuse_unwritten(source)
-        count = len(self._tokens)
+        sides = 2 if self._wanted.is_paired else 1
+        count = len(self._tokens) // sides
         if not count:
             cut_at = self._wanted.max_seq_len if self._cut else 0
             raise nothing_to_learn(source, skipped=len(self._skipped), cut_at=cut_at)
@@ -135,6 +138,7 @@ class ExampleTokeniser:
             template=self._chat.template if self._chat.was_used else "",
             pad=_pad_of(self._tokenizer),
             notes=self._notes(source, len(held_out)),
+            sides=sides,
         )
         return ExampleSet(tokens=tokens, trained=trained, starts=starts, held_out=held_out, facts=facts)
 
@@ -155,17 +159,18 @@ class ExampleTokeniser:
             count=len(numbers),
         )
 
-    def _rendered(self, line: RawExample) -> RenderedExample | None:
+    def _rendered(self, line: RawExample) -> list[RenderedExample]:
+        """Return the line as text, a pair as two; empty if there is nothing to learn, or the template fails."""
         self._forms[line.form] += 1
         if line.is_empty:
             self._skipped.append(line.number)
-            return None
+            return []
         try:
-            return self._chat.render(line)
+            return [self._chat.render(one) for one in line.sides or (line,)]
         except UnwrittenError as error:
             self._unwritten.append(line.number)
             self._why = self._why or error
-            return None
+            return []
 
     def _tokenise(self, chunk: Sequence[RenderedExample]) -> None:
         for adds_specials in (True, False):
@@ -180,25 +185,36 @@ class ExampleTokeniser:
                 return_token_type_ids=False,
                 verbose=False,
             )
-            pairs = zip(some, given["input_ids"], given["offset_mapping"], strict=True)
-            for one, ids, places in pairs:
-                self._keep(one, ids, places)
+            found = zip(some, given["input_ids"], given["offset_mapping"], strict=True)
+            texts = [self._learned(one, ids, places) for one, ids, places in found]
+            sides = 2 if self._wanted.is_paired else 1
+            for first in range(0, len(texts), sides):
+                self._keep(some[first].number, texts[first : first + sides])
 
-    def _keep(self, one: RenderedExample, ids: Sequence[int], places: Sequence[tuple[int, int]]) -> None:
+    def _learned(
+        self, one: RenderedExample, ids: Sequence[int], places: Sequence[tuple[int, int]]
+    ) -> tuple[Tokens, Flags]:
+        """Return the tokens of a text, and which of them are learned."""
         tokens = np.asarray(ids, dtype=np.int32)
         begins, ends = np.asarray(places, dtype=np.int64).reshape(-1, 2).T
         trained = np.zeros(len(tokens), dtype=bool)
         for begin, end in one.spans:
             # A token that reaches from a prompt into an answer is learned; one without characters is no text.
             trained |= (begins < end) & (ends > begin) & (ends > begins)
-        tokens, trained = self._closed(tokens, trained) if one.is_closed else (tokens, trained)
+        return self._closed(tokens, trained) if one.is_closed else (tokens, trained)
+
+    def _keep(self, number: int, texts: Sequence[tuple[Tokens, Flags]]) -> None:
+        """Keep one example, a text or both sides of a pair, unless nothing is left to learn once it is cut."""
         longest = self._wanted.max_seq_len
-        self._cut += len(tokens) > longest
-        if not trained[1:longest].any():
-            self._skipped.append(one.number)
+        self._cut += any(len(tokens) > longest for tokens, _ in texts)
+        kept = [(tokens[:longest], trained[:longest]) for tokens, trained in texts]
+        is_same = len(kept) > 1 and np.array_equal(kept[0][0], kept[1][0])
+        if is_same or not all(trained[1:].any() for _, trained in kept):
+            self._skipped.append(number)
             return
-        self._tokens.append(tokens[:longest])
-        self._trained.append(trained[:longest])
+        for tokens, trained in kept:
+            self._tokens.append(tokens)
+            self._trained.append(trained)
 
     def _closed(self, tokens: Tokens, trained: Flags) -> tuple[Tokens, Flags]:
         end = self._tokenizer.eos_token_id
@@ -330,18 +346,20 @@ class Chat:
         if self._train_on == "all":
             spans = [(0, len(text))]
         else:
-            spans = self._tagged(line.messages) if self._is_tagged else self._answers(text, line.messages)
+            # A template marks the answers of a prompt, too.
+            is_tagged = self._is_tagged and not line.context
+            spans = self._tagged(line.messages) if is_tagged else self._answers(text, line)
         is_own = bool(self._own)
         return RenderedExample(
             number=line.number, text=text, spans=tuple(spans), adds_specials=not is_own, is_closed=not is_own
         )
 
-    def _answers(self, text: str, messages: Sequence[ChatMessage]) -> list[Span]:
+    def _answers(self, text: str, line: RawExample) -> list[Span]:
         spans: list[Span] = []
-        for place, message in enumerate(messages):
-            if message.role != "assistant":
+        for place, message in enumerate(line.messages):
+            if message.role != "assistant" or place < line.context:
                 continue
-            span = self._answer(text, messages, place, after=spans[-1][1] if spans else 0)
+            span = self._answer(text, line.messages, place, after=spans[-1][1] if spans else 0)
             if span is None:
                 self.lost_turns += 1
             else:

@@ -149,11 +149,13 @@ class MultiAdapterTraining:
     """All members are in every step; otherwise one at a time, and activations are held once."""
     is_packed: bool = True
     """Several sequences may be in one row: if data are packed, and on GPUs wherever that saves padding."""
+    is_paired: bool = False
+    """Each row is two: the chosen and the rejected side of a pair."""
 
     @property
     def tokens(self) -> int:
         """Of one member in one pass."""
-        return self.rows * self.sequence
+        return self.rows * self.sequence * (2 if self.is_paired else 1)
 
     @property
     def bank_rank(self) -> int:
@@ -238,7 +240,9 @@ class MultiAdapterTraining:
         packed = "" if self.is_packed else " unpacked"
         targets = ",".join(self.targets)
         base = "" if self.base_dtype is BaseWidth.AUTO else f" {self.base_dtype}"
-        return f"company {self.where} {self.dtype}{base} {compiled} {turns}{packed} rank={self.rank} targets={targets}"
+        pairs = " pairs" if self.is_paired else ""
+        how = f"{compiled} {turns}{packed}{pairs}"
+        return f"company {self.where} {self.dtype}{base} {how} rank={self.rank} targets={targets}"
 
     @property
     def exact_kind(self) -> str:
@@ -388,7 +392,7 @@ def _step(training: MultiAdapterTraining) -> list[EstimateTerm]:
     count = adapter_parameters(training.shape, training.targets, training.bank_rank)
     gradients, kept, working = count * training.dtype.bytes, training.kept_bytes(), training.working_bytes()
     updating = updating_bytes(count, training.dtype, is_compiled=training.compiles)
-    data = f"{training.rows} × {training.sequence} tokens"
+    data = f"{training.tokens // training.sequence} × {training.sequence} tokens"
     if updating > gradients + kept + working:
         terms = [EstimateTerm("update", updating, f"more than {data} take before it")]
     else:
@@ -427,12 +431,13 @@ ADAPTER_KEYS: Mapping[str, str] = {
     "device": "cuda, or cpu for the machine's own memory",
     "compiled": "false if kernels are not compiled",
     "packed": "false if two sequences are never in one row",
+    "pairs": "true if rows are pairs of answers (method=dpo, orpo of the recipe): two rows each",
     "turns": "together, or one if each step has one adapter",
 }
 """Options of several adapters beside those of a training."""
 WORDS: Mapping[str, str] = {ADAPTERS: ADAPTERS, "rows": "batch", "sequence": "sequence", "rank": "rank"}
 """Names of its numbers here."""
-_FIELDS = {"batch": "rows", "device": "where", "compiled": "is_compiled", "packed": "is_packed"}
+_FIELDS = {"batch": "rows", "device": "where", "compiled": "is_compiled", "packed": "is_packed", "pairs": "is_paired"}
 _TURNS = {"together": True, "one": False}
 
 
@@ -483,6 +488,7 @@ _READERS: Readers = {
     "device": choice_of(MemoryLocation),
     "compiled": flag_of,
     "packed": flag_of,
+    "pairs": flag_of,
     "turns": _turns,
 }
 

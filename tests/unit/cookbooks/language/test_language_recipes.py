@@ -245,7 +245,7 @@ def test_what_decides_which_text_is_evaluated_sets_trials_apart():
     args = ArgsSchema(LoraRecipeArgs)
     values, faults = args.check({"data": "chats", "rank": 4}, owner="x")
     assert not faults
-    expected = {"data": "chats", "max_seq_len": None, "train_on": "completion", "holdout_percent": 5.0}
+    expected = {"data": "chats", "method": "sft", "max_seq_len": None, "train_on": "completion", "holdout_percent": 5.0}
     assert args.measured_on(values) == expected
     # What is left out is what the plan makes of it.
     assert settled(expected, compiled("lora", data="chats")) == {**expected, "max_seq_len": 512}

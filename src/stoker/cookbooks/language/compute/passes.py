@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from stoker.cookbooks.language.arguments import Objective
 from stoker.cookbooks.language.compute.banks import AdapterSpec, BankLayout, Optim
 from stoker.cookbooks.language.compute.base_weights import BaseWeights
 from stoker.cookbooks.language.compute.blocks import (
@@ -26,6 +27,7 @@ from stoker.cookbooks.language.compute.blocks import (
     token_losses,
 )
 from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, tables
+from stoker.cookbooks.language.compute.objectives import AnswerInput, answer_logps, weigh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class PassInput:
     """True if a member has gradients of earlier passes, or keeps those of this one."""
     drops: bool
     """True if a member has dropout."""
+    answers: AnswerInput | None = None
+    """Of pairs; None: the loss is that of the learned tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,20 +140,22 @@ class PassRunner:
             self._tables.append(tables(rotation, head_dim, max(length, 2048), self._base.device))
 
     def step(self, given: PassInput) -> Tensor:
-        """Accumulate gradients, update, and return `[3, n]`: losses, norms, whether both are finite."""
+        """Accumulate gradients, update, and return `[3, n]`: losses, norms, whether both are finite.
+
+        Of pairs `[5, n]`: further how many are ranked right, and their margins.
+        """
         state, index = self.state, given.index
         banks = self._banks(index)
         hidden, normed, kept, now = self._forward(given, banks, index, keeps=True)
         base, n = self._base, given.tokens.shape[0]
         flat, normed = (one.view(-1, base.shape.hidden) for one in (hidden, normed))
-        shares = given.shares[:, None].expand(n, hidden.shape[1]).reshape(-1)
-        losses, dnormed = losses_and_gradient(normed, base.head, given.labels.reshape(-1), shares, self._kernels)
+        scores, dnormed = self._scores_and_gradient(given, normed)
         dx, _ = self._kernels.norm_backward(flat, base.norm, base.shape.eps, dnormed, torch.zeros_like(flat))
         del normed, dnormed
         a = torch.empty(n, self._layout.a_size, dtype=base.dtype, device=base.device)
         b = torch.empty(n, self._layout.b_size, dtype=base.dtype, device=base.device)
         self._backward(dx.view_as(hidden), banks, self._layout.banks(a, b), now, kept)
-        loss = losses.view(n, -1).sum(1) * given.shares
+        loss, *ranking = scores
         if given.gathers:
             a = _rows(state.a_gathered, index) + a
             b = _rows(state.b_gathered, index) + b
@@ -164,27 +170,48 @@ class PassRunner:
             _put(state.a_gathered, index, torch.where(keeps, a, 0.0))
             _put(state.b_gathered, index, torch.where(keeps, b, 0.0))
             _put(state.passes, index, torch.where(given.update, 0, _rows(state.passes, index) + 1))
-        return torch.stack([loss, norms, is_finite.float()])
+        return torch.stack([loss, norms, is_finite.float(), *ranking])
+
+    def _scores_and_gradient(self, given: PassInput, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each member's loss and what else its objective scores, and the gradient of the last hidden rows."""
+        head, labels, n = self._base.head, given.labels.reshape(-1), given.tokens.shape[0]
+        shares = given.shares[:, None].expand(n, len(labels) // n).reshape(-1)
+        if given.answers is None:
+            losses, dnormed = losses_and_gradient(normed, head, labels, shares, self._kernels)
+            return (losses.view(n, -1).sum(1) * given.shares)[None], dnormed
+        # The weights follow from the losses, and scale the gradients of tokens: the head is multiplied once.
+        losses, dnormed = losses_and_gradient(normed, head, labels, torch.ones_like(shares), self._kernels)
+        weighed = weigh(losses.view_as(given.labels), given.answers)
+        return weighed.scores, dnormed.mul_(weighed.weights.view(-1, 1))
 
     def losses(self, given: PassInput) -> Tensor:
-        """Return `[2, n]`: each member's sum of token losses, and the number of tokens."""
-        hidden, base = self._seen(given), self._base
+        """Return `[2, n]`: each member's sum of token losses, and the number of tokens.
+
+        Of pairs `[3, n]`: loss, how many are ranked right, margins, each times its share.
+        """
+        losses = self._token_losses(given, self._banks(given.index))
+        if given.answers is not None:
+            return weigh(losses, given.answers).scores
+        return torch.stack([losses.flatten(1).double().sum(1), (given.labels != IGNORED).flatten(1).sum(1)])
+
+    def reference(self, given: PassInput) -> Tensor:
+        """Return the log-probability of each answer under the base alone, `[n, answers]`."""
+        assert given.answers is not None  # noqa: S101 - of pairs only
+        losses = self._token_losses(given, [{}] * len(self._base.layers))
+        return answer_logps(losses, given.answers.places, given.answers.reference.shape[1])[0]
+
+    def _token_losses(self, given: PassInput, banks: Sequence[Banks]) -> Tensor:
+        """Return each token's loss, `[n, rows, T]`; no gradients, no dropout."""
+        _, normed, _, _ = self._forward(given, banks, given.index, keeps=False)
         labels = given.labels.reshape(-1)
-        losses = token_losses(hidden.view(-1, base.shape.hidden), base.head, labels, self._kernels)
-        n = len(hidden)
-        return torch.stack([losses.view(n, -1).double().sum(1), (given.labels != IGNORED).view(n, -1).sum(1)])
+        hidden = normed.view(-1, self._base.shape.hidden)
+        return token_losses(hidden, self._base.head, labels, self._kernels).view_as(given.labels)
 
     def logits(self, given: PassInput) -> Tensor:
         """Return the logits after the last token of each row, of one member."""
         rows, length = given.tokens.shape[1:]
-        hidden = self._seen(given).view(rows, length, -1)[:, -1]
-        return torch.nn.functional.linear(hidden, self._base.head)
-
-    def _seen(self, given: PassInput) -> Tensor:
-        """Return the last hidden rows, normed; no gradients, no dropout."""
-        index = given.index
-        _, normed, _, _ = self._forward(given, self._banks(index), index, keeps=False)
-        return normed
+        _, normed, _, _ = self._forward(given, self._banks(given.index), given.index, keeps=False)
+        return torch.nn.functional.linear(normed.view(rows, length, -1)[:, -1], self._base.head)
 
     def _forward(
         self, given: PassInput, banks: Sequence[Banks], index: Tensor | None, *, keeps: bool
@@ -288,13 +315,30 @@ class AdapterSlotRows:
     """The divisor of each sum of losses: the learned tokens of the whole update."""
     segments: Any = None
     """`[n, rows, T]`: the sequence of a token in a packed row; None: each row is one."""
+    answers: AdapterSlotAnswers | None = None
+    """Of pairs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSlotAnswers:
+    """The answers in the rows of some slots: arrays of numpy or torch, as `AnswerInput` has them."""
+
+    objective: Objective
+    places: Any
+    """`[n, rows, T]`."""
+    pair_shares: Any
+    """`[n, pairs]`."""
+    token_shares: Sequence[float]
+    betas: Sequence[float]
+    reference: Tensor | None = None
+    """On the device; None: not known yet."""
 
 
 class PassResult:
     """The result of a pass. On a GPU it is copied when first read: until then the next rows can be prepared."""
 
     def __init__(self, losses: Tensor) -> None:
-        """Of `[3, n]`: losses, norms, and whether both are finite."""
+        """Of `[3, n]`: losses, norms, and whether both are finite; of pairs also accuracies and margins."""
         self._losses = losses
 
     @cached_property
@@ -317,19 +361,23 @@ class PassResult:
         """True for each slot whose loss and gradient are finite. Otherwise it was not updated."""
         return [value == 1.0 for value in self._rows[2]]
 
+    @property
+    def ranking(self) -> list[list[float]]:
+        """Of pairs: each slot's accuracies, and margins, times their shares."""
+        return self._rows[3:]
+
 
 class LossSums:
-    """Sums of token losses and numbers of tokens, by slot. On a GPU they are copied when first read."""
+    """Sums of token losses and numbers of tokens by slot; of pairs, scores. On a GPU copied when first read."""
 
     def __init__(self, sums: Tensor) -> None:
-        """Of `[2, n]`: sums, and numbers."""
+        """Of what `PassRunner.losses` returns."""
         self._sums = sums
 
     @cached_property
-    def read(self) -> list[tuple[float, int]]:
-        """Each slot's sum and number."""
-        sums, counts = self._sums.tolist()
-        return [(total, int(count)) for total, count in zip(sums, counts, strict=True)]
+    def read(self) -> list[tuple[float, ...]]:
+        """Each slot's sum and number; of pairs its loss, accuracy and margin, times their shares."""
+        return list(zip(*self._sums.tolist(), strict=True))
 
 
 # Detection of out-of-memory errors.

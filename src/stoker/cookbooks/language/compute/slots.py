@@ -22,6 +22,7 @@ from stoker.cookbooks.language.compute.math import (
     looking_of,
     takes_ragged,
 )
+from stoker.cookbooks.language.compute.objectives import AnswerInput
 from stoker.cookbooks.language.compute.passes import (
     AdapterSlotRows,
     AdapterSlotState,
@@ -216,19 +217,23 @@ def _side_stream() -> torch.cuda.Stream:
 
 def _key(given: PassInput) -> object:
     shapes = tuple((name, tuple(tensor.shape)) for name, tensor in _tensors(given).items())
-    return (given.slots, shapes, given.looking.longest, given.updates_any, given.gathers, given.drops)
+    objective = None if given.answers is None else given.answers.objective
+    return (given.slots, shapes, given.looking.longest, given.updates_any, given.gathers, given.drops, objective)
 
 
 def _tensors(given: PassInput) -> dict[str, Tensor]:
     own = {name: getattr(given, name) for name in ("tokens", "labels", "shares", "update", "rates")}
-    return own | given.looking.tensors
+    return own | given.looking.tensors | ({} if given.answers is None else given.answers.tensors)
 
 
 def _copied(given: PassInput) -> PassInput:
     """Return copies in tensors at fixed addresses."""
     own = {name: tensor.clone() for name, tensor in _tensors(given).items()}
     looking = replace(given.looking, **{name: own.pop(name) for name in given.looking.tensors})
-    return replace(given, looking=looking, **own)
+    answers = given.answers
+    if answers is not None:
+        answers = replace(answers, **{name: own.pop(name) for name in answers.tensors})
+    return replace(given, looking=looking, answers=answers, **own)
 
 
 _EVEN_RANK = 8
@@ -348,9 +353,17 @@ class Slots:
 
     def losses(self, rows: AdapterSlotRows) -> LossSums:
         """Compute each slot's sum of token losses and number of learned tokens; changes nothing."""
-        given = self._given(rows, [False] * len(rows.slots), [0.0] * len(rows.slots))
+        given = self._still(rows)
         self._shapes.add(given.tokens.shape)
         return LossSums(self._computed(self._passing.losses, given))
+
+    def reference(self, rows: AdapterSlotRows) -> Tensor:
+        """Compute the log-probability of each answer of pairs under the base alone, `[n, answers]`, on the device."""
+        return self._computed(self._passing.reference, self._still(rows))
+
+    def _still(self, rows: AdapterSlotRows) -> PassInput:
+        """Return the input of a pass that changes nothing."""
+        return self._given(rows, [False] * len(rows.slots), [0.0] * len(rows.slots))
 
     def logits(self, slot: int, tokens: Any) -> Tensor:
         """Return the logits of one adapter after the last token of each row of `[rows, T]`; in 32 bits, on the CPU."""
@@ -384,6 +397,23 @@ class Slots:
             updates_any=any(update),
             gathers=gathers,
             drops=any(spec is not None and spec.dropout > 0 for spec in map(self._specs.__getitem__, slots)),
+            answers=self._answers(rows),
+        )
+
+    def _answers(self, rows: AdapterSlotRows) -> AnswerInput | None:
+        answers, device = rows.answers, self.base.device
+        if answers is None:
+            return None
+        shares = torch.as_tensor(answers.pair_shares, dtype=torch.float32)
+        token_shares, betas = _on(torch.tensor([list(answers.token_shares), list(answers.betas)]), device)
+        reference = answers.reference
+        return AnswerInput(
+            objective=answers.objective,
+            places=_on(torch.as_tensor(answers.places).long(), device),
+            reference=torch.zeros(len(shares), 2 * shares.shape[1], device=device) if reference is None else reference,
+            pair_shares=_on(shares, device),
+            token_shares=token_shares,
+            betas=betas,
         )
 
     def _looking(self, rows: int, length: int, segments: Any) -> AttentionMask:

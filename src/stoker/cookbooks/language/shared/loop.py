@@ -23,6 +23,7 @@ from stoker.cookbooks.language.arguments import LoraArgs, device_of
 from stoker.cookbooks.language.compute.banks import AdapterState, Optim, Pairs, fresh_adapter
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
 from stoker.cookbooks.language.compute.math import takes_ragged
+from stoker.cookbooks.language.compute.objectives import ReferenceLogps
 from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.shared.device_memory import (
     AllocatorLimit,
@@ -43,6 +44,7 @@ from stoker.cookbooks.language.shared.pass_schedule import COUNTED_S, is_checkpo
 from stoker.cookbooks.language.shared.step import MultiAdapterStepper, Tally
 from stoker.cookbooks.language.shared.tenant import (
     AdapterMember,
+    AnswerRanking,
     MemberDivergence,
     after_evaluation,
     after_update,
@@ -91,6 +93,8 @@ class _Running:
         self._shared = shared
         self._clock = clock
         self._places: ResizableSlots | None = None
+        self._references: dict[str, ReferenceLogps] = {}
+        """By the digest of the examples."""
         self._members: dict[int, AdapterMember] = {}
         self._watches: dict[int, _Watch] = {}
         self._folders = OwnFolders(clock)
@@ -233,7 +237,13 @@ class _Running:
     def _begun(self, attempt: Member, base: BaseWeights) -> AdapterMember:
         for note in self._notes:
             attempt.job.log(note)
-        return AdapterMember(attempt, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))
+        member = AdapterMember(attempt, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))
+        if member.args.method == "dpo":
+            # Adapters with the same data compare themselves with the same numbers.
+            digest = str(attempt.inputs["examples"].digest)
+            table = ReferenceLogps(len(member.examples.lengths), base.device)
+            member.reference = self._references.setdefault(digest, table)
+        return member
 
     # Training
 
@@ -257,7 +267,7 @@ class _Running:
                 # The device is busy; reading its results would wait for it.
                 for slot in stepped.done:
                     chosen[slot].prepare()
-            finished = {slot: (tally.loss, tally.is_finite) for slot, tally in stepped.done.items()}
+            finished = {slot: (tally.loss, tally.is_finite, tally.ranking) for slot, tally in stepped.done.items()}
         if is_first:
             self._tell_all(f"first step {format_duration(self._clock.monotonic_s() - entered_s)}")
         for slot, error in stepped.failed.items():
@@ -287,7 +297,13 @@ class _Running:
         for slot, tally in done.items():
             self._members[slot].cost_s += spent_s * tally.padded_tokens / max(1, everything)
 
-    def _note_update(self, member: AdapterMember, loss: float, is_finite: bool) -> bool:  # noqa: FBT001 - as a step tells it
+    def _note_update(
+        self,
+        member: AdapterMember,
+        loss: float,
+        is_finite: bool,  # noqa: FBT001 - as a step tells it
+        ranking: AnswerRanking | None,
+    ) -> bool:
         """Record the result of an update; return True if the member continues."""
         verdict = after_update(member.left_out, loss=loss, is_finite=is_finite)
         if isinstance(verdict, MemberDivergence):
@@ -299,7 +315,7 @@ class _Running:
         update, lr = member.look_ahead(), member.rate
         member.left_out = verdict.left_out
         member.updated()
-        member.curve.note_update(member.update, loss=loss, tokens=update.supervised, lr=lr)
+        member.curve.note_update(member.update, loss=loss, tokens=update.weight, lr=lr, ranking=ranking)
         watch = self._watches[member.slot]
         watch.tokens += update.tokens
         watch.tokens_in_all += update.tokens
@@ -328,8 +344,9 @@ class _Running:
             elif member.update == 0:
                 member.before = loss
             else:
-                member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate)
-                member.judged = judge(member.judged, loss, update=member.update, epoch=member.epoch)
+                ranking = evaluated.rankings.get(slot)
+                member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate, ranking=ranking)
+                member.judged = judge(member.judged, loss, update=member.update, epoch=member.epoch, ranking=ranking)
                 if member.judged.best_update == member.update:
                     member.best = improved[slot] = places.weights(slot)
         return improved
@@ -374,6 +391,7 @@ class _Running:
         judged = member.kept_loss if ends else member.judged.last
         if was_evaluated and judged is not None:
             metrics["eval_loss"] = judged
+        metrics |= _ranking_metrics(member, was_evaluated=was_evaluated, ends=ends)
         if ends:
             metrics["cost_s"] = member.cost_s
             if self._device != "cpu":
@@ -503,6 +521,17 @@ def _resumed(member: AdapterMember, adapter: AdapterState) -> AdapterState:
 def _progress_text(member: AdapterMember, metrics: dict[str, float]) -> str:
     shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED)
     return f"update {member.update} of {member.updates}: {shown}"
+
+
+def _ranking_metrics(member: AdapterMember, *, was_evaluated: bool, ends: bool) -> dict[str, float]:
+    """Return how a member ranks the answers of pairs, in its last update and its last evaluation."""
+    judged = member.kept_ranking if ends else member.judged.last_ranking
+    shown = {"": member.curve.last_ranking, "eval_": judged if was_evaluated else None}
+    metrics: dict[str, float] = {}
+    for split, ranking in shown.items():
+        if ranking is not None:
+            metrics |= {f"{split}accuracy": ranking.accuracy, f"{split}margin": ranking.margin}
+    return metrics
 
 
 def _diverged(verdict: MemberDivergence, update: int) -> StageDiverged:

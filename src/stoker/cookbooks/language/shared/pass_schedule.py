@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 
-from stoker.cookbooks.language.arguments import Turns
-from stoker.core.frozen import frozen
+from stoker.cookbooks.language.arguments import Objective, Turns
+from stoker.core.frozen import changed, frozen
 
 _FINEST = 8
 """Lengths are padded to a multiple of this at least."""
@@ -33,6 +33,8 @@ class MemberPassShape:
     """The maximum length of its rows. 0: this."""
     is_laid: bool = False
     """True if its row is several concatenated ones. Such are never combined with others: both would be padded."""
+    objective: Objective | None = None
+    """Of pairs. Members with different objectives are never combined."""
 
     @property
     def kind(self) -> tuple[int, int]:
@@ -48,6 +50,13 @@ class MultiAdapterPass:
     first: int
     rows: int
     length: int
+    objective: Objective | None = None
+    """Of pairs."""
+
+    @property
+    def grain(self) -> int:
+        """Rows that stay together: two of a pair, unless it is in a concatenated row."""
+        return 1 if self.objective is None else min(2, self.rows)
 
     @property
     def tokens(self) -> int:
@@ -103,9 +112,9 @@ def plan_passes(
 def shrunk(failed: MultiAdapterPass, *, is_close: bool = False) -> PassTokenLimit | OversizedMember:
     """Decide what follows a pass that did not fit into memory. `is_close`: its rows are concatenated ones."""
     what = f"{len(failed.slots)} adapters x {failed.rows} rows x {failed.length} tokens did not fit into memory"
-    if len(failed.slots) == 1 and failed.rows == 1 and not is_close:
+    if len(failed.slots) == 1 and failed.rows <= failed.grain and not is_close:
         return OversizedMember(slot=failed.slots[0], why=what)
-    most = failed.tokens // 2 if is_close else max(failed.length, failed.tokens // 2)
+    most = failed.tokens // 2 if is_close else max(failed.grain * failed.length, failed.tokens // 2)
     return PassTokenLimit(most_tokens=most, why=f"{what}: now at most {most} tokens at once")
 
 
@@ -114,20 +123,26 @@ def _planned(
     shapes: tuple[MemberPassShape, ...], costs: Costs, kept: tuple[MemberPassShape, ...]
 ) -> tuple[MultiAdapterPass, ...]:
     passes: list[MultiAdapterPass] = []
-    layouts = [[one for one in shapes if one.is_laid is is_laid] for is_laid in (False, True)]
+    kinds = sorted({(one.is_laid, one.objective or "") for one in shapes})
+    layouts = [[one for one in shapes if (one.is_laid, one.objective or "") == kind] for kind in kinds]
     for together in (group for layout in layouts for group in _together(layout, costs.pass_tokens)):
         rows, length = max(one.rows for one in together), max(one.length for one in together)
         slots = {one.slot for one in together}
         kind = (max(one.kind[0] for one in together), rows)
-        is_laid = together[0].is_laid
-        empty = {one.slot for one in kept if one.kind == kind and one.is_laid is is_laid} - slots
+        like = together[0]
+        empty = {
+            one.slot
+            for one in kept
+            if one.kind == kind and one.is_laid is like.is_laid and one.objective == like.objective
+        } - slots
         # More empty slots than members cost more than they are worth.
         if len(empty) <= len(slots) and (
             costs.most_tokens is None or len(slots | empty) * rows * length <= costs.most_tokens
         ):
             slots |= empty
         passes += _within(
-            MultiAdapterPass(slots=tuple(sorted(slots)), first=0, rows=rows, length=length), costs.most_tokens
+            MultiAdapterPass(slots=tuple(sorted(slots)), first=0, rows=rows, length=length, objective=like.objective),
+            costs.most_tokens,
         )
     return tuple(passes)
 
@@ -166,12 +181,12 @@ def _within(whole: MultiAdapterPass, most: int | None) -> list[MultiAdapterPass]
     """Divide a pass until it is within the limit: rows first, then members."""
     if most is None or whole.tokens <= most:
         return [whole]
-    rows = max(1, most // (len(whole.slots) * whole.length))
-    members = len(whole.slots) if rows * len(whole.slots) * whole.length <= most else max(1, most // whole.length)
+    grain = whole.grain
+    rows = max(1, most // (len(whole.slots) * whole.length * grain)) * grain
+    fits = rows * len(whole.slots) * whole.length <= most
+    members = len(whole.slots) if fits else max(1, most // (whole.length * grain))
     return [
-        MultiAdapterPass(
-            slots=whole.slots[at : at + members], first=first, rows=min(rows, whole.rows - first), length=whole.length
-        )
+        changed(whole, slots=whole.slots[at : at + members], first=first, rows=min(rows, whole.rows - first))
         for first in range(0, whole.rows, rows)
         for at in range(0, len(whole.slots), members)
     ]

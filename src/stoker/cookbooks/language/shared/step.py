@@ -10,16 +10,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from stoker.cookbooks.language.compute.passes import AdapterSlotRows, LossSums, PassResult, is_out_of_memory
+from stoker.cookbooks.language.compute.passes import (
+    AdapterSlotAnswers,
+    AdapterSlotRows,
+    LossSums,
+    PassResult,
+    is_out_of_memory,
+)
 from stoker.cookbooks.language.compute.slots import Slots
-from stoker.cookbooks.language.examples import IGNORED, MemberRows
+from stoker.cookbooks.language.examples import IGNORED, Ints, MemberRows
 from stoker.cookbooks.language.shared.pass_schedule import (
     Costs,
     MemberPassShape,
@@ -28,7 +34,7 @@ from stoker.cookbooks.language.shared.pass_schedule import (
     plan_passes,
     shrunk,
 )
-from stoker.cookbooks.language.shared.tenant import AdapterMember, Update
+from stoker.cookbooks.language.shared.tenant import AdapterMember, AnswerRanking, AnswerTotals, Update
 from stoker.core.errors import OutOfMemory, ProcessLost, StokerError
 from stoker.core.frozen import changed
 
@@ -77,6 +83,26 @@ def lay_rows(
     return AdapterSlotRows(slots=one.slots, tokens=tokens, labels=labels, segments=segments, denominators=denominators)
 
 
+def lay_answers(one: MultiAdapterPass, batches: Mapping[int, MemberRows]) -> tuple[Ints, Ints]:
+    """Return the answers in the rows of a pass: their places, `[n, rows, T]`, and the index of each one's text."""
+    is_close = any(batch.segments is not None for batch in batches.values())
+    count = max(len(batch.answers.texts) for batch in batches.values() if batch.answers) if is_close else one.rows
+    places = np.full((len(one.slots), one.rows, one.length), -1, dtype=np.int64)
+    texts = np.full((len(one.slots), count), -1, dtype=np.int64)
+    for place, slot in enumerate(one.slots):
+        answers = batches[slot].answers if slot in batches else None
+        if answers is None:
+            continue
+        shown = answers.places[one.first : one.first + one.rows]
+        rows, length = shown.shape
+        # Concatenated rows have all answers; otherwise a row has one.
+        first = 0 if is_close else one.first
+        places[place, :rows, :length] = np.where(shown < 0, -1, shown - first)
+        some = answers.texts[first : first + count]
+        texts[place, : len(some)] = some
+    return places, texts
+
+
 def _padding(length: int, batches: Mapping[int, MemberBatch]) -> npt.NDArray[np.int32]:
     """Return segments of padding, each no longer than the longest segment of a member.
 
@@ -114,6 +140,12 @@ class Tally:
         return sum(result.losses[place] for result, place in self.parts)
 
     @property
+    def ranking(self) -> AnswerRanking | None:
+        """Of pairs."""
+        found = [[row[place] for row in result.ranking] for result, place in self.parts]
+        return AnswerRanking(*map(sum, zip(*found, strict=True))) if any(found) else None
+
+    @property
     def is_finite(self) -> bool:
         return all(result.finite[place] for result, place in self.parts)
 
@@ -132,6 +164,8 @@ class MemberEvaluationResults:
 
     losses: dict[int, float]
     failed: dict[int, Exception]
+    rankings: dict[int, AnswerRanking] = field(default_factory=dict)
+    """Of members with pairs."""
 
 
 class MultiAdapterStepper:
@@ -191,16 +225,18 @@ class MultiAdapterStepper:
         """Return each member's mean loss over its held-out examples."""
         failed: dict[int, Exception] = {}
         pending = dict(members)
-        losses: dict[int, float] = {}
+        scores: dict[int, list[float]] = {}
         singly = False
         while pending:
             try:
-                losses = self._score(slots, pending, singly=singly)
+                scores = self._score(slots, pending, singly=singly)
             except _PassFailed as failure:
                 singly = self._recover(slots, failure, pending, failed) or singly
             else:
                 break
-        return MemberEvaluationResults(losses={slot: losses[slot] for slot in pending}, failed=failed)
+        losses = {slot: scores[slot][0] for slot in pending}
+        rankings = {slot: AnswerRanking(*scores[slot][1:]) for slot in pending if len(scores[slot]) > 1}
+        return MemberEvaluationResults(losses=losses, rankings=rankings, failed=failed)
 
     def _gather(
         self, slots: Slots, pending: Mapping[int, tuple[AdapterMember, Update]], *, singly: bool
@@ -247,11 +283,16 @@ class MultiAdapterStepper:
         absent: tuple[Any, Any] = (None, None)
         who = [pending.get(slot, absent) if slot in batches else absent for slot in one.slots]
         denominators = [float(update.supervised) if update else 0.0 for _, update in who]
-        rows = lay_rows(one, {slot: batches[slot] for slot in one.slots if slot in batches}, denominators)
+        present = {slot: batches[slot] for slot in one.slots if slot in batches}
+        rows = lay_rows(one, present, denominators)
+        if one.objective is not None:
+            totals = {slot: (pending[slot][0], pending[slot][1].answers) for slot in present}
+            rows = _with_answers(rows, slots, one, present, totals)
         rates = [member.rate if member else 0.0 for member, _ in who]
         return slots.step(rows, update=[slot in closes for slot in one.slots], rates=rates)
 
-    def _score(self, slots: Slots, pending: Mapping[int, AdapterMember], *, singly: bool) -> dict[int, float]:
+    def _score(self, slots: Slots, pending: Mapping[int, AdapterMember], *, singly: bool) -> dict[int, list[float]]:
+        """Return each member's mean loss; of pairs also accuracy and margin."""
         shown: list[tuple[MultiAdapterPass, LossSums]] = []
         for number in range(max(len(member.held_out) for member in pending.values())):
             batches = {
@@ -262,15 +303,20 @@ class MultiAdapterStepper:
             for one in self._passes({slot: pending[slot] for slot in batches}, batches, singly=singly, keeps=False):
                 rows = lay_rows(one, {slot: batches[slot] for slot in one.slots}, [0.0] * len(one.slots))
                 with _as_failure_of(one, pending):
+                    if one.objective is not None:
+                        totals = {slot: (pending[slot], pending[slot].held_out_answers) for slot in one.slots}
+                        rows = _with_answers(rows, slots, one, batches, totals)
                     shown.append((one, slots.losses(rows)))
-        sums, counts = dict.fromkeys(pending, 0.0), dict.fromkeys(pending, 0)
+        sums = {slot: [0.0] * (2 if member.objective is None else 3) for slot, member in pending.items()}
         # The device computes all of them before the first is read.
         for one, found in shown:
             with _as_failure_of(one, pending):
-                for slot, (total, count) in zip(one.slots, found.read, strict=True):
-                    sums[slot] += total
-                    counts[slot] += count
-        return {slot: sums[slot] / max(1, counts[slot]) for slot in pending}
+                for slot, parts in zip(one.slots, found.read, strict=True):
+                    sums[slot] = [total + part for total, part in zip(sums[slot], parts, strict=True)]
+        return {
+            slot: [sums[slot][0] / max(1.0, sums[slot][1])] if member.objective is None else sums[slot]
+            for slot, member in pending.items()
+        }
 
     def _passes(
         self,
@@ -322,7 +368,7 @@ class MultiAdapterStepper:
         if self._let_go(slots, error):
             self._tell("out of memory: recorded steps, which only save time, are freed")
             return False
-        whole = MultiAdapterPass(slots=live, first=one.first, rows=one.rows, length=one.length)
+        whole = changed(one, slots=live)
         verdict = shrunk(whole, is_close=failure.is_close and not self._is_short)
         if isinstance(verdict, OversizedMember):
             pending.pop(verdict.slot)
@@ -347,6 +393,44 @@ class MultiAdapterStepper:
         if self._is_gpu:
             torch.cuda.empty_cache()
         return slots.let_go()
+
+
+def _with_answers(
+    rows: AdapterSlotRows,
+    slots: Slots,
+    one: MultiAdapterPass,
+    batches: Mapping[int, MemberRows],
+    totals: Mapping[int, tuple[AdapterMember, AnswerTotals]],
+) -> AdapterSlotRows:
+    """Return rows of pairs with their answers, and what the base makes of them if the objective needs it.
+
+    `totals`: members, and the pairs of all passes whose losses are summed.
+    """
+    assert one.objective is not None  # noqa: S101 - of pairs only
+    places, texts = lay_answers(one, batches)
+    who = [totals.get(slot) for slot in one.slots]
+    pairs = np.array([[1.0 / of[1].pairs if of else 0.0] for of in who])
+    laid = AdapterSlotAnswers(
+        objective=one.objective,
+        places=places,
+        pair_shares=np.where(texts[:, ::2] >= 0, pairs, 0.0),
+        token_shares=[1.0 / of[1].chosen_tokens if of else 0.0 for of in who],
+        betas=[of[0].args.beta or 0.0 if of else 0.0 for of in who],
+    )
+    rows = replace(rows, answers=laid)
+    tables = [of[0].reference if of else None for of in who]
+    known = [(table, of) for table, of in zip(tables, texts, strict=True) if table is not None]
+    if not known:
+        return rows
+    if not all(table.has(of) for table, of in known):
+        # Of adapters with the same data only the first has to compute it.
+        found = slots.reference(rows)
+        for table, of, logps in zip(tables, texts, found, strict=True):
+            if table is not None:
+                table.put(of, logps)
+    blank = torch.zeros(texts.shape[1], device=slots.base.device)
+    reference = torch.stack([blank if table is None else table.at(of) for table, of in zip(tables, texts, strict=True)])
+    return replace(rows, answers=replace(laid, reference=reference))
 
 
 class _PassFailed(Exception):

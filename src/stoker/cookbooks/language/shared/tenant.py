@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.authoring import Member
-from stoker.cookbooks.language.arguments import LoraArgs, Schedule
+from stoker.cookbooks.language.arguments import LoraArgs, Objective, Schedule
 from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, Pairs
+from stoker.cookbooks.language.compute.objectives import ReferenceLogps
 from stoker.cookbooks.language.examples import IGNORED, Cursor, ExampleSet, MemberRows, Position, evaluation_rows
 from stoker.cookbooks.language.schemas import LanguageCurvePoint, significant
 from stoker.cookbooks.language.shared.pass_schedule import AdapterProgress, MemberPassShape, bucket
 from stoker.core.errors import BadInput
-from stoker.core.frozen import changed, fields_of, frozen
+from stoker.core.frozen import changed, fields_of, frozen, frozen_by_position
 
 # Concatenated rows: the same sequences, isolated from each other, in one row without padding.
 #
@@ -40,12 +42,43 @@ def closed_up(rows: MemberRows) -> MemberRows:
     taught = np.flatnonzero(is_label.any(axis=1))
     if not len(taught):
         return rows
-    tokens = [rows.tokens[row, : lengths[row]] for row in taught]
-    labels = [rows.labels[row, : lengths[row]] for row in taught]
+
+    def joined(array: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.concatenate([array[row, : lengths[row]] for row in taught])[None]
+
     segments = np.repeat(np.arange(len(taught), dtype=np.int32), lengths[taught])
+    # Every side of a pair has labels.
+    answers = None if rows.answers is None else changed(rows.answers, places=joined(rows.answers.places))
     return changed(
-        rows, tokens=np.concatenate(tokens)[None], labels=np.concatenate(labels)[None], segments=segments[None]
+        rows, tokens=joined(rows.tokens), labels=joined(rows.labels), segments=segments[None], answers=answers
     )
+
+
+# Pairs of answers in one update or evaluation, and how they are ranked.
+
+
+@frozen
+class AnswerTotals:
+    """What the losses of some rows of pairs are divided by."""
+
+    pairs: int = 0
+    chosen_tokens: int = 0
+
+    @classmethod
+    def of(cls, batches: Iterable[MemberRows]) -> AnswerTotals:
+        """Return those of rows; zero without pairs."""
+        found = [rows.answers for rows in batches if rows.answers is not None]
+        return cls(pairs=sum(one.pairs for one in found), chosen_tokens=sum(one.chosen_tokens for one in found))
+
+
+@frozen_by_position
+class AnswerRanking:
+    """How an adapter ranks the answers of pairs."""
+
+    accuracy: float
+    """The share of pairs whose chosen answer has the higher reward."""
+    margin: float
+    """The mean difference of these rewards."""
 
 
 # A member's losses, bounded however long it trains.
@@ -65,7 +98,10 @@ class CurveRecorder:
         self._tokens = 0
         self._all_losses = 0.0
         self._all_tokens = 0
+        self._ranked = [0.0, 0.0]
+        """Of pairs: sums of accuracies and margins."""
         self.last_loss: float | None = None
+        self.last_ranking: AnswerRanking | None = None
 
     @property
     def points(self) -> list[LanguageCurvePoint]:
@@ -76,9 +112,13 @@ class CurveRecorder:
         """Over every trained token so far."""
         return self._all_losses / self._all_tokens if self._all_tokens else None
 
-    def note_update(self, update: int, *, loss: float, tokens: int, lr: float) -> None:
-        """Add an update's mean loss over so many trained tokens."""
-        self.last_loss = loss
+    def note_update(
+        self, update: int, *, loss: float, tokens: int, lr: float, ranking: AnswerRanking | None = None
+    ) -> None:
+        """Add an update's mean loss over so many trained tokens, or pairs."""
+        self.last_loss, self.last_ranking = loss, ranking
+        if ranking is not None:
+            self._ranked = [self._ranked[0] + ranking.accuracy * tokens, self._ranked[1] + ranking.margin * tokens]
         self._losses += loss * tokens
         self._tokens += tokens
         self._all_losses += loss * tokens
@@ -86,31 +126,41 @@ class CurveRecorder:
         if update % self._every == 0:
             self._close(update, lr, None)
 
-    def note_evaluation(self, update: int, *, loss: float, lr: float) -> None:
+    def note_evaluation(self, update: int, *, loss: float, lr: float, ranking: AnswerRanking | None = None) -> None:
         """Add an evaluation after an update."""
         if self._points and self._points[-1]["step"] == update and not self._tokens:
             self._points[-1]["eval_loss"] = significant(loss)
         else:
             self._close(update, lr, significant(loss))
+        if ranking is not None:
+            self._points[-1]["eval_accuracy"] = significant(ranking.accuracy)
+            self._points[-1]["eval_margin"] = significant(ranking.margin)
 
     def state(self) -> dict[str, Any]:
         """Return the state as plain data."""
         sums = [self._losses, self._tokens, self._all_losses, self._all_tokens]
-        return {"points": [dict(point) for point in self._points], "sums": sums, "last_loss": self.last_loss}
+        return {
+            "points": [dict(point) for point in self._points],
+            "sums": sums,
+            "ranked": list(self._ranked),
+            "last_loss": self.last_loss,
+        }
 
     def go_on(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
         self._points = list(state["points"])
         self._losses, self._tokens, self._all_losses, self._all_tokens = state["sums"]
+        self._ranked = list(state["ranked"])
         self.last_loss = state["last_loss"]
 
     def _close(self, update: int, lr: float, eval_loss: float | None) -> None:
         mean = significant(self._losses / self._tokens) if self._tokens else None
         epoch = significant(update / self._per_epoch)
-        self._points.append(
-            LanguageCurvePoint(step=update, epoch=epoch, loss=mean, eval_loss=eval_loss, lr=significant(lr))
-        )
-        self._losses, self._tokens = 0.0, 0
+        point = LanguageCurvePoint(step=update, epoch=epoch, loss=mean, eval_loss=eval_loss, lr=significant(lr))
+        if self._tokens and self.last_ranking is not None:
+            point["accuracy"], point["margin"] = (significant(one / self._tokens) for one in self._ranked)
+        self._points.append(point)
+        self._losses, self._tokens, self._ranked = 0.0, 0, [0.0, 0.0]
 
 
 # When a member is evaluated, which evaluation is the best, and when to stop early.
@@ -126,6 +176,9 @@ class MemberEvaluations:
     best_epoch: int = 0
     worse_in_a_row: int = 0
     """Number of evaluations since the best one."""
+    last_ranking: AnswerRanking | None = None
+    """Of pairs."""
+    best_ranking: AnswerRanking | None = None
 
 
 def is_evaluation_due(update: int, *, updates: int, per_epoch: int, every: int | None) -> bool:
@@ -133,17 +186,18 @@ def is_evaluation_due(update: int, *, updates: int, per_epoch: int, every: int |
     return update >= updates or update % (every or per_epoch) == 0
 
 
-def judge(before: MemberEvaluations, loss: float, *, update: int, epoch: int) -> MemberEvaluations:
+def judge(
+    before: MemberEvaluations, loss: float, *, update: int, epoch: int, ranking: AnswerRanking | None = None
+) -> MemberEvaluations:
     """Add an evaluation. Equal is no improvement: the earlier one stays the best."""
     if before.best is None or loss < before.best:
-        return MemberEvaluations(last=loss, best=loss, best_update=update, best_epoch=epoch)
-    return MemberEvaluations(
-        last=loss,
-        best=before.best,
-        best_update=before.best_update,
-        best_epoch=before.best_epoch,
-        worse_in_a_row=before.worse_in_a_row + 1,
-    )
+        return MemberEvaluations(
+            last=loss, best=loss, best_update=update, best_epoch=epoch, last_ranking=ranking, best_ranking=ranking
+        )
+    return changed(before, last=loss, worse_in_a_row=before.worse_in_a_row + 1, last_ranking=ranking)
+
+
+_RANKINGS = ("last_ranking", "best_ranking")
 
 
 def should_stop(judged: MemberEvaluations, patience: int | None) -> bool:
@@ -205,10 +259,17 @@ class Update:
     """The same, concatenated if that is faster."""
     supervised: int
     """Number of learned tokens."""
+    answers: AnswerTotals
+    """Of pairs."""
     tokens: int
     """Number of tokens without padding."""
     after: Position
     """The position of its data after it."""
+
+    @property
+    def weight(self) -> int:
+        """What its mean loss is of: pairs, or else learned tokens."""
+        return self.answers.pairs or self.supervised
 
 
 class AdapterMember:
@@ -229,13 +290,17 @@ class AdapterMember:
         self.per_epoch = -(-self._cursor.batches_per_epoch // args.accumulate)
         self.updates = args.steps or args.epochs * self.per_epoch
         self._warmup = warmup_of(self.updates, args.warmup_percent)
-        self._lengths = self.examples.lengths[self.examples.kept]
-        self.is_close = closes_up and not args.packing and args.batch > 1 and is_worth_closing_up(self._lengths)
+        self._lengths = self.examples.lengths[self.examples.texts_of(self.examples.kept).flatten()]
+        is_single = args.batch * self.examples.sides == 1
+        self.is_close = closes_up and not args.packing and not is_single and is_worth_closing_up(self._lengths)
         """True if its rows are concatenated while memory suffices."""
         self.held_out = tuple(
             evaluation_rows(self.examples, row_tokens=args.max_seq_len, batch=args.batch, is_packed=args.packing)
         )
         self.held_out_close = self._laid(self.held_out)
+        self.held_out_answers = AnswerTotals.of(self.held_out)
+        self.reference: ReferenceLogps | None = None
+        """Of dpo: set by the shared process, and the same for all members with these data."""
         self.update = 0
         """Number of its updates."""
         self.curve = CurveRecorder(updates=self.updates, per_epoch=self.per_epoch)
@@ -262,6 +327,10 @@ class AdapterMember:
         )
 
     @property
+    def objective(self) -> Objective | None:
+        return self.args.objective
+
+    @property
     def optim(self) -> Optim:
         clip = math.inf if self.args.clip is None else self.args.clip
         return Optim(weight_decay=self.args.weight_decay, clip=clip)
@@ -285,6 +354,11 @@ class AdapterMember:
     def kept_loss(self) -> float | None:
         """The evaluation of the weights that are kept if it ends now: its rank."""
         return self.judged.best if self.args.keep == "best" else self.judged.last
+
+    @property
+    def kept_ranking(self) -> AnswerRanking | None:
+        """The same of the answers of pairs."""
+        return self.judged.best_ranking if self.args.keep == "best" else self.judged.last_ranking
 
     @property
     def epoch(self) -> int:
@@ -325,20 +399,28 @@ class AdapterMember:
         """Return its shape in a pass. Coarse: few different shapes."""
         rows, length = batch.tokens.shape
         if not is_coarse:
-            return MemberPassShape(
-                slot=self.slot, rows=rows, length=bucket(length, self.args.max_seq_len, is_coarse=False)
-            )
+            length = bucket(length, self.args.max_seq_len, is_coarse=False)
+            return MemberPassShape(slot=self.slot, rows=rows, length=length, objective=self.objective)
         args, is_laid = self.args, batch.segments is not None and not self.args.packing
+        every = args.batch * self.examples.sides
         if is_laid:
-            usual = math.ceil(args.batch * float(self._lengths.mean()))
-            largest = int(np.sort(self._lengths)[-args.batch :].sum())
+            usual = math.ceil(every * float(self._lengths.mean()))
+            largest = int(np.sort(self._lengths)[-every:].sum())
         else:
             usual = largest = args.max_seq_len if args.packing else int(self._lengths.max())
-        most = args.max_seq_len * (args.batch if is_laid else 1)
+        most = args.max_seq_len * (every if is_laid else 1)
         padded, usual, largest = (bucket(one, most, is_coarse=True) for one in (length, usual, largest))
         # Always the rows of a whole batch, also at the end of an epoch.
-        rows = 1 if is_laid else args.batch
-        return MemberPassShape(slot=self.slot, rows=rows, length=padded, usual=usual, largest=largest, is_laid=is_laid)
+        rows = 1 if is_laid else every
+        return MemberPassShape(
+            slot=self.slot,
+            rows=rows,
+            length=padded,
+            usual=usual,
+            largest=largest,
+            is_laid=is_laid,
+            objective=self.objective,
+        )
 
     def state(self) -> dict[str, Any]:
         """Return its state as plain data: the part of a checkpoint that is not in the banks."""
@@ -346,12 +428,13 @@ class AdapterMember:
             "step": self.update,
             "rng": {"seed": self.args.seed, "epoch": self._position.epoch, "batch": self._position.batch},
             "sched": {
-                "judged": fields_of(self.judged),
+                "judged": {**fields_of(self.judged), **self._rankings()},
                 "curve": self.curve.state(),
                 "before": self.before,
                 "left_out": self.left_out,
                 "cost_s": self.cost_s,
                 "notes": list(self.notes),
+                "reference": None if self.reference is None else self.reference.state(),
             },
             "best": self.best,
             "config": self.config,
@@ -361,13 +444,21 @@ class AdapterMember:
         """Restore what `state` returned."""
         said = state["sched"]
         self.update = state["step"]
-        self.judged = MemberEvaluations(**said["judged"])
+        rankings = {name: AnswerRanking(*said["judged"][name]) for name in _RANKINGS if said["judged"][name]}
+        self.judged = MemberEvaluations(**{**said["judged"], **rankings})
+        if self.reference is not None:
+            self.reference.go_on(said["reference"])
         self.curve.go_on(said["curve"])
         self.before, self.left_out, self.cost_s = said["before"], said["left_out"], said["cost_s"]
         self.notes = list(said["notes"])
         self.best = state["best"]
         self._position = Position(epoch=state["rng"]["epoch"], batch=state["rng"]["batch"])
         self._cursor = self._cursor_at(self._position)
+
+    def _rankings(self) -> dict[str, list[float] | None]:
+        """Return the rankings of its evaluations as plain data."""
+        found = {name: getattr(self.judged, name) for name in _RANKINGS}
+        return {name: None if one is None else [one.accuracy, one.margin] for name, one in found.items()}
 
     def _read_on(self, count: int) -> None:
         while len(self._ahead) < count:
@@ -379,6 +470,7 @@ class AdapterMember:
                     batches=batches,
                     close=self._laid(batches),
                     supervised=sum(batch.supervised for batch in batches),
+                    answers=AnswerTotals.of(batches),
                     tokens=sum(batch.tokens_used for batch in batches),
                     after=self._cursor.position,
                 )

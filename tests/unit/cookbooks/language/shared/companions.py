@@ -46,6 +46,26 @@ def some_examples(
     )
 
 
+def some_pairs(seed: int, *, count: int = 12, longest: int = 24, train_on: str = "completion") -> ExampleSet:
+    """Make pairs of random bytes after a common prompt; the first two are held out."""
+    draws = np.random.default_rng(seed)
+    texts: list[Any] = []
+    learned: list[Any] = []
+    for _ in range(count):
+        prompt = draws.integers(0, 256, draws.integers(2, longest // 2))
+        for size in draws.integers(2, longest - len(prompt) + 1, 2):
+            texts.append(np.concatenate([prompt, draws.integers(0, 256, size)]))
+            learned.append(np.arange(len(texts[-1])) >= len(prompt))
+    facts: Any = {"examples": count, "pad": 259, "notes": [], "sides": 2, "train_on": train_on}
+    return ExampleSet(
+        tokens=np.concatenate(texts).astype(np.int32),
+        trained=np.concatenate(learned),
+        starts=np.cumsum([0, *map(len, texts)], dtype=np.int64),
+        held_out=np.arange(2, dtype=np.int64),
+        facts=facts,
+    )
+
+
 class Person:
     """One member, from outside: what it was given, what it told, how it ended."""
 
