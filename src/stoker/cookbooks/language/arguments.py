@@ -17,6 +17,8 @@ BaseDtype = Literal["auto", "nf4"]
 """How the base is kept: as it is computed with, or in four bits."""
 TrainOn = Literal["completion", "all"]
 Keep = Literal["best", "last"]
+Optimizer = Literal["adamw", "adamw8bit", "adafactor"]
+Recomputing = Literal["auto", "true", "false"]
 Turns = Literal["synchronized", "round_robin", "priority"]
 TrainingMethod = Literal["sft", "dpo", "orpo"]
 PairLoss = Literal["sigmoid", "ipo", "hinge"]
@@ -140,12 +142,25 @@ class AdapterOverBaseArgs(BaseArgs):
     adapter_files: tuple[InputPath, ...] = arg(help="files of the adapter that are part of the key")
 
 
+@dataclass(frozen=True, kw_only=True)
+class WholeModelArgs:
+    """Arguments of a training of all weights."""
+
+    lr: float = arg(2e-5, help="learning rate; adafactor: relative to the size of each matrix", gt=0, le=LARGEST)
+    optimizer: Optimizer = arg(
+        "adamw", help="adamw; adamw8bit: moments in 8 bits (bitsandbytes, on a GPU); adafactor: hardly any moments"
+    )
+    ranks: int = arg(
+        1, help="number of ranks, each with a part of every weight and batch (FSDP)", ge=1, le=1024, runtime=True
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullArgs(LearningArgs, BaseArgs):
+class FullArgs(WholeModelArgs, LearningArgs, BaseArgs):
     """Settings of a training of all weights."""
 
     dtype: SettledDtype = arg("float32", help=_SETTLED)
-    lr: float = arg(2e-5, help="learning rate (AdamW)", gt=0, le=LARGEST)
+    gradient_checkpointing: bool = arg(False, help="recompute blocks for the backward pass", runtime=True)
     max_seq_len: int = arg(DEFAULT_TOKENS, help="maximum tokens of a row", ge=2)
     packing: bool = arg(False, help="pack several examples into a row, isolated from each other")
 

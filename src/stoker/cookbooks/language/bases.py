@@ -7,6 +7,7 @@ module imports no library.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -342,14 +343,7 @@ def read_weights(base: TrainableBase) -> dict[str, Tensor]:
 
 def write_model(folder: Path, base: TrainableBase, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """Write a base with other weights, with its config and tokenizer."""
-    import shutil
-
-    for name in base.files:
-        if name not in (*base.weight_files, INDEX, CONFIG):
-            shutil.copyfile(base.folder / name, folder / name)
-    kept = {"torch_dtype", "dtype"} & base.config.keys() or {"torch_dtype"}
-    config = {**base.config, **dict.fromkeys(kept, str(dtype).removeprefix("torch."))}
-    (folder / CONFIG).write_text(jsontext.dumps(config, indent=2) + "\n", encoding="utf-8", newline="")
+    _copy_small_files(base, folder, dtype)
     shards = list(_shards(weights, dtype))
     if len(shards) == 1:
         _save(shards[0], folder / SINGLE, weights, dtype)
@@ -362,6 +356,49 @@ def write_model(folder: Path, base: TrainableBase, weights: Mapping[str, Tensor]
     size_bytes = sum(one.numel() for one in weights.values()) * dtype.itemsize
     index = {"metadata": {"total_size": size_bytes}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / INDEX).write_text(jsontext.dumps(index, indent=2) + "\n", encoding="utf-8", newline="")
+
+
+def save_transformers(
+    model: Any, weights: Mapping[str, Tensor], dtype: torch.dtype, base: TrainableBase, folder: Path
+) -> None:
+    """Write a model with such weights in the hub's layout, with the config and the tokenizer of its base.
+
+    Weights that are tied are written once. The same weights give the same bytes.
+    """
+    buffers = {name for name, _ in model.named_buffers()}
+    state = {name: one for name, one in model.state_dict().items() if name in buffers} | dict(weights)
+    narrow = {
+        name: one.detach().to("cpu", dtype if one.is_floating_point() else one.dtype) for name, one in state.items()
+    }
+    model.save_pretrained(folder, state_dict=narrow, max_shard_size=SHARD_BYTES)
+    written = {one.name for one in folder.iterdir()}
+    for name in written - set(base.files):
+        if not name.endswith((".safetensors", INDEX)):
+            (folder / name).unlink()
+    _copy_small_files(base, folder, dtype)
+
+
+def _copy_small_files(base: TrainableBase, folder: Path, dtype: torch.dtype) -> None:
+    """Write what a base has beside its weights; its config with the precision of the new ones."""
+    import shutil
+
+    for name in base.files:
+        if name not in (*base.weight_files, INDEX, CONFIG):
+            shutil.copyfile(base.folder / name, folder / name)
+    kept = {"torch_dtype", "dtype"} & base.config.keys() or {"torch_dtype"}
+    config = {**base.config, **dict.fromkeys(kept, str(dtype).removeprefix("torch."))}
+    (folder / CONFIG).write_text(jsontext.dumps(config, indent=2) + "\n", encoding="utf-8", newline="")
+
+
+def stored_dtype(base: TrainableBase) -> torch.dtype:
+    """Return the precision of most weights of a base."""
+    import torch
+
+    sizes: Counter[str] = Counter()
+    for name in base.weight_files:
+        for one in read_header(base.folder / name).tensors.values():
+            sizes[one.dtype] += one.end - one.begin
+    return {"F16": torch.float16, "BF16": torch.bfloat16}.get(sizes.most_common(1)[0][0], torch.float32)
 
 
 def _shards(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterable[list[str]]:

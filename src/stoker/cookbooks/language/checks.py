@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stoker.authoring import Diagnostic, InvalidArgs
 from stoker.cookbooks.language.arguments import (
@@ -47,6 +47,17 @@ _USES: Mapping[str, str] = {EXPORT: "exported", MERGE: "merged"}
 """What recipes do with a base, if not train it."""
 _GROUPS = (ALL_LINEAR, ATTENTION, MLP)
 _MODULE = re.compile(r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\.(self_attn|mlp)\.(?P<name>\w+)", re.ASCII)
+
+
+class _WholeModelArgs(Protocol):
+    """Arguments of language/full that depend on each other."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def optimizer(self) -> str: ...
 
 
 class LanguageArgsChecker:
@@ -154,6 +165,16 @@ class LanguageArgsChecker:
         if wanted == "nf4" and odd and self._judges:
             size = f"{odd[0].outputs:,} × {odd[0].inputs:,}"
             self.note("base_dtype", f"{odd[0].name} is {size}, no multiple of {NF4_BLOCK} weights", "leave it out")
+
+    def whole_model(self, args: _WholeModelArgs, *, gpus: int) -> None:
+        """Refuse ranks without rows, and an optimiser that can't be used so."""
+        if args.batch < args.ranks:
+            message = f"{args.ranks} ranks, but a batch has {args.batch} row{'' if args.batch == 1 else 's'}"
+            self.note("ranks", message, f"batch={args.ranks}, or ranks={args.batch}")
+        if args.optimizer == "adamw8bit" and not gpus:
+            self.note("optimizer", "adamw8bit computes on a GPU only", "optimizer=adafactor, or gpus=1")
+        if args.optimizer != "adamw" and args.ranks > 1:
+            self.note("optimizer", f"{args.optimizer} works with one rank only", "optimizer=adamw, or ranks=1")
 
     def targets(self, wanted: tuple[str, ...], shape: ModelShape, rank: int) -> tuple[str, ...]:
         """Return the names of the target matrices, in a block's order; a name that matches nothing is a fault."""

@@ -13,6 +13,7 @@ from stoker.cookbooks.language.arguments import (
     BaseDtype,
     Dtype,
     LoraArgs,
+    Optimizer,
     SettledDtype,
     TrainingMethod,
     settled_dtype,
@@ -274,9 +275,17 @@ def _base_at(text: str) -> TrainableBase | Outline:
 
 # What a training of all weights needs, and what would fit instead.
 
-_STATES = 4
-"""For every weight, in 32 bits: itself, its gradient and two moments."""
-_OF_TENSORS = ("weights", "gradients", "optimiser", "activations", "logits")
+_OPTIMISERS = {
+    "adamw": Optimiser.ADAMW_FUSED,
+    "adamw8bit": Optimiser.ADAMW_8BIT,
+    "adafactor": Optimiser.ADAFACTOR,
+}
+_MOMENTS = {"adamw": 8, "adamw8bit": 2, "adafactor": 0}
+"""Bytes for every weight that an optimiser keeps."""
+_ON_GPU: tuple[Optimizer, ...] = ("adamw8bit",)
+_WIDE = 4
+"""Bytes of a number in 32 bits."""
+_OF_PASSES = ("activations", "logits")
 _OTHERWISE = "use a smaller base, or train an adapter, which needs far less memory: language/lora"
 
 
@@ -288,23 +297,53 @@ class FullTrainingSpec:
     load: Load
     accumulate: int
     is_packed: bool
+    optimizer: Optimizer = "adamw"
+    recomputes: bool = False
+    """Blocks are computed again for the backward pass."""
+    ranks: int = 1
 
     @property
     def copy_bytes(self) -> int:
-        """All weights, in the training precision."""
-        return self.base.shape.parameters * Width.FP32.bytes
+        """All weights, in 32 bits."""
+        return self.base.shape.parameters * _WIDE
+
+    @property
+    def state_bytes(self) -> int:
+        """Weights and gradients in 32 bits, and moments, of all ranks together."""
+        return self.base.shape.parameters * (2 * _WIDE + _MOMENTS[self.optimizer])
+
+    @property
+    def width(self) -> Width:
+        """What is computed in."""
+        return Width.BF16 if self.load.dtype == "bfloat16" else Width.FP32
+
+    @property
+    def masters_bytes(self) -> int:
+        """What weights with 16 bits have beside them: themselves and their gradients in 32 bits, and wider moments."""
+        if self.width is Width.FP32:
+            return 0
+        moments = _MOMENTS[self.optimizer] // 2 if self.optimizer == "adamw" else 0
+        return self.base.shape.parameters * (_WIDE + _WIDE - self.width.bytes + moments)
+
+    @property
+    def together_bytes(self) -> int:
+        """What one of several ranks holds whole, with gradients: two blocks, and what is outside of blocks."""
+        shape = self.base.shape
+        block = sum(one.parameters for one in shape.linears) + sum(shape.small_parameters())
+        outside = shape.parameters - shape.layers * block
+        return 2 * self.width.bytes * (outside + 2 * block)
 
     @property
     def training(self) -> TrainingSpec:
-        """The same as a training of the memory estimates."""
+        """The same as a training of the memory estimates, of one rank."""
         return TrainingSpec(
             shape=self.base.shape,
             method=Method.FULL,
-            batch=self.load.rows,
+            batch=-(-self.load.rows // self.ranks),
             sequence=self.load.tokens,
-            dtype=Width.FP32,
-            autocast=Width.BF16 if self.load.dtype == "bfloat16" else None,
-            optimiser=Optimiser.ADAMW_FUSED,
+            dtype=self.width,
+            optimiser=_OPTIMISERS[self.optimizer],
+            checkpointing=self.recomputes,
             padded=self.is_packed,
             accumulation=self.accumulate,
             loss_chunk=chunk_tokens(self.base.shape),
@@ -312,10 +351,11 @@ class FullTrainingSpec:
 
 
 def full_needs(whole: FullTrainingSpec, *, gpus: int) -> Needs:
-    """Return what a training of all weights needs."""
+    """Return what a training of all weights needs; each rank has a device, or a core."""
+    ranks = whole.ranks
     if not gpus:
-        return Needs(memory_gib=on_cpu_bytes(whole) / GIB)
-    return Needs(gpu=gpus, vram_gib=on_gpu_bytes(whole) / GIB, shares=True)
+        return Needs(cpu=ranks, memory_gib=on_cpu_bytes(whole) / GIB, ranks=ranks)
+    return Needs(cpu=ranks, gpu=gpus * ranks, vram_gib=on_gpu_bytes(whole) / GIB, shares=ranks == 1, ranks=ranks)
 
 
 def full_too_large(whole: FullTrainingSpec, *, gpus: int) -> InsufficientDeviceMemory | None:
@@ -328,56 +368,73 @@ def full_too_large(whole: FullTrainingSpec, *, gpus: int) -> InsufficientDeviceM
         return None
     takes = on_gpu_bytes if gpus else on_cpu_bytes
     needed_bytes = takes(whole)
-    load, kept_bytes = whole.load, _STATES * whole.copy_bytes
+    load, ranks = whole.load, f" over {whole.ranks} ranks" if whole.ranks > 1 else ""
+    where = " on each device" if gpus and ranks else ""
     numbers = (
-        f"training every weight takes {format_size(needed_bytes)}: {format_size(kept_bytes)} for weights, gradients "
-        f"and moments, the rest for {load.rows} × {load.tokens} tokens and temporary copies"
+        f"training every weight takes {format_size(needed_bytes)}{where}: {format_size(whole.state_bytes)}{ranks} for "
+        f"weights, gradients and {whole.optimizer}'s moments, the rest for {load.rows} × {load.tokens} tokens and "
+        "temporary copies"
     )
-    return refusal(numbers, needed_bytes, rooms, lambda room: _fitting(room, whole, takes), _OTHERWISE)
+    return refusal(numbers, needed_bytes, rooms, lambda room: _fitting(room, whole, takes, gpus), _OTHERWISE)
 
 
 def on_gpu_bytes(whole: FullTrainingSpec) -> int:
     """Estimate the memory on a device, with the context of such a device."""
-    return estimate(whole.training, gpu=next(iter(surroundings().rooms()), "")).total_bytes
+    estimated = estimate(whole.training, gpu=next(iter(surroundings().rooms()), ""))
+    if whole.ranks == 1:
+        return estimated.total_bytes + whole.masters_bytes
+    passes_bytes = sum(map(estimated.term, (*_OF_PASSES, "fragmentation", "context")))
+    return passes_bytes + whole.together_bytes + -(-whole.state_bytes // whole.ranks)
 
 
 def on_cpu_bytes(whole: FullTrainingSpec) -> int:
-    """Estimate the RAM: during training, or while the weights are written.
+    """Estimate the RAM of all ranks: during training, or while the weights are written.
 
-    The best weights so far are kept beside the current ones. A narrower base keeps its precision.
+    The best weights so far are kept beside the current ones, and ranks' parts are put together to write them. A
+    narrower base keeps its precision.
     """
-    every_bytes, read_bytes = whole.copy_bytes, whole.base.size_bytes
+    every_bytes, read_bytes, ranks = whole.copy_bytes, whole.base.size_bytes, whole.ranks
     estimated = estimate(whole.training)
-    learning_bytes = sum(map(estimated.term, _OF_TENSORS))
-    writing_bytes = _STATES * every_bytes + min(read_bytes, SHARD_BYTES)
+    passes_bytes = sum(map(estimated.term, _OF_PASSES))
+    wide_bytes = whole.state_bytes + (whole.copy_bytes // 2 if whole.width is Width.BF16 else 0)
+    learning_bytes = wide_bytes + ranks * passes_bytes + (ranks * whole.together_bytes if ranks > 1 else 0)
+    writing_bytes = wide_bytes + min(read_bytes, SHARD_BYTES) + (every_bytes if ranks > 1 else 0)
     narrow_bytes = read_bytes if read_bytes < every_bytes else 0
-    return IMPORTS_BYTES + narrow_bytes + every_bytes + max(learning_bytes, writing_bytes)
+    return ranks * IMPORTS_BYTES + narrow_bytes + every_bytes + max(learning_bytes, writing_bytes)
 
 
 def _fitting(
-    room_bytes: int, whole: FullTrainingSpec, takes: Callable[[FullTrainingSpec], int]
+    room_bytes: int, whole: FullTrainingSpec, takes: Callable[[FullTrainingSpec], int], gpus: int
 ) -> tuple[SmallerOption, ...]:
-    """Return what would fit: fewer rows, or fewer tokens, or the minimum of both, or another base."""
+    """Return what would fit: fewer rows, or fewer tokens, or less memory for each weight, or another base."""
     load = whole.load
 
     def asking(**less: int) -> int:
         return takes(changed(whole, load=changed(load, **less)))
 
-    rows = largest_fit(room_bytes, range(1, load.rows), lambda value: asking(rows=value))
+    rows = largest_fit(room_bytes, range(whole.ranks, load.rows), lambda value: asking(rows=value))
     tokens = largest_fit(room_bytes, fewer_tokens(load.tokens), lambda value: asking(tokens=value))
+    cheaper = {} if whole.recomputes else {"gradient_checkpointing=true": changed(whole, recomputes=True)}
+    if whole.optimizer == "adamw" and whole.ranks == 1:
+        cheaper |= {f"optimizer={one}": changed(whole, optimizer=one) for one in ("adafactor", *_ON_GPU[:gpus])}
     found = [
         *(SmallerOption(change=f"batch={n} (instead of {load.rows})", total_bytes=taken) for n, taken in rows),
         *(
             SmallerOption(change=f"max_seq_len={n} (instead of {load.tokens})", total_bytes=taken)
             for n, taken in tokens
         ),
+        *(
+            SmallerOption(change=change, total_bytes=taken)
+            for change, one in cheaper.items()
+            if (taken := takes(one)) <= room_bytes
+        ),
     ]
     if found:
         return tuple(found)
     shortest = min(load.tokens, STEP_TOKENS)
-    least_bytes = asking(rows=1, tokens=shortest)
+    least_bytes = asking(rows=whole.ranks, tokens=shortest)
     if least_bytes <= room_bytes:
-        return (SmallerOption(change=f"batch=1 max_seq_len={shortest}", total_bytes=least_bytes),)
+        return (SmallerOption(change=f"batch={whole.ranks} max_seq_len={shortest}", total_bytes=least_bytes),)
     others = bases_at_hand(load)
     shapes = {name: one.shape for name, one in others.items()}
     return bases_that_fit(room_bytes, shapes, lambda name: takes(changed(whole, base=others[name])))

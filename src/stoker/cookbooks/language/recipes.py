@@ -30,7 +30,9 @@ from stoker.cookbooks.language.arguments import (
     FullArgs,
     LearningArgs,
     LoraArgs,
+    Recomputing,
     SampleArgs,
+    WholeModelArgs,
     settled_dtype,
 )
 from stoker.cookbooks.language.bases import CONFIG, TrainableBase
@@ -72,10 +74,12 @@ class LoraRecipeArgs(AdapterArgs, LearningArgs, DataArgs):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullRecipeArgs(LearningArgs, DataArgs):
+class FullRecipeArgs(WholeModelArgs, LearningArgs, DataArgs):
     """Arguments of language/full."""
 
-    lr: float = arg(2e-5, help="learning rate (AdamW)", gt=0, le=LARGEST)
+    gradient_checkpointing: Recomputing = arg(
+        "auto", help="recompute blocks for the backward pass: slower, less memory; auto: if it is needed", runtime=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,16 +138,17 @@ def lora(args: LoraRecipeArgs) -> Plan:
 @recipe(FULL, version=1, category=Category.TRAIN, output=LanguageReport, backend="torch", brings=_BRINGS)
 def full(args: FullRecipeArgs) -> Plan:
     """Fine-tune every weight of a causal language model and report what it learned."""
-    wanted = _full(args)
+    wanted, whole = _full(args)
     base = wanted.base
     settings = FullArgs(
         **_base(base, base.files),
-        **_taken(args, wanted.load, LearningArgs),
+        **_taken(args, wanted.load, LearningArgs, WholeModelArgs),
         max_seq_len=wanted.load.tokens,
         packing=args.packing,
+        gradient_checkpointing=whole.recomputes,
     )
     gpus = _gpus(args)
-    needs = full_needs(_whole(args, base, wanted.load), gpus=gpus)
+    needs = full_needs(whole, gpus=gpus)
     model = _tokenised(FULL, args, wanted).then(train_full, settings, needs=needs)
     if not args.samples:
         return model.then(report_full).finish(keep=(model,))
@@ -220,22 +225,30 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
     return _Wanted(base=_called(base, args.base_name), data=data, load=load)
 
 
-def _full(args: FullRecipeArgs) -> _Wanted:
+def _full(args: FullRecipeArgs) -> tuple[_Wanted, FullTrainingSpec]:
     checking = LanguageArgsChecker(FULL)
     base, data = checking.base(args.base), checking.data(args.data)
     known = base or outline_of(args.base)
     length = checking.length(args.max_seq_len, known) if known is not None else 0
+    gpus = _gpus(args)
+    checking.whole_model(args, gpus=gpus)
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
-    gpus = _gpus(args)
     dtype = settled_dtype(args.dtype, on_gpu=gpus > 0)
     load = Load(rank=1, targets=(ALL_LINEAR,), rows=args.batch, tokens=length, dtype=dtype)
-    _refuse_too_large(checking, full_too_large(_whole(args, base, load), gpus=gpus), gpus)
-    return _Wanted(base=_called(base, args.base_name), data=data, load=load)
-
-
-def _whole(args: FullRecipeArgs, base: TrainableBase, load: Load) -> FullTrainingSpec:
-    return FullTrainingSpec(base=base, load=load, accumulate=args.accumulate, is_packed=args.packing)
+    whole = FullTrainingSpec(
+        base=base,
+        load=load,
+        accumulate=args.accumulate,
+        is_packed=args.packing,
+        optimizer=args.optimizer,
+        recomputes=args.gradient_checkpointing == "true",
+        ranks=args.ranks,
+    )
+    if args.gradient_checkpointing == "auto":
+        whole = changed(whole, recomputes=full_too_large(whole, gpus=gpus) is not None)
+    _refuse_too_large(checking, full_too_large(whole, gpus=gpus), gpus)
+    return _Wanted(base=_called(base, args.base_name), data=data, load=load), whole
 
 
 def _refuse_too_large(checking: LanguageArgsChecker, short: InsufficientDeviceMemory | None, gpus: int) -> None:
@@ -286,7 +299,7 @@ def _base(base: TrainableBase, names: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _taken(args: Any, load: Load, *groups: type[LearningArgs | AdapterArgs]) -> dict[str, Any]:
+def _taken(args: Any, load: Load, *groups: type[LearningArgs | AdapterArgs | WholeModelArgs]) -> dict[str, Any]:
     """Return the arguments that recipe and stage have in common, resolved for the stage's key."""
     taken = {one.name: getattr(args, one.name) for group in groups for one in fields(group)} | {"dtype": load.dtype}
     folder = taken["checkpoints"]

@@ -25,35 +25,53 @@ _USES = ("safetensors", "tokenizers", "torch", "transformers")
 @stage("language/sample", version=1, uses=_USES, deterministic=False)
 def sample(job: StageContext, adapter: Adapter, args: SampleArgs) -> Samples:
     """Complete prompts with a base and an adapter."""
-    return _sampled(job, Path(args.base), adapter.path, args, has_adapter=True)
+    from stoker.cookbooks.language.compute.base_weights import load_base
+    from stoker.cookbooks.language.compute.slots import Slots
+    from stoker.cookbooks.language.peft import read_adapter
+
+    device, base = _device(job), Path(args.base)
+    held = load_base(base, device=device, dtype=args.dtype, base_dtype=args.base_dtype)
+    read = read_adapter(adapter.path)
+    slots = Slots(held, count=1, rank=read.spec.rank, targets=read.spec.targets, compiles=False, records=False)
+    slots.load(0, read)
+    return _sampled(job, base, adapter.path, args, lambda tokens: slots.logits(0, tokens), held.shape.positions)
 
 
 @stage("language/sample_model", version=1, uses=_USES, deterministic=False)
 def sample_model(job: StageContext, model: LanguageModel, args: SampleArgs) -> Samples:
     """Complete prompts with a whole model."""
-    return _sampled(job, model.path, model.path, args, has_adapter=False)
+    import torch
+
+    from stoker.cookbooks.language.bases import read_base
+    from stoker.cookbooks.language.compute.transformers_base import load_transformers
+
+    device = _device(job)
+    held = load_transformers(model.path, dtype=args.dtype, device=device)
+
+    def logits(tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            made: Tensor = held(tokens.to(device), use_cache=False).logits
+        return made[:, -1].float().cpu()
+
+    return _sampled(job, model.path, model.path, args, logits, read_base(model.path).positions)
 
 
-def _sampled(job: StageContext, base: Path, trained: Path, args: SampleArgs, *, has_adapter: bool) -> Samples:
-    from stoker.cookbooks.language.compute.banks import AdapterSpec
-    from stoker.cookbooks.language.compute.base_weights import load_base
-    from stoker.cookbooks.language.compute.slots import Slots
-    from stoker.cookbooks.language.peft import read_adapter
-    from stoker.cookbooks.language.tokens import open_tokenizer
-
+def _device(job: StageContext) -> str:
     device, note = device_of(job.devices)
     if note:
         job.log(note)
-    held = load_base(base, device=device, dtype=args.dtype, base_dtype=args.base_dtype)
-    adapter = read_adapter(trained) if has_adapter else None
-    spec = adapter.spec if adapter is not None else AdapterSpec(rank=1, alpha=1.0, targets=("q_proj",))
-    slots = Slots(held, count=1, rank=spec.rank, targets=spec.targets, compiles=False, records=False)
-    if adapter is not None:
-        slots.load(0, adapter)
+    return device
+
+
+def _sampled(
+    job: StageContext, base: Path, trained: Path, args: SampleArgs, logits: Callable[[Tensor], Tensor], longest: int
+) -> Samples:
+    from stoker.cookbooks.language.tokens import open_tokenizer
+
     sampler = Sampler(
-        lambda tokens: slots.logits(0, tokens),
+        logits,
         open_tokenizer(base),
-        longest=held.shape.positions,
+        longest=longest,
         tokens=args.tokens,
         temperature=args.temperature,
         seed=args.seed,

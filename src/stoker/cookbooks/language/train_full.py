@@ -3,81 +3,93 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.authoring import RetryOn, RetryPolicy, SoloContext, StageContext, stage
 from stoker.cookbooks.language.arguments import FullArgs, device_of
 from stoker.cookbooks.language.kinds import Examples, LanguageModel
-from stoker.cookbooks.language.schemas import (
-    BaseFacts,
-    write_training,
-)
+from stoker.cookbooks.language.schemas import BaseFacts, write_training
 from stoker.core.clock import Clock, SystemClock
+from stoker.core.errors import MissingExtra
+from stoker.core.frozen import changed
+from stoker.host.install import pip_install
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stoker.cookbooks.language.full_module import TrainingRanks
+
 
 @stage(
     "language/train_full",
-    version=1,
-    uses=("numpy", "safetensors", "torch"),
+    version=2,
+    uses=("numpy", "safetensors", "torch", "transformers"),
     diverges_on=("loss",),
     retry=RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED),
 )
 def train_full(job: StageContext, examples: Examples, args: FullArgs) -> LanguageModel:
     """Train all weights, update by update."""
+    from stoker.cookbooks.language.full_module import TrainingRanks
     from stoker.cookbooks.language.shared.outputs import own_folder
 
-    clock = SystemClock()
-    with own_folder(args.checkpoints, args.label or job.node, clock):
-        _train(job, examples, args, clock)
+    if args.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None:
+        hint = f"{pip_install('stoker[bitsandbytes]')}, or optimizer=adafactor"
+        raise MissingExtra("optimizer=adamw8bit needs bitsandbytes", hint=hint, extra="bitsandbytes")
+    device, note = device_of(job.devices)
+    ranks, clock = TrainingRanks.here(device), SystemClock()
+    if note and ranks.is_first:
+        job.log(note)
+    with own_folder(args.checkpoints, args.label or job.node, clock) if ranks.is_first else nullcontext():
+        _train(job, examples, args, ranks, clock)
+    ranks.barrier()
     return job.made(LanguageModel)
 
 
-def _train(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) -> None:
+def _train(job: StageContext, examples: Examples, args: FullArgs, ranks: TrainingRanks, clock: Clock) -> None:
     """Train; write the model in the hub's layout, and `training.json`, into the stage's folder."""
     import torch
 
-    from stoker.cookbooks.language.bases import read_base, read_weights, write_model
-    from stoker.cookbooks.language.compute.frozen_base import shape_of
+    from stoker.cookbooks.language.bases import read_base, save_transformers, stored_dtype
+    from stoker.cookbooks.language.full_module import TrainedModule
     from stoker.cookbooks.language.full_training import FullTraining
     from stoker.cookbooks.language.shared.outputs import metadata_of, training_record, write_checkpoint
     from stoker.cookbooks.language.shared.tenant import AdapterMember
 
     base = read_base(Path(args.base), name=args.base_name)
-    device, note = device_of(job.devices)
-    if note:
-        job.log(note)
+    # The result has the precision of the base.
+    width = stored_dtype(base)
     if args.threads is not None:
         torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
-    (attempt,) = SoloContext(job, {"examples": examples}, args).new_members(0.0)
-    shape = shape_of(base.config)
-    member = AdapterMember(attempt, vocabulary=shape.vocabulary)
-    weights = read_weights(base)
-    # The result has the precision of the base.
-    width = next(iter(weights.values())).dtype
-    count = sum(one.numel() for one in weights.values())
+    module = TrainedModule(Path(args.base), args, ranks)
+    is_packed = args.packing and module.takes_packed_rows
+    (attempt,) = SoloContext(job, {"examples": examples}, changed(args, packing=is_packed)).new_members(0.0)
+    member = AdapterMember(attempt, vocabulary=base.vocabulary)
+    if is_packed is not args.packing:
+        member.notes.append(f"{base.family} does not keep texts of one row apart: one text per row, packing=false.")
+        job.log(member.notes[-1])
 
     def write_folder(name: str, now: dict[str, Tensor]) -> None:
         write_checkpoint(
             Path(args.checkpoints or ""),
             name,
             metadata_of(member, "full"),
-            lambda folder: write_model(folder, base, now, width),
+            lambda folder: save_transformers(module.model, now, width, base, folder),
         )
 
-    training = FullTraining(member, shape, weights, device=device, dtype=args.dtype, clock=clock)
-    trained = training.run(write_folder)
-    write_model(job.out, base, trained.weights, width)
+    trained = FullTraining(member, module, ranks, clock=clock).run(write_folder)
+    if not ranks.is_first:
+        return
+    save_transformers(module.model, trained.weights, width, base, job.out)
     record = training_record(
         member,
         method="full",
         base=BaseFacts(name=base.name, family=base.family, parameters=base.shape.parameters),
-        weights=count,
+        weights=module.size,
         kept=trained.kept,
-        device=device,
+        device=ranks.device,
         dtype=args.dtype,
     )
     write_training(record, job.out)

@@ -437,9 +437,12 @@ _STATES = {
     Optimiser.ADAMW: 2,
     Optimiser.ADAMW_FUSED: 2,
     Optimiser.ADAMW_8BIT: 2,
+    Optimiser.ADAFACTOR: 0,
     Optimiser.SGD: 0,
     Optimiser.SGD_MOMENTUM: 1,
 }
+_COPIES = 2
+"""Of the weight that Adafactor steps: the variance of its gradient, and its update."""
 
 
 @frozen
@@ -516,10 +519,16 @@ class _Stage:
                 self._states += [self._state(leaf) for _ in range(_STATES[optimiser])]
         if optimiser is Optimiser.ADAMW:
             _roots = [self._state(leaf) for leaf in held]
+        if optimiser is Optimiser.ADAFACTOR:
+            _largest = [self._state(max(held, key=_gradient_bytes)) for _ in range(_COPIES)]
 
     def _state(self, leaf: Leaf) -> Storage:
-        size_bytes = leaf.gradient.size_bytes if leaf.gradient is not None else 0
+        size_bytes = _gradient_bytes(leaf)
         if self._training.optimiser is Optimiser.ADAMW_8BIT:
             size_bytes //= self._training.trained_width.bytes
         purpose = Purpose.ADAPTERS if leaf.keeps is Purpose.ADAPTERS else Purpose.OPTIMISER
         return self._tape.fresh(size_bytes, purpose)
+
+
+def _gradient_bytes(leaf: Leaf) -> int:
+    return leaf.gradient.size_bytes if leaf.gradient is not None else 0

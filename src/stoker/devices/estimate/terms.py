@@ -176,6 +176,7 @@ def _of_optimiser(optimiser: Optimiser) -> str:
         Optimiser.ADAMW: "two states of each weight, and a third while it steps",
         Optimiser.ADAMW_FUSED: "two states of each weight",
         Optimiser.ADAMW_8BIT: "two states of one byte of each weight; by formula, not measured",
+        Optimiser.ADAFACTOR: "two copies of the largest weight while it steps; by formula, not measured",
         Optimiser.SGD: "no states",
         Optimiser.SGD_MOMENTUM: "one state of each weight",
     }[optimiser]

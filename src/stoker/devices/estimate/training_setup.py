@@ -49,6 +49,8 @@ class Optimiser(StrEnum):
     ADAMW_FUSED = "adamw-fused"
     ADAMW_8BIT = "adamw-8bit"
     """Two states of one byte per parameter. By formula, not measured."""
+    ADAFACTOR = "adafactor"
+    """Sums over rows and columns of each matrix; one weight after the other. By formula, not measured."""
     SGD = "sgd"
     SGD_MOMENTUM = "sgd-momentum"
 
@@ -194,7 +196,7 @@ KEYS: Mapping[str, str] = {
     "sequence": "tokens of each (default: 1024)",
     "dtype": "width of the weights: bf16, fp16 or fp32",
     "autocast": "width of products, if not that of the weights: bf16 or fp16",
-    "optimiser": "adamw, adamw-fused, adamw-8bit, sgd or sgd-momentum",
+    "optimiser": "adamw, adamw-fused, adamw-8bit, adafactor, sgd or sgd-momentum",
     "checkpointing": "true if blocks are recomputed for the backward pass",
     "rank": "of adapters (default: 16)",
     "targets": "which matrices get one: all-linear, attention, mlp, or names with commas",

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ from stoker.cookbooks.language.bases import (
     read_weights,
     write_model,
 )
-from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
-from stoker.cookbooks.language.compute.frozen_base import shape_of
+from stoker.cookbooks.language.bundled import bundled_base
 from stoker.cookbooks.language.schemas import read_metadata, read_training
 from stoker.core.errors import Cancelled, StageDiverged
 from tests.later import imported_later
@@ -21,36 +19,8 @@ from tests.unit.cookbooks.language.walked_language import compiled, examples, ru
 with imported_later("torch"):
     import torch
 
-    from stoker.cookbooks.language.compute.base_weights import load_base
-    from stoker.cookbooks.language.compute.passes import AdapterSlotRows
-    from stoker.cookbooks.language.compute.slots import Slots
-    from stoker.cookbooks.language.full_training import DecoderNetwork, batch_of
-
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 5, "lr": 3e-3, "max_seq_len": 64, "threads": 1}
-
-
-def loss_of(folder: Path, tokens: Any, labels: Any, segments: Any = None) -> float:
-    base = read_base(folder)
-    network = DecoderNetwork(shape_of(base.config), read_weights(base), device="cpu", longest=64)
-    with torch.no_grad():
-        return float(network.loss_sum(batch_of(tokens, labels, segments, "cpu")))
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_the_network_gives_the_engines_losses(tmp_path, family, is_packed):
-    folder = write_base(tmp_path / "base", TinyShape(family=family, is_tied=family == "qwen2"))
-    draws = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, 256, (3, 12), generator=draws)
-    labels = torch.where(torch.rand(3, 12, generator=draws) < 0.3, -100, tokens.roll(-1, 1))
-    segments = (torch.arange(12) // 5).expand(3, 12).contiguous() if is_packed else None
-    slots = Slots(load_base(folder), count=1, rank=1, targets=("q_proj",))
-    shown = None if segments is None else segments[None]
-    sums = slots.losses(
-        AdapterSlotRows(slots=(0,), tokens=tokens[None], labels=labels[None], segments=shown, denominators=(0.0,))
-    )
-    assert loss_of(folder, tokens, labels, segments) == pytest.approx(sums.read[0][0], rel=1e-5)
 
 
 def test_every_weight_learns_and_the_best_is_a_model_of_the_hubs_layout(tmp_path):

@@ -312,7 +312,9 @@ def test_what_does_not_change_the_result_is_not_part_of_the_work():
         for recipe in COOKBOOK.recipes
     }
     everywhere = {"base_name", "checkpoint_every", "checkpoints", "gpus", "label", "threads"}
-    assert runtime == {"lora": {*everywhere, "turns", "most", "adapter_index"}, "full": everywhere, "merge": set()}
+    of_full = {*everywhere, "gradient_checkpointing", "ranks"}
+    of_lora = {*everywhere, "turns", "most", "adapter_index"}
+    assert runtime == {"lora": of_lora, "full": of_full, "merge": set(), "export": set()}
 
 
 def test_places_are_meant_from_where_the_user_is(monkeypatch, tmp_path):

@@ -241,6 +241,8 @@ _NOT_LEARNED = frozenset(
         "base_name",
         "label",
         "threads",
+        "ranks",
+        "gradient_checkpointing",
         "turns",
         "most",
         "adapter_index",

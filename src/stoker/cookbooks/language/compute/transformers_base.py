@@ -1,0 +1,97 @@
+"""A base as transformers' own module: loaded whole or refused, its blocks, and rows of several sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.cookbooks.language.compute.math import looking_of
+from stoker.core.errors import BadInput
+from stoker.core.text import first_line
+from stoker.store.weight_files.headers import unreadable_weights
+
+_CLOSE = 2e-4
+"""Logits in 32 bits that differ by less, relative to the largest, are the same."""
+_FIRST, _SECOND = 5, 4
+"""Tokens of the two sequences that are tried in one row."""
+
+
+def load_transformers(folder: Path, *, dtype: str = "float32", device: str = "cpu") -> Any:
+    """Return the causal language model of a folder. Raises `BadInput` if weights are missing, `Damaged`.
+
+    It is in evaluation mode, and has attention that never holds all scores if its family supports that.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
+        )
+    except SafetensorError as error:
+        raise unreadable_weights(str(folder), error) from error
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise BadInput(
+            f"transformers can't load {folder}: {first_line(error)}", hint="use another base, or a newer transformers"
+        ) from error
+    # transformers would draw missing weights at random.
+    wrong = sorted(map(str, report["missing_keys"])) or sorted(map(str, report["mismatched_keys"]))
+    if wrong:
+        more = f" and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
+        what = "has no" if report["missing_keys"] else "has another size of"
+        raise BadInput(f"{folder} {what} {wrong[0]}{more}", hint="use the config.json of these weights")
+    return model.to(device).eval()
+
+
+def blocks_of(model: nn.Module) -> nn.ModuleList:
+    """Return the blocks of a model: its list with the most weights."""
+    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList)]
+    return max(lists, key=lambda one: sum(weight.numel() for weight in one.parameters()))
+
+
+def positions_of(segments: Tensor) -> Tensor:
+    """Return each token's position in its own sequence, for `[rows, T]` sequence numbers.
+
+    By positions that begin again, transformers keeps sequences of a row apart.
+    """
+    rows, length = segments.shape
+    return looking_of(rows, length, segments, is_ragged=False).positions
+
+
+def takes_packed_rows(model: Any) -> bool:
+    """Return True if two sequences in one row get the logits of each alone."""
+    tokens = _probe(model, _FIRST + _SECOND)
+    segments = torch.tensor([[0] * _FIRST + [1] * _SECOND])
+    with torch.no_grad():
+        try:
+            both = model(tokens, position_ids=positions_of(segments).to(tokens.device), use_cache=False).logits
+        except (TypeError, ValueError):
+            return False
+        alone = [model(part, use_cache=False).logits for part in tokens.split([_FIRST, _SECOND], dim=1)]
+    apart = torch.cat(alone, dim=1)
+    return bool((both - apart).abs().max() <= _CLOSE * apart.abs().max())
+
+
+def has_plain_head(model: Any) -> bool:
+    """Return True if the output matrix alone makes logits of the last hidden states.
+
+    Then the logits of all tokens need never be in memory at once.
+    """
+    tokens, head = _probe(model, _FIRST), model.get_output_embeddings()
+    if head is None or model.base_model is model:
+        return False
+    with torch.no_grad():
+        hidden = getattr(model.base_model(tokens, use_cache=False), "last_hidden_state", None)
+        # To the bit: scaled or bounded logits may be nearly the same while they are small.
+        return hidden is not None and torch.equal(head(hidden), model(tokens, use_cache=False).logits)
+
+
+def _probe(model: Any, count: int) -> Tensor:
+    vocabulary = model.get_input_embeddings().num_embeddings
+    return (torch.arange(1, count + 1, device=model.device) * 7 % vocabulary)[None]
