@@ -15,6 +15,8 @@ SettledDtype = Literal["float32", "bfloat16"]
 """The precision of a stage, resolved: it decides the result, so it is part of the key."""
 BaseDtype = Literal["auto", "nf4"]
 """How the base is kept: as it is computed with, or in four bits."""
+BasePath = Literal["auto", "fast", "general"]
+"""How a base is computed: by blocks of our own, or by transformers' module."""
 TrainOn = Literal["completion", "all"]
 Keep = Literal["best", "last"]
 Optimizer = Literal["adamw", "adamw8bit", "adafactor"]
@@ -104,6 +106,10 @@ class AdapterArgs:
         le=LARGEST,
     )
     loss_type: PairLoss | None = arg(None, help="loss of dpo; null: sigmoid")
+    path: BasePath = arg(
+        "auto",
+        help="how the base is computed; fast: blocks of our own; general: transformers' module; auto: fast if known",
+    )
     turns: Turns = arg(
         "synchronized",
         help="which adapters of a shared process train in a step: all; one in turn; the one with the worst evaluation",
@@ -121,7 +127,7 @@ class LoraArgs(AdapterArgs, LearningArgs, BaseArgs):
 
     dtype: SettledDtype = arg("float32", help=_SETTLED)
     alpha: float = arg(help="scale of the adapter (alpha)", gt=0, le=LARGEST)
-    targets: tuple[str, ...] = arg(help="target matrices by name, in the order of a block")
+    targets: tuple[str, ...] = arg(help="target matrices by name, in the order of a block; or words that mean them")
     max_seq_len: int = arg(DEFAULT_TOKENS, help="maximum tokens of a row", ge=2)
     packing: bool = arg(False, help="pack several examples into a row, isolated from each other")
 
@@ -175,6 +181,7 @@ class SampleArgs(BaseArgs):
     seed: int = arg(0, help="random seed", ge=0, le=1_000_000_000)
     dtype: SettledDtype = arg("float32", help=_SETTLED)
     base_dtype: BaseDtype = arg("auto", help="precision of the base")
+    path: BasePath = arg("auto", help="how the base is computed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +243,7 @@ def settled_dtype(wanted: Dtype, *, on_gpu: bool) -> SettledDtype:
     return "bfloat16" if on_gpu else "float32"
 
 
-def share_key(contents: Iterable[str], dtype: str, base_dtype: BaseDtype) -> str:
-    """Return the share key of adapters over one base: the content of its files, and its precision."""
-    kept = [] if base_dtype == "auto" else [base_dtype]
+def share_key(contents: Iterable[str], dtype: str, base_dtype: BaseDtype, path: BasePath) -> str:
+    """Return the share key of adapters over one base: the content of its files, its precision, how it is computed."""
+    kept = [one for one in (base_dtype, path) if one != "auto"]
     return digest_value("language base", [sorted(contents), dtype, *kept])[:32]

@@ -12,14 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, FAMILIES, DecoderShape, module_name, shape_of
+from stoker.cookbooks.language.compute.base_path import unlike_weights
+from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, module_name, shape_of, unlike
+from stoker.cookbooks.language.compute.general_shape import Sizes, causal_families, general_shape
+from stoker.cookbooks.language.compute.matrices import AdaptedMatrix, adaptable
 from stoker.core import jsontext
 from stoker.core.digests import digest_bytes, digest_value
 from stoker.core.errors import BadInput, Damaged, InvalidInput, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import first_line
 from stoker.devices.estimate.model_shapes import ModelShape
-from stoker.store.weight_files.headers import Header, read_foreign_json, shown, unreadable_weights
+from stoker.store.weight_files.headers import Header, TensorEntry, read_foreign_json, shown, unreadable_weights
 from stoker.store.weight_files.safetensors import INDEX, SHARD_BYTES, SINGLE, pinch, read_header, read_index
 
 if TYPE_CHECKING:
@@ -46,7 +49,14 @@ SMALL_FILES: Final = ("*.json", "*.jinja", "*.model", "*.txt")
 """The files of a base that are downloaded before its weights, and may already show that it is unusable."""
 _READABLE = ("F32", "F16", "BF16")
 _SHOWN = 3
-_WANTED = f"use another base: {CONFIG} of {', '.join(FAMILIES)}, a tokenizer.json, weights as safetensors"
+_WANTED = f"use another base: {CONFIG} of a causal language model, a tokenizer.json, weights as safetensors"
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""Ends of the names of causal language models."""
+_READABLE = ("F32", "F16", "BF16")
+_SHOWN = 3
+_WANTED = f"use another base: {CONFIG} of a causal language model, a tokenizer.json, weights as safetensors"
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""Ends of the names of causal language models."""
 
 
 @frozen
@@ -60,6 +70,10 @@ class TrainableBase:
     shape: ModelShape
     positions: int
     """The maximum sequence length."""
+    differs: str
+    """What it has that the fast path has not; empty if nothing."""
+    matrices: tuple[AdaptedMatrix, ...]
+    """Those that may have adapters; with another family's own module perhaps fewer, or with another prefix."""
     weight_files: tuple[str, ...]
     tokenizer_files: tuple[str, ...]
     size_bytes: int
@@ -90,6 +104,9 @@ class Outline:
     shape: ModelShape
     positions: int
     """The maximum sequence length."""
+    differs: str
+    matrices: tuple[AdaptedMatrix, ...]
+    """Empty if they are not known without the weights."""
     tokenizer_files: tuple[str, ...]
 
 
@@ -106,7 +123,7 @@ def read_base(folder: Path, *, name: str = "", use: str = "trained") -> Trainabl
     # Weights of the hub are not downloaded for a base that is refused anyway.
     headers = _headers(folder, faults, damage) if outline is not None or not _is_of_hub(name, folder) else None
     if outline is not None and headers is not None:
-        faults += _misfits(outline.shape, headers)
+        outline = _with_weights(outline, headers, faults)
     if damage and not faults:
         raise Damaged(f"{name} can't be {use}: {'; '.join(damage)}", hint=_again(name, folder))
     if outline is None or headers is None or faults:
@@ -117,6 +134,8 @@ def read_base(folder: Path, *, name: str = "", use: str = "trained") -> Trainabl
         config=outline.config,
         shape=outline.shape,
         positions=outline.positions,
+        differs=outline.differs,
+        matrices=outline.matrices,
         weight_files=tuple(headers),
         tokenizer_files=outline.tokenizer_files,
         size_bytes=sum(one.size_bytes for one in headers.values()),
@@ -187,10 +206,26 @@ def _outline(folder: Path, name: str, faults: list[str]) -> Outline | None:
 
 def _of_config(folder: Path, name: str, faults: list[str]) -> Outline | None:
     config = _config(folder, faults)
-    shape = _shape(config, faults) if config is not None else None
-    if config is None or shape is None:
+    if config is None or not _is_causal(config, faults):
         return None
-    return Outline(name=name, config=config, shape=shape.model, positions=shape.positions, tokenizer_files=())
+    differs = unlike(config)
+    try:
+        shape = general_shape(config, {}) if differs else shape_of(config)
+    except InvalidInput as error:
+        faults.extend(map(str, error.faults))
+        return None
+    except StokerError as error:
+        faults.append(f"{error.message} ({error.hint})" if error.hint else error.message)
+        return None
+    return Outline(
+        name=name,
+        config=config,
+        shape=shape.model,
+        positions=shape.positions,
+        differs=differs,
+        matrices=tuple(adaptable(shape)),
+        tokenizer_files=(),
+    )
 
 
 def _config(folder: Path, faults: list[str]) -> Mapping[str, Any] | None:
@@ -209,27 +244,34 @@ def _config(folder: Path, faults: list[str]) -> Mapping[str, Any] | None:
     return config
 
 
-def _shape(config: Mapping[str, Any], faults: list[str]) -> DecoderShape | None:
+def _is_causal(config: Mapping[str, Any], faults: list[str]) -> bool:
+    """Return True if a config.json is that of a causal language model whose weights can be read."""
     classes = config.get("architectures")
     said = [one for one in classes if isinstance(one, str)] if isinstance(classes, list) else []
-    if config.get("is_encoder_decoder") is True or (said and not any(one.endswith("ForCausalLM") for one in said)):
+    family, known = config.get("model_type"), causal_families()
+    if config.get("is_encoder_decoder") is True or (said and not any(one.endswith(_CAUSAL) for one in said)):
         faults.append(f"{', '.join(said) or 'it'} is not a causal language model")
-        return None
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        known = f"supported: {', '.join(FAMILIES)}"
-        faults.append(f"its architecture {family!r} is not supported ({known})" if family else "it names no model_type")
-        return None
-    if config.get("quantization_config"):
+    elif not family:
+        faults.append("it names no model_type")
+    elif not isinstance(family, str) or (known and family not in known):
+        faults.append(f"its architecture {family!r} is not supported: transformers has no causal language model of it")
+    elif config.get("quantization_config"):
         faults.append("its weights are quantised; 32 or 16 bits are required")
-        return None
-    try:
-        return shape_of(config)
-    except InvalidInput as error:
-        faults.extend(map(str, error.faults))
-    except StokerError as error:
-        faults.append(f"{error.message} ({error.hint})" if error.hint else error.message)
-    return None
+    else:
+        return True
+    return False
+
+
+def _with_weights(outline: Outline, headers: Mapping[str, Header], faults: list[str]) -> Outline:
+    """Check the weights; return what is known with them."""
+    tensors = {name: one for header in headers.values() for name, one in header.tensors.items()}
+    if outline.differs:
+        sizes: Sizes = {name: one.shape for name, one in tensors.items()}
+        shape = general_shape(outline.config, sizes)
+        faults += _unreadable((name for name in tensors if name.endswith(".weight")), tensors)
+        return changed(outline, shape=shape.model, matrices=shape.matrices)
+    faults += _misfits(outline.shape, tensors)
+    return changed(outline, differs=unlike_weights(tensors, outline.shape))
 
 
 def _headers(folder: Path, faults: list[str], damage: list[str]) -> dict[str, Header] | None:
@@ -277,18 +319,21 @@ def _weight_names(folder: Path, faults: list[str]) -> list[str]:
     return []
 
 
-def _misfits(shape: ModelShape, headers: Mapping[str, Header]) -> Iterator[str]:
+def _misfits(shape: ModelShape, there: Mapping[str, TensorEntry]) -> Iterator[str]:
     """Collect the differences between the weights and config.json."""
-    there = {name: one for header in headers.values() for name, one in header.tensors.items()}
     wanted = dict(_wanted(shape))
     missing = [name for name in wanted if name not in there]
     other = [name for name, size in wanted.items() if name in there and there[name].shape != size]
-    packed = sorted({there[name].dtype for name in wanted if name in there} - set(_READABLE))
     if missing:
         yield f"it has no {_some(missing)}"
     if other:
         name = other[0]
         yield f"{name} is {list(there[name].shape)}; {CONFIG} states {list(wanted[name])}"
+    yield from _unreadable(wanted, there)
+
+
+def _unreadable(names: Iterable[str], there: Mapping[str, TensorEntry]) -> Iterator[str]:
+    packed = sorted({there[name].dtype for name in names if name in there} - set(_READABLE))
     if packed:
         yield f"its weights are {', '.join(packed)}; supported: {', '.join(_READABLE)}"
 

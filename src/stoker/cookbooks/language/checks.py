@@ -17,6 +17,7 @@ from stoker.cookbooks.language.arguments import (
     NF4_BLOCK,
     AdapterArgs,
     BaseDtype,
+    BasePath,
     DataArgs,
 )
 from stoker.cookbooks.language.bases import (
@@ -30,12 +31,12 @@ from stoker.cookbooks.language.bases import (
     still_to_come,
 )
 from stoker.cookbooks.language.bundled import BASES, DATA, PREFERENCES, TEXT_SUFFIXES, bundled_base
+from stoker.cookbooks.language.compute.matrices import GROUPS, meant_by, settled_targets, unknown_words
 from stoker.cookbooks.language.peft import CONFIG, adapter_header, modules_of, read_config
 from stoker.core.digests import is_digest
 from stoker.core.errors import BadInput, Damaged, MissingRepoFiles, StokerError
 from stoker.core.text import did_you_mean, format_size
 from stoker.devices.estimate.model_shapes import ModelShape
-from stoker.devices.estimate.training_setup import ALL_LINEAR, ATTENTION, MLP, names_of, targeted
 from stoker.engine.recipe import surroundings
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 _USES: Mapping[str, str] = {EXPORT: "exported", MERGE: "merged"}
 """What recipes do with a base, if not train it."""
-_GROUPS = (ALL_LINEAR, ATTENTION, MLP)
 _MODULE = re.compile(r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\.(self_attn|mlp)\.(?P<name>\w+)", re.ASCII)
 
 
@@ -159,10 +159,20 @@ class LanguageArgsChecker:
             self.note("max_seq_len", message, f"max_seq_len={base.positions}, or leave it out")
         return wanted
 
-    def base_dtype(self, wanted: BaseDtype, shape: ModelShape) -> None:
+    def path(self, wanted: BasePath, base: TrainableBase | Outline) -> None:
+        """Refuse the fast path for a base that can't take it."""
+        if wanted != "fast" or not base.differs or not self._judges:
+            return
+        self.note("path", f"{base.name} can't take the fast path: {base.differs}", "path=general, or leave it out")
+
+    def base_dtype(self, wanted: BaseDtype, shape: ModelShape, *, is_general: bool) -> None:
         """Refuse a precision of the base that its matrices can't have."""
+        if wanted == "auto" or not self._judges:
+            return
+        if is_general:
+            self.note("base_dtype", f"{wanted} is not supported on the general path", "leave it out")
         odd = [one for one in shape.linears if one.inputs * one.outputs % NF4_BLOCK]
-        if wanted == "nf4" and odd and self._judges:
+        if odd:
             size = f"{odd[0].outputs:,} × {odd[0].inputs:,}"
             self.note("base_dtype", f"{odd[0].name} is {size}, no multiple of {NF4_BLOCK} weights", "leave it out")
 
@@ -176,25 +186,30 @@ class LanguageArgsChecker:
         if args.optimizer != "adamw" and args.ranks > 1:
             self.note("optimizer", f"{args.optimizer} works with one rank only", "optimizer=adamw, or ranks=1")
 
-    def targets(self, wanted: tuple[str, ...], shape: ModelShape, rank: int) -> tuple[str, ...]:
-        """Return the names of the target matrices, in a block's order; a name that matches nothing is a fault."""
-        real = names_of(shape)
-        if not self._judges:
-            return tuple(real)
-        known = [*_GROUPS, *real]
+    def targets(self, wanted: tuple[str, ...], base: TrainableBase | Outline, rank: int) -> tuple[str, ...]:
+        """Return the targets that words mean; a word that matches nothing is a fault.
+
+        Of another family than those of the fast path they are settled when its module is loaded.
+        """
+        names = [one.name for one in base.matrices]
+        if not self._judges or (not names and wanted):
+            return settled_targets(GROUPS, names) or wanted
+        real = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+        known = [*GROUPS, *real]
         if not wanted:
             self.note("targets", "no target matrices", f"one of {', '.join(known)}")
-        for one in wanted:
-            if one not in known:
-                hint = did_you_mean(one, known) or f"its matrices are {', '.join(real)}; or {', '.join(_GROUPS)}"
-                self.note("targets", f"no matrix {one!r} in this {shape.family} model", hint)
-        meant = targeted(shape, wanted)
-        smallest = min(meant, key=lambda one: min(one.inputs, one.outputs), default=None)
+        for word in unknown_words(wanted, names):
+            hint = did_you_mean(word, known) or f"its matrices are {', '.join(real)}; or {', '.join(GROUPS)}"
+            self.note("targets", f"no matrix {word!r} in this {base.shape.family} model", hint)
+        meant = {name for word in wanted for name in meant_by(word, names)}
+        chosen = [one for one in base.matrices if one.name in meant]
+        smallest = min(chosen, key=lambda one: min(one.inputs, one.outputs), default=None)
         if smallest is not None and rank > min(smallest.inputs, smallest.outputs):
             most = min(smallest.inputs, smallest.outputs)
             size = f"{smallest.outputs:,} × {smallest.inputs:,}"
-            self.note("rank", f"{rank:,} is larger than {smallest.name}, which is {size}", f"rank={most} at most")
-        return tuple(dict.fromkeys(one.name for one in meant))
+            short = smallest.name.rpartition(".")[2]
+            self.note("rank", f"{rank:,} is larger than {short}, which is {size}", f"rank={most} at most")
+        return wanted if base.differs else settled_targets(wanted, names)
 
     def adapter(self, text: str, base: TrainableBase | None) -> Path:
         """Check an adapter's folder; its faults, and what does not fit the base, are collected."""

@@ -8,9 +8,11 @@ from typing import Protocol
 
 from stoker.authoring import Needs, SharedBase
 from stoker.cookbooks.language.arguments import (
+    ALL_LINEAR,
     DEFAULT_TOKENS,
     LORA,
     BaseDtype,
+    BasePath,
     Dtype,
     LoraArgs,
     Optimizer,
@@ -21,6 +23,8 @@ from stoker.cookbooks.language.arguments import (
 )
 from stoker.cookbooks.language.bases import CONFIG, Outline, TrainableBase, read_config_alone
 from stoker.cookbooks.language.checks import LanguageArgsChecker, base_facts, bases_here, find_base
+from stoker.cookbooks.language.compute.general_shape import block_name
+from stoker.cookbooks.language.compute.matrices import meant_by
 from stoker.core.device import GIB
 from stoker.core.errors import BadInput, InsufficientDeviceMemory
 from stoker.core.frozen import changed, frozen
@@ -71,6 +75,8 @@ class Load:
     base_dtype: BaseDtype = "auto"
     is_paired: bool = False
     """True if each is a pair: two rows."""
+    is_general: bool = False
+    """True if transformers computes the base."""
 
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
@@ -98,6 +104,7 @@ def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> Mult
         sequence=load.tokens,
         dtype=Width.BF16 if load.dtype == "bfloat16" else Width.FP32,
         base_dtype=BaseWidth(load.base_dtype),
+        is_general=load.is_general,
         where=where,
         is_paired=load.is_paired,
     )
@@ -118,15 +125,29 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
     base = find_base(args.base)
     load = Load(
         rank=args.rank,
-        targets=args.targets,
+        targets=targets_in_block(base, args.targets),
         rows=args.batch,
         tokens=args.max_seq_len,
         dtype=args.dtype,
         base_dtype=args.base_dtype,
         is_paired=args.method != "sft",
+        is_general=is_general(base, args.path),
     )
     training = changed(_multi_adapter(base.shape, load, MemoryLocation.CPU), adapters=1)
     return "; ".join(map(str, smaller(room_bytes, training, _as_asked, _WORDS)))
+
+
+def is_general(base: TrainableBase | Outline, path: BasePath) -> bool:
+    """Return True if transformers computes a base."""
+    return path == "general" or bool(base.differs)
+
+
+def targets_in_block(base: TrainableBase | Outline, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the matrices of a block that words mean, as its shape names them; every one if that is not known yet."""
+    names = [one.name for one in base.matrices]
+    meant = dict.fromkeys(block_name(name) for word in words for name in meant_by(word, names))
+    known = {one.name for one in base.shape.linears}
+    return tuple(name if name in known else name.rpartition(".")[2] for name in meant) or (ALL_LINEAR,)
 
 
 def _as_asked(training: MultiAdapterTraining) -> MultiAdapterEstimate:
@@ -210,6 +231,8 @@ class _LoraSizeArgs(Protocol):
     @property
     def method(self) -> TrainingMethod: ...
     @property
+    def path(self) -> BasePath: ...
+    @property
     def rank(self) -> int: ...
     @property
     def targets(self) -> tuple[str, ...]: ...
@@ -233,12 +256,13 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
     def needs(where: MemoryLocation) -> MultiAdapterNeeds:
         load = Load(
             rank=args.rank,
-            targets=args.targets,
+            targets=targets_in_block(base, args.targets),
             rows=args.batch,
             tokens=min(args.max_seq_len or DEFAULT_TOKENS, base.positions),
             dtype=settled_dtype(args.dtype, on_gpu=where is MemoryLocation.CUDA),
             base_dtype=args.base_dtype,
             is_paired=args.method != "sft",
+            is_general=is_general(base, args.path),
         )
         return placed_needs(base.shape, load, where)
 
@@ -246,7 +270,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
     # Bases are shared on devices only: an unknown device counts as one.
     dtype = settled_dtype(args.dtype, on_gpu=args.gpus != 0)
     return SharedBase(
-        share_key=share_key(map(digest_of, files), dtype, args.base_dtype),
+        share_key=share_key(map(digest_of, files), dtype, args.base_dtype, args.path),
         base_bytes=on_device.base_bytes,
         member_bytes=on_device.member_bytes,
         base_ram_bytes=on_cpu.base_bytes,
@@ -259,7 +283,7 @@ def _judge(args: _LoraSizeArgs, base: Outline) -> None:
     """Raise if the base is not here and was replaced since the plan was made."""
     checking = LanguageArgsChecker(LORA)
     checking.length(args.max_seq_len, base)
-    checking.targets(args.targets, base.shape, args.rank)
+    checking.targets(args.targets, base, args.rank)
     checking.refuse()
 
 

@@ -81,6 +81,7 @@ def read_adapter(folder: Path) -> AdapterState:
         targets=tuple(dict.fromkeys(name.rpartition(".")[2] for name in modules)),
         dropout=float(config.get("lora_dropout") or 0.0),
         rslora=bool(config.get("use_rslora")),
+        is_transposed=config.get("fan_in_fan_out") is True,
     )
     prefix = "base_model.model."
     weights = {
@@ -177,6 +178,6 @@ def _config(spec: AdapterSpec, base_name: str) -> dict[str, Any]:
         "use_rslora": spec.rslora,
         "use_dora": False,
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": spec.is_transposed,
         "init_lora_weights": True,
     }

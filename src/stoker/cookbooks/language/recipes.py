@@ -44,10 +44,12 @@ from stoker.cookbooks.language.memory_needs import (
     Load,
     full_needs,
     full_too_large,
+    is_general,
     lora_needs,
     reading_needs,
     sample_needs,
     shared_by_lora,
+    targets_in_block,
     too_large,
 )
 from stoker.cookbooks.language.merge import MergeArgs, merge_weights
@@ -70,7 +72,9 @@ class LoraRecipeArgs(AdapterArgs, LearningArgs, DataArgs):
     """Arguments of language/lora."""
 
     alpha: float | None = arg(None, help="scale of the adapter (alpha); null: twice its rank", gt=0, le=LARGEST)
-    targets: tuple[str, ...] = arg((ALL_LINEAR,), help="target matrices by name, or all-linear, attention, mlp")
+    targets: tuple[str, ...] = arg(
+        (ALL_LINEAR,), help="target matrices by name or pattern, or all-linear, attention, mlp"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +126,7 @@ def lora(args: LoraRecipeArgs) -> Plan:
         **_base(base, base.files),
         **taken,
         alpha=float(2 * args.rank) if args.alpha is None else args.alpha,
-        targets=wanted.load.targets,
+        targets=wanted.targets,
         max_seq_len=wanted.load.tokens,
         packing=args.packing,
     )
@@ -197,6 +201,7 @@ class _Wanted:
     data: Path | None
     """A user's file; None: bundled."""
     load: Load
+    targets: tuple[str, ...] = ()
 
 
 def _lora(args: LoraRecipeArgs) -> _Wanted:
@@ -204,9 +209,10 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
     base, data = checking.base(args.base), checking.data(args.data)
     known = base or outline_of(args.base)
     length = checking.length(args.max_seq_len, known) if known is not None else 0
-    targets = checking.targets(args.targets, known.shape, args.rank) if known is not None else ()
+    targets = checking.targets(args.targets, known, args.rank) if known is not None else ()
     if known is not None:
-        checking.base_dtype(args.base_dtype, known.shape)
+        checking.path(args.path, known)
+        checking.base_dtype(args.base_dtype, known.shape, is_general=is_general(known, args.path))
     checking.method(args, args)
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
@@ -214,15 +220,16 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
     dtype = settled_dtype(args.dtype, on_gpu=gpus > 0)
     load = Load(
         rank=args.rank,
-        targets=targets,
+        targets=targets_in_block(base, targets),
         rows=args.batch,
         tokens=length,
         dtype=dtype,
         base_dtype=args.base_dtype,
         is_paired=args.method != "sft",
+        is_general=is_general(base, args.path),
     )
     _refuse_too_large(checking, too_large(base, load, gpus=gpus), gpus)
-    return _Wanted(base=_called(base, args.base_name), data=data, load=load)
+    return _Wanted(base=_called(base, args.base_name), data=data, load=load, targets=targets)
 
 
 def _full(args: FullRecipeArgs) -> tuple[_Wanted, FullTrainingSpec]:
@@ -286,6 +293,7 @@ def _samples(args: LoraRecipeArgs | FullRecipeArgs, wanted: _Wanted) -> SampleAr
         seed=args.seed,
         dtype=wanted.load.dtype,
         base_dtype=wanted.load.base_dtype,
+        path=args.path if isinstance(args, LoraRecipeArgs) else "auto",
     )
 
 

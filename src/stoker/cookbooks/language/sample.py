@@ -25,12 +25,13 @@ _USES = ("safetensors", "tokenizers", "torch", "transformers")
 @stage("language/sample", version=1, uses=_USES, deterministic=False)
 def sample(job: StageContext, adapter: Adapter, args: SampleArgs) -> Samples:
     """Complete prompts with a base and an adapter."""
-    from stoker.cookbooks.language.compute.base_weights import load_base
+    from stoker.cookbooks.language.compute.general_base import open_base
     from stoker.cookbooks.language.compute.slots import Slots
     from stoker.cookbooks.language.peft import read_adapter
 
     device, base = _device(job), Path(args.base)
-    held = load_base(base, device=device, dtype=args.dtype, base_dtype=args.base_dtype)
+    held, path = open_base(base, device=device, dtype=args.dtype, base_dtype=args.base_dtype, path=args.path)
+    job.log(path)
     read = read_adapter(adapter.path)
     slots = Slots(held, count=1, rank=read.spec.rank, targets=read.spec.targets, compiles=False, records=False)
     slots.load(0, read)

@@ -8,14 +8,14 @@ from stoker.cookbooks.language.kinds import Adapter, Examples
 
 
 def same_base(args: LoraArgs, digests: Digests) -> str:
-    """Return the share key: the content of the base, and its precision."""
-    return share_key(digests["base_files"], args.dtype, args.base_dtype)
+    """Return the share key: the content of the base, its precision, how it is computed."""
+    return share_key(digests["base_files"], args.dtype, args.base_dtype, args.path)
 
 
 @stage(
     "language/train_lora",
     version=1,
-    uses=("numpy", "safetensors", "torch"),
+    uses=("numpy", "safetensors", "torch", "transformers"),
     diverges_on=("loss",),
     # A shared process adds in another order than a solo run: the last digits differ.
     deterministic=False,

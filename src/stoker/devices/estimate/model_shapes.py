@@ -83,6 +83,8 @@ class ModelShape:
     residual_dropout: float = 0.0
     attention_dropout: float = 0.0
     embedding_dropout: float = 0.0
+    counted: int = 0
+    """Number of parameters, if they were counted in the weights: of a family whose blocks are not known here."""
 
     @property
     def norm_parameters(self) -> int:
@@ -100,7 +102,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Number of parameters; a tied matrix counts once."""
-        return sum(self.all_parameters())
+        return self.counted or sum(self.all_parameters())
 
     def all_parameters(self) -> Iterator[int]:
         """Return the size of every weight tensor, in the order in which they are made."""

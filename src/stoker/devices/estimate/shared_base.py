@@ -147,6 +147,8 @@ class MultiAdapterTraining:
     is_compiled: bool = True
     is_synchronized: bool = True
     """All members are in every step; otherwise one at a time, and activations are held once."""
+    is_general: bool = False
+    """The base is computed by transformers' module, with gradients by autograd."""
     is_packed: bool = True
     """Several sequences may be in one row: if data are packed, and on GPUs wherever that saves padding."""
     is_paired: bool = False
@@ -182,12 +184,22 @@ class MultiAdapterTraining:
         shape, qkv = self.shape, self.shape.q_width + 2 * self.shape.kv_width
         narrow = self.bank_rank * len(targeted(shape, self.targets))
         kept = 2 * shape.hidden + qkv + shape.q_width + 2 * shape.inner + narrow
+        if self.is_general:
+            kept += self._autograd_numbers(qkv)
         if shape.has_head_norms:
             kept += qkv
         block = kept * self.dtype.bytes + self._attention_bytes()
         # The last block's result, its norm, and the gradient of that; angles of positions; ids and labels.
         ends = 3 * shape.hidden * self.dtype.bytes + shape.head_dim * _FLOAT + 2 * _INT
         return self.tokens * (shape.layers * block + ends)
+
+    def _autograd_numbers(self, qkv: int) -> int:
+        """Return what autograd keeps of one token in one block beyond that, in numbers of the base's precision.
+
+        Both norms with their result, in 32 bits too; queries, keys and values before and after their rotation; two
+        more results of the activation. Not counted op by op: families differ.
+        """
+        return 2 * self.shape.hidden * (2 + _FLOAT // self.dtype.bytes) + 2 * qkv + 2 * self.shape.inner
 
     def _attention_bytes(self) -> int:
         """Return what attention keeps of one token in one block, beyond its input and output."""
@@ -239,6 +251,7 @@ class MultiAdapterTraining:
         turns = "together" if self.is_synchronized else "in-turn"
         packed = "" if self.is_packed else " unpacked"
         targets = ",".join(self.targets)
+        packed += " general" if self.is_general else ""
         base = "" if self.base_dtype is BaseWidth.AUTO else f" {self.base_dtype}"
         pairs = " pairs" if self.is_paired else ""
         how = f"{compiled} {turns}{packed}{pairs}"

@@ -19,6 +19,7 @@ from stoker.cookbooks.language import bases, bundled
 from stoker.cookbooks.language.bases import base_word, read_base
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
 from stoker.cookbooks.language.checks import find_base, lacking, outline_of
+from stoker.cookbooks.language.compute.base_path import choose_path
 from stoker.core.errors import BadInput, Damaged, NoPermission, NoSpace, StokerError
 from stoker.engine.recipe import MachineContext, surrounded_by
 from stoker.store.weight_files import safetensors
@@ -126,8 +127,8 @@ def test_weights_as_pickles_are_named(base):
         ({"architectures": ["LlamaModel"]}, "LlamaModel is not a causal language model"),
         ({"is_encoder_decoder": True}, "is not a causal language model"),
         (
-            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
-            "its architecture 'mamba' is not supported",
+            {"architectures": ["NovelForCausalLM"], "model_type": "novel"},
+            "its architecture 'novel' is not supported: transformers has no causal language model of it",
         ),
         ({"model_type": "gone"}, "it names no model_type"),
         ({"model_type": 7}, "its architecture 7 is not supported"),
@@ -135,8 +136,6 @@ def test_weights_as_pickles_are_named(base):
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": 3}, "it has no model.layers.2."),
         ({"vocab_size": 300}, "model.embed_tokens.weight is [264, 64]; config.json states [300, 64]"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({"max_position_embeddings": 10**30}, "max_position_embeddings is 1000"),
     ],
@@ -144,6 +143,28 @@ def test_weights_as_pickles_are_named(base):
 def test_a_config_that_describes_nothing_trainable_is_refused(base, changed, words):
     _say(base, **changed)
     assert words in _why(base)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "words"),
+    [
+        ("llama", {}, ""),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act gelu is not supported; only silu is"),
+        ("llama", {"model_type": "gemma"}, "its architecture gemma is none of llama, mistral, qwen2, qwen3"),
+        ("qwen3", {"model_type": "llama"}, "no block of llama has a tensor model.layers.0.self_attn.k_norm.weight"),
+        ("qwen2", {"model_type": "mistral"}, "no block of mistral has a tensor model.layers.0.self_attn.k_proj.bias"),
+    ],
+)
+def test_what_the_fast_path_lacks_is_known_before_weights_are_loaded(tmp_path, family, changed, words):
+    base = write_base(tmp_path / "base", TinyShape(family=family))
+    _say(base, **changed)
+    assert find_base(str(base)).differs == words
+    assert choose_path(base, "auto").is_general == bool(words)
+    assert choose_path(base, "general").is_general
+    if words:
+        with pytest.raises(BadInput, match="can't take the fast path"):
+            choose_path(base, "fast")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])

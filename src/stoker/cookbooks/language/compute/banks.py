@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stoker.cookbooks.language.compute.frozen_base import DecoderShape, module_name
+from stoker.cookbooks.language.compute.matrices import AdaptableShape, MatrixGroup, adaptable, is_target
 
 # An adapter outside of a bank: its settings, weights and the optimiser's moments, by the name of each matrix.
 
@@ -31,6 +31,8 @@ class AdapterSpec:
     dropout: float = 0.0
     seed: int = 0
     rslora: bool = False
+    is_transposed: bool = False
+    """The base keeps its matrices by inputs, as GPT-2 does; only PEFT has to know."""
 
     @property
     def scale(self) -> float:
@@ -61,17 +63,16 @@ class AdapterState:
     steps: int = 0
 
 
-def fresh_adapter(shape: DecoderShape, spec: AdapterSpec) -> AdapterState:
+def fresh_adapter(shape: AdaptableShape, spec: AdapterSpec) -> AdapterState:
     """Return an adapter that changes nothing yet: A drawn from its own seed as in PEFT, B zero."""
     draws = torch.Generator().manual_seed(spec.seed)
     weights: Pairs = {}
-    for layer in range(shape.layers):
-        for target in spec.targets:
-            inputs, outputs = shape.linear(target)
+    for matrix in adaptable(shape):
+        if is_target(matrix.name, spec.targets):
             # kaiming_uniform_ with a = √5 is uniform within 1 / √inputs.
-            bound = 1 / math.sqrt(inputs)
-            a = torch.empty(spec.rank, inputs).uniform_(-bound, bound, generator=draws)
-            weights[module_name(layer, target)] = (a, torch.zeros(outputs, spec.rank))
+            bound = 1 / math.sqrt(matrix.inputs)
+            a = torch.empty(spec.rank, matrix.inputs).uniform_(-bound, bound, generator=draws)
+            weights[matrix.name] = (a, torch.zeros(matrix.outputs, spec.rank))
     return AdapterState(spec=spec, weights=weights)
 
 
@@ -158,20 +159,12 @@ def onto(dx: Tensor | None, dy: Tensor, weight: Tensor) -> Tensor:
     return dx
 
 
-MEMBERS: dict[str, tuple[str, ...]] = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "o": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
-"""The matrices that share an input, in the order of the base."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    layer: int
+    block: int
     name: str
     targets: tuple[str, ...]
+    """The full names of its matrices that have adapters."""
     inputs: int
     columns: tuple[tuple[int, int], ...]
     a_at: int
@@ -181,32 +174,31 @@ class _Group:
 class BankLayout:
     """The order of all A's and all B's in their rows."""
 
-    def __init__(self, shape: DecoderShape, targets: tuple[str, ...], rank: int) -> None:
-        self.shape = shape
-        self.targets = targets
+    def __init__(self, shape: AdaptableShape, targets: tuple[str, ...], rank: int) -> None:
         self.rank = rank
         self.groups: list[_Group] = []
         self.a_size = self.b_size = 0
         self._staging: Tensor | None = None
-        for layer in range(shape.layers):
-            for name, members in MEMBERS.items():
-                self._place(layer, name, members)
+        self._blocks = 0
+        for group in shape.groups():
+            self._blocks = group.block + 1
+            self._place(group, frozenset(targets))
 
     def banks(self, a: Tensor, b: Tensor) -> list[dict[str, Bank]]:
-        """Return views of flat tensors `[n, a_size]` and `[n, b_size]`, layer by layer."""
-        layers: list[dict[str, Bank]] = [{} for _ in range(self.shape.layers)]
+        """Return views of flat tensors `[n, a_size]` and `[n, b_size]`, block by block."""
+        blocks: list[dict[str, Bank]] = [{} for _ in range(self._blocks)]
         n, rank = len(a), self.rank
         for group in self.groups:
             height = len(group.targets) * rank
             sizes = [end - begin for begin, end in group.columns]
-            layers[group.layer][group.name] = Bank(
+            blocks[group.block][group.name] = Bank(
                 a=a[:, group.a_at : group.a_at + height * group.inputs].view(n, height, group.inputs),
                 b=tuple(
                     b[:, at : at + size * rank].view(n, size, rank) for at, size in zip(group.b_at, sizes, strict=True)
                 ),
                 columns=group.columns,
             )
-        return layers
+        return blocks
 
     def write(self, pairs: Pairs, a_row: Tensor, b_row: Tensor) -> None:
         """Write one adapter into a row of each; missing parts become zero."""
@@ -244,29 +236,29 @@ class BankLayout:
         return staged.clone()
 
     def _pairs(self, a_row: Tensor, b_row: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-        layers = self.banks(a_row[None], b_row[None])
+        blocks = self.banks(a_row[None], b_row[None])
         for group in self.groups:
-            bank = layers[group.layer][group.name]
+            bank = blocks[group.block][group.name]
             for number, target in enumerate(group.targets):
-                yield module_name(group.layer, target), bank.a[0, bank.narrow(number)], bank.b[number][0]
+                yield target, bank.a[0, bank.narrow(number)], bank.b[number][0]
 
-    def _place(self, layer: int, name: str, members: tuple[str, ...]) -> None:
-        present = tuple(target for target in members if target in self.targets)
+    def _place(self, whole: MatrixGroup, targets: frozenset[str]) -> None:
+        present = tuple(one.name for one in whole.matrices if is_target(one.name, targets))
         if not present:
             return
         columns, b_at, begin = [], [], 0
-        for target in members:
-            end = begin + self.shape.linear(target)[1]
-            if target in present:
+        for matrix in whole.matrices:
+            end = begin + matrix.outputs
+            if matrix.name in present:
                 columns.append((begin, end))
                 b_at.append(self.b_size)
-                self.b_size += (end - begin) * self.rank
+                self.b_size += matrix.outputs * self.rank
             begin = end
-        inputs = self.shape.linear(members[0])[0]
+        inputs = whole.matrices[0].inputs
         self.groups.append(
             _Group(
-                layer=layer,
-                name=name,
+                block=whole.block,
+                name=whole.name,
                 targets=present,
                 inputs=inputs,
                 columns=tuple(columns),

@@ -18,11 +18,40 @@ from safetensors import SafetensorError, safe_open
 
 from stoker.cookbooks.language.arguments import BaseDtype
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, DecoderShape, shape_of
-from stoker.cookbooks.language.compute.math import can_compile
+from stoker.cookbooks.language.compute.math import can_compile, takes_ragged
+from stoker.cookbooks.language.compute.matrices import AdaptableShape
 from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, dequantise, quantise
 from stoker.core.errors import BadInput
 from stoker.store.weight_files.headers import unreadable_weights
 from stoker.store.weight_files.safetensors import INDEX, SINGLE
+
+
+class FrozenBase(Protocol):
+    """A base on a device, however it is computed."""
+
+    @property
+    def shape(self) -> AdaptableShape:
+        """Its sizes, and the matrices that may have adapters."""
+
+    @property
+    def device(self) -> str:
+        """The device, as torch names it."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of products."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of its weights."""
+
+    @property
+    def takes_ragged(self) -> bool:
+        """True if it computes several sequences in one row without a mask of the row's length squared."""
+
+    @property
+    def records(self) -> bool:
+        """True if its steps can be recorded as CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +145,14 @@ class BaseWeights:
     layers: Sequence[LayerWeights] | QuantisedLayers
     norm: torch.Tensor
     head: torch.Tensor
+
+    @property
+    def takes_ragged(self) -> bool:
+        return takes_ragged(self.device, self.dtype, self.shape.windows)
+
+    @property
+    def records(self) -> bool:
+        return True
 
     @property
     def size_bytes(self) -> int:

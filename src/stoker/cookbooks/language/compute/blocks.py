@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from stoker.cookbooks.language.compute.banks import MEMBERS, Bank, narrowed, narrowed_back, onto, widened
+from stoker.cookbooks.language.compute.banks import Bank, narrowed, narrowed_back, onto, widened
 from stoker.cookbooks.language.compute.base_weights import LayerWeights
-from stoker.cookbooks.language.compute.frozen_base import DecoderShape
+from stoker.cookbooks.language.compute.frozen_base import MEMBERS, DecoderShape
 from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, attend, attend_backward
 from stoker.devices.estimate.shared_base import CHUNK_BYTES
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stoker.cookbooks.language.compute.matrices import AdaptedMatrix, MatrixGroup
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.devices.estimate.model_shapes import ModelShape, read_shape
@@ -21,6 +22,13 @@ _HOMES: Mapping[str, str] = {
     "gate_proj": "mlp", "up_proj": "mlp", "down_proj": "mlp",
 }  # fmt: skip
 """The part of a block of each matrix."""
+MEMBERS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""The matrices that share an input, in the order of the base."""
 _THETA = 10_000.0
 _MOST = 10**9
 _ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -70,9 +78,20 @@ class DecoderShape:
     def vocabulary(self) -> int:
         return self.model.vocabulary
 
+    def groups(self) -> Iterator[MatrixGroup]:
+        """Return all matrices, those that share an input together, in the order of the base."""
+        for layer in range(self.layers):
+            for name, members in MEMBERS.items():
+                matrices = tuple(_matrix(layer, target, *self.linear(target)) for target in members)
+                yield MatrixGroup(block=layer, name=name, matrices=matrices)
+
     def linear(self, target: str) -> tuple[int, int]:
         """Return inputs and outputs of one of a block's matrices."""
         return next((one.inputs, one.outputs) for one in self.model.linears if one.name == target)
+
+
+def _matrix(layer: int, target: str, inputs: int, outputs: int) -> AdaptedMatrix:
+    return AdaptedMatrix(name=module_name(layer, target), inputs=inputs, outputs=outputs)
 
 
 def module_name(layer: int, target: str) -> str:
@@ -80,17 +99,42 @@ def module_name(layer: int, target: str) -> str:
     return f"model.layers.{layer}.{_HOMES[target]}.{target}"
 
 
+def unlike(config: Mapping[str, Any]) -> str:
+    """Return what a base has that the blocks computed here have not; empty if nothing."""
+    family, activation = config.get("model_type"), config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    if family not in FAMILIES:
+        return f"its architecture {family or 'without a name'} is none of {', '.join(FAMILIES)}"
+    if activation not in ("silu", "swish"):
+        return f"hidden_act {activation} is not supported; only silu is"
+    return _unlike_rotation(_rope(config))
+
+
+def _unlike_rotation(rope: Any) -> str:
+    kind = _rope_kind(rope) if isinstance(rope, Mapping) else _ROTATIONS[0]
+    if kind not in _ROTATIONS:
+        return f"rope_type {kind!r} is not supported"
+    if kind == "yarn" and (rope.get("mscale") or rope.get("mscale_all_dim")):
+        return "rope_type yarn with mscale is not supported"
+    if isinstance(rope, Mapping) and rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return "partial_rotary_factor is not supported"
+    return ""
+
+
+def _rope(config: Mapping[str, Any]) -> Any:
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def _rope_kind(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type") or rope.get("type") or "default"
+
+
 def shape_of(config: Mapping[str, Any], *, where: str = "config.json") -> DecoderShape:
     """Read a config.json. Raises `BadInput` with the reason if it can't be trained."""
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise BadInput(
-            f"{where}: architecture {family or 'without model_type'} is not supported",
-            hint=f"known: {', '.join(FAMILIES)}",
-        )
+    differs = unlike(config)
+    if differs:
+        raise BadInput(f"{where}: {differs}", hint=_OTHER_BASE)
+    family = config["model_type"]
     model = read_shape(config, where=where)
-    if model.activation not in {"silu", "swish"}:
-        raise BadInput(f"{where}: hidden_act {model.activation} is not supported; only silu is", hint=_OTHER_BASE)
     positions = _whole(config, "max_position_embeddings", 2048, where)
     return DecoderShape(
         model=model,
@@ -102,17 +146,13 @@ def shape_of(config: Mapping[str, Any], *, where: str = "config.json") -> Decode
 
 
 def _rotation(config: Mapping[str, Any], positions: int, where: str) -> Rotation:
-    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    said = _rope(config)
     if not isinstance(said, Mapping):
         raise BadInput(f"{where}: rope_parameters is {said!r}, not a table", hint=_COPY_AGAIN)
-    kind = said.get("rope_type") or said.get("type") or "default"
-    if kind not in _ROTATIONS:
-        raise BadInput(f"{where}: rope_type {kind!r} is not supported", hint=f"known: {', '.join(_ROTATIONS)}")
+    kind = _rope_kind(said)
     factor = _number(said, "factor", 1.0, where)
     attention = 1.0
     if kind == "yarn":
-        if said.get("mscale") or said.get("mscale_all_dim"):
-            raise BadInput(f"{where}: rope_type yarn with mscale is not supported", hint=_OTHER_BASE)
         default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         attention = _number(said, "attention_factor", default, where)
     theta = said.get("rope_theta") or config.get("rope_theta") or _THETA

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from torch.nn.functional import embedding
 
 from stoker.cookbooks.language.arguments import Objective
 from stoker.cookbooks.language.compute.banks import AdapterSpec, BankLayout, Optim
-from stoker.cookbooks.language.compute.base_weights import BaseWeights
+from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase
 from stoker.cookbooks.language.compute.blocks import (
     IGNORED,
     Banks,
@@ -81,7 +82,7 @@ class AdapterSlotState:
     """`[slots, 5]`: betas, eps, weight decay, clip."""
 
     @classmethod
-    def empty(cls, layout: BankLayout, count: int, base: BaseWeights) -> AdapterSlotState:
+    def empty(cls, layout: BankLayout, count: int, base: FrozenBase) -> AdapterSlotState:
         """Return zeros for so many adapters."""
         device = base.device
 
@@ -117,27 +118,30 @@ class AdapterSlotState:
                 gathered[slot] = 0
 
 
-class PassRunner:
-    """Passes over one base."""
+class AdapterPasses(ABC):
+    """Passes over one base: what does not depend on how the base is computed."""
 
-    def __init__(
-        self, base: BaseWeights, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
-    ) -> None:
-        self._base = base
+    def __init__(self, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels) -> None:
         self._layout = layout
         self.state = state
         self._kernels = kernels
-        self._tables: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))]
         self._all = layout.banks(state.a_used, state.b_used)
 
-    def prepare(self, length: int) -> None:
-        """Make the tables for sequences of a length.
+    @abstractmethod
+    def _gradients(self, given: PassInput) -> tuple[Tensor, Tensor, Tensor]:
+        """Return each member's loss and what else its objective scores, and the gradients of its A's and B's."""
 
-        None is freed: a recorded graph reads those that it was recorded with.
-        """
-        if len(self._tables[-1][0]) < length:
-            head_dim, rotation = self._base.shape.model.head_dim, self._base.shape.rotation
-            self._tables.append(tables(rotation, head_dim, max(length, 2048), self._base.device))
+    @abstractmethod
+    def _token_losses(self, given: PassInput, banks: Sequence[Banks]) -> Tensor:
+        """Return each token's loss, `[n, rows, T]`; no gradients, no dropout."""
+
+    @abstractmethod
+    def logits(self, given: PassInput) -> Tensor:
+        """Return the logits after the last token of each row, of one member."""
+
+    @abstractmethod
+    def prepare(self, length: int) -> None:
+        """Make what sequences of a length need and can't be made in a recording."""
 
     def step(self, given: PassInput) -> Tensor:
         """Accumulate gradients, update, and return `[3, n]`: losses, norms, whether both are finite.
@@ -145,17 +149,7 @@ class PassRunner:
         Of pairs `[5, n]`: further how many are ranked right, and their margins.
         """
         state, index = self.state, given.index
-        banks = self._banks(index)
-        hidden, normed, kept, now = self._forward(given, banks, index, keeps=True)
-        base, n = self._base, given.tokens.shape[0]
-        flat, normed = (one.view(-1, base.shape.hidden) for one in (hidden, normed))
-        scores, dnormed = self._scores_and_gradient(given, normed)
-        dx, _ = self._kernels.norm_backward(flat, base.norm, base.shape.eps, dnormed, torch.zeros_like(flat))
-        del normed, dnormed
-        a = torch.empty(n, self._layout.a_size, dtype=base.dtype, device=base.device)
-        b = torch.empty(n, self._layout.b_size, dtype=base.dtype, device=base.device)
-        self._backward(dx.view_as(hidden), banks, self._layout.banks(a, b), now, kept)
-        loss, *ranking = scores
+        (loss, *ranking), a, b = self._gradients(given)
         if given.gathers:
             a = _rows(state.a_gathered, index) + a
             b = _rows(state.b_gathered, index) + b
@@ -172,18 +166,6 @@ class PassRunner:
             _put(state.passes, index, torch.where(given.update, 0, _rows(state.passes, index) + 1))
         return torch.stack([loss, norms, is_finite.float(), *ranking])
 
-    def _scores_and_gradient(self, given: PassInput, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each member's loss and what else its objective scores, and the gradient of the last hidden rows."""
-        head, labels, n = self._base.head, given.labels.reshape(-1), given.tokens.shape[0]
-        shares = given.shares[:, None].expand(n, len(labels) // n).reshape(-1)
-        if given.answers is None:
-            losses, dnormed = losses_and_gradient(normed, head, labels, shares, self._kernels)
-            return (losses.view(n, -1).sum(1) * given.shares)[None], dnormed
-        # The weights follow from the losses, and scale the gradients of tokens: the head is multiplied once.
-        losses, dnormed = losses_and_gradient(normed, head, labels, torch.ones_like(shares), self._kernels)
-        weighed = weigh(losses.view_as(given.labels), given.answers)
-        return weighed.scores, dnormed.mul_(weighed.weights.view(-1, 1))
-
     def losses(self, given: PassInput) -> Tensor:
         """Return `[2, n]`: each member's sum of token losses, and the number of tokens.
 
@@ -197,12 +179,92 @@ class PassRunner:
     def reference(self, given: PassInput) -> Tensor:
         """Return the log-probability of each answer under the base alone, `[n, answers]`."""
         assert given.answers is not None  # noqa: S101 - of pairs only
-        losses = self._token_losses(given, [{}] * len(self._base.layers))
+        losses = self._token_losses(given, [{}] * len(self._all))
         return answer_logps(losses, given.answers.places, given.answers.reference.shape[1])[0]
+
+    def _update(
+        self, given: PassInput, index: Tensor | None, a: Tensor, b: Tensor, norms: Tensor, is_finite: Tensor
+    ) -> None:
+        state = self.state
+        is_moved = given.update & is_finite
+        beta1, beta2, eps, decay, clip = _rows(state.settings, index).split(1, dim=1)
+        count = _rows(state.updates, index) + 1
+        shortened = (clip / (norms[:, None] + 1e-6)).clamp(max=1.0)
+        scales = _rows(state.scales, index)
+        for whole, gradient, scale in (
+            ((state.a, state.a_first, state.a_second, state.a_used), a, torch.ones_like(scales)),
+            ((state.b, state.b_first, state.b_second, state.b_used), b, scales),
+        ):
+            parts = [_rows(one, index) for one in whole]
+            self._kernels.move(
+                *parts, gradient, scale, is_moved[:, None], given.rates[:, None], shortened,
+                beta1, beta2, eps, decay, count[:, None].float(),
+            )  # fmt: skip
+            for one, part in zip(whole, parts, strict=True):
+                _put(one, index, part)
+        _put(state.updates, index, torch.where(is_moved, count, count - 1))
+
+    def _dropping(self, given: PassInput) -> PassDropout | None:
+        """Return the dropout of a training pass."""
+        if not given.drops:
+            return None
+        state, index = self.state, given.index
+        keys = keys_of(*(_rows(one, index) for one in (state.seeds, state.updates, state.passes)))
+        return PassDropout(shares=_rows(state.dropouts, index), keys=keys, length=given.tokens.shape[2])
+
+    def _banks(self, index: Tensor | None) -> Sequence[Banks]:
+        if index is None:
+            return self._all
+        return self._layout.banks(self.state.a_used[index], self.state.b_used[index])
+
+
+class PassRunner(AdapterPasses):
+    """Passes over a base whose blocks are computed by hand."""
+
+    def __init__(
+        self, base: BaseWeights, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
+    ) -> None:
+        super().__init__(layout, state, kernels)
+        self._base = base
+        self._tables: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))]
+
+    def prepare(self, length: int) -> None:
+        """Make the tables for sequences of a length.
+
+        None is freed: a recorded graph reads those that it was recorded with.
+        """
+        if len(self._tables[-1][0]) < length:
+            head_dim, rotation = self._base.shape.model.head_dim, self._base.shape.rotation
+            self._tables.append(tables(rotation, head_dim, max(length, 2048), self._base.device))
+
+    def _gradients(self, given: PassInput) -> tuple[Tensor, Tensor, Tensor]:
+        banks = self._banks(given.index)
+        hidden, normed, kept, now = self._forward(given, banks, keeps=True)
+        base, n = self._base, given.tokens.shape[0]
+        flat, normed = (one.view(-1, base.shape.hidden) for one in (hidden, normed))
+        scores, dnormed = self._scores_and_gradient(given, normed)
+        dx, _ = self._kernels.norm_backward(flat, base.norm, base.shape.eps, dnormed, torch.zeros_like(flat))
+        del normed, dnormed
+        a = torch.empty(n, self._layout.a_size, dtype=base.dtype, device=base.device)
+        b = torch.empty(n, self._layout.b_size, dtype=base.dtype, device=base.device)
+        self._backward(dx.view_as(hidden), banks, self._layout.banks(a, b), now, kept)
+        return scores, a, b
+
+    def _scores_and_gradient(self, given: PassInput, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each member's loss and what else its objective scores, and the gradient of the last hidden rows."""
+        head, labels, n = self._base.head, given.labels.reshape(-1), given.tokens.shape[0]
+        shares = given.shares[:, None].expand(n, len(labels) // n).reshape(-1)
+        if given.answers is None:
+            losses, dnormed = losses_and_gradient(normed, head, labels, shares, self._kernels)
+            return (losses.view(n, -1).sum(1) * given.shares)[None], dnormed
+        # The weights follow from the losses, and scale the gradients of tokens: the head is multiplied once.
+        losses, dnormed = losses_and_gradient(normed, head, labels, torch.ones_like(shares), self._kernels)
+        weighed = weigh(losses.view_as(given.labels), given.answers)
+        return weighed.scores, dnormed.mul_(weighed.weights.view(-1, 1))
 
     def _token_losses(self, given: PassInput, banks: Sequence[Banks]) -> Tensor:
         """Return each token's loss, `[n, rows, T]`; no gradients, no dropout."""
-        _, normed, _, _ = self._forward(given, banks, given.index, keeps=False)
+        _, normed, _, _ = self._forward(given, banks, keeps=False)
         labels = given.labels.reshape(-1)
         hidden = normed.view(-1, self._base.shape.hidden)
         return token_losses(hidden, self._base.head, labels, self._kernels).view_as(given.labels)
@@ -210,22 +272,17 @@ class PassRunner:
     def logits(self, given: PassInput) -> Tensor:
         """Return the logits after the last token of each row, of one member."""
         rows, length = given.tokens.shape[1:]
-        _, normed, _, _ = self._forward(given, self._banks(given.index), given.index, keeps=False)
+        _, normed, _, _ = self._forward(given, self._banks(given.index), keeps=False)
         return torch.nn.functional.linear(normed.view(rows, length, -1)[:, -1], self._base.head)
 
     def _forward(
-        self, given: PassInput, banks: Sequence[Banks], index: Tensor | None, *, keeps: bool
+        self, given: PassInput, banks: Sequence[Banks], *, keeps: bool
     ) -> tuple[Tensor, Tensor, list[SavedActivations], PassContext]:
         """Return the last hidden rows, the same normed, and what the backward pass needs."""
-        base, state = self._base, self.state
+        base = self._base
         n, rows, length = given.tokens.shape
         self.prepare(length)
         cos, sin = self._tables[-1]
-        dropping = None
-        if keeps and given.drops:
-            members = (state.seeds, state.updates, state.passes)
-            keys = keys_of(*(_rows(one, index) for one in members))
-            dropping = PassDropout(shares=_rows(state.dropouts, index), keys=keys, length=length)
         now = PassContext(
             shape=base.shape,
             looking=given.looking,
@@ -233,7 +290,7 @@ class PassRunner:
             sin=sin[given.looking.positions][:, :, None],
             kernels=self._kernels,
             keeps=keeps,
-            dropping=dropping,
+            dropping=self._dropping(given) if keeps else None,
         )
         x = embedding(given.tokens.reshape(n, rows * length), base.embedding)
         more = None
@@ -258,33 +315,6 @@ class PassRunner:
             dx = backward_block(
                 dx, self._base.layers[number], banks[number], gradients[number], number, now, kept.pop()
             )
-
-    def _update(
-        self, given: PassInput, index: Tensor | None, a: Tensor, b: Tensor, norms: Tensor, is_finite: Tensor
-    ) -> None:
-        state = self.state
-        is_moved = given.update & is_finite
-        beta1, beta2, eps, decay, clip = _rows(state.settings, index).split(1, dim=1)
-        count = _rows(state.updates, index) + 1
-        shortened = (clip / (norms[:, None] + 1e-6)).clamp(max=1.0)
-        scales = _rows(state.scales, index)
-        for whole, gradient, scale in (
-            ((state.a, state.a_first, state.a_second, state.a_used), a, torch.ones_like(scales)),
-            ((state.b, state.b_first, state.b_second, state.b_used), b, scales),
-        ):
-            parts = [_rows(one, index) for one in whole]
-            self._kernels.move(
-                *parts, gradient, scale, is_moved[:, None], given.rates[:, None], shortened,
-                beta1, beta2, eps, decay, count[:, None].float(),
-            )  # fmt: skip
-            for one, part in zip(whole, parts, strict=True):
-                _put(one, index, part)
-        _put(state.updates, index, torch.where(is_moved, count, count - 1))
-
-    def _banks(self, index: Tensor | None) -> Sequence[Banks]:
-        if index is None:
-            return self._all
-        return self._layout.banks(self.state.a_used[index], self.state.b_used[index])
 
 
 def _rows(of: Tensor, index: Tensor | None) -> Tensor:

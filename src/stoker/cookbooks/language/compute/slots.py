@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, BankLayout, Optim, Pairs
-from stoker.cookbooks.language.compute.base_weights import BaseWeights
+from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase
 from stoker.cookbooks.language.compute.math import (
     AttentionMask,
     PointwiseKernels,
     can_compile,
     looking_of,
-    takes_ragged,
 )
 from stoker.cookbooks.language.compute.objectives import AnswerInput
 from stoker.cookbooks.language.compute.passes import (
+    AdapterPasses,
     AdapterSlotRows,
     AdapterSlotState,
     LossSums,
@@ -65,7 +65,7 @@ class _Recorded:
 class Graphs:
     """Runs passes, with graphs if there are any."""
 
-    def __init__(self, passing: PassRunner) -> None:
+    def __init__(self, passing: AdapterPasses) -> None:
         self._passing = passing
         self._seen: set[object] = set()
         self._failed: Counter[object] = Counter()
@@ -78,7 +78,7 @@ class Graphs:
         self.recorded_in_all = 0
 
     def step(self, given: PassInput) -> Tensor:
-        """Run a step; return what `PassRunner.step` returns."""
+        """Run a step; return what `AdapterPasses.step` returns."""
         key = _key(given)
         recorded = self._recorded.get(key) or self._newly_recorded(key, given)
         if recorded is None:
@@ -245,7 +245,7 @@ class Slots:
 
     def __init__(
         self,
-        base: BaseWeights,
+        base: FrozenBase,
         *,
         count: int,
         rank: int,
@@ -267,8 +267,8 @@ class Slots:
         self._indexes: dict[tuple[int, ...], Tensor] = {}
         self._shapes: set[object] = set()
         kernels = pointwise_kernels(compiles=can_compile() if compiles is None and is_gpu else bool(compiles))
-        self._passing = PassRunner(base, self.layout, self._state, kernels)
-        self._graphs = Graphs(self._passing) if is_gpu and records is not False else None
+        self._passing = _passes_over(base, self.layout, self._state, kernels)
+        self._graphs = Graphs(self._passing) if is_gpu and records is not False and base.records else None
 
     def load(self, slot: int, adapter: AdapterState, optim: Optim | None = None) -> None:
         """Load an adapter into a slot, with its optimiser state."""
@@ -420,9 +420,8 @@ class Slots:
         if segments is None and (rows, length) in self._plain:
             return self._plain[rows, length]
         base = self.base
-        is_ragged = takes_ragged(base.device, base.dtype, base.shape.windows)
         packed = None if segments is None else torch.as_tensor(segments).reshape(rows, length)
-        found = looking_of(rows, length, packed, is_ragged=is_ragged)
+        found = looking_of(rows, length, packed, is_ragged=base.takes_ragged)
         looking = replace(found, **{name: _on(tensor, base.device) for name, tensor in found.tensors.items()})
         if segments is None:
             self._plain[rows, length] = looking
@@ -435,6 +434,19 @@ class Slots:
         if slots not in self._indexes:
             self._indexes[slots] = torch.tensor(slots, device=self.base.device)
         return self._indexes[slots]
+
+
+def _passes_over(
+    base: FrozenBase, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
+) -> AdapterPasses:
+    if isinstance(base, BaseWeights):
+        return PassRunner(base, layout, state, kernels)
+    from stoker.cookbooks.language.compute.general_base import GeneralBase
+    from stoker.cookbooks.language.compute.general_passes import GeneralPassRunner
+
+    if not isinstance(base, GeneralBase):
+        raise TypeError(f"{type(base).__name__} is no base")
+    return GeneralPassRunner(base, layout, state, kernels)
 
 
 def pointwise_kernels(*, compiles: bool) -> PointwiseKernels:
@@ -453,7 +465,7 @@ def _on(tensor: Tensor | None, device: str) -> Any:
 
 
 @contextmanager
-def _computing(base: BaseWeights) -> Iterator[None]:
+def _computing(base: FrozenBase) -> Iterator[None]:
     """Compute without autograd; on a CPU also without oneDNN, whose small products on Arm take ten times as long."""
     is_cpu, before = base.device == "cpu" and base.dtype == torch.float32, torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = before and not is_cpu

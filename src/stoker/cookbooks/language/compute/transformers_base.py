@@ -13,8 +13,9 @@ from stoker.core.errors import BadInput
 from stoker.core.text import first_line
 from stoker.store.weight_files.headers import unreadable_weights
 
-_CLOSE = 2e-4
-"""Logits in 32 bits that differ by less, relative to the largest, are the same."""
+_CLOSE = {torch.float32: 2e-4}
+_CLOSE_NARROW = 0.05
+"""Logits that differ by less, relative to the largest, are the same: in 32 bits, and in fewer."""
 _FIRST, _SECOND = 5, 4
 """Tokens of the two sequences that are tried in one row."""
 
@@ -75,7 +76,7 @@ def takes_packed_rows(model: Any) -> bool:
             return False
         alone = [model(part, use_cache=False).logits for part in tokens.split([_FIRST, _SECOND], dim=1)]
     apart = torch.cat(alone, dim=1)
-    return bool((both - apart).abs().max() <= _CLOSE * apart.abs().max())
+    return bool((both - apart).abs().max() <= _CLOSE.get(apart.dtype, _CLOSE_NARROW) * apart.abs().max())
 
 
 def has_plain_head(model: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim, Pairs
-from stoker.cookbooks.language.compute.base_weights import BaseWeights
+from stoker.cookbooks.language.compute.base_weights import FrozenBase
 from stoker.cookbooks.language.compute.slots import Slots
 from stoker.core.frozen import frozen
 from stoker.devices.estimate.terms import context_bytes_of
@@ -30,20 +30,23 @@ class BankSize:
 
 
 def room_for(loaded: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], least: int = 1) -> BankSize:
-    """Return the smallest size, of at least so many slots, for adapters in these slots; targets in the given order."""
+    """Return the smallest size, of at least so many slots, for adapters in these slots.
+
+    Targets are in the given order, others behind them.
+    """
     members = list(loaded)
     wanted = {target for _, spec in members for target in spec.targets}
     return BankSize(
         count=max([least, *(slot + 1 for slot, _ in members)]),
         rank=max((spec.rank for _, spec in members), default=1),
-        targets=tuple(target for target in order if target in wanted),
+        targets=(*(target for target in order if target in wanted), *sorted(wanted.difference(order))),
     )
 
 
 class ResizableSlots:
     """Slots over one base, as many and as large as their members need."""
 
-    def __init__(self, base: BaseWeights) -> None:
+    def __init__(self, base: FrozenBase) -> None:
         self.base = base
         self.slots: Slots | None = None
         self._room: BankSize | None = None

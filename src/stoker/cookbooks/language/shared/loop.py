@@ -9,6 +9,7 @@ each member's state is whole, and each one's state is kept before it takes effec
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -19,10 +20,11 @@ from typing import Any
 import torch
 
 from stoker.authoring import Member, SharedContext
-from stoker.cookbooks.language.arguments import LoraArgs, device_of
+from stoker.cookbooks.language.arguments import ALL_LINEAR, LoraArgs, device_of
 from stoker.cookbooks.language.compute.banks import AdapterState, Optim, Pairs, fresh_adapter
-from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
-from stoker.cookbooks.language.compute.math import takes_ragged
+from stoker.cookbooks.language.compute.base_weights import FrozenBase
+from stoker.cookbooks.language.compute.general_base import GeneralBase, open_base
+from stoker.cookbooks.language.compute.matrices import adaptable, settled_targets, unknown_words
 from stoker.cookbooks.language.compute.objectives import ReferenceLogps
 from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.shared.device_memory import (
@@ -54,7 +56,7 @@ from stoker.cookbooks.language.shared.tenant import (
 )
 from stoker.cookbooks.language.shared.time_shares import Activity, TimeShares, shares_text
 from stoker.core.clock import Clock, SystemClock
-from stoker.core.errors import Cancelled, StageDiverged
+from stoker.core.errors import BadInput, Cancelled, StageDiverged
 from stoker.core.text import format_duration
 
 _BEGINS = "first step: compiling kernels, or loading them from an earlier run"
@@ -95,6 +97,8 @@ class _Running:
         self._places: ResizableSlots | None = None
         self._references: dict[str, ReferenceLogps] = {}
         """By the digest of the examples."""
+        self._path = ""
+        """How the base is computed, and why."""
         self._members: dict[int, AdapterMember] = {}
         self._watches: dict[int, _Watch] = {}
         self._folders = OwnFolders(clock)
@@ -226,7 +230,9 @@ class _Running:
         if self._places is None:
             if args.threads is not None:
                 torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
-            base = load_base(Path(args.base), device=self._device, dtype=args.dtype, base_dtype=args.base_dtype)
+            base, self._path = open_base(
+                Path(args.base), device=self._device, dtype=args.dtype, base_dtype=args.base_dtype, path=args.path
+            )
             self._places = ResizableSlots(base)
         return self._places
 
@@ -234,10 +240,24 @@ class _Running:
         attempt.job.check()
         return self._folders.take(attempt.number, attempt.args.checkpoints, attempt.args.label or attempt.job.node)
 
-    def _begun(self, attempt: Member, base: BaseWeights) -> AdapterMember:
+    def _begun(self, attempt: Member, base: FrozenBase) -> AdapterMember:
         for note in self._notes:
             attempt.job.log(note)
-        member = AdapterMember(attempt, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))
+        if isinstance(base, GeneralBase):
+            attempt.job.tell(self._path)
+        else:
+            attempt.job.log(self._path)
+        packs = not attempt.args.packing or not isinstance(base, GeneralBase) or base.packs
+        if not packs:
+            attempt.job.log(f"rows are padded, not packed: {base.shape.model.family} does not isolate texts in one row")
+        member = AdapterMember(
+            attempt,
+            vocabulary=base.shape.vocabulary,
+            closes_up=_closes_up(base),
+            packs=packs,
+            targets=_targets(attempt.args.targets, base),
+            is_transposed=isinstance(base, GeneralBase) and base.is_transposed,
+        )
         if member.args.method == "dpo":
             # Adapters with the same data compare themselves with the same numbers.
             digest = str(attempt.inputs["examples"].digest)
@@ -540,6 +560,17 @@ def _diverged(verdict: MemberDivergence, update: int) -> StageDiverged:
     return StageDiverged(f"{verdict.why} at step {update}", hint=hint, metric=verdict.metric, step=update)
 
 
-def _closes_up(base: BaseWeights) -> bool:
+def _targets(words: tuple[str, ...], base: FrozenBase) -> tuple[str, ...]:
+    """Return the targets that words mean in a base. Raises `BadInput` if one means nothing."""
+    names = [matrix.name for matrix in adaptable(base.shape)]
+    unknown = unknown_words(words, names)
+    if unknown:
+        known = ", ".join(settled_targets([ALL_LINEAR], [re.sub(r"\d+", "N", name) for name in names]))
+        message = f"targets: no matrix {', '.join(map(repr, unknown))} in this {base.shape.model.family} model"
+        raise BadInput(message, hint=f"its matrices are {known}")
+    return settled_targets(words, names)
+
+
+def _closes_up(base: FrozenBase) -> bool:
     """Return True if rows may be concatenated: only with a kernel that knows where sequences start."""
-    return takes_ragged(base.device, base.dtype, base.shape.windows)
+    return base.takes_ragged

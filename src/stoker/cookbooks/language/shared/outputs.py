@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from stoker.cookbooks.language.compute.banks import Pairs
-from stoker.cookbooks.language.compute.base_weights import BaseWeights
+from stoker.cookbooks.language.compute.base_weights import FrozenBase
 from stoker.cookbooks.language.kinds import Adapter
 from stoker.cookbooks.language.peft import write_adapter
 from stoker.cookbooks.language.schemas import (
@@ -130,7 +130,7 @@ def epoch_folder(epoch: int) -> str:
 # The outputs of a member: its adapter with `training.json`, and the requested folders.
 
 
-def write_result(member: AdapterMember, weights: Pairs, base: BaseWeights) -> Adapter:
+def write_result(member: AdapterMember, weights: Pairs, base: FrozenBase) -> Adapter:
     """Write the adapter into the member's staging folder, and return its handle."""
     job, args = member.attempt.job, member.args
     name = _base_name(member)

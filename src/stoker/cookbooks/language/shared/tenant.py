@@ -277,15 +277,28 @@ class Update:
 class AdapterMember:
     """A member that is trained."""
 
-    def __init__(self, attempt: Member, *, vocabulary: int, closes_up: bool = False) -> None:
+    def __init__(
+        self,
+        attempt: Member,
+        *,
+        vocabulary: int,
+        closes_up: bool = False,
+        packs: bool = True,
+        targets: tuple[str, ...] = (),
+        is_transposed: bool = False,
+    ) -> None:
         """Read its data. Raises `BadInput` for tokens that the base does not have.
 
-        `closes_up`: its rows may be concatenated.
+        `closes_up`: its rows may be concatenated. `packs`: they may be packed. `targets`: the meaning of its targets
+        in the base, whose matrices may be kept transposed.
         """
         args: LoraArgs = attempt.args
         self.attempt = attempt
         self.slot = attempt.number
         self.args = args
+        self._targets = targets
+        self._is_transposed = is_transposed
+        self.is_packed = args.packing and packs
         self.examples: ExampleSet = attempt.inputs["examples"].load()
         _check(self.examples, vocabulary)
         self._cursor = self._cursor_at(Position())
@@ -294,10 +307,10 @@ class AdapterMember:
         self._warmup = warmup_of(self.updates, args.warmup_percent)
         self._lengths = self.examples.lengths[self.examples.texts_of(self.examples.kept).flatten()]
         is_single = args.batch * self.examples.sides == 1
-        self.is_close = closes_up and not args.packing and not is_single and is_worth_closing_up(self._lengths)
+        self.is_close = closes_up and not self.is_packed and not is_single and is_worth_closing_up(self._lengths)
         """True if its rows are concatenated while memory suffices."""
         self.held_out = tuple(
-            evaluation_rows(self.examples, row_tokens=args.max_seq_len, batch=args.batch, is_packed=args.packing)
+            evaluation_rows(self.examples, row_tokens=args.max_seq_len, batch=args.batch, is_packed=self.is_packed)
         )
         self.held_out_close = self._laid(self.held_out)
         self.held_out_answers = AnswerTotals.of(self.held_out)
@@ -322,10 +335,11 @@ class AdapterMember:
         return AdapterSpec(
             rank=args.rank,
             alpha=args.alpha,
-            targets=args.targets,
+            targets=self._targets or args.targets,
             dropout=args.dropout,
             seed=args.seed,
             rslora=args.rslora,
+            is_transposed=self._is_transposed,
         )
 
     @property
@@ -403,13 +417,13 @@ class AdapterMember:
         if not is_coarse:
             length = bucket(length, self.args.max_seq_len, is_coarse=False)
             return MemberPassShape(slot=self.slot, rows=rows, length=length, objective=self.objective)
-        args, is_laid = self.args, batch.segments is not None and not self.args.packing
+        args, is_laid = self.args, batch.segments is not None and not self.is_packed
         every = args.batch * self.examples.sides
         if is_laid:
             usual = math.ceil(every * float(self._lengths.mean()))
             largest = int(np.sort(self._lengths)[-every:].sum())
         else:
-            usual = largest = args.max_seq_len if args.packing else int(self._lengths.max())
+            usual = largest = args.max_seq_len if self.is_packed else int(self._lengths.max())
         most = args.max_seq_len * (every if is_laid else 1)
         padded, usual, largest = (bucket(one, most, is_coarse=True) for one in (length, usual, largest))
         # Always the rows of a whole batch, also at the end of an epoch.
@@ -492,7 +506,7 @@ class AdapterMember:
             row_tokens=args.max_seq_len,
             batch=args.batch,
             seed=args.seed,
-            is_packed=args.packing,
+            is_packed=self.is_packed,
             at=position,
         )
 

@@ -62,6 +62,7 @@ def peft_model(base: Path, adapter: AdapterState, *, dtype: Any = torch.float32,
         target_modules=list(spec.targets),
         use_rslora=spec.rslora,
         task_type="CAUSAL_LM",
+        fan_in_fan_out=loaded.config.model_type == "gpt2",
     )
     model = get_peft_model(loaded, config)
     with torch.no_grad():

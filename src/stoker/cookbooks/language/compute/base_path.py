@@ -1,0 +1,77 @@
+"""Which path a base takes: blocks of our own if they are its blocks, otherwise transformers' module.
+
+Decided by config.json and the names of the weights, before they are loaded. Importing this module imports no library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from stoker.cookbooks.language.arguments import BasePath
+from stoker.cookbooks.language.compute.frozen_base import shape_of, unlike
+from stoker.core.errors import BadInput
+from stoker.core.frozen import frozen
+from stoker.devices.estimate.model_shapes import ModelShape
+from stoker.store.weight_files.headers import read_foreign_json, shown, unreadable_weights
+from stoker.store.weight_files.safetensors import INDEX, SINGLE, read_header, read_index
+
+_IN_BLOCK = re.compile(r"model\.layers\.\d+\.(.+)")
+_NORMS = frozenset({"input_layernorm", "post_attention_layernorm"})
+_UNUSED = frozenset({"inv_freq"})
+"""Tensors that old checkpoints have and no block reads."""
+
+
+@frozen
+class ChosenPath:
+    """How a base is computed."""
+
+    is_general: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{'general' if self.is_general else 'fast'} path: {self.why}"
+
+
+def choose_path(folder: Path, wanted: BasePath) -> ChosenPath:
+    """Return how the base in a folder is computed, and why. Raises `BadInput` if the fast path can't, `Damaged`."""
+    if wanted == "general":
+        return ChosenPath(is_general=True, why="path=general")
+    config = read_foreign_json(folder / "config.json")
+    differs = unlike(config)
+    if not differs:
+        shape = shape_of(config, where=str(folder / "config.json")).model
+        differs = unlike_weights(_names(folder), shape)
+        if not differs:
+            return ChosenPath(is_general=False, why=f"its blocks are those of {shape.family}")
+    if wanted == "fast":
+        raise BadInput(f"{folder.name} can't take the fast path: {differs}", hint="path=general, or leave it out")
+    return ChosenPath(is_general=True, why=differs)
+
+
+def unlike_weights(names: Iterable[str], shape: ModelShape) -> str:
+    """Return what weights have that blocks of a family have not; empty if nothing."""
+    for name in sorted(names):
+        match = _IN_BLOCK.fullmatch(name)
+        if match and not _is_used(match[1], shape):
+            return f"no block of {shape.family} has a tensor {shown(name)}"
+    return ""
+
+
+def _is_used(part: str, shape: ModelShape) -> bool:
+    name, _, kind = part.rpartition(".")
+    of_matrix = next((one for one in shape.linears if name.endswith(f".{one.name}")), None)
+    if kind == "bias":
+        return of_matrix is not None and of_matrix.has_bias
+    norms = {"self_attn.q_norm", "self_attn.k_norm"} if shape.has_head_norms else set()
+    return of_matrix is not None or name in _NORMS | norms or kind in _UNUSED
+
+
+def _names(folder: Path) -> set[str]:
+    """Return the names of all weights."""
+    try:
+        files = read_index(folder) if (folder / INDEX).is_file() else [SINGLE]
+        return {name for file in files for name in read_header(folder / file).tensors}
+    except (OSError, ValueError) as error:
+        raise unreadable_weights(str(folder), error) from error

@@ -1,0 +1,279 @@
+"""A frozen base of any family: transformers' own module, whose linear layers add the adapters of several members.
+
+A pass has the rows of all members one below the other, so each frozen product is computed once for all of them, and
+the adapters' products are batched over members. No row sees another one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from stoker.cookbooks.language.arguments import BaseDtype, BasePath
+from stoker.cookbooks.language.compute.banks import Bank, narrowed, onto, widened
+from stoker.cookbooks.language.compute.base_path import choose_path
+from stoker.cookbooks.language.compute.base_weights import FrozenBase, load_base
+from stoker.cookbooks.language.compute.blocks import IGNORED, PassDropout, chunk_tokens
+from stoker.cookbooks.language.compute.general_shape import GeneralShape, general_shape
+from stoker.cookbooks.language.compute.math import AttentionMask
+from stoker.cookbooks.language.compute.matrices import AdaptedMatrix
+from stoker.cookbooks.language.compute.transformers_base import load_transformers, takes_packed_rows
+from stoker.core.frozen import changed
+
+_TRIED = (2, 9)
+"""Rows and tokens of the pass that a module is tried with."""
+_AFTERWARDS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+_FUSED = 3
+"""Dimensions of a matrix of all experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassAdapters:
+    """The adapters of one pass, by the name of their matrix."""
+
+    members: int
+    banks: Mapping[str, Bank]
+    gradients: Mapping[str, Bank] | None = None
+    dropping: PassDropout | None = None
+
+
+class AdaptedLinear:
+    """A linear layer of a module, with adapters during a pass. Its weight is that of the module."""
+
+    def __init__(self, layer: Any, matrix: AdaptedMatrix, place: int, base: GeneralBase) -> None:
+        """Take the place of the layer's forward pass. `place` is its number among all."""
+        self._plain: Callable[[Tensor], Tensor] = layer.forward
+        self.matrix = matrix
+        self.place = place
+        self._base = base
+        self.bias: Tensor | None = layer.bias
+        self.weight: Tensor = layer.weight if _is_linear(layer) else layer.weight.T
+        layer.forward = self.forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output, with that of the adapters in a pass."""
+        now = self._base.now
+        if now is None or self.matrix.name not in now.banks:
+            return self._plain(x)
+        made: Tensor = _AdaptedProduct.apply(x, self._base.anchor, self, now)
+        return made
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """The product with a frozen matrix and with adapters. Gradients of adapters are added to those of the pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: AdaptedLinear, now: PassAdapters) -> Tensor:  # noqa: ARG004 - see below
+        """`anchor` requires a gradient, so that there is a backward pass where `x` depends on no adapter."""
+        bank = now.banks[layer.matrix.name]
+        rows = x.reshape(now.members, -1, x.shape[-1])
+        narrow = narrowed(_dropped(rows, layer, now), bank)
+        ctx.save_for_backward(rows, narrow)
+        ctx.layer, ctx.now, ctx.shape = layer, now, x.shape
+        return widened(rows, layer.weight, layer.bias, bank, narrow).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+        rows, narrow = ctx.saved_tensors
+        layer, now = ctx.layer, ctx.now
+        bank, gradient = now.banks[layer.matrix.name], now.gradients[layer.matrix.name]
+        dy = dy.reshape(now.members, -1, dy.shape[-1])
+        back = torch.bmm(dy, bank.b[0])
+        # Added: a module may use a matrix more than once.
+        gradient.b[0].baddbmm_(dy.mT, narrow)
+        gradient.a.baddbmm_(back.mT, _dropped(rows, layer, now))
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        dx = onto(_dropped(torch.bmm(back, bank.a), layer, now), dy, layer.weight)
+        return dx.view(ctx.shape), None, None, None
+
+
+def _dropped(rows: Tensor, layer: AdaptedLinear, now: PassAdapters) -> Tensor:
+    return rows if now.dropping is None else now.dropping.applied(rows, layer.place)
+
+
+def _is_linear(layer: Any) -> bool:
+    return isinstance(layer, torch.nn.Linear)
+
+
+class GeneralBase:
+    """A model of transformers that is read and never written."""
+
+    takes_ragged = False
+    records = False
+
+    def __init__(self, module: Any, shape: GeneralShape, *, device: str, dtype: torch.dtype) -> None:
+        """Take over a module. Which of its matrices can have adapters is found out by a small pass."""
+        self.module = module
+        self.device = device
+        self.dtype = dtype
+        self.now: PassAdapters | None = None
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        layers = dict(_linear_layers(module))
+        called = self._called(layers, shape)
+        self.left_alone = tuple(name for name in layers if name not in called)
+        """Matrices without adapters: not every token passes through them, or the module computes without the layer."""
+        matrices = tuple(AdaptedMatrix(name=name, inputs=size[0], outputs=size[1]) for name, size in called.items())
+        self.shape = changed(shape, matrices=matrices)
+        for place, matrix in enumerate(matrices):
+            AdaptedLinear(layers[matrix.name], matrix, place, self)
+        self.is_transposed = bool(called) and not any(_is_linear(layers[name]) for name in called)
+        self.experts = sum(1 for one in module.parameters() if one.ndim == _FUSED)
+        self._head = self._found_head()
+        self.packs = takes_packed_rows(module)
+        """True if the sequences of a packed row do not see each other."""
+
+    @property
+    def size_bytes(self) -> int:
+        unlike = {one.data_ptr(): one for one in self.module.state_dict(keep_vars=True).values()}
+        return sum(one.numel() * one.element_size() for one in unlike.values())
+
+    @contextmanager
+    def adapted(self, now: PassAdapters) -> Iterator[None]:
+        """Compute with adapters during a block."""
+        self.now = now
+        try:
+            yield
+        finally:
+            self.now = None
+
+    def token_losses(self, tokens: Tensor, labels: Tensor, looking: AttentionMask) -> Tensor:
+        """Return the loss of each token of `[rows, T]`, in 32 bits; zero without a label."""
+        if self._head is None:
+            return _losses(self._called_with(self.module, tokens, looking).logits.flatten(0, 1), labels.flatten())
+        hidden, wanted = self._hidden(tokens, looking).flatten(0, 1), labels.flatten()
+        size = chunk_tokens(self.shape.vocabulary, len(wanted))
+        parts = zip(hidden.split(size), wanted.split(size), strict=True)
+        if size >= len(wanted) or not torch.is_grad_enabled():
+            return torch.cat([self._chunk(part, some) for part, some in parts])
+        # All logits are never in memory at once: each chunk's are computed again for its gradient.
+        return torch.cat([checkpoint(self._chunk, part, some, use_reentrant=False) for part, some in parts])
+
+    def logits(self, tokens: Tensor, looking: AttentionMask) -> Tensor:
+        """Return the logits after the last token of each row."""
+        if self._head is None:
+            logits: Tensor = self._called_with(self.module, tokens, looking).logits
+            return logits[:, -1]
+        return self._head(self._hidden(tokens, looking)[:, -1])
+
+    def _chunk(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        assert self._head is not None  # noqa: S101 - asked before
+        return _losses(self._head(hidden), labels)
+
+    def _hidden(self, tokens: Tensor, looking: AttentionMask) -> Tensor:
+        found: Tensor = self._called_with(self.module.base_model, tokens, looking).last_hidden_state
+        return found
+
+    def _called_with(self, module: Any, tokens: Tensor, looking: AttentionMask) -> Any:
+        given: dict[str, Any] = {}
+        if looking.segments is not None:
+            given["position_ids"] = looking.positions
+        # Rows are padded at their end, where no token sees it: no mask is needed.
+        return module(input_ids=tokens, use_cache=False, **given)
+
+    def _called(self, layers: Mapping[str, Any], shape: GeneralShape) -> dict[str, tuple[int, int]]:
+        """Return inputs and outputs of the layers through which all tokens of a pass go, in the order of the module."""
+        rows, length = _TRIED
+        seen: dict[str, tuple[int, int]] = {}
+        odd: set[str] = set()
+
+        def hook(name: str) -> Callable[[Any, tuple[Any, ...], Any], None]:
+            def note(_layer: Any, given: tuple[Any, ...], made: Any) -> None:
+                x = given[0]
+                if x.shape[:-1].numel() == rows * length:
+                    seen[name] = (x.shape[-1], made.shape[-1])
+                else:
+                    odd.add(name)
+
+            return note
+
+        handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+        try:
+            self._try(shape.vocabulary)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return {name: seen[name] for name in layers if name in seen and name not in odd}
+
+    def _try(self, vocabulary: int) -> Tensor:
+        """Return the logits of a few tokens, `[rows, T, vocabulary]`."""
+        tokens = self._few_tokens(vocabulary)
+        with torch.no_grad():
+            logits: Tensor = self.module(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    def _few_tokens(self, vocabulary: int) -> Tensor:
+        rows, length = _TRIED
+        return ((torch.arange(rows * length) * 7 + 3) % vocabulary).view(rows, length).to(self.device)
+
+    def _found_head(self) -> Callable[[Tensor], Tensor] | None:
+        """Return the logits as a function of hidden rows, if it is known; otherwise all are computed at once."""
+        head, inner = self.module.get_output_embeddings(), self.module.base_model
+        if head is None or inner is self.module:
+            return None
+        vocabulary = self.shape.vocabulary
+        wanted = self._try(vocabulary)
+        with torch.no_grad():
+            made = getattr(inner(input_ids=self._few_tokens(vocabulary), use_cache=False), "last_hidden_state", None)
+            if made is None:
+                return None
+            after = _afterwards(self.module.config)
+            # To the bit: scaled or bounded logits may be nearly the same while they are small.
+            return (lambda hidden: after(head(hidden))) if torch.equal(after(head(made)), wanted) else None
+
+
+def open_base(
+    folder: Path, *, device: str, dtype: str, base_dtype: BaseDtype, path: BasePath
+) -> tuple[FrozenBase, str]:
+    """Load a base by the path that it can take; return it, and one line about the path."""
+    chosen = choose_path(folder, path)
+    line = str(chosen)
+    if not chosen.is_general:
+        return load_base(folder, device=device, dtype=dtype, base_dtype=base_dtype), line
+    base = load_general(folder, device=device, dtype=dtype)
+    if base.left_alone:
+        line += f"; {len(base.left_alone)} of its linear layers never have adapters, such as {base.left_alone[0]}"
+    if base.experts:
+        line += f"; {base.experts} fused matrices of experts have no adapters"
+    return base, line
+
+
+def load_general(folder: Path, *, device: str, dtype: str) -> GeneralBase:
+    """Load a base as transformers loads it. Raises `BadInput` if transformers can't, or weights are missing."""
+    module = load_transformers(folder, dtype=dtype, device=device).requires_grad_(requires_grad=False)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    sizes = {name: tuple(one.shape) for name, one in module.named_parameters()}
+    return GeneralBase(module, general_shape(config, sizes), device=device, dtype=getattr(torch, dtype))
+
+
+def _linear_layers(module: Any) -> Iterator[tuple[str, Any]]:
+    """Return the linear layers of a module by name, without its head."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = module.get_output_embeddings()
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head:
+            yield name, layer
+
+
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
+
+
+def _afterwards(config: Any) -> Callable[[Tensor], Tensor]:
+    """Return what a family does with the head's output, as far as its config.json states it."""
+    cap, divisor, factor = (getattr(config, name, None) for name in _AFTERWARDS)
+    if cap:
+        return lambda logits: torch.tanh(logits / cap) * cap
+    if divisor:
+        return lambda logits: logits / divisor
+    return (lambda logits: logits * factor) if factor else (lambda logits: logits)

@@ -1,0 +1,62 @@
+"""Passes over a base of any family: one forward pass for all members, gradients by autograd, into the banks only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stoker.cookbooks.language.compute.banks import BankLayout
+from stoker.cookbooks.language.compute.blocks import Banks
+from stoker.cookbooks.language.compute.general_base import GeneralBase, PassAdapters
+from stoker.cookbooks.language.compute.math import PointwiseKernels
+from stoker.cookbooks.language.compute.objectives import weigh
+from stoker.cookbooks.language.compute.passes import AdapterPasses, AdapterSlotState, PassInput
+
+
+class GeneralPassRunner(AdapterPasses):
+    """Passes over a module of transformers."""
+
+    def __init__(
+        self, base: GeneralBase, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
+    ) -> None:
+        super().__init__(layout, state, kernels)
+        self._base = base
+
+    def prepare(self, length: int) -> None:
+        """Make nothing: the module has its own tables."""
+
+    def logits(self, given: PassInput) -> Tensor:
+        """Return the logits after the last token of each row, of one member."""
+        with self._base.adapted(PassAdapters(members=1, banks=self._banks(given.index)[0])):
+            return self._base.logits(given.tokens.flatten(0, 1), given.looking)
+
+    def _gradients(self, given: PassInput) -> tuple[Tensor, Tensor, Tensor]:
+        base, n = self._base, len(given.tokens)
+        a = torch.zeros(n, self._layout.a_size, dtype=base.dtype, device=base.device)
+        b = torch.zeros(n, self._layout.b_size, dtype=base.dtype, device=base.device)
+        now = PassAdapters(
+            members=n,
+            banks=self._banks(given.index)[0],
+            gradients=self._layout.banks(a, b)[0],
+            dropping=self._dropping(given),
+        )
+        with torch.enable_grad(), base.adapted(now):
+            losses = self._computed(given)
+            if given.answers is None:
+                scores = (losses.detach().flatten(1).sum(1) * given.shares)[None]
+                weights = given.shares[:, None, None]
+            else:
+                weighed = weigh(losses, given.answers)
+                scores, weights = weighed.scores, weighed.weights
+            (losses * weights).sum().backward()
+        return scores, a, b
+
+    def _token_losses(self, given: PassInput, banks: Sequence[Banks]) -> Tensor:
+        with self._base.adapted(PassAdapters(members=len(given.tokens), banks=banks[0])):
+            return self._computed(given)
+
+    def _computed(self, given: PassInput) -> Tensor:
+        tokens, labels = (one.flatten(0, 1) for one in (given.tokens, given.labels))
+        return self._base.token_losses(tokens, labels, given.looking).view_as(given.labels)

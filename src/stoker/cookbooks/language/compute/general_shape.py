@@ -1,0 +1,140 @@
+"""The shape of a base of any family, from its config.json and the sizes of its weights.
+
+No model is made: matrices are those that weight files or a module have. Importing this module imports no library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stoker.cookbooks.language.compute.matrices import AdaptedMatrix, MatrixGroup
+from stoker.core.errors import BadInput
+from stoker.core.frozen import frozen
+from stoker.devices.estimate.model_shapes import Linear, ModelShape, Norm, Wiring
+
+Sizes = Mapping[str, tuple[int, ...]]
+"""The size of each weight, by its name in weight files."""
+
+_DEFAULT_POSITIONS = 2048
+_MOST = 10**8
+_IN_BLOCK = re.compile(r"(?:.*?\.)?(?P<block>\d+)\.(?P<name>.+)")
+_OUTSIDE = ("embed", "wte", "wpe", "lm_head", "embed_out", "shared", "router")
+"""Parts of the names of matrices that never have adapters: embeddings, heads."""
+_MAPPING = re.compile(r"\nMODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\(\n(?P<body>.*?)\n\)\n", re.DOTALL)
+_FAMILY = re.compile(r'^\s*\("(?P<family>[\w.-]+)", ', re.MULTILINE)
+
+
+@frozen
+class GeneralShape:
+    """A base whose blocks are computed by transformers."""
+
+    model: ModelShape
+    positions: int
+    matrices: tuple[AdaptedMatrix, ...]
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.vocabulary
+
+    def groups(self) -> Iterator[MatrixGroup]:
+        """Return each matrix by itself: which of them share an input is not known."""
+        return (MatrixGroup(block=0, name=one.name, matrices=(one,)) for one in self.matrices)
+
+
+@cache
+def causal_families() -> frozenset[str]:
+    """Return the families of which transformers has a causal language model; empty if that can't be found out.
+
+    Read from its source: importing it would take seconds.
+    """
+    found = importlib.util.find_spec("transformers")
+    if found is None or not found.submodule_search_locations:
+        return frozenset()
+    source = Path(found.submodule_search_locations[0], "models", "auto", "modeling_auto.py")
+    try:
+        match = _MAPPING.search(source.read_text(encoding="utf-8"))
+    except OSError:
+        return frozenset()
+    return frozenset() if match is None else frozenset(_FAMILY.findall(match["body"]))
+
+
+def general_shape(config: Mapping[str, Any], sizes: Sizes) -> GeneralShape:
+    """Return the shape of a base of any family. Raises `BadInput` for a config.json without sizes.
+
+    Without the sizes of its weights it is that of a model like Llama, without matrices.
+    """
+    matrices = tuple(
+        AdaptedMatrix(name=name, inputs=size[1], outputs=size[0]) for name, size in _matrices(sizes) if len(size) == 2
+    )
+    return GeneralShape(model=_model(config, matrices, sizes), positions=_positions(config), matrices=matrices)
+
+
+def _matrices(sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for key, size in sizes.items():
+        name = key.removesuffix(".weight")
+        if name != key and not any(part in name for part in _OUTSIDE) and _IN_BLOCK.fullmatch(name):
+            yield name, size
+
+
+def block_name(matrix: str) -> str:
+    """Return the name of a matrix within its block."""
+    match = _IN_BLOCK.fullmatch(matrix)
+    return match["name"] if match else matrix
+
+
+def _model(config: Mapping[str, Any], matrices: tuple[AdaptedMatrix, ...], sizes: Sizes) -> ModelShape:
+    hidden = _count(config, "hidden_size", "n_embd", "d_model", "dim")
+    layers = _count(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    heads = _count(config, "num_attention_heads", "n_head", "n_heads", "num_heads", default=1)
+    inner = _count(config, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", default=4 * hidden)
+    kv_heads = _count(config, "num_key_value_heads", "num_kv_heads", default=heads)
+    in_block = {block_name(one.name): one for one in matrices}
+    linears = tuple(Linear(name=name, inputs=one.inputs, outputs=one.outputs) for name, one in in_block.items())
+    return ModelShape(
+        family=str(config.get("model_type")),
+        wiring=Wiring.SEPARATE,
+        norm=Norm.LAYER,
+        activation=str(config.get("hidden_act") or config.get("activation_function") or ""),
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=_count(config, "head_dim", default=max(1, hidden // heads)),
+        inner=inner,
+        vocabulary=_count(config, "vocab_size"),
+        is_tied=config.get("tie_word_embeddings", True) is True,
+        linears=linears or _like_llama(hidden, inner),
+        counted=sum(_product(size) for size in sizes.values()),
+    )
+
+
+def _like_llama(hidden: int, inner: int) -> tuple[Linear, ...]:
+    inputs = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"), hidden)
+    outputs = {"gate_proj": inner, "up_proj": inner}
+    block = (*inputs.items(), ("down_proj", inner))
+    return tuple(Linear(name=name, inputs=size, outputs=outputs.get(name, hidden)) for name, size in block)
+
+
+def _product(size: tuple[int, ...]) -> int:
+    found = 1
+    for one in size:
+        found *= one
+    return found
+
+
+def _positions(config: Mapping[str, Any]) -> int:
+    names = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
+    return _count(config, *names, default=_DEFAULT_POSITIONS)
+
+
+def _count(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    value = next((config[name] for name in names if config.get(name) is not None), default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+        said = "is missing" if value is None else f"is {value!r}, not a whole number from 1 to {_MOST:,}"
+        raise BadInput(f"config.json: {names[0]} {said}", hint="download or copy the file again")
+    return value

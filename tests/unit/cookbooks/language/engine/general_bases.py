@@ -1,0 +1,73 @@
+"""Tiny bases of families that only transformers computes, with the tokenizer of a bundled one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from stoker.cookbooks.language.bundled import TinyShape, write_base
+
+_LLAMA_LIKE: dict[str, Any] = {
+    "vocab_size": 264,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def _of(name: str, **said: Any) -> Callable[[], Any]:
+    return lambda: getattr(transformers, f"{name}Config")(**{**_LLAMA_LIKE, **said})
+
+
+_EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": False}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=264, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0,
+        bos_token_id=1, eos_token_id=2,
+    ),
+    "gemma": _of("Gemma", head_dim=8),
+    "gemma2": _of("Gemma2", head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
+    "gemma3_text": _of("Gemma3Text", head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
+    "phi": _of("Phi"),
+    "phi3": _of("Phi3"),
+    "olmo2": _of("Olmo2"),
+    "granite": _of("Granite", logits_scaling=3.0, attention_multiplier=0.3, residual_multiplier=0.7),
+    "smollm3": _of("SmolLM3"),
+    "starcoder2": _of("Starcoder2", sliding_window=6, residual_dropout=0.0, embedding_dropout=0.0),
+    "gpt_neox": _of("GPTNeoX"),
+    "mixtral": _of("Mixtral", num_local_experts=4, **_EXPERTS),
+    "qwen2_moe": _of(
+        "Qwen2Moe", num_experts=4, moe_intermediate_size=24, shared_expert_intermediate_size=24, **_EXPERTS
+    ),
+}  # fmt: skip
+"""Every family that is tested: norms, positions, gates and heads of every sort."""
+
+
+def general_base(folder: Path, name: str) -> Path:
+    """Write a base of one of `CONFIGS` with random weights."""
+    write_base(folder, TinyShape(hidden=32, inner=48))
+    (folder / "config.json").unlink()
+    (folder / "model.safetensors").unlink()
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Larger than families begin with, so that every part of a block matters.
+            parameter.add_(torch.randn(parameter.shape) * 0.1)
+    made = folder / "model"
+    model.save_pretrained(made)
+    for file in made.iterdir():
+        shutil.move(file, folder / file.name)
+    made.rmdir()
+    return folder

@@ -1,0 +1,146 @@
+"""The general path: adapters over transformers' own modules learn what PEFT's learn alone, whatever the family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.later import imported_later
+
+with imported_later():
+    import torch
+
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, fresh_adapter
+    from stoker.cookbooks.language.compute.general_base import GeneralBase, load_general
+    from stoker.cookbooks.language.compute.matrices import adaptable, settled_targets
+    from stoker.cookbooks.language.compute.passes import AdapterSlotRows
+    from stoker.cookbooks.language.compute.slots import Slots
+    from tests.unit.cookbooks.language.engine.general_bases import CONFIGS, general_base
+    from tests.unit.cookbooks.language.engine.peft_alone import peft_model, peft_trained, some_batches
+    from tests.unit.cookbooks.language.engine.trained_together import Member, cosine, same_bits, train
+
+FAMILIES = (
+    "gpt2", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "olmo2", "granite", "smollm3", "starcoder2", "gpt_neox",
+    "mixtral", "qwen2_moe",
+)  # fmt: skip
+STEPS = 4
+MANY_STEPS = 50
+
+
+def loaded(folder: Path, name: str) -> GeneralBase:
+    return load_general(general_base(folder, name), device="cpu", dtype="float32")
+
+
+def targets(base: GeneralBase, *words: str) -> tuple[str, ...]:
+    return settled_targets(words or ("all-linear",), [one.name for one in adaptable(base.shape)])
+
+
+def three_unlike(base: GeneralBase, steps: int) -> list[Member]:
+    return [
+        Member(
+            spec=AdapterSpec(rank=4, alpha=8.0, targets=targets(base), seed=1),
+            batches=some_batches(1, steps),
+            rates=[3e-3] * steps,
+        ),
+        Member(
+            spec=AdapterSpec(rank=2, alpha=3.0, targets=targets(base, "attention"), rslora=True, seed=2),
+            batches=some_batches(2, steps, longest=9),
+            rates=[1e-2] * steps,
+            optim=Optim(clip=0.05, weight_decay=0.1),
+        ),
+        Member(
+            spec=AdapterSpec(rank=3, alpha=7.0, targets=targets(base), seed=3),
+            batches=some_batches(3, steps),
+            rates=[3e-3] * (steps // 2),
+            optim=Optim(betas=(0.8, 0.95), eps=1e-6, clip=1.0),
+            accumulate=2,
+        ),
+    ]
+
+
+def slots_of(base: GeneralBase, members: list[Member]) -> Slots:
+    slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=targets(base))
+    for slot, member in enumerate(members):
+        slots.load(slot, fresh_adapter(base.shape, member.spec), member.optim)
+    return slots
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_adapters_over_any_family_learn_what_they_learn_in_peft(name: str, tmp_path: Path) -> None:
+    _check(tmp_path, name, STEPS, members=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_adapters_over_any_family_learn_what_they_learn_in_peft_for_fifty_steps(name: str, tmp_path: Path) -> None:
+    _check(tmp_path, name, MANY_STEPS, members=3)
+
+
+def _check(folder: Path, name: str, steps: int, members: int) -> None:
+    base = loaded(folder, name)
+    everyone = three_unlike(base, steps)[:members]
+    references = [
+        peft_trained(
+            peft_model(folder, fresh_adapter(base.shape, one.spec)),
+            one.batches, one.rates, one.optim, accumulate=one.accumulate,
+        )
+        for one in everyone
+    ]  # fmt: skip
+    slots = slots_of(base, everyone)
+    train(slots, dict(enumerate(everyone)), range(steps))
+    for slot, (losses, weights) in enumerate(references):
+        assert everyone[slot].losses == pytest.approx(losses, rel=1e-5)
+        assert weights.keys() == slots.weights(slot).keys()
+        assert cosine(slots.weights(slot), weights) >= 0.99999
+
+
+def test_families_and_their_configs_are_the_same_list() -> None:
+    assert tuple(CONFIGS) == FAMILIES
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+def test_members_learn_together_what_they_learn_alone(name: str, tmp_path: Path) -> None:
+    base = loaded(tmp_path, name)
+    crowd = three_unlike(base, STEPS)
+    train(slots_of(base, crowd), dict(enumerate(crowd)), range(STEPS))
+    for number, alone in enumerate(three_unlike(base, STEPS)):
+        train(slots_of(base, [alone]), {0: alone}, range(STEPS))
+        assert crowd[number].losses == pytest.approx(alone.losses, rel=1e-5)
+
+
+def test_a_poisoned_member_leaves_the_others_equal_to_the_bit(tmp_path: Path) -> None:
+    base = loaded(tmp_path, "gemma")
+    healthy, poisoned = three_unlike(base, STEPS), three_unlike(base, STEPS)
+    slots, other = slots_of(base, healthy), slots_of(base, poisoned)
+    train(slots, dict(enumerate(healthy)), range(STEPS))
+    adapter = other.adapter(1)
+    name, (a, b) = next(iter(adapter.weights.items()))
+    adapter.weights[name] = (a * float("nan"), b)
+    other.load(1, adapter, poisoned[1].optim)
+    train(other, dict(enumerate(poisoned)), range(STEPS))
+    assert poisoned[1].finite == [False] * STEPS
+    assert all(same_bits(slots.adapter(slot), other.adapter(slot)) for slot in (0, 2))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_packed_sequences_lose_what_they_lose_one_by_one(name: str, tmp_path: Path) -> None:
+    base = loaded(tmp_path, name)
+    assert base.packs
+    member = three_unlike(base, 1)[0]
+    slots = slots_of(base, [member])
+    batch = some_batches(9, 1, rows=4)[0]
+    alone = 0.0
+    tokens, labels, segments = [], [], []
+    for number, (sequence, learned) in enumerate(zip(batch.sequences, batch.learned, strict=True)):
+        after = torch.cat([torch.where(learned, sequence, -100)[1:], torch.tensor([-100])])
+        tokens.append(sequence)
+        labels.append(after)
+        segments.append(torch.full_like(sequence, number))
+        rows = AdapterSlotRows(slots=(0,), tokens=sequence[None, None], labels=after[None, None], denominators=[1])
+        alone += slots.losses(rows).read[0][0]
+    packed = AdapterSlotRows(
+        slots=(0,), tokens=torch.cat(tokens)[None, None], labels=torch.cat(labels)[None, None],
+        segments=torch.cat(segments)[None, None], denominators=[1],
+    )  # fmt: skip
+    assert slots.losses(packed).read[0][0] == pytest.approx(alone, rel=1e-5)
