@@ -67,7 +67,7 @@ def is_target(name: str, targets: Collection[str]) -> bool:
 
 
 def _ends(name: str) -> Iterator[str]:
-    """Return `q_proj`, `self_attn.q_proj`, … and the whole name."""
+    """Return a name without its first parts, the shortest first, and the whole one last."""
     parts = name.split(".")
     return (".".join(parts[first:]) for first in reversed(range(len(parts))))
 
