@@ -89,12 +89,10 @@ def _dpo(
     logps: Tensor, sizes: Tensor, given: AnswerInput, judge: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each pair, and rewards, `[n, pairs, 2]`."""
-    betas = given.betas[:, None]
-    gains = logps - given.reference
-    if given.objective == "dpo-ipo":
-        gains = gains / sizes
-    gains = gains.unflatten(1, (-1, 2))
-    return judge(gains[..., 0] - gains[..., 1], betas), gains * betas[:, None]
+    betas, gains = given.betas[:, None], logps - given.reference
+    # IPO is of the mean token, as its authors computed it.
+    judged = (gains / sizes if given.objective == "dpo-ipo" else gains).unflatten(1, (-1, 2))
+    return judge(judged[..., 0] - judged[..., 1], betas), gains.unflatten(1, (-1, 2)) * betas[:, None]
 
 
 def _sigmoid(logps: Tensor, sizes: Tensor, given: AnswerInput) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.cookbooks.language.arguments import Objective
 from stoker.cookbooks.language.shared.pass_schedule import (
     Costs,
     MemberPassShape,
@@ -130,3 +131,20 @@ def test_halving_ends(shapes: list[MemberPassShape]) -> None:
         assert costs.most_tokens is None or verdict.most_tokens < costs.most_tokens
         costs = Costs(pass_tokens=10, most_tokens=verdict.most_tokens)
     raise AssertionError("it goes on for ever")
+
+
+def test_both_rows_of_a_pair_stay_in_one_pass_and_objectives_are_never_mixed() -> None:
+    def pairs(slot: int, objective: Objective | None, rows: int = 8) -> MemberPassShape:
+        return MemberPassShape(slot=slot, rows=rows, length=100, objective=objective)
+
+    mixed = plan_passes([pairs(0, None), pairs(1, "orpo"), pairs(2, "dpo-sigmoid"), pairs(3, "orpo")], DEAR)
+    assert sorted(one.slots for one in mixed) == [(0,), (1, 3), (2,)]
+    for most, divided in ((700, [0, 2, 4, 6]), (900, [0, 4]), (250, [0, 2, 4, 6]), (100, [0, 2, 4, 6])):
+        limited = plan_passes([pairs(1, "orpo"), pairs(3, "orpo")], Costs(pass_tokens=1, most_tokens=most))
+        assert sorted({one.first for one in limited}) == divided
+        assert {one.rows % 2 for one in limited} == {0}
+    one = MultiAdapterPass(slots=(1,), first=0, rows=2, length=100, objective="orpo")
+    assert isinstance(shrunk(one), OversizedMember)
+    # Concatenated rows are one row, whatever is in it.
+    laid = MemberPassShape(slot=1, rows=1, length=800, is_laid=True, objective="orpo")
+    assert [one.rows for one in plan_passes([laid], Costs(pass_tokens=1, most_tokens=400))] == [1]

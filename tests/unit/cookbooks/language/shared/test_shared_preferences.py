@@ -201,3 +201,31 @@ def test_a_member_whose_loss_is_no_number_leaves_the_others_as_they_are(chooser:
     for number in (0, 2):
         for name, pair in healthy[number].weights.items():
             assert all(torch.equal(one, other) for one, other in zip(pair, beside[number].weights[name], strict=True))
+
+
+def test_pairs_in_one_row_and_pairs_in_divided_passes_lose_what_pairs_in_rows_lose(
+    chooser: Chooser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def both(world: str) -> list[Person]:
+        return [chooser(0, world=world, **DPO), chooser(1, world=world, train_on="all", **ORPO)]
+
+    usual, divided, close = (both(world) for world in ("usual", "divided", "close"))
+    train(*usual)
+    step = Slots.step
+
+    def short(slots: Slots, rows: Any, **how: Any) -> Any:
+        if rows.tokens.size > 2 * 24:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried")
+        return step(slots, rows, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "step", short)
+        train(*divided)
+    assert "did not fit into memory" in divided[0].log
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.cookbooks.language.shared.loop._closes_up", lambda _: True)
+        train(*close)
+    for others in (divided, close):
+        for one, other in zip(usual, others, strict=True):
+            for name in ("loss", "eval_loss", "margin", "eval_margin"):
+                assert points(other, name) == pytest.approx(points(one, name), rel=1e-4, abs=1e-5)
