@@ -13,6 +13,8 @@ from stoker.authoring import Diagnostic, InvalidArgs
 from stoker.cookbooks.language.arguments import (
     DEFAULT_TOKENS,
     EXPORT,
+    FULL,
+    LORA,
     MERGE,
     NF4_BLOCK,
     AdapterArgs,
@@ -113,6 +115,8 @@ class LanguageArgsChecker:
 
     def data(self, text: str) -> Path | None:
         """Return the data: bundled, or a file; faults are collected."""
+        if text == PREFERENCES and self._recipe == FULL:
+            self.note("data", f"{text} has pairs, which {LORA} learns", "method=dpo or method=orpo of that recipe")
         if text in DATA:
             return None
         if not text.strip():

@@ -29,8 +29,8 @@ LONGEST_LINE_BYTES: Final = 16 * 1024 * 1024
 _MOST_FAULTS = 20
 _MOST_MESSAGES = 2000
 """Limit for one conversation: a template renders it again up to each answer, so the time grows with the square."""
-_FORMS = 'such as {"text": …}, {"prompt": …, "completion": …} or {"messages": […]}'
 _PAIR = '{"prompt": …, "chosen": …, "rejected": …}'
+_FORMS = f'such as {{"text": …}}, {{"prompt": …, "completion": …}}, {{"messages": […]}} or {_PAIR}'
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"

@@ -9,9 +9,11 @@ import pytest
 
 from stoker.authoring import StageInputError
 from stoker.cookbooks.language import reading
-from stoker.cookbooks.language.reading import ChatMessage, InvalidLines, Layout, RawExample, read_lines
+from stoker.cookbooks.language.reading import ChatMessage, InvalidLines, Layout, RawExample, of_one_kind, read_lines
 
 GOOD = '{"text": "hello"}'
+ASKS = {"role": "user", "content": "q"}
+SAYS = [{"role": "assistant", "content": "a"}]
 
 
 def _read(tmp_path: Path, content: str | bytes, layout: Layout = "jsonl") -> tuple[list[RawExample], InvalidLines]:
@@ -52,6 +54,66 @@ def test_three_forms_are_read_and_further_keys_are_left_alone(tmp_path):
     ]
 
 
+def _pairs(tmp_path: Path, *lines: dict[str, object]) -> list[RawExample]:
+    read, faults = _read(tmp_path, "\n".join(map(json.dumps, lines)))
+    assert not faults
+    return read
+
+
+def _says(*contents: str, first: str = "user") -> list[dict[str, str]]:
+    roles = ["user", "assistant"] if first == "user" else ["assistant", "user"]
+    return [{"role": roles[place % 2], "content": one} for place, one in enumerate(contents)]
+
+
+def test_pairs_are_read_as_texts_and_as_lists_of_messages_with_and_without_a_prompt(tmp_path):
+    answers = {"chosen": _says("a", first="assistant"), "rejected": _says("b", first="assistant")}
+    whole = {"chosen": _says("q", "a"), "rejected": _says("q", "b")}
+    plain, cut, *chats = _pairs(
+        tmp_path,
+        {"prompt": "q ", "chosen": "a", "rejected": "b", "score": 1},
+        {"chosen": "q is a", "rejected": "q is b"},
+        {"prompt": _says("q"), **answers},
+        whole,
+        {"prompt": "q", **whole},
+    )
+    assert [(one.text, one.completion) for one in plain.sides] == [("q ", "a"), ("q ", "b")]
+    assert [(one.text, one.completion) for one in cut.sides] == [("q is", " a"), ("q is", " b")]
+    for one in chats:
+        assert [[message.content for message in side.messages] for side in one.sides] == [["q", "a"], ["q", "b"]]
+        assert [side.context for side in one.sides] == [1, 1]
+    assert [one.form for one in (plain, cut, *chats)] == ["pair"] * 2 + ["chat_pair"] * 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"prompt": "q", "chosen": "same", "rejected": "same"},
+        {"prompt": "q", "chosen": " ", "rejected": "b"},
+        {"prompt": "q", "chosen": "a", "rejected": ""},
+        {"chosen": "q", "rejected": "q or not"},
+        {"chosen": _says("q", "a"), "rejected": _says("q", "a")},
+        {"chosen": _says("q", ""), "rejected": _says("q", "a")},
+    ],
+)
+def test_of_a_pair_with_an_empty_side_or_equal_ones_nothing_is_learned(tmp_path, line):
+    assert [one.is_empty for one in _pairs(tmp_path, line, {"prompt": "", "chosen": "a", "rejected": "b"})] == [
+        True,
+        False,
+    ]
+
+
+def test_lines_of_another_kind_than_the_method_learns_are_faults(tmp_path):
+    lines = _pairs(tmp_path, {"text": "a"}, {"prompt": "q", "chosen": "a", "rejected": "b"})
+    for is_paired, kept, message in (
+        (True, 2, "train:1: it is no pair of answers"),
+        (False, 1, "train:2: it is a pair"),
+    ):
+        faults = InvalidLines("train")
+        assert [one.number for one in of_one_kind(lines, faults, is_paired=is_paired)] == [kept]
+        with pytest.raises(StageInputError, match=message):
+            faults.refuse()
+
+
 def test_blank_lines_a_mark_at_the_beginning_and_windows_line_ends_do_no_harm(tmp_path):
     lines, faults = _read(tmp_path, b"\xef\xbb\xbf" + f"{GOOD}\r\n\r\n  \n{GOOD}".encode())
     assert not faults
@@ -80,6 +142,20 @@ def test_content_in_parts_of_text_is_joined(tmp_path):
         ('{"text": "a", "text": "b"}', "it has 'text' twice"),
         ('{"text": "a", "messages": []}', "it has text and messages: use one form"),
         ('{"prompt": "a"}', "it has no completion"),
+        ('{"prompt": "a", "chosen": "b"}', "it has no rejected answer; required: {"),
+        ('{"prompt": "a", "rejected": "b"}', "it has no chosen answer"),
+        ('{"prompt": "a", "chosen": "b", "rejected": null}', "it has no rejected answer"),
+        ('{"prompt": "a", "chosen": "b", "rejected": 1}', "rejected is a number, not a text"),
+        ('{"prompt": "a", "chosen": "b", "rejected": []}', "rejected is a list, not a text"),
+        ('{"prompt": ["a"], "chosen": "b", "rejected": "c"}', "prompt is a list, not a text"),
+        ('{"completion": "a", "chosen": "b", "rejected": "c"}', "it has completion and chosen: use one form"),
+        ('{"prompt": "a", "chosen": [], "rejected": []}', "chosen is an empty list, not a list of messages"),
+        (json.dumps({"prompt": [], "chosen": SAYS, "rejected": SAYS}), "prompt is an empty list"),
+        (json.dumps({"chosen": SAYS, "rejected": SAYS}), "it has no prompt: neither a list of messages, nor"),
+        (
+            json.dumps({"prompt": [ASKS], "chosen": SAYS, "rejected": [ASKS]}),
+            "rejected has no message of the assistant",
+        ),
         ('{"completion": "a"}', "it has no prompt"),
         ('{"prompt": "a", "completion": false}', "completion is true or false, not a text"),
         ('{"text": "a\\u0000b"}', "text holds a NUL character"),

@@ -24,6 +24,8 @@ from stoker.engine.recipe import MachineContext, surrounded_by
 from stoker.jobs.trials import settled
 from tests.unit.cookbooks.language.walked_language import compiled
 
+DPO = {"method": "dpo", "data": "preferences"}
+ORPO = {"method": "orpo", "data": "preferences"}
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -91,6 +93,15 @@ def test_targets_are_named_one_by_one_or_in_groups_and_stand_in_a_blocks_order()
         ({"data": "./gone.jsonl"}, "data", "file not found: ./gone.jsonl"),
         ({"data": "."}, "data", "is a folder"),
         ({"data": " "}, "data", "is empty"),
+        ({"data": "preferences"}, "data", "preferences has pairs, method=sft | method=dpo or method=orpo"),
+        ({"method": "orpo"}, "data", "sums has no pairs, method=orpo | data=preferences"),
+        ({"method": "ppo"}, "method", "sft, dpo, orpo"),
+        ({"beta": 0.2}, "beta", "has no effect with method=sft | leave it out, or method=dpo"),
+        ({"loss_type": "ipo"}, "loss_type", "has no effect with method=sft"),
+        ({**ORPO, "loss_type": "ipo"}, "loss_type", "has no effect with method=orpo"),
+        ({**DPO, "beta": 0}, "beta", "more than 0"),
+        ({**DPO, "packing": True}, "packing", "pairs are not packed | leave it out"),
+        ({**DPO, "train_on": "all"}, "train_on", "has no effect with method=dpo"),
         ({"dropout": 1.0}, "dropout", "less than 1"),
         ({"lr": 0.0}, "lr", "more than 0"),
         ({"lr": math.inf}, "lr", "at most 1000000"),
@@ -105,6 +116,28 @@ def test_a_wrong_argument_is_refused_before_anything_runs(given, where, message)
     faults = faults_of("lora", **given)
     assert list(faults) == [where]
     assert message in faults[where]
+
+
+def test_a_method_and_its_defaults_are_written_into_the_work(tmp_path):
+    def settings(**given: Any) -> tuple[Any, ...]:
+        args = compiled("lora", **given).node("train_lora").args
+        return args["method"], args["beta"], args["loss_type"]
+
+    assert settings() == ("sft", None, None)
+    assert settings(**DPO) == settings(**DPO, beta=0.1, loss_type="sigmoid") == ("dpo", 0.1, "sigmoid")
+    assert settings(**ORPO) == settings(**ORPO, train_on="all") == ("orpo", 0.1, None)
+    assert [compiled("lora", **given).node("tokenise").args["is_paired"] for given in ({}, DPO)] == [False, True]
+    text = tmp_path / "plain.txt"
+    text.write_text("some text")
+    assert faults_of("lora", method="dpo", data=str(text))["data"].endswith("it has no pairs | a JSONL file")
+    assert "language/lora learns | method=dpo" in faults_of("full", data="preferences")["data"]
+
+
+def test_a_pair_asks_for_the_memory_of_two_rows():
+    pairs, rows = compiled("lora", **DPO, batch=4, gpus=0), compiled("lora", batch=8, gpus=0)
+    needs = [plan.node("train_lora").needs for plan in (pairs, rows)]
+    assert needs[0].memory_gib == needs[1].memory_gib
+    assert needs[0].memory_gib > (compiled("lora", batch=4, gpus=0).node("train_lora").needs.memory_gib or 0)
 
 
 def test_everything_that_is_wrong_is_told_at_once():

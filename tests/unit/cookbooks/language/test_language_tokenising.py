@@ -12,6 +12,7 @@ import pytest
 
 from stoker.authoring import InputPath, StageContext, StageInputError, TemplateFailed
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
+from stoker.cookbooks.language.examples import IGNORED, Cursor
 from stoker.cookbooks.language.kinds import Examples
 from stoker.cookbooks.language.reading import InvalidLines, read_texts
 from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
@@ -110,6 +111,65 @@ def test_without_a_template_chats_are_written_as_chatml_and_that_is_told(tokeniz
     assert made.facts["template"] == "chatml"
     assert made.facts["notes"][0] == "The tokenizer has no chat template: conversations were written as ChatML."
     assert _learned(tokenizer, made) == "a<|im_end|>\n<|endoftext|>"
+
+
+def _pair(chosen: str, rejected: str, prompt: str = "q? ") -> dict[str, Any]:
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def test_both_answers_of_a_pair_are_learned_and_pairs_are_held_out_whole(tokenizer):
+    made = _made(tokenizer, *(_pair(f"a{number}", f"b{number}") for number in range(10)), is_paired=True)
+    assert [_learned(tokenizer, made, number) for number in (4, 5)] == ["a2<|endoftext|>", "b2<|endoftext|>"]
+    assert (made.facts["examples"], made.facts["held_out"], made.sides) == (10, 1, 2)
+    assert len(made.kept) == 9
+    assert made.facts["forms"] == {"pair": 10}
+
+
+@pytest.mark.parametrize("template", [None, TAGGED])
+def test_of_a_conversation_in_a_pair_only_what_follows_the_prompt_is_learned(tokenizer, template):
+    tokenizer.chat_template = template or tokenizer.chat_template
+    prompt = _chat("s", "one", "first", "two")["messages"]
+    answers = [[{"role": "assistant", "content": one}] for one in ("good", "bad")]
+    line = {"prompt": prompt, "chosen": answers[0], "rejected": answers[1]}
+    made = _made(tokenizer, line, _pair("a", "b"), is_paired=True)
+    # Lines with and without a chat template are not tokenised at the same time; both sides of a pair are.
+    learned = [_learned(tokenizer, made, number).strip() for number in range(4)]
+    assert sorted(learned) == ["a<|endoftext|>", "b<|endoftext|>", "bad<|im_end|>", "good<|im_end|>"]
+    ends = [made.example(number)[0].tolist() for number in range(4)]
+    for side, answer in zip(("good", "bad"), answers, strict=True):
+        whole = tokenizer.apply_chat_template([*prompt, *answer], tokenize=True, return_dict=True)["input_ids"]
+        assert ends[learned.index(f"{side}<|im_end|>")] == whole
+
+
+def test_pairs_without_two_answers_once_they_are_cut_are_skipped_and_counted(tokenizer):
+    lines = [
+        _pair("a", "b"),
+        _pair("same", "same"),
+        _pair("a", " "),
+        _pair("0123456789 yes", "0123456789 no"),
+        _pair("a", "b", prompt="long enough."),
+    ]
+    made = _made(tokenizer, *lines, is_paired=True, max_seq_len=12)
+    facts = made.facts
+    assert (facts["examples"], facts["skipped"], facts["cut"]) == (1, 4, 2)
+    assert "4 lines were skipped, nothing to learn in them: train.jsonl:2, train.jsonl:3" in facts["notes"][1]
+    assert sorted(facts["skipped_lines"]) == [2, 3, 4, 5]
+
+
+def test_prompts_of_chosen_texts_have_labels_where_they_are_learned_too(tokenizer):
+    lines = [_pair("yes", "no"), _pair("a", "b", prompt="?")]
+    answers_only, whole = (
+        _made(tokenizer, *lines, is_paired=True, train_on=train_on) for train_on in ("completion", "all")
+    )
+    assert answers_only.trained.tolist() == whole.trained.tolist()
+    number = int(whole.kept[0])
+    for made, prompt in ((answers_only, 0), (whole, len(lines[number]["prompt"]) - 1)):
+        rows = Cursor(made, row_tokens=64, batch=1, seed=0).next()
+        learned = [int(made.example(2 * number + side)[1].sum()) for side in (0, 1)]
+        assert (rows.labels != IGNORED).sum(axis=1).tolist() == [learned[0] + prompt, learned[1]]
+        assert rows.answers.chosen_tokens == learned[0] + prompt
+        assert [(rows.answers.places[side] == side).sum() for side in (0, 1)] == learned
+        assert rows.answers.texts.tolist() == [2 * number, 2 * number + 1]
 
 
 def test_a_template_that_changes_earlier_turns_loses_only_those(tokenizer):
