@@ -71,6 +71,8 @@ def _base(base: str, adapters: Sequence[AdapterFacts]) -> AdapterBase:
 
 def _entry(n: int, one: AdapterFacts) -> AdapterLeaderboardEntry:
     measured_on = {"data": _data_of(one), **{name: one.args.get(name) for name in _MEASURED_ON}}
+    # Jobs of earlier versions have no method.
+    measured_on["method"] = one.args.get("method", "sft")
     rank, alpha = one.args.get("rank"), one.args.get("alpha")
     return AdapterLeaderboardEntry(
         n=n,
