@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_three_forms_are_read_and_further_keys_are_left_alone(tmp_path):
     ]
 
 
-def _pairs(tmp_path: Path, *lines: dict[str, object]) -> list[RawExample]:
+def _pairs(tmp_path: Path, *lines: Mapping[str, object]) -> list[RawExample]:
     read, faults = _read(tmp_path, "\n".join(map(json.dumps, lines)))
     assert not faults
     return read

@@ -165,6 +165,7 @@ def test_prompts_of_chosen_texts_have_labels_where_they_are_learned_too(tokenize
     number = int(whole.kept[0])
     for made, prompt in ((answers_only, 0), (whole, len(lines[number]["prompt"]) - 1)):
         rows = Cursor(made, row_tokens=64, batch=1, seed=0).next()
+        assert rows.answers is not None
         learned = [int(made.example(2 * number + side)[1].sum()) for side in (0, 1)]
         assert (rows.labels != IGNORED).sum(axis=1).tolist() == [learned[0] + prompt, learned[1]]
         assert rows.answers.chosen_tokens == learned[0] + prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,9 @@ def drawn_adapter(base: Path) -> AdapterState:
 
 def trl_scores(base: Path, objective: str, pairs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return TRL's tokens of pairs, and of an adapter over a base its loss, its ranking and its gradient's norm."""
-    from datasets import Dataset
     from transformers import AutoTokenizer
 
+    rows: Any = import_module("datasets").Dataset.from_list(pairs)
     model = peft_model(base, fresh_adapter(load_base(base).shape, SPEC))
     tokenizer = AutoTokenizer.from_pretrained(base)
     method, _, loss_type = objective.partition("-")
@@ -70,21 +71,11 @@ def trl_scores(base: Path, objective: str, pairs: list[dict[str, Any]]) -> dict[
         "per_device_train_batch_size": len(pairs), "remove_unused_columns": False, "gradient_checkpointing": False,
         "disable_dropout": False,
     }  # fmt: skip
-    trainer: Any
-    if method == "orpo":
-        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
-
-        settings = ORPOConfig(**said, max_length=256)
-        trainer = ORPOTrainer(
-            model=model, args=settings, processing_class=tokenizer, train_dataset=Dataset.from_list(pairs)
-        )
-    else:
-        from trl import DPOConfig, DPOTrainer
-
-        settings = DPOConfig(**said, loss_type=[loss_type])
-        trainer = DPOTrainer(
-            model=model, args=settings, processing_class=tokenizer, train_dataset=Dataset.from_list(pairs)
-        )
+    # It is in no environment of ours, so nothing is known of its types.
+    trl: Any = import_module("trl.experimental.orpo" if method == "orpo" else "trl")
+    make, settings = (getattr(trl, f"{method.upper()}{what}") for what in ("Trainer", "Config"))
+    how = settings(**said, **({"max_length": 256} if method == "orpo" else {"loss_type": [loss_type]}))
+    trainer: Any = make(model=model, args=how, processing_class=tokenizer, train_dataset=rows)
     # Only now: what the trainer was made with is its reference.
     with torch.no_grad():
         for name, (a, b) in lora_pairs(model).items():
