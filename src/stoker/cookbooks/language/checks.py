@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _USES: Mapping[str, str] = {EXPORT: "exported", MERGE: "merged"}
 """What recipes do with a base, if not train it."""
-_MODULE = re.compile(r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\.(self_attn|mlp)\.(?P<name>\w+)", re.ASCII)
 
 
 class _WholeModelArgs(Protocol):
@@ -242,10 +241,10 @@ class LanguageArgsChecker:
         self, modules: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], rank: int, base: TrainableBase
     ) -> None:
         """Add a fault for the first target matrix of an adapter that the base lacks, or has in another size."""
-        sizes = {one.name: (one.inputs, one.outputs) for one in base.shape.linears}
+        sizes = {one.name: (one.inputs, one.outputs) for one in base.matrices}
         for module in modules:
-            match = _MODULE.fullmatch(module)
-            size = sizes.get(match["name"]) if match and int(match["layer"]) < base.shape.layers else None
+            # Files of some families leave out the name of the outermost module.
+            size = sizes.get(module) or (sizes.get(module.partition(".")[2]) if base.differs else None)
             if size is None:
                 self.note(
                     "adapter", f"target matrix {module} is not in {base.name}", "use the base that it was trained on"
@@ -253,7 +252,9 @@ class LanguageArgsChecker:
                 return
             inputs, outputs = size
             found = [shapes[f"base_model.model.{module}.lora_{side}.weight"] for side in "AB"]
-            if found != [(rank, inputs), (outputs, rank)]:
+            # Some keep their matrices transposed.
+            fits = [[(rank, inputs), (outputs, rank)], *([[(rank, outputs), (inputs, rank)]] if base.differs else [])]
+            if found not in fits:
                 shown = " and ".join("×".join(map(str, one)) for one in found)
                 message = (
                     f"its matrices for {module} are {shown}; {base.name} requires {rank}×{inputs} and {outputs}×{rank}"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stoker.authoring import BadInput, StageContext, arg, stage
 from stoker.cookbooks.language.arguments import AdapterOverBaseArgs, Dtype
 from stoker.cookbooks.language.kinds import LanguageModel
+
+if TYPE_CHECKING:
+    from stoker.cookbooks.language.bases import TrainableBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,31 +34,43 @@ def told_of_base(args: AdapterOverBaseArgs) -> str | None:
     return f"the adapter was trained over {shown(str(trained_over))}, this is {args.base_name}"
 
 
-@stage("language/merge_weights", version=1, uses=("safetensors", "torch"), foresee=told_of_base)
+@stage("language/merge_weights", version=1, uses=("safetensors", "torch", "transformers"), foresee=told_of_base)
 def merge_weights(job: StageContext, args: MergeArgs) -> LanguageModel:
     """Add an adapter to its matrices; the result needs no adapter."""
     import torch
 
-    from stoker.cookbooks.language.bases import read_base, read_weights, write_model
-    from stoker.cookbooks.language.compute.frozen_base import EMBEDDING
+    from stoker.cookbooks.language.bases import read_base, read_weights, save_transformers, stored_dtype, write_model
     from stoker.cookbooks.language.peft import read_adapter
 
     base = read_base(Path(args.base), name=args.base_name, use="merged")
     if note := told_of_base(args):
         job.tell(note)
     adapter = read_adapter(Path(args.adapter))
-    weights = read_weights(base)
-    # Not the type of the first tensor: a file may also have integers.
-    width = weights[EMBEDDING].dtype if args.dtype == "auto" else getattr(torch, args.dtype)
+    width = stored_dtype(base) if args.dtype == "auto" else getattr(torch, args.dtype)
+    # Of a family of the fast path the files have the names of modules; of others only the module knows its matrices.
+    model = _module(base) if base.differs else None
+    weights = read_weights(base) if model is None else model.state_dict()
     for number, (module, (a, b)) in enumerate(adapter.weights.items(), 1):
         name = f"{module}.weight"
         # Added in 32 bits, rounded once.
-        weights[name] = (weights[name].float() + adapter.spec.scale * (b @ a)).to(width)
+        added = adapter.spec.scale * (b @ a)
+        is_transposed = model is not None and not isinstance(model.get_submodule(module), torch.nn.Linear)
+        weights[name] = (weights[name].float() + (added.T if is_transposed else added)).to(width)
         if not weights[name].isfinite().all():
             kept = str(width).removeprefix("torch.")
             message = f"with {args.adapter} added, {name} is not finite in {kept}"
             raise BadInput(message, hint="the adapter did not train well: merge another; or a wider dtype=")
         job.step(number, of=len(adapter.weights))
-    write_model(job.out, base, weights, width)
+    if model is None:
+        write_model(job.out, base, weights, width)
+    else:
+        save_transformers(model, weights, width, base, job.out)
     job.log(f"{len(adapter.weights)} matrices of {base.name} changed; kept in {str(width).removeprefix('torch.')}")
     return job.made(LanguageModel)
+
+
+def _module(base: TrainableBase) -> Any:
+    from stoker.cookbooks.language.bases import stored_dtype
+    from stoker.cookbooks.language.compute.transformers_base import load_transformers
+
+    return load_transformers(base.folder, dtype=str(stored_dtype(base)).removeprefix("torch."))

@@ -20,14 +20,14 @@ with imported_later("torch"):
     import torch
 
     from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, fresh_adapter
-    from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
+    from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase, load_base
     from stoker.cookbooks.language.compute.slots import Slots
 
 
 TOKENS = [[5, 80, 13, 200, 7, 7, 91]]
 
 
-def trained(base: BaseWeights, **said: Any) -> AdapterState:
+def trained(base: FrozenBase, **said: Any) -> AdapterState:
     """An adapter whose two halves are both noise."""
     spec = AdapterSpec(**{"rank": 4, "alpha": 8.0, "targets": ("q_proj", "o_proj", "down_proj"), **said})
     adapter = fresh_adapter(base.shape, spec)
@@ -224,3 +224,30 @@ def test_names_of_bases_are_compared_as_far_as_they_are_known(told, name, is_ano
 def test_a_base_that_is_none_cant_be_merged(tmp_path, base):
     with pytest.raises(InvalidArgs, match=r"can't be merged: it has no config\.json"):
         compiled("merge", base=str(tmp_path), adapter=str(written(trained(base), tmp_path / "adapter")))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma"])
+def test_over_a_base_of_another_family_too(tmp_path, family):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from stoker.cookbooks.language.compute.general_base import load_general
+    from tests.unit.cookbooks.language.engine.general_bases import general_base
+
+    folder = general_base(tmp_path / "base", family)
+    names = {"gpt2": ("attn.c_attn", "mlp.c_proj"), "gemma": ("q_proj", "down_proj")}[family]
+    adapter = trained(
+        load_general(folder, device="cpu", dtype="float32"), targets=names, is_transposed=family == "gpt2"
+    )
+    made = written(adapter, tmp_path / "adapter")
+    model = run_node(compiled("merge", base=str(folder), adapter=str(made)), "merge_weights", tmp_path)
+    assert find_base(str(model.path)).size_bytes == find_base(str(folder)).size_bytes
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), made)
+    with torch.no_grad():
+        merged, both, base = (
+            one(torch.tensor(TOKENS)).logits
+            for one in (AutoModelForCausalLM.from_pretrained(model.path), theirs, plain)
+        )
+    assert torch.allclose(merged, both, atol=1e-4)
+    assert not torch.allclose(merged, base, atol=1e-2)
