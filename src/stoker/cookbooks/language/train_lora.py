@@ -14,7 +14,7 @@ def same_base(args: LoraArgs, digests: Digests) -> str:
 
 @stage(
     "language/train_lora",
-    version=1,
+    version=2,
     uses=("numpy", "safetensors", "torch", "transformers"),
     diverges_on=("loss",),
     # A shared process adds in another order than a solo run: the last digits differ.

@@ -58,6 +58,8 @@ class AttentionMask:
 
 
 _FLASH_CAPABILITY = (8, 0)
+_LEAST_BORDERS = 64
+"""Unused ones cost nearly nothing; another number of them means another recorded graph."""
 
 
 def takes_ragged(device: str, dtype: torch.dtype, windows: Iterable[int]) -> bool:
@@ -79,7 +81,7 @@ def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bo
         return AttentionMask(positions=positions, segments=segments)
     starts = begins.reshape(-1).nonzero().flatten()
     # Their number is rounded up to a power of two, so that batches with slightly more or fewer share a recorded graph.
-    borders = torch.full((max(16, 1 << len(starts).bit_length()),), rows * length)
+    borders = torch.full((max(_LEAST_BORDERS, 1 << len(starts).bit_length()),), rows * length)
     borders[: len(starts)] = starts
     longest = min(length, 1 << int(positions.max()).bit_length())
     return AttentionMask(positions=positions, borders=borders.to(torch.int32), longest=longest)

@@ -273,7 +273,7 @@ class _Running:
         is_first = self._step == 0 and self._device != "cpu"
         if is_first:
             self._tell_all(_BEGINS)
-        self._evaluate([m for m in self._members.values() if m.update == 0 and m.before is None and m.held_out])
+        self._evaluate_base()
         turn = whose_turn(self._step, [member.standing for member in self._members.values()])
         self._step += 1
         chosen = {slot: self._members[slot] for slot in turn}
@@ -341,6 +341,16 @@ class _Running:
         watch.tokens_in_all += update.tokens
         self._tokens += update.tokens
         return True
+
+    def _evaluate_base(self) -> None:
+        """Evaluate the base for new members: they change nothing yet, so one speaks for all with the same examples."""
+        if self._places is None or self._places.slots is None:
+            return
+        while new := [m for m in self._members.values() if m.update == 0 and m.before is None and m.held_out]:
+            speakers = {member.evaluation_key: member for member in reversed(new)}
+            self._evaluate(speakers.values())
+            for member in new:
+                member.before = speakers[member.evaluation_key].before
 
     def _evaluate(self, members: Iterable[AdapterMember]) -> dict[int, Pairs]:
         """Evaluate members; return the weights of those with a new best."""

@@ -363,6 +363,12 @@ class AdapterMember:
         return {**self.settings, "examples": str(self.attempt.inputs["examples"].digest)}
 
     @property
+    def evaluation_key(self) -> tuple[object, ...]:
+        """What its evaluation before training depends on, beside the base."""
+        args = self.args
+        return (self.attempt.inputs["examples"].digest, args.method, args.beta, args.max_seq_len, args.packing)
+
+    @property
     def standing(self) -> AdapterProgress:
         return AdapterProgress(slot=self.slot, turns=self.args.turns, updates=self.update, eval_loss=self.judged.last)
 

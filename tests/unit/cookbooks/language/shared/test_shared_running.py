@@ -67,6 +67,26 @@ def test_a_member_leaves_an_adapter_and_how_it_was_trained(person: People) -> No
     assert "eval_loss" in lines[-1]
 
 
+def test_the_base_is_evaluated_once_for_all_with_the_same_examples(
+    person: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+    compute = Slots.losses
+
+    def counted(slots: Slots, rows: Any) -> Any:
+        evaluated.append(len(rows.slots))
+        return compute(slots, rows)
+
+    monkeypatch.setattr(Slots, "losses", counted)
+    one, same, other = person(0), person(1), person(2)
+    same.examples = one.examples
+    train(one, same, other)
+    # The base for two sets of examples, then three adapters after each of two epochs.
+    assert evaluated == [2, 3, 3]
+    assert one.training["curve"]["before"] == same.training["curve"]["before"]
+    assert one.training["curve"]["before"] != other.training["curve"]["before"]
+
+
 def test_what_is_kept_is_the_best_evaluation_or_the_last_update(person: People) -> None:
     # At this rate it does not stay as good as it was.
     said: dict[str, Any] = {"lr": 0.3, "schedule": "constant", "eval_every": 1}
